@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct
 
@@ -212,11 +213,12 @@ def _explain(error: sqlite3.Error, path: Path) -> StoreError:
     return StoreError(f"cannot open {path}: {error}; check permissions and free space")
 
 
-def named_rows(connection: sqlite3.Connection, query: str, *values: object, **named: object) -> list[sqlite3.Row]:
-    """The rows of a query with positional or named values; columns are taken by name. Raises sqlite3.Error."""
-    cursor = connection.cursor()
-    cursor.row_factory = sqlite3.Row
-    return cursor.execute(query, named or values).fetchall()
+def named_rows(connection: sqlite3.Connection, query: str, *values: object, **named: object) -> list[dict[str, Any]]:
+    """The rows of a query with positional or named values, by the names of the columns. Raises sqlite3.Error."""
+    # Not sqlite3.Row, which searches its names for every value.
+    cursor = connection.execute(query, named or values)
+    names = [column[0] for column in cursor.description]
+    return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
 
 @contextmanager

@@ -256,7 +256,7 @@ def aged(gpu: GpuView, now: float, stale_after: float) -> GpuView:
 
 
 def _gpu_view(
-    row: sqlite3.Row, reported: Mapping[str, tuple[float, int | None, str | None]], now: float, stale_after: float
+    row: Mapping[str, Any], reported: Mapping[str, tuple[float, int | None, str | None]], now: float, stale_after: float
 ) -> GpuView:
     """A GPU from a row of `_GPUS` at ``now``; ``reported`` are the newest driver events by UUID (time, code, text)."""
     holders = [(str(run_id), str(name)) for run_id, name in json_columns.items(row["holders"])]

@@ -287,7 +287,7 @@ def _read(connection: sqlite3.Connection, condition: str, *values: object) -> li
     return [_run(row) for row in named_rows(connection, f"{_RUNS} {condition}", *values)]
 
 
-def _run(row: sqlite3.Row) -> Run:
+def _run(row: Mapping[str, Any]) -> Run:
     leased, state = json_columns.items(row["leased"]), RunState(row["state"])
     params, reason, note = json_columns.mapping(row["params"]), row["reason"], row["note"]
     if state is RunState.UNKNOWN:
