@@ -13,5 +13,7 @@ def ledger_row(name: str, seen: int = 1, attempt: int = 1, step: int | None = No
     """A checkpoint in /c, by default one that an attempt wrote and that has a content of its own."""
     times = {"unseen_at": seen - 1.0, "seen_at": float(seen), "modified_at": float(seen)}
     path = name if name.startswith("/") else f"/c/{name}"
-    row = CheckpointRow(path, seen, f"{path} {seen}", "", attempt, "run", **times, step=step, size_bytes=1)
+    row = CheckpointRow(
+        path, seen, f"{path} {seen}", "", attempt, "run", **times, saved_at=None, step=step, size_bytes=1
+    )
     return replace(row, is_settled=True, **more)

@@ -226,4 +226,4 @@ def _assumed_info(rows: Sequence[CheckpointRow], path: Path) -> CheckpointInfo:
 def _checkpoint(directory: Path, spec: CheckpointSpec, step: int, attempt: int, seen: int) -> CheckpointRow:
     name = spec.pattern.replace("*", f"{step:08d}", 1).replace("*", "") if "*" in spec.pattern else spec.pattern
     path, content = str(directory / name), f"{attempt} {step}"
-    return CheckpointRow(path, seen, content, "", attempt, "run", 0.0, 0.0, 0.0, step, CHECKPOINT_BYTES, True)
+    return CheckpointRow(path, seen, content, "", attempt, "run", 0.0, 0.0, 0.0, None, step, CHECKPOINT_BYTES, True)

@@ -700,6 +700,7 @@ CREATE TABLE checkpoints (
     unseen_at REAL NOT NULL,
     seen_at REAL NOT NULL,
     modified_at REAL NOT NULL,
+    saved_at REAL,
     step INTEGER,
     size_bytes INTEGER,
     is_settled INTEGER NOT NULL,

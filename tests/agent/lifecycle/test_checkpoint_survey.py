@@ -252,6 +252,24 @@ def test_a_cut_folder_is_not_whole_for_lack_of_what_those_before_it_have(bench: 
     assert bench.end() == ["save_20", "save_10"] and "lacks a file such as optimizer.pt" in bench.rows()["save_30"].why
 
 
+@pytest.mark.parametrize(("later_steps", "shift", "is_cut"), [(0, 0.0, True), (3, 0.0, False), (3, 3600.0, True)])
+def test_a_folder_that_is_written_over_may_be_of_two_saves(
+    bench: Bench, later_steps: int, shift: float, is_cut: bool
+) -> None:
+    bench.begin(1)
+    bench.step(*range(1, 11))
+    for part in ("model", "optimizer"):
+        bench.save(f"latest/{part}.pt")
+    bench.scan()
+    bench.shift = shift
+    bench.step(11, 12)
+    bench.save("latest/model.pt")
+    bench.step(*range(13, 13 + later_steps))
+    assert bench.end() == ([] if is_cut else ["latest"])
+    choice = for_person(bench.search(), None, wall=lambda: bench.now)
+    assert (choice.doubted is not None) is is_cut is (not choice.usable)
+
+
 @table(("files", "is_whole"), [
     (("config.json", "model.safetensors"), False), (("config.json", "trainer_state.json"), False),
     (("config.json", "model.safetensors", "trainer_state.json"), True),
