@@ -31,8 +31,7 @@ class CheckpointRow(Struct, frozen=True):
         content: its identity; stamp: changes when the file is written, see `gputui.recovery.checkpoints.files`.
         attempt: the attempt in whose life it appeared; for a foreign or named one, the newest attempt then.
         unseen_at, seen_at: UTC unix seconds of the last scan without it and of the first with it.
-        modified_at: its time on the disk, for people only; saved_at: the same when it appeared, None unless all times
-            of that scan can be true.
+        modified_at: its time on the disk, for people only; saved_at: the same, None unless it can be true.
         step: from its name where the metrics allow it, else the newest step in the metrics; None is unknown.
         is_settled: it has stopped growing; is_rewrite: its attempt wrote over another one there.
         why: completes "the checkpoint …" for its verdict or origin.
@@ -113,8 +112,7 @@ def of_run(connection: sqlite3.Connection, run_id: str, *, with_gone: bool = Fal
     query = f"SELECT {_COLUMNS} FROM checkpoints WHERE run_id = ? AND gone_at IS"  # noqa: S608 - names only
     rows = connection.execute(f"{query} NULL", (run_id,)).fetchall()
     if with_gone:
-        gone = f"{query} NOT NULL ORDER BY seen DESC LIMIT {MOST_GONE}"
-        rows += connection.execute(gone, (run_id,)).fetchall()
+        rows += connection.execute(f"{query} NOT NULL ORDER BY seen DESC LIMIT {MOST_GONE}", (run_id,)).fetchall()
     place = _FIELDS.index("is_settled")
     found = [CheckpointRow(*(*row[:place], bool(row[place]), bool(row[place + 1]), *row[place + 2 :])) for row in rows]
     return sorted(found, key=lambda row: (row.seen, row.path))
@@ -165,16 +163,13 @@ def neighbours(connection: sqlite3.Connection, run_id: str, since: float) -> lis
 
 def note_scan(connection: sqlite3.Connection, run_id: str, number: int, folder: str | None, at: float) -> None:
     """Store the real path of an attempt's checkpoint folder, if known, and when it was looked into (UTC seconds)."""
-    connection.execute(
-        "UPDATE attempts SET checkpoint_folder = coalesce(?, checkpoint_folder), scanned_at = ? "
-        "WHERE run_id = ? AND number = ?",
-        (folder, at, run_id, number),
-    )
+    values = "checkpoint_folder = coalesce(?, checkpoint_folder), scanned_at = ?"
+    query = f"UPDATE attempts SET {values} WHERE run_id = ? AND number = ?"  # noqa: S608 - names only
+    connection.execute(query, (folder, at, run_id, number))
 
 
 def scanned_at(connection: sqlite3.Connection, run_id: str, number: int) -> float | None:
     """When the checkpoint folder was looked into in the life of an attempt (UTC unix seconds); None if not yet."""
-    row = connection.execute(
-        "SELECT scanned_at FROM attempts WHERE run_id = ? AND number = ?", (run_id, number)
-    ).fetchone()
+    query = "SELECT scanned_at FROM attempts WHERE run_id = ? AND number = ?"
+    row = connection.execute(query, (run_id, number)).fetchone()
     return None if row is None else row[0]

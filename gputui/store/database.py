@@ -21,7 +21,7 @@ from gputui.store.machine import other_machine
 
 BUSY_TIMEOUT_SECONDS = 5.0
 CHECKED_AT_START_BYTES = 64 * 2**20
-SCHEMA_VERSION = 34
+SCHEMA_VERSION = 35
 """The `user_version` of the database: raised with every change of the schema."""
 
 

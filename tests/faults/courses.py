@@ -137,12 +137,8 @@ class History:
         self.counts_anew = self.naming == "odd" and chance.random() < 0.5
         # What appears between two looks and tells its step neither by its name nor by its time has no order.
         is_told = self.naming == "step" or (self.naming != "last" and self.clock in ("true", "ahead", "behind"))
-        self.looks = chance.choice([0.05, 0.3]) if is_told and not self.is_restless() else 1.0
+        self.looks = chance.choice([0.05, 0.3]) if is_told and self.naming != "slots" else 1.0
         self.runs = [self._run(place, has_metrics) for place in range(chance.choice([1, 1, 2]))]
-
-    def is_restless(self) -> bool:
-        """Whether files are moved about, which an agent must see one by one where they are alike."""
-        return self.naming == "slots"
 
     def _run(self, place: int, has_metrics: bool) -> ModelRun:
         self.folder.mkdir(exist_ok=True)
@@ -166,9 +162,6 @@ class History:
         return ModelRun(record, self.folder, has_metrics, lines, source)
 
     # --- the world ----------------------------------------------------------------------------------------------------
-
-    def wall(self) -> float:
-        return self.now
 
     def tell(self, text: str) -> None:
         self.told.append(f"{self.now - BEGIN:7.1f}  {text}")
@@ -328,7 +321,7 @@ class History:
     def ready(self, run: ModelRun, path: str | None) -> bool:
         """The look before an attempt; whether its checkpoint is still there."""
         search = self.search(run)
-        ready = readiness(search, path, self.wall)
+        ready = readiness(search, path, lambda: self.now)
         with transaction(self.connection) as connection:
             checkpoint_survey.write(connection, search, ready.rows if ready.choice is None else ready.choice.rows)
         self.saw(run)
@@ -415,12 +408,11 @@ class History:
         self.write(path, content)
         told = ["" if is_whole else ", cut", "" if loads else ", does not load", "" if is_known else ", unknown"]
         self.tell(f"{run.run_id} saves {path.name}{''.join(told)}{', poisoned' if is_poisoned else ''}")
-        own = {one: path for path, one in self.contents.items() if (one.run_id, one.attempt) == self.writer(run)}
+        own = {
+            one: path for path, one in self.contents.items() if (one.run_id, one.attempt) == (run.run_id, run.attempts)
+        }
         for old in sorted(own, key=lambda one: one.step)[: -self.keeps] if self.keeps else ():
             self.remove(own[old])
-
-    def writer(self, run: ModelRun) -> tuple[str, int]:
-        return run.run_id, run.attempts
 
     def train(self, run: ModelRun, base: Content | None) -> Iterator[tuple[str | None, int | None] | None]:
         """What the script does until it ends, step by step; at last the kind of incident and its step, None where there
@@ -493,7 +485,7 @@ class History:
             else:
                 run.failed_starts[base] = run.failed_starts.get(base, 0) + 1
         search = self.search(run, ended_at=self.now)
-        rows = surveyed(search, self.wall)
+        rows = surveyed(search, lambda: self.now)
         self.saw(run)
         run.is_alive, run.lives[-1][1] = False, self.now
         bad = self.cast_out(run)
@@ -543,7 +535,7 @@ class History:
             path, content = self.random.choice(list(self.contents.items()))
             if not content.is_whole:
                 return None
-        choice = for_person(search, None if path is None else Path(path), wall=self.wall)
+        choice = for_person(search, None if path is None else Path(path), wall=lambda: self.now)
         self.saw(run)
         if path is None:
             self.check(run, choice, 1)

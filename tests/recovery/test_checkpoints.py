@@ -223,12 +223,6 @@ def names(directory: Path, pattern: str) -> list[str]:
     return [Path(one.path).name for one in list_checkpoints(directory, pattern)]
 
 
-def test_the_newest_is_what_was_written_last_whatever_it_is_called(tmp_path: Path) -> None:
-    for name, at in (("step_9.pt", 4e8), ("epoch=9-val_loss=0.12.pt", 3e8), ("step_100.pt", 2e8), ("last.pt", 1e8)):
-        os.utime(write(tmp_path / name, archive()), (at, at))
-    assert names(tmp_path, "*.pt") == ["step_9.pt", "epoch=9-val_loss=0.12.pt", "step_100.pt", "last.pt"]
-
-
 def test_unfinished_and_foreign_files_are_passed_over(tmp_path: Path) -> None:
     for name in (".step_1.pt.tmp", "step_3.pt.part", "step_5.pt.sha256", "step_9.pt.tmp.1234", "step_11-tmp.pt"):
         write(tmp_path / name, archive())

@@ -36,8 +36,7 @@ UNKILLABLE_SECONDS = 30.0
 
 
 class CheckpointScan(NamedTuple):
-    """Result of a scan: the real path of the folder, the updated ledger, when it was (UTC unix seconds), the lock on
-    the folder if it was taken, and why the folder may be another home's too."""
+    """Result of a scan at a time (UTC unix seconds); ``claim`` locks the folder, ``intruder`` says who shares it."""
 
     folder: str
     rows: Rows

@@ -206,8 +206,8 @@ def _sound_until(connection: sqlite3.Connection, run_id: str, span: AttemptSpan,
 
 
 def claim(folder: Path, home: Path) -> int | None:
-    """Lock a checkpoint folder outside of the home for this home, until the descriptor is closed; None if there is
-    nothing to lock. Raises HeldByOtherHomeError."""
+    """Lock a folder outside of the home until the descriptor is closed; None if it need not be locked. Raises
+    HeldByOtherHomeError."""
     if not folder.is_dir() or folder.is_relative_to(home):
         return None
     try:
@@ -280,8 +280,7 @@ class CheckpointSurveys:
     def _begin(self, run_id: str, watch: CheckpointWatch) -> None:
         context = self.context
         run = get_run(context.connection, run_id)
-        watch.search, watch.due_at = None, context.monotonic() + SCAN_SECONDS
-        now = context.now()
+        watch.search, watch.due_at, now = None, context.monotonic() + SCAN_SECONDS, context.now()
         # The run fails when its attempt ends if its specification cannot be read.
         with suppress(SpecError):
             if run is not None:
@@ -303,8 +302,7 @@ class CheckpointSurveys:
                 self._report(watch, search, "checkpoints_unreadable", text)
             return
         watch.folder = seen.folder
-        if seen.claim is not None:
-            self.claims[seen.folder] = seen.claim
+        self.claims |= {} if seen.claim is None else {seen.folder: seen.claim}
         if seen.intruder is not None and not watch.is_reported:
             self._report(watch, search, "checkpoints_shared", seen.intruder)
         watch.is_reported = seen.intruder is not None
@@ -314,12 +312,5 @@ class CheckpointSurveys:
 
     def _report(self, watch: CheckpointWatch, search: CheckpointSearch, kind: Any, text: str) -> None:
         watch.is_reported = True
-        add_event(
-            self.context.connection,
-            kind,
-            text,
-            now=self.context.now(),
-            key=str(search.folder),
-            severity="warning",
-            run_id=search.run_id,
-        )
+        connection, now, key = self.context.connection, self.context.now(), str(search.folder)
+        add_event(connection, kind, text, now=now, key=key, severity="warning", run_id=search.run_id)

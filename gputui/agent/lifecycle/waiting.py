@@ -318,8 +318,8 @@ class ReadinessChecks:
         if not choice.usable:
             hint = "use gputui resume --from, or gputui restart"
             self.give_up(run, f"{changed}, and there is no other; {hint}")
-        following_path = str(choice.usable[0].path) if choice.usable else None
-        waiting.checked = (bool(choice.usable), following_path, self.context.monotonic())
+        best = str(choice.usable[0].path) if choice.usable else None
+        waiting.checked = (best is not None, best, self.context.monotonic())
 
 
 def disk_bytes(folder: Path) -> tuple[int, int]:

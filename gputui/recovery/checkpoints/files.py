@@ -64,7 +64,9 @@ def list_checkpoints(directory: Path, pattern: str) -> list[FoundCheckpoint]:
     try:
         for path in directory.glob(pattern):
             parts = path.relative_to(directory).parts
-            if not path.name.startswith(".") and not any(map(is_unfinished, parts)) and _is_text(path):
+            # A name that is not UTF-8 cannot be stored and shown.
+            is_text = str(path).encode("utf-8", "ignore") == os.fsencode(path)
+            if not path.name.startswith(".") and not any(map(is_unfinished, parts)) and is_text:
                 file = measured(path)
                 files += [] if file is None else [file]
     except (ValueError, NotImplementedError):
@@ -169,12 +171,3 @@ def _digest(data: bytes) -> str:
 
 def _stamp(status: os.stat_result) -> str:
     return f"{status.st_ino} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
-
-
-def _is_text(path: Path) -> bool:
-    """Whether the name is valid UTF-8, so that it can be stored and shown."""
-    try:
-        str(path).encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True

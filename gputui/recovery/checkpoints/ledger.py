@@ -105,25 +105,17 @@ class FolderScan(Struct, frozen=True, kw_only=True):
 
     def entry(self, file: FoundCheckpoint, row: CheckpointRow | None) -> CheckpointRow:
         """The entry of a content that was not seen before, at the place of ``row``."""
-        is_again = row is not None and row.is_written and row.attempt == self.writer
-        is_growing = is_again and row is not None and not row.is_settled
-        is_growing = is_growing and row is not None and (row.size_bytes or 0) < (file.size_bytes or 0)
-        since = min(self.since, self.now)
+        own = row if row is not None and row.is_written and row.attempt == self.writer else None
+        is_larger = own is not None and (own.size_bytes or 0) < (file.size_bytes or 0)
+        growing = own if own is not None and is_larger and not own.is_settled else None
         entry = CheckpointRow(
-            file.path,
-            seen=0,
-            content=file.content,
-            stamp=file.stamp,
+            file.path, seen=0, content=file.content, stamp=file.stamp, origin="run", size_bytes=file.size_bytes,
             attempt=self.writer or (self.attempts[-1].number if self.attempts else 0),
-            origin="run",
-            unseen_at=row.unseen_at if row is not None and is_growing else since,
-            seen_at=self.now,
-            modified_at=file.modified_ns / 1e9,
-            saved_at=file.modified_ns / 1e9 if self.is_dated else None,
+            unseen_at=min(self.since, self.now) if growing is None else growing.unseen_at, seen_at=self.now,
+            modified_at=file.modified_ns / 1e9, saved_at=file.modified_ns / 1e9 if self.is_dated else None,
             step=step_in_name(PurePath(file.path), self.folder),
-            size_bytes=file.size_bytes,
-            is_rewrite=is_again and (not is_growing or (row is not None and row.is_rewrite)),
-        )
+            is_rewrite=own is not None if growing is None else growing.is_rewrite,
+        )  # fmt: skip
         if self.writer is None:
             came = "came there while no attempt lived" if self.attempts else "lay there before this run began"
             return replace(entry, origin="foreign", why=came)
@@ -173,17 +165,14 @@ def after_scan(rows: Sequence[CheckpointRow], found: Sequence[FoundCheckpoint], 
     scan = replace(scan, is_dated=all(scan.since <= file.modified_ns / 1e9 <= scan.now for file, _ in appeared))
     seen = max((row.seen for row in rows), default=0)
     numbers: dict[str, CheckpointRow] = {}
-    for entry in sorted((scan.entry(file, row) for file, row in appeared), key=_order_in_scan):
+    for entry in _in_order([scan.entry(file, row) for file, row in appeared], is_dated=scan.is_dated):
         # Copies that appear together with their original are one checkpoint.
         first = numbers.setdefault(entry.content, replace(entry, seen=seen + 1 + len(numbers)))
         there[entry.path] = replace(entry, seen=first.seen, step=first.step)
-    fresh = [
-        row
-        for row in newest_first(list(there.values()))
-        if row.is_written and row.attempt == scan.writer and scan.now - row.seen_at < LINES_SECONDS
-    ]
     steps: dict[int, int | None] = {}
-    for row in fresh:
+    for row in newest_first(list(there.values())):
+        if not row.is_written or row.attempt != scan.writer or scan.now - row.seen_at >= LINES_SECONDS:
+            continue
         # Of copies, the name that tells its step comes first.
         if row.seen not in steps:
             steps[row.seen] = scan.step_of(row)
@@ -196,9 +185,15 @@ def _standing(row: CheckpointRow) -> tuple[bool, bool, int]:
     return (row.origin == "named" and row.verdict != "struck", row.verdict == "struck", row.seen)
 
 
-def _order_in_scan(entry: CheckpointRow) -> tuple[int, int, float, str]:
-    named = explicit_step(entry.name)
-    return (-1 if entry.step is None else entry.step, -1 if named is None else named, entry.modified_at, entry.path)
+def _in_order(entries: Sequence[CheckpointRow], *, is_dated: bool) -> list[CheckpointRow]:
+    """What appeared in one scan in the order of the steps: of the names, if all tell one and no time that can be true
+    contradicts; else of the metrics."""
+    named = {entry.path: explicit_step(entry.name) for entry in entries}
+    by_name = sorted(entries, key=lambda entry: (named[entry.path] or 0, entry.modified_at, entry.path))
+    times = [entry.modified_at for entry in by_name]
+    if None not in named.values() and (not is_dated or times == sorted(times)):
+        return by_name
+    return sorted(by_name, key=lambda entry: -1 if entry.step is None else entry.step)
 
 
 def _left(rows: Sequence[CheckpointRow], there: Mapping[str, CheckpointRow], scan: FolderScan) -> list[CheckpointRow]:
@@ -211,16 +206,12 @@ def _left(rows: Sequence[CheckpointRow], there: Mapping[str, CheckpointRow], sca
     places = {(row.path, row.seen) for row in there.values()}
     contents = {row.content for row in there.values()}
     known_folders = {folder_of(row.path) for row in rows if row.gone_at is None and row.path in there}
-    left = []
-    for row in rows:
-        if (row.path, row.seen) in places:
-            continue
-        is_over = row.path in there
-        is_moved = row.content in contents or folder_of(row.path) in known_folders
-        if row.gone_at is None and (is_over or is_moved):
-            row = replace(row, gone_at=scan.now)
-        left.append(row)
-    return left
+
+    def is_gone(row: CheckpointRow) -> bool:
+        return row.path in there or row.content in contents or folder_of(row.path) in known_folders
+
+    left = (row for row in rows if (row.path, row.seen) not in places)
+    return [replace(row, gone_at=scan.now) if row.gone_at is None and is_gone(row) else row for row in left]
 
 
 # --- effects of attempts ----------------------------------------------------------------------------------------------
@@ -360,22 +351,11 @@ def chosen_by_person(
         others = (each for each in rows if each.seen != row.seen)
         return rolled_back((*others, *chosen.values()), file.path, f"was left when a person chose {row.name}")
     named = CheckpointRow(
-        file.path,
-        seen=max((each.seen for each in rows), default=0) + 1,
-        content=file.content,
-        stamp=file.stamp,
-        attempt=attempts[-1].number if attempts else 0,
-        origin="named",
-        unseen_at=now,
-        seen_at=now,
-        modified_at=file.modified_ns / 1e9,
-        saved_at=None,
-        step=step if row is None else row.step,
-        size_bytes=file.size_bytes,
-        is_settled=True,
-        verdict="valid",
-        why="was chosen by a person",
-    )
+        file.path, seen=max((each.seen for each in rows), default=0) + 1, content=file.content, stamp=file.stamp,
+        attempt=attempts[-1].number if attempts else 0, origin="named", unseen_at=now, seen_at=now,
+        modified_at=file.modified_ns / 1e9, saved_at=None, step=step if row is None else row.step,
+        size_bytes=file.size_bytes, is_settled=True, verdict="valid", why="was chosen by a person",
+    )  # fmt: skip
     why = f"was left when a person chose {named.name}"
     there = [each for each in rows if each.gone_at is None]
     copies = [replace(named, path=each.path, stamp=each.stamp) for each in there if each.content == file.content]
@@ -456,28 +436,16 @@ def candidates(rows: Sequence[CheckpointRow], attempts: Sequence[AttemptSpan]) -
 def refused(rows: Sequence[CheckpointRow], attempts: Sequence[AttemptSpan]) -> list[tuple[CheckpointRow, str]]:
     """The checkpoints that are passed over and why, newest first, including doubtful and damaged ones."""
     course = CheckpointCourse.of(rows, attempts)
-    reasons = []
-    for row in newest_first(rows):
-        reason = course.exclusion_reason(row)
-        if reason is None and row.verdict in ("doubtful", "invalid"):
-            reason = row.why
-        if reason is not None:
-            reasons.append((row, reason))
-    return reasons
+    weak = {row.path: row.why for row in rows if row.verdict in ("doubtful", "invalid") and row.gone_at is None}
+    reasons = ((row, course.exclusion_reason(row) or weak.get(row.path)) for row in newest_first(rows))
+    return [(row, reason) for row, reason in reasons if reason is not None]
 
 
 def newest_uncertain(rows: Sequence[CheckpointRow], attempts: Sequence[AttemptSpan]) -> CheckpointRow | None:
     """The newest contested or cut checkpoint that would otherwise be a candidate; None if there is none."""
     course = CheckpointCourse.of(rows, attempts)
-    return next(
-        (
-            row
-            for row in newest_first(rows)
-            if (row.verdict == "cut" or (row.origin == "contested" and row.verdict != "struck"))
-            and course.departure_reason(row) is None
-        ),
-        None,
-    )
+    own = (row for row in newest_first(rows) if course.departure_reason(row) is None and row.verdict != "struck")
+    return next((row for row in own if row.verdict == "cut" or row.origin == "contested"), None)
 
 
 def lost_choice(rows: Sequence[CheckpointRow], attempts: Sequence[AttemptSpan]) -> tuple[CheckpointRow, str] | None:

@@ -30,15 +30,11 @@ def prune(search: CheckpointSearch, keep: int, resume_from: str | None = None) -
     newest = _newest(course, keep, folder)
     if newest is None:
         return []
-    kept = {row.path for row in newest}
-    old = [
-        row
-        for row in course
-        if not (row.path in kept or row.path == resume_from or _is_rewritten(row.name)) and is_unchanged(row)
-    ]
-    saves = {_save_of(row, folder) for row in course if row.path in kept or row.path == resume_from}
+    kept = {row.path for row in newest} | {resume_from}
+    saves = {_save_of(row, folder) for row in course if row.path in kept}
+    old = [row for row in course if _save_of(row, folder) not in saves and not _is_rewritten(row.name)]
     protected = [] if resume_from is None else [Path(resume_from)]
-    going = _unbound([row for row in old if _save_of(row, folder) not in saves], rows, protected, folder)
+    going = _unbound([row for row in old if is_unchanged(row)], rows, protected, folder)
     removed = []
     for path in (Path(row.path) for row in going):
         if any(parent in removed for parent in path.parents):
@@ -95,11 +91,8 @@ def _unbound(
         bound = {
             path
             for path, place in places.items()
-            if any(_is_within(each, place) or _is_within(place, each) for each in staying)
-            or any(
-                (_is_within(target, place) or _is_within(place, target)) and not _is_within(link, place)
-                for link, target in links
-            )
+            if any(_are_nested(each, place) for each in staying)
+            or any(_are_nested(target, place) and not link.is_relative_to(place) for link, target in links)
         }
         saves = {_save_of(going[path], folder) for path in bound}
         bound |= {path for path, row in going.items() if _save_of(row, folder) in saves}
@@ -108,8 +101,8 @@ def _unbound(
         going = {path: row for path, row in going.items() if path not in bound}
 
 
-def _is_within(place: Path, other: Path) -> bool:
-    return place.is_relative_to(other)
+def _are_nested(place: Path, other: Path) -> bool:
+    return place.is_relative_to(other) or other.is_relative_to(place)
 
 
 def _place(path: Path) -> Path:

@@ -20,7 +20,6 @@ from gputui.core.units import count
 from gputui.recovery.checkpoints import ledger
 from gputui.recovery.checkpoints.files import (
     SAVED_SUFFIXES,
-    FoundCheckpoint,
     TooManyFilesError,
     content_of,
     files_of,
@@ -89,8 +88,7 @@ class CheckpointSearch(Struct, frozen=True):
             return self.intruder
         folder = str(self.real_folder)
         others = (each.run_id for each in self.neighbours if each.may_have_written(path, folder))
-        other = next(others, None)
-        return None if other is None else f"may be of {other}, which had the same folder"
+        return next((f"may be of {other}, which had the same folder" for other in others), None)
 
 
 class CheckpointChoice(Struct, frozen=True):
@@ -230,13 +228,9 @@ def _lacking_file(row: CheckpointRow, rows: Rows) -> str | None:
     if not Path(row.path).is_dir():
         return None
     parts = _parts(row.path)
-    others = [
-        other
-        for other in ledger.newest_first(rows)
-        if other.is_written and other.seen < row.seen and _shape(other.name) == _shape(row.name)
-    ]
-    others = [other for other in others if other.content != row.content and Path(other.path).is_dir()][:MOST_COMPARED]
-    older = [(other, _parts(other.path)) for other in others]
+    earlier = (other for other in ledger.newest_first(rows) if other.is_written and other.seen < row.seen)
+    alike = [other for other in earlier if _shape(other.name) == _shape(row.name) and Path(other.path).is_dir()]
+    older = [(other, _parts(other.path)) for other in alike[:MOST_COMPARED]]
     for shape in older[0][1] if older else ():
         counts = [found[shape] for other, found in older if "#" not in shape or other.attempt == row.attempt]
         if all(found[shape] for _, found in older) and counts and parts[shape] < min(counts):
@@ -284,12 +278,10 @@ def unmatched(search: CheckpointSearch) -> UnmatchedPattern:
     nearest existing parent. Raises OSError if that cannot be read."""
     folder = next(path for path in (search.folder, *search.folder.parents) if path.is_dir())
     begun_at = search.attempts[0].begun_at if search.attempts else 0.0
-    saved: list[FoundCheckpoint] = []
-    for path in islice(_entries_below(folder, _MOST_DEPTH), _MOST_ENTRIES):
-        if path.suffix in _LOOKALIKES or (explicit_step(path.name) is not None and path.is_dir()):
-            file = measured(path)
-            if file is not None and file.modified_ns / 1e9 >= begun_at:
-                saved.append(file)
+    found = islice(_entries_below(folder, _MOST_DEPTH), _MOST_ENTRIES)
+    named = (path for path in found if path.suffix in _LOOKALIKES or explicit_step(path.name) is not None)
+    alike = (measured(path) for path in named if path.suffix in _LOOKALIKES or path.is_dir())
+    saved = [file for file in alike if file is not None and file.modified_ns / 1e9 >= begun_at]
     if not saved:
         return UnmatchedPattern()
     newest = Path(max(saved, key=lambda file: file.modified_ns).path)
@@ -300,9 +292,7 @@ def unmatched(search: CheckpointSearch) -> UnmatchedPattern:
 
 def _entries_below(folder: Path, depth: int) -> Iterator[Path]:
     """Files and folders down to a depth, without hidden ones."""
-    for path in sorted(folder.iterdir()):
-        if path.name.startswith("."):
-            continue
+    for path in sorted(path for path in folder.iterdir() if not path.name.startswith(".")):
         yield path
         if depth > 1 and path.is_dir() and not path.is_symlink():
             yield from _entries_below(path, depth - 1)
@@ -426,14 +416,12 @@ def _checked_save(
     info = _checked(row, check, is_same)
     if not row.is_written or not row.ranks:
         return info
-    for part in rows:
-        is_part = part.path != row.path and part.is_written and part.gone_at is None and part.is_with(row)
-        if is_part and (info.valid or info.is_unknown):
-            found = _checked(part, check, is_same)
-            if not found.valid:
-                why = f"belongs to {part.name}, which {found.why}"
-                is_unreadable = found.is_unreadable and not found.is_missing
-                info = replace(info, valid=False, why=why, is_unknown=found.is_unknown, is_unreadable=is_unreadable)
+    parts = (part for part in rows if part.path != row.path and part.is_written and part.gone_at is None)
+    for part in (part for part in parts if part.is_with(row)):
+        if (info.valid or info.is_unknown) and not (found := _checked(part, check, is_same)).valid:
+            why = f"belongs to {part.name}, which {found.why}"
+            is_unreadable = found.is_unreadable and not found.is_missing
+            info = replace(info, valid=False, why=why, is_unknown=found.is_unknown, is_unreadable=is_unreadable)
     return info
 
 
@@ -460,15 +448,13 @@ def _refused(
     """The checkpoints that are passed over: those newer than the first usable one, and damaged ones."""
     usable_paths = {str(info.path) for info in usable}
     reasons = {str(info.path): info.why for info in damaged if str(info.path) not in usable_paths}
-    there = ledger.newest_first(rows)
-    best = next((row.seen for row in there if usable and row.path == str(usable[0].path)), None)
+    best = usable[0].seen if usable else 0
     for row, why in ledger.refused(rows, attempts):
-        if row.path not in usable_paths and (best is None or row.seen > best):
+        if row.path not in usable_paths and row.seen > best:
             reasons.setdefault(row.path, why)
+    left = (row for row in ledger.newest_first(rows) if row.path in reasons)
     return tuple(
-        CheckpointInfo(Path(row.path), row.step, False, reasons[row.path], row.size_bytes, row.seen)
-        for row in there
-        if row.path in reasons
+        CheckpointInfo(Path(row.path), row.step, False, reasons[row.path], row.size_bytes, row.seen) for row in left
     )
 
 

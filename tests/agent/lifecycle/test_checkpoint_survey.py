@@ -10,6 +10,7 @@ import sqlite3
 import struct
 import zipfile
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ from msgspec.structs import replace
 
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle import checkpoint_survey
-from gputui.agent.lifecycle.active_run import ActiveRuns, LiveAttempt, PostmortemTask
-from gputui.agent.lifecycle.checkpoint_survey import TWO_HOMES, CheckpointSurveys, scan, search_of
+from gputui.agent.lifecycle.active_run import ActiveRuns, PostmortemTask
+from gputui.agent.lifecycle.checkpoint_survey import TWO_HOMES, scan, search_of
 from gputui.agent.lifecycle.postmortem import examine
 from gputui.agent.lifecycle.waiting import CHECKED_SECONDS, ReadinessChecks
 from gputui.core.config import Workspace, locate
@@ -30,7 +31,6 @@ from gputui.recovery.checkpoints.search import CheckpointSearch, for_person, sur
 from gputui.runs import repository
 from gputui.runs.command import Launch
 from gputui.runs.executors import Executors
-from gputui.runs.executors.process import ExecutorProcess
 from gputui.runs.repository import transaction
 from gputui.runs.spec import CheckpointSpec, MetricsSpec, RunSpec
 from gputui.store import checkpoints
@@ -77,13 +77,12 @@ class Bench:
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    def begin(self, number: int, base: str | None = None) -> None:
-        """An attempt begins, after a look."""
+    def begin(self, number: int) -> None:
+        """An attempt begins, after a scan."""
         self.now += 10.0
         self.scan()
         with transaction(self.connection) as connection:
-            path = None if base is None else str(self.folder / base)
-            repository.set_next_attempt(connection, "a-1", params={}, resume_from=path, not_before=None)
+            repository.set_next_attempt(connection, "a-1", params={}, resume_from=None, not_before=None)
             launch = Launch(("x",), {}, "/", 1.0)
             repository.insert_attempt(connection, self.run(), number=number, gpus=(), launch=launch, now=self.now)
             checkpoint_survey.attempt_begins(connection, self.run(), number, self.folder, self.own(number))
@@ -132,11 +131,9 @@ class Bench:
         """The newest attempt ends; the names that may be resumed from."""
         self.now += 1.0
         search = self.search(ended=True)
-        rows = ledger.attempt_ended(
-            surveyed(search, lambda: self.now), search.attempts, search.attempts[-1].number, kind
-        )
+        number = search.attempts[-1].number
+        rows = ledger.attempt_ended(surveyed(search, lambda: self.now), search.attempts, number, kind)
         with transaction(self.connection) as connection:
-            number = search.attempts[-1].number
             repository.end_attempt(connection, "a-1", number, state="failed", ended_at=self.now, exit_record={})
             checkpoint_survey.attempt_ended(connection, search, rows, self.own(number), is_seen=True, now=self.now)
         return self.usable()
@@ -294,18 +291,6 @@ def test_a_first_checkpoint_that_was_cut_short_means_the_beginning(
     bench.connection.close()
 
 
-def test_a_living_attempt_is_looked_after(bench: Bench) -> None:
-    bench.begin(1)
-    attempt, living = (
-        LiveAttempt(attempt_of(bench.connection, 1), ExecutorProcess(None, Path())), CheckpointSurveys(bench.context),
-    )  # fmt: skip
-    bench.step(1)
-    bench.save("step_1.pt")
-    wait_until(lambda: living.turn([attempt]) or bench.rows(), what="the look")
-    assert bench.rows()["step_1.pt"].step == 1 and attempt.checkpoint_watch is not None
-    assert attempt.checkpoint_watch.folder == str(bench.folder.resolve())
-
-
 def test_two_homes_in_one_folder_are_told_apart_and_stopped(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
@@ -358,21 +343,17 @@ def test_the_files_of_all_ranks_are_pruned_together(bench: Bench) -> None:
     assert sorted(path.name for path in bench.folder.iterdir()) == left
 
 
-@pytest.mark.parametrize("bond", ["link", "parts"])
-def test_what_others_need_is_not_pruned(bench: Bench, bond: str) -> None:
+def test_what_others_need_is_not_pruned(bench: Bench) -> None:
     bench.begin(1)
-    for step in (10, 20, 30):
+    for step in (5, 10, 20, 30):
         bench.step(step)
         bench.save(f"step_{step}.pt")
         bench.scan()
-    if bond == "link":
-        (bench.folder.parent / "checkpoints" / ".kept").symlink_to("step_10.pt")
-    else:
-        import hashlib
-
-        lines = [f"{hashlib.sha256((bench.folder / name).read_bytes()).hexdigest()}  {name}\n"
-                 for name in ("step_30.pt", "step_10.pt")]  # fmt: skip
-        (bench.folder / "step_30.pt.sha256").write_text("".join(lines))
+    (bench.folder / ".kept").symlink_to("step_10.pt")
+    parts = (
+        f"{sha256((bench.folder / name).read_bytes()).hexdigest()}  {name}\n" for name in ("step_30.pt", "step_5.pt")
+    )
+    (bench.folder / "step_30.pt.sha256").write_text("".join(parts))
     bench.end()
     assert [path.name for path in prune(bench.search(), 1)] == ["step_20.pt"]
 
