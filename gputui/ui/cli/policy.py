@@ -24,7 +24,8 @@ def command(ctx: click.Context, as_json: bool) -> None:
     """Show what recovery does about incidents. Without a subcommand, list the built-in policies."""
     if ctx.invoked_subcommand is not None:
         return
-    from gputui.recovery.policies import POLICIES, SAYS, policy_json
+    from gputui.recovery.policies import POLICIES
+    from gputui.recovery.policy_words import SAYS, policy_json
 
     if as_json:
         print_json([policy_json(policy) for policy in POLICIES.values()])
@@ -47,7 +48,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
 @click.pass_obj
 def show(session: Session, what: str, as_json: bool) -> None:
     """Ladders and limits of a policy; of a profile or a run also what each action would do to its parameters."""
-    from gputui.recovery import policies
+    from gputui.recovery import policies, policy_words
     from gputui.ui.cli import policy_subjects
 
     subject = policy_subjects.find(session, what)
@@ -55,7 +56,7 @@ def show(session: Session, what: str, as_json: bool) -> None:
     spec = subject.situation.spec
     effects = [] if subject.is_example else policy_subjects.effects(subject)
     if as_json:
-        shape: dict[str, Any] = {**policies.policy_json(policy), "profile": subject.profile, "run": subject.run}
+        shape: dict[str, Any] = {**policy_words.policy_json(policy), "profile": subject.profile, "run": subject.run}
         if not subject.is_example:
             shape["params"] = subject.shown(subject.situation.params)
             shape["actions"] = [
@@ -63,19 +64,19 @@ def show(session: Session, what: str, as_json: bool) -> None:
             ]
         print_json(shape)
         return
-    say(f"policy {policies.own_name(policy)}" + ("" if subject.is_example else f", of {subject.named}"))
-    for sentence in policies.limit_lines(policy):
+    say(f"policy {policy_words.own_name(policy)}" + ("" if subject.is_example else f", of {subject.named}"))
+    for sentence in policy_words.limit_lines(policy):
         say(f"  {sentence}")
     if policy.enabled:
         say("")
-        rows = [(kind, policies.kind_words(kind, policy)) for kind in policies.kinds_with_ladders()]
+        rows = [(kind, policy_words.kind_words(kind, policy)) for kind in policies.kinds_with_ladders()]
         print_table(("INCIDENT", "WHAT IS TRIED"), rows)
         say("")
-        say("never retried: " + ", ".join(policies.policy_json(policy)["never_retried"]))
+        say("never retried: " + ", ".join(policy_words.policy_json(policy)["never_retried"]))
     if effects:
         say("")
         say(f"what the actions would do with the parameters of {spec.name}")
-        table = [(policies.action_words(action), *_effect(result)) for action, result in effects]
+        table = [(policy_words.action_words(action), *_effect(result)) for action, result in effects]
         print_table(("ACTION", "", ""), table)
 
 
@@ -101,7 +102,7 @@ def try_(
     as_json: bool,
 ) -> None:
     """What would happen if a run met the same trouble again and again: attempt by attempt, and nothing is done."""
-    from gputui.recovery import policies, policy_simulation
+    from gputui.recovery import policy_simulation, policy_words
     from gputui.recovery.kinds import KINDS
     from gputui.ui.cli import policy_subjects
 
@@ -137,7 +138,7 @@ def try_(
             }
         )
         return
-    say(f"{kind} ({KINDS[kind].title}) again and again in {subject.named}, policy {policies.own_name(chosen)}")
+    say(f"{kind} ({KINDS[kind].title}) again and again in {subject.named}, policy {policy_words.own_name(chosen)}")
     for sentence in assumed:
         say(f"assumed: {sentence}")
     ladder = chosen.ladder(kind)
