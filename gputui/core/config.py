@@ -6,7 +6,6 @@ import errno
 import os
 import stat
 import sys
-from importlib import resources
 from io import BufferedReader
 from pathlib import Path
 
@@ -196,7 +195,7 @@ def shipped_studies() -> Path:
 
 
 def _shipped(name: str) -> Path:
-    packaged = Path(str(resources.files("gputui"))) / f"shipped_{name}"
+    packaged = Path(__file__).resolve().parents[1] / f"shipped_{name}"
     return packaged if packaged.is_dir() else Path(__file__).resolve().parents[2] / name
 
 

@@ -10,7 +10,6 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +141,7 @@ def open_commander(path: Path, *, check_same_thread: bool = True) -> sqlite3.Con
 
 def schema() -> str:
     """The SQL of a new database."""
-    return resources.files("gputui.store").joinpath("schema.sql").read_text("utf-8")
+    return Path(__file__).with_name("schema.sql").read_text("utf-8")
 
 
 def _known_version(connection: sqlite3.Connection, path: Path) -> int:

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gputui.core.text import clean
+from gputui.metrics.curves.drawing import drawing, hardware_drawing
 from gputui.metrics.curves.live_curves import read_charts
-from gputui.metrics.curves.markers import drawing, hardware_drawing
 from gputui.metrics.curves.model import ChartRequest
 from gputui.metrics.draw.picture import Drawing
 from gputui.reports.summary.facts import IDLE_PERCENT, GpuUse, Lost, RunFacts, spread

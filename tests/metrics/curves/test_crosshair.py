@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from gputui.metrics.curves.markers import values_at
+from gputui.metrics.curves.drawing import values_at
 from gputui.metrics.draw.envelope import reduce
 
 POINTS = [(0.0, 5.0), (1.0, 4.0), (10.0, 3.0), (11.0, math.nan), (20.0, math.inf)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gputui.metrics.curves.markers import drawing
+from gputui.metrics.curves.drawing import drawing
 from gputui.metrics.curves.model import ChartData, ChartRequest
 from gputui.metrics.draw.export import csv_text, export
 

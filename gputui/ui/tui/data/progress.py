@@ -7,16 +7,20 @@ import sqlite3
 import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from gputui.core.text import clean
-from gputui.metrics.curves.live_curves import RunCurves
 from gputui.metrics.curves.model import ChartRequest
 from gputui.store.attempts import read_attempts
 from gputui.store.metrics import queries
 from gputui.store.metrics.queries import RankLine
 from gputui.store.runs import Run
 from gputui.ui.tui.data.snapshot import Progress, RankRow, RunRow
+
+if TYPE_CHECKING:
+    from gputui.metrics.curves.live_curves import RunCurves
 
 RATE_WINDOW_SECONDS = 60.0
 """The pace is the mean over this time: long enough to be calm, short enough to show a change."""
@@ -35,7 +39,6 @@ class RunTracker:
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
         self.names: tuple[str, ...] = ()
-        self._curves = RunCurves(run_id)
         self._losses: tuple[float | None, ...] = ()
         self._ranks: Mapping[int, RankRow] = {}
         self._newest: Mapping[str, float] = {}
@@ -43,6 +46,12 @@ class RunTracker:
         self._report_seconds: float | None = None
         self._pace: deque[tuple[float, int]] = deque(maxlen=1024)
         self._pace_attempt = -1
+
+    @cached_property
+    def _curves(self) -> RunCurves:
+        from gputui.metrics.curves.live_curves import RunCurves  # not needed by a list of runs that are over
+
+        return RunCurves(self.run_id)
 
     def read(self, connection: sqlite3.Connection, attempt: int, *, with_curve: bool = True) -> None:
         """Read what was stored since the last time; without the curve, that is quick even for a long run. Raises

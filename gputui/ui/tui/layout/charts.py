@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from gputui.core.text import cell_width
 from gputui.core.units import count, gibibytes, metric_value, short_number
-from gputui.metrics.curves.markers import values_at
+from gputui.metrics.curves.drawing import values_at
 from gputui.metrics.curves.model import (
     Axis,
     ChartData,

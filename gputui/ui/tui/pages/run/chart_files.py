@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.core.config import PRIVATE_DIR_MODE
-from gputui.metrics.curves.markers import COLOURS
+from gputui.metrics.curves.drawing import COLOURS
 from gputui.metrics.curves.model import ChartData
 from gputui.metrics.draw.parts import Curve
 from gputui.metrics.draw.picture import Drawing

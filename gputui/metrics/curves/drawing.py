@@ -1,0 +1,102 @@
+"""The drawing of a run's chart, and the crosshair on it."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gputui.metrics.curves.model import Axis, ChartData, HardwareCurve, MarkerKind, MetricCurve
+from gputui.metrics.draw.envelope import Bin
+from gputui.metrics.draw.parts import Curve as DrawnCurve
+from gputui.metrics.draw.parts import Marker, XAxis, YAxis
+from gputui.metrics.draw.picture import Drawing
+
+
+class ValueAt(Struct, frozen=True):
+    """The value measured nearest to the crosshair, and the extremes of its bin.
+
+    ``value`` is NaN or infinite if nothing finite was measured there; ``value`` and ``x`` are None for an empty curve.
+    """
+
+    x: float | None = None
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+
+def values_at(curves: Iterable[Sequence[Bin]], position: float) -> list[ValueAt]:
+    """For each curve, given as bins in order of x, its value nearest to ``position``."""
+    return [_value_at(bins, position) for bins in curves]
+
+
+def _value_at(bins: Sequence[Bin], position: float) -> ValueAt:
+    if not bins:
+        return ValueAt()
+    place = bisect_left(bins, position, key=lambda each: each.last_x)
+    near = bins[max(0, place - 1) : place + 1]
+    found = min(near, key=lambda each: max(each.first_x - position, position - each.last_x, 0.0))
+    if found.first is None or found.last is None:
+        infinity = math.inf if found.positive_infinite >= found.negative_infinite else -math.inf
+        return ValueAt(found.first_x, math.nan if found.nan else infinity)
+    at_start = abs(position - found.first_x) < abs(position - found.last_x)
+    x, value = (found.first_x, found.first) if at_start else (found.last_x, found.last)
+    return ValueAt(x, value, found.low, found.high)
+
+
+COLOURS = 6
+
+X_AXES: Mapping[Axis, XAxis] = {
+    "step": XAxis("step", kind="count"),
+    "time": XAxis("time since the start", kind="time"),
+    "trained": XAxis("time of training", kind="time"),
+    "epoch": XAxis("epoch"),
+}
+
+_LINES: frozenset[MarkerKind] = frozenset({"restart", "incident", "alert"})
+"""Markers drawn as a line with a word; the others are notches."""
+
+
+def drawing(data: ChartData, title: str, names: Sequence[str] | None = None, *, is_log: bool = False) -> Drawing:
+    """A drawing of the curves of ``names``, or of all. ``title`` is harmless text."""
+    wanted = [curve for name, curve in data.curves.items() if names is None or name in names]
+    return Drawing(
+        [drawn for number, curve in enumerate(wanted) for drawn in _drawn(curve, f"series.{number % COLOURS}")],
+        title,
+        _axis(data),
+        YAxis("log" if is_log else "linear"),
+        _markers(data),
+    )
+
+
+def hardware_drawing(data: ChartData, title: str, curves: Sequence[HardwareCurve], labels: Sequence[str]) -> Drawing:
+    """A drawing of hardware curves of one field, each with its label."""
+    drawn = [
+        DrawnCurve(curve.bins, f"series.{number % COLOURS}", label, curve.last)
+        for number, (curve, label) in enumerate(zip(curves, labels, strict=True))
+    ]
+    return Drawing(drawn, title, _axis(data), YAxis(), _markers(data))
+
+
+def _drawn(curve: MetricCurve, style: str) -> list[DrawnCurve]:
+    """A curve, behind it the redone steps and, for an average, the measured curve."""
+    shadows = []
+    if curve.redone:
+        shadows.append(DrawnCurve(curve.redone, style, f"{curve.name} (redone)", is_shadow=True))
+    if curve.smooth:
+        shadows.append(DrawnCurve(curve.bins, style, f"{curve.name} (measured)", is_shadow=True))
+    return [*shadows, DrawnCurve(curve.smooth or curve.bins, style, curve.name, curve.last)]
+
+
+def _axis(data: ChartData) -> XAxis:
+    axis, window = X_AXES[data.request.axis], data.request.window
+    start, end = window or (None, None)
+    return replace(axis, start=start, end=end, scale="log" if data.request.is_log else "linear")
+
+
+def _markers(data: ChartData) -> list[Marker]:
+    shown = (marker for marker in data.markers if marker.kind not in ("start", "end"))
+    return [Marker(marker.x, marker.word, is_line=marker.kind in _LINES) for marker in shown]
