@@ -97,8 +97,8 @@ class Janitor:
     boot: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
     writing: threading.Lock = field(default_factory=threading.Lock)
     retention: Retention = field(default_factory=Retention)
-    failure: sqlite3.DatabaseError | None = None
-    """Why the database is of no use any more; the thread has ended."""
+    failure: Exception | None = None
+    """The damage of the database; the thread has ended."""
     has_lines: bool = False
     """Lines of removed runs are left, and the disk has room to delete them."""
     is_moving_log: bool = False
@@ -170,10 +170,10 @@ class Janitor:
                 if not is_locked(error):
                     self._note(f"the record is not tidied until the database can be written: {error}")
                     self._is_stopping.wait(FAILED_SECONDS)
-            except sqlite3.DatabaseError as error:
-                self.failure = error
-                break
             except Exception as error:
+                if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+                    self.failure = error
+                    break
                 log.exception("the janitor")
                 self._note(f"the upkeep of the record failed: {error}")
                 self._is_stopping.wait(FAILED_SECONDS)

@@ -72,6 +72,8 @@ def judge_database(home: HomeReading) -> CheckResult:
         return CheckResult("database", "skip", f"too large to be read to its end here{size}")
     if home.database != "ok":
         remedy = "gputui agent stop, then start: the agent rebuilds what it can and keeps the old file beside it"
+        if "another version" in home.database:
+            remedy = f"move {home.state} away, or choose another --home"
         return CheckResult("database", "fail", f"{home.database}{size}", remedy)
     return CheckResult("database", "pass", f"whole, schema {home.schema_version}{size}")
 

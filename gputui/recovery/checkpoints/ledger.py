@@ -141,6 +141,12 @@ def after_scan(rows: Sequence[CheckpointRow], found: Sequence[FoundCheckpoint], 
     by_content = {row.content: row for row in sorted(rows, key=_standing)}
     course = CheckpointCourse.of(rows, scan.attempts)
     there: dict[str, CheckpointRow] = {}
+    newest = max((row.seen for row in rows if row.is_written and row.gone_at is None), default=0)
+
+    def is_past(row: CheckpointRow) -> bool:
+        """Whether no attempt can be saving it now: none lives, or another one was saved since."""
+        return scan.writer is None or row.seen < newest
+
     appeared = []
     for file in found:
         row = present.get(file.path)
@@ -160,6 +166,11 @@ def after_scan(rows: Sequence[CheckpointRow], found: Sequence[FoundCheckpoint], 
             # Its deletion goes on, or was interrupted.
             why = "lost a part of it since it was saved"
             there[file.path] = replace(row, content=file.content, stamp=file.stamp, verdict="struck", why=why)
+        elif row is not None and row.is_settled and has_lost_files(row.content, file.content) and is_past(row):
+            # A tool has added a file, such as merged weights: no save, and as sound as before.
+            verdict = row.verdict if row.verdict in ("valid", "struck", "doubtful") else "unexamined"
+            change = {"content": file.content, "stamp": file.stamp, "size_bytes": file.size_bytes}
+            there[file.path] = replace(row, **change, verdict=verdict)
         else:
             appeared.append((file, row))
     scan = replace(scan, is_dated=all(scan.since <= file.modified_ns / 1e9 <= scan.now for file, _ in appeared))

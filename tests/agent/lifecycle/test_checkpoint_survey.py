@@ -490,3 +490,35 @@ def test_the_ledger_is_read_back_with_what_was_struck_off(bench: Bench) -> None:
     assert bench.usable() == []
     checkpoint_survey.restore(bench.connection, "a-1", bench.workspace.run_dir("a-1"))
     assert bench.usable() == before == ["step_50.pt"] and bench.taken() == ["step_50.pt"]
+
+
+@pytest.mark.parametrize("lives", [True, False], ids=["trains", "over"])
+def test_a_file_that_a_tool_adds_to_a_folder_changes_nothing(bench: Bench, lives: bool) -> None:
+    bench.begin(1)
+    for step in (10, 20):
+        bench.step(*range(step - 9, step + 1))
+        bench.save(f"save_{step}/model.pt")
+        bench.scan()
+    if not lives:
+        assert bench.end() == ["save_20", "save_10"]
+    bench.scan()
+    added = "save_10" if lives else "save_20"
+    bench.step(*range(21, 31 if lives else 21))
+    bench.save(f"{added}/pytorch_model.bin")
+    steps = {name: row.step for name, row in bench.rows().items()}
+    assert bench.scan() == ["save_20", "save_10"]
+    assert {name: row.step for name, row in bench.rows().items()} == steps
+
+
+@pytest.mark.parametrize("size_bytes", [6 << 20, 80 << 20])
+def test_two_saves_of_a_model_that_is_frozen_but_for_a_layer_are_two(bench: Bench, size_bytes: int) -> None:
+    bench.begin(1)
+    for step in (10, 20):
+        bench.step(*range(step - 9, step + 1))
+        path = bench.save(f"save_{step}.npy", b"")
+        os.truncate(path, size_bytes)
+        with path.open("r+b") as file:
+            file.seek(size_bytes // 3)
+            file.write(bytes([step]) * (512 << 10))
+        bench.scan()
+    assert {row.step for row in bench.rows().values()} == {10, 20}
