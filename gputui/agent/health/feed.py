@@ -84,6 +84,9 @@ def begin(
     # A script's clock may not count from 1970; such a time says nothing about the silence so far.
     if newest is not None and newest >= begun:
         watch.progress_at = clock - max(0.0, wall - newest)
+    arrived = [line.stored_at for line in lines if line.attempt == record.number and line.stored_at is not None]
+    if arrived:
+        watch.lines_at = clock - max(0.0, wall - arrived[-1])
     return WatchedAttempt(watch, cursor, pending)
 
 

@@ -40,7 +40,7 @@ def test_a_successor_knows_how_long_the_silence_has_lasted(connection: sqlite3.C
     write(connection, 1, *({"step": step, "time": NOW - 9000 + step * 40.0} for step in range(20)))
     write(connection, 2, {"step": 20, "time": NOW - 100.0})
     watched = begin(connection, RECORD, clock=5.0, wall=NOW)
-    assert watched.watch.progress_at == 5.0 - 100.0
+    assert watched.watch.progress_at == watched.watch.lines_at == 5.0 - 100.0
     assert watched.watch.progress.pace.longest_gap == 40.0
     assert silence(watched.watch.progress, 100.0, 10.0).allowed_seconds == 120.0
     for attempt, clock, progress_at in ((1, 50.0, -95.0), (2, 60.0, 60.0)):
