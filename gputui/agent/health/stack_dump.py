@@ -29,7 +29,7 @@ from gputui.core.redaction import Redactor
 from gputui.recovery.signatures import nccl_trouble
 from gputui.recovery.tracebacks import Stack, main_stacks
 from gputui.recovery.watch.silence import lagging_rank
-from gputui.runs.identity import ProcessIdentity, is_alive, read_stat, send_signal
+from gputui.runs.identity import ProcessIdentity, is_alive, is_stopped, read_stat, send_signal
 from gputui.runs.logs import RankLog, rank_logs, read_window, tail_text
 from gputui.runs.process_readings import describe
 from gputui.runs.processes import AttemptProcess
@@ -96,6 +96,8 @@ PY_SPY_SECONDS = 5.0
 STACKS_SECONDS = 15.0
 # On a busy machine, a rank with many threads needs some seconds to write their stacks.
 ABORT_SECONDS = 10.0
+# One that waits inside the kernel does not stop.
+STOP_SECONDS = 1.0
 # More than is kept, because text is cut after it was redacted.
 READ_BYTES = 256 * 1024
 POLL_SECONDS = 0.05
@@ -218,10 +220,16 @@ def _abort(targets: Sequence[ProcessIdentity]) -> None:
     signalled = [process for process in targets if is_alive(process) and catches(process.pid, signal.SIGABRT)]
     for process in signalled:
         _without_core(process)
+    # Every one has the signal pending before the first ends: a rank whose peer is gone leaves its collective with an
+    # exception, and the stack that is wanted is lost.
     for process in signalled:
-        send_signal(process, signal.SIGABRT)
-        # A stopped process receives it when it continues.
-        send_signal(process, signal.SIGCONT)
+        send_signal(process, signal.SIGSTOP)
+    stopped_by = time.monotonic() + STOP_SECONDS
+    while time.monotonic() < stopped_by and not all(map(is_stopped, signalled)):
+        time.sleep(POLL_SECONDS / 10)
+    for number in (signal.SIGABRT, signal.SIGCONT):
+        for process in signalled:
+            send_signal(process, number)
     deadline = time.monotonic() + ABORT_SECONDS
     while time.monotonic() < deadline and any(is_alive(process) for process in signalled):
         time.sleep(POLL_SECONDS)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gputui.agent.health.incident_folder import LOG_CHARACTERS
-from gputui.agent.health.stack_dump import StackDump
+from gputui.agent.health.stack_dump import StackDump, abort
 from gputui.core.redaction import Redactor
 from gputui.runs.identity import ProcessIdentity, identify
 from gputui.runs.processes import AttemptProcess
@@ -91,3 +91,32 @@ def test_the_rank_that_the_others_wait_for_is_named_from_the_stacks_in_the_logs(
     assert [process.wait() for process in ranks] == [-6, -6]
     for process in ranks:
         process.stdout.close()  # type: ignore[union-attr]
+
+
+# Waits for its peer, and leaves with other words where that is gone, as a rank in a collective does.
+WAITS = (
+    "import os, sys; os.write(1, b'.'); os.read(int(sys.argv[1]), 1) or os._exit(0 * os.write(2, b'the peer is gone'))"
+)
+
+
+def test_no_rank_sees_another_end_before_it_has_written_its_stack() -> None:
+    ranks, pipes = [], [os.pipe() for _ in range(8)]
+    for number, (reader, _) in enumerate(pipes):
+        own = pipes[number - 1][1]  # its end is seen by the rank before it
+        ranks.append(
+            subprocess.Popen(
+                [sys.executable, "-X", "faulthandler", "-c", WAITS, str(reader)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=(reader, own),
+            )
+        )
+    for reader, writer in pipes:
+        os.close(reader)
+        os.close(writer)
+    for rank in ranks:
+        assert rank.stdout is not None and rank.stdout.read(1) == b"."
+    identities = [identify(rank.pid) for rank in ranks]
+    abort([AttemptProcess(identity) for identity in identities if identity is not None])
+    said = [rank.communicate()[1].decode() for rank in ranks]
+    assert all("most recent call first" in text and "the peer is gone" not in text for text in said), said
