@@ -14,7 +14,7 @@ from gputui.agent.health.log_bounds import AttemptFolder, LogBounds
 from gputui.agent.jobs import Job
 from gputui.core.units import bytes_text, duration
 from gputui.machine.systemd import logout_end
-from gputui.runs import processes, repository
+from gputui.runs import orphans, repository
 from gputui.runs.identity import ProcessIdentity, is_of_this_boot
 from gputui.store.events import add_event, has_event
 
@@ -95,20 +95,20 @@ class OrphanWatch:
     next_at: float = 0.0
     seen: set[ProcessIdentity] = field(default_factory=set)
     reported: set[ProcessIdentity] = field(default_factory=set)
-    scan: Job[list[processes.MarkedProcess]] | None = None
+    scan: Job[list[orphans.MarkedProcess]] | None = None
 
     def turn(self, now: float) -> None:
         """Start a scan if it is due, and report its results; ``now`` is monotonic. Raises
         sqlite3.Error, or OSError if procfs cannot be read."""
         if self.scan is None and now >= self.next_at:
             self.next_at = now + LOOK_SECONDS
-            find = partial(processes.find_marked, self.context.workspace.runs)
+            find = partial(orphans.find_marked, self.context.workspace.runs)
             self.scan = self.context.jobs.start("looking for orphans", find, deadline_seconds=DEADLINE_SECONDS)
         if self.scan is None or not self.scan.is_over:
             return
         scan, self.scan = self.scan, None
         marked = scan.result()
-        current = processes.orphans(marked, repository.run_statuses(self.context.connection)) if marked else []
+        current = orphans.orphans(marked, repository.run_statuses(self.context.connection)) if marked else []
         for orphan in current:
             if orphan.identity in self.seen and orphan.identity not in self.reported:
                 self._report(orphan)
@@ -116,7 +116,7 @@ class OrphanWatch:
         self.seen = {orphan.identity for orphan in current}
         self.reported &= self.seen
 
-    def _report(self, orphan: processes.MarkedProcess) -> None:
+    def _report(self, orphan: orphans.MarkedProcess) -> None:
         pid = orphan.identity.pid
         if has_event(self.context.connection, "orphan", run_id=orphan.run_id, key=str(pid)):
             # A former agent reported it.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,20 +27,14 @@ from gputui.runs.identity import (
     ProcessIdentity,
     ProcessStat,
     boot_id,
-    deliver,
     environment_of,
     files_written_by,
-    is_alive,
-    is_of_another_user,
     names_folder,
-    open_pidfd,
     private_bytes,
     rank_in,
     raw_environment,
     read_stat,
-    send_signal,
 )
-from gputui.store.run_states import RunState
 
 _LIST_BYTES = 8 << 20
 # Deeper than any process tree of a training.
@@ -382,135 +375,3 @@ def _user_name(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
-
-
-TERM_SECONDS = 5.0
-KILL_SECONDS = 5.0
-_PAUSE_SECONDS = 0.05
-
-
-class MarkedProcess(Struct, frozen=True):
-    """A living process of this user with the tag of one of this home's runs, or a descendant of one. ``attempt`` is
-    None if the tag lacks it."""
-
-    identity: ProcessIdentity
-    run_id: str
-    attempt: int | None
-    command: str
-
-
-class RunStatus(Struct, frozen=True):
-    """A run's state and newest attempt (0 before the first)."""
-
-    state: RunState
-    attempt: int
-
-
-def find_marked(runs: Path) -> list[MarkedProcess]:
-    """Every process of this user with the tag of a run in the folder ``runs``, and its descendants without a tag."""
-    scan = ProcessScanner().scan()
-    return [
-        MarkedProcess(
-            ProcessIdentity(pid, scan.stats[pid].start_ticks, boot_id()), owner.run_id, owner.attempt, command_of(pid)
-        )
-        for pid, owner in scan.owned(runs).items()
-        if not is_of_another_user(pid)
-    ]
-
-
-def orphans(processes: Sequence[MarkedProcess], runs: Mapping[str, RunStatus]) -> list[MarkedProcess]:
-    """The processes whose attempt is over. ``runs`` must be read after the processes, so that an attempt that began in
-    between has no orphans."""
-    return [process for process in processes if _is_over(process, runs.get(process.run_id))]
-
-
-def _is_over(process: MarkedProcess, run: RunStatus | None) -> bool:
-    if run is None or run.state.is_over:
-        return run is None or process.attempt is None or process.attempt <= run.attempt
-    if process.attempt is None:
-        return False
-    return process.attempt < run.attempt or (not run.state.has_attempt and process.attempt == run.attempt)
-
-
-def without_ancestors(processes: Sequence[MarkedProcess], pid: int) -> list[MarkedProcess]:
-    """The processes without ``pid`` and its ancestors, whose end would end the calling command."""
-    chain = set()
-    while pid > 1 and pid not in chain:
-        chain.add(pid)
-        stat = read_stat(pid)
-        pid = stat.parent_pid if stat is not None else 0
-    return [process for process in processes if process.identity.pid not in chain]
-
-
-def end(
-    identities: Sequence[ProcessIdentity],
-    *,
-    clock: Callable[[], float] = time.monotonic,
-    pause: Callable[[float], None] = time.sleep,
-) -> list[ProcessIdentity]:
-    """Send SIGTERM, then SIGKILL. Returns the processes that survived both."""
-    left = list(identities)
-    for number, seconds in ((signal.SIGTERM, TERM_SECONDS), (signal.SIGKILL, KILL_SECONDS)):
-        for identity in left:
-            send_signal(identity, number)
-            if number is signal.SIGTERM:
-                # A stopped process handles SIGTERM only when continued.
-                send_signal(identity, signal.SIGCONT)
-        deadline = clock() + seconds
-        while (left := [identity for identity in left if is_alive(identity)]) and clock() < deadline:
-            pause(_PAUSE_SECONDS)
-        if not left:
-            break
-    return left
-
-
-class SignalRefusedError(Exception):
-    """The signal was not sent; the text is a sentence that says why."""
-
-
-def send(pid: int, start_ticks: int | None, number: signal.Signals) -> None:
-    """Signal the process that has ``pid`` and began at ``start_ticks`` (field 22 of /proc/PID/stat).
-
-    The process is checked after a pidfd is opened, so that a reused PID is never signalled. Without pidfds, the check
-    comes right before the signal. Raises SignalRefusedError.
-    """
-    if start_ticks is None:
-        raise SignalRefusedError(
-            f"PID {pid} cannot be tied to a process that is seen here: it is in a container, or outside of ours."
-        )
-    if pid in (1, os.getpid()):
-        raise SignalRefusedError(f"PID {pid} is {'this screen' if pid != 1 else 'the first process of the system'}.")
-    try:
-        descriptor = open_pidfd(pid)
-    except ProcessLookupError:
-        raise SignalRefusedError(f"PID {pid} has ended.") from None
-    try:
-        stat = read_stat(pid)
-        if stat is None or stat.is_dead:
-            raise SignalRefusedError(f"PID {pid} has ended.")
-        if stat.start_ticks != start_ticks:
-            raise SignalRefusedError(f"PID {pid} is another process by now; the one on the list has ended.")
-        _check_ours(pid)
-        deliver(pid, descriptor, number)
-    except ProcessLookupError:
-        raise SignalRefusedError(f"PID {pid} has ended.") from None
-    except PermissionError:
-        raise SignalRefusedError(f"The kernel does not let you signal PID {pid}.") from None
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
-
-
-def _check_ours(pid: int) -> None:
-    """Check that the process is this user's and in this PID namespace. Raises SignalRefusedError."""
-    folder = Path("/proc") / str(pid)
-    try:
-        owner = folder.stat().st_uid
-        if owner != os.geteuid():
-            raise SignalRefusedError(f"PID {pid} is another user's; only its owner may signal it from here.")
-        if (folder / "ns" / "pid").stat().st_ino != Path("/proc/self/ns/pid").stat().st_ino:
-            raise SignalRefusedError(f"PID {pid} runs in a container; signal it there.")
-    except OSError as error:
-        if isinstance(error, FileNotFoundError):
-            raise SignalRefusedError(f"PID {pid} has ended.") from None
-        raise SignalRefusedError(f"gputui cannot identify PID {pid} ({error.strerror}).") from None

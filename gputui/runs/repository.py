@@ -17,7 +17,7 @@ from gputui.core.redaction import BY_LOOK, redact_text
 from gputui.runs.checkpoint_names import step_in_name
 from gputui.runs.command import Launch
 from gputui.runs.identity import ProcessIdentity
-from gputui.runs.processes import RunStatus
+from gputui.runs.orphans import RunStatus
 from gputui.runs.spec import RunSpec, Scalar
 from gputui.store import checkpoints
 from gputui.store.run_states import RunState, check_move

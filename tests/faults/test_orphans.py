@@ -15,7 +15,7 @@ import pytest
 from gputui.agent.context import AgentContext
 from gputui.agent.housekeeping import LOOK_SECONDS, OrphanWatch
 from gputui.runs.identity import ProcessIdentity, identify
-from gputui.runs.processes import MarkedProcess, RunStatus, orphans, without_ancestors
+from gputui.runs.orphans import MarkedProcess, RunStatus, orphans, without_ancestors
 from gputui.store.run_states import RunState
 from tests.conftest import wait_until
 from tests.machines import Machine

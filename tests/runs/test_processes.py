@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from gputui.runs import processes
+from gputui.runs import user_signals
 from gputui.runs.identity import read_stat
-from gputui.runs.processes import AttemptProcess, ProcessTable, SignalRefusedError, processes_of, send
+from gputui.runs.processes import AttemptProcess, ProcessTable, processes_of
+from gputui.runs.user_signals import SignalRefusedError, send
 from tests.conftest import wait_until
 from tests.faults.jobs import SCRIPTS
 from tests.runs.test_shim import Attempt, attempt  # noqa: F401 - a fixture
@@ -159,7 +160,7 @@ def test_no_signal_to_what_cannot_be_told_for_sure(
     ):
         with pytest.raises(SignalRefusedError, match=words):
             send(pid, since, signal.SIGKILL)
-    monkeypatch.setattr(processes.os, "geteuid", lambda: 4_000_000)
+    monkeypatch.setattr(user_signals.os, "geteuid", lambda: 4_000_000)
     with pytest.raises(SignalRefusedError, match="another user's"):
         send(child.pid, began, signal.SIGKILL)
     monkeypatch.undo()

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from gputui.core import units
-from gputui.runs import processes, repository
+from gputui.runs import orphans, repository
 from gputui.store.hardware import read_gpus
 from gputui.ui.cli.context import EXIT_OK, EXIT_REFUSED, Session, json_option, print_json, print_table, say
 
@@ -24,19 +24,19 @@ def command(session: Session, kill: bool, as_json: bool) -> None:
 
     Only processes of this user that carry the mark of a run of this home are listed, and none other is ever killed.
     """
-    found = processes.without_ancestors(processes.find_marked(session.workspace.runs), os.getpid())
+    found = orphans.without_ancestors(orphans.find_marked(session.workspace.runs), os.getpid())
     if found and (kill or not session.workspace.database.exists()):
         # The agent reads back what a lost database does not know: without it, live runs might look like strangers.
         session.need_agent()
     held: dict[tuple[int, int | None], int] = {}
     if found:
         with closing(session.reader()) as connection:
-            found = processes.orphans(found, repository.run_statuses(connection))
+            found = orphans.orphans(found, repository.run_statuses(connection))
             for gpu in read_gpus(connection, time.time()):
                 for process in gpu.processes or ():
                     key = (process.pid, process.start_ticks)
                     held[key] = held.get(key, 0) + (process.memory_bytes or 0)
-    left = set(processes.end([orphan.identity for orphan in found])) if kill else set()
+    left = set(orphans.end([orphan.identity for orphan in found])) if kill else set()
     if kill and found:
         ended = [{**_shape(orphan), "killed": orphan.identity not in left} for orphan in found]
         session.command("orphans_ended", None, processes=ended)
@@ -71,5 +71,5 @@ def command(session: Session, kill: bool, as_json: bool) -> None:
     raise SystemExit(EXIT_REFUSED if left else EXIT_OK)
 
 
-def _shape(orphan: processes.MarkedProcess) -> dict[str, Any]:
+def _shape(orphan: orphans.MarkedProcess) -> dict[str, Any]:
     return {"pid": orphan.identity.pid, "run_id": orphan.run_id, "attempt": orphan.attempt, "command": orphan.command}

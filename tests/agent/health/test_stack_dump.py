@@ -94,9 +94,12 @@ def test_the_rank_that_the_others_wait_for_is_named_from_the_stacks_in_the_logs(
 
 
 # Waits for its peer, and leaves with other words where that is gone, as a rank in a collective does.
-WAITS = (
-    "import os, sys; os.write(1, b'.'); os.read(int(sys.argv[1]), 1) or os._exit(0 * os.write(2, b'the peer is gone'))"
-)
+WAITS = """
+import os, sys
+os.write(1, b".")
+os.read(int(sys.argv[1]), 1)
+os.write(2, b"the peer is gone")
+"""
 
 
 def test_no_rank_sees_another_end_before_it_has_written_its_stack() -> None:
