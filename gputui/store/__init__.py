@@ -3,5 +3,5 @@ commands.
 
 In: rows from the recorder, the supervisor and the metrics readers. Out: frozen values; readers of history take ``at``.
 Read first: `database` (opening, schema), then `runs` and `hardware`; `series` declares all values of GPUs
-and host; `samples`, `rollups`, `sample_spans` and `gpu_counts` read them over time.
+and host; `samples`, `rollups` and `gpu_use` read them over time.
 """

@@ -1,5 +1,5 @@
 """Hardware history: from the sampler's messages to rows, rollups and their retention.
 
 In: messages of the sampler process. Out: rows of samples, minutes, hours and days; energy per attempt; sample files
-and status lines of `gputui --record`. No step takes longer than a slice of a turn. Read `recorder.py` first.
+and status lines of `gputui --record`. The janitor calls what tidies. Read `recorder.py` first.
 """

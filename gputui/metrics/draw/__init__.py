@@ -1,6 +1,5 @@
 """Charts and text for terminals: pure functions of numbers and a size, without Textual.
 
 In: bins of a series, axes, markers. Out: lines of (text, style key), or a picture as SVG, PNG or CSV. `envelope` makes
-bins, `dots` and `raster` turn curves into characters, `chart` lays out a chart; `units` and `safe_text` format numbers
-and make text from outside harmless for everybody. Read `chart` first.
+bins, `glyphs` and `raster` turn curves into characters, `chart` lays out a chart. Read `chart` first.
 """
