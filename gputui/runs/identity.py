@@ -170,8 +170,8 @@ def is_of_another_user(pid: int) -> bool:
 
 
 def open_pidfd(pid: int) -> int | None:
-    """A descriptor of the process that has ``pid`` now, readable when it ends. None if the kernel is older than 5.3,
-    the sandbox forbids the call, or no descriptor is left.
+    """A descriptor of the process that has ``pid`` now, readable when it ends. None if a sandbox forbids the call, or
+    this Python lacks it, as those do that conda builds with old kernel headers.
 
     Raises ProcessLookupError when no process has that number.
     """
@@ -179,8 +179,7 @@ def open_pidfd(pid: int) -> int | None:
         return os.pidfd_open(pid)
     except ProcessLookupError:
         raise
-    except (OSError, AttributeError) as error:  # a Python built on an old system lacks the function
-        _log_once(f"pidfd_open does not work here ({error}); signals are sent by number, right after a check")
+    except (OSError, AttributeError):
         return None
 
 
@@ -197,15 +196,33 @@ def send_signal(identity: ProcessIdentity, number: int) -> bool:
     except ProcessLookupError:
         return False
     try:
-        return is_alive(identity) and deliver(identity.pid, descriptor, number)
+        if is_alive(identity):
+            deliver(identity.pid, descriptor, number)
+            return True
     except ProcessLookupError:
-        return False
+        pass
     except PermissionError:
-        _log_once(f"process {identity.pid} cannot be signalled: it is another user's")
-        return False
+        # Not a warning: in a command or a screen, warnings go to the terminal.
+        log.info("process %d cannot be signalled: it is another user's", identity.pid)
     finally:
         if descriptor is not None:
             os.close(descriptor)
+    return False
+
+
+def deliver(pid: int, descriptor: int | None, number: int) -> None:
+    """Signal through a pidfd, or by number if there is none or the sandbox forbids its use. Raises ProcessLookupError
+    and PermissionError as kill(2)."""
+    try:
+        if descriptor is not None:
+            signal.pidfd_send_signal(descriptor, number)
+            return
+    except ProcessLookupError:
+        raise
+    except (OSError, AttributeError):
+        # EPERM may come from a sandbox or another user's process: kill(2) distinguishes them.
+        pass
+    os.kill(pid, number)
 
 
 def is_being_killed(identity: ProcessIdentity) -> bool:
@@ -219,30 +236,6 @@ def is_being_killed(identity: ProcessIdentity) -> bool:
     return is_alive(identity) and any(signals >> (signal.SIGKILL - 1) & 1 for signals in pending)
 
 
-def deliver(pid: int, descriptor: int | None, number: int) -> bool:
-    """Signal through a pidfd, or by number if there is none or the sandbox forbids its use. True when it was sent.
-
-    Raises ProcessLookupError and PermissionError as kill(2).
-    """
-    if descriptor is not None:
-        try:
-            signal.pidfd_send_signal(descriptor, number)
-            return True
-        except ProcessLookupError:
-            raise
-        except (OSError, AttributeError):
-            # EPERM may come from a sandbox or another user's process: kill(2) distinguishes them.
-            pass
-    os.kill(pid, number)
-    return True
-
-
-@lru_cache(maxsize=256)
-def _log_once(text: str) -> None:
-    # Not a warning: without a log, as in a command or a screen, warnings go to the terminal.
-    log.info("%s", text)
-
-
 def private_bytes(pid: int) -> int | None:
     """Unshared resident memory of a process, None if unknown."""
     try:
@@ -253,46 +246,9 @@ def private_bytes(pid: int) -> int | None:
     return max(resident - shared, 0) * _PAGE_BYTES
 
 
-def raw_environment(pid: int) -> bytes | None:
-    """The environment a process was started with, each variable between two NUL bytes; None if the process is gone or
-    another user's."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:  # noqa: PTH123 - for every process of the machine
-            return b"\0" + file.readall() + b"\0"
-    except OSError:
-        return None
-
-
-def environment_of(pid: int) -> dict[str, str] | None:
-    """The environment a process was started with, by name; None if the process is gone or another user's."""
-    raw = raw_environment(pid)
-    if raw is None:
-        return None
-    pairs = (item.partition(b"=") for item in raw.split(b"\0") if item)
-    return {os.fsdecode(key): os.fsdecode(value) for key, _, value in pairs}
-
-
-def names_folder(pid: int, tag: str | None, run_dir: Path | str) -> bool:
-    """Whether a process means the folder of a run by the path in its environment: by the same path, unless that is
-    another folder for it (as in a container), or by one from before the home was moved and a link left in its place."""
-    if tag is None:
-        return False
-    if tag == str(run_dir):
-        return not shim.has_another_folder(pid, os.fsencode(tag))
-    # A moved run keeps its name; most other paths need no look.
-    if os.path.basename(tag) != os.path.basename(run_dir):  # noqa: PTH119 - for every process of the machine
-        return False
-    try:
-        return os.path.samestat(os.stat(f"/proc/{pid}/root{tag}"), os.stat(run_dir))  # noqa: PTH116
-    except (OSError, ValueError):
-        return False
-
-
-def rank_in(environment: Mapping[str, str]) -> int | None:
-    """The rank in an environment. Single-machine launchers, such as Lightning's, set the local rank alone."""
-    is_first_node = all(environment.get(name, "0") == "0" for name in ("NODE_RANK", "GROUP_RANK"))
-    rank = environment.get("RANK") or (environment.get("LOCAL_RANK", "") if is_first_node else "")
-    return int(rank) if rank.isascii() and rank.isdigit() else None
+def environment_of(pid: int) -> dict[str, str]:
+    """The environment a process was started with, by name; empty if it is gone or another user's."""
+    return {os.fsdecode(name): os.fsdecode(value) for name, value in shim.environment_of(pid).items()}
 
 
 class HeldElsewhereError(Exception):

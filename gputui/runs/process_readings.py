@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from msgspec import Struct
 
 from gputui.runs.identity import ProcessIdentity, private_bytes, read_stat
 from gputui.runs.processes import AttemptProcess, command_of
-
-_PROC = "/proc"
 
 
 class ProcessReading(Struct, frozen=True):
@@ -71,7 +70,7 @@ def available_bytes() -> int | None:
 
 
 def _text(pid: int, name: str) -> str:
-    return Path(f"{_PROC}/{pid}/{name}").read_text("utf-8", "replace")
+    return Path(f"/proc/{pid}/{name}").read_text("utf-8", "replace")
 
 
 def _queued(pid: int) -> float | None:
@@ -91,121 +90,71 @@ def _io(pid: int) -> int | None:
     return sum(values.get(name, 0) for name in ("rchar", "wchar", "read_bytes", "write_bytes"))
 
 
-_SOCKET_TABLES = ("tcp", "tcp6", "udp", "udp6")
-# Fields of a row of /proc/PID/net/tcp: proc_pid_net(5).
-_LOCAL, _REMOTE, _SOCKET_STATE, _INODE = 1, 2, 3, 9
-_ESTABLISHED, _LISTENS, _IS_OVER = "01", "0A", "06"
-_STREAM_TABLES = ("tcp", "tcp6")
-# A socket that no process holds has no inode.
-_UNHELD = "socket:[0]"
-# What the address of IPv4 begins with where it is written as one of IPv6.
-_MAPPED = "0000000000000000FFFF0000"
+class Socket(NamedTuple):
+    """An Internet socket: its ends as ``HOST:PORT`` in the kernel's hexadecimal form, and its state (proc_net(5))."""
+
+    local: str
+    remote: str
+    state: str
 
 
-def reaches_out(pid: int, own: Collection[str] = ()) -> bool:
-    """Whether a process has a TCP connection, or a UDP socket with an address, to another machine, or a TCP connection
-    to a program of this machine that holds none of the sockets ``own`` (`sockets_of` its attempt); True also if
-    unknown. An ended process has none."""
-    folder = Path(_PROC, str(pid))
-    try:
-        inodes = _outside(folder / "net", own)
-        return bool(inodes) and any(name in inodes for name in _sockets(folder / "fd"))
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    except (OSError, ValueError, IndexError):
-        return True
-
-
-def sockets_of(pids: Iterable[int]) -> set[str]:
-    """The sockets that processes hold, as far as that may be seen."""
-    found: set[str] = set()
-    for pid in pids:
+def read_sockets() -> dict[str, Socket]:
+    """The Internet sockets of this network namespace, by the link text of a descriptor."""
+    found = {}
+    for name in ("tcp", "tcp6", "udp", "udp6"):
         with contextlib.suppress(OSError):
-            found.update(_sockets(Path(_PROC, str(pid), "fd")))
+            for line in Path("/proc/net", name).read_text("ascii").splitlines()[1:]:
+                _, local, remote, state, *rest = line.split()
+                found[f"socket:[{rest[5]}]"] = Socket(local, remote, state)
     return found
+
+
+def sockets_of(pid: int, sockets: Mapping[str, Socket]) -> list[Socket] | None:
+    """The ``sockets`` that a process holds, none if it has ended; None if unknown, as in another network namespace."""
+    folder = Path("/proc", str(pid))
+    try:
+        if (folder / "ns" / "net").stat().st_ino != Path("/proc/self/ns/net").stat().st_ino:
+            return None
+        links = []
+        for descriptor in (folder / "fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                links.append(str(descriptor.readlink()))
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    except OSError:
+        return None
+    return [sockets[link] for link in links if link in sockets]
+
+
+def reaches_out(held: Sequence[Socket], own: Iterable[Socket]) -> bool:
+    """Whether one of the sockets ``held`` by a process is connected to another machine, or to a program of this machine
+    that holds none of its attempt's ``own`` sockets."""
+    ports = {socket.local.partition(":")[2] for socket in own}
+    for socket in filter(_is_connected, held):
+        (local, _, _), (host, _, port) = socket.local.partition(":"), socket.remote.partition(":")
+        if not _is_loopback(host) and host != local:
+            return True
+        # The connection to a dead rank is half closed.
+        if socket.state == _ESTABLISHED and port not in ports:
+            return True
+    return False
 
 
 def is_connected(pid: int) -> bool:
-    """Whether a process has a TCP or connected UDP socket with any peer; True also if unknown. An ended process has
-    none."""
-    folder = Path(_PROC, str(pid))
-    try:
-        inodes = {_name(row) for row in _rows(folder / "net") if _host_of(row[_REMOTE]).strip("0")}
-        return bool(inodes) and any(name in inodes for name in _sockets(folder / "fd"))
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    except (OSError, ValueError, IndexError):
-        return True
+    """Whether a process has a socket with any peer; True also if unknown. An ended process has none."""
+    held = sockets_of(pid, read_sockets())
+    return held is None or any(map(_is_connected, held))
 
 
-def _rows(tables: Path, names: Sequence[str] = _SOCKET_TABLES) -> list[list[str]]:
-    """The rows of the socket tables of a process's network namespace."""
-    return [
-        line.split()
-        for name in names
-        if (tables / name).exists()
-        for line in (tables / name).read_text("ascii").splitlines()[1:]
-    ]
+_ESTABLISHED = "01"
+# How an IPv4 address begins in the form of IPv6.
+_MAPPED = "0000000000000000FFFF0000"
 
 
-def _outside(tables: Path, own: Collection[str]) -> set[str]:
-    """The sockets of a process's network namespace whose peer has an address that no socket here has, or is a socket
-    here that is none of ``own``."""
-    rows = _rows(tables)
-    here = {_host_of(row[_LOCAL]) for row in rows}
-    elsewhere = {
-        _name(row)
-        for row in rows
-        if row[_SOCKET_STATE] not in (_LISTENS, _IS_OVER) and _is_elsewhere(_host_of(row[_REMOTE]), here)
-    }
-    streams = _rows(tables, _STREAM_TABLES)
-    ends = {(_plain(row[_LOCAL]), _plain(row[_REMOTE])): _name(row) for row in streams}
-    listening = {_port_of(row[_LOCAL]): _name(row) for row in streams if row[_SOCKET_STATE] == _LISTENS}
-    for row in streams:
-        # Only an established connection has an end that may still answer: that of a dead rank is half closed.
-        if row[_SOCKET_STATE] == _ESTABLISHED:
-            # No end in these tables: behind a container's network. Not accepted yet: whoever listens will hold it.
-            peer = ends.get((_plain(row[_REMOTE]), _plain(row[_LOCAL])))
-            if peer == _UNHELD:
-                peer = listening.get(_port_of(row[_REMOTE]))
-            if peer is None or peer not in own:
-                elsewhere.add(_name(row))
-    return elsewhere
+def _is_connected(socket: Socket) -> bool:
+    return bool(socket.remote.partition(":")[0].removeprefix(_MAPPED).strip("0"))
 
 
-def _is_elsewhere(address: str, here: set[str]) -> bool:
-    is_loopback = address.endswith("7F") if len(address) == 8 else address == f"{'0' * 24}01000000"
-    mapped = address[24:] if len(address) == 32 and address.startswith(_MAPPED) else None
-    if mapped is not None:
-        return _is_elsewhere(mapped, here | {one[24:] for one in here if len(one) == 32})
-    return bool(address.strip("0")) and not is_loopback and address not in here
-
-
-def _host_of(text: str) -> str:
-    return text.partition(":")[0]
-
-
-def _port_of(text: str) -> str:
-    return text.partition(":")[2]
-
-
-def _plain(text: str) -> str:
-    """An address and port as the other end may write it."""
-    return text[len(_MAPPED) :] if text.startswith(_MAPPED) else text
-
-
-def _name(row: Sequence[str]) -> str:
-    """A row's socket, as a descriptor of it reads."""
-    return f"socket:[{row[_INODE]}]"
-
-
-def _sockets(folder: Path) -> list[str]:
-    found = []
-    for link in folder.iterdir():
-        try:
-            target = str(link.readlink())
-        except FileNotFoundError:
-            continue
-        if target.startswith("socket:"):
-            found.append(target)
-    return found
+def _is_loopback(host: str) -> bool:
+    host = host.removeprefix(_MAPPED)
+    return host.endswith("7F") if len(host) == 8 else host == f"{'0' * 24}01000000"

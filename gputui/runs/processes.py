@@ -1,8 +1,8 @@
 """The processes of runs, wherever they are watched, ended, counted or shown.
 
-A process is found in three ways, and each finds what the others miss: the shim's list (``processes.json``, also when
-the shim is gone), the process tree below the known processes, and the tag in the environment. A program that sets its
-title overwrites its environment, and that of sudo's child cannot be read; both keep their place in the tree.
+A process is found by the shim's list (``processes.json``, also when the shim is gone), by the process tree below the
+known processes, and by the tag in its environment. Each finds what the others miss: a program that sets its title
+overwrites its environment, and that of sudo's child cannot be read.
 """
 
 from __future__ import annotations
@@ -27,12 +27,8 @@ from gputui.runs.identity import (
     ProcessIdentity,
     ProcessStat,
     boot_id,
-    environment_of,
     files_written_by,
-    names_folder,
     private_bytes,
-    rank_in,
-    raw_environment,
     read_stat,
 )
 
@@ -43,14 +39,7 @@ _COMMAND_MAX_CHARACTERS = 500
 
 # A forked process has its parent's environment until it calls exec.
 _YOUNG_SECONDS = 10.0
-_NAMES = {
-    name.encode(): name
-    for name in (
-        "GPUTUI_RUN_ID", "GPUTUI_RUN_DIR", "GPUTUI_ATTEMPT", AGENT_MARK,
-        "RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE",
-    )
-}  # fmt: skip
-_TAGS = (b"\0GPUTUI_RUN_DIR=", b"\0" + AGENT_MARK.encode() + b"=")
+_TAG, _AGENT = b"GPUTUI_RUN_DIR", AGENT_MARK.encode()
 
 _Place = tuple[int | None, int | None]
 """Rank, and number of ranks on this machine."""
@@ -82,7 +71,7 @@ class ProcessScanner:
     the process may overwrite its environment later."""
 
     def __init__(self) -> None:
-        self._tags: dict[tuple[int, int], Mapping[str, str]] = {}
+        self._tags: dict[tuple[int, int], Mapping[bytes, bytes]] = {}
 
     def scan(self) -> ProcessScan:
         """All living processes."""
@@ -97,7 +86,8 @@ class ProcessScanner:
             key = (pid, stat.start_ticks)
             tag = before.get(key)
             if tag is None:
-                tag = _tag_of(pid)
+                environment = shim.environment_of(pid)
+                tag = environment if _is_tagged(environment) else {}
             if up_seconds - stat.start_ticks / TICKS_PER_SECOND > _YOUNG_SECONDS:
                 self._tags[key] = tag
             if tag:
@@ -110,7 +100,7 @@ class ProcessScan:
     """The living processes of the machine and the environments of the tagged ones, by PID."""
 
     stats: Mapping[int, ProcessStat]
-    environments: Mapping[int, Mapping[str, str]]
+    environments: Mapping[int, Mapping[bytes, bytes]]
 
     @cached_property
     def _children(self) -> dict[int, list[int]]:
@@ -122,8 +112,7 @@ class ProcessScan:
     def processes_of(self, run_dir: Path, attempt: int | None = None) -> list[AttemptProcess]:
         """Every process of a run or of one ``attempt``, with its shim, in PID order."""
         stats = self.stats
-        environments = {pid: each for pid, each in self.environments.items() if is_tagged(each, run_dir.parent)}
-        tagged = {pid: _is_of(pid, values, run_dir, attempt) for pid, values in environments.items()}
+        tagged = {pid: _is_of(values, run_dir, attempt) for pid, values in self.environments.items()}
         listed = {
             identity.pid: place
             for identity, place in _listed(run_dir, attempt).items()
@@ -134,7 +123,7 @@ class ProcessScan:
             return []
         found = roots | shim.below(roots, self._children, lambda pid: not tagged.get(pid, True))
         places = {
-            pid: _place(pid, self.environments.get(pid) or environment_of(pid) or {}, listed.get(pid), run_dir)
+            pid: _place(pid, self.environments.get(pid) or shim.environment_of(pid), listed.get(pid), run_dir)
             for pid in found
         }
         parents = {pid: stats[pid].parent_pid for pid in found}
@@ -146,7 +135,7 @@ class ProcessScan:
     def owned(self, runs: Path) -> dict[int, Owner]:
         """The owner of each process of the runs in the folder ``runs``, by PID: by its own tag or that of its nearest
         tagged ancestor."""
-        tagged = {pid: owner_in(pid, each, runs) for pid, each in self.environments.items() if is_tagged(each, runs)}
+        tagged = {pid: _owner_in(each, runs) for pid, each in self.environments.items()}
         found: dict[int, Owner] = {}
         waiting = [(pid, owner) for pid, owner in tagged.items() if owner is not None]
         while waiting:
@@ -171,7 +160,7 @@ def tagged_processes(run_dir: Path | str, attempt: int | None = None) -> list[Pr
     return [
         ProcessIdentity(pid, scan.stats[pid].start_ticks, boot_id())
         for pid, environment in scan.environments.items()
-        if _is_of(pid, environment, run_dir, attempt)
+        if _is_of(environment, run_dir, attempt)
     ]
 
 
@@ -185,34 +174,15 @@ def files_written(attempts: Sequence[tuple[Path, int]]) -> list[set[tuple[int, i
     ]
 
 
-def is_tagged(environment: Mapping[str, str], runs: Path | str) -> bool:
-    """Whether an environment carries the tag of an agent, of a run in the folder ``runs`` (removed ones included), or
-    of a run of another home. A folder that is no run's was set by the program itself."""
-    folder = environment.get("GPUTUI_RUN_DIR")
-    if AGENT_MARK in environment or folder is None:
-        return AGENT_MARK in environment
-    return os.path.dirname(folder) == str(runs) or shim.is_run_folder(os.fsencode(folder))  # noqa: PTH120 - often
-
-
-def owner_in(pid: int, environment: Mapping[str, str], runs: Path | str) -> Owner | None:
-    """The owner that a process's environment is tagged with; None if that is no run in the folder ``runs``."""
-    run_id = environment.get("GPUTUI_RUN_ID")
-    if not run_id or AGENT_MARK in environment:
-        return None
-    if not names_folder(pid, environment.get("GPUTUI_RUN_DIR"), f"{runs}/{run_id}"):
-        return None
-    return Owner(run_id, rank_in(environment), _number(environment.get("GPUTUI_ATTEMPT", "")))
-
-
 def owner_of(pid: int, runs: Path | str) -> Owner | None:
-    """The owner of one process, as `ProcessScan.owned` tells those of all."""
+    """The owner of one process, as `ProcessScan.owned` finds those of all."""
     rank = None
     for _ in range(_DEEPEST):
-        environment = environment_of(pid) or {}
+        environment = shim.environment_of(pid)
         if rank is None:
             rank = shim.rank_by_output(pid, str(runs))
-        if is_tagged(environment, runs):
-            owner = owner_in(pid, environment, runs)
+        if _is_tagged(environment):
+            owner = _owner_in(environment, runs)
             return owner if owner is None or owner.rank is not None else owner._replace(rank=rank)
         stat = read_stat(pid)
         if stat is None or stat.parent_pid <= 1:
@@ -221,30 +191,30 @@ def owner_of(pid: int, runs: Path | str) -> Owner | None:
     return None
 
 
-def _tag_of(pid: int) -> Mapping[str, str]:
-    """The environment of a tagged process; empty for any other."""
-    raw = raw_environment(pid)
-    # Nearly all processes are untagged: only the rest is worth parsing.
-    if raw is None or not any(tag in raw for tag in _TAGS):
-        return {}
-    pairs = (item.partition(b"=") for item in raw.split(b"\0"))
-    environment = {_NAMES[name]: os.fsdecode(value) for name, _, value in pairs if name in _NAMES}
-    return environment if environment.keys() & {"GPUTUI_RUN_DIR", AGENT_MARK} else {}
+def _is_tagged(environment: Mapping[bytes, bytes]) -> bool:
+    """Whether an environment has the tag of an agent or of any run."""
+    return _TAG in environment or _AGENT in environment
 
 
-def _is_of(pid: int, environment: Mapping[str, str], run_dir: Path | str, attempt: int | None) -> bool:
-    if AGENT_MARK in environment:
+def _owner_in(environment: Mapping[bytes, bytes], runs: Path | str) -> Owner | None:
+    """The owner in a tagged environment; None if that is no run in the folder ``runs``."""
+    folder, run_id = os.path.split(os.fsdecode(environment.get(_TAG, b"")))
+    if _AGENT in environment or folder != str(runs) or not run_id:
+        return None
+    attempt = environment.get(b"GPUTUI_ATTEMPT", b"")
+    return Owner(run_id, shim.place_in(environment)[0], int(attempt) if attempt.isdigit() else None)
+
+
+def _is_of(environment: Mapping[bytes, bytes], run_dir: Path | str, attempt: int | None) -> bool:
+    owner = _owner_in(environment, os.path.dirname(run_dir))  # noqa: PTH120 - for every process of the machine
+    if owner is None or owner.run_id != os.path.basename(run_dir):  # noqa: PTH119
         return False
-    if attempt is not None and environment.get("GPUTUI_ATTEMPT") != str(attempt):
-        return False
-    return names_folder(pid, environment.get("GPUTUI_RUN_DIR"), run_dir)
+    return attempt is None or owner.attempt == attempt
 
 
-def _place(pid: int, environment: Mapping[str, str], listed: _Place | None, run_dir: Path) -> _Place:
+def _place(pid: int, environment: Mapping[bytes, bytes], listed: _Place | None, run_dir: Path) -> _Place:
     """Rank and local world size of a process by its environment, else the shim's list, else the log it writes."""
-    rank, size = rank_in(environment), _number(environment.get("LOCAL_WORLD_SIZE", ""))
-    if size is None and "RANK" not in environment and "LOCAL_RANK" in environment:
-        size = _number(environment.get("WORLD_SIZE", ""))
+    rank, size = shim.place_in(environment)
     if listed is not None:
         rank, size = listed[0] if rank is None else rank, listed[1] if size is None else size
     return shim.rank_by_output(pid, str(run_dir)) if rank is None else rank, size
@@ -283,10 +253,6 @@ def _listed(run_dir: Path, attempt: int | None) -> dict[ProcessIdentity, _Place]
 
 def _whole(value: object) -> int | None:
     return value if isinstance(value, int) else None
-
-
-def _number(text: str) -> int | None:
-    return int(text) if text.isascii() and text.isdigit() else None
 
 
 # --- the table of the screen -----------------------------------------------------------------------------------------

@@ -1,18 +1,16 @@
 """The shim: one per attempt, standard library only, started as a file by any Python of at least 3.9.
 
 It becomes a session leader and child subreaper, holds the GPU lock files, starts the attempt's command with its output
-going to a file, forwards a stop, and when the command has ended makes sure that no descendant is left. Then it writes
-``exit.json``. It never restarts anything and never looks at the database, so it outlives the agent and loses no exit.
+going to a file, forwards a stop, ends every descendant that outlives the command, and writes ``exit.json``. It never
+restarts anything and never opens the database, so it outlives the agent and loses no exit.
 
 Usage: shim.py ATTEMPT_DIR [DESCRIPTOR ...], where attempt.json says what to start (docs/attempts.md). The descriptors
-are its GPUs' locks where the agent has taken them already.
+are its GPUs' locks, if the agent holds them already.
 
-SIGTERM, SIGINT or SIGQUIT ask for a graceful stop; SIGUSR2 kills at once; every other signal that may be ignored is.
+SIGTERM, SIGINT and SIGQUIT ask for a graceful stop, SIGUSR2 kills at once, and other signals are ignored.
 
-It is one file on purpose. Couriers copy it to machines that have no gputui, `python -I -S` finds no module beside it,
-and an upgrade replaces it in one step: no shim ever starts with one half of each version. Its sections, each used by
-those above it: `Shim`; the processes of the run; procfs; kills for lack of memory; the locks of GPUs; what the
-launching shell had; an agent where none is alive; records.
+It is one file on purpose: couriers copy it to machines without gputui, `python -I -S` imports nothing from its folder,
+and an upgrade replaces it in one step.
 """
 
 from __future__ import annotations
@@ -32,9 +30,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 STRAY_GRACE_SECONDS = 2.0
@@ -44,36 +42,38 @@ EMPTY_LOOKS = 3
 LAST_CALL_SECONDS = 2.0
 UNKILLABLE_SECONDS = 30.0
 RECORD_BYTES = 4096
-# Whoever only looks at a lock holds it for an instant.
+# Whoever only tests a lock holds it for an instant.
 LOCK_SECONDS = 0.04
-# A kill for lack of memory explains an end that follows it within one or two of these, not one hours later.
+# An OOM kill explains an end that follows within one or two of these looks, not hours later.
 OOM_LOOK_SECONDS = 60.0
 # By then ranks exist, in their final control groups.
 FIRST_OOM_LOOK_SECONDS = 5.0
-# The one namespace whose PIDs the kernel's log tells (PROC_PID_INIT_INO, linux/proc_ns.h).
+# The one namespace whose PIDs are in the kernel's log (PROC_PID_INIT_INO, linux/proc_ns.h).
 FIRST_PID_NAMESPACE = 0xEFFFFFFC
 KMSG_RECORD_BYTES = 8192
 VICTIM = re.compile(rb"Killed process (\d+) \(")
-# How often the list of processes is brought up to date, and which share of a core that may cost at most.
+# How often the list of processes is updated, and the share of a core that this may cost.
 TREE_SECONDS = 1.0
 TREE_SHARE = 0.001
 YOUNG_SECONDS = 10.0
-# How often an agent is looked for. Another is started after two looks without one: an agent that hands over to the
-# next, or is killed and followed by its sampler's, is away for a moment.
+# An agent that hands over to the next, or is replaced by its sampler, is gone for a moment: two looks must miss it.
 AGENT_SECONDS = 15.0
 AGENT_LOOKS = 2
-# What may be over in a moment: no process, memory or descriptor is left, or the program is just being written.
+# Temporary errors: too many processes, no memory, no descriptor, or a program that is just being written.
 PASSING = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETXTBSY)
 PASSING_SECONDS = 60.0
 DEAD = ("Z", "X", "x")
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 WATCHED = (*STOP_SIGNALS, signal.SIGUSR2, signal.SIGCHLD)
-# By these a fault of the shim itself ends it; these stop or continue it; the others have no effect by default.
+# Faults of the shim itself, job control, and signals without an effect by default.
 LEFT_ALONE = (
     *(signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGSYS, signal.SIGTRAP),
     *(signal.SIGKILL, signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGCONT),
     *(signal.SIGURG, signal.SIGWINCH),
 )
+Stat = tuple[int, str, int]
+"""Parent, state letter and start ticks of a process."""
+T = TypeVar("T")
 
 
 def main() -> int:
@@ -82,7 +82,7 @@ def main() -> int:
 
 
 class Shim:
-    """One attempt from start to exit.json."""
+    """One attempt from its start to exit.json."""
 
     def __init__(self, directory: Path, locks: list[int] | None = None) -> None:
         self.directory = directory
@@ -92,28 +92,26 @@ class Shim:
         self.plan: dict[str, Any] = json.loads((directory / "attempt.json").read_text("utf-8"))
         self.grace = float(self.plan["grace_seconds"])
         self.run_dir = os.fsencode(self.plan["env"]["GPUTUI_RUN_DIR"])
-        self.status: int | None = None
-        # When the command ended: a full disk leaves no message, for there is no room for one.
-        self.free_bytes: int | None = None
         self.child = 0
+        self.status: int | None = None
+        # Free space when the command ended: on a full disk it could not write why it failed.
+        self.free_bytes: int | None = None
         # The record of the start, until it is written.
         self.started: dict[str, Any] | None = None
-        self.stop_requested = False
+        self.stop_requested = self.asked_politely = self.forced = False
         self.stop_signal: int | None = None
-        self.asked_politely = False
-        self.forced = False
-        # Who has got SIGTERM from this process.
+        # The processes that this one has sent SIGTERM.
         self.asked: set[int] = set()
         self.last_call_at: float | None = None
         self.kill_at: float | None = None
         self.killed_at: float | None = None
         self.oom = OomWatch()
-        self.look_at = time.monotonic() + min(FIRST_OOM_LOOK_SECONDS, OOM_LOOK_SECONDS)
+        self.look_at = time.monotonic() + FIRST_OOM_LOOK_SECONDS
         self.family = Family(self.run_dir, str(directory))
         self.tree_at = time.monotonic()
         self.is_listed = True
         self.agent = AgentWatch(self.plan.get("agent"))
-        # The ranks that a signal ended, in their order, until this process sends any itself.
+        # Ranks that a signal ended before this process sent any, in order.
         self.killed_ranks: dict[int, dict[str, int]] = {}
         self.watched_ranks: set[int] = set()
         self.sends_signals = False
@@ -121,56 +119,55 @@ class Shim:
         self.left_behind: list[str] = []
 
     def run(self) -> int:
-        """Serve the attempt until exit.json is written; returns the exit code of this process."""
+        """Serve the attempt until exit.json is written; return this process's exit code."""
         started_at = time.time()
         signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        # If it were ignored, as in some starters, no exit status could be collected.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         survive_signals()
         if not self.claim():
             return 0
-        reserve_record(self.directory / "exit.json")
-        reserve_record(self.directory / "started.json")
+        for name in ("exit.json", "started.json"):
+            reserve_record(self.directory / name)
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        locks, conflict = (
-            (self.locks, [])
-            if self.locks
-            else take_locks(self.plan["lock_files"], shared=self.plan.get("shares_gpus", False))
-        )
+        locks, conflict = self.locks, list[str]()
+        if not locks:
+            locks, conflict = take_locks(self.plan["lock_files"], shared=self.plan.get("shares_gpus", False))
         error = None if conflict else self.start()
         survivors = self.supervise() if self.child else []
-        record = {
-            **self.outcome(survivors),
-            "started_at": started_at,
-            "error": error,
-            "lease_conflict": conflict or None,
-        }
+        record = self.outcome(survivors)
+        record |= {"started_at": started_at, "error": error, "lease_conflict": conflict or None}
         self.note_start()
         if survivors:
+            # The list names those that could not be ended.
             self.list_processes()
-        self.remove_working_files(keep_list=bool(survivors))
-        self.write_end(record)
+        for name in ("started.json.tmp", "processes.json.tmp", *(() if survivors else ("processes.json",))):
+            with contextlib.suppress(OSError):
+                (self.directory / name).unlink()
+        self.patiently(lambda: write_record(self.directory / "exit.json", record))
         for descriptor in locks:
             os.close(descriptor)
-        # Whoever asked it to stop gracefully knows of the end, and a machine that goes down needs no agent.
+        # Who asked for a graceful stop knows of the end, and a machine that shuts down needs no agent.
         if not self.asked_politely:
             self.agent.start()
         return 0
 
-    def write_end(self, record: dict[str, Any]) -> None:
-        """Write exit.json, for some time also where no descriptor is left at first."""
-        until = time.monotonic() + PASSING_SECONDS
-        while True:
-            try:
-                return write_record(self.directory / "exit.json", record)
-            except OSError as error:
-                if error.errno not in PASSING or time.monotonic() >= until:
-                    raise
-            self.wait_for_signal(1.0)
+    def claim(self) -> bool:
+        """Whether this attempt is this shim's: the successor of an agent that was killed while starting one may have
+        started another."""
+        self.claimed = os.open(self.directory / "attempt.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self.claimed, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        return not (self.directory / "exit.json").exists()
 
     def outcome(self, survivors: list[int]) -> dict[str, Any]:
-        """How the command ended and what it took, as exit.json has it. ``survivors`` could not be killed."""
+        """How the command ended and its resources, as in exit.json. ``survivors`` could not be killed."""
         usage = resource.getrusage(resource.RUSAGE_CHILDREN)
         code = None if self.status is None else os.waitstatus_to_exitcode(self.status)
+        self.oom.read_victims(self.family.others)
         return {
             "code": code if code is not None and code >= 0 else None,
             "signal": -code if code is not None and code < 0 else None,
@@ -185,31 +182,11 @@ class Shim:
             "disk_free_bytes": self.free_bytes,
             "pid": self.child or None,
             "killed_ranks": list(self.killed_ranks.values()),
-            **self.oom_record(),
+            **self.oom.record(),
         }
 
-    def oom_record(self) -> dict[str, Any]:
-        self.oom.read_victims(self.family.not_mine())
-        return self.oom.record()
-
-    def remove_working_files(self, *, keep_list: bool) -> None:
-        """The list of processes stays where it names somebody who could not be ended."""
-        for name in ("started.json.tmp", "processes.json.tmp", *(() if keep_list else ("processes.json",))):
-            with contextlib.suppress(OSError):
-                (self.directory / name).unlink()
-
-    def claim(self) -> bool:
-        """Whether this attempt is this shim's: an agent that was killed while starting one may have its successor
-        start another."""
-        self.claimed = os.open(self.directory / "attempt.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self.claimed, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return False
-        return not (self.directory / "exit.json").exists()
-
     def start(self) -> str | None:
-        """Start the command. Returns why that is not possible, or None."""
+        """Start the command. Return why that is not possible, or None."""
         shell = self.plan.get("shell") or {}
         environment = {**(shell.get("environment") or os.environ), **self.plan["env"]}
         limits, refused = limits_to_set(shell.get("limits") or {})
@@ -221,165 +198,157 @@ class Shim:
             restore_signals()
             apply_shell(limits, nice, shell.get("affinity"), shell.get("umask"))
 
-        until = time.monotonic() + PASSING_SECONDS
-        while True:
-            try:
-                boot = boot_id()
-                with (self.directory / self.plan.get("output", "output.log")).open("ab", buffering=0) as output:
-                    process = subprocess.Popen(
-                        self.plan["argv"],
-                        cwd=self.plan["cwd"],
-                        env=environment,
-                        stdin=subprocess.DEVNULL,
-                        stdout=output,
-                        stderr=subprocess.STDOUT,
-                        start_new_session=True,
-                        # The shim has one thread by now, so that code between fork and exec is safe here.
-                        preexec_fn=prepare,
-                    )
-                break
-            except OSError as error:
-                if error.errno not in PASSING or not self.may_try_again(until):
-                    return f"{error.strerror or error}: {error.filename or self.plan['argv'][0]}"
+        def spawn() -> subprocess.Popen[bytes]:
+            if self.stop_requested:
+                raise OSError(errno.ECANCELED, "stopped before the command could be started")
+            with (self.directory / self.plan.get("output", "output.log")).open("ab", buffering=0) as output:
+                return subprocess.Popen(
+                    self.plan["argv"],
+                    cwd=self.plan["cwd"],
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    # The shim still has a single thread, so code between fork and exec is safe.
+                    preexec_fn=prepare,
+                )
+
+        try:
+            process = self.patiently(spawn)
+        except OSError as error:
+            return f"{error.strerror or error}: {error.filename or self.plan['argv'][0]}"
         self.child = process.pid
-        # Only `reap` may ask how a child ended. A Popen that does not know asks once more when it is forgotten, and
-        # would take the status of a command that has ended by then.
+        # Only `reap` may collect exit statuses; a Popen without one would, when it is deleted.
         process.returncode = 0
-        own = child = None
-        with contextlib.suppress(OSError):
-            own, child = stat_of(os.getpid()), stat_of(self.child)
+        own, child = stat_of(os.getpid()), stat_of(self.child)
         self.started = {
             "shim_pid": os.getpid(),
             "shim_start_ticks": own[2] if own else None,
             "pid": self.child,
             "start_ticks": child[2] if child else None,
-            "boot_id": boot,
-            # What the launching shell had and this process may not give.
+            "boot_id": boot_id(),
+            # What the launching shell had and this process may not set.
             "refused": refused,
             "at": time.time(),
         }
         self.note_start()
         return None
 
-    def may_try_again(self, until: float) -> bool:
-        """Let a second pass; False where ``until`` (monotonic) comes before, or a stop does."""
-        again_at = time.monotonic() + 1.0
-        while again_at < until and not self.stop_requested:
-            left = again_at - time.monotonic()
-            if left <= 0:
-                return True
-            # What was forked in vain has sent SIGCHLD, which ends no pause.
-            self.wait_for_signal(left)
-        return False
+    def patiently(self, action: Callable[[], T]) -> T:
+        """The result of ``action``, repeated for a minute while it fails with a temporary error. Raises OSError."""
+        until = time.monotonic() + PASSING_SECONDS
+        while True:
+            try:
+                return action()
+            except OSError as error:
+                if error.errno not in PASSING or time.monotonic() >= until:
+                    raise
+            again_at = time.monotonic() + 1.0
+            # A child that failed to start sends SIGCHLD, which must not shorten the pause.
+            while (left := again_at - time.monotonic()) > 0:
+                self.wait_for_signal(left)
 
     def note_start(self) -> None:
-        """Write who was started. A full disk does not undo the start: it is tried again with every look."""
+        """Write the record of the start; if the disk is full, the next look tries again."""
         if self.started is not None:
             with contextlib.suppress(OSError):
                 write_record(self.directory / "started.json", self.started)
                 self.started = None
 
     def supervise(self) -> list[int]:
-        """Wait for the command, then for everything it left behind. Returns what could not be killed.
-
-        Where no descriptor is left for the moment, a look fails and is made again; the wait goes on."""
-        while self.status is None:
+        """Wait for the command, then end everything it left behind. Return what could not be killed."""
+        while True:
             deadline = self.kill_at if self.last_call_at is None else self.last_call_at
             due = min(self.look_at, self.tree_at, self.agent.due, *(() if deadline is None else (deadline,)))
             self.wait_for_signal(due - time.monotonic())
             self.reap()
-            if time.monotonic() >= self.look_at and self.status is None:
-                self.look_at = time.monotonic() + OOM_LOOK_SECONDS
-                self.oom.read_victims(self.family.not_mine())
-                with contextlib.suppress(OSError):
-                    self.oom.look(self.descendants())
-            if time.monotonic() >= self.tree_at and self.status is None:
+            if self.status is not None:
+                return self.sweep()
+            now = time.monotonic()
+            if now >= self.look_at:
+                self.look_at = now + OOM_LOOK_SECONDS
+                self.oom.read_victims(self.family.others)
+                self.oom.look(set(self.descendants()))
+            if now >= self.tree_at:
                 self.list_processes()
-            if time.monotonic() >= self.agent.due and self.status is None and not self.asked_politely:
-                with contextlib.suppress(OSError):
-                    self.agent.look()
-            if self.last_call_at is not None and time.monotonic() >= self.last_call_at and self.status is None:
+            if now >= self.agent.due and not self.asked_politely:
+                self.agent.look()
+            if self.last_call_at is not None and now >= self.last_call_at:
                 self.last_call_at = None
-                with contextlib.suppress(OSError):
-                    self.ask(self.descendants())
-            if self.kill_at is not None and time.monotonic() >= self.kill_at and self.status is None:
+                self.ask(set(self.descendants()))
+            if self.kill_at is not None and now >= self.kill_at:
                 self.forced = True
-                if self.killed_at is None:
-                    self.killed_at = time.monotonic()
-                # All that is sure to be the run's without a look; the sweep ends the others.
-                left = {self.child}
-                with contextlib.suppress(OSError):
-                    left = self.descendants()
-                if time.monotonic() - self.killed_at > UNKILLABLE_SECONDS:
-                    # Another user's (sudo), or stuck in the kernel: whoever waits for its end is not to wait for ever.
-                    return sorted(left | {self.child})
+                self.killed_at = self.killed_at or now
+                left = set(self.descendants()) | {self.child}
+                if now - self.killed_at > UNKILLABLE_SECONDS:
+                    # Another user's (sudo), or stuck in the kernel.
+                    return sorted(left)
                 signal_all(left, signal.SIGKILL)
-                self.kill_at = time.monotonic() + 1.0
-        return self.sweep()
+                self.kill_at = now + 1.0
 
     def list_processes(self) -> None:
-        """Keep processes.json true: which processes there are, for an agent, and for the one that finds them without
-        this shim. A look that takes long, among many processes, is made the less often."""
+        """Update processes.json, for an agent that comes when this shim is gone. The slower a look, the longer the time
+        to the next one."""
         began = time.process_time()
         # Before the next look forgets who is gone.
-        self.oom.read_victims(self.family.not_mine())
-        with contextlib.suppress(OSError):
-            if self.family.look(time.monotonic()):
-                self.is_listed = False
-                self.watch_ranks()
-            if not self.is_listed:
-                self.is_listed = self.write_list()
+        self.oom.read_victims(self.family.others)
+        if self.family.look(time.monotonic()):
+            self.is_listed = False
+            self.watch_ranks()
+        if not self.is_listed:
+            self.is_listed = self.write_list()
         self.note_start()
         self.tree_at = time.monotonic() + max(TREE_SECONDS, (time.process_time() - began) / TREE_SHARE)
 
-    def watch_ranks(self) -> None:
-        """If a script starts its ranks itself, only it learns how they end: a thread for each
-        sees it before the script does. Without pidfd_open there is none."""
-        for pid, member in self.family.members.items() if self.family.first is not None else ():
-            if pid in (self.child, *self.watched_ranks) or self.family.leader(pid) is None:
-                continue
-            self.watched_ranks.add(pid)
-            with contextlib.suppress(OSError, AttributeError, RuntimeError):
-                descriptor = os.pidfd_open(pid)
-                threading.Thread(target=self.await_end, args=(descriptor, member), daemon=True).start()
-
-    def await_end(self, descriptor: int, rank: Descendant) -> None:
-        """Sleep until a rank has ended, and look how before its parent has asked."""
-        select.select([descriptor], [], [])
-        status = status_of_dead(rank.pid, rank.start_ticks)
-        os.close(descriptor)
-        if status is not None:
-            self.note_end(rank.pid, status)
-
-    def note_end(self, pid: int, status: int) -> None:
-        """Keep which rank a signal has ended: its launcher may not tell."""
-        rank = self.family.leader(pid)
-        if rank is None or self.stop_requested or self.sends_signals or not os.WIFSIGNALED(status):
-            return
-        if os.WTERMSIG(status) not in (signal.SIGTERM, signal.SIGINT):
-            found = {"rank": int(rank.rank or 0), "pid": pid, "signal": os.WTERMSIG(status)}
-            self.killed_ranks.setdefault(pid, found)
-
     def write_list(self) -> bool:
-        """Whether there was room for the list. It need not outlive a power cut, so nothing is synced."""
-        path = self.directory / "processes.json"
-        temporary = path.with_name(path.name + ".tmp")
+        """Whether there was room for the list. It need not survive a power cut, so it is not synced."""
+        temporary = self.directory / "processes.json.tmp"
         record = {"boot_id": boot_id(), "processes": [member.to_json() for member in self.family.members.values()]}
         try:
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
                 json.dump(record, file)
-            temporary.replace(path)
+            temporary.replace(self.directory / "processes.json")
         except OSError:
             return False
         return True
 
-    def sweep(self) -> list[int]:
-        """Ask what is left to end, then kill it: after a short time, or after a polite stop once the grace is over, for
-        the script that saves may run behind a command that SIGTERM ends at once (a shell, a launcher).
+    def watch_ranks(self) -> None:
+        """Watch the ranks of a script that starts them itself, with a thread for each: how they end is told to the
+        script alone, and the thread sees it first."""
+        for pid, member in self.family.members.items() if self.family.first is not None else ():
+            if pid in (self.child, *self.watched_ranks) or self.family.leader(pid) is None:
+                continue
+            self.watched_ranks.add(pid)
+            with contextlib.suppress(OSError, AttributeError):
+                descriptor = os.pidfd_open(pid)
+                threading.Thread(target=self.await_end, args=(descriptor, member), daemon=True).start()
 
-        A look at the list of processes misses one whose parent ends meanwhile. That nothing is left is known once a
-        subreaper has no child, or, where an agent that was started from inside the run is one, after some looks."""
+    def await_end(self, descriptor: int, rank: Descendant) -> None:
+        """Wait until a rank has ended, and read how before its parent has asked."""
+        select.select([descriptor], [], [])
+        fields = stat_fields(rank.pid)
+        os.close(descriptor)
+        if fields is not None and fields[0] in DEAD and int(fields[19]) == rank.start_ticks:
+            self.note_end(rank.pid, int(fields[49]))
+
+    def note_end(self, pid: int, status: int) -> None:
+        """Note a rank that a signal ended; its launcher may not report it."""
+        rank = self.family.leader(pid)
+        if rank is None or self.stop_requested or self.sends_signals or not os.WIFSIGNALED(status):
+            return
+        number = os.WTERMSIG(status)
+        if number not in (signal.SIGTERM, signal.SIGINT):
+            self.killed_ranks.setdefault(pid, {"rank": int(rank.rank or 0), "pid": pid, "signal": number})
+
+    def sweep(self) -> list[int]:
+        """Ask the remaining processes to end, then kill them: soon, but after a graceful stop only when the grace is
+        over, because the script that saves may run behind a command that SIGTERM ends at once (a shell, a launcher).
+        Return what could not be killed.
+
+        A single look misses a process whose parent ends meanwhile: nothing is left when this subreaper has no child,
+        or, if an agent that was started from inside the run is one, after several empty looks."""
         began = time.monotonic()
         is_polite, kill_at, last_call_at = self.asked_politely, began + STRAY_GRACE_SECONDS, began
         if is_polite and self.kill_at is not None:
@@ -387,78 +356,80 @@ class Shim:
         empty_looks = 0
         has_succeeded = self.status == 0 and not self.stop_requested
         while self.reap() and empty_looks < EMPTY_LOOKS:
-            left, first, is_known, is_agent_there = set[int](), set[int](), False, False
-            with contextlib.suppress(OSError):
-                left = self.descendants()
-                first = self.first_of(left)
-                is_known = True
-                is_agent_there = not left and any(is_of_another(pid, self.run_dir) for pid in children_of(os.getpid()))
-            empty_looks = empty_looks + 1 if is_agent_there else 0
+            found = self.descendants()
+            left = set(found)
+            empty_looks = 0 if left or not self.has_foreign_child() else empty_looks + 1
             now = time.monotonic()
             if self.forced:
                 kill_at = min(kill_at, now)
-            if is_known and now > kill_at + UNKILLABLE_SECONDS:
+            if now > kill_at + UNKILLABLE_SECONDS:
                 return sorted(left)
             if now >= kill_at:
                 signal_all(left, signal.SIGKILL)
                 self.forced = self.forced or (is_polite and bool(left))
-            elif has_succeeded and now < began + HELPER_SECONDS:
-                pass
-            else:
+            elif not has_succeeded or now >= began + HELPER_SECONDS:
                 if has_succeeded and not self.left_behind:
                     self.left_behind = sorted(filter(None, map(name_of, left)))
-                # Also what was begun since: one may answer with another process.
-                self.ask(left if now >= last_call_at else first)
+                self.ask(left if now >= last_call_at else self.first_of(found))
             self.asked &= left
             self.sends_signals = self.sends_signals or bool(left)
             self.wait_for_signal(0.05 if now < began + STRAY_GRACE_SECONDS or now >= last_call_at else 0.5)
         return []
 
-    def first_of(self, left: set[int]) -> set[int]:
-        """Whom to ask before the last call: what a script needs to save, its data loaders or the ``tee`` behind its
-        pipe, must not end before it. So only those whose parents are gone, and those that SIGTERM ends at once last."""
-        heads = {pid for pid in left - self.asked if (stat_of(pid) or (0,))[0] == os.getpid()}
+    def first_of(self, found: dict[int, Stat]) -> set[int]:
+        """Whom to ask before the last call: a script that saves may need its data loaders, or the ``tee`` behind its
+        pipe. So only those without a living parent, and of these first the ones that handle SIGTERM."""
+        heads = {pid for pid, stat in found.items() if pid not in self.asked and stat[0] == os.getpid()}
         savers = {pid for pid in heads if catches(pid, signal.SIGTERM)}
-        return savers if savers or self.asked & left else heads
+        return savers if savers or self.asked & found.keys() else heads
 
     def ask(self, pids: set[int]) -> None:
-        """Ask processes to end, each once: a script may take a second signal for an order to end without a save."""
+        """Ask processes to end, each once: a script may take a second signal as an order to end without a save."""
         signal_all(pids - self.asked, signal.SIGTERM)
         self.asked |= pids
 
-    def descendants(self) -> set[int]:
-        return descendants(self.run_dir)
+    def descendants(self) -> dict[int, Stat]:
+        """Every living process of the run below this one."""
+        stats = {pid: stat for pid in all_pids() if (stat := stat_of(pid)) is not None}
+        own = os.getpid()
+        # A child of this process that looks dead and cannot be reaped has living threads.
+        alive = {pid: stat for pid, stat in stats.items() if stat[1] not in DEAD or stat[0] == own}
+        return {pid: alive[pid] for pid in below({own}, children_in(alive), self.is_of_another)}
+
+    def is_of_another(self, pid: int) -> bool:
+        return is_of_another(environment_of(pid), self.run_dir)
+
+    def has_foreign_child(self) -> bool:
+        """Whether an agent that was started from inside the run is a child of this process."""
+        own = os.getpid()
+        children = (pid for pid in all_pids() if (stat := stat_of(pid)) is not None and stat[0] == own)
+        return any(self.is_of_another(pid) for pid in children)
 
     def wait_for_signal(self, timeout: float) -> None:
-        """Sleep until a signal arrives or ``timeout`` seconds passed, and note what it asks for."""
+        """Wait until a signal arrives or ``timeout`` seconds have passed, and note what it asks for."""
         info = signal.sigtimedwait(WATCHED, max(timeout, 0.0))
-        if info is None:
+        if info is None or info.si_signo == signal.SIGCHLD:
             return
         number = info.si_signo
-        if self.stop_signal is None and number != signal.SIGCHLD:
-            self.stop_signal = number
-        if number in STOP_SIGNALS and not self.stop_requested:
+        self.stop_signal = self.stop_signal or number
+        if number == signal.SIGUSR2:
+            self.stop_requested = self.forced = True
+            self.last_call_at, self.kill_at = None, time.monotonic()
+        elif not self.stop_requested:
             self.stop_requested = self.asked_politely = True
             self.kill_at = time.monotonic() + self.grace
             self.last_call_at = self.kill_at - min(LAST_CALL_SECONDS, self.grace / 2)
-            # First only the command itself: torchrun passes it on to its ranks, and a rank that wants to finish its
-            # step must not lose its data loaders meanwhile. Everything else is asked shortly before the grace ends.
-            # Once the command has ended, the sweep asks those that it leaves without a parent.
+            # First only the command: torchrun passes it on to its ranks, which need their data loaders to finish a
+            # step. All others are asked shortly before the grace ends, and by the sweep.
             if self.status is None and self.child:
                 self.ask({self.child})
-        elif number == signal.SIGUSR2:
-            self.stop_requested = self.forced = True
-            self.last_call_at = None
-            self.kill_at = time.monotonic()
 
     def reap(self) -> bool:
-        """Collect every child that ended: an unreaped one would look alive for ever. Whether one is left."""
+        """Collect every child that ended. Whether one is left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                if self.child and self.status is None:
-                    raise RuntimeError("somebody else has taken the command's exit status") from None
                 return False
             if pid == 0:
                 return True
@@ -471,22 +442,16 @@ class Shim:
 # --- the processes of the run -----------------------------------------------------------------------------------------
 
 
-def descendants(run_dir: bytes) -> set[int]:
-    """Every living process below this one that belongs to the run in ``run_dir``. As a subreaper the shim inherits
-    what its descendants leave behind, so the parent chain is complete however often they forked or called setsid."""
-    own = os.getpid()
+def children_in(stats: dict[int, Stat]) -> dict[int, list[int]]:
+    """PIDs by the PID of their parent."""
     children: dict[int, list[int]] = {}
-    for pid in all_pids():
-        stat = stat_of(pid)
-        # A child of this process that looks dead and cannot be reaped has threads that live.
-        if stat is not None and (stat[1] not in DEAD or stat[0] == own):
-            children.setdefault(stat[0], []).append(pid)
-    return below({own}, children, lambda pid: is_of_another(pid, run_dir))
+    for pid, (parent, _, _) in stats.items():
+        children.setdefault(parent, []).append(pid)
+    return children
 
 
 def below(roots: set[int], children: dict[int, list[int]], is_barred: Callable[[int], bool]) -> set[int]:
-    """Everything that hangs below ``roots`` in a process tree, without them; what is barred is left out with all that
-    hangs below it."""
+    """Everything below ``roots`` in a process tree; what is barred is left out with all below it."""
     found: set[int] = set()
     waiting = list(roots)
     while waiting:
@@ -497,91 +462,84 @@ def below(roots: set[int], children: dict[int, list[int]], is_barred: Callable[[
     return found
 
 
-class Family:
-    """The processes of the run below this one, remembered as they were when they were young.
+class Descendant:
+    """A process of the run. ``rank``, and ``size``, the number of ranks on this machine, are None if unknown."""
 
-    A look is cheap: nothing happens while the kernel has given out no new number, and of new processes only the
-    parent is read. Whose child a process is, is settled at its birth: below a subreaper no process moves in or out.
+    def __init__(self, pid: int, parent: int, start_ticks: int, until: float) -> None:
+        self.pid, self.parent, self.start_ticks = pid, parent, start_ticks
+        self.rank: int | None = None
+        self.size: int | None = None
+        self.has_own_rank = False
+        # Until it calls exec, a fork has its parent's environment, so it is read repeatedly.
+        self.young_until = until
+
+    def to_json(self) -> dict[str, int | None]:
+        return {"pid": self.pid, "start_ticks": self.start_ticks, "rank": self.rank, "local_world_size": self.size}
+
+
+class Family:
+    """The processes of the run below this one, with what their environments said when they were young.
+
+    A look is cheap: nothing happens while the kernel has given out no new PID, and of all other processes only new ones
+    are read. Below a subreaper a process never changes its ancestors' run, so its place is settled at its birth.
+    ``others`` are the processes that are not of the run.
     """
 
     def __init__(self, run_dir: bytes, folder: str) -> None:
         self.run_dir, self.folder = run_dir, folder
-        self.own = os.getpid()
         self.members: dict[int, Descendant] = {}
-        # Agents that were started from inside the run, and what hangs below them.
         self.others: set[int] = set()
-        self.strangers: set[int] = set()
         self.newest: int | None = None
         self.first: Descendant | None = None
 
     def look(self, now: float) -> bool:
-        """Update the members; whether the list of processes changed. ``now`` is monotonic."""
-        before = {pid: member.to_json() for pid, member in self.members.items()}
+        """Update the members; whether they changed. ``now`` is monotonic."""
+        before = [member.to_json() for member in self.members.values()]
         newest = newest_pid()
         if newest is None or newest != self.newest:
             if newest is None or self.newest is None or newest < self.newest:
-                self.forget_reused_pids()
-            self.admit(now)
+                # PIDs have wrapped around: any number may be another process now.
+                self.others.clear()
             self.newest = newest
+            self.admit(now)
         for member in list(self.members.values()):
-            if now < member.young_until and member.pid in self.members:
+            if now < member.young_until:
                 self.read(member)
         self.find_first_rank()
-        return before != {pid: member.to_json() for pid, member in self.members.items()}
-
-    def not_mine(self) -> set[int]:
-        """The processes of others, as of the last look."""
-        return self.strangers | self.others
-
-    def leader(self, pid: int) -> Descendant | None:
-        """The member with this PID where it is a rank itself; its helpers have the rank from it."""
-        member = self.members.get(pid)
-        parent = None if member is None else self.members.get(member.parent)
-        is_leader = member is not None and member.rank is not None and (parent is None or parent.rank != member.rank)
-        return member if is_leader else None
-
-    def forget_reused_pids(self) -> None:
-        """PIDs have wrapped around: any number may be another process now."""
-        self.strangers.clear()
-        self.others.clear()
-        for member in list(self.members.values()):
-            stat = stat_of(member.pid)
-            if stat is None or stat[2] != member.start_ticks:
-                del self.members[member.pid]
+        return before != [member.to_json() for member in self.members.values()]
 
     def admit(self, now: float) -> None:
-        """Sort every new process into members, others and strangers; forget those that are gone."""
-        pids = set(all_pids())
-        for pid in self.members.keys() - pids:
-            del self.members[pid]
-        self.strangers &= pids
+        """Find new members, and forget what is gone."""
+        pids, own = set(all_pids()), os.getpid()
         self.others &= pids
-        new: dict[int, tuple[int, str, int]] = {}
-        for pid in pids - self.members.keys() - self.strangers - self.others - {self.own}:
-            stat = stat_of(pid)
-            if stat is not None and stat[1] not in DEAD:
-                new[pid] = stat
-        found = True
-        while found:
-            found = False
-            for pid, (parent, _, start_ticks) in list(new.items()):
-                if parent in self.others:
-                    self.others.add(pid)
-                elif parent == self.own or parent in self.members:
-                    self.members[pid] = Descendant(pid, parent, start_ticks, now + YOUNG_SECONDS)
-                    self.read(self.members[pid])
-                else:
-                    continue
-                del new[pid]
-                found = True
-        # Of one whose parent has just gone, nothing is known before the next look: it may hang below this one by then.
-        self.strangers |= {
-            pid for pid, stat in new.items() if not stat[0] or stat[0] in new or stat[0] in self.strangers
-        }
+        found = ((pid, stat_of(pid)) for pid in pids - self.others)
+        stats = {pid: stat for pid, stat in found if stat is not None and stat[1] not in DEAD}
+        known, self.members = self.members, {}
+        ours = below({own}, children_in(stats), lambda pid: pid not in known and self.is_of_another(pid))
+        for pid in sorted(ours, key=lambda pid: (stats[pid][2], pid)):
+            parent, _, start_ticks = stats[pid]
+            member = known.get(pid)
+            if member is None or member.start_ticks != start_ticks:
+                member = Descendant(pid, parent, start_ticks, now + YOUNG_SECONDS)
+            self.members[pid] = member
+        # A process whose parent has just gone may be below this one at the next look.
+        elsewhere = stats.keys() - ours - {own}
+        self.others |= {pid for pid in elsewhere if not stats[pid][0] or stats[pid][0] in stats.keys() | self.others}
+
+    def is_of_another(self, pid: int) -> bool:
+        return is_of_another(environment_of(pid), self.run_dir)
+
+    def leader(self, pid: int) -> Descendant | None:
+        """The member with this PID if it is a rank itself, not a helper of one."""
+        member = self.members.get(pid)
+        if member is None or member.rank is None:
+            return None
+        parent = self.members.get(member.parent)
+        return member if parent is None or parent.rank != member.rank else None
 
     def find_first_rank(self) -> None:
-        """A script that starts the other ranks itself is the first, and what it sets in its own environment cannot be
-        seen from outside: the parent of ranks from 1 on, where none of them is 0."""
+        """Find the rank 0 that sets its own environment, invisibly: a script that starts the other ranks itself, the
+        parent of ranks from 1 on."""
         known = [member for member in self.members.values() if member.has_own_rank and member.rank is not None]
         if any(member.rank == 0 for member in known):
             if self.first is not None:
@@ -594,79 +552,56 @@ class Family:
             self.first = parent
 
     def read(self, member: Descendant) -> None:
-        """Learn what a member's environment tells, or its output, or its parent's."""
+        """Read a member's rank from its environment, its output, or its parent."""
         environment = environment_of(member.pid)
-        if names_another(environment, self.run_dir):
-            del self.members[member.pid]
+        if is_of_another(environment, self.run_dir):
+            self.members.pop(member.pid, None)
             self.others.add(member.pid)
             return
         parent = self.members.get(member.parent)
-        rank = rank_in(environment)
-        if rank is None:
-            rank = rank_by_output(member.pid, self.folder)
-        if rank is None and member.rank is None and parent is not None:
-            rank = parent.rank
-        member.has_own_rank = member.has_own_rank or rank_in(environment) is not None
-        if rank is not None:
-            member.rank = rank
-        size = number_in(environment, b"LOCAL_WORLD_SIZE")
-        if size is None and b"RANK" not in environment and b"LOCAL_RANK" in environment:
-            size = number_in(environment, b"WORLD_SIZE")
-        if size is None and member.size is None and parent is not None:
-            size = parent.size
-        if size is not None:
-            member.size = size
+        own, size = place_in(environment)
+        member.has_own_rank = member.has_own_rank or own is not None
+        rank = rank_by_output(member.pid, self.folder) if own is None else own
+        if parent is not None:
+            rank = parent.rank if rank is None and member.rank is None else rank
+            size = parent.size if size is None and member.size is None else size
+        member.rank = member.rank if rank is None else rank
+        member.size = member.size if size is None else size
 
 
-class Descendant:
-    """A process of the run. ``rank`` and ``size``, the number of ranks here, are None if nothing says."""
-
-    def __init__(self, pid: int, parent: int, start_ticks: int, until: float) -> None:
-        self.pid, self.parent, self.start_ticks = pid, parent, start_ticks
-        self.rank: int | None = None
-        self.size: int | None = None
-        self.has_own_rank = False
-        # A fork shows its parent's environment until it has called exec: so long it is read again.
-        self.young_until = until
-
-    def to_json(self) -> dict[str, int | None]:
-        return {"pid": self.pid, "start_ticks": self.start_ticks, "rank": self.rank, "local_world_size": self.size}
+def is_of_another(environment: dict[bytes, bytes], run_dir: bytes) -> bool:
+    """Whether a process with this environment is an agent that was started from inside the run in ``run_dir``, or
+    belongs to a run of that agent."""
+    return b"GPUTUI_AGENT" in environment or environment.get(b"GPUTUI_RUN_DIR", run_dir) != run_dir
 
 
-def is_of_another(pid: int, run_dir: bytes) -> bool:
-    """Whether a process is an agent that was started from inside this run, or of a run which that agent started:
-    they hang below this shim, and are none of its business."""
-    return names_another(environment_of(pid), run_dir)
+def place_in(environment: Mapping[bytes, bytes]) -> tuple[int | None, int | None]:
+    """The rank in an environment, and the number of ranks on this machine. Launchers of one machine, such as
+    Lightning's, set the local rank alone."""
+    values = {name: int(value) for name, value in environment.items() if value.isdigit()}
+    rank, size = values.get(b"RANK"), values.get(b"LOCAL_WORLD_SIZE")
+    if b"RANK" not in environment and b"LOCAL_RANK" in environment:
+        size = values.get(b"WORLD_SIZE") if size is None else size
+        if not values.get(b"NODE_RANK") and not values.get(b"GROUP_RANK"):
+            rank = values.get(b"LOCAL_RANK")
+    return rank, size
 
 
-def names_another(environment: dict[bytes, bytes], run_dir: bytes) -> bool:
-    """The same, from an environment."""
-    folder = environment.get(b"GPUTUI_RUN_DIR", run_dir)
-    return b"GPUTUI_AGENT" in environment or (folder != run_dir and is_run_folder(folder))
-
-
-def is_run_folder(folder: bytes) -> bool:
-    """Whether a folder is that of a run, not one that a program has set for its own children. True where it may not be
-    looked at."""
+def rank_by_output(pid: int, folder: str) -> int | None:
+    """The rank to whose log below ``folder`` a process writes. torchrun keeps one log per local rank, which is the rank
+    on one node; a program cannot lose this by setting its title."""
     try:
-        return stat.S_ISDIR(os.stat(folder + b"/attempts").st_mode)  # noqa: PTH116 - a path of bytes
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        return False
+        path = os.readlink(f"/proc/{pid}/fd/1")  # noqa: PTH115 - for every process, every second
     except OSError:
-        return True
-
-
-def has_another_folder(pid: int, folder: bytes) -> bool:
-    """Whether a path is another folder for a process than it is here, as in a container with other mounts. False where
-    its folder cannot be looked at."""
-    with contextlib.suppress(OSError):
-        theirs = os.stat(b"/proc/%d/root%b" % (pid, folder))  # noqa: PTH116 - a path of bytes
-        return not os.path.samestat(theirs, os.stat(folder))  # noqa: PTH116
-    return False
+        return None
+    # …/attempts/N/ranks/ID/attempt_0/RANK/stdout.log
+    parts = path.split("/")
+    is_log = path.startswith(folder + "/") and parts[-1] == "stdout.log" and parts[-5:-4] == ["ranks"]
+    return int(parts[-2]) if is_log and parts[-2].isdigit() else None
 
 
 def signal_all(pids: set[int], number: int) -> None:
-    """Signal descendants. A stopped one must be continued to notice."""
+    """Signal descendants. A stopped one handles signals only when continued."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
@@ -678,33 +613,32 @@ def signal_all(pids: set[int], number: int) -> None:
 
 
 def all_pids() -> list[int]:
-    """Every PID that procfs shows."""
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
-
-
-def children_of(parent: int) -> list[int]:
-    """The processes whose parent is ``parent``."""
-    return [pid for pid in all_pids() if (stat := stat_of(pid)) is not None and stat[0] == parent]
+    """Every PID in procfs; none if it cannot be read for the moment."""
+    with contextlib.suppress(OSError):
+        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    return []
 
 
 def newest_pid() -> int | None:
-    """The number that the kernel gave last, to a process or a thread; None if it does not tell."""
+    """The number that the kernel gave last, to a process or a thread; None if unknown."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         return int(Path("/proc/loadavg").read_text("ascii").split()[4]) or None
     return None
 
 
-def stat_of(pid: int) -> tuple[int, str, int] | None:
-    """(parent, state letter, start ticks) of a process, or None when there is none. Raises OSError where that cannot be
-    known for the moment."""
+def stat_fields(pid: int) -> list[str] | None:
+    """The fields of /proc/PID/stat from the state on (field 3); None without such a process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
-    except OSError as error:
-        if error.errno in PASSING:
-            raise
+    except OSError:
         return None
-    fields = text[text.rfind(")") + 2 :].split()
-    return int(fields[1]), fields[0], int(fields[19])
+    return text[text.rfind(")") + 2 :].split()
+
+
+def stat_of(pid: int) -> Stat | None:
+    """Parent, state and start of a process, or None if there is none."""
+    fields = stat_fields(pid)
+    return None if fields is None else (int(fields[1]), fields[0], int(fields[19]))
 
 
 def name_of(pid: int) -> str:
@@ -715,7 +649,7 @@ def name_of(pid: int) -> str:
 
 
 def catches(pid: int, number: int) -> bool:
-    """Whether a process handles a signal; False where that cannot be known."""
+    """Whether a process handles a signal; False if unknown."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path(f"/proc/{pid}/status").read_text("utf-8", "replace").splitlines():
             if line.startswith("SigCgt:"):
@@ -723,67 +657,36 @@ def catches(pid: int, number: int) -> bool:
     return False
 
 
-def status_of_dead(pid: int, start_ticks: int) -> int | None:
-    """The wait status of a process that has ended and whose parent has not asked for it yet; None for any other."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
-    except OSError:
-        return None
-    fields = text[text.rfind(")") + 2 :].split()
-    return int(fields[49]) if fields[0] in DEAD and int(fields[19]) == start_ticks else None
-
-
 def environment_of(pid: int) -> dict[bytes, bytes]:
-    """A process's environment as it was started with; nothing if it may not be read or the process wiped it. Raises
-    OSError where that cannot be known for the moment."""
+    """The environment that a process was started with; empty if it cannot be read or was overwritten."""
     try:
         raw = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError as error:
-        if error.errno in PASSING:
-            raise
+    except OSError:
         return {}
     return {name: value for name, is_pair, value in (item.partition(b"=") for item in raw.split(b"\0")) if is_pair}
 
 
-def rank_in(environment: dict[bytes, bytes]) -> int | None:
-    """The rank that an environment tells. Launchers of one machine (Lightning's) tell the local one alone."""
-    rank = number_in(environment, b"RANK")
-    is_first_node = not any(number_in(environment, name) for name in (b"NODE_RANK", b"GROUP_RANK"))
-    return number_in(environment, b"LOCAL_RANK") if rank is None and is_first_node else rank
-
-
-def number_in(environment: dict[bytes, bytes], name: bytes) -> int | None:
-    """A variable that is a whole number, or None."""
-    value = environment.get(name, b"")
-    return int(value) if value.isdigit() else None
-
-
-def rank_by_output(pid: int, folder: str) -> int | None:
-    """The rank to whose log a process writes, where torchrun keeps that in or below ``folder``; it has one node, so
-    that the local rank is the rank. A program cannot lose this by setting its title."""
-    try:
-        path = os.readlink(f"/proc/{pid}/fd/1")  # noqa: PTH115 - for every process, every second
-    except OSError:
-        return None
-    # …/attempts/N/ranks/ID/attempt_0/RANK/stdout.log
-    parts = path.split("/")
-    is_log = path.startswith(folder + "/") and parts[-1] == "stdout.log" and parts[-5:-4] == ["ranks"]
-    return int(parts[-2]) if is_log and parts[-2].isdigit() else None
-
-
 def boot_id() -> str:
-    """``BOOT/NAMESPACE``: the kernel's random name of this boot, and the PID namespace. PIDs mean something within both
+    """``BOOT/NAMESPACE``: the kernel's random name of this boot, and the PID namespace. PIDs are meaningful within both
     alone: a container and its host see different ones."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
 
 
-# --- kills for lack of memory -----------------------------------------------------------------------------------------
+def free_bytes(directory: Path) -> int | None:
+    """The free space of a folder's disk, or None if unknown."""
+    with contextlib.suppress(OSError):
+        status = os.statvfs(directory)
+        return status.f_bavail * status.f_frsize
+    return None
+
+
+# --- OOM kills --------------------------------------------------------------------------------------------------------
 
 
 class OomWatch:
-    """The kernel's OOM kills within the last one or two looks: by its log, which names the victims, where that may be
-    read; and by the counters of the host, of the shim's own control group and of those that its descendants are in."""
+    """The kernel's OOM kills within the last one or two looks: by its log, which names the victims, if it can be read;
+    and by the counters of the host and of the control groups of the shim and its descendants."""
 
     def __init__(self) -> None:
         self.log = self.open_log()
@@ -793,7 +696,7 @@ class OomWatch:
         self.counts = [self.count(), self.count()]
 
     def look(self, pids: set[int]) -> None:
-        """Note what there is by now, ``pids`` being the descendants."""
+        """Begin a new look; ``pids`` are the descendants."""
         found = {path for pid in pids for path in counters_of(pid)} - set(counters_of("self"))
         self.places |= {path for path in found if counter_in(path) is not None}
         self.counts = [self.counts[1], self.count()]
@@ -801,24 +704,25 @@ class OomWatch:
         self.own &= self.seen[0]
 
     def read_victims(self, others: set[int]) -> None:
-        """Note the victims since the last time. Those that are not of others are of this run: one that was born since
-        the last look too, for it is known only where a child of the run died so."""
+        """Note the victims since the last time. Those that are not of ``others`` are of this run."""
         found = self.read_log()
         self.seen[1] |= found
         self.own |= found - others
 
     def record(self) -> dict[str, Any]:
-        """What is written of them. ``oom_victims`` are PIDs, of which ``oom_own_victims`` are of this run; null if the
-        log was not read, or not all of it. ``processes`` counts in groups that descendants were in."""
+        """The entries of exit.json. ``oom_victims`` are PIDs, of which ``oom_own_victims`` are of this run; null if the
+        log was not read completely. ``processes`` counts in groups that descendants were in."""
         before, after = {**self.counts[1], **self.counts[0]}, self.count()
-        grown = {name: growth(before[name], after[name]) for name in after}
-        victims = self.seen[0] | self.seen[1]
+        grown = {
+            name: None if count is None or (old := before[name]) is None else count - old
+            for name, count in after.items()
+        }
         own, host = grown.pop("cgroup"), grown.pop("host")
         known = [count for count in grown.values() if count is not None]
         elsewhere = sum(known) if any(known) or len(known) == len(grown) else None
         return {
             "oom_kills": {"cgroup": own, "host": host, "processes": elsewhere},
-            "oom_victims": None if self.log is None else sorted(victims),
+            "oom_victims": None if self.log is None else sorted(self.seen[0] | self.seen[1]),
             "oom_own_victims": None if self.log is None else sorted(self.own),
         }
 
@@ -826,7 +730,7 @@ class OomWatch:
         return {**oom_kills(), **{str(path): counter_in(path) for path in self.places}}
 
     def open_log(self) -> int | None:
-        """The kernel's log from here on, or None if it may not be read or tells other PIDs than those seen here."""
+        """The kernel's log from here on; None if it cannot be read or has other PIDs than those seen here."""
         with contextlib.suppress(OSError):
             if Path("/proc/self/ns/pid").stat().st_ino == FIRST_PID_NAMESPACE:
                 descriptor = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -835,7 +739,7 @@ class OomWatch:
         return None
 
     def read_log(self) -> set[int]:
-        """The victims that the log has named since it was last read."""
+        """The victims in the new part of the log."""
         found: set[int] = set()
         while self.log is not None:
             try:
@@ -852,18 +756,13 @@ class OomWatch:
 
 
 def oom_kills(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> dict[str, int | None]:
-    """How many processes the kernel has killed for lack of memory so far: in this control group, and on the host."""
-    return {"cgroup": kills_of_group(proc, groups), "host": counter_in(proc / "vmstat")}
-
-
-def kills_of_group(proc: Path, groups: Path) -> int | None:
-    """The count of this process's own control group, of version 2 or, where memory is still with that, of 1."""
-    counts = (counter_in(path) for path in counters_of("self", proc, groups))
-    return next((count for count in counts if count is not None), None)
+    """The number of OOM kills so far, in this process's control group and on the host."""
+    own = (counter_in(path) for path in counters_of("self", proc, groups))
+    return {"cgroup": next((count for count in own if count is not None), None), "host": counter_in(proc / "vmstat")}
 
 
 def counters_of(pid: int | str, proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> list[Path]:
-    """Where the kernel may count the OOM kills in the control group of a process."""
+    """The files in which the kernel may count OOM kills of a process's control group, of version 2 or 1."""
     try:
         lines = (proc / str(pid) / "cgroup").read_text("utf-8").splitlines()
     except OSError:
@@ -880,7 +779,7 @@ def counters_of(pid: int | str, proc: Path = Path("/proc"), groups: Path = Path(
 
 
 def counter_in(path: Path) -> int | None:
-    """The count of OOM kills among the lines of a kernel's file of counters, or None if it tells none."""
+    """The count of OOM kills in a file of the kernel's counters; None if it has none."""
     with contextlib.suppress(OSError, ValueError):
         for line in path.read_text("ascii").splitlines():
             if line.startswith("oom_kill "):
@@ -888,43 +787,40 @@ def counter_in(path: Path) -> int | None:
     return None
 
 
-def growth(before: int | None, after: int | None) -> int | None:
-    """How much a counter grew, or None when it cannot be read."""
-    return None if before is None or after is None else after - before
-
-
 # --- the locks of GPUs ------------------------------------------------------------------------------------------------
 
 
 def take_locks(paths: list[str], *, shared: bool = False) -> tuple[list[int], list[str]]:
-    """Lock files, all or none, in sorted order: alone, or ``shared``. Returns the descriptors, and the path that
-    another holds. What cannot be opened or locked is left out: it must not block a GPU."""
+    """Lock files, all or none, in sorted order: alone, or ``shared``. Return the descriptors, and the path that another
+    process holds. A file that cannot be opened or locked is left out: it must not block a GPU."""
     held: list[int] = []
+    how = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB
     deadline = time.monotonic() + LOCK_SECONDS
     for name in sorted(paths):
-        with contextlib.suppress(OSError):
-            held.append(open_lock(name))
-            while not is_locked(held[-1], shared=shared):
+        while True:
+            descriptor = -1
+            try:
+                descriptor = open_lock(name)
+                fcntl.flock(descriptor, how)
+                held.append(descriptor)
+                break
+            except BlockingIOError:
+                os.close(descriptor)
                 if time.monotonic() >= deadline:
-                    for descriptor in held:
-                        os.close(descriptor)
+                    for taken in held:
+                        os.close(taken)
                     return [], [name]
                 time.sleep(0.01)
+            except OSError:
+                if descriptor >= 0:
+                    os.close(descriptor)
+                break
     return held, []
 
 
-def is_locked(descriptor: int, *, shared: bool) -> bool:
-    """Try to lock an open file; False where another holds it."""
-    try:
-        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def open_lock(name: str, *, create: bool = True) -> int:
-    """Open a lock file, to be locked and never written. It may lie where everybody may make files: no link is followed,
-    no FIFO is waited for, and one of another user is only read, for which locks are enough.
+    """Open a lock file, to be locked and never written. Its folder may be writable for everybody: no link is followed,
+    no FIFO is waited for, and another user's file is only read, which is enough for a lock.
 
     Raises OSError if it cannot be opened or is no plain file of one name.
     """
@@ -936,8 +832,7 @@ def open_lock(name: str, *, create: bool = True) -> int:
         except FileNotFoundError:
             if not create:
                 raise
-        # Only who makes it says O_CREAT: the kernel refuses that on another's file in a sticky folder
-        # (fs.protected_regular).
+        # O_CREAT alone would be refused for another user's file in a sticky folder (fs.protected_regular).
         with contextlib.suppress(FileExistsError):
             mode = 0o644 if Path(name).parent.stat().st_mode & stat.S_IWOTH else 0o600
             descriptor = os.open(name, flags | os.O_CREAT | os.O_EXCL, mode)
@@ -950,7 +845,7 @@ def open_lock(name: str, *, create: bool = True) -> int:
     return descriptor
 
 
-# --- what the launching shell had -------------------------------------------------------------------------------------
+# --- the settings of the launching shell ------------------------------------------------------------------------------
 
 
 def limits_to_set(wanted: dict[str, list[int]]) -> tuple[list[tuple[int, tuple[int, int]]], list[str]]:
@@ -962,8 +857,7 @@ def limits_to_set(wanted: dict[str, list[int]]) -> tuple[list[tuple[int, tuple[i
             continue
         most = resource.getrlimit(number)[1]
         if os.geteuid() != 0 and most != resource.RLIM_INFINITY:
-            if hard == resource.RLIM_INFINITY or hard > most:
-                hard = most
+            hard = most if hard == resource.RLIM_INFINITY else min(hard, most)
             if soft == resource.RLIM_INFINITY or soft > hard:
                 soft = hard
                 refused.append(name)
@@ -984,24 +878,23 @@ def nice_to_set(wanted: int | None) -> int | None:
 def apply_shell(
     limits: list[tuple[int, tuple[int, int]]], nice: int | None, affinity: list[int] | None, umask: int | None
 ) -> None:
-    """Give this process what the launching shell had; runs between fork and exec. What the kernel refuses all the same
-    (a CPU that is gone) stays as it is: the command is to start."""
-    if nice is not None:
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, 0, nice)
-    if affinity:
-        with contextlib.suppress(OSError):
-            os.sched_setaffinity(0, affinity)
+    """Set what the launching shell had; runs between fork and exec. What the kernel refuses stays as it is."""
     if umask is not None:
         os.umask(umask)
+    with contextlib.suppress(OSError):
+        if nice is not None:
+            os.setpriority(os.PRIO_PROCESS, 0, nice)
+    with contextlib.suppress(OSError):
+        if affinity:
+            os.sched_setaffinity(0, affinity)
     for number, pair in limits:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(number, pair)
 
 
 def survive_signals() -> None:
-    """Have this process outlive the signals that nobody has a reason to send it: an attempt whose shim is killed loses
-    its end. They are caught, not ignored, because only what is ignored is inherited by the command."""
+    """Make this process outlive all other signals, because an attempt whose shim is killed loses its exit. They are
+    caught, not ignored: the command would inherit ignored ones."""
     for number in signal.valid_signals() - {*WATCHED, *LEFT_ALONE}:
         if signal.getsignal(number) is signal.SIG_DFL:
             with contextlib.suppress(OSError):
@@ -1009,17 +902,17 @@ def survive_signals() -> None:
 
 
 def restore_signals() -> None:
-    """What the command is to find as any program does; runs between fork and exec."""
+    """Give the command the usual signal settings; runs between fork and exec."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-# --- an agent where none is alive -------------------------------------------------------------------------------------
+# --- an agent, if none is alive ---------------------------------------------------------------------------------------
 
 
 class AgentWatch:
-    """Looks for an agent while an attempt lives. One that is killed with its sampler has no other follower, and without
-    one a hang is never seen. ``agent`` is that entry of attempt.json, None for no look at all."""
+    """Starts an agent if none is alive while an attempt lives: one that is killed with its sampler has no other
+    successor. ``agent`` is that entry of attempt.json, None for no agent."""
 
     def __init__(self, agent: dict[str, Any] | None) -> None:
         self.agent = agent
@@ -1031,7 +924,6 @@ class AgentWatch:
         """Start an agent if none was there for some looks."""
         self.due = time.monotonic() + AGENT_SECONDS
         if self.child is not None:
-            # An agent that this process started is its child, which only it can reap.
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(self.child, os.WNOHANG)
         self.missed = 0 if self.agent is None or lives(Path(self.agent["lock"])) else self.missed + 1
@@ -1040,47 +932,40 @@ class AgentWatch:
             self.start()
 
     def start(self) -> None:
-        """Start an agent if none lives."""
-        if self.agent is not None:
-            try:
-                self.child = start_agent(self.agent) or self.child
-            except OSError as error:
-                print(f"no agent could be started: {error}", file=sys.stderr)  # noqa: T201 - for shim.log
-
-
-def start_agent(agent: dict[str, Any]) -> int | None:
-    """Start an agent where none lives and no person ended it on purpose; its PID if one was started. ``agent`` is that
-    entry of attempt.json."""
-    if Path(agent["stopped"]).exists() or lives(Path(agent["lock"])):
-        return None
-    environment = {name: value for name, value in os.environ.items() if name not in agent["unset"]}
-    descriptor = os.open(agent["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    try:
-        process = subprocess.Popen(
-            agent["argv"],
-            stdin=subprocess.DEVNULL,
-            stdout=descriptor,
-            stderr=descriptor,
-            start_new_session=True,
-            env={**environment, **agent["set"]},
-            cwd="/",
-            preexec_fn=restore_signals,
-        )
-    finally:
-        os.close(descriptor)
-    # It outlives this process, which does not wait for it.
-    process.returncode = 0
-    return process.pid
+        """Start an agent if none lives and no person ended it on purpose."""
+        agent = self.agent
+        if agent is None or Path(agent["stopped"]).exists() or lives(Path(agent["lock"])):
+            return
+        environment = {name: value for name, value in os.environ.items() if name not in agent["unset"]}
+        try:
+            with open(agent["log"], "ab", opener=lambda name, flags: os.open(name, flags, 0o600)) as log:
+                process = subprocess.Popen(
+                    agent["argv"],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                    env={**environment, **agent["set"]},
+                    cwd="/",
+                    preexec_fn=restore_signals,
+                )
+        except OSError as error:
+            print(f"no agent could be started: {error}", file=sys.stderr)  # noqa: T201 - for shim.log
+            return
+        # It outlives this process, which does not wait for it.
+        process.returncode = 0
+        self.child = process.pid
 
 
 def lives(lock: Path) -> bool:
-    """Whether the process that an agent's lock file names is alive. The lock is not tried: an agent that starts at this
-    moment would find it taken."""
+    """Whether the process in an agent's lock file is alive. The lock is not tried, because an agent that just starts
+    would find it taken."""
     try:
         holder = json.loads(lock.read_text("utf-8"))
         stat = stat_of(int(holder["pid"]))
-        named = (holder["start_ticks"], holder["boot_id"])
-        return stat is not None and stat[1] not in DEAD and (stat[2], boot_id()) == named
+        return stat is not None and (stat[1] not in DEAD, stat[2], boot_id()) == (
+            True, holder["start_ticks"], holder["boot_id"]
+        )  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
@@ -1089,9 +974,9 @@ def lives(lock: Path) -> bool:
 
 
 def write_record(path: Path, record: dict[str, Any]) -> None:
-    """Write JSON so that it is either there whole, also after a power cut, or not at all."""
+    """Write JSON so that it is complete or missing, also after a power cut. Raises OSError."""
     temporary = path.with_name(path.name + ".tmp")
-    # Not emptied before: what was reserved would be lost.
+    # Not truncated first, which would lose the reserved space.
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         json.dump(record, file)
@@ -1107,21 +992,13 @@ def write_record(path: Path, record: dict[str, Any]) -> None:
 
 
 def reserve_record(path: Path) -> None:
-    """Take room for a record while there is some: the command may fill the disk, and its end must still be recorded."""
+    """Reserve space for a record: the command may fill the disk, and its end must still be recorded."""
     with contextlib.suppress(OSError):
         descriptor = os.open(path.with_name(path.name + ".tmp"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(descriptor, 0, RECORD_BYTES)
         finally:
             os.close(descriptor)
-
-
-def free_bytes(directory: Path) -> int | None:
-    """What is left on a folder's disk, or None if unknown."""
-    with contextlib.suppress(OSError):
-        status = os.statvfs(directory)
-        return status.f_bavail * status.f_frsize
-    return None
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ def simulated(machine: Machine) -> Machine:
 def visible(machine: Machine, run_id: str) -> str:
     """CUDA_VISIBLE_DEVICES of the run's command."""
     started = json.loads((machine.workspace.run_dir(run_id) / "attempts/1/started.json").read_text())
-    return (environment_of(started["pid"]) or {})["CUDA_VISIBLE_DEVICES"]
+    return environment_of(started["pid"])["CUDA_VISIBLE_DEVICES"]
 
 
 def test_two_runs_never_hold_the_same_gpu_and_the_third_waits(simulated: Machine) -> None:

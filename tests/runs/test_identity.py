@@ -65,7 +65,7 @@ def test_marks_are_found_whole() -> None:
         assert tagged_processes(name, 1) == []
         assert tagged_processes(name[:-1]) == []
         assert tagged_processes(name.replace("homes/a", "homes/b")) == []
-        assert (environment_of(child.pid) or {})["GPUTUI_RUN_DIR"] == name
+        assert environment_of(child.pid)["GPUTUI_RUN_DIR"] == name
         child.kill()
 
 

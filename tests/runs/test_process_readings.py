@@ -2,50 +2,47 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
+import socket
+from contextlib import ExitStack
 
-import pytest
-
-from gputui.runs import process_readings
-from gputui.runs.process_readings import reaches_out, sockets_of
+from gputui.runs.process_readings import Socket, is_connected, reaches_out, read_sockets, sockets_of
 from tests.tables import table
 
-HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+
+def held() -> list[Socket]:
+    return sockets_of(os.getpid(), read_sockets()) or []
+
+
+def test_a_connection_within_the_attempt_does_not_count() -> None:
+    with ExitStack() as stack:
+        before = held()
+        assert not reaches_out(before, before)
+        listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        stack.enter_context(socket.create_connection(listening.getsockname()))
+        # Also before it is accepted.
+        assert is_connected(os.getpid()) and not reaches_out(held(), held())
+        stack.enter_context(listening.accept()[0])
+        assert not reaches_out(held(), held()) and reaches_out(held(), before)
+
+
 MAPPED = "0000000000000000FFFF0000"
+LOOPBACK = "0" * 24 + "01000000"
 
 
-def row(local: str, remote: str, state: str, inode: int) -> str:
-    return (
-        f"   0: {local}:9D3B {remote}:0050 {state} 00000000:00000000 00:00000000 00000000     0        0 {inode} 1 0\n"
-    )
-
-
-def pair(local: str, remote: str) -> str:
-    """Both ends of a connection, the other one held by the same process."""
-    other = row(remote, local, "01", 9).replace(f"{remote}:9D3B {local}:0050", f"{remote}:0050 {local}:9D3B")
-    return row(local, remote, "01", 7) + other
-
-
-@table(("table", "rows", "expected"), [
-    ("tcp", pair("0100007F", "0200007F"), False), ("tcp", pair("0A00000A", "0A00000A"), False),
-    ("tcp", row("0100007F", "0100007F", "08", 7), False), ("tcp", row("0100007F", "0100007F", "01", 7), True),
-    ("tcp", row("0A00000A", "08080808", "01", 7), True), ("tcp", row("0A00000A", "08080808", "02", 7), True),
-    ("tcp", row("0A00000A", "08080808", "06", 7), False), ("tcp", row("00000000", "00000000", "0A", 7), False),
-    ("tcp", row("0A00000A", "08080808", "01", 8), False), ("udp", row("0A00000A", "08080808", "01", 7), True),
-    ("tcp6", pair("0" * 24 + "01000000", "0" * 24 + "01000000"), False),
-    ("tcp6", pair(MAPPED + "0A00000A", MAPPED + "0100007F"), False),
-    ("tcp6", row(MAPPED + "0A00000A", MAPPED + "08080808", "01", 7), True),
-    ("tcp6", row("B80D0120" + "0" * 24, "B80D0120" + "0" * 23 + "1", "01", 7), True),
+@table(("local", "remote", "state", "expected"), [
+    ("0A00000A", "0A00000A:0006", "01", False), ("0A00000A", "0A00000A:0007", "01", True),
+    ("0100007F", "0200007F:0007", "08", False), ("0A00000A", "08080808:0006", "02", True),
+    ("0A00000A", "08080808:0006", "07", True), ("00000000", "00000000:0000", "0A", False),
+    (LOOPBACK, f"{LOOPBACK}:0006", "01", False), (f"{MAPPED}0A00000A", f"{MAPPED}0100007F:0006", "01", False),
+    (f"{MAPPED}0A00000A", f"{MAPPED}08080808:0006", "01", True),
+    (MAPPED + "0" * 8, f"{MAPPED}00000000:0000", "0A", False),
+    ("B80D0120" + "0" * 24, "B80D0120" + "0" * 23 + "1:0006", "01", True),
 ])  # fmt: skip
-def test_only_ends_beyond_the_attempt_count(
-    table: str, rows: str, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "42"
-    (folder / "net").mkdir(parents=True)
-    (folder / "fd").mkdir()
-    (folder / "net" / table).write_text(HEAD + rows)
-    (folder / "fd" / "3").symlink_to("socket:[7]")
-    (folder / "fd" / "4").symlink_to("/dev/null")
-    monkeypatch.setattr(process_readings, "_PROC", str(tmp_path))
-    (folder / "fd" / "5").symlink_to("socket:[9]")
-    assert reaches_out(42, sockets_of([42])) is expected
+def test_only_ends_beyond_the_attempt_count(local: str, remote: str, state: str, expected: bool) -> None:
+    one = Socket(f"{local}:0005", remote, state)
+    assert reaches_out([one], [one, Socket("0A00000A:0006", "0A00000A:0005", "01")]) is expected
+
+
+def test_an_ended_process_has_no_connection() -> None:
+    assert sockets_of(2**22 + 1, {}) == [] and not is_connected(2**22 + 1)

@@ -17,7 +17,7 @@ from gputui.recovery.watch.attempt import AttemptWatch, ProcessSnapshot
 from gputui.recovery.watch.course import MetricsCourse
 from gputui.recovery.watch.rules import Observation
 from gputui.recovery.watch.silence import StepPace, StepProgress
-from gputui.runs.process_readings import ProcessReading, reaches_out, read_process, sockets_of
+from gputui.runs.process_readings import ProcessReading, reaches_out, read_process, read_sockets, sockets_of
 from gputui.runs.processes import AttemptProcess
 from gputui.store.attempts import Attempt
 from gputui.store.database import open_reader
@@ -115,8 +115,15 @@ def take_snapshot(processes: Sequence[AttemptProcess], at: float, *, with_connec
             size = max(size, process.rank + 1, process.local_world_size or 1)
     if not ranks and others:
         return ProcessSnapshot(at, {None: others}, [], 1)
-    own = sockets_of(process.pid for process in processes) if with_connections else set()
-    is_closed = with_connections and not any(
-        reaches_out(process.pid, own) for process in processes if process.rank is not None
-    )
+    is_closed = with_connections and _is_closed(processes)
     return ProcessSnapshot(at, ranks, others, size, is_closed)
+
+
+def _is_closed(processes: Sequence[AttemptProcess]) -> bool:
+    """Whether no rank is known to have a connection beyond its attempt."""
+    sockets = read_sockets()
+    held = {process: sockets_of(process.pid, sockets) for process in processes}
+    own = [socket for some in held.values() for socket in some or ()]
+    return not any(
+        found is None or reaches_out(found, own) for process, found in held.items() if process.rank is not None
+    )

@@ -293,7 +293,7 @@ def environment_texts(pid: int, start_ticks: int | None) -> list[str]:
     now = identify(pid)
     if start_ticks is None or now is None or now.start_ticks != start_ticks:
         return [f"PID {pid} cannot be tied to a process that is seen here."]
-    if found is None:
-        return ["Its environment cannot be read: it is another user's, or it has ended."]
+    if not found:
+        return ["Its environment is empty, or cannot be read because it is another user's."]
     hidden = Redactor(secrets_in(found, {})).env(found)
-    return [clean(f"{name:<12} {hidden[name]}") for name in sorted(hidden)] or ["It has no environment."]
+    return [clean(f"{name:<12} {hidden[name]}") for name in sorted(hidden)]
