@@ -18,8 +18,7 @@ from gputui.agent.recording.output import FileOutput, record_line, record_shape
 from gputui.core.config import Workspace
 from gputui.core.text import clip
 from gputui.runs.agent_process import AgentUnreachableError, has_views, spawn_agent, stop_agent
-from gputui.store.database import StoreError, refuse_other_machine
-from gputui.store.machine import claim
+from gputui.store.database import StoreError
 from gputui.store.runs import active_run_count
 
 log = logging.getLogger(__name__)
@@ -38,14 +37,9 @@ def run_in_background(workspace: Workspace, *, interval_seconds: float, linger_s
     log_to_stderr()
     try:
         workspace.create()
-        # Checked before the lock, which the other machine may hold.
-        refuse_other_machine(workspace.state)
         lock = AgentLock.take(workspace.agent_lock)
     except AgentRunningError:
         return 0
-    except StoreError as error:
-        print(f"gputui: {error}", file=sys.stderr)  # noqa: T201 - the one line that a person or the log gets
-        return 1
     except OSError as error:
         log.error("cannot use %s: %s", workspace.state, error)
         return 1
@@ -70,9 +64,6 @@ def record(
     """
     try:
         workspace.create()
-        refuse_other_machine(workspace.state)
-    except StoreError as error:
-        raise RecordError(str(error)) from error
     except OSError as error:
         raise RecordError(f"cannot use {workspace.state}: {error.strerror}; choose another --home") from error
     if samples is not None:
@@ -112,10 +103,6 @@ def _run(
     workspace: Workspace, options: AgentOptions, lock: AgentLock, on_second: Callable[[Agent], None] | None
 ) -> int:
     raise_limits()
-    try:
-        claim(workspace.state)
-    except OSError as error:
-        log.warning("whose home this is cannot be noted: %s", error)
     try:
         agent = Agent(workspace, options, lock, on_second=on_second)
     except (StoreError, OSError) as error:

@@ -16,7 +16,6 @@ from typing import Any
 from msgspec import Struct
 
 from gputui.core.config import PRIVATE_FILE_MODE, file_system_of, is_network_file_system
-from gputui.store.machine import other_machine
 
 BUSY_TIMEOUT_SECONDS = 5.0
 CHECKED_AT_START_BYTES = 64 * 2**20
@@ -49,7 +48,6 @@ def open_writer(path: Path, progress: Callable[[str], None] = lambda _: None) ->
     before a long check. Raises StoreError (a network file system, no room, no permission), StoreCorruptError or
     StoreVersionError."""
     _refuse_network_file_system(path)
-    refuse_other_machine(path.parent)
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE_MODE)
         os.close(descriptor)
@@ -115,7 +113,6 @@ def open_commander(path: Path, *, check_same_thread: bool = True) -> sqlite3.Con
     does."""
     if not path.exists():
         raise StoreMissingError(f"nothing has been recorded in {path.parent} yet; start gputui or gputui --record")
-    refuse_other_machine(path.parent)
     uri = f"{path.absolute().as_uri()}?mode=rw"
     try:
         connection = sqlite3.connect(
@@ -184,13 +181,6 @@ def _refuse_network_file_system(path: Path) -> None:
             f"{path.parent} is on a network file system ({kind}), where the database cannot work; "
             "choose a local directory with --home or GPUTUI_HOME"
         )
-
-
-def refuse_other_machine(state: Path) -> None:
-    """Raise StoreError if the home belongs to another machine."""
-    why = other_machine(state)
-    if why is not None:
-        raise StoreError(why)
 
 
 def is_locked(error: BaseException) -> bool:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gputui.core.config import locate, own_checkout
+from gputui.core.config import is_network_file_system, locate, own_checkout
 
 CHECKOUT = Path(__file__).parents[2].resolve()
 
@@ -31,3 +31,11 @@ def test_a_home_is_its_owners_alone_whatever_the_umask(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "a").rglob("*")} == {0o700}
     assert (tmp_path / "a").stat().st_mode & 0o777 == 0o700
+def test_file_systems_that_other_machines_may_share_are_known() -> None:
+    for kind, expected in [
+        *((kind, True) for kind in ("nfs4", "gpfs", "wekafs", "beegfs", "lustre", "ceph", "glusterfs", "9p")),
+        *((f"fuse.{kind}", True) for kind in ("juicefs", "s3fs", "gcsfuse", "glusterfs", "sshfs", "of-next-year")),
+        ("fuse", True),
+        *((kind, False) for kind in ("ext4", "xfs", "tmpfs", "overlay", "zfs", "fuseblk", "fuse.fuse-overlayfs", None)),
+    ]:
+        assert is_network_file_system(kind) is expected
