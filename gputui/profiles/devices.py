@@ -6,8 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gputui.core.yaml_forms.nearest import did_you_mean
-from gputui.core.yaml_forms.problems import shorten
+from gputui.core.yaml_forms.problems import did_you_mean, shorten
 from gputui.machine.gpu_model import GpuFacts
 from gputui.runs.spec import GpuRequest
 

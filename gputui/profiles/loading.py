@@ -15,8 +15,7 @@ from gputui.core.text import clean
 from gputui.core.yaml_forms.document import KeyPath
 from gputui.core.yaml_forms.file import given_twice, parse_file, problem_at, read_text, whole_file
 from gputui.core.yaml_forms.forms import findings
-from gputui.core.yaml_forms.nearest import did_you_mean, nearest_file
-from gputui.core.yaml_forms.problems import ProfileError, shown_path
+from gputui.core.yaml_forms.problems import ProfileError, did_you_mean, nearest_file, shown_path
 from gputui.profiles.crosscheck import cross_check
 from gputui.profiles.params import Parameter
 from gputui.profiles.schema import ProfileForm, is_literal

@@ -9,8 +9,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from gputui.core.yaml_forms.nearest import not_one_of, one_of
-from gputui.core.yaml_forms.problems import shown_value
+from gputui.core.yaml_forms.problems import not_one_of, one_of, shown_value
 from gputui.runs.command import format_value
 from gputui.runs.spec import Scalar
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gputui.core.config import Workspace
 from gputui.core.redaction import redact_params
-from gputui.core.yaml_forms.nearest import nearest, nearest_file
+from gputui.core.yaml_forms.problems import nearest, nearest_file
 from gputui.core.yaml_forms.quantities import format_size
 from gputui.profiles.gpu_checks import GpuSituation, check_gpus, likely_gpus
 from gputui.profiles.interpreter_checks import check_interpreter

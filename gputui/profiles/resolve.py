@@ -16,8 +16,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from gputui.core.config import shipped_profiles
-from gputui.core.yaml_forms.nearest import nearest
-from gputui.core.yaml_forms.problems import shown_path
+from gputui.core.yaml_forms.problems import nearest, shown_path
 from gputui.machine.gpu_model import GpuFacts
 from gputui.profiles.devices import SelectionError, parse_selection, request_gpus
 from gputui.profiles.loading import Profile

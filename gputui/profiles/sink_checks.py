@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gputui.core.yaml_forms.nearest import not_one_of
+from gputui.core.yaml_forms.problems import not_one_of
 from gputui.reports.export.formats import FORMATS, is_format, missing_package
 from gputui.runs.checks import CheckResult
 from gputui.runs.command import sink_target

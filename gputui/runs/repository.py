@@ -13,6 +13,9 @@ from contextlib import contextmanager
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
+import msgspec
+from msgspec import Struct
+
 from gputui.core.redaction import BY_LOOK, redact_text
 from gputui.runs.checkpoint_names import step_in_name
 from gputui.runs.command import Launch
@@ -324,3 +327,47 @@ def end_lease(connection: sqlite3.Connection, run_id: str, uuid: str) -> None:
 
 def _whole(value: Any) -> int | None:
     return value if isinstance(value, int) else None
+
+
+class NextAttempt(Struct, frozen=True):
+    """Environment and preconditions of a run's next attempt, in a row that the attempt's start deletes. ``env``
+    overrides the profile's variables; ``since`` is when both were decided (UTC unix seconds)."""
+
+    env: Mapping[str, str] = msgspec.field(default_factory=dict)
+    preconditions: tuple[Mapping[str, Any], ...] = ()
+    since: float = 0.0
+
+
+def put_next_attempt(
+    connection: sqlite3.Connection,
+    run_id: str,
+    *,
+    env: Mapping[str, str],
+    preconditions: Sequence[Mapping[str, Any]],
+    now: float,
+) -> None:
+    """Replace the row. Works inside the caller's transaction."""
+    drop_next_attempt(connection, run_id)
+    if env or preconditions:
+        connection.execute(
+            "INSERT INTO next_attempts (run_id, env, preconditions, since) VALUES (?, ?, ?, ?)",
+            (run_id, json.dumps(dict(env)), json.dumps([dict(one) for one in preconditions]), now),
+        )
+
+
+def get_next_attempt(connection: sqlite3.Connection, run_id: str) -> NextAttempt:
+    """The row of a run; an empty one if there is none."""
+    row = connection.execute(
+        "SELECT env, preconditions, since FROM next_attempts WHERE run_id = ?", (run_id,)
+    ).fetchone()
+    return NextAttempt() if row is None else NextAttempt(json.loads(row[0]), tuple(json.loads(row[1])), row[2])
+
+
+def set_preconditions(connection: sqlite3.Connection, run_id: str, preconditions: Sequence[Mapping[str, Any]]) -> None:
+    """Store the preconditions that are not met yet."""
+    text = json.dumps([dict(one) for one in preconditions])
+    connection.execute("UPDATE next_attempts SET preconditions = ? WHERE run_id = ?", (text, run_id))
+
+
+def drop_next_attempt(connection: sqlite3.Connection, run_id: str) -> None:
+    connection.execute("DELETE FROM next_attempts WHERE run_id = ?", (run_id,))

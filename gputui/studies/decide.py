@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.core.units import bytes_text, count, duration, metric_value
-from gputui.core.yaml_forms.nearest import nearest
+from gputui.core.yaml_forms.problems import nearest
 from gputui.runs.spec import RunSpec, Scalar
 from gputui.store.run_states import RunState
 from gputui.store.studies import TrialRecord, TrialState

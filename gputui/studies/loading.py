@@ -15,8 +15,7 @@ from gputui.core.config import Workspace, shipped_studies
 from gputui.core.yaml_forms.document import Document
 from gputui.core.yaml_forms.file import given_twice, parse_file, problem_at, read_text, whole_file
 from gputui.core.yaml_forms.forms import findings
-from gputui.core.yaml_forms.nearest import nearest
-from gputui.core.yaml_forms.problems import Problem, ProfileError, shown_path
+from gputui.core.yaml_forms.problems import Problem, ProfileError, nearest, shown_path
 from gputui.profiles.crosscheck import CrossFinding
 from gputui.profiles.loading import SUFFIXES, Profile, ProfileNotFoundError, load
 from gputui.profiles.loading import find as find_profile

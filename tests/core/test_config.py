@@ -31,6 +31,8 @@ def test_a_home_is_its_owners_alone_whatever_the_umask(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "a").rglob("*")} == {0o700}
     assert (tmp_path / "a").stat().st_mode & 0o777 == 0o700
+
+
 def test_file_systems_that_other_machines_may_share_are_known() -> None:
     for kind, expected in [
         *((kind, True) for kind in ("nfs4", "gpfs", "wekafs", "beegfs", "lustre", "ceph", "glusterfs", "9p")),

@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from gputui.runs import user_signals
-from gputui.runs.identity import read_stat
+from gputui.runs import identity
+from gputui.runs.identity import SignalRefusedError, read_stat, send_checked_signal
 from gputui.runs.processes import AttemptProcess, ProcessTable, processes_of
-from gputui.runs.user_signals import SignalRefusedError, send
 from tests.conftest import wait_until
 from tests.faults.jobs import SCRIPTS
 from tests.runs.test_shim import Attempt, attempt  # noqa: F401 - a fixture
@@ -135,14 +134,14 @@ def test_a_signal_reaches_the_very_process(start: Callable[..., subprocess.Popen
     child = start(BURNS)
     first_line(child)
     began = ticks(child.pid)
-    send(child.pid, began, signal.SIGSTOP)
+    send_checked_signal(child.pid, began, signal.SIGSTOP)
     wait_until(lambda: (stat := read_stat(child.pid)) is not None and stat.state == "T")
-    send(child.pid, began, signal.SIGCONT)
+    send_checked_signal(child.pid, began, signal.SIGCONT)
     wait_until(lambda: (stat := read_stat(child.pid)) is not None and stat.state != "T")
-    send(child.pid, began, signal.SIGTERM)
+    send_checked_signal(child.pid, began, signal.SIGTERM)
     assert child.wait(60) == -signal.SIGTERM
     with pytest.raises(SignalRefusedError, match="has ended"):
-        send(child.pid, began, signal.SIGTERM)
+        send_checked_signal(child.pid, began, signal.SIGTERM)
 
 
 def test_no_signal_to_what_cannot_be_told_for_sure(
@@ -159,9 +158,9 @@ def test_no_signal_to_what_cannot_be_told_for_sure(
         (4_194_305, 5, "has ended"),
     ):
         with pytest.raises(SignalRefusedError, match=words):
-            send(pid, since, signal.SIGKILL)
-    monkeypatch.setattr(user_signals.os, "geteuid", lambda: 4_000_000)
+            send_checked_signal(pid, since, signal.SIGKILL)
+    monkeypatch.setattr(identity.os, "geteuid", lambda: 4_000_000)
     with pytest.raises(SignalRefusedError, match="another user's"):
-        send(child.pid, began, signal.SIGKILL)
+        send_checked_signal(child.pid, began, signal.SIGKILL)
     monkeypatch.undo()
     assert child.poll() is None and (stat := read_stat(child.pid)) is not None and not stat.is_dead

@@ -41,7 +41,7 @@ from gputui.recovery.checkpoints.search import (
     for_person,
     passed_over,
 )
-from gputui.runs import next_attempt, repository
+from gputui.runs import repository
 from gputui.runs.command import checkpoint_directory
 from gputui.runs.identity import is_elsewhere, is_gone
 from gputui.runs.redaction import redact_spec
@@ -424,7 +424,7 @@ def requeue(
             write_ledger(connection, search, choice.rows)
             skipped = f"; {skips}" if (skips := passed_over(choice.refused)) else ""
         repository.set_next_attempt(connection, target.run_id, params=params, resume_from=resume_from, not_before=None)
-        next_attempt.take_away(connection, target.run_id)
+        repository.drop_next_attempt(connection, target.run_id)
         if command.verb != commands.RESUME:
             # A resumed run keeps its reduced number of GPUs, because its parameters were adapted to it.
             repository.set_gpu_count(connection, target.run_id, None)

@@ -17,7 +17,7 @@ from gputui.agent.lifecycle import checkpoint_survey
 from gputui.core.config import PRIVATE_DIR_MODE, Workspace
 from gputui.core.redaction import Redactor
 from gputui.metrics.ingest import MetricsIngest
-from gputui.runs import next_attempt, repository
+from gputui.runs import repository
 from gputui.runs.agent_process import agent_for_executor
 from gputui.runs.command import Launch, build_launch, checkpoint_directory, in_run, without_gpus
 from gputui.runs.executors.base import Executor
@@ -80,7 +80,7 @@ def prepare_attempt(
     try:
         number = _new_number(run_dir / "attempts", run)
         spec = read_spec(run_dir / SPEC_FILE)
-        spec = replace(spec, env={**spec.env, **next_attempt.get(connection, run.run_id).env})
+        spec = replace(spec, env={**spec.env, **repository.get_next_attempt(connection, run.run_id).env})
         if executor.places_gpus:
             visible = tuple(uuids) if spec.visible == "uuid" else tuple(str(index) for index in indices)
             with socket.socket() as probe:
@@ -147,7 +147,7 @@ def prepare_attempt(
             text = f"{'; '.join(replaced)}: replaced"
             add_event(connection, "gpus_replaced", text, now=now, severity="warning", run_id=run.run_id)
         repository.insert_attempt(connection, run, number=number, gpus=uuids, launch=stored, now=now)
-        next_attempt.take_away(connection, run.run_id)
+        repository.drop_next_attempt(connection, run.run_id)
         checkpoint_survey.attempt_begins(connection, run, number, checkpoint_directory(spec_of(run), run_dir), folder)
         ingest.begin_attempt(run.run_id, number, rank_output(spec, len(uuids), folder), ends)
         repository.move(connection, run, RunState.STARTING, cause=f"attempt {number}", now=now)

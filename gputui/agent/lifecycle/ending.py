@@ -28,7 +28,7 @@ from gputui.recovery.history import past_decisions, progress_of
 from gputui.recovery.kinds import KINDS, SHARED_OOM
 from gputui.recovery.machine_actions import MachineContext
 from gputui.recovery.policies import NoticeTarget
-from gputui.runs import next_attempt, notices, repository
+from gputui.runs import notices, repository
 from gputui.runs.command import checkpoint_directory
 from gputui.runs.identity import is_of_another_user
 from gputui.runs.notices import Way
@@ -488,7 +488,7 @@ def take_effect(
         if effect.gpu_count is not None:
             repository.set_gpu_count(connection, run.run_id, effect.gpu_count)
         repository.take_leases(connection, run.run_id, effect.replacements, now)
-        next_attempt.put(
+        repository.put_next_attempt(
             connection,
             run.run_id,
             env=effect.env,

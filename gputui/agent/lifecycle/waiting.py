@@ -24,7 +24,7 @@ from gputui.core import units
 from gputui.recovery.checkpoints.ledger import newest_first
 from gputui.recovery.checkpoints.removal import prune
 from gputui.recovery.checkpoints.search import CheckpointChoice, CheckpointSearch, choose, is_unchanged, surveyed
-from gputui.runs import next_attempt, repository
+from gputui.runs import repository
 from gputui.runs.command import checkpoint_directory
 from gputui.runs.repository import transaction
 from gputui.runs.spec import spec_of
@@ -121,7 +121,7 @@ class Preconditions:
 
     def check(self, run: Run, waiting: Waiting) -> Unmet | None:
         """Why the run must still wait, or None if it may start. Raises sqlite3.Error."""
-        wanted = next_attempt.get(self.context.connection, run.run_id)
+        wanted = repository.get_next_attempt(self.context.connection, run.run_id)
         waited = self.context.now() - wanted.since
         left = list(wanted.preconditions)
         while left:
@@ -143,7 +143,7 @@ class Preconditions:
                     run_id=run.run_id,
                 )
             left.pop(0)
-            next_attempt.set_preconditions(self.context.connection, run.run_id, left)
+            repository.set_preconditions(self.context.connection, run.run_id, left)
         return None
 
     def _unmet(self, run: Run, waiting: Waiting, precondition: Mapping[str, Any]) -> str | None:

@@ -14,8 +14,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from gputui.core.yaml_forms.document import Document, KeyPath
 from gputui.core.yaml_forms.file import given_twice, problem_at
-from gputui.core.yaml_forms.nearest import nearest, not_one_of, one_of
-from gputui.core.yaml_forms.problems import ProfileError, shown_value
+from gputui.core.yaml_forms.problems import ProfileError, nearest, not_one_of, one_of, shown_value
 
 _EXPECTED = "gputui_expected"
 _PROBLEM = "gputui_problem"

@@ -16,6 +16,13 @@ if TYPE_CHECKING:
     from gputui.runs.executors.options import TargetOptions
     from gputui.runs.processes import AttemptProcess, ProcessScan
     from gputui.runs.spec import RunSpec
+import sys
+from typing import TYPE_CHECKING
+
+from gputui.runs.launchers import LAUNCHERS
+
+if TYPE_CHECKING:
+    from gputui.runs.spec import RunSpec
 
 
 class ExecutorGoneError(Exception):
@@ -79,3 +86,28 @@ class Executor(ABC):
             return []
         own = None if attempt.executor is None else attempt.executor[0]
         return [process for process in scan.processes_of(run_dir, attempt.number) if process.pid != own]
+
+
+class CourierExecutor(Executor):
+    """An executor whose program is the script ``courier``."""
+
+    places_gpus = False
+    is_replaceable = True
+    sees_processes = False
+    courier: Path
+
+    def __init__(self) -> None:
+        self.file_name = self.courier.name
+
+    def program(self, folder: Path, locks: Sequence[int] = ()) -> tuple[str, ...]:
+        if not self.courier.is_file() or not Path(sys.executable).exists():
+            raise ExecutorGoneError(
+                f"gputui's own files are gone ({self.courier}); install it again, then restart the agent"
+            )
+        return (sys.executable, "-I", str(self.courier), str(folder))
+
+    def checks(self, spec: RunSpec) -> list[CheckResult]:
+        if LAUNCHERS[spec.launcher].needs_port:
+            text = f"launcher {spec.launcher} needs a port that is known before the machine is"
+            return [CheckResult("launcher", "fail", text, "use torchrun, or python")]
+        return []

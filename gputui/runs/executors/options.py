@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
 from gputui.core.yaml_forms.forms import Model, expected
+from gputui.core.yaml_forms.quantities import parse_size
 
 
 def matching(pattern: str, what: str) -> AfterValidator:
@@ -47,3 +48,89 @@ class TargetOptions(Model):
     def to_json(self) -> dict[str, Any]:
         """The options that were set, as stored with a run."""
         return self.model_dump(exclude_unset=True)
+
+
+_TIME = matching(r"(\d+-)?\d{1,4}(:\d{1,2}){0,2}|\d+(m|h|d)", "a time such as 4h, 30m, 2d or 1-12:00:00")
+
+
+def sbatch_memory(text: str) -> str:
+    """A size in sbatch's form, whose units are binary. Raises PydanticCustomError."""
+    size = parse_size(text)
+    if size is None and not re.fullmatch(r"[0-9]{1,12}[KMGT]?", text, re.I):
+        raise expected("a size such as 64G or 400GiB")
+    return text if size is None else f"{-(-size >> 20)}M"
+
+
+class SlurmOptions(TargetOptions):
+    """What is asked of the cluster, by sbatch's own names where it has one."""
+
+    kind: Literal["slurm"]
+    host: Host | None = Field(None, description="login node, reached by SSH; this machine if left out")
+    config: Line | None = Field(None, description="with host: another file than ~/.ssh/config")
+    folder: Folder = Field("gputui-runs", description="with host: where runs lie there, from the home directory")
+    files: list[Inside] = Field(
+        default_factory=list, description="with host: files and folders of the working directory unknown to git"
+    )
+    partition: Word | None = Field(None, description="partition, or several with commas between them")
+    account: Word | None = Field(None, description="account that pays")
+    qos: Word | None = Field(None, description="quality of service")
+    constraint: Line | None = Field(None, description="features that the node must have")
+    time: Annotated[str, _TIME] | None = Field(
+        None, description="limit of one start, such as 4h, 30m, 2d or sbatch's 1-12:00:00; the partition's if left out"
+    )
+    gpu_type: Word | None = Field(None, description="type of GPU, as in gres gpu:TYPE:N")
+    nodes: Annotated[int, Field(ge=1, le=1024)] = Field(
+        1, description="number of nodes, each with the GPUs and processes that the run asks for"
+    )
+    cpus: Annotated[int, Field(ge=1, le=4096)] | None = Field(None, description="cores of the job on each node")
+    memory: Annotated[str, AfterValidator(sbatch_memory)] | None = Field(
+        None, description="host memory of the job on each node, such as 64G or 400GiB"
+    )
+    exclude: Word | None = Field(None, description="nodes that must not be used")
+    warn: Annotated[int, Field(ge=10, le=65535)] = Field(
+        120, description="seconds before the limit at which the run saves and is requeued"
+    )
+    options: list[Line] = Field(default_factory=list, description="further lines for sbatch, each as --name=value")
+    poll: Annotated[int, Field(ge=1, le=600)] = Field(5, description="seconds between two questions to the cluster")
+
+
+class SshOptions(TargetOptions):
+    """The connection to the machine, and the folder of its files."""
+
+    kind: Literal["ssh"]
+    host: Host = Field(description="host, user@host, or a name of ~/.ssh/config")
+    config: Line | None = Field(None, description="another file than ~/.ssh/config")
+    folder: Folder = Field("gputui-runs", description="where runs lie there, from the home directory")
+    files: list[Inside] = Field(
+        default_factory=list, description="files and folders of the working directory that git does not know"
+    )
+    gpus: Word | None = Field(None, description="what CUDA_VISIBLE_DEVICES holds there; all that there are if left out")
+    poll: Annotated[int, Field(ge=1, le=600)] = Field(2, description="seconds between two questions to the machine")
+
+
+_ADDRESS = matching(r"https?://[A-Za-z0-9_.\-\[\]:]+(/[A-Za-z0-9_./~-]*)?", "an address such as http://head:8265")
+
+
+class RayOptions(TargetOptions):
+    """The cluster's address, the resources to request, and the folder of files."""
+
+    kind: Literal["ray"]
+    address: Annotated[str, _ADDRESS] = Field(description="of the cluster's dashboard, such as http://head:8265")
+    token_file: Line | None = Field(
+        None, description="file with the cluster's token; ~/.ray/auth_token where that is there"
+    )
+    shared: bool = Field(
+        False, description="the cluster's nodes see this home's files under the same paths: nothing is copied"
+    )
+    folder: Folder = Field(
+        "gputui-runs", description="where runs lie on a node, from the home directory; not with shared"
+    )
+    files: list[Inside] = Field(
+        default_factory=list, description="files and folders of the working directory that git does not know"
+    )
+    cpus: Annotated[int, Field(ge=0, le=4096)] | None = Field(None, description="cores of the job")
+    memory_bytes: Annotated[int, Field(ge=1)] | None = Field(None, description="host memory of the job")
+    resources: dict[Word, float] = Field(
+        default_factory=dict, description="custom resources of the cluster, each with its amount"
+    )
+    poll: Annotated[int, Field(ge=1, le=600)] = Field(2, description="seconds between two questions to the cluster")

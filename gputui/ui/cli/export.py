@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from gputui.core.yaml_forms.nearest import did_you_mean
+from gputui.core.yaml_forms.problems import did_you_mean
 from gputui.reports.export.formats import FORMATS, Format
 from gputui.runs.manifests import MANIFESTS
 from gputui.store.metrics import queries

@@ -70,7 +70,7 @@ class VerbGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in VERBS and not args[0].startswith("-"):
-            from gputui.core.yaml_forms.nearest import nearest
+            from gputui.core.yaml_forms.problems import nearest
 
             meant = nearest(args[0], VERBS)
             ctx.fail(f"no command {args[0]!r}" + (f"; did you mean {meant}?" if meant else ""))

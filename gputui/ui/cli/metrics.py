@@ -11,7 +11,7 @@ import click
 
 from gputui.core import units
 from gputui.core.text import clean
-from gputui.core.yaml_forms.nearest import did_you_mean
+from gputui.core.yaml_forms.problems import did_you_mean
 from gputui.metrics.curves.drawing import drawing
 from gputui.metrics.curves.live_curves import read_charts
 from gputui.metrics.curves.model import AXES, ChartData, ChartRequest

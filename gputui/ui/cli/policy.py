@@ -151,7 +151,7 @@ def try_(
 
 
 def unknown_kind(kind: str) -> NoReturn:
-    from gputui.core.yaml_forms.nearest import did_you_mean
+    from gputui.core.yaml_forms.problems import did_you_mean
     from gputui.recovery.kinds import KINDS
 
     hint = did_you_mean(kind, KINDS) or f"known are {', '.join(KINDS)}"

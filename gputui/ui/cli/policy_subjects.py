@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from gputui.agent.lifecycle.checkpoint_survey import search_of
 from gputui.core.redaction import redact_params
-from gputui.core.yaml_forms.nearest import did_you_mean
+from gputui.core.yaml_forms.problems import did_you_mean
 from gputui.profiles.loading import ProfileNotFoundError
 from gputui.profiles.loading import find as find_profile
 from gputui.recovery import policy_simulation

@@ -180,7 +180,7 @@ def _expected(connection: sqlite3.Connection, run: Run) -> ExpectedRate:
 
 
 def _thresholds(changes: tuple[str, ...]) -> dict[str, float]:
-    from gputui.core.yaml_forms.nearest import did_you_mean
+    from gputui.core.yaml_forms.problems import did_you_mean
     from gputui.reports.summary.thresholds import GATE_THRESHOLDS
 
     found = {}

@@ -16,7 +16,7 @@ from gputui.runs.executors.slurm.script import batch_script
 from gputui.runs.executors.slurm.slurm_courier import SlurmCourier
 from gputui.runs.executors.slurm.survey import judge_partitions, probe
 from gputui.runs.executors.slurm.survey import survey as slurm_survey
-from gputui.runs.executors.ssh.survey import survey as ssh_survey
+from gputui.runs.executors.ssh.connection import survey as ssh_survey
 from tests.conftest import wait_until
 from tests.machines import Machine
 from tests.runs.executors.slurm_cluster import PATH, SlurmCluster, skip_without_slurm

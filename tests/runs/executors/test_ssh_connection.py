@@ -13,12 +13,10 @@ import pytest
 from pydantic import ValidationError
 
 from gputui.runs.executors.courier import CommandResult, UnreachableError
-from gputui.runs.executors.slurm.options import SlurmOptions
+from gputui.runs.executors.options import SlurmOptions, SshOptions
 from gputui.runs.executors.slurm.slurm_courier import LoginShell
-from gputui.runs.executors.ssh.connection import SshShell
-from gputui.runs.executors.ssh.options import SshOptions
+from gputui.runs.executors.ssh.connection import SshShell, survey
 from gputui.runs.executors.ssh.ssh_courier import SshCourier
-from gputui.runs.executors.ssh.survey import survey
 from tests.tables import table
 
 # Options of ssh that take a value come before the host; the rest is joined with blanks and read by a shell.

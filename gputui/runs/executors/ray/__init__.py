@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gputui.runs.checks import CheckResult
-from gputui.runs.executors.remote import CourierExecutor
+from gputui.runs.executors.base import CourierExecutor
 
 if TYPE_CHECKING:
     from gputui.runs.command import Launch
@@ -34,12 +34,12 @@ class RayExecutor(CourierExecutor):
             remove_there(folder, target)
 
     def options(self) -> type[TargetOptions]:
-        from gputui.runs.executors.ray.options import RayOptions
+        from gputui.runs.executors.options import RayOptions
 
         return RayOptions
 
     def preview(self, spec: RunSpec, launch: Launch) -> str:
-        from gputui.runs.executors.ray.request import preview
+        from gputui.runs.executors.ray.jobs_api import preview
 
         target = dict(spec.target or {})
         run_dir = launch.env["GPUTUI_RUN_DIR"]

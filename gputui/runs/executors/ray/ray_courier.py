@@ -16,8 +16,7 @@ from typing import Any
 from gputui.runs.executors import far
 from gputui.runs.executors.courier import EndedBy, JobStatus, TargetRefusalError, UnreachableError, python_of, serve
 from gputui.runs.executors.mirror import MirrorCourier
-from gputui.runs.executors.ray.jobs_api import JobsApi
-from gputui.runs.executors.ray.request import SENT, entry_script, job_request, on_node, submission_id
+from gputui.runs.executors.ray.jobs_api import SENT, JobsApi, entry_script, job_request, on_node, submission_id
 from gputui.runs.submission import write_private
 
 CODE = "code.zip"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gputui.runs.checks import CheckResult
-from gputui.runs.executors.remote import CourierExecutor
+from gputui.runs.executors.base import CourierExecutor
 from gputui.runs.executors.slurm.nodes import FIRST_NODE, FIRST_PORT, NODE_RANK
 from gputui.runs.executors.slurm.script import batch_script, nodes_of
 from gputui.runs.launchers import LAUNCHERS
@@ -52,7 +52,7 @@ class SlurmExecutor(CourierExecutor):
             remove_there(folder, target)
 
     def options(self) -> type[TargetOptions]:
-        from gputui.runs.executors.slurm.options import SlurmOptions
+        from gputui.runs.executors.options import SlurmOptions
 
         return SlurmOptions
 

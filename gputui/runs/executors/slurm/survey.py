@@ -11,7 +11,7 @@ from gputui.runs.checks import CheckResult
 from gputui.runs.executors.courier import CommandResult, TargetShell, UnreachableError
 from gputui.runs.executors.slurm.script import CONFIGURATION, batch_script, sbatch_time
 from gputui.runs.executors.slurm.slurm_courier import LoginShell
-from gputui.runs.executors.ssh.survey import DATE, environment_there, judge_clock
+from gputui.runs.executors.ssh.connection import DATE, environment_there, judge_clock
 
 
 def survey(target: Mapping[str, Any]) -> Iterator[CheckResult]:

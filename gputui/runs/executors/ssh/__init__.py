@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gputui.runs.checks import CheckResult
-from gputui.runs.executors.remote import CourierExecutor
+from gputui.runs.executors.base import CourierExecutor
 
 if TYPE_CHECKING:
     from gputui.runs.command import Launch
@@ -33,7 +33,7 @@ class SshExecutor(CourierExecutor):
         remove_there(folder, target)
 
     def options(self) -> type[TargetOptions]:
-        from gputui.runs.executors.ssh.options import SshOptions
+        from gputui.runs.executors.options import SshOptions
 
         return SshOptions
 
@@ -44,6 +44,6 @@ class SshExecutor(CourierExecutor):
         return job_script(plan, "RUN/attempts/1/far", "CLAIM")
 
     def survey(self, target: Mapping[str, Any]) -> Iterator[CheckResult]:
-        from gputui.runs.executors.ssh.survey import survey
+        from gputui.runs.executors.ssh.connection import survey
 
         return survey(target)

@@ -15,7 +15,7 @@ from textual.message import Message
 
 from gputui.core.redaction import Redactor, secrets_in
 from gputui.core.text import clean
-from gputui.runs import user_signals
+from gputui.runs import identity
 from gputui.runs.identity import environment_of, identify
 from gputui.store.runs import Run
 from gputui.ui.tui.actions import Context, Scope
@@ -265,8 +265,8 @@ class ProcessesScreen(ListPage):
 
         def work() -> None:
             try:
-                user_signals.send(row.pid, row.start_ticks, number)
-            except user_signals.SignalRefusedError as refused:
+                identity.send_checked_signal(row.pid, row.start_ticks, number)
+            except identity.SignalRefusedError as refused:
                 app.tell(f"{number.name} was not sent. {refused}", "error")
             else:
                 app.tell(f"{number.name} was sent to PID {row.pid}.", "info")

@@ -130,7 +130,7 @@ async def test_the_page_opens_sorts_groups_and_goes_back(app: GputuiApp) -> None
 
 async def test_a_signal_asks_twice_and_can_be_called_off(app: GputuiApp, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[object] = []
-    monkeypatch.setattr("gputui.runs.user_signals.send", lambda *given: sent.append(given))
+    monkeypatch.setattr("gputui.runs.identity.send_checked_signal", lambda *given: sent.append(given))
     async with app.run_test(size=SMALL) as pilot:
         await open_page(pilot, app)
         for key in ("escape", "n", "q"):
