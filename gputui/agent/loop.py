@@ -20,7 +20,6 @@ from gputui.agent.commands import dispatch
 from gputui.agent.context import AgentContext
 from gputui.agent.doorbell import Doorbell
 from gputui.agent.error_barrier import roll_back
-from gputui.agent.exports.sinks import Sinks
 from gputui.agent.health.alerting import Alerting
 from gputui.agent.housekeeping import Housekeeping, note_predecessor
 from gputui.agent.lifecycle.execution import note_report
@@ -29,6 +28,7 @@ from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.agent.lifecycle.sweep import read_rest
 from gputui.agent.lock import AgentLock, HidingFormatter, why_unwritable
 from gputui.agent.recording.output import FileOutput
+from gputui.agent.sinks import Sinks
 from gputui.agent.studies import Studies
 from gputui.core.config import Workspace
 from gputui.machine.gpu_model import FastTick

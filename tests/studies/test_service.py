@@ -5,29 +5,19 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
-from gputui.agent import studies
-from gputui.agent.child_processes import Ended
+from gputui.agent import children
+from gputui.agent.children import STEADY_SECONDS
 from gputui.agent.context import AgentContext
-from gputui.agent.studies import AGAIN_SECONDS, STEADY_SECONDS, Studies
+from gputui.agent.studies import AGAIN_SECONDS, Studies
 from gputui.core.config import Workspace
 from gputui.runs.repository import transaction
 from gputui.studies import rows
+from tests.agent.processes import FakeProcess
 from tests.stores import open_store
 from tests.studies.desk import GRID, STUDY
-
-
-class Child:
-    """A process that ends when the test says so."""
-
-    def __init__(self) -> None:
-        self.end: Ended | None = None
-
-    def ended(self) -> Ended | None:
-        return self.end
 
 
 class Service:
@@ -35,23 +25,18 @@ class Service:
 
     def __init__(self, workspace: Workspace, connection: sqlite3.Connection, patched: pytest.MonkeyPatch) -> None:
         self.seconds = 1000.0
-        self.started: list[Child] = []
+        self.started: list[FakeProcess] = []
         self.connection = connection
-        patched.setattr(studies, "adopt", lambda _: None)
-        patched.setattr(studies, "start", self._start)
+        patched.setattr(children.subprocess, "Popen", FakeProcess.starter(self.started))
         context = AgentContext.of(
             connection, workspace, wake=lambda: None, now=lambda: 1_790_000_000.0, monotonic=lambda: self.seconds
         )
         self.studies = Studies(context)
 
-    def _start(self, _module: str, _arguments: tuple[str, ...], _log: Path) -> Child:
-        self.started.append(Child())
-        return self.started[-1]
-
     def lives_for(self, seconds: float) -> None:
         """The newest process fails after so long."""
         self.seconds += seconds
-        self.started[-1].end = Ended("was killed")
+        self.started[-1].end("was killed")
         self.studies.turn()
 
     def seconds_to_next(self) -> float:

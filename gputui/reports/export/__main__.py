@@ -28,7 +28,7 @@ from gputui.runs.spec import SpecError
 from gputui.runs.submission import SPEC_FILE, read_spec
 from gputui.store.database import StoreError
 
-EXIT_OK, EXIT_FAILED, EXIT_HELD_ELSEWHERE = 0, 3, 5
+EXIT_OK, EXIT_FAILED = 0, 3
 # Of 1000: the kernel kills this process before any training.
 _OOM_SCORE = b"800"
 _NICE = 10
@@ -70,8 +70,8 @@ def follow(state: Path, run_id: str, name: Format) -> tuple[int, str]:
         target = shown = absolute_target(name, target, Path("/"))
         followed = Target(run_id, run_dir, name, target)
         Follower(workspace.database, followed, guard=signal.alarm, is_agents=True).run()
-    except HeldElsewhereError:
-        return EXIT_HELD_ELSEWHERE, ""
+    except HeldElsewhereError as error:
+        return EXIT_FAILED, f"another process holds {error}"
     except SpecError as error:
         return (EXIT_FAILED, str(error)) if run_dir.exists() else (EXIT_OK, "")
     except OSError as error:

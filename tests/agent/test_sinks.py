@@ -5,39 +5,22 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 
-from gputui.agent.child_processes import ChildProcess, Ended
+from gputui.agent import children
 from gputui.agent.context import AgentContext
-from gputui.agent.exports import sinks
-from gputui.agent.exports.sinks import PATIENCE_SECONDS, RETRY_SECONDS, Sinks
+from gputui.agent.sinks import PATIENCE_SECONDS, RETRY_SECONDS, Sinks
 from gputui.core.config import Workspace
-from gputui.reports.export.memory import MemoryPlace, Remembered
+from gputui.reports.export.memory import Remembered
 from gputui.runs.spec import RunSpec
 from gputui.runs.submission import SPEC_FILE, write_spec
 from gputui.store.metrics.exported import ExportProgress, read_piece
+from tests.agent.processes import FakeProcess
 from tests.texts import mentions
 from tests.ui.tui.filling import NOW, Filler
-
-
-class Fake(ChildProcess):
-    """A process that ends when the test says so."""
-
-    end: Ended | None = None
-    is_killed = False
-
-    def __init__(self) -> None:
-        super().__init__(None)
-
-    def ended(self) -> Ended | None:
-        return self.end
-
-    def kill(self) -> None:
-        self.is_killed = True
 
 
 @dataclass
@@ -46,32 +29,29 @@ class Bench:
 
     filler: Filler
     now: float = 0.0
-    started: list[Fake] = field(default_factory=list)
-    places: list[MemoryPlace] = field(default_factory=list)
+    started: list[FakeProcess] = field(default_factory=list)
+    sinks: Sinks = field(init=False)
 
     def agent(self) -> Sinks:
         context = AgentContext.of(
             self.filler.connection, self.filler.workspace, wake=lambda: None, now=lambda: NOW + self.now,
             monotonic=lambda: self.now,
         )  # fmt: skip
-        made = Sinks(context)
-        made.begin()
-        made.turn()
-        return made
+        self.sinks = Sinks(context)
+        self.sinks.begin()
+        self.sinks.turn()
+        return self.sinks
 
-    def start(self, program: str, arguments: Sequence[str], log: Path) -> Fake:
-        self.places.append(MemoryPlace(log.parent.parent, log.stem))
-        self.started.append(Fake())
-        return self.started[-1]
-
-    def fail(self, words: str) -> None:
-        self.started[-1].end = Ended(words)
+    def fail(self, problem: str) -> None:
+        self.started[-1].end(problem)
 
     def wrote(self) -> None:
         """What a process leaves that got on."""
         run = self.filler.connection.execute("SELECT ended_at FROM runs").fetchone()
         piece = read_piece(self.filler.connection, "net-1", ExportProgress(), 1000)
-        self.places[-1].write(Remembered(NOW, piece.progress, {}, NOW + self.now, run[0]))
+        place = next(iter(self.sinks.sinks.values())).place
+        place.make()
+        place.write(Remembered(NOW, piece.progress, {}, NOW + self.now, run[0]))
 
     def over(self) -> None:
         self.filler.connection.execute("UPDATE runs SET state = 'succeeded', ended_at = ?", (NOW + self.now,))
@@ -95,7 +75,7 @@ def bench(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ben
     workspace.run_dir("net-1").mkdir()
     write_spec(workspace.run_dir("net-1") / SPEC_FILE, spec)
     made = Bench(filler)
-    monkeypatch.setattr(sinks, "start", made.start)
+    monkeypatch.setattr(children.subprocess, "Popen", FakeProcess.starter(made.started))
     yield made
     filler.close()
 
@@ -123,7 +103,7 @@ def test_an_agent_stays_until_all_is_written(bench: Bench) -> None:
     agent.turn()
     assert agent.is_busy()
     bench.wrote()
-    bench.started[-1].end = Ended(None)
+    bench.started[-1].end()
     agent.turn()
     assert not agent.is_busy() and len(bench.started) == 1 and bench.said() == []
     assert not bench.agent().sinks
@@ -138,7 +118,7 @@ def test_giving_up(bench: Bench) -> None:
         agent.turn()
         while agent.is_busy():
             bench.now += 10.0
-            if len(bench.started) and bench.started[-1].end is None:
+            if len(bench.started) and bench.started[-1].returncode is None:
                 bench.fail("no answer")
             agent.turn()
             assert bench.now < 4 * PATIENCE_SECONDS
