@@ -59,7 +59,6 @@ _DYING_SECONDS = 1.0
 _SUCCESSOR_SECONDS = 5.0
 _RECHECK_FIRST_SECONDS = 10.0
 _RECHECK_LONGEST_SECONDS = 300.0
-_LINE_MAX_BYTES = 1 << 20
 
 
 class Output:
@@ -204,7 +203,9 @@ class Sampler:
         self.should_end = False
         self._host = host
         self._interval = bounded_interval(interval_seconds)
-        self._output = Output(sys.stdout.fileno())
+        # A library that prints must not write between the messages.
+        self._output = Output(os.dup(sys.stdout.fileno()))
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         self._wake, self._wake_writer = os.pipe()
         os.set_blocking(self._wake_writer, False)
         self._begin_at = time.monotonic()
@@ -249,14 +250,8 @@ class Sampler:
 
     def _read_commands(self, data: bytes) -> None:
         *lines, self._pending = (self._pending + data).split(b"\n")
-        if len(self._pending) > _LINE_MAX_BYTES:
-            self._pending = b""
         for line in lines:
-            try:
-                command = decode_command(line)
-            except ValueError as error:
-                say(f"command ignored: {error}")
-                continue
+            command = decode_command(line)
             if command.interval is not None:
                 self._interval = bounded_interval(command.interval)
             self._gpus.send(command)

@@ -1,8 +1,5 @@
-"""The agent's end of the sampler: starts, reads and supervises it, and never waits for it.
-
-The sampler may hang in the driver at any moment. So every descriptor here is non-blocking, the child is polled with
-WNOHANG, and a command that cannot be sent now is replaced by the next one.
-"""
+"""The agent's end of the sampler: starts, reads and supervises it, and never waits for it, because it may hang in the
+driver at any moment. A command that cannot be sent now is replaced by the next one."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -26,10 +23,10 @@ from gputui.machine.gpu_model import (
     Message,
     Occupant,
     ReadBackoff,
+    WireCommand,
     bounded_interval,
     decode,
-    encode_interval,
-    encode_occupants,
+    encode_command,
 )
 
 HealthState = Literal["starting", "ok", "silent", "restarting", "dead"]
@@ -44,10 +41,8 @@ _RESTART_FIRST_SECONDS = 1.0
 _RESTART_LONGEST_SECONDS = 60.0
 _STABLE_SECONDS = 60.0
 _FRESH_PROCESS = 75
-_LINE_MAX_BYTES = 8 << 20
 _READ_BYTES = 1 << 16
 _READS_AT_ONCE = 64
-_NOTES_MAX = 100
 _LOG_TAIL_BYTES = 4096
 _REASON_MAX_CHARACTERS = 300
 
@@ -108,9 +103,8 @@ class SamplerClient:
         self._log_from = 0
         self._partial = b""
         self._lines: list[bytes] = []
-        self._malformed = 0
-        self._occupants: bytes | None = None
-        self._outbox: dict[str, bytes] = {}
+        self._occupants: tuple[Occupant, ...] | None = None
+        self._unsent: WireCommand | None = None
         self._sending = b""
         self._started_at = 0.0
         self._tick_at: float | None = None
@@ -137,21 +131,11 @@ class SamplerClient:
         reason, times = self._reason.removeprefix("the sampler "), self._backoff.failures
         return f"the GPU sampler has failed {times} times in a row ({reason}); its log is {self._log_path}"
 
-    @property
-    def malformed_lines(self) -> int:
-        """The number of invalid lines; the first are described in the log."""
-        return self._malformed
-
     def read(self, now: float | None = None) -> list[Message]:
         """The messages that have arrived, oldest first. Never waits."""
         self._pull()
         lines, self._lines = self._lines, []
-        messages = []
-        for line in lines:
-            try:
-                messages.append(decode(line))
-            except ValueError as error:
-                self._note(str(error))
+        messages = [decode(line) for line in lines]
         if any(isinstance(message, FastTick) for message in messages):
             self._tick_at = time.monotonic() if now is None else now
         self._flush()
@@ -159,14 +143,13 @@ class SamplerClient:
 
     def send_occupants(self, occupants: Sequence[Occupant]) -> None:
         """Send the processes on the GPUs, in place of an unsent earlier list."""
-        self._occupants = self._outbox["occupants"] = encode_occupants(occupants)
-        self._flush()
+        self._occupants = tuple(occupants)
+        self._send(occupants=self._occupants)
 
     def set_interval(self, seconds: float) -> None:
         """Change the time between ticks."""
         self._interval = bounded_interval(seconds)
-        self._outbox["interval"] = encode_interval(self._interval)
-        self._flush()
+        self._send(interval=self._interval)
 
     def check(self, now: float) -> SamplerHealth:
         """The state of the sampler at ``now`` (monotonic). Kills, reaps and restarts it as needed."""
@@ -209,7 +192,7 @@ class SamplerClient:
         self._partial = b""
         self._started_at = now
         self._tick_at = self._killed_at = None
-        self._outbox = {} if self._occupants is None else {"occupants": self._occupants}
+        self._unsent = None if self._occupants is None else WireCommand(self._occupants)
         self._sending = b""
         command = replace(self._command, interval_seconds=self._interval)
         # A single malloc arena, not one per thread, saves some MB.
@@ -224,7 +207,8 @@ class SamplerClient:
 
     def _started(self, argv: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
         """Raises OSError."""
-        log = self._open_log()
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        log = os.open(self._log_path, flags, PRIVATE_FILE_MODE)
         theirs, ours = os.pipe()
         try:
             self._log_from = os.fstat(log).st_size
@@ -296,15 +280,17 @@ class SamplerClient:
                 break
             *lines, self._partial = (self._partial + data).split(b"\n")
             self._lines += lines
-        if len(self._partial) > _LINE_MAX_BYTES:
-            self._partial = b""
-            self._note("a line without end was dropped")
+
+    def _send(self, **changes: Any) -> None:
+        """Send a command, together with an unsent one."""
+        self._unsent = replace(self._unsent or WireCommand(), **changes)
+        self._flush()
 
     def _flush(self) -> None:
         """Send what can be sent without waiting. A partly sent line is completed first."""
-        while self._stdin_fd >= 0 and (self._sending or self._outbox):
-            if not self._sending:
-                self._sending = self._outbox.pop(next(iter(self._outbox)))
+        while self._stdin_fd >= 0 and (self._sending or self._unsent):
+            if not self._sending and self._unsent is not None:
+                self._sending, self._unsent = encode_command(self._unsent), None
             try:
                 sent = os.write(self._stdin_fd, self._sending)
             except BlockingIOError:
@@ -318,21 +304,6 @@ class SamplerClient:
         if self._stdin_fd >= 0:
             os.close(self._stdin_fd)
             self._stdin_fd = -1
-
-    def _open_log(self) -> int:
-        """Raises OSError."""
-        return os.open(self._log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, PRIVATE_FILE_MODE)
-
-    def _note(self, text: str) -> None:
-        """Count an invalid line; the first are written to the log."""
-        self._malformed += 1
-        if self._malformed <= _NOTES_MAX:
-            with contextlib.suppress(OSError):
-                log = self._open_log()
-                try:
-                    os.write(log, f"{LOG_PREFIX}line not understood: {text}\n".encode())
-                finally:
-                    os.close(log)
 
     def _stderr_tail(self) -> str | None:
         """The process's last line in the log, which others also write to."""
