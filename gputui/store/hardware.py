@@ -39,7 +39,6 @@ _EVENTS_LOOKED_AT = 512
 LOOK_BACK_SECONDS = 86_400.0
 """Maximum time searched for the begin of idleness."""
 
-_FIRST_LOOK_SECONDS = 900.0
 SETS_READ = 500
 
 
@@ -220,8 +219,11 @@ def _gpus_at(
         view = _gpu_view(row, reported, at, stale_after_seconds(interval))
         if view.at is None and at < limits.raw_since:
             # The samples of that time are deleted.
-            means = rollups.gpu_then(connection, gpu_id, at, limits)
+            columns = [kept.column for kept in rollups.GPU_KEPT]
+            means = rollups.then(connection, columns, at, limits, gpu_id)
             if means is not None:
+                if means["sm_clock_mhz"] is not None:
+                    means["sm_clock_mhz"] = round(means["sm_clock_mhz"])
                 view = replace(view, **means, age_seconds=0.0, state="lost" if view.state == "lost" else "ok")
         if view.state == "lost" and at - (view.at or view.last_seen_at) > LOST_SHOWN_SECONDS:
             continue
@@ -339,16 +341,14 @@ def idleness(connection: sqlite3.Connection, uuid: str, after: float, now: float
     """The idleness of a GPU, from samples since ``after``, but at most LOOK_BACK_SECONDS."""
     row = connection.execute("SELECT gpu_id FROM gpus WHERE uuid = ?", (uuid,)).fetchone()
     since: float | None = None
-    oldest = max(after, now - LOOK_BACK_SECONDS)
-    end, span = now + 1.0, _FIRST_LOOK_SECONDS
-    while row is not None and end > oldest:
-        begin = max(oldest, end - span)
-        loads = samples.between(connection, series.GPU, row[0], ("utilization_percent",), begin, end)
-        for at, used in reversed(loads):
+    if row is not None:
+        for at, used in connection.execute(
+            "SELECT at, utilization_percent FROM gpu_samples WHERE gpu_id = ? AND at >= ? AND at <= ? ORDER BY at DESC",
+            (row[0], max(after, now - LOOK_BACK_SECONDS), now + 1.0),
+        ):
             if used is not None and used > 0:
                 return Idleness(since, was_busy=True)
             since = at if used is not None else since
-        end, span = begin, span * 4
     return Idleness(since, was_busy=False)
 
 
@@ -406,7 +406,8 @@ def read_host(connection: sqlite3.Connection, at: float | None = None) -> HostVi
     row = samples.newest(connection, series.HOST, series.HOST_ID, _HOST_COLUMNS, float("inf") if at is None else at)
     if row is not None or at is None:
         return None if row is None else HostView(*row)
-    then = rollups.host_then(connection, at, rollups.bounds(connection))
+    columns = [kept.column for kept in rollups.HOST_KEPT]
+    then = rollups.then(connection, columns, at, rollups.bounds(connection))
     unknown: dict[str, Any] = dict.fromkeys(HostView.__struct_fields__)
     return None if then is None else HostView(**unknown | then)
 

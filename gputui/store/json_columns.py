@@ -19,11 +19,6 @@ def mapping(text: str | None) -> Mapping[str, Any]:
     return MappingProxyType(value) if isinstance(value, dict) else UNREADABLE
 
 
-def optional_mapping(text: str | None) -> Mapping[str, Any] | None:
-    """The same, with None for NULL."""
-    return None if text is None else mapping(text)
-
-
 @lru_cache(maxsize=512)
 def items(text: str | None) -> tuple[Any, ...]:
     """A JSON list; anything else is empty."""

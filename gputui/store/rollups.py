@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from msgspec import Struct
 
 from gputui.store import samples
-from gputui.store.database import one_moment
+from gputui.store.database import named_rows, one_moment
 from gputui.store.series import GPU, HOST, HOST_ID, Series
 
 
@@ -230,36 +230,22 @@ def held(values: Sequence[float | None]) -> tuple[float | None, ...]:
     return tuple(filled)
 
 
-def gpu_then(connection: sqlite3.Connection, gpu_id: int, at: float, limits: Bounds) -> dict[str, Any] | None:
-    """The means of a GPU in the minute or hour that contains a time, by column of a sample, with ``at`` as its begin;
-    None if unknown. Raises sqlite3.Error."""
+def then(
+    connection: sqlite3.Connection, columns: Sequence[str], at: float, limits: Bounds, gpu_id: int = HOST_ID
+) -> dict[str, Any] | None:
+    """The means of ``columns`` in the minute or hour that contains a time, with ``at`` as its begin, for a GPU or the
+    host; None if unknown. Raises sqlite3.Error."""
     name = spans_for(limits, at)
-    row = connection.execute(
-        "SELECT at, utilization_percent_mean, memory_used_bytes_mean, temperature_celsius_mean, power_watts_mean, "  # noqa: S608
-        f"sm_clock_mhz_mean FROM gpu_{name} WHERE gpu_id = ? AND at <= ? AND at > ? AND sample_count > 0",
-        (gpu_id, at, at - span_seconds(name)),
-    ).fetchone()
-    if row is None:
-        return None
-    clock = None if row[5] is None else round(row[5])
-    names = ("at", "utilization_percent", "memory_used_bytes", "temperature_celsius", "power_watts")
-    return {**dict(zip(names, row[:5], strict=True)), "sm_clock_mhz": clock}
-
-
-def host_then(connection: sqlite3.Connection, at: float, limits: Bounds) -> dict[str, Any] | None:
-    """The same for the host."""
-    name = spans_for(limits, at)
-    cursor = connection.execute(
-        "SELECT at, cpu_percent_mean AS cpu_percent, memory_used_bytes_mean AS memory_used_bytes, "  # noqa: S608
-        "disk_used_bytes_mean AS disk_used_bytes, disk_read_bytes_per_second_mean AS disk_read_bytes_per_second, "
-        "disk_write_bytes_per_second_mean AS disk_write_bytes_per_second, "
-        "network_received_bytes_per_second_mean AS network_received_bytes_per_second, "
-        f"network_sent_bytes_per_second_mean AS network_sent_bytes_per_second FROM host_{name} "
-        "WHERE at <= ? AND at > ?",
-        (at, at - span_seconds(name)),
+    means = ", ".join(f"{column}_mean AS {column}" for column in columns)
+    table = f"host_{name} WHERE" if gpu_id == HOST_ID else f"gpu_{name} WHERE gpu_id = :gpu_id AND"
+    rows = named_rows(
+        connection,
+        f"SELECT at, {means} FROM {table} at <= :at AND at > :since AND sample_count > 0",  # noqa: S608 - fixed names
+        gpu_id=gpu_id,
+        at=at,
+        since=at - span_seconds(name),
     )
-    row = cursor.fetchone()
-    return None if row is None else dict(zip((column[0] for column in cursor.description), row, strict=True))
+    return rows[0] if rows else None
 
 
 def sampled_around(

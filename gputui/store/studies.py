@@ -230,17 +230,11 @@ def read_rungs(
     connection: sqlite3.Connection, study_id: str, at: float | None = None, *, numbers: Collection[int] | None = None
 ) -> list[RungValue]:
     """The values at rungs, ordered by trial and rung, of the trials in ``numbers`` or of all."""
-    if numbers is not None:
-        some = connection.execute(
-            "SELECT number, rung, step, value, attempt, at FROM trial_rungs WHERE study_id = ? "
-            "AND number IN (SELECT value FROM json_each(?)) AND (? IS NULL OR at <= ?) ORDER BY number, rung",
-            (study_id, json.dumps(list(numbers)), at, at),
-        )
-        return [RungValue(*row) for row in some.fetchall()]
     rows = connection.execute(
-        "SELECT number, rung, step, value, attempt, at FROM trial_rungs WHERE study_id = ? AND (? IS NULL OR at <= ?) "
+        "SELECT number, rung, step, value, attempt, at FROM trial_rungs WHERE study_id = ?1 "
+        "AND (?2 IS NULL OR number IN (SELECT value FROM json_each(?2))) AND (?3 IS NULL OR at <= ?3) "
         "ORDER BY number, rung",
-        (study_id, at, at),
+        (study_id, None if numbers is None else json.dumps(list(numbers)), at),
     )
     return [RungValue(*row) for row in rows.fetchall()]
 
@@ -269,16 +263,6 @@ def study_wall_seconds(connection: sqlite3.Connection, study_id: str, now: float
     ends = [at for at, _ in moves[1:]] + [now]
     goes_on = (StudyState.RUNNING, StudyState.STOPPING)
     return math.fsum(max(0.0, end - at) for (at, state), end in zip(moves, ends, strict=True) if state in goes_on)
-
-
-def studies_in(connection: sqlite3.Connection, states: tuple[StudyState, ...]) -> list[str]:
-    """The ids of studies in any of these states, oldest first."""
-    marks = ", ".join("?" * len(states))
-    rows = connection.execute(
-        f"SELECT study_id FROM studies WHERE state IN ({marks}) ORDER BY sequence",  # noqa: S608 - marks only
-        states,
-    )
-    return [row[0] for row in rows.fetchall()]
 
 
 def _studies(connection: sqlite3.Connection, condition: str, *values: object) -> list[StudyRecord]:

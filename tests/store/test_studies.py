@@ -18,7 +18,6 @@ from gputui.store.studies import (
     read_rungs,
     read_studies,
     read_trials,
-    studies_in,
     study_gpu_hours,
 )
 
@@ -70,7 +69,6 @@ def test_a_study_is_found_by_its_id_or_as_the_newest_of_its_name(history: sqlite
     for wanted in ("lr", "lr-", "rl"):
         with pytest.raises(StudyNotFoundError):
             find_study(history, wanted, only=True)
-    assert studies_in(history, (StudyState.RUNNING, StudyState.PAUSED)) == ["lr-2"]
 
 
 def test_a_study_is_shown_as_it_was(history: sqlite3.Connection) -> None:
