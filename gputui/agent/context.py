@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -20,7 +20,7 @@ from gputui.core.config import Workspace
 from gputui.metrics.ingest import MetricsIngest
 from gputui.metrics.sources import ReadContext
 from gputui.runs.executors import Executors
-from gputui.runs.processes import ProcessScanner, files_written
+from gputui.runs.processes import ProcessScanner
 from gputui.store.database import open_reader
 
 # The parts of a turn that serve each run stop after this.
@@ -102,7 +102,6 @@ class AgentContext(Struct, frozen=True):
             start=partial(jobs.start, deadline_seconds=math.inf),
             connect=partial(open_reader, workspace.database),
             run_dir=workspace.run_dir,
-            written_by=partial(_written_by, workspace),
         )
         return cls(
             connection=connection,
@@ -116,7 +115,3 @@ class AgentContext(Struct, frozen=True):
             janitor=Janitor(workspace, recorder, interval_seconds, now),
             ingest=MetricsIngest(connection, redactor_of=partial(redactor_of, workspace), read_context=read_context),
         )
-
-
-def _written_by(workspace: Workspace, attempts: Sequence[tuple[str, int]]) -> list[set[tuple[int, int]]]:
-    return files_written([(workspace.run_dir(run_id), number) for run_id, number in attempts])

@@ -1,7 +1,7 @@
 """Metrics of runs, from the files that scripts write to rows, exactly once.
 
-In: JSON lines, CSV, a program's output, trainer_state.json, TensorBoard and W&B files, which may grow, rotate or be
-rewritten. Out: rows, with the read position in the same transaction. `contract` defines a line, `tailer` follows a
-file, `earlier` compares a rewritten one with what is stored of it, `ingest` stores the lines, `background` reads what
-may not answer. Read `ingest` first.
+In: JSON lines, CSV, a program's output, trainer_state.json, TensorBoard and W&B files, which may
+grow, rotate or be rewritten. Out: rows, with the read position in the same transaction. `contract`
+defines a line, `tailer` follows a file, `earlier` compares a rewritten one with what is stored of
+it, `ingest` stores the lines, `background` reads what may not answer. Read `ingest` first.
 """

@@ -1,44 +1,36 @@
-"""The result of one read of a metrics file: a batch of lines that is stored in one transaction."""
+"""Batches of metrics lines: the result of one read of a source, stored in one transaction."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping, Sequence
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import orjson
 from msgspec import Struct
 
 from gputui.core.redaction import BY_LOOK, Redactor
 from gputui.metrics.contract import ParsedLine, Rejected, excerpt
-from gputui.metrics.reduction import MetricLine
+from gputui.metrics.reduction import MetricLine, Reducer
 from gputui.store.events import EventKind
-from gputui.store.metrics.queries import (
-    NOT_METRICS,
-    OF_EVENTS,
-    FilePosition,
-    as_float,
-    named_by_event,
-)
+from gputui.store.metrics.queries import NOT_METRICS, OF_EVENTS, FilePosition, as_float, named_by_event
 
-if TYPE_CHECKING:
-    from gputui.metrics.earlier import LineComparison
-
-# The limits of a batch. A line costs time beyond its bytes: a megabyte of two-byte lines must not
-# block the loop.
+# A line costs time beyond its bytes: a megabyte of two-byte lines must not block the loop.
 BATCH_BYTES = 256 << 10
 BATCH_LINES = 1024
-# A batch that is limited by the remaining time is at least this long.
-MIN_BATCH_BYTES = 16 << 10
 # The limit for formats in which the work per byte varies.
 READ_SECONDS = 0.01
 
-EVENT_CHARACTERS = 64
+# A broken script may write a million broken lines. All are counted, only the first are stored.
+MAX_REJECTED = 1000
+MAX_NEWEST_NAMES = 500
 
-# Scripts also call a duration "time": seconds per iteration, or since the start. Unix seconds of a
-# training are after 2000-01-01, even if it was imported, and not after their arrival, with a day
-# for clocks that are wrong.
+# Scripts also call a duration "time". Unix seconds of a training are after 2000-01-01, and not
+# after their arrival, with a day for clocks that are wrong.
 _FIRST_TIME_SECONDS = 946_684_800.0
 _CLOCK_ERROR_SECONDS = 86_400.0
 # The events of the bundled trainer, see docs/trainer.md: their lines may have metrics, and are no
@@ -49,7 +41,7 @@ EVENTS_WITH_METRICS = frozenset({
     "checkpoint", "checkpoint_failed", "checkpoint_skipped", "bottleneck", "trace", "stop", "end",
 })  # fmt: skip
 _NOT_MEASURED = NOT_METRICS | OF_EVENTS | {"epoch", "total_steps"}
-TIME_IS_OTHER = (
+_TIME_IS_OTHER = (
     "the time in its metrics lines is not the time of day in unix seconds: the lines have the time "
     "at which they were read, and their own time is the metric time_"
 )
@@ -59,12 +51,10 @@ STARTS_AGAIN = (
 )
 
 _NUMBERS = frozenset({int, float})
+_SCALARS = (int, float, str)
 
 Row = tuple[int, int, int, int, int | None, int | None, float | None, str]
 """source_id, generation, byte_offset, attempt, rank, step, at, data: the columns of ``metrics``."""
-
-RejectedRow = tuple[int, int, int, str, str]
-"""generation, byte_offset, attempt, reason, and the line's beginning without secrets."""
 
 
 class SourceState(Struct, frozen=True):
@@ -99,35 +89,18 @@ class MetricsNote(NamedTuple):
 
 
 @dataclass(slots=True)
-class MeasuredSteps:
-    """The first and the newest step of some lines, with their times (UTC unix seconds)."""
-
-    first: int | None = None
-    first_at: float | None = None
-    last: int | None = None
-    last_at: float | None = None
-
-    def add(self, step: int, at: float | None) -> None:
-        if self.last is None:
-            self.first, self.first_at = step, at
-        if self.last is None or step >= self.last:
-            self.last, self.last_at = step, at
-
-
-@dataclass(slots=True)
 class Batch:
     """Lines of one attempt and the state after them, stored together or not at all.
 
     Attributes:
-        redactor: the redactor of the run.
         arrived_at: the time (UTC unix seconds) of lines that have none: the latest at which they
             can have been written.
         earlier: compares lines with those of earlier versions of the file; None to store all.
         to_reduce: the lines that charts show.
+        rejected: generation, byte offset, reason and beginning of each rejected line.
         newest: the last number of each name, by rank; "time" is the time of the last line.
-        events: the number of lines of each event.
-        steps: of lines without an event: the step of an event says where something happened.
-        replaced: what is left of stored lines whose values changed, by position.
+        first_step, last_step: the first and the highest step of lines without an event: the step
+            of an event says where something happened.
         more: more can be read at once.
         learned: see `LineFormat.learned`.
     """
@@ -136,31 +109,34 @@ class Batch:
     attempt: int
     redactor: Redactor = BY_LOOK
     arrived_at: float | None = None
-    earlier: LineComparison | None = None
+    earlier: EarlierLines | None = None
     rows: list[Row] = field(default_factory=list)
     to_reduce: list[MetricLine] = field(default_factory=list)
-    rejected: list[RejectedRow] = field(default_factory=list)
+    rejected: list[tuple[int, int, str, str]] = field(default_factory=list)
     newest: dict[int | None, dict[str, Any]] = field(default_factory=dict)
-    events: dict[str, int] = field(default_factory=dict)
-    steps: MeasuredSteps = field(default_factory=MeasuredSteps)
+    first_step: int | None = None
+    last_step: int | None = None
     replaced: Mapping[FilePosition, Mapping[str, Any]] = field(default_factory=dict)
     bytes_read: int = 0
     more: bool = False
     notes: dict[EventKind, MetricsNote] = field(default_factory=dict)
     learned: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    _latest_time: float = field(init=False)
 
-    def __post_init__(self) -> None:
-        arrived = math.inf if self.arrived_at is None else self.arrived_at
-        self._latest_time = arrived + _CLOCK_ERROR_SECONDS
+    def take(self, source_id: int, offset: int, line: bytes, parsed: ParsedLine | Rejected | None) -> None:
+        """Add a line at an offset of the current generation, which was written as ``line``."""
+        if type(parsed) is ParsedLine:
+            self._accept(source_id, offset, parsed)
+        elif isinstance(parsed, Rejected):
+            shown = excerpt(line, self.redactor)
+            self.rejected.append((self.state.generation, offset, parsed.reason, shown))
 
-    def take(self, source_id: int, generation: int, offset: int, parsed: ParsedLine) -> None:
-        """Add a line."""
+    def _accept(self, source_id: int, offset: int, parsed: ParsedLine) -> None:
         step, at, rank, data, values = parsed
-        if at is None or not _FIRST_TIME_SECONDS <= at <= self._latest_time:
+        arrived = math.inf if self.arrived_at is None else self.arrived_at
+        if at is None or not _FIRST_TIME_SECONDS <= at <= arrived + _CLOCK_ERROR_SECONDS:
             if values.get("time") is not None:
                 data, values = _renamed(values, "time")
-                self.note("times_unknown", None, TIME_IS_OTHER)
+                self.notes["times_unknown"] = MetricsNote("times_unknown", None, _TIME_IS_OTHER)
             at = self.arrived_at
         is_numeric = _NUMBERS.issuperset(map(type, values.values()))
         if not is_numeric:
@@ -177,30 +153,7 @@ class Batch:
                 data, values = orjson.dumps(unknown).decode(), unknown
         if not is_numeric:
             values = named_by_event(values)
-        self._note_newest(rank, at, values, is_numeric)
-        self.rows.append((source_id, generation, offset, self.attempt, rank, step, at, data))
-        if not rank and step is not None:
-            self.to_reduce.append(MetricLine(generation, offset, self.attempt, step, at, values))
-        if "event" in values:
-            name = str(values["event"])[:EVENT_CHARACTERS]
-            self.events[name] = self.events.get(name, 0) + 1
-        elif step is not None:
-            self.steps.add(step, at)
-
-    def reject(self, generation: int, offset: int, line: bytes, answer: Rejected) -> None:
-        """Add a rejected line."""
-        shown = excerpt(line, self.redactor)
-        self.rejected.append((generation, offset, self.attempt, answer.reason, shown))
-
-    def note(self, kind: EventKind, key: str | None, text: str) -> None:
-        """Add a remark. Each kind is reported once per source."""
-        self.notes[kind] = MetricsNote(kind, key, text)
-
-    def _note_newest(self, rank: int | None, at: float | None, values: Mapping[str, Any], is_numeric: bool) -> None:
-        """Note the line's numbers as the newest of its rank."""
-        newest = self.newest.get(rank)
-        if newest is None:
-            newest = self.newest[rank] = {}
+        newest = self.newest.setdefault(rank, {})
         if is_numeric:
             newest.update(values)
         else:
@@ -208,6 +161,15 @@ class Batch:
         if at is not None:
             # Gives the age of the newest values even if lines have no time.
             newest["time"] = at
+        generation = self.state.generation
+        self.rows.append((source_id, generation, offset, self.attempt, rank, step, at, data))
+        if step is None:
+            return
+        if not rank:
+            self.to_reduce.append(MetricLine(generation, offset, self.attempt, step, at, values))
+        if "event" not in values:
+            self.first_step = step if self.first_step is None else self.first_step
+            self.last_step = step if self.last_step is None else max(self.last_step, step)
 
 
 def _is_measurement(values: Mapping[str, Any]) -> bool:
@@ -219,10 +181,217 @@ def _is_measurement(values: Mapping[str, Any]) -> bool:
 
 
 def _renamed(values: Mapping[str, Any], name: str) -> tuple[str, dict[str, Any]]:
-    """A line, encoded and decoded, whose value ``name`` is something else than a line's: it becomes
-    ``name_``, as in other trackers' files."""
+    """A line, encoded and decoded, whose value ``name`` is called ``name_``."""
     renamed = {f"{key}_" if key == name else key: value for key, value in values.items()}
     return orjson.dumps(renamed).decode(), renamed
+
+
+# --- rewritten files ------------------------------------------------------------------------------
+
+
+class EarlierLines:
+    """What is stored of the earlier versions of a rewritten file, which is read from its start.
+
+    Of its lines only values are stored that no earlier version had. A value of an earlier version
+    is dropped if the newest one has another for the same attempt, rank, step and name; one that it
+    does not have at all stays. ``connect`` opens the store for the thread that reads.
+    """
+
+    def __init__(self, source_id: int, connect: Callable[[], AbstractContextManager[sqlite3.Connection]]) -> None:
+        self._source_id = source_id
+        self._connect = connect
+        self._versions: tuple[int, int] | None = None
+        # The lines that the newest version does not have so far, by rank, step and epoch, or by the
+        # text of a line without a step.
+        self._places: dict[object, list[FilePosition]] = {}
+        # After a restart amid a version, which lines it has is not known: none is dropped.
+        self._is_whole = False
+        # What the newest batch found, which may not be stored after all.
+        self._begun: FilePosition | None = None
+        self._found: list[tuple[object, FilePosition]] = []
+
+    @contextmanager
+    def comparison(self, state: SourceState, attempt: int) -> Iterator[EarlierLines]:
+        """Compare the lines of one batch, those after ``state``; ``replaced`` is what is left of
+        stored lines, by position, after values were dropped from them. Raises sqlite3.Error."""
+        with self._connect() as connection:
+            self._connection, self._attempt = connection, attempt
+            self.replaced: dict[FilePosition, dict[str, Any]] = {}
+            if self._versions != (state.first_generation, state.generation):
+                self._load(state)
+            elif self._begun == state.position:
+                for key, place in self._found:
+                    self._places.setdefault(key, []).append(place)
+            self._begun, self._found = state.position, []
+            yield self
+
+    def unknown(
+        self, rank: int | None, step: int | None, values: Mapping[str, Any], data: str
+    ) -> Mapping[str, Any] | None:
+        """The part of a line that is not stored yet; None if all of it is."""
+        epoch = values.get("epoch")
+        key = rank, step, data if step is None else epoch if isinstance(epoch, _SCALARS) else None
+        stored = [(place, *self._line(place)) for place in self._places.get(key, ())]
+        if not stored:
+            return values
+        is_event = step is None or "event" in values
+        new = {name for name in values if is_event or name not in NOT_METRICS}
+        for place, _, before in stored:
+            shared = new & before.keys()
+            if not shared or any(before[name] != values[name] for name in shared):
+                continue
+            if not is_event or before == values:
+                self._take(key, place)
+                new -= shared
+        if not new:
+            return None
+        if is_event:
+            return values
+        for place, attempt, before in stored:
+            changed = new & before.keys()
+            # What another attempt measured at this step stays.
+            if changed and attempt == self._attempt and self._is_whole:
+                self.replaced[place] = {name: value for name, value in before.items() if name not in changed}
+                if place in self._places[key]:
+                    self._take(key, place)
+        return {name: value for name, value in values.items() if name in NOT_METRICS or name in new}
+
+    def _take(self, key: object, place: FilePosition) -> None:
+        self._places[key].remove(place)
+        self._found.append((key, place))
+
+    def _line(self, place: FilePosition) -> tuple[int, dict[str, Any]]:
+        """The attempt and the values of a stored line, after what was replaced so far."""
+        attempt, data = self._connection.execute(
+            "SELECT attempt, data FROM metrics WHERE source_id = ? AND generation = ? AND byte_offset = ?",
+            (self._source_id, *place),
+        ).fetchone() or (0, "{}")
+        return attempt, self.replaced.get(place) or orjson.loads(data)
+
+    def _load(self, state: SourceState) -> None:
+        self._versions = state.first_generation, state.generation
+        self._is_whole = not state.byte_offset
+        self._places = {}
+        rows = self._connection.execute(
+            "SELECT generation, byte_offset, rank, step, iif(step IS NULL, data, data ->> '$.epoch') "
+            "FROM metrics WHERE source_id = ? AND generation >= ? AND generation < ?",
+            (self._source_id, *self._versions),
+        )
+        for generation, offset, rank, step, other in rows:
+            self._places.setdefault((rank, step, other), []).append((generation, offset))
+
+
+# --- storage --------------------------------------------------------------------------------------
+
+_ADVANCE = (
+    "UPDATE metric_sources SET inode = ?, generation = ?, byte_offset = ?, skipping = ?, "
+    "fingerprint = ?, first_generation = ?, line_count = line_count + ?, "
+    "rejected_count = rejected_count + ? "
+    "WHERE source_id = ? AND generation = ? AND byte_offset = ?"
+)
+
+# Stored with the lines, so that no reader scans all lines of an attempt.
+_NOTE_STEPS = (
+    "UPDATE attempts SET first_step = coalesce(first_step, ?), "
+    "last_step = max(coalesce(last_step, -1), ?), "
+    "first_step_at = coalesce(first_step_at, CASE WHEN ended_at IS NULL THEN ? END) "
+    "WHERE run_id = (SELECT run_id FROM metric_sources WHERE source_id = ?) AND number = ?"
+)
+
+
+def store_batch(
+    connection: sqlite3.Connection,
+    source_id: int,
+    before: SourceState,
+    batch: Batch,
+    now: float,
+    reducer: Reducer | None = None,
+) -> bool:
+    """Store the batch that was read after ``before``, its steps, and complete stretches for charts,
+    inside the caller's transaction. Returns False without a change if the source has another
+    position: another process stored these lines, or the run is gone.
+
+    Call `forget` of ``reducer``, which belongs to the source, if the transaction fails. Without a
+    reducer, lines that are not reduced yet are read from the store. Raises sqlite3.Error; the
+    caller must roll back.
+    """
+    after = batch.state
+    values = (
+        after.inode, *after.position, after.skipping, after.fingerprint, after.first_generation,
+        len(batch.rows), len(batch.rejected), source_id, *before.position,
+    )  # fmt: skip
+    if connection.execute(_ADVANCE, values).rowcount != 1:
+        return False
+    reducer = reducer or Reducer(source_id)
+    connection.executemany("INSERT OR IGNORE INTO metrics VALUES (?, ?, ?, ?, ?, ?, ?, ?)", batch.rows)
+    if before.generation < after.generation and not after.byte_offset:
+        # The file is read again from its start, with its rejected lines.
+        forgotten = connection.execute(
+            "DELETE FROM rejected_lines WHERE source_id = ? AND generation >= ?",
+            (source_id, after.first_generation),
+        )
+        connection.execute(
+            "UPDATE metric_sources SET rejected_count = rejected_count - ? WHERE source_id = ?",
+            (forgotten.rowcount, source_id),
+        )
+    if batch.replaced:
+        _replace(connection, source_id, batch.replaced)
+        reducer.restart(connection, batch.attempt)
+    else:
+        reducer.take(connection, batch.to_reduce)
+    if batch.rejected:
+        _store_rejected(connection, source_id, batch, now)
+    if batch.last_step is not None:
+        steps = batch.first_step, batch.last_step
+        connection.execute(_NOTE_STEPS, (*steps, now, source_id, batch.attempt))
+    for rank, newest in batch.newest.items():
+        _update_newest(connection, (source_id, batch.attempt, -1 if rank is None else rank), newest)
+    return True
+
+
+def _replace(
+    connection: sqlite3.Connection, source_id: int, replaced: Mapping[FilePosition, Mapping[str, Any]]
+) -> None:
+    """Drop values that a batch's lines changed from the lines that had them before."""
+    emptied = [(source_id, *place) for place, values in replaced.items() if values.keys() <= NOT_METRICS]
+    kept = [
+        (orjson.dumps(values).decode(), source_id, *place)
+        for place, values in replaced.items()
+        if not values.keys() <= NOT_METRICS
+    ]
+    where = "WHERE source_id = ? AND generation = ? AND byte_offset = ?"
+    connection.executemany(f"DELETE FROM metrics {where}", emptied)  # noqa: S608
+    connection.executemany(f"UPDATE metrics SET data = ? {where}", kept)  # noqa: S608
+    connection.execute(
+        "UPDATE metric_sources SET line_count = line_count - ? WHERE source_id = ?",
+        (len(emptied), source_id),
+    )
+
+
+def _store_rejected(connection: sqlite3.Connection, source_id: int, batch: Batch, now: float) -> None:
+    (stored,) = connection.execute("SELECT count(*) FROM rejected_lines WHERE source_id = ?", (source_id,)).fetchone()
+    connection.executemany(
+        "INSERT OR IGNORE INTO rejected_lines "
+        "(source_id, generation, byte_offset, attempt, at, reason, excerpt) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        [
+            (source_id, generation, offset, batch.attempt, now, reason, shown)
+            for generation, offset, reason, shown in batch.rejected[: max(0, MAX_REJECTED - stored)]
+        ],
+    )
+
+
+def _update_newest(connection: sqlite3.Connection, key: tuple[int, int, int], values: Mapping[str, Any]) -> None:
+    row = connection.execute(
+        "SELECT data FROM metric_newest WHERE source_id = ? AND attempt = ? AND rank = ?", key
+    ).fetchone()
+    newest: dict[str, Any] = {} if row is None else json.loads(row[0])
+    for name, value in values.items():
+        if name in newest or len(newest) < MAX_NEWEST_NAMES:
+            newest[name] = value
+    connection.execute(
+        "INSERT OR REPLACE INTO metric_newest (source_id, attempt, rank, data) VALUES (?, ?, ?, ?)",
+        (*key, json.dumps(newest, allow_nan=False)),
+    )
 
 
 @dataclass(slots=True)
@@ -252,65 +421,14 @@ class StepOrder:
 
 
 @dataclass(slots=True)
-class AttemptProgress:
-    """What is new of one attempt. The steps are those of new lines without events, None if there
-    are none; ``first_at`` and ``last_at`` are their times (unix seconds). ``values`` are the newest
-    value of each metric, of rank 0 if every rank writes lines; NaN and infinities are floats.
-    ``events`` counts the lines of each event."""
-
-    run_id: str
-    attempt: int
-    lines: int = 0
-    rejected: int = 0
-    first_step: int | None = None
-    first_at: float | None = None
-    last_step: int | None = None
-    last_at: float | None = None
-    values: dict[str, float] = field(default_factory=dict)
-    events: dict[str, int] = field(default_factory=dict)
-
-    def add(self, batch: Batch) -> None:
-        self.lines += len(batch.rows)
-        self.rejected += len(batch.rejected)
-        steps = batch.steps
-        if steps.last is not None:
-            if self.last_step is None:
-                self.first_step, self.first_at = steps.first, steps.first_at
-            if self.last_step is None or steps.last >= self.last_step:
-                self.last_step, self.last_at = steps.last, steps.last_at
-        for name, times in batch.events.items():
-            self.events[name] = self.events.get(name, 0) + times
-        if batch.newest:
-            leading = min(batch.newest, key=lambda rank: -1 if rank is None else rank)
-            for name, value in batch.newest[leading].items():
-                if name not in NOT_METRICS and (number := as_float(value)) is not None:
-                    self.values[name] = number
-
-
-@dataclass(slots=True)
 class IngestReport:
     """The result of one round. ``more``: the budget ended before the files. ``awaits``: a file is
-    being looked at in another thread. ``notes`` are about files that were rewritten, lost or
-    unreadable, with their runs."""
+    being looked at in another thread. ``progress``: the attempts with new lines. ``notes`` are
+    about files that were rewritten, lost or unreadable, with their runs."""
 
     lines: int = 0
     rejected: int = 0
-    bytes: int = 0
     more: bool = False
     awaits: bool = False
-    progress: list[AttemptProgress] = field(default_factory=list)
+    progress: set[tuple[str, int]] = field(default_factory=set)
     notes: list[tuple[str, MetricsNote]] = field(default_factory=list)
-
-    def add(self, run_id: str, batch: Batch) -> None:
-        self.lines += len(batch.rows)
-        self.rejected += len(batch.rejected)
-        self.bytes += batch.bytes_read
-        if batch.rows or batch.rejected:
-            self._progress_of(run_id, batch.attempt).add(batch)
-
-    def _progress_of(self, run_id: str, attempt: int) -> AttemptProgress:
-        for progress in self.progress:
-            if progress.run_id == run_id and progress.attempt == attempt:
-                return progress
-        self.progress.append(AttemptProgress(run_id, attempt))
-        return self.progress[-1]

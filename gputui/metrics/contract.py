@@ -1,7 +1,7 @@
 """The metrics contract: what one line means. No I/O.
 
-A line is one JSON object, ``{"step": int, "time": float?, "rank": int?, "<name>": number, …}``. Any other input is
-rejected with a reason, never with an exception.
+A line is one JSON object, ``{"step": int, "time": float?, "rank": int?, "<name>": number, …}``. Any
+other input is rejected with a reason, never with an exception.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ MAX_LINE_BYTES = 1 << 20
 MAX_INTEGER = 2**63 - 1
 EXCERPT_CHARACTERS = 200
 
-# Larger integers are not exact in other JSON readers, and arithmetic with them may leave the range of SQLite.
+# Larger integers are not exact in other JSON readers, and arithmetic with them may leave the range
+# of SQLite.
 MAX_STEP = 2**53 - 1
 
 # Each value that is no number is looked at for secrets; a turn of the agent's loop has 50 ms.
 MAX_VALUES = 8192
 
-# SQLite's JSON functions fail beyond 1000 levels (sqlite.org/json1.html, "JSON nesting depth"), and one such row would
-# fail every query that reads it.
+# SQLite's JSON functions fail beyond 1000 levels (sqlite.org/json1.html, "JSON nesting depth"), and
+# one such row would fail every query that reads it.
 MAX_DEPTH = 200
 
 # 9999-12-31. A larger number is in another unit, or no time.
@@ -37,8 +38,8 @@ _CLOSING_BRACE = 0x7D
 
 
 class ParsedLine(NamedTuple):
-    """The stored content of a line. ``time`` is unix seconds; ``data`` is standard JSON; ``values`` is the same,
-    decoded."""
+    """The stored content of a line. ``time`` is unix seconds; ``data`` is standard JSON; ``values``
+    is the same, decoded."""
 
     step: int | None
     time: float | None
@@ -77,7 +78,8 @@ def parse_line(line: bytes) -> Parsed:
     may_be_many = len(line) > 2 * MAX_VALUES and line.count(b",") >= MAX_VALUES
     if (may_be_deep or may_be_many) and (refusal := _refusal(values)) is not None:
         return refusal
-    # Stored as written, except for escapes: SQLite before 3.45 does not find a key that contains one.
+    # Stored as written, except for escapes: SQLite before 3.45 does not find a key that contains
+    # one.
     text = orjson.dumps(values).decode() if b"\\" in line else line.decode()
     return _accept(values, text if line[-1] == _CLOSING_BRACE else text.strip())
 
@@ -88,11 +90,6 @@ def parse_values(values: Mapping[str, Any]) -> ParsedLine | Rejected:
         return refusal
     standard = _standard(values)
     return _accept(standard, orjson.dumps(standard).decode())
-
-
-def cut_off(parsed: Parsed) -> Parsed:
-    """The result for a last line without a newline: valid if complete, else rejected as cut off."""
-    return Rejected(f"cut off: {parsed.reason}") if isinstance(parsed, Rejected) else parsed
 
 
 def excerpt(line: bytes, redactor: Redactor = BY_LOOK) -> str:
@@ -170,7 +167,8 @@ def _refusal(line: Mapping[str, Any]) -> Rejected | None:
 
 
 def _standard(value: Any) -> Any:
-    """The value in standard JSON: no NaN or infinity tokens, no lone surrogates, no integers beyond 64 bits."""
+    """The value in standard JSON: no NaN or infinity tokens, no lone surrogates, no integers beyond
+    64 bits."""
     if isinstance(value, float):
         if math.isfinite(value):
             return value

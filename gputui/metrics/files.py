@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import glob
 import hashlib
 import os
 import re
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
-from typing import Protocol
 
-from gputui.metrics.walk import MOST_ENTRIES, find, has_wildcards
+MOST_ENTRIES = 50_000
+"""A search looks at most at this many entries of folders."""
 
 # The fingerprint covers the file's first bytes and those just before the offset. Rewritten content
 # that has grown past the old offset almost certainly differs in one of them.
@@ -49,10 +51,81 @@ def is_unchanged(descriptor: int, offset: int, expected: str | None) -> bool:
     return expected is None or fingerprint(*ends(descriptor, offset)) == expected
 
 
-class FileGate(Protocol):
-    """Decides which files a run may read."""
+# --- patterns -------------------------------------------------------------------------------------
 
-    def admits(self, path: str, status: os.stat_result) -> bool: ...
+
+def has_wildcards(pattern: str) -> bool:
+    return "*" in pattern or "?" in pattern
+
+
+def may_overlap(pattern: str, other: str) -> bool:
+    """Whether a path may match both patterns."""
+    if has_wildcards(pattern) and has_wildcards(other):
+        # The folders before the first wildcard.
+        mine, theirs = (re.split(r"[*?\[]", one)[0].rpartition("/")[0] + "/" for one in (pattern, other))
+        return mine.startswith(theirs) or theirs.startswith(mine)
+    return pattern == other or any(
+        fnmatch.fnmatchcase(path, one.replace("**/", "*")) for path, one in ((pattern, other), (other, pattern))
+    )
+
+
+def find(pattern: str, most_entries: int = MOST_ENTRIES) -> tuple[list[str], bool]:
+    """The existing files and folders that match an absolute ``pattern``, and whether the search
+    ended after ``most_entries``.
+
+    The patterns are those of `glob`, but ``**`` follows no links to folders, so that links which
+    form a circle do not make the search endless. Folders that cannot be read count as empty.
+    """
+    left = most_entries
+
+    def entries(folder: str) -> Iterator[os.DirEntry[str]]:
+        nonlocal left
+        with contextlib.suppress(OSError), os.scandir(folder) as found:
+            for entry in found:
+                left -= 1
+                if left < 0:
+                    return
+                yield entry
+
+    def below(path: str, parts: Sequence[str]) -> Iterator[str]:
+        while parts and not glob.has_magic(parts[0]):
+            path, parts = os.path.join(path, parts[0]), parts[1:]  # noqa: PTH118 - for thousands of entries
+        if not parts:
+            if os.path.lexists(path):
+                yield path
+            return
+        first, following = parts[0], parts[1:]
+        if first == "**":
+            yield from below(path, following)
+        for entry in entries(path) if left >= 0 else ():
+            is_hidden = entry.name.startswith(".")
+            if first == "**":
+                if is_hidden:
+                    continue
+                if _is_folder(entry, follows=False):
+                    yield from below(entry.path, parts)
+                elif not following:
+                    yield entry.path
+            elif _name_pattern(first).fullmatch(entry.name) and (first[0] == "." or not is_hidden):
+                if not following:
+                    yield entry.path
+                elif _is_folder(entry, follows=True):
+                    yield from below(entry.path, following)
+
+    paths = list(dict.fromkeys(below("/", [part for part in pattern.split("/") if part])))
+    return paths, left < 0
+
+
+def _is_folder(entry: os.DirEntry[str], *, follows: bool) -> bool:
+    try:
+        return entry.is_dir(follow_symlinks=follows)
+    except OSError:
+        return False
+
+
+@lru_cache(maxsize=256)
+def _name_pattern(part: str) -> re.Pattern[str]:
+    return re.compile(fnmatch.translate(part))
 
 
 class Matches:
@@ -71,7 +144,7 @@ class Matches:
         was written last first."""
         if at_once or time.monotonic() >= self._search_at:
             began = time.thread_time()
-            paths, self.is_cut = find(self._pattern, MOST_ENTRIES)
+            paths, self.is_cut = find(self._pattern)
             self._found = []
             for path in paths:
                 with contextlib.suppress(OSError):
@@ -84,20 +157,20 @@ class Matches:
         return self._found
 
 
-class FollowedFile:
-    """Descriptors, by inode, of the file at ``path``, or of the first match if ``is_pattern``.
+# --- descriptors ----------------------------------------------------------------------------------
 
-    A descriptor outlives the name, so a renamed or deleted file can be read to its end. A ``path``
-    with ``*`` or ``?`` means the newest match, since a script creates one with each start. Once a
-    newer file has followed another, the older is never read again, even if it still grows. Files
-    that ``admits`` refuses count as missing.
+
+class FollowedFile:
+    """Descriptors, by inode, of the file at ``path``, or of the newest match of a pattern, since a
+    script creates one with each start.
+
+    A descriptor outlives the name, so a renamed or deleted file can be read to its end. Once a
+    newer match has followed another, the older is never read again, even if it still grows.
     """
 
-    def __init__(self, path: str, admits: Callable[[str, os.stat_result], bool], *, is_pattern: bool = False) -> None:
+    def __init__(self, path: str, *, is_pattern: bool) -> None:
         self.path = path
-        self._admits = admits
-        self.matches = Matches(path) if not is_pattern and has_wildcards(path) else None
-        self._pattern = path if is_pattern else None
+        self.matches = Matches(path) if is_pattern else None
         self._followed: tuple[int, str] | None = None
         # Inodes and paths: the inode of a deleted file is given to a new one.
         self._left: set[tuple[int, str]] = set()
@@ -118,31 +191,19 @@ class FollowedFile:
         """The status of the file at the path; None without a regular file. The newest of several
         files is searched for occasionally, or now if ``at_once``."""
         if self.matches is not None:
-            found = self._newest(self.matches.newest(at_once=at_once))
-            if found is None:
+            found = [((status.st_ino, path), path) for path, status in self.matches.newest(at_once=at_once)]
+            self._left &= {file for file, _ in found}
+            file, path = next((one for one in found if one[0] not in self._left), (None, ""))
+            if file is None:
                 return None
-            self.path = found
-        elif self._pattern is not None:
-            matching = min(glob.glob(self._pattern), default=None)  # noqa: PTH207 - it is absolute
-            if matching is None:
-                return None
-            self.path, self._pattern = matching, None
+            if self._followed is not None and self._followed[0] != file[0]:
+                self._left.add(self._followed)
+            self._followed, self.path = file, path
         try:
             status = Path(self.path).stat()
         except (FileNotFoundError, NotADirectoryError):
             return None
-        return status if stat.S_ISREG(status.st_mode) and self._admits(self.path, status) else None
-
-    def _newest(self, found: list[tuple[str, os.stat_result]]) -> str | None:
-        self._left &= {(status.st_ino, path) for path, status in found}
-        for path, status in found:
-            file = (status.st_ino, path)
-            if file not in self._left and self._admits(path, status):
-                if self._followed is not None and self._followed[0] != status.st_ino:
-                    self._left.add(self._followed)
-                self._followed = file
-                return path
-        return None
+        return status if stat.S_ISREG(status.st_mode) else None
 
     def open_current(self, inode: int) -> int | None:
         """Open the file at the path if it has this inode; an open file stays open."""
@@ -153,20 +214,14 @@ class FollowedFile:
         """Open a file that is no longer at the path: it is still open, or beside it under the name
         that a rotation gave it."""
         descriptor = self._descriptors.get(inode)
-        if descriptor is not None:
-            return descriptor if self._admits(self.path, os.fstat(descriptor)) else None
-        if self._sought == inode:
-            return None
+        if descriptor is not None or self._sought == inode:
+            return descriptor
         self._sought = inode
-        try:
-            if self.matches is not None:
-                found = self.matches.newest(at_once=True)
-                candidates = [path for path, status in found if status.st_ino == inode]
-            else:
-                beside = os.scandir(Path(self.path).parent)
-                candidates = [entry.path for entry in beside if entry.inode() == inode]
-        except OSError:
-            return None
+        if self.matches is not None:
+            found = self.matches.newest(at_once=True)
+            candidates = [path for path, status in found if status.st_ino == inode]
+        else:
+            candidates = [entry.path for entry in self._beside() if entry.inode() == inode]
         for path in candidates:
             descriptor = self._open(path, inode)
             if descriptor is not None:
@@ -180,18 +235,23 @@ class FollowedFile:
         the one at the path, whose inode is ``current``. Returns its inode. It is opened at once, so
         that a rename before the next read does not lose it."""
         ended = os.fstat(self._descriptors[inode]).st_mtime_ns
-        path = Path(self.path)
+        name = Path(self.path).name
         since = []
-        for entry in os.scandir(path.parent):
-            is_rotated = _ROTATED.fullmatch(entry.name.removeprefix(path.name))
+        for entry in self._beside():
+            is_rotated = _ROTATED.fullmatch(entry.name.removeprefix(name))
             if is_rotated and entry.inode() not in (inode, current):
                 with contextlib.suppress(FileNotFoundError):
                     since.append((entry.stat().st_mtime_ns, entry.inode(), entry.path))
-        for modified, other, name in sorted(since):
-            if modified > ended and self._open(name, other) is not None:
+        for modified, other, path in sorted(since):
+            if modified > ended and self._open(path, other) is not None:
                 return other
         self.open_current(current)
         return current
+
+    def _beside(self) -> list[os.DirEntry[str]]:
+        with contextlib.suppress(OSError):
+            return list(os.scandir(Path(self.path).parent))
+        return []
 
     def _open(self, path: str, inode: int) -> int | None:
         try:
@@ -199,13 +259,8 @@ class FollowedFile:
         except (FileNotFoundError, NotADirectoryError):
             return None
         status = os.fstat(descriptor)
-        is_wanted = status.st_ino == inode and stat.S_ISREG(status.st_mode)
-        if not is_wanted or not self._admits(path, status):
+        if status.st_ino != inode or not stat.S_ISREG(status.st_mode):
             os.close(descriptor)
             return None
         self._descriptors[inode] = descriptor
         return descriptor
-
-
-Clock = Callable[[], float]
-"""UTC unix seconds."""

@@ -1,7 +1,7 @@
 """Formats of metrics lines: JSON lines, the output of a program, CSV.
 
-A format parses one line at a time and keeps only the header of its file, so the result never depends on how the bytes
-arrived.
+A format parses one line at a time and keeps only the header of its file, so the result never
+depends on how the bytes arrived.
 """
 
 from __future__ import annotations
@@ -9,15 +9,12 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
-
-import orjson
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gputui.core.text import SEQUENCE
-from gputui.metrics.contract import Parsed, ParsedLine, Rejected, cut_off, parse_line, parse_values
+from gputui.metrics.contract import Parsed, ParsedLine, Rejected, parse_line, parse_values
 
 if TYPE_CHECKING:
     import regex
@@ -35,8 +32,8 @@ UNITS: Mapping[str, float] = {
 # Kind of a source → the outputs of a rank that it searches.
 PRINTED_STREAMS = {"stdout": ("stdout",), "stderr": ("stderr",), "output": ("stdout", "stderr")}
 
-# Limits for regular expressions from profiles: the agent matches lines in its loop, and a pattern with nested repeats
-# may take years for one line.
+# Limits for regular expressions from profiles: the agent matches lines in its loop, and a pattern
+# with nested repeats may take years for one line.
 MATCHED_CHARACTERS = 2000
 MATCH_SECONDS = 0.02
 MAX_TIMEOUTS = 3
@@ -50,9 +47,10 @@ _CUT_OFF = Rejected("cut off: no newline at its end")
 
 
 class Reading(NamedTuple):
-    """How a profile reads lines. ``patterns`` are regular expressions for printed lines, ``step`` is the name of an
-    unusual group or column for the step, ``units`` are factors of values by name, ``streams`` are the outputs of a
-    rank to search, and ``epochs`` is what earlier readers of the run have learned, see `EpochCount`."""
+    """How a profile reads lines. ``patterns`` are regular expressions for printed lines, ``step``
+    is the name of an unusual group or column for the step, ``units`` are factors of values by name,
+    ``streams`` are the outputs of a rank to search, and ``epochs`` is what earlier readers of the
+    run have learned, see `EpochCount`."""
 
     patterns: tuple[str, ...] = ()
     step: str | None = None
@@ -74,66 +72,60 @@ class Reading(NamedTuple):
 DEFAULT_READING = Reading()
 
 
-class LineFormat(Protocol):
-    """A format of lines. ``breaks_at_return``: a carriage return also ends a line (progress bars). ``learned`` is what
-    the next reader of the run must get as `Reading.epochs`."""
-
-    breaks_at_return: bool
-    has_header: bool
-
-    @property
-    def learned(self) -> Mapping[str, Sequence[int]]: ...
-
-    def begin(self, header: bytes, attempts_first: bytes = b"") -> None:
-        """A file begins or is continued: its first line if the format has a header, and the first line of the attempt
-        that is read, which may be a header of its own."""
-
-    def parse(self, line: bytes) -> Parsed:
-        """Parse a line without its newline; None if it is neither metrics nor an error."""
-
-    def parse_unterminated(self, line: bytes) -> Parsed:
-        """Parse the last bytes of an attempt, which have no newline."""
-
-
-class JsonLines:
-    """The contract's own format; with ``step``, for scripts that name the step differently."""
+class LineFormat:
+    """A format of lines. ``breaks_at_return``: a carriage return also ends a line (progress bars).
+    ``learned`` is what the next reader of the run must get as `Reading.epochs`."""
 
     breaks_at_return = False
     has_header = False
-    learned: Mapping[str, Sequence[int]] = MappingProxyType({})
 
-    def __init__(self, step: str | None = None) -> None:
-        self.parse: Callable[[bytes], Parsed] = parse_line if step in (None, "step") else partial(_parse_named, step)
+    @property
+    def learned(self) -> Mapping[str, Sequence[int]]:
+        return {}
 
     def begin(self, header: bytes, attempts_first: bytes = b"") -> None:
-        """JSON lines have no header."""
+        """A file begins or is continued: its first line if the format has a header, and the first
+        line of the attempt that is read, which may be a header of its own."""
+
+    def parse(self, line: bytes) -> Parsed:
+        """Parse a line without its newline; None if it is neither metrics nor an error."""
+        raise NotImplementedError
 
     def parse_unterminated(self, line: bytes) -> Parsed:
-        return cut_off(self.parse(line))
+        """Parse the last bytes of an attempt, which have no newline: valid if complete, else
+        rejected as cut off."""
+        parsed = self.parse(line)
+        return Rejected(f"cut off: {parsed.reason}") if isinstance(parsed, Rejected) else parsed
 
 
-def _parse_named(step: str, line: bytes) -> Parsed:
-    """Parse a line of JSON whose step is named ``step``. Another value ``step`` of it becomes ``step_``."""
-    try:
-        values = orjson.loads(line)
-    except orjson.JSONDecodeError:
-        # Python's json writes NaN, which orjson rejects.
+class JsonLines(LineFormat):
+    """The contract's own format; with ``step``, for scripts that name the step differently. Another
+    value ``step`` of such a line becomes ``step_``."""
+
+    def __init__(self, step: str | None = None) -> None:
+        self._step = None if step == "step" else step
+
+    def parse(self, line: bytes) -> Parsed:
+        if self._step is None:
+            return parse_line(line)
         try:
+            # Python's json reads NaN, which orjson rejects.
             values = json.loads(line)
         except (ValueError, RecursionError):
             return parse_line(line)
-    if not isinstance(values, dict) or step not in values:
-        return parse_line(line)
-    others = {"step_" if name == "step" else name: value for name, value in values.items()}
-    return parse_values({"step": values[step], **others})
+        if not isinstance(values, dict) or self._step not in values:
+            return parse_line(line)
+        others = {"step_" if name == "step" else name: value for name, value in values.items()}
+        return parse_values({"step": values[self._step], **others})
 
 
 class EpochCount:
     """Counts the steps of a line that names an epoch and a place in it on through the training.
 
-    Without a printed total, an epoch is as long as the first one that ends. A place that passes its total, or does not
-    begin again with the next epoch, is a step of the whole training already. ``learned`` is the length of an epoch, 0
-    for such a place, and the first epoch; None before an epoch ends.
+    Without a printed total, an epoch is as long as the first one that ends. A place that passes its
+    total, or does not begin again with the next epoch, is a step of the whole training already.
+    ``learned`` is the length of an epoch, 0 for such a place, and the first epoch; None before an
+    epoch ends.
     """
 
     def __init__(self, learned: Sequence[int] | None = None) -> None:
@@ -161,18 +153,17 @@ class EpochCount:
         return epoch * total + place if total is not None else (epoch - first) * (length or 0) + place
 
 
-class OutputPatterns:
+class OutputPatterns(LineFormat):
     """Metrics in the output of a program, found by regular expressions with named groups.
 
-    Each pattern needs a step: the group ``step`` of the profile, else ``step``, else ``epoch`` and ``iter`` together,
-    with or without ``total`` (see `EpochCount`), else ``iter`` or ``iteration``. The first pattern that matches a line
-    counts. Other lines are no metrics.
+    Each pattern needs a step: the group ``step`` of the profile, else ``step``, else ``epoch`` and
+    ``iter`` together, with or without ``total`` (see `EpochCount`), else ``iter`` or ``iteration``.
+    The first pattern that matches a line counts. Other lines are no metrics.
 
     Raises ValueError if a pattern does not compile, has no step, or there is none.
     """
 
     breaks_at_return = True
-    has_header = False
 
     def __init__(
         self,
@@ -192,9 +183,6 @@ class OutputPatterns:
     @property
     def learned(self) -> Mapping[str, Sequence[int]]:
         return {str(number): one.learned for number, one in enumerate(self._epochs) if one.learned is not None}
-
-    def begin(self, header: bytes, attempts_first: bytes = b"") -> None:
-        """Output has no header."""
 
     def parse(self, line: bytes) -> Parsed:
         match = self._match(line)
@@ -248,13 +236,11 @@ class OutputPatterns:
         return _number_with_unit(name, text)
 
 
-class CsvLines:
-    """A CSV file with a header and a column for the step: ``step``, else one of STEP_NAMES. An empty cell is an unknown
-    value."""
+class CsvLines(LineFormat):
+    """A CSV file with a header and a column for the step: ``step``, else one of STEP_NAMES. An
+    empty cell is an unknown value."""
 
-    breaks_at_return = False
     has_header = True
-    learned: Mapping[str, Sequence[int]] = MappingProxyType({})
 
     def __init__(self, step: str | None = None) -> None:
         self._step_names = STEP_NAMES if step is None else (step,)
@@ -288,9 +274,10 @@ class CsvLines:
         return _with_step(values, cells[header.step])
 
     def parse_unterminated(self, line: bytes) -> Parsed:
-        header, parsed = self._header, self.parse(line)
+        header = self._header
+        parsed = super().parse_unterminated(line)
         self._header = header
-        return _CUT_OFF if isinstance(parsed, ParsedLine) else cut_off(parsed)
+        return _CUT_OFF if isinstance(parsed, ParsedLine) else parsed
 
 
 class CsvHeader(NamedTuple):
@@ -329,7 +316,8 @@ class CsvHeader(NamedTuple):
 
 
 def _other_form(header: bytes) -> str | None:
-    """The form of a file whose header is no line of comma-separated UTF-8, as the reason that it is refused."""
+    """The form of a file whose header is no line of comma-separated UTF-8, as the reason that it is
+    refused."""
     if header.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in header:
         return "the file is UTF-16; gputui reads UTF-8"
     other = next((name for sign, name in ((b";", "semicolons"), (b"\t", "tabs")) if sign in header), None)
@@ -351,7 +339,8 @@ def line_format(name: str, reading: Reading = DEFAULT_READING) -> LineFormat:
 
 
 def compile_pattern(number: int, text: str, step: str | None = None) -> regex.Pattern[str]:
-    """Compile the ``number``-th pattern of a profile. Raises ValueError if it does not compile or has no step."""
+    """Compile the ``number``-th pattern of a profile. Raises ValueError if it does not compile or
+    has no step."""
     # Imported here: it takes 14 ms, and most commands need no pattern.
     import regex
 
@@ -389,9 +378,9 @@ def _value(text: str) -> int | float | str:
 
 
 def _number_with_unit(name: str, text: str) -> float | str:
-    """``17.4ms``, ``1.2k``, ``35.1it/s`` or ``1.5s/it`` in seconds, bytes or plain counts, else the text. Progress bars
-    switch from steps per second to seconds per step when they are slow: a name that ends in "time" is a time, every
-    other a rate."""
+    """``17.4ms``, ``1.2k``, ``35.1it/s`` or ``1.5s/it`` in seconds, bytes or plain counts, else the
+    text. Progress bars switch from steps per second to seconds per step when they are slow: a name
+    that ends in "time" is a time, every other a rate."""
     match = _WITH_UNIT.fullmatch(text.strip().rstrip(_TRAILING))
     if match is None:
         return text

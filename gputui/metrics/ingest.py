@@ -1,4 +1,10 @@
-"""Store metrics files exactly once: a file's offset is committed together with the lines before it."""
+"""Store metrics files exactly once: a file's offset is committed together with the lines before it.
+
+Plain files in the folders of runs are read in the caller's thread. All others are read in threads
+of their own, because their file system may not answer, a search for them may be long, or a
+rewritten file is compared with what is stored of it. Such a read uses the reader of one source,
+which no other thread uses meanwhile, and writes nothing; its batch is stored by the caller.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +12,26 @@ import math
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from gputui.core.redaction import BY_LOOK, Redactor
-from gputui.metrics.background import BackgroundSources, SourceEnds
 from gputui.metrics.batch import (
     BATCH_BYTES,
-    MIN_BATCH_BYTES,
     STARTS_AGAIN,
     Batch,
     IngestReport,
     MetricsNote,
     SourceState,
+    StepOrder,
+    store_batch,
 )
+from gputui.metrics.files import MOST_ENTRIES
 from gputui.metrics.formats import DEFAULT_READING, Reading
-from gputui.metrics.sources import OpenSource, OpenSources, ReadContext, SourceTable
-from gputui.metrics.writer import store_batch
+from gputui.metrics.reader import Boundary, SourceReader
+from gputui.metrics.reduction import Reducer
+from gputui.metrics.sources import PendingWork, ReadContext, SourceEnds, SourceRow, SourceTable
+from gputui.store.events import EventKind
 
 PUMP_BYTES = 4 << 20
 # The agent's loop has other work; the rest is read in its next turn.
@@ -29,23 +39,68 @@ PUMP_SECONDS = 0.016
 
 # The size of a batch follows the measured speed and the remaining time.
 _FIRST_BYTES_PER_SECOND = 4 << 20
+_MIN_BATCH_BYTES = 16 << 10
 
 # The cost of a line beyond its bytes, so that a budget also bounds many tiny lines.
 _LINE_COST_BYTES = 128
+
+# Between two reads of a source in another thread, while lines come and in silence.
+ACTIVE_INTERVAL_SECONDS = 0.25
+QUIET_INTERVAL_SECONDS = 1.0
+# A file system that has not answered for this long is reported.
+ANSWER_SECONDS = 10.0
 
 OUTPUT = "output.log"
 """The output of an attempt's command in its folder, both streams in one file."""
 
 
+@dataclass(slots=True, eq=False)
+class OpenSource:
+    """A source that is being read. Times are monotonic seconds.
+
+    Attributes:
+        state, boundaries: the committed read position, and where the attempts begin.
+        reader: created by the first read, because that takes a millisecond.
+        is_aside: whether the source is read in other threads; ``job`` is the read in progress, and
+            ``is_final`` its argument ``ended``.
+        next_read_at: when the next read in another thread is due.
+        awaits_since: since when such a read was wanted and has not answered; else None.
+        reported: kinds and keys of the notes that were reported.
+        learned: what is stored of `LineFormat.learned`.
+    """
+
+    row: SourceRow
+    reducer: Reducer
+    state: SourceState
+    boundaries: list[Boundary]
+    order: StepOrder = field(default_factory=StepOrder)
+    reader: SourceReader | None = None
+    is_aside: bool = False
+    job: PendingWork | None = None
+    is_final: bool = False
+    next_read_at: float = 0.0
+    awaits_since: float | None = None
+    reported: set[tuple[EventKind, str | None]] = field(default_factory=set)
+    learned: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+    def close(self) -> None:
+        """Close the reader; the next read creates another one. One that another thread still uses
+        is closed with its last reference."""
+        if self.job is None and self.reader is not None:
+            self.reader.close()
+        self.job = self.reader = self.awaits_since = None
+
+    def is_unanswered(self) -> bool:
+        return self.awaits_since is not None and time.monotonic() - self.awaits_since > ANSWER_SECONDS
+
+
 class MetricsIngest:
-    """Stores the metrics files of all runs that are not over. ``connection`` is the agent's, in autocommit mode;
-    ``clock`` gives UTC unix seconds; ``redactor_of`` returns the redactor of a run by its ID.
+    """Stores the metrics files of all runs that are not over. ``connection`` is the agent's, in
+    autocommit mode; ``clock`` gives UTC unix seconds; ``redactor_of`` returns the redactor of a run
+    by its ID; without ``read_context`` all files are read in the caller's thread.
 
-    With ``read_context``, the caller's thread touches only plain files in the folders of runs. All others are read in
-    the background, see `BackgroundSources`.
-
-    The files and the store hold the whole state: a new object in a new process continues from the last commit.
-    ``ends`` finds the ends of a run's files before its next attempt.
+    The files and the store hold the whole state: a new object in a new process continues from the
+    last commit. ``ends`` finds the ends of a run's files before its next attempt.
     """
 
     def __init__(
@@ -57,26 +112,27 @@ class MetricsIngest:
     ) -> None:
         self._connection = connection
         self._clock = clock
-        self._table = SourceTable(connection)
-        self._sources = OpenSources(self._table, clock, redactor_of, read_context)
-        self._background: BackgroundSources | None = None
-        if read_context is not None:
-            self._background = BackgroundSources(read_context, self._table, self._sources, self._note)
-        self.ends = SourceEnds(self._table, self._sources, self._background)
+        self._table = SourceTable(connection, clock, redactor_of, read_context)
+        self.ends = SourceEnds(self._table)
+        self._sources: dict[int, OpenSource] = {}
+        # Runs whose sources are to be opened; None for all that live.
+        self._unopened: set[str] | None = None
+        self._rivals: dict[int, str] | None = None
         # The sources that did not fit into the last budget.
         self._waiting: list[int] = []
         self._report = IngestReport()
         self._bytes_per_second = float(_FIRST_BYTES_PER_SECOND)
 
-    # --- inside the caller's transaction -----------------------------------------------------------------------
+    # --- inside the caller's transaction --------------------------------------------------------------------------
 
     def open_source(self, run_id: str, path: str, kind: str, reading: Reading = DEFAULT_READING) -> None:
-        """Register a source of a run's metrics. Idempotent; may be called inside the caller's transaction.
+        """Register a source of a run's metrics. Idempotent; may be called inside the caller's
+        transaction.
 
-        ``kind`` is ``jsonl`` or ``csv`` (``path`` is the file), ``hf`` (``path`` is a glob), ``tensorboard`` or
-        ``wandb`` (``path`` is the folder of their files, or a glob of such folders), or ``stdout``, ``stderr`` or
-        ``output`` (``path`` is the run's folder, which holds the output of each attempt). Raises ValueError for an
-        unknown kind or bad patterns.
+        ``kind`` is ``jsonl`` or ``csv`` (``path`` is the file), ``hf`` (``path`` is a glob),
+        ``tensorboard`` or ``wandb`` (``path`` is the folder of their files, or a glob of such
+        folders), or ``stdout``, ``stderr`` or ``output`` (``path`` is the run's folder, which holds
+        the output of each attempt). Raises ValueError for an unknown kind or bad patterns.
         """
         self._table.register(run_id, path, kind, reading)
 
@@ -87,88 +143,93 @@ class MetricsIngest:
         rank_output: str = OUTPUT,
         ends: Mapping[int, SourceState] | None = None,
     ) -> None:
-        """Record that lines behind ``ends`` (`SourceEnds.of`; None to find them now) belong to ``attempt``. Call it
-        before the attempt starts, inside the caller's transaction. ``rank_output`` is a glob, below the attempt's
-        folder, for the output of its first rank, with ``{stream}`` if stdout and stderr are separate.
+        """Record that lines behind ``ends`` (`SourceEnds.of`; None to find them now) belong to
+        ``attempt``. Call it before the attempt starts, inside the caller's transaction.
+        ``rank_output`` is a glob, below the attempt's folder, for the output of its first rank,
+        with ``{stream}`` if stdout and stderr are separate.
 
-        Lines before a run's first attempt do not belong to the run and are not read. Raises OSError if a file exists
-        but cannot be read, and sqlite3.Error.
+        Lines before a run's first attempt do not belong to the run and are not read. Raises OSError
+        if a file exists but cannot be read, and sqlite3.Error.
         """
-        self._begin(run_id, attempt, self.ends.of(run_id) if ends is None else ends, rank_output)
+        self._table.begin_attempt(run_id, attempt, self.ends.of(run_id) if ends is None else ends, rank_output)
+        self._rivals = None
+        self._reopen(run_id)
 
     def readmit_attempt(self, run_id: str, attempt: int, offsets: Mapping[str, int], rank_output: str = OUTPUT) -> None:
-        """The same for an attempt that the store has lost. Its lines begin at the given offset of each file, by path,
-        or at the start of a file that is shorter, since that was rotated. Call it in the order of the attempts."""
-        self._begin(run_id, attempt, self.ends.at(run_id, offsets), rank_output)
-
-    def _begin(self, run_id: str, attempt: int, ends: Mapping[int, SourceState], rank_output: str) -> None:
-        self._table.begin_attempt(run_id, attempt, ends, rank_output)
-        if self._background is not None:
-            self._background.note_begin()
-        self._sources.reopen(run_id)
+        """The same for an attempt that the store has lost. Its lines begin at the given offset of
+        each file, by path, or at the start of a file that is shorter, since that was rotated. Call
+        it in the order of the attempts."""
+        self.begin_attempt(run_id, attempt, rank_output, self.ends.at(run_id, offsets))
 
     def forget(self, run_id: str) -> None:
-        """Close a run's files; the store does not change. The next call that names the run opens them again."""
-        self._sources.forget(run_id)
+        """Close a run's files; the store does not change. The next call that names the run opens
+        them again."""
+        for source in [source for source in self._sources.values() if source.row.run_id == run_id]:
+            source.close()
+            del self._sources[source.row.source_id]
         self.ends.forget(run_id)
 
     def close(self) -> None:
         """Close all files."""
-        self._sources.close()
+        for source in self._sources.values():
+            source.close()
+        self._sources.clear()
+        self._unopened = None
 
-    # --- in separate transactions -------------------------------------------------------------------------
+    # --- in separate transactions ---------------------------------------------------------------------------------
 
     def pump(
         self, run_id: str | None = None, budget_bytes: int = PUMP_BYTES, budget_seconds: float = PUMP_SECONDS
     ) -> IngestReport:
-        """Store new whole lines of one run, or of all runs with an attempt: about ``budget_bytes`` of them, for about
-        ``budget_seconds``. Sources that did not fit come first in the next call.
+        """Store new whole lines of one run, or of all runs with an attempt: about ``budget_bytes``
+        of them, for about ``budget_seconds``. Sources that did not fit come first in the next call.
 
-        A batch of each source with new lines is stored in one transaction. Raises sqlite3.OperationalError (the disk is
-        full, the database is locked); earlier transactions are kept, the next call tries again, and its report includes
-        what this one stored. A file that cannot be read becomes a note in the report. Raises RuntimeError inside a
-        transaction.
+        A batch of each source with new lines is stored in one transaction. Raises
+        sqlite3.OperationalError (the disk is full, the database is locked); earlier transactions
+        are kept, the next call tries again, and its report includes what this one stored. A file
+        that cannot be read becomes a note in the report. Raises RuntimeError inside a transaction.
         """
         return self._drain(run_id, budget_bytes, budget_seconds, ended=False)
 
     def finish(self, run_id: str, budget_bytes: int | None = None, budget_seconds: float = math.inf) -> IngestReport:
-        """The same after an attempt has ended, up to the end of its files. A complete last line without a newline is
-        stored, an incomplete one rejected. With a budget, ``more`` in the report asks for another call, and ``awaits``
-        for one after a while. A file that does not answer is given up after ANSWER_SECONDS."""
+        """The same after an attempt has ended, up to the end of its files. A complete last line
+        without a newline is stored, an incomplete one rejected. With a budget, ``more`` in the
+        report asks for another call, and ``awaits`` for one after a while. A file that does not
+        answer is given up after ANSWER_SECONDS."""
         report = self._drain(run_id, budget_bytes, budget_seconds, ended=True)
         if not report.more and not report.awaits:
             self.forget(run_id)
         return report
 
     def has_answers(self) -> bool:
-        """Whether a background read has ended."""
-        return any(source.read.job.is_over for source in self._sources.by_id.values() if source.read is not None)
+        """Whether a read in another thread has ended."""
+        return any(source.job.is_over for source in self._sources.values() if source.job is not None)
 
     def _drain(
         self, run_id: str | None, budget_bytes: int | None, budget_seconds: float, *, ended: bool
     ) -> IngestReport:
         if self._connection.in_transaction:
             raise RuntimeError("metrics are stored in transactions of their own")
-        sources = self._sources.refreshed(run_id)
+        sources = self._refreshed(run_id)
         rank = {source_id: index for index, source_id in enumerate(self._waiting)}
-        queue = deque(sorted(sources, key=lambda source: rank.get(source.source_id, len(rank))))
+        queue = deque(sorted(sources, key=lambda source: rank.get(source.row.source_id, len(rank))))
         until = time.monotonic() + budget_seconds
         remaining_bytes = math.inf if budget_bytes is None else budget_bytes
         while queue and remaining_bytes > 0 and time.monotonic() < until:
             round_until = min(until, time.monotonic() + PUMP_SECONDS)
             remaining_bytes -= self._store_round(queue, remaining_bytes, round_until, ended=ended)
-        self._waiting = [source.source_id for source in queue]
+        self._waiting = [source.row.source_id for source in queue]
         self._report.awaits = any(source.awaits_since is not None and not source.is_unanswered() for source in sources)
         report, self._report = self._report, IngestReport()
         report.more = bool(queue)
         return report
 
     def _store_round(self, queue: deque[OpenSource], budget_bytes: float, until: float, *, ended: bool) -> int:
-        """Store one batch of each source at the head of the queue in one transaction, and move sources with more lines
-        to its end. Returns the cost in bytes of the budget.
+        """Store one batch of each source at the head of the queue in one transaction, and move
+        sources with more lines to its end. Returns the cost in bytes of the budget.
 
-        Each source comes at most once per transaction: its reader closes a replaced file as soon as it sees the state
-        behind it, which must be committed by then.
+        Each source comes at most once per transaction: its reader closes a replaced file as soon as
+        it sees the state behind it, which must be committed by then.
         """
         stored: list[tuple[OpenSource, Batch]] = []
         changed: list[OpenSource] = []
@@ -179,11 +240,11 @@ class MetricsIngest:
                 seconds = until - time.monotonic()
                 if spent_bytes >= budget_bytes or seconds <= 0:
                     break
-                fitting_bytes = max(MIN_BATCH_BYTES, seconds * self._bytes_per_second)
+                fitting_bytes = max(_MIN_BATCH_BYTES, seconds * self._bytes_per_second)
                 batch_bytes = int(min(BATCH_BYTES, budget_bytes - spent_bytes, fitting_bytes))
                 batch = self._read(source, batch_bytes, ended=ended)
                 queue.popleft()
-                if batch is None and (source.read is not None or not source.reducer.is_behind):
+                if batch is None and (source.job is not None or not source.reducer.is_behind):
                     continue
                 if not self._connection.in_transaction:
                     self._connection.execute("BEGIN IMMEDIATE")
@@ -192,12 +253,11 @@ class MetricsIngest:
                     source.reducer.take(self._connection, ())
                     spent_bytes += BATCH_BYTES
                     continue
-                stored.append((source, batch))
-                now = self._clock()
-                if not store_batch(self._connection, source.source_id, source.state, batch, now, source.reducer):
-                    stored.pop()
-                    self._sources.reopen(source.run_id)
+                source_id, now = source.row.source_id, self._clock()
+                if not store_batch(self._connection, source_id, source.state, batch, now, source.reducer):
+                    self._reopen(source.row.run_id)
                     continue
+                stored.append((source, batch))
                 if batch.learned and batch.learned != source.learned:
                     self._table.learn(source.row, batch.learned)
                 read_bytes += batch.bytes_read
@@ -211,42 +271,130 @@ class MetricsIngest:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
             raise
-        if read_bytes >= MIN_BATCH_BYTES:
+        if read_bytes >= _MIN_BATCH_BYTES:
             # The average forgets a slow disk within a few batches.
             bytes_per_second = read_bytes / max(time.monotonic() - began, 1e-6)
             self._bytes_per_second += (bytes_per_second - self._bytes_per_second) / 2
         for source, batch in stored:
-            source.state, source.learned = batch.state, batch.learned
-            self._report.add(source.run_id, batch)
-            if source.order.add(batch.to_reduce):
-                batch.note("steps_restarted", None, STARTS_AGAIN)
-            for note in batch.notes.values():
-                self._note(source, note)
-            if self._background is not None and source.in_background:
-                self._background.read_on(source, batch, ended)
-            elif batch.more:
+            self._note_stored(source, batch, ended=ended)
+            if batch.more and not source.is_aside:
                 queue.append(source)
         queue.extend(one for one in changed if one.reducer.is_behind and one not in queue)
         return spent_bytes
 
+    def _note_stored(self, source: OpenSource, batch: Batch, *, ended: bool) -> None:
+        """Go on behind a batch that was committed."""
+        source.state, source.learned = batch.state, batch.learned
+        self._report.lines += len(batch.rows)
+        self._report.rejected += len(batch.rejected)
+        if batch.rows or batch.rejected:
+            self._report.progress.add((source.row.run_id, batch.attempt))
+        if source.order.add(batch.to_reduce):
+            self._note(source, MetricsNote("steps_restarted", None, STARTS_AGAIN))
+        for note in batch.notes.values():
+            self._note(source, note)
+        if source.is_aside:
+            source.next_read_at = time.monotonic() + (0.0 if batch.more else ACTIVE_INTERVAL_SECONDS)
+            self._begin_read(source, BATCH_BYTES, ended=ended)
+
     def _read(self, source: OpenSource, budget_bytes: int, *, ended: bool) -> Batch | None:
-        """The next batch of a source, None if there is none now. An error is reported once."""
-        try:
-            if self._background is not None and self._background.includes(source):
-                batch = self._background.take(source, budget_bytes, ended)
-            else:
-                batch = source.reader.read(source.state, source.boundaries, budget_bytes=budget_bytes, ended=ended)
-        except OSError as error:
-            problem = f"metrics cannot be read: {error}"
-            if source.problem != problem:
-                source.problem = problem
-                self._report.notes.append((source.run_id, MetricsNote("metrics_unreadable", str(error), problem)))
+        """The next batch of a source, None if there is none now."""
+        if self._rivals is None:
+            self._rivals = self._table.rivals()
+        if others := self._rivals.get(source.row.source_id):
+            # Whose lines they are cannot be told, and a value of another run would end this one.
+            pattern = source.row.pattern
+            text = f"{pattern} is not read, since {others} may write it too; let each run write below {{run_dir}}"
+            self._note(source, MetricsNote("metrics_doubtful", pattern, text))
+            source.close()
             return None
-        source.problem = None
+        is_compared = source.state.first_generation < source.state.generation
+        must = self._table.context is not None and (is_compared or self._table.must_read_aside(source.row))
+        if source.job is None and must != source.is_aside:
+            # A reader for the caller's thread shares its connection.
+            source.close()
+            source.is_aside = must
+        try:
+            if source.is_aside:
+                return self._read_aside(source, budget_bytes, ended=ended)
+            return self._reader(source).read(source.state, source.boundaries, budget_bytes=budget_bytes, ended=ended)
+        except OSError as error:
+            text = f"metrics cannot be read: {error}"
+            self._note(source, MetricsNote("metrics_unreadable", str(error), text))
+            return None
+
+    def _read_aside(self, source: OpenSource, budget_bytes: int, *, ended: bool) -> Batch | None:
+        """The batch of a source's finished read in another thread, or None; begins the next read if
+        it is due."""
+        if source.job is None:
+            self._begin_read(source, budget_bytes, ended=ended)
+            return None
+        if source.is_final and not ended:
+            # It is for the caller that reads the rest of the attempt.
+            return None
+        pattern = source.row.pattern
+        if not source.job.is_over:
+            if source.is_unanswered():
+                text = f"{pattern} does not answer; its metrics are read once it does"
+                self._note(source, MetricsNote("metrics_unanswered", pattern, text))
+            return None
+        job, source.job, source.awaits_since = source.job, None, None
+        source.next_read_at = time.monotonic() + QUIET_INTERVAL_SECONDS
+        batch: Batch | None = job.result()
+        if self._reader(source).is_cut:
+            text = f"the search for {pattern} ends after {MOST_ENTRIES} files and folders; name its folders"
+            self._note(source, MetricsNote("metrics_search_cut", pattern, text))
+        if batch is None and ended and not source.is_final:
+            self._begin_read(source, budget_bytes, ended=ended)
         return batch
+
+    def _begin_read(self, source: OpenSource, budget_bytes: int, *, ended: bool) -> None:
+        """Begin a read in another thread if it is due."""
+        now, context = time.monotonic(), self._table.context
+        if context is None or (now < source.next_read_at and not ended):
+            return
+        reader, state, boundaries = self._reader(source), source.state, tuple(source.boundaries)
+        budget_bytes = max(_MIN_BATCH_BYTES, budget_bytes)
+        source.job = context.start(
+            f"reading {source.row.pattern}",
+            lambda: reader.read(state, boundaries, budget_bytes=budget_bytes, ended=ended),
+        )
+        source.awaits_since, source.is_final = now, ended
+
+    def _reader(self, source: OpenSource) -> SourceReader:
+        if source.reader is None:
+            source.reader = self._table.reader(source.row, is_aside=source.is_aside)
+        return source.reader
 
     def _note(self, source: OpenSource, note: MetricsNote) -> None:
         """Report a remark about a source once."""
         if (note.kind, note.key) not in source.reported:
             source.reported.add((note.kind, note.key))
-            self._report.notes.append((source.run_id, note))
+            self._report.notes.append((source.row.run_id, note))
+
+    # --- open sources ---------------------------------------------------------------------------------------------
+
+    def _refreshed(self, run_id: str | None) -> list[OpenSource]:
+        """The open sources of one run or of all, after opening those that the store has since."""
+        if self._unopened is None:
+            self._open("runs.state IN ('starting', 'running', 'stopping')")
+        for unopened in self._unopened or ():
+            self._open("runs.run_id = ? AND runs.ended_at IS NULL", unopened)
+        self._unopened = set()
+        if run_id is None:
+            return list(self._sources.values())
+        if not any(source.row.run_id == run_id for source in self._sources.values()):
+            self._open("runs.run_id = ?", run_id)
+        return [source for source in self._sources.values() if source.row.run_id == run_id]
+
+    def _reopen(self, run_id: str) -> None:
+        """Let the next `_refreshed` read a run's sources from the store again."""
+        self.forget(run_id)
+        if self._unopened is not None:
+            self._unopened.add(run_id)
+
+    def _open(self, condition: str, *values: str) -> None:
+        for row in self._table.growing(condition, *values):
+            if row.source_id not in self._sources:
+                position = self._table.position(row.source_id)
+                self._sources[row.source_id] = OpenSource(row, Reducer(row.source_id), *position)

@@ -8,7 +8,8 @@ EXAMPLE_CHARACTERS = 60
 
 
 def intake_words(known: Intake) -> str | None:
-    """A sentence about lines that could not be used; None if all could, or if nothing was written yet."""
+    """A sentence about lines that could not be used; None if all could, or if nothing was written
+    yet."""
     if known.rejected:
         total = known.taken + known.rejected
         if known.taken:

@@ -1,7 +1,8 @@
-"""Reduce stored lines to envelopes for charts, exactly once, in the transaction that stores the lines.
+"""Reduce stored lines to envelopes for charts, exactly once, in the transaction that stores the
+lines.
 
-The store alone knows what was reduced: the lines behind the last stretch are not yet. A reducer caches these, so that
-they need not be read again, and drops them after a failed transaction.
+The store alone knows what was reduced: the lines behind the last stretch are not yet. A reducer
+caches these, so that they need not be read again, and drops them after a failed transaction.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from gputui.store.metrics.envelopes import BLOCK_LINES, FAN, STRETCH_LINES, Entr
 from gputui.store.metrics.queries import NOT_METRICS, as_float, named_by_event
 
 MAX_NAMES = 500
-"""The metrics that are reduced per stretch; a script that invents a name for each line must not fill the disk."""
+"""The metrics that are reduced per stretch; a script that invents a name for each line must not
+fill the disk."""
 
 STRETCHES_AT_ONCE = 2
 """As many as a batch has: about 10 ms of the agent's turn."""
@@ -52,7 +54,8 @@ class Reducer:
         self._lines = None
 
     def restart(self, connection: sqlite3.Connection, attempt: int) -> None:
-        """Reduce an attempt again whose lines have changed, in the next calls of `take`. Raises sqlite3.Error."""
+        """Reduce an attempt again whose lines have changed, in the next calls of `take`. Raises
+        sqlite3.Error."""
         for table in ("metric_stretches", "metric_envelopes"):
             connection.execute(
                 f"DELETE FROM {table} WHERE source_id = ? AND attempt = ?",  # noqa: S608
@@ -62,8 +65,8 @@ class Reducer:
         self.is_behind = True
 
     def take(self, connection: sqlite3.Connection, lines: Sequence[MetricLine]) -> None:
-        """Reduce lines that were just stored, in order. ``is_behind``: more are left for the next call. Raises
-        sqlite3.Error."""
+        """Reduce lines that were just stored, in order. ``is_behind``: more are left for the next
+        call. Raises sqlite3.Error."""
         if self._lines is None:
             # The first lines of this process, or those of an attempt that is reduced again.
             for _ in range(STRETCHES_AT_ONCE):
@@ -85,8 +88,8 @@ class Reducer:
 
 
 def _closed(lines: Sequence[MetricLine]) -> int:
-    """The length of the first stretch: a full one, or the rest of an attempt that another followed; 0 if it is
-    incomplete."""
+    """The length of the first stretch: a full one, or the rest of an attempt that another followed;
+    0 if it is incomplete."""
     if not lines:
         return 0
     attempt = lines[0].attempt

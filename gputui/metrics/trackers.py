@@ -1,32 +1,31 @@
-"""The growing files of other trackers, read without their libraries: TensorBoard's event files and
-W&B's offline runs. Only records with scalars matter.
+"""The files of other trackers, read without their libraries: TensorBoard's event files and W&B's
+offline runs. Only records with scalars matter.
 
-An event file (tensorflow/core/lib/io/record_writer.h) frames each record as its length (8 bytes),
-the masked CRC-32C of the length (4), the content, and the masked CRC-32C of the content (4). The
-content is a protocol buffer of type Event (tensorflow/core/util/event.proto).
+An event file (tensorflow/core/lib/io/record_writer.h) frames each record as its length (8 bytes), a
+checksum (4), the content, and a checksum (4). The content is a protocol buffer of type Event
+(tensorflow/core/util/event.proto).
 
-A file of W&B has, after a header of 7 bytes, LevelDB's log format (core/pkg/leveldb in W&B's
-sources): blocks of 32 KiB with chunks of CRC-32 (4 bytes), length (2), kind (1) and data. A record
-has one or several chunks, and no chunk crosses the end of a block. It is a protocol buffer of type
-Record (wandb_internal.proto).
+A file of W&B has, after a header of 7 bytes, blocks of 32 KiB with chunks of checksum (4), length
+(2), kind (1) and data (core/pkg/leveldb in W&B's sources). A record has one or several chunks, and
+no chunk crosses the end of a block. It is a protocol buffer of type Record (wandb_internal.proto).
+
+``python -m gputui.metrics.trackers KIND SOURCE OUTPUT`` copies the scalars of a run of another
+tracker into one file of JSON lines. It is a process of its own, because the files may be large or
+damaged.
 """
 
 from __future__ import annotations
 
 import json
-import os
+import mmap
 import struct
-import time
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, cast
 
-from msgspec.structs import replace
-
-from gputui.core.redaction import BY_LOOK, Redactor
-from gputui.metrics.batch import BATCH_BYTES, BATCH_LINES, READ_SECONDS, Batch, SourceState
-from gputui.metrics.contract import ParsedLine, Rejected, parse_values
-from gputui.metrics.tailer import Boundary, FileReader, owner
+from gputui.core.config import open_regular
 
 MAX_RECORD_BYTES = 64 << 20
 """A larger length means that the file is damaged."""
@@ -36,21 +35,34 @@ _RESERVED = frozenset({"step", "time", "rank", "event", "phase"})
 
 # Wire types of protocol buffers.
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
-# Per record; each field takes half a microsecond.
-MAX_FIELDS = 10_000
+
+Frames = Iterator[tuple[int, bytes]]
+"""The end of each complete record, from the start of the data, and its content."""
 
 
 class DamagedRecordError(ValueError):
     """Bytes that are no record, or a record that cannot be parsed. The text says which."""
 
 
-class RecordFrame(NamedTuple):
-    """A record, with offsets from the start of the data. ``content`` is None if a checksum is wrong
-    or a part is missing."""
+@dataclass(frozen=True)
+class RecordFormat:
+    """A format of records. ``pattern`` is the glob of its files below the profile's folder;
+    ``frames`` splits data, which begins so many bytes from the start of the file, and ``scalars``
+    returns a record's scalars as a metrics line, None without any. Both raise DamagedRecordError.
+    """
 
-    start: int
-    end: int
-    content: bytes | None
+    pattern: str
+    frames: Callable[[bytes, int], Frames]
+    scalars: Callable[[bytes], dict[str, Any] | None]
+    breaks_at_return = False
+    has_header = False
+
+    @property
+    def learned(self) -> Mapping[str, Sequence[int]]:
+        return {}
+
+    def begin(self, header: bytes, attempts_first: bytes = b"") -> None:
+        """As LineFormat.begin; records have no header."""
 
 
 def _as_line(values: Mapping[str, Any], step: Any, time: Any) -> dict[str, Any] | None:
@@ -65,48 +77,41 @@ def _as_line(values: Mapping[str, Any], step: Any, time: Any) -> dict[str, Any] 
 # --- protocol buffers (protobuf.dev, "Encoding") --------------------------------------------------
 
 
-class FieldBudget:
-    """The number of fields of a record that may still be read: one with millions would take the
-    reader's time."""
+def _fields(message: bytes) -> Iterator[tuple[int, int, Any]]:
+    """(number, wire type, value) of each field of a message. The value is an integer for VARINT,
+    else bytes. Raises DamagedRecordError."""
+    position = 0
+    while position < len(message):
+        key, position = _varint(message, position)
+        number, wire = key >> 3, key & 7
+        if wire == VARINT:
+            value, position = _varint(message, position)
+            yield number, wire, value
+            continue
+        if wire == LENGTH:
+            length, position = _varint(message, position)
+        elif wire in (FIXED64, FIXED32):
+            length = 8 if wire == FIXED64 else 4
+        else:
+            raise DamagedRecordError("not a protocol buffer")
+        if position + length > len(message):
+            raise DamagedRecordError("a protocol buffer that is cut off")
+        yield number, wire, message[position : position + length]
+        position += length
 
-    def __init__(self) -> None:
-        self._left = MAX_FIELDS
 
-    def fields(self, message: bytes) -> Iterator[tuple[int, int, Any]]:
-        """(number, wire type, value) of each field of a message. The value is an integer for
-        VARINT, else bytes. Raises DamagedRecordError, also when the budget is spent."""
-        position = 0
-        while position < len(message):
-            self._left -= 1
-            if self._left < 0:
-                raise DamagedRecordError(f"more than {MAX_FIELDS} fields")
-            key, position = _varint(message, position)
-            number, wire = key >> 3, key & 7
-            if wire == VARINT:
-                value, position = _varint(message, position)
-                yield number, wire, value
-                continue
-            if wire == LENGTH:
-                length, position = _varint(message, position)
-            elif wire in (FIXED64, FIXED32):
-                length = 8 if wire == FIXED64 else 4
-            else:
-                raise DamagedRecordError("not a protocol buffer")
-            if position + length > len(message):
-                raise DamagedRecordError("a protocol buffer that is cut off")
-            yield number, wire, message[position : position + length]
-            position += length
-
-    def within(self, message: bytes, number: int) -> Iterator[bytes]:
-        """The embedded messages of one number."""
-        for found, wire, value in self.fields(message):
-            if found == number and wire == LENGTH:
-                yield value
+def _within(message: bytes, *numbers: int) -> Iterator[bytes]:
+    """The embedded messages on a path of field numbers."""
+    if not numbers:
+        yield message
+        return
+    for found, wire, value in _fields(message):
+        if found == numbers[0] and wire == LENGTH:
+            yield from _within(value, *numbers[1:])
 
 
 def _varint(content: bytes, position: int) -> tuple[int, int]:
-    """The unsigned integer at ``position`` and the position behind it. Raises
-    DamagedRecordError."""
+    """The unsigned integer at ``position`` and the position behind it. Raises DamagedRecordError."""
     value = 0
     for shift in range(0, 70, 7):
         if position >= len(content):
@@ -123,8 +128,6 @@ def _varint(content: bytes, position: int) -> tuple[int, int]:
 
 _HEADER = struct.Struct("<QI")
 _FOOTER_BYTES = 4
-# Larger records are not checked: Python takes 0.1 µs per byte, and records of scalars are smaller.
-_CHECKED_BYTES = 4096
 
 # Numbers of the fields: Event, Summary, Summary.Value, TensorProto, TensorShapeProto.
 _EVENT_TIME, _EVENT_STEP, _EVENT_SUMMARY = 1, 2, 5
@@ -139,21 +142,18 @@ _FLOAT, _DOUBLE, _INT32, _INT64 = 1, 2, 3, 9
 _PACKED = {_FLOAT: "<f", _DOUBLE: "<d", _INT32: "<i", _INT64: "<q"}
 
 
-def event_frames(data: bytes, _offset: int) -> Iterator[RecordFrame]:
+def event_frames(data: bytes, _offset: int) -> Frames:
     """The complete records at the beginning of ``data``. Raises DamagedRecordError."""
     position = 0
     while len(data) - position >= _HEADER.size:
         begin = position + _HEADER.size
-        length, check = _HEADER.unpack(data[position:begin])
-        if length > MAX_RECORD_BYTES or masked_crc(data[position : position + 8]) != check:
+        length, _ = _HEADER.unpack(data[position:begin])
+        if length > MAX_RECORD_BYTES:
             raise DamagedRecordError("no record of an event file")
-        end = begin + length + _FOOTER_BYTES
-        if end > len(data):
+        position = begin + length + _FOOTER_BYTES
+        if position > len(data):
             return
-        content = data[begin : begin + length]
-        is_whole = length > _CHECKED_BYTES or (masked_crc(content).to_bytes(4, "little") == data[begin + length : end])
-        yield RecordFrame(position, end, content if is_whole else None)
-        position = end
+        yield position, data[begin : begin + length]
 
 
 def event_scalars(record: bytes) -> dict[str, Any] | None:
@@ -161,41 +161,40 @@ def event_scalars(record: bytes) -> dict[str, Any] | None:
     DamagedRecordError."""
     values: dict[str, Any] = {}
     step, time = 0, None
-    budget = FieldBudget()
-    for number, wire, value in budget.fields(record):
+    for number, wire, value in _fields(record):
         if number == _EVENT_TIME and wire == FIXED64:
             (time,) = struct.unpack("<d", value)
         elif number == _EVENT_STEP and wire == VARINT:
             step = value
         elif number == _EVENT_SUMMARY and wire == LENGTH:
-            for content in budget.within(value, _SUMMARY_VALUE):
-                tag, scalar = _tagged_scalar(content, budget)
+            for content in _within(value, _SUMMARY_VALUE):
+                tag, scalar = _tagged_scalar(content)
                 if scalar is not None:
                     values[tag] = scalar
     return _as_line(values, step, time)
 
 
-def _tagged_scalar(content: bytes, budget: FieldBudget) -> tuple[str, float | None]:
+def _tagged_scalar(content: bytes) -> tuple[str, float | None]:
     """The tag of a Summary.Value and its number; None for images, texts and other values."""
     tag, scalar = "", None
-    for number, wire, value in budget.fields(content):
+    for number, wire, value in _fields(content):
         if number == _VALUE_TAG and wire == LENGTH:
             tag = value.decode("utf-8", "replace")
         elif number == _VALUE_SIMPLE and wire == FIXED32:
             (scalar,) = struct.unpack("<f", value)
         elif number == _VALUE_TENSOR and wire == LENGTH:
-            scalar = _tensor_scalar(value, budget)
+            scalar = _tensor_scalar(value)
     return tag, scalar
 
 
-def _tensor_scalar(content: bytes, budget: FieldBudget) -> float | None:
+def _tensor_scalar(content: bytes) -> float | None:
     """The number of a tensor without dimensions; None for any other tensor."""
     dtype, packed, integer = 0, b"", None
-    for number, wire, value in budget.fields(content):
+    for number, wire, value in _fields(content):
         if number == _TENSOR_DTYPE and wire == VARINT:
             dtype = value
         elif number == _TENSOR_SHAPE and wire == LENGTH:
-            if any(True for _ in budget.within(value, _SHAPE_DIMENSION)):
+            if any(True for _ in _within(value, _SHAPE_DIMENSION)):
                 return None
         elif number in (_TENSOR_CONTENT, _TENSOR_FLOATS, _TENSOR_DOUBLES) and wire != VARINT:
             packed = value
@@ -208,26 +207,6 @@ def _tensor_scalar(content: bytes, budget: FieldBudget) -> float | None:
     if form is None or len(packed) != struct.calcsize(form):
         return None
     return float(struct.unpack(form, packed)[0])
-
-
-def _crc_table() -> Iterator[int]:
-    for byte in range(256):
-        value = byte
-        for _ in range(8):
-            value = (value >> 1) ^ (0x82F63B78 if value & 1 else 0)
-        yield value
-
-
-_CRC_TABLE = tuple(_crc_table())
-
-
-def masked_crc(content: bytes) -> int:
-    """The CRC-32C of some bytes, masked as in event files."""
-    value = 0xFFFFFFFF
-    for byte in content:
-        value = _CRC_TABLE[(value ^ byte) & 0xFF] ^ (value >> 8)
-    value ^= 0xFFFFFFFF
-    return (((value >> 15) | (value << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 # --- W&B ------------------------------------------------------------------------------------------
@@ -244,196 +223,130 @@ _ITEM_KEY, _ITEM_NESTED_KEY, _ITEM_JSON = 1, 2, 16
 
 # Longer than any number in JSON.
 _NUMBER_BYTES = 64
-# Entries that W&B adds to each record.
-_STEP, _TIME, _OTHERS = "_step", "_timestamp", frozenset({"_runtime"})
 
 
-def wandb_frames(data: bytes, offset: int) -> Iterator[RecordFrame]:
+def wandb_frames(data: bytes, offset: int) -> Frames:
     """The complete records at the beginning of ``data``, which begins ``offset`` bytes from the
-    start of the file. A record with a wrong checksum or missing chunks has no content. Raises
-    DamagedRecordError."""
-    position = 0
+    start of the file. Raises DamagedRecordError."""
+    position, content = 0, b""
     if offset == 0:
         if len(data) < _FILE_HEADER_BYTES:
             return
         if data[:4] != b":W&B":
             raise DamagedRecordError("no file of W&B")
         position = _FILE_HEADER_BYTES
-    parts: list[bytes] = []
-    start, is_whole = position, True
     while True:
         left = _BLOCK_BYTES - (offset + position) % _BLOCK_BYTES
-        begin = position + left if left < _CHUNK_HEADER.size else position
-        left = _BLOCK_BYTES - (offset + begin) % _BLOCK_BYTES
-        if begin + _CHUNK_HEADER.size > len(data):
+        if left < _CHUNK_HEADER.size:
+            position, left = position + left, _BLOCK_BYTES
+        begin = position + _CHUNK_HEADER.size
+        if begin > len(data):
             return
-        check, length, kind = _CHUNK_HEADER.unpack_from(data, begin)
-        if not _FULL <= kind <= _LAST or length > left - _CHUNK_HEADER.size:
+        _, length, kind = _CHUNK_HEADER.unpack_from(data, position)
+        if not _FULL <= kind <= _LAST or begin + length > position + left:
             raise DamagedRecordError("no record of W&B")
-        position = begin + _CHUNK_HEADER.size + length
+        position = begin + length
         if position > len(data):
             return
-        if kind in (_FULL, _FIRST) and parts:
-            # The record before lacks its last chunk.
-            yield RecordFrame(start, begin, None)
-            start, parts, is_whole = begin, [], True
-        content = data[begin + _CHUNK_HEADER.size : position]
-        is_sound = check == zlib.crc32(content, zlib.crc32(bytes([kind])))
-        is_whole = is_whole and is_sound and (kind in (_FULL, _FIRST) or bool(parts))
-        parts.append(content)
+        content = (b"" if kind in (_FULL, _FIRST) else content) + data[begin:position]
         if kind in (_FULL, _LAST):
-            yield RecordFrame(start, position, b"".join(parts) if is_whole else None)
-            start, parts, is_whole = position, [], True
+            yield position, content
 
 
 def wandb_scalars(record: bytes) -> dict[str, Any] | None:
     """The numbers of a record of history as a metrics line, with step and time; None for other
     records. Raises DamagedRecordError."""
     values: dict[str, Any] = {}
-    budget = FieldBudget()
-    for history in budget.within(record, _RECORD_HISTORY):
-        for content in budget.within(history, _HISTORY_ITEM):
-            name, item = _history_item(content, budget)
-            if name and isinstance(item, int | float) and not isinstance(item, bool):
-                values[name] = item
-    if _STEP not in values:
-        return None
-    step, time = values.pop(_STEP), values.pop(_TIME, None)
-    metrics = {name: value for name, value in values.items() if name not in _OTHERS}
-    return _as_line(metrics, step, time)
-
-
-def _history_item(content: bytes, budget: FieldBudget) -> tuple[str, Any]:
-    """A name, with dots for nested keys, and its value; None if that is no JSON or longer than a
-    number."""
-    names: list[str] = []
-    text = b""
-    for number, wire, value in budget.fields(content):
-        if number in (_ITEM_KEY, _ITEM_NESTED_KEY) and wire == LENGTH:
-            names.append(value.decode("utf-8", "replace"))
-        elif number == _ITEM_JSON and wire == LENGTH:
-            text = value
-    if len(text) > _NUMBER_BYTES:
-        return "", None
-    try:
-        return ".".join(names), json.loads(text)
-    except (ValueError, RecursionError):
-        return "", None
-
-
-# --- reading --------------------------------------------------------------------------------------
-
-# Kind of a source → the glob of its files below the profile's folder, and functions that split data
-# into records and parse a record.
-TRACKERS = {
-    "tensorboard": ("events.out.tfevents.*", event_frames, event_scalars),
-    "wandb": ("offline-run-*/run-*.wandb", wandb_frames, wandb_scalars),
-}
-
-
-class RecordReader(FileReader):
-    """A `SourceReader` of the newest file of a tracker below the folders that ``path`` (a glob)
-    matches. The files are only appended to, and each start of a script creates a new one, which is
-    read after the one before it to its end."""
-
-    def __init__(self, source_id: int, path: str, kind: str, redactor: Redactor = BY_LOOK) -> None:
-        name, self._frames, self._scalars = TRACKERS[kind]
-        super().__init__(f"{path}/{name}")
-        self._source_id = source_id
-        self._redactor = redactor
-
-    def read(
-        self,
-        state: SourceState,
-        boundaries: Sequence[Boundary],
-        *,
-        budget_bytes: int = BATCH_BYTES,
-        ended: bool = False,
-    ) -> Batch | None:
-        """As SourceReader.read. ``ended`` is no matter: a record is complete or not."""
-        status = self._file.status(at_once=ended) if boundaries else None
-        if status is None:
-            return None
-        inode = status.st_ino if state.inode is None else state.inode
-        state = replace(state, inode=inode)
-        is_current = inode == status.st_ino
-        self._file.keep_only(inode)
-        descriptor = self._file.open_current(inode) if is_current else self._file.open_former(inode, 0, None)
-        batch = None
-        if descriptor is not None:
-            batch = self._read_from(descriptor, state, boundaries, budget_bytes)
-        if batch is not None or is_current:
-            return batch
-        following = Batch(state, 0, self._redactor, more=True)
-        generation = state.generation + 1
-        following.state = SourceState(status.st_ino, generation, first_generation=generation)
-        return following
-
-    def end_state(self, state: SourceState, at_most: int | None = None) -> SourceState:
-        """As SourceReader.end_state; with ``at_most`` always the start."""
-        status = self._file.status(at_once=True)
-        generation = state.generation + (state.inode is not None)
-        if status is None:
-            return SourceState(None, generation, first_generation=generation)
-        generation = state.generation if state.inode == status.st_ino else generation
-        offset = status.st_size if at_most is None else 0
-        return SourceState(status.st_ino, generation, offset, first_generation=generation)
-
-    def _read_from(
-        self,
-        descriptor: int,
-        state: SourceState,
-        boundaries: Sequence[Boundary],
-        budget_bytes: int,
-    ) -> Batch | None:
-        attempt, _, segment_end = owner(boundaries, state.position)
-        status, offset = os.fstat(descriptor), state.byte_offset
-        size = status.st_size if segment_end is None else segment_end
-        if attempt is None or offset >= size:
-            return None
-        batch = Batch(state, attempt, self._redactor, status.st_mtime)
-        until = time.monotonic() + READ_SECONDS
-        end: int | None = None
-        try:
-            # A record may be longer than a batch.
-            for limit in (min(budget_bytes, BATCH_BYTES), 2 * MAX_RECORD_BYTES):
-                data = os.pread(descriptor, min(limit, size - offset), offset)
-                for number, frame in enumerate(self._frames(data, offset)):
-                    if number >= BATCH_LINES or (number and time.monotonic() >= until):
-                        break
-                    self._take(batch, state.generation, offset, frame)
-                    end = offset + frame.end
-                if end is not None or offset + len(data) >= size:
-                    break
-        except DamagedRecordError as error:
-            # The start of the next record is unknown, but data that is appended later may begin
-            # with one.
-            position = offset if end is None else end
-            batch.reject(state.generation, position, b"", Rejected(str(error)))
-            end = size
-        if end is None:
-            # A killed script left half a record, and the next attempt began behind it.
-            end = segment_end
-        if end is None:
-            return None
-        batch.bytes_read = end - offset
-        batch.state = replace(state, byte_offset=end)
-        batch.more = end < size or segment_end is not None
-        return batch
-
-    def _take(self, batch: Batch, generation: int, offset: int, frame: RecordFrame) -> None:
-        parsed: ParsedLine | Rejected | None
-        if frame.content is None:
-            parsed = Rejected("its checksum is wrong, or a part of it is missing")
-        else:
+    for content in _within(record, _RECORD_HISTORY, _HISTORY_ITEM):
+        names, text = [], b""
+        for number, wire, value in _fields(content):
+            if number in (_ITEM_KEY, _ITEM_NESTED_KEY) and wire == LENGTH:
+                names.append(value.decode("utf-8", "replace"))
+            elif number == _ITEM_JSON and wire == LENGTH:
+                text = value
+        if names and len(text) <= _NUMBER_BYTES:
             try:
-                values = self._scalars(frame.content)
-                parsed = None if values is None else parse_values(values)
+                item = json.loads(text)
+            except (ValueError, RecursionError):
+                continue
+            if type(item) in (int, float):
+                values[".".join(names)] = item
+    step, time, _ = (values.pop(name, None) for name in ("_step", "_timestamp", "_runtime"))
+    return None if step is None else _as_line(values, step, time)
+
+
+TRACKERS = {
+    "tensorboard": RecordFormat("events.out.tfevents.*", event_frames, event_scalars),
+    "wandb": RecordFormat("offline-run-*/run-*.wandb", wandb_frames, wandb_scalars),
+}
+"""The formats by kind of source."""
+
+
+# --- import ---------------------------------------------------------------------------------------
+
+_OFFLINE = "run-*.wandb"
+_PARTS = ("train", "val", "eval", "test")
+
+
+class TrackedRun(NamedTuple):
+    """A run of another tracker: a folder of event files and subfolders, or one file of W&B."""
+
+    kind: str
+    name: str
+    source: Path
+
+
+def tracked_runs(folder: Path) -> list[TrackedRun]:
+    """The runs in a folder. Each subfolder with event files is a run, unless all are parts of one
+    run, such as training and validation. Raises OSError."""
+    found = [TrackedRun("wandb", path.stem.removeprefix("run-"), path) for path in sorted(folder.rglob(_OFFLINE))]
+    heads = {path.relative_to(folder).parts[:-1][:1] for path in folder.rglob(TRACKERS["tensorboard"].pattern)}
+    names = sorted(name for head in heads for name in head)
+    if heads and (() in heads or all(name.lower().startswith(_PARTS) for name in names)):
+        return [*found, TrackedRun("tensorboard", folder.resolve().name, folder)]
+    return [*found, *(TrackedRun("tensorboard", name, folder / name) for name in names)]
+
+
+def steps_of(kind: str, source: Path) -> dict[int, dict[str, Any]]:
+    """The values of each step by name, with ``time`` if known. Values of a subfolder have its name
+    as a prefix. A damaged file is read up to the damage. Raises OSError."""
+    steps: dict[int, dict[str, Any]] = {}
+    for path in [source] if kind == "wandb" else sorted(source.rglob(TRACKERS[kind].pattern)):
+        relative = path.parent.relative_to(source) if kind == "tensorboard" else Path()
+        prefix = "" if relative == Path() else f"{relative.as_posix()}/"
+        for values in _scalars_of(path, TRACKERS[kind]):
+            step, time = values.pop("step"), values.pop("time")
+            if isinstance(step, int):
+                line = steps.setdefault(step, {"step": step})
+                line.update({prefix + name: value for name, value in values.items()})
+                if time is not None:
+                    line.setdefault("time", time)
+    return steps
+
+
+def _scalars_of(path: Path, record_format: RecordFormat) -> Iterator[dict[str, Any]]:
+    with open_regular(path) as file:
+        if not file.seek(0, 2):
+            return
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            try:
+                for _, record in record_format.frames(cast("bytes", content), 0):
+                    values = record_format.scalars(record)
+                    if values is not None:
+                        yield values
             except DamagedRecordError as error:
-                # The frame is intact, so the next record can be read.
-                parsed = Rejected(str(error))
-        if isinstance(parsed, ParsedLine):
-            batch.take(self._source_id, generation, offset + frame.start, parsed)
-        elif parsed is not None:
-            content = (frame.content or b"")[:200]
-            batch.reject(generation, offset + frame.start, content, parsed)
+                sys.stderr.write(f"{path}: {error}; what comes behind is left out\n")
+
+
+def main(kind: str, source: str, output: str) -> int:
+    """Write the lines and print their number; returns 1 if there are none."""
+    steps = steps_of(kind, Path(source))
+    with Path(output).open("a", encoding="utf-8") as out:
+        out.writelines(json.dumps(steps[step]) + "\n" for step in sorted(steps))
+    names = {name for line in steps.values() for name in line} - {"step", "time"}
+    sys.stdout.write(f"{len(steps)} steps, {len(names)} metrics\n")
+    return 0 if steps else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

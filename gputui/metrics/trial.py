@@ -1,4 +1,5 @@
-"""Try a profile's metrics on an old log: the points that would be drawn, and lines that nearly match. Pure."""
+"""Try a profile's metrics on an old log: the points that would be drawn, and lines that nearly
+match. Pure."""
 
 from __future__ import annotations
 
@@ -14,15 +15,16 @@ from gputui.metrics.formats import LineFormat, printed_text
 from gputui.store.metrics.queries import NOT_METRICS, as_float
 
 NEAR_SHOWN = 3
-# A short beginning of a pattern matches many lines by chance; this share and number of literals do not.
+# A short beginning of a pattern matches many lines by chance; this share and number of literals do
+# not.
 NEAR_SHARE = 0.3
 NEAR_LITERAL = 3
 _NEAR_LINES = 2000
 
 
 class NearMatch(Struct, frozen=True):
-    """A line that matches the beginning of a pattern: ``fits`` is that part, ``expected`` the rest of the pattern,
-    ``found`` the rest of the line."""
+    """A line that matches the beginning of a pattern: ``fits`` is that part, ``expected`` the rest
+    of the pattern, ``found`` the rest of the line."""
 
     number: int
     text: str
@@ -33,8 +35,8 @@ class NearMatch(Struct, frozen=True):
 
 @dataclass(slots=True)
 class Trial:
-    """The result of a log. ``points`` are the (step, value) of each metric in the order of lines; ``backwards`` is the
-    first (line number, step before, step) at which steps decrease."""
+    """The result of a log. ``points`` are the (step, value) of each metric in the order of lines;
+    ``backwards`` is the first (line number, step before, step) at which steps decrease."""
 
     lines: int = 0
     taken: int = 0
@@ -104,8 +106,8 @@ def try_log(content: bytes, line_format: LineFormat, patterns: Sequence[str] = (
 
 
 def near_matches(patterns: Sequence[str], lines: Sequence[tuple[int, str]]) -> list[NearMatch]:
-    """Of (number, text) lines without a match, those that match most of a pattern: the best first, one for each place
-    at which a pattern stops matching."""
+    """Of (number, text) lines without a match, those that match most of a pattern: the best first,
+    one for each place at which a pattern stops matching."""
     best: dict[str, tuple[float, NearMatch]] = {}
     for pattern in patterns:
         beginnings = list(_beginnings(pattern))

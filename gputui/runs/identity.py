@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import signal
-import stat
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -124,23 +123,6 @@ def has_open(pid: int, path: Path) -> bool | None:
             if (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino) or descriptor.readlink() == place:
                 return True
     return False
-
-
-def files_written_by(pid: int) -> set[tuple[int, int]]:
-    """Device and inode of each regular file that a process has open for writing; none if that cannot be told. May wait
-    for a file system that does not answer."""
-    found = set()
-    with contextlib.suppress(OSError):
-        for entry in os.scandir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(OSError, IndexError, ValueError):
-                status = entry.stat()
-                if stat.S_ISREG(status.st_mode):
-                    # "flags:" is an octal number: proc_pid_fdinfo(5).
-                    lines = Path(f"/proc/{pid}/fdinfo/{entry.name}").read_text("ascii", "replace").splitlines()
-                    flags = next(int(line.split()[1], 8) for line in lines if line.startswith("flags:"))
-                    if flags & os.O_ACCMODE != os.O_RDONLY:
-                        found.add((status.st_dev, status.st_ino))
-    return found
 
 
 def asker() -> dict[str, int | str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import pwd
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -27,7 +27,6 @@ from gputui.runs.identity import (
     ProcessIdentity,
     ProcessStat,
     boot_id,
-    files_written_by,
     private_bytes,
     read_stat,
 )
@@ -161,16 +160,6 @@ def tagged_processes(run_dir: Path | str, attempt: int | None = None) -> list[Pr
         ProcessIdentity(pid, scan.stats[pid].start_ticks, boot_id())
         for pid, environment in scan.environments.items()
         if _is_of(environment, run_dir, attempt)
-    ]
-
-
-def files_written(attempts: Sequence[tuple[Path, int]]) -> list[set[tuple[int, int]]]:
-    """Device and inode of the files that the processes of each attempt, a run's folder and a number, have open for
-    writing now. May wait for a file system that does not answer."""
-    scan = ProcessScanner().scan()
-    return [
-        {file for process in scan.processes_of(run_dir, number) for file in files_written_by(process.pid)}
-        for run_dir, number in attempts
     ]
 
 

@@ -39,7 +39,6 @@ EventKind = Literal[
     "log_unbounded",  # [path]
     # its metrics and checkpoints
     "metrics_rewritten",  # [path]
-    "metrics_lost",  # [path]
     "metrics_unreadable",  # [what the system says]
     "metrics_unanswered",  # [path]
     "metrics_doubtful",  # [path]

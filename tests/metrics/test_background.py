@@ -6,14 +6,14 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gputui.metrics import background, sources
-from gputui.metrics.earlier import EarlierLines
+from gputui.metrics import ingest
+from gputui.metrics.batch import EarlierLines
 from gputui.metrics.ingest import MetricsIngest
 from gputui.metrics.sources import ReadContext
 from gputui.store.database import open_reader
@@ -21,8 +21,6 @@ from tests.conftest import wait_until
 from tests.stores import open_store
 
 from .conftest import NOW, line
-
-Files = set[tuple[int, int]]
 
 
 class Thread:
@@ -52,30 +50,20 @@ class Thread:
 
 
 class Home:
-    """A home with runs whose files lie elsewhere; ``written`` says what the processes of each run have open."""
+    """A home with runs whose files lie elsewhere."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.work = folder / "home", folder / "work"
         self.folder.mkdir()
         self.work.mkdir()
         self.connection = open_store(self.folder / "gputui.db")
-        self.written: dict[str, list[Path]] = {}
         self.notes: list[tuple[str, str]] = []
-        self.last_step: dict[str, int] = {}
         read_context = ReadContext(
             start=lambda _, work: Thread(work),
             connect=lambda: open_reader(self.folder / "gputui.db"),
             run_dir=lambda run_id: self.folder / "runs" / run_id,
-            written_by=self._written_by,
         )
         self.ingest = MetricsIngest(self.connection, clock=lambda: NOW, read_context=read_context)
-
-    def _written_by(self, attempts: Sequence[tuple[str, int]]) -> list[Files]:
-        found = []
-        for run_id, _ in attempts:
-            statuses = [path.stat() for path in self.written.get(run_id, ())]
-            found.append({(status.st_dev, status.st_ino) for status in statuses})
-        return found
 
     def run(self, run_id: str, path: str, kind: str = "jsonl", *, attempt: int = 1) -> None:
         self.connection.execute(
@@ -117,9 +105,8 @@ class Home:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
-    monkeypatch.setattr(background, "ACTIVE_INTERVAL_SECONDS", 0.0)
-    monkeypatch.setattr(background, "QUIET_INTERVAL_SECONDS", 0.0)
-    monkeypatch.setattr(background, "UNATTRIBUTED_SECONDS", 0.0)
+    monkeypatch.setattr(ingest, "ACTIVE_INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr(ingest, "QUIET_INTERVAL_SECONDS", 0.0)
     made = Home(tmp_path)
     yield made
     made.ingest.close()
@@ -137,49 +124,27 @@ def write(path: Path, *steps: int, at: float | None = None) -> None:
 # --- whose file it is -------------------------------------------------------------------------------------------------
 
 
-def test_two_runs_that_hold_one_file_open_get_none_of_its_values(home: Home) -> None:
-    home.run("a", "log.jsonl")
-    log = home.work / "log.jsonl"
-    home.written["a"] = [log]
-    write(log, 1, 2)
+@pytest.mark.parametrize(
+    ("mine", "other", "log"),
+    [
+        ("log.jsonl", "log.jsonl", "log.jsonl"),
+        ("logs/version_*/metrics.jsonl", "logs/**/metrics.jsonl", "logs/version_1/metrics.jsonl"),
+    ],
+)
+def test_a_file_that_two_living_runs_name_is_read_for_neither(home: Home, mine: str, other: str, log: str) -> None:
+    home.run("a", mine)
+    write(home.work / log, 1, 2)
     home.pump()
     assert home.steps("a") == [1, 2]
-    home.run("b", "log.jsonl")
-    home.written["b"] = [log]
-    write(log, 3, 4)
+    home.run("b", other)
+    write(home.work / log, 3, 4)
+    home.pump()
+    assert sorted(home.notes) == [("a", "metrics_doubtful"), ("b", "metrics_doubtful")]
+    # It has lines of both, also after one of them ended.
+    home.end("a", NOW + 10)
+    write(home.work / log, 5)
     home.pump()
     assert (home.steps("a"), home.steps("b")) == ([1, 2], [])
-    assert {("a", "metrics_doubtful"), ("b", "metrics_doubtful")} == set(home.notes)
-    # Lines of the first are among those that the second has not read.
-    home.written["a"] = []
-    home.end("a", NOW + 10)
-    home.pump()
-    assert home.steps("b") == []
-
-
-def test_each_run_follows_the_file_that_its_own_processes_have_open(home: Home) -> None:
-    """Two starts with the pattern of the documentation."""
-    for number, run_id in enumerate(("a", "b")):
-        home.run(run_id, "logs/version_*/metrics.jsonl")
-        path = home.work / f"logs/version_{number}/metrics.jsonl"
-        write(path, 10 * number, at=NOW + number)
-        home.written[run_id] = [path]
-    for step in range(1, 4):
-        for number in range(2):
-            write(home.work / f"logs/version_{number}/metrics.jsonl", 10 * number + step, at=NOW + 10 * step + number)
-            home.pump()
-    assert (home.steps("a"), home.steps("b")) == ([0, 1, 2, 3], [10, 11, 12, 13])
-    assert home.notes == []
-
-
-def test_the_file_of_a_run_that_ended_meanwhile_is_not_taken_over(home: Home) -> None:
-    home.run("a", "logs/version_*/metrics.jsonl")
-    home.run("b", "logs/version_*/metrics.jsonl")
-    write(home.work / "logs/version_1/metrics.jsonl", 50, at=NOW + 9)
-    home.pump()
-    home.end("b", NOW + 10)
-    home.pump()
-    assert home.steps("a") == []
 
 
 def test_runs_that_do_not_overlap_in_time_share_a_file(home: Home) -> None:
@@ -239,7 +204,7 @@ class DeadFolder:
 
 
 def test_a_file_system_that_does_not_answer_stops_no_other_run(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "ANSWER_SECONDS", 60.0)
+    monkeypatch.setattr(ingest, "ANSWER_SECONDS", 60.0)
     dead = DeadFolder(home.work / "far", monkeypatch)
     home.run("far", "far/m.jsonl")
     home.run("near", str(home.folder / "runs/near/m.jsonl"))
@@ -248,7 +213,7 @@ def test_a_file_system_that_does_not_answer_stops_no_other_run(home: Home, monke
     assert home.steps("far") == [1]
     dead.answers.clear()
     # Ten times what the other file needs on a crowded machine.
-    monkeypatch.setattr(sources, "ANSWER_SECONDS", 2.0)
+    monkeypatch.setattr(ingest, "ANSWER_SECONDS", 2.0)
     began = time.monotonic()
     for step in itertools.count():
         write(home.folder / "runs/near/m.jsonl", step)

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputui.metrics import tailer
+from gputui.metrics import reader
 from gputui.metrics.ingest import MetricsIngest
 
 from .conftest import RUN, Bench, line
@@ -92,7 +92,7 @@ def test_in_whatever_chunks_the_bytes_arrive(
     with pytest.MonkeyPatch.context() as patch:
         # Over-long lines and full batches are tried as well.
         for name, value in (("MAX_LINE_BYTES", 298), ("BATCH_LINES", 3), ("BATCH_BYTES", 200)):
-            patch.setattr(tailer, name, value)
+            patch.setattr(reader, name, value)
         assert outcome(kind, whole, cuts, budget, restarts) == outcome(kind, whole, [], 1 << 20, False)
 
 

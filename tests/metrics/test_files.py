@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from gputui.metrics import tailer
 from gputui.metrics.formats import Reading
 from gputui.metrics.ingest import MetricsIngest
 from tests.tables import table
@@ -130,19 +129,6 @@ def test_a_deleted_file_is_read_to_its_end_where_it_is_still_open(bench: Bench) 
     bench.connection.execute("PRAGMA query_only = OFF")
     bench.pump()
     assert [step for _, step in bench.stored()] == [1, 2, 3]
-
-
-def test_a_file_replaced_unseen_is_told_of(script: Script) -> None:
-    script.bench.steps(1)
-    script.look()
-    # The place that the old file held on the disk must not be given to the new one.
-    kept = script.bench.folder / "elsewhere"
-    kept.mkdir()
-    os.link(script.file, kept / "old")
-    script.file.unlink()
-    script.bench.steps(2)
-    assert "replaced" in script.look()[0]
-    assert script.steps() == [1, 2]
 
 
 @table(
@@ -273,11 +259,8 @@ def test_finishing_between_attempts_changes_nothing_of_that(bench: Bench) -> Non
 
 
 @table("again", [[10], [1], [1, 2, 3, 4]])
-def test_an_attempt_that_begins_the_file_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: list[int]
-) -> None:
+def test_an_attempt_that_begins_the_file_anew(tmp_path: Path, again: list[int]) -> None:
     """Its lines are its own, even if another attempt has written the same: it computed them."""
-    monkeypatch.setattr(tailer, "SHORT_SECONDS", 0.0)
     bench = Bench(tmp_path)
     bench.begin(1)
     bench.steps(1, 2, 3)
@@ -332,7 +315,7 @@ def test_many_runs_at_once(tmp_path: Path) -> None:
     # The flood of one run does not keep the others waiting.
     reports = [bench.ingest.pump(budget_bytes=100_000, budget_seconds=60.0) for _ in range(2)]
     assert reports[0].more
-    assert {progress.run_id for report in reports for progress in report.progress} == {RUN, *files}
+    assert {run_id for report in reports for run_id, _ in report.progress} == {RUN, *files}
     while bench.ingest.pump(budget_bytes=100_000).more:
         pass
     counts = bench.connection.execute(

@@ -167,8 +167,8 @@ def note_report(connection: sqlite3.Connection, report: IngestReport, now: float
     run. ``now`` is UTC unix seconds. Raises sqlite3.Error."""
     if report.progress:
         with transaction(connection):
-            for progress in report.progress:
-                _note_running(connection, progress.run_id, progress.attempt, cause="first step read", now=now)
+            for run_id, attempt in sorted(report.progress):
+                _note_running(connection, run_id, attempt, cause="first step read", now=now)
     for run_id, note in report.notes:
         # Each agent finds notes about a whole run again.
         if not has_event(connection, note.kind, run_id=run_id, key=note.key):

@@ -15,10 +15,10 @@ from msgspec.structs import replace
 
 from gputui.core.config import Workspace
 from gputui.core.redaction import Redactor, secrets_in
+from gputui.metrics.files import has_wildcards
 from gputui.metrics.formats import Reading
 from gputui.metrics.ingest import MetricsIngest
 from gputui.metrics.trackers import TRACKERS
-from gputui.metrics.walk import has_wildcards
 from gputui.recovery.policies import POLICIES, NoticeTarget, Policy, PolicyError, policy_from
 from gputui.recovery.watch.engine import Overrides, of_profile
 from gputui.runs.checkpoint_names import explicit_step

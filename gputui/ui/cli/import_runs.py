@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from gputui.metrics.tracker_copy import TrackedRun, tracked_runs
+from gputui.metrics.trackers import TrackedRun, tracked_runs
 from gputui.runs.repository import fitting_name
 from gputui.runs.spec import MetricsSpec, RunSpec
 from gputui.ui.cli.context import EXIT_USAGE, Session, fail, json_option, print_json, say
@@ -47,7 +47,7 @@ def copy_spec(run: TrackedRun) -> RunSpec:
         name=fitting_name(run.name),
         launcher="command",
         # -P: modules in the folder must not be imported.
-        program=(sys.executable, "-P", "-m", "gputui.metrics.tracker_copy", run.kind, source, output),
+        program=(sys.executable, "-P", "-m", "gputui.metrics.trackers", run.kind, source, output),
         workdir=str(run.source if run.source.is_dir() else run.source.parent),
         args=(),
         metrics=(MetricsSpec("jsonl", output),),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gputui.metrics.tracker_copy import steps_of
+from gputui.metrics.trackers import steps_of
 from tests.machines import Machine
 from tests.metrics.test_trackers import append, chunked, event, events_of, history
 

@@ -10,9 +10,8 @@ import time
 from typing import Any
 
 from gputui.core.config import Workspace
-from gputui.metrics.batch import Batch, SourceState
+from gputui.metrics.batch import Batch, SourceState, store_batch
 from gputui.metrics.contract import ParsedLine, parse_line
-from gputui.metrics.writer import store_batch
 from gputui.recovery.watch.rules import RULES
 from gputui.runs.repository import transaction
 from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, RunSpec
@@ -370,7 +369,7 @@ class Filler:
             text = json.dumps(line).encode()
             parsed = parse_line(text)
             assert isinstance(parsed, ParsedLine)
-            batch.take(source, 0, offset, parsed)
+            batch.take(source, offset, text, parsed)
             offset += len(text) + 1
         batch.state = SourceState(byte_offset=offset)
         with transaction(connection):
