@@ -9,12 +9,14 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gputui.core.text import SEQUENCE
-from gputui.metrics.contract import Parsed, ParsedLine, Rejected, parse_line, parse_values
+from gputui.metrics.contract import Parsed, ParsedLine, Rejected, excerpt, parse_line, parse_values
+from gputui.store.metrics.queries import NOT_METRICS, as_float
 
 if TYPE_CHECKING:
     import regex
@@ -215,7 +217,10 @@ class OutputPatterns(LineFormat):
 
     def _from_match(self, match: regex.Match[str]) -> Parsed:
         groups = {name: text for name, text in match.groupdict().items() if text is not None}
-        values = {name: self._value(name, text) for name, text in groups.items()}
+        values: dict[str, int | float | str] = {}
+        for name, text in groups.items():
+            number = _number(text)
+            values[name] = _number_with_unit(name, text) if number is None else number * self._units.get(name, 1)
         if self._step is not None:
             return _with_step(values, groups.get(self._step, ""))
         if "step" not in groups and "epoch" in groups and "iter" in groups:
@@ -228,100 +233,64 @@ class OutputPatterns(LineFormat):
             return _with_step(values, str(count.step(epoch, place, total)))
         return _with_step(values, next((groups[name] for name in STEP_NAMES if name in groups), ""))
 
-    def _value(self, name: str, text: str) -> int | float | str:
-        number = _number(text)
-        if number is not None:
-            factor = self._units.get(name)
-            return number if factor is None else number * factor
-        return _number_with_unit(name, text)
-
 
 class CsvLines(LineFormat):
-    """A CSV file with a header and a column for the step: ``step``, else one of STEP_NAMES. An
-    empty cell is an unknown value."""
+    """A CSV file with a header and a column for the step: ``step``, else one of STEP_NAMES in any
+    case. An empty cell is an unknown value."""
 
     has_header = True
 
     def __init__(self, step: str | None = None) -> None:
-        self._step_names = STEP_NAMES if step is None else (step,)
-        self._header = CsvHeader.of(b"", self._step_names)
+        self._step_name = step
+        self._use(b"")
 
     def begin(self, header: bytes, attempts_first: bytes = b"") -> None:
-        self._header = CsvHeader.of(header, self._step_names)
-        if attempts_first and self._header.is_another(_cells(attempts_first)):
-            self._header = CsvHeader.of(attempts_first, self._step_names)
+        self._use(header)
+        if self._is_header(_cells(attempts_first) or []):
+            self._use(attempts_first)
 
     def parse(self, line: bytes) -> Parsed:
         stripped = line.strip()
-        header = self._header
         # A script that appends to its file with each attempt repeats the header.
-        if not stripped or stripped == header.text:
+        if not stripped or stripped == self._header:
             return None
         cells = _cells(line)
-        has_open_quotes = line.count(b'"') % 2
-        if cells is None and not has_open_quotes:
-            return Rejected(_other_form(header.text) or "not CSV text")
-        if cells is None or (has_open_quotes and len(cells) != len(header.columns)):
-            return Rejected("a line break inside quotes, which gputui does not read")
-        if not header.fits(cells) and header.is_another(cells):
-            self._header = CsvHeader.of(line, self._step_names)
+        if cells is None:
+            return Rejected("not a line of comma-separated UTF-8")
+        if self._is_header(cells):
+            self._use(line)
             return None
-        if header.step is None:
-            return Rejected(_other_form(header.text) or f"the header names no column {' or '.join(self._step_names)}")
-        if len(cells) != len(header.columns):
-            return Rejected(f"{len(cells)} cells under a header of {len(header.columns)}")
-        values = {name: _value(cell) for name, cell in zip(header.columns, cells, strict=True) if name and cell}
-        return _with_step(values, cells[header.step])
+        if self._step is None:
+            names = self._step_name or " or ".join(STEP_NAMES)
+            return Rejected(f"the header names no column {names} between commas")
+        if len(cells) != len(self._columns):
+            return Rejected(f"{len(cells)} cells under a header of {len(self._columns)}")
+        values = {}
+        for name, cell in zip(self._columns, cells, strict=True):
+            if name and cell:
+                number = _number(cell)
+                values[name] = cell if number is None else number
+        return _with_step(values, cells[self._step])
 
     def parse_unterminated(self, line: bytes) -> Parsed:
         header = self._header
         parsed = super().parse_unterminated(line)
-        self._header = header
+        self._use(header)
         return _CUT_OFF if isinstance(parsed, ParsedLine) else parsed
 
+    def _use(self, header: bytes) -> None:
+        self._header, self._columns = header.strip(), _cells(header) or []
+        self._step = self._step_column(self._columns)
 
-class CsvHeader(NamedTuple):
-    """The names of a CSV file's columns.
+    def _step_column(self, columns: Sequence[str]) -> int | None:
+        if self._step_name is not None:
+            return columns.index(self._step_name) if self._step_name in columns else None
+        names = [name.lower() for name in columns]
+        return next((names.index(name) for name in STEP_NAMES if name in names), None)
 
-    Attributes:
-        step: the column of the step; None if there is none.
-        step_names: the names of which one is the step's, in lower case unless the profile names it.
-    """
-
-    text: bytes
-    columns: Sequence[str]
-    step: int | None
-    step_names: Sequence[str]
-
-    @classmethod
-    def of(cls, line: bytes, step_names: Sequence[str]) -> CsvHeader:
-        columns = _cells(line) or []
-        names = columns if step_names is not STEP_NAMES else [name.lower() for name in columns]
-        step = next((names.index(name) for name in step_names if name in names), None)
-        return cls(line.strip(), columns, step, step_names)
-
-    def fits(self, cells: Sequence[str]) -> bool:
-        """Whether a line has the columns of this header, and its step begins like a number."""
-        if self.step is None or len(cells) != len(self.columns):
-            return False
-        first = cells[self.step][:1]
-        return first.isdigit()
-
-    def is_another(self, cells: Sequence[str] | None) -> bool:
-        """Whether a line is another header: it names the step, and has no number."""
-        if cells is None:
-            return False
-        names = cells if self.step_names is not STEP_NAMES else [cell.lower() for cell in cells]
-        return not {*self.step_names}.isdisjoint(names) and all(_number(cell) is None for cell in cells)
-
-
-def _other_form(header: bytes) -> str | None:
-    """The form of a file whose header is no line of comma-separated UTF-8, as the reason that it is
-    refused."""
-    if header.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in header:
-        return "the file is UTF-16; gputui reads UTF-8"
-    other = next((name for sign, name in ((b";", "semicolons"), (b"\t", "tabs")) if sign in header), None)
-    return None if other is None or b"," in header else f"the columns are separated by {other}; gputui reads commas"
+    def _is_header(self, cells: Sequence[str]) -> bool:
+        """Whether a line is a header: it names the step, and has no number."""
+        return self._step_column(cells) is not None and all(_number(cell) is None for cell in cells)
 
 
 def line_format(name: str, reading: Reading = DEFAULT_READING) -> LineFormat:
@@ -372,11 +341,6 @@ def _with_step(values: dict[str, Any], step_text: str) -> ParsedLine | Rejected:
     return parse_values({"step": step, **metrics})
 
 
-def _value(text: str) -> int | float | str:
-    number = _number(text)
-    return text if number is None else number
-
-
 def _number_with_unit(name: str, text: str) -> float | str:
     """``17.4ms``, ``1.2k``, ``35.1it/s`` or ``1.5s/it`` in seconds, bytes or plain counts, else the
     text. Progress bars switch from steps per second to seconds per step when they are slow: a name
@@ -416,3 +380,125 @@ def _cells(line: bytes) -> list[str] | None:
     except (UnicodeDecodeError, csv.Error):
         return None
     return [cell.strip() for cell in rows[0]] if rows else []
+
+
+# --- a profile's metrics tried on an old log ------------------------------------------------------
+
+NEAR_SHOWN = 3
+# A short beginning of a pattern matches many lines by chance; this share and number of literals do
+# not.
+_NEAR_SHARE = 0.3
+_NEAR_LITERAL = 3
+_NEAR_LINES = 2000
+
+
+class NearMatch(NamedTuple):
+    """A line that matches the beginning of a pattern: ``fits`` is that part, ``expected`` the rest
+    of the pattern, ``found`` the rest of the line."""
+
+    number: int
+    text: str
+    fits: str
+    expected: str
+    found: str
+
+
+@dataclass(slots=True)
+class Trial:
+    """The result of a log. ``points`` are the (step, value) of each metric in the order of lines;
+    ``backwards`` is the first (line number, step before, step) at which steps decrease."""
+
+    lines: int = 0
+    taken: int = 0
+    rejected: list[tuple[int, str, str]] = field(default_factory=list)
+    points: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
+    first_step: int | None = None
+    last_step: int | None = None
+    total_steps: float | None = None
+    backwards: tuple[int, int, int] | None = None
+    near: list[NearMatch] = field(default_factory=list)
+
+    def take(self, number: int, step: int | None, values: Mapping[str, Any]) -> None:
+        """Add a line."""
+        self.taken += 1
+        if step is None:
+            return
+        if self.last_step is not None and step < self.last_step and self.backwards is None:
+            self.backwards = (number, self.last_step, step)
+        self.first_step = step if self.first_step is None else self.first_step
+        self.last_step, self.total_steps = step, as_float(values.get("total_steps"))
+        for name, value in values.items():
+            if name not in NOT_METRICS and (as_number := as_float(value)) is not None:
+                self.points.setdefault(name, []).append((step, as_number))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "lines": self.lines,
+            "metrics_lines": self.taken,
+            "rejected": [{"line": number, "reason": why, "text": text} for number, why, text in self.rejected],
+            "first_step": self.first_step,
+            "last_step": self.last_step,
+            "steps_go_back_at_line": None if self.backwards is None else self.backwards[0],
+            "metrics": [
+                {"name": name, "count": len(found), "first": found[0][1], "last": found[-1][1]}
+                for name, found in self.points.items()
+            ],
+            "near": [
+                {"line": near.number, "text": near.text, "fits": near.fits, "expected": near.expected}
+                for near in self.near
+            ],
+        }
+
+
+def try_log(content: bytes, line_format: LineFormat, patterns: Sequence[str] = ()) -> Trial:
+    """Parse a whole log as it would have been parsed while it was written."""
+    if line_format.breaks_at_return:
+        content = content.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    lines = content.split(b"\n")
+    if line_format.has_header:
+        line_format.begin(lines[0])
+    trial = Trial()
+    unmatched: list[tuple[int, str]] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        trial.lines += 1
+        parsed = line_format.parse(line)
+        if isinstance(parsed, ParsedLine):
+            trial.take(number, parsed.step, parsed.values)
+        elif isinstance(parsed, Rejected):
+            trial.rejected.append((number, parsed.reason, excerpt(line)))
+        elif len(unmatched) < _NEAR_LINES:
+            unmatched.append((number, printed_text(line)))
+    trial.near = _near_matches(patterns, unmatched)
+    return trial
+
+
+def _near_matches(patterns: Sequence[str], lines: Sequence[tuple[int, str]]) -> list[NearMatch]:
+    """Of (number, text) lines without a match, those that match most of a pattern: the best first,
+    one for each place at which a pattern stops matching."""
+    best: dict[str, tuple[float, NearMatch]] = {}
+    for pattern in patterns:
+        beginnings = list(_beginnings(pattern))
+        for number, text in lines:
+            fits = ((part, match) for part, beginning in beginnings if (match := beginning.search(text)))
+            part, match = next(fits, ("", None))
+            share = len(part) / len(pattern)
+            if match is not None and share > best.get(part, (0.0, None))[0]:
+                found = text[match.end() :].strip()[:40]
+                best[part] = (share, NearMatch(number, text.strip()[:160], part, pattern[len(part) :], found))
+    ranked = sorted(best.values(), key=lambda pair: -pair[0])
+    return [near for _, near in ranked[:NEAR_SHOWN]]
+
+
+def _beginnings(pattern: str) -> Iterator[tuple[str, re.Pattern[str]]]:
+    """The beginnings of a pattern that compile and have enough literal text, longest first."""
+    for end in range(len(pattern) - 1, 0, -1):
+        part = pattern[:end]
+        literal = re.sub(r"\(\?P<\w+>|\\.|[^A-Za-z0-9:=]", "", part)
+        if end / len(pattern) < _NEAR_SHARE or len(literal) < _NEAR_LITERAL:
+            return
+        try:
+            yield part, re.compile(part)
+        except (re.error, RecursionError, OverflowError):
+            continue

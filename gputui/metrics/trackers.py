@@ -16,6 +16,7 @@ damaged.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import struct
@@ -32,9 +33,6 @@ MAX_RECORD_BYTES = 64 << 20
 
 # Names that are no metrics in a metrics line (`contract.parse_values`).
 _RESERVED = frozenset({"step", "time", "rank", "event", "phase"})
-
-# Wire types of protocol buffers.
-VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 
 Frames = Iterator[tuple[int, bytes]]
 """The end of each complete record, from the start of the data, and its content."""
@@ -76,42 +74,37 @@ def _as_line(values: Mapping[str, Any], step: Any, time: Any) -> dict[str, Any] 
 
 # --- protocol buffers (protobuf.dev, "Encoding") --------------------------------------------------
 
+_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 
-def _fields(message: bytes) -> Iterator[tuple[int, int, Any]]:
-    """(number, wire type, value) of each field of a message. The value is an integer for VARINT,
-    else bytes. Raises DamagedRecordError."""
+
+def _fields(message: bytes) -> dict[int, list[Any]]:
+    """The values of each field of a message: integers, or bytes of what has a length. Raises
+    DamagedRecordError."""
+    fields: dict[int, list[Any]] = {}
     position = 0
     while position < len(message):
         key, position = _varint(message, position)
-        number, wire = key >> 3, key & 7
-        if wire == VARINT:
+        wire = key & 7
+        value: int | bytes
+        if wire == _VARINT:
             value, position = _varint(message, position)
-            yield number, wire, value
-            continue
-        if wire == LENGTH:
-            length, position = _varint(message, position)
-        elif wire in (FIXED64, FIXED32):
-            length = 8 if wire == FIXED64 else 4
         else:
-            raise DamagedRecordError("not a protocol buffer")
-        if position + length > len(message):
-            raise DamagedRecordError("a protocol buffer that is cut off")
-        yield number, wire, message[position : position + length]
-        position += length
-
-
-def _within(message: bytes, *numbers: int) -> Iterator[bytes]:
-    """The embedded messages on a path of field numbers."""
-    if not numbers:
-        yield message
-        return
-    for found, wire, value in _fields(message):
-        if found == numbers[0] and wire == LENGTH:
-            yield from _within(value, *numbers[1:])
+            if wire == _LENGTH:
+                length, position = _varint(message, position)
+            elif wire in (_FIXED64, _FIXED32):
+                length = 8 if wire == _FIXED64 else 4
+            else:
+                raise DamagedRecordError("not a protocol buffer")
+            value = message[position : position + length]
+            position += length
+            if position > len(message):
+                raise DamagedRecordError("a protocol buffer that is cut off")
+        fields.setdefault(key >> 3, []).append(value)
+    return fields
 
 
 def _varint(content: bytes, position: int) -> tuple[int, int]:
-    """The unsigned integer at ``position`` and the position behind it. Raises DamagedRecordError."""
+    """The unsigned integer at ``position`` and the position behind it."""
     value = 0
     for shift in range(0, 70, 7):
         if position >= len(content):
@@ -124,22 +117,29 @@ def _varint(content: bytes, position: int) -> tuple[int, int]:
     raise DamagedRecordError("not a protocol buffer")
 
 
+def _messages(fields: Mapping[int, list[Any]], number: int) -> list[bytes]:
+    """The values with a length of one field."""
+    return [value for value in fields.get(number, ()) if isinstance(value, bytes)]
+
+
+def _text(fields: Mapping[int, list[Any]], number: int) -> str:
+    return b"".join(_messages(fields, number)).decode("utf-8", "replace")
+
+
+def _unpacked(form: str, values: Sequence[Any]) -> float | None:
+    """The last of some values that is a packed number of this form."""
+    fitting = [value for value in values if isinstance(value, bytes) and len(value) == struct.calcsize(form)]
+    return struct.unpack(form, fitting[-1])[0] if fitting else None
+
+
 # --- TensorBoard ----------------------------------------------------------------------------------
 
 _HEADER = struct.Struct("<QI")
 _FOOTER_BYTES = 4
 
-# Numbers of the fields: Event, Summary, Summary.Value, TensorProto, TensorShapeProto.
-_EVENT_TIME, _EVENT_STEP, _EVENT_SUMMARY = 1, 2, 5
-_SUMMARY_VALUE = 1
-_VALUE_TAG, _VALUE_SIMPLE, _VALUE_TENSOR = 1, 2, 8
-_TENSOR_DTYPE, _TENSOR_SHAPE, _TENSOR_CONTENT = 1, 2, 4
-_TENSOR_FLOATS, _TENSOR_DOUBLES, _TENSOR_INTS, _TENSOR_INT64S = 5, 6, 7, 10
-_SHAPE_DIMENSION = 2
-
 # Each DataType of numbers (tensorflow/core/framework/types.proto) → how one is packed.
-_FLOAT, _DOUBLE, _INT32, _INT64 = 1, 2, 3, 9
-_PACKED = {_FLOAT: "<f", _DOUBLE: "<d", _INT32: "<i", _INT64: "<q"}
+_INT32, _INT64 = 3, 9
+_PACKED = {1: "<f", 2: "<d", _INT32: "<i", _INT64: "<q"}
 
 
 def event_frames(data: bytes, _offset: int) -> Frames:
@@ -159,54 +159,33 @@ def event_frames(data: bytes, _offset: int) -> Frames:
 def event_scalars(record: bytes) -> dict[str, Any] | None:
     """The scalars of an event as a metrics line, with step and time; None without any. Raises
     DamagedRecordError."""
+    event = _fields(record)
     values: dict[str, Any] = {}
-    step, time = 0, None
-    for number, wire, value in _fields(record):
-        if number == _EVENT_TIME and wire == FIXED64:
-            (time,) = struct.unpack("<d", value)
-        elif number == _EVENT_STEP and wire == VARINT:
-            step = value
-        elif number == _EVENT_SUMMARY and wire == LENGTH:
-            for content in _within(value, _SUMMARY_VALUE):
-                tag, scalar = _tagged_scalar(content)
-                if scalar is not None:
-                    values[tag] = scalar
-    return _as_line(values, step, time)
+    for summary in _messages(event, 5):
+        for content in _messages(_fields(summary), 1):
+            value = _fields(content)
+            scalar = _unpacked("<f", value.get(2, ()))
+            for tensor in _messages(value, 8):
+                scalar = _tensor_scalar(_fields(tensor))
+            if scalar is not None:
+                values[_text(value, 1)] = scalar
+    step = next((step for step in event.get(2, ()) if isinstance(step, int)), 0)
+    return _as_line(values, step, _unpacked("<d", event.get(1, ())))
 
 
-def _tagged_scalar(content: bytes) -> tuple[str, float | None]:
-    """The tag of a Summary.Value and its number; None for images, texts and other values."""
-    tag, scalar = "", None
-    for number, wire, value in _fields(content):
-        if number == _VALUE_TAG and wire == LENGTH:
-            tag = value.decode("utf-8", "replace")
-        elif number == _VALUE_SIMPLE and wire == FIXED32:
-            (scalar,) = struct.unpack("<f", value)
-        elif number == _VALUE_TENSOR and wire == LENGTH:
-            scalar = _tensor_scalar(value)
-    return tag, scalar
-
-
-def _tensor_scalar(content: bytes) -> float | None:
+def _tensor_scalar(tensor: Mapping[int, list[Any]]) -> float | None:
     """The number of a tensor without dimensions; None for any other tensor."""
-    dtype, packed, integer = 0, b"", None
-    for number, wire, value in _fields(content):
-        if number == _TENSOR_DTYPE and wire == VARINT:
-            dtype = value
-        elif number == _TENSOR_SHAPE and wire == LENGTH:
-            if any(True for _ in _within(value, _SHAPE_DIMENSION)):
-                return None
-        elif number in (_TENSOR_CONTENT, _TENSOR_FLOATS, _TENSOR_DOUBLES) and wire != VARINT:
-            packed = value
-        elif number in (_TENSOR_INTS, _TENSOR_INT64S) and wire in (VARINT, LENGTH):
-            integer = value if wire == VARINT else _varint(value, 0)[0]
-    if integer is not None and dtype in (_INT32, _INT64):
+    if any(_fields(shape).get(2) for shape in _messages(tensor, 2)):
+        return None
+    dtype = tensor.get(1, [0])[-1]
+    integers = [*tensor.get(7, ()), *tensor.get(10, ())]
+    if integers and dtype in (_INT32, _INT64):
+        integer = integers[-1] if isinstance(integers[-1], int) else _varint(integers[-1], 0)[0]
         # A negative number is the varint of its 64 bits in two's complement.
         return float(integer - (1 << 64) if integer >= 1 << 63 else integer)
-    form = _PACKED.get(dtype)
-    if form is None or len(packed) != struct.calcsize(form):
-        return None
-    return float(struct.unpack(form, packed)[0])
+    packed = [value for number in (4, 5, 6) for value in tensor.get(number, ())]
+    number = _unpacked(_PACKED[dtype], packed) if dtype in _PACKED else None
+    return None if number is None else float(number)
 
 
 # --- W&B ------------------------------------------------------------------------------------------
@@ -215,11 +194,6 @@ _FILE_HEADER_BYTES = 7
 _BLOCK_BYTES = 32 << 10
 _CHUNK_HEADER = struct.Struct("<IHB")
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
-
-# Numbers of the fields: Record, HistoryRecord, HistoryItem.
-_RECORD_HISTORY = 2
-_HISTORY_ITEM = 1
-_ITEM_KEY, _ITEM_NESTED_KEY, _ITEM_JSON = 1, 2, 16
 
 # Longer than any number in JSON.
 _NUMBER_BYTES = 64
@@ -257,22 +231,18 @@ def wandb_scalars(record: bytes) -> dict[str, Any] | None:
     """The numbers of a record of history as a metrics line, with step and time; None for other
     records. Raises DamagedRecordError."""
     values: dict[str, Any] = {}
-    for content in _within(record, _RECORD_HISTORY, _HISTORY_ITEM):
-        names, text = [], b""
-        for number, wire, value in _fields(content):
-            if number in (_ITEM_KEY, _ITEM_NESTED_KEY) and wire == LENGTH:
-                names.append(value.decode("utf-8", "replace"))
-            elif number == _ITEM_JSON and wire == LENGTH:
-                text = value
-        if names and len(text) <= _NUMBER_BYTES:
-            try:
-                item = json.loads(text)
-            except (ValueError, RecursionError):
-                continue
-            if type(item) in (int, float):
-                values[".".join(names)] = item
-    step, time, _ = (values.pop(name, None) for name in ("_step", "_timestamp", "_runtime"))
-    return None if step is None else _as_line(values, step, time)
+    for history in _messages(_fields(record), 2):
+        for content in _messages(_fields(history), 1):
+            item = _fields(content)
+            text = b"".join(_messages(item, 16))
+            if len(text) <= _NUMBER_BYTES:
+                with contextlib.suppress(ValueError, RecursionError):
+                    # The key, or the parts of a nested one.
+                    names = [name.decode("utf-8", "replace") for name in (*_messages(item, 1), *_messages(item, 2))]
+                    values[".".join(names)] = json.loads(text)
+    numbers = {name: value for name, value in values.items() if name and type(value) in (int, float)}
+    step, time, _ = (numbers.pop(name, None) for name in ("_step", "_timestamp", "_runtime"))
+    return None if step is None else _as_line(numbers, step, time)
 
 
 TRACKERS = {

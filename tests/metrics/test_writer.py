@@ -12,10 +12,9 @@ import pytest
 from gputui.core.redaction import BY_LOOK, REDACTED, Redactor
 from gputui.metrics.batch import EVENTS_WITH_METRICS, MAX_REJECTED, StepOrder
 from gputui.metrics.ingest import MetricsIngest
-from gputui.metrics.intake_words import intake_words
 from gputui.metrics.reduction import MetricLine
 from gputui.store.metrics import queries, watched
-from gputui.store.metrics.intake import Intake, intake
+from gputui.store.metrics.intake import Intake, intake, intake_words
 from tests.tables import table
 from tests.texts import mentions
 

@@ -11,6 +11,7 @@ from gputui.store.metrics.queries import latest
 
 # Formats of a script's output, in which a line that matches nothing is not an error.
 PRINTED_FORMATS = frozenset({"stdout", "output"})
+_EXAMPLE_CHARACTERS = 60
 
 
 class Intake(Struct, frozen=True):
@@ -81,3 +82,31 @@ def output_read(connection: sqlite3.Connection, run_id: str, attempt: int) -> li
         "WHERE s.run_id = ? AND s.format = 'output' AND b.attempt = ?",
         (run_id, attempt),
     ).fetchall()
+
+
+def intake_words(known: Intake) -> str | None:
+    """A sentence about lines that could not be used; None if all could, or if nothing was written
+    yet."""
+    if known.rejected:
+        total = known.taken + known.rejected
+        if known.taken:
+            begin = f"{known.rejected} of {total} metrics lines could not be used"
+        elif total == 1:
+            begin = "The only metrics line so far could not be used"
+        else:
+            begin = f"None of the {total} metrics lines so far could be used"
+        if known.reason is None or known.example is None:
+            return begin
+        cut = known.example[: _EXAMPLE_CHARACTERS - 1] + "…"
+        example = known.example if len(known.example) <= _EXAMPLE_CHARACTERS else cut
+        return f"{begin} ({known.reason}): {example}"
+    if known.no_metrics is not None:
+        return f"None yet: {known.no_metrics}; gputui check --log FILE PROFILE tries patterns"
+    if known.short_of is not None:
+        step, total = known.short_of
+        return (
+            f"It succeeded at step {step} of {total}: see with gputui check --log FILE PROFILE whether steps are read"
+        )
+    if known.is_over and known.printed_bytes and not known.taken:
+        return "Nothing that it printed matches the metrics patterns of its profile"
+    return None

@@ -12,12 +12,12 @@ from pathlib import Path
 import click
 
 from gputui.core import units
-from gputui.metrics.intake_words import intake_words
 from gputui.store import alerts, checkpoints
 from gputui.store.alerts import AlertView
 from gputui.store.attempts import read_attempts
 from gputui.store.events import SINK_KINDS, EventView, read_data_events
 from gputui.store.metrics import intake
+from gputui.store.metrics.intake import intake_words
 from gputui.store.metrics.step_times import StepTimes
 from gputui.store.run_history import read_decisions, read_incidents, read_transitions
 from gputui.store.runs import Run

@@ -16,9 +16,9 @@ from gputui.metrics.curves.drawing import drawing
 from gputui.metrics.curves.live_curves import read_charts
 from gputui.metrics.curves.model import AXES, ChartData, ChartRequest
 from gputui.metrics.draw import export as files
-from gputui.metrics.intake_words import intake_words
 from gputui.runs.spec import known_spec
 from gputui.store.metrics import intake, queries
+from gputui.store.metrics.intake import intake_words
 from gputui.store.runs import Run
 from gputui.ui.cli.context import EXIT_REFUSED, EXIT_USAGE, Session, fail, print_json_list, print_table, say
 from gputui.ui.tui.layout.panels import by_interest

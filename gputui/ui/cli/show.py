@@ -9,7 +9,6 @@ import click
 
 from gputui.core import units
 from gputui.core.redaction import Redactor
-from gputui.metrics.intake_words import intake_words
 from gputui.runs.code_version import code_words
 from gputui.runs.command import shown_param, sinks_of
 from gputui.runs.executors import chooses_start
@@ -19,6 +18,7 @@ from gputui.runs.submission import SPEC_FILE, read_spec
 from gputui.store import checkpoints, json_columns, json_shapes
 from gputui.store.attempts import RunCost, read_attempts, run_cost
 from gputui.store.metrics import intake
+from gputui.store.metrics.intake import intake_words
 from gputui.store.metrics.step_times import StepTimes
 from gputui.store.run_history import read_decisions, read_incidents
 from gputui.store.runs import Run

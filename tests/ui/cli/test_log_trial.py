@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from gputui.core.config import Workspace
-from gputui.metrics.formats import OutputPatterns
-from gputui.metrics.trial import try_log
+from gputui.metrics.formats import OutputPatterns, try_log
 from tests.ui.cli.program import said, shape
 
 NANOGPT = r"iter (?P<iter>\d+): loss (?P<loss>\S+), time (?P<step_time>\S+),"

@@ -14,7 +14,7 @@ from textual.widget import Widget
 
 from gputui.core.text import clean
 from gputui.metrics.draw.parts import Line
-from gputui.metrics.intake_words import intake_words
+from gputui.store.metrics.intake import intake_words
 from gputui.store.runs import Run
 from gputui.ui.tui.actions import Context, Scope
 from gputui.ui.tui.data.snapshot import Interest, Moment, RunPage
