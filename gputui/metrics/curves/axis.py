@@ -18,8 +18,8 @@ Pairs = Sequence[tuple[float, float]]
 
 
 class AxisTimeline(Struct, frozen=True):
-    """The times of a run's attempts. ``begins`` and ``ends`` are UTC unix seconds by attempt, ``trained_before`` the
-    seconds of training before each, without pauses between attempts."""
+    """The times of a run's attempts. ``begins`` and ``ends`` are UTC unix seconds by attempt,
+    ``trained_before`` the seconds of training before each, without pauses between attempts."""
 
     origin_at: float | None
     begins: Mapping[int, float] = msgspec.field(default_factory=dict)
@@ -76,8 +76,9 @@ MOST_MOMENTS = 256
 
 
 class AxisMap(Struct, frozen=True):
-    """Places on an axis. ``epochs`` are (step, epoch) pairs by attempt, needed on the axis of epochs; ``paces`` are
-    (moment, step) pairs by attempt, needed for what has a moment and no step."""
+    """Places on an axis. ``epochs`` are (step, epoch) pairs by attempt, needed on the axis of
+    epochs; ``paces`` are (moment, step) pairs by attempt, needed for what has a moment and no step.
+    """
 
     axis: Axis
     timeline: AxisTimeline
@@ -93,7 +94,8 @@ class AxisMap(Struct, frozen=True):
         return None if at is None else self._of_moment(attempt, at)
 
     def place_moment(self, at: float, attempt: int | None = None) -> float | None:
-        """The x of a moment: over steps and epochs, where the run was then; None if no attempt was running."""
+        """The x of a moment: over steps and epochs, where the run was then; None if no attempt was
+        running."""
         if attempt is None:
             attempt = self.timeline.attempt_at(at)
         if self.axis == "time":
@@ -185,8 +187,8 @@ def growing(pairs: Pairs) -> list[tuple[float, float]]:
 def epoch_pairs(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """(step, epoch with fraction) pairs from (step, epoch as written) pairs.
 
-    Whole epochs are interpolated between their first steps; the running one is assumed to be as long as the last. Empty
-    while no epoch has ended and no fraction was written.
+    Whole epochs are interpolated between their first steps; the running one is assumed to be as
+    long as the last. Empty while no epoch has ended and no fraction was written.
     """
     known = [(step, epoch) for step, epoch in points if math.isfinite(epoch)]
     if any(epoch != math.floor(epoch) for _, epoch in known):

@@ -19,7 +19,8 @@ from gputui.metrics.draw.picture import Drawing
 class ValueAt(Struct, frozen=True):
     """The value measured nearest to the crosshair, and the extremes of its bin.
 
-    ``value`` is NaN or infinite if nothing finite was measured there; ``value`` and ``x`` are None for an empty curve.
+    ``value`` is NaN or infinite if nothing finite was measured there; ``value`` and ``x`` are None
+    for an empty curve.
     """
 
     x: float | None = None

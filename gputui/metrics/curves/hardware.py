@@ -19,13 +19,15 @@ from gputui.store.attempts import Attempt
 from gputui.store.rollups import SampleSpan, gpu_spans, host_spans, newest_gpu_sample, newest_host_sample
 
 SAMPLES_AT_ONCE = 200_000
-"""Most samples read when a chart is opened, about 100 ms; of a longer time, only a part of each span is read."""
+"""Most samples read when a chart is opened, about 100 ms; of a longer time, only a part of each
+span is read."""
 
 APART_SECONDS = 10.0
 """Least distance of samples that are not joined by a line."""
 
 APART_INTERVALS = 2.0
-"""The same, in distances of the samples around them: old samples are kept as means of minutes and hours."""
+"""The same, in distances of the samples around them: old samples are kept as means of minutes and
+hours."""
 
 _AROUND = 4
 """Spans on each side from which the usual distance of samples is taken."""
@@ -43,8 +45,8 @@ _HOST: Mapping[HardwareField, str] = {"host_cpu": "cpu_percent", "host_memory": 
 
 
 class GpuHold(Struct, frozen=True):
-    """The time that an attempt used a GPU, or the host (``uuid`` is None), in UTC unix seconds; ``end`` is infinite for
-    a running attempt."""
+    """The time that an attempt used a GPU, or the host (``uuid`` is None), in UTC unix seconds;
+    ``end`` is infinite for a running attempt."""
 
     uuid: str | None
     attempt: int
@@ -85,8 +87,9 @@ class HardwareCurves:
     ) -> tuple[HardwareCurve, ...]:
         """A curve for each field and GPU of the run, and one for each field of the host.
 
-        The first and last value of a bin are its mean. Over steps and epochs, samples before the first line of an
-        attempt, after its last, and of redone steps have no place. Raises sqlite3.Error.
+        The first and last value of a bin are its mean. Over steps and epochs, samples before the
+        first line of an attempt, after its last, and of redone steps have no place. Raises
+        sqlite3.Error.
         """
         stays = _stays(attempts, axis_map)
         gpu_fields = [name for name in request.hardware if name in _GPU]
@@ -178,7 +181,8 @@ def _bins(
     window: Window | None,
     seconds: float,
 ) -> list[tuple[Bin, ...]]:
-    """The bins of each field, from spans of ``seconds``. Final spans with a known place are placed once."""
+    """The bins of each field, from spans of ``seconds``. Final spans with a known place are placed
+    once."""
     if not device.spans:
         return [() for _ in device.placed]
     newest = max(device.spans)
@@ -211,7 +215,8 @@ def _bins(
 
 
 def _is_unusual(device: _Device, numbers: Sequence[int], at: int, apart: float) -> bool:
-    """Whether ``apart`` seconds before the span at place ``at`` are more than the distance of the samples around."""
+    """Whether ``apart`` seconds before the span at place ``at`` are more than the distance of the
+    samples around."""
     spans = [device.spans[number] for number in numbers[max(0, at - 1 - _AROUND) : at + 1 + _AROUND]]
     gaps = [later.first_at - earlier.last_at for earlier, later in pairwise(spans)]
     here = min(at - 1, _AROUND)

@@ -1,4 +1,4 @@
-"""The curves of one run, followed as it grows: each request reads only new lines."""
+"""The curves of one run, and of each of its ranks, followed as it grows."""
 
 from __future__ import annotations
 
@@ -7,14 +7,25 @@ import math
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+import orjson
 from msgspec.structs import replace
 
 from gputui.core.text import clean
-from gputui.metrics.curves import run_lines
+from gputui.metrics.curves import lines as run_lines
 from gputui.metrics.curves.axis import AxisMap, AxisTimeline, Pairs, cuts_of
-from gputui.metrics.curves.bins import RESOLUTION, Followed
-from gputui.metrics.curves.clocks import EPOCH, Epochs, Paces
 from gputui.metrics.curves.hardware import HardwareCurves
+from gputui.metrics.curves.lines import (
+    EPOCH,
+    RESOLUTION,
+    CurveLine,
+    Epochs,
+    Followed,
+    Layout,
+    Paces,
+    Part,
+    new_buckets,
+    smooth_bins,
+)
 from gputui.metrics.curves.markers import EVENTS_KEPT, event_lines, event_marker, markers
 from gputui.metrics.curves.model import (
     ChartData,
@@ -23,22 +34,27 @@ from gputui.metrics.curves.model import (
     Frame,
     HardwareCurve,
     MetricCurve,
+    RankCurve,
     RankCurves,
     Window,
+    is_set,
 )
-from gputui.metrics.curves.ranks import RankReader
-from gputui.metrics.curves.run_lines import CurveLine, Layout, Part
+from gputui.metrics.draw.envelope import Bin, Buckets
 from gputui.store.attempts import Attempt, read_attempts
 from gputui.store.metrics import envelopes, queries
 from gputui.store.metrics.envelopes import Stretch
-from gputui.store.metrics.queries import FilePosition
+from gputui.store.metrics.queries import FilePosition, as_float
 
 LINES_AT_ONCE = 8192
 """With more new lines than these, starting over is quicker than following."""
 
+RANK_LINES_AT_ONCE = 24_000
+"""Most lines of ranks read when a chart is opened, about 100 ms; of a longer run, a sample is read.
+"""
+
 
 class RunCurves:
-    """The curves of one run. One per reader; not thread-safe."""
+    """The curves of one run; each request reads only new lines. One per reader; not thread-safe."""
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
@@ -54,7 +70,7 @@ class RunCurves:
         self._newest: Mapping[str, float] = {}
         self._names: tuple[str, ...] = ()
         self._rank_names: frozenset[str] = frozenset()
-        self._ranks = RankReader(run_id)
+        self._ranks = _RankReader(run_id)
         self._until: dict[int, FilePosition] = {}
         self._line_count = 0
         self._start, self._end = math.inf, -math.inf
@@ -68,7 +84,8 @@ class RunCurves:
         return self._paces.pairs.get(attempt, ())
 
     def read(self, connection: sqlite3.Connection, attempts: Sequence[Attempt], request: ChartRequest) -> ChartData:
-        """The answer to ``request``. The connection must be in a read transaction. Raises sqlite3.Error."""
+        """The answer to ``request``. The connection must be in a read transaction. Raises
+        sqlite3.Error."""
         curves = self.curves(connection, attempts, request)
         hardware = self._hardware.read(connection, attempts, self._map, self._cuts, request) if request.hardware else ()
         start, end = self._reach(hardware)
@@ -88,7 +105,8 @@ class RunCurves:
         return ChartData(request, frame, self._names, curves, hardware, happened, self._rank_names, ranked)
 
     def _reach(self, hardware: Sequence[HardwareCurve]) -> Window:
-        """Both ends of the axis. Over time, a run starts before its first line and ends after its last one."""
+        """Both ends of the axis. Over time, a run starts before its first line and ends after its
+        last one."""
         if self._map.axis not in ("time", "trained"):
             return self._start, self._end
         timeline = self._map.timeline
@@ -110,10 +128,7 @@ class RunCurves:
             if self._layout is None or self._layout.until != self._until:
                 self._layout = run_lines.layout(connection, self.run_id)
             self._begin(connection, new, request, self._layout)
-        curves: dict[str, MetricCurve] = {}
-        for asked, name in wanted.items():
-            curves[asked] = self._followed[name].curve(request, self._newest.get(name))
-        return curves
+        return {asked: self._followed[name].curve(request, self._newest.get(name)) for asked, name in wanted.items()}
 
     def _written_as(self, asked: str) -> str:
         """The stored name of a metric that is requested by its name or by its harmless text."""
@@ -124,9 +139,10 @@ class RunCurves:
     # --- new lines
 
     def _advance(self, connection: sqlite3.Connection, attempts: Sequence[Attempt], request: ChartRequest) -> None:
-        """Read new lines; or start over if known lines have moved on the axis, or if that is quicker."""
+        """Read new lines; or start over if known lines have moved on the axis, or if that is
+        quicker."""
         timeline = AxisTimeline.of(attempts)
-        cuts = cuts_of(attempts) if request.axis in ("step", "epoch") else {}
+        cuts = cuts_of(attempts) if request.axis in ("step", EPOCH) else {}
         until, line_count = run_lines.sources(connection, self.run_id)
         if until != self._until:
             self._newest = queries.latest(connection, self.run_id)
@@ -146,13 +162,9 @@ class RunCurves:
             self._shown = shown
             self._followed.clear()
         if is_same and until != self._until:
-            since, self._until, self._line_count = self._until, until, line_count
-            new = (
-                run_lines.lines(connection, source_id, since[source_id], end)
-                for source_id, end in until.items()
-                if since[source_id] != end
-            )
-            is_same = self._take(itertools.chain.from_iterable(new))
+            places = _between(self._until, until)
+            self._until, self._line_count = until, line_count
+            is_same = self._take(run_lines.lines(connection, places))
         if is_same:
             self._map = replace(self._map, timeline=timeline)
         else:
@@ -163,18 +175,18 @@ class RunCurves:
         is_epoch = self._map.axis == EPOCH
         followed = list(self._followed.values())
         for line in lines:
-            self._paces.add(line)
+            self._paces.add(line.attempt, line.step, line.at)
             if is_epoch and not self._epochs.add(line):
                 return False
             if "event" in line.values and (event := event_marker(line, self._map)) is not None:
                 self._events = [*self._events[1 - EVENTS_KEPT :], event]
-            x = self._place(line)
+            x = self._place(line.attempt, line.step, line.at)
             for each in followed:
                 each.take(line, x)
         return True
 
-    def _place(self, line: CurveLine) -> float | None:
-        x = self._map.place(line.attempt, line.step, line.at)
+    def _place(self, attempt: int, step: int, at: float | None) -> float | None:
+        x = self._map.place(attempt, step, at)
         if x is not None:
             self._start, self._end = min(self._start, x), max(self._end, x)
         return x
@@ -193,24 +205,27 @@ class RunCurves:
         self._ranks.reset()
         found = self._layout = run_lines.layout(connection, self.run_id)
         self._until, self._line_count = dict(found.until), found.line_count
+        ends: list[tuple[int, int, float | None]] = []
         for stretch in found.stretches:
-            self._paces.add_stretch(stretch)
+            ends += [
+                (stretch.attempt, stretch.min_step, stretch.min_at),
+                (stretch.attempt, stretch.max_step, stretch.max_at),
+            ]
+            if stretch.min_at is not None and stretch.max_at is not None:
+                for end in ends[-2:]:
+                    self._paces.add(*end)
         axis = request.axis
         if axis == EPOCH:
-            for attempt, step, epoch in run_lines.epoch_points(connection, found.stretches, EPOCH, request.bins):
+            for attempt, step, epoch in run_lines.epoch_points(connection, found.stretches, request.bins):
                 self._epochs.add_pair(attempt, step, epoch)
-        edges: dict[int, tuple[CurveLine, CurveLine]] = {}
-        for line in _unreduced(connection, found):
-            self._paces.add(line)
+        for line in run_lines.lines(connection, found.unreduced()):
+            self._paces.add(line.attempt, line.step, line.at)
             if axis == EPOCH:
                 self._epochs.add(line)
-            edges[line.attempt] = _wider(edges.get(line.attempt), line)
+            ends.append((line.attempt, line.step, line.at))
         self._map = AxisMap(axis, timeline, self._epochs.settle() if axis == EPOCH else {}, self._paces.pairs)
-        for stretch in found.stretches:
-            self._place(CurveLine(stretch.attempt, stretch.min_step, stretch.min_at, {}))
-            self._place(CurveLine(stretch.attempt, stretch.max_step, stretch.max_at, {}))
-        for line in itertools.chain.from_iterable(edges.values()):
-            self._place(line)
+        for end in ends:
+            self._place(*end)
         placed = (event_marker(line, self._map) for line in event_lines(connection, self.run_id))
         self._events = [event for event in placed if event is not None]
 
@@ -220,7 +235,8 @@ class RunCurves:
         """Read new metrics up to where the others are."""
         parts = run_lines.parts(found.stretches, self._map, request.window, self._cuts)
         reduced = sum(part.line_count for part in parts)
-        # Half as many entries suffice: each has four values to draw, and the level below takes sixteen times as long.
+        # Half as many entries suffice: each has four values to draw, and the level below takes
+        # sixteen times as long.
         level = envelopes.level_for(reduced, max(1, request.bins // 2))
         in_full = reduced <= run_lines.LINES_IN_FULL
         # Lines beside entries get bins as wide as theirs.
@@ -230,16 +246,16 @@ class RunCurves:
         level_of = self._log_level_of(request) if request.is_log else lambda _: level
         for part, at in run_lines.by_level(parts, level_of):
             if in_full or at is None or part.share == "mixed":
-                self._read_lines(run_lines.lines(connection, *part.place), new)
+                self._read_lines(run_lines.lines(connection, [part.place]), new)
             else:
                 for each in new:
                     entries = part.entries(connection, each.name, at)
                     each.take_entries(part.stretches[0].attempt, entries, self._map, is_redone=part.share == "redone")
-        self._read_lines(_unreduced(connection, found), new)
+        self._read_lines(run_lines.lines(connection, found.unreduced()), new)
 
     def _log_level_of(self, request: ChartRequest) -> Callable[[Stretch], int | None]:
-        """The level of each stretch for a logarithmic axis: the further along the axis, the more lines one bin holds.
-        None is line by line."""
+        """The level of each stretch for a logarithmic axis: the further along the axis, the more
+        lines one bin holds. None is line by line."""
         start, end = request.window or (self._start, self._end)
         start = max(start, RESOLUTION[request.axis])
         share = (end / start) ** (1 / max(1, request.bins)) - 1 if end > start else 0.0
@@ -275,7 +291,8 @@ class RunCurves:
 
 
 def read_charts(connection: sqlite3.Connection, run_id: str, request: ChartRequest) -> ChartData:
-    """The answer to a single request. The connection must be in no transaction. Raises sqlite3.Error."""
+    """The answer to a single request. The connection must be in no transaction. Raises
+    sqlite3.Error."""
     connection.execute("BEGIN")
     try:
         return RunCurves(run_id).read(connection, read_attempts(connection, run_id), request)
@@ -283,18 +300,119 @@ def read_charts(connection: sqlite3.Connection, run_id: str, request: ChartReque
         connection.execute("ROLLBACK")
 
 
-def _unreduced(connection: sqlite3.Connection, found: Layout) -> Iterator[CurveLine]:
-    for source_id, begin, end in found.unreduced():
-        yield from run_lines.lines(connection, source_id, begin, end)
+def _between(
+    since: Mapping[int, FilePosition], until: Mapping[int, FilePosition]
+) -> list[tuple[int, FilePosition, FilePosition]]:
+    """(source, begin, end) of new lines."""
+    return [(source_id, since[source_id], end) for source_id, end in until.items() if since[source_id] != end]
 
 
-def _wider(edges: tuple[CurveLine, CurveLine] | None, line: CurveLine) -> tuple[CurveLine, CurveLine]:
-    """Two lines with the lowest and the highest step and moment."""
-    if edges is None:
-        return line, line
-    low, high = edges
-    moments = [at for at in (low.at, high.at, line.at) if at is not None]
-    return (
-        CurveLine(line.attempt, min(low.step, line.step), min(moments, default=None), {}),
-        CurveLine(line.attempt, max(high.step, line.step), max(moments, default=None), {}),
-    )
+# --- ranks --------------------------------------------------------------------------------------------------------
+
+_LINES = (
+    "SELECT rank, attempt, step, at, data FROM metrics WHERE source_id = ? AND (generation, byte_offset) >= (?, ?) "
+    "AND (generation, byte_offset) < (?, ?) AND rank IS NOT NULL AND step IS NOT NULL "
+    "ORDER BY generation, byte_offset LIMIT ?"
+)
+
+_RankLine = tuple[int, int, int, float | None, str]
+"""Rank, attempt, step, moment in UTC unix seconds, and the line as it is stored."""
+
+
+class _RankReader:
+    """Reads the curves of a run's ranks from lines, since only those of rank 0 are reduced, and
+    follows them."""
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self._asked: tuple[object, ...] | None = None
+        self._until: dict[int, FilePosition] = {}
+        self._buckets: dict[str, dict[int, Buckets]] = {}
+        self._attempts: dict[tuple[str, int], int] = {}
+        self._is_sampled = False
+        self._answer: tuple[ChartRequest, Mapping[str, RankCurves]] | None = None
+
+    def reset(self) -> None:
+        """Read everything again next time: places on the axis have changed."""
+        self._asked = None
+
+    def read(
+        self,
+        connection: sqlite3.Connection,
+        names: Mapping[str, str],
+        axis_map: AxisMap,
+        cuts: Mapping[int, float],
+        request: ChartRequest,
+    ) -> Mapping[str, RankCurves]:
+        """The curves of all ranks for each metric. ``names`` maps requested names to those in the
+        store. Steps that a later attempt did again are left out. Raises sqlite3.Error."""
+        asked = (tuple(names.items()), request.axis, request.window, request.bins, request.is_log)
+        until, _ = run_lines.sources(connection, self._run_id)
+        lines: Iterable[_RankLine]
+        if asked != self._asked or until.keys() != self._until.keys():
+            self._buckets = {name: {} for name in names.values()}
+            self._attempts = {}
+            lines = self._from_the_beginning(connection, axis_map, cuts, request)
+        elif until == self._until and self._answer is not None and self._answer[0] == request:
+            return self._answer[1]
+        else:
+            places = _between(self._until, until)
+            lines = itertools.chain.from_iterable(
+                connection.execute(_LINES, (source_id, *begin, *end, -1)) for source_id, begin, end in places
+            )
+        # Incomplete until all lines were taken: a failed read starts over.
+        self._asked, self._answer = None, None
+        for line in lines:
+            self._take(line, axis_map, cuts, request)
+        self._asked, self._until = asked, until
+        curves = {each: self._curves(name, request) for each, name in names.items()}
+        self._answer = (request, curves)
+        return curves
+
+    def _from_the_beginning(
+        self, connection: sqlite3.Connection, axis_map: AxisMap, cuts: Mapping[int, float], request: ChartRequest
+    ) -> Iterator[_RankLine]:
+        found = run_lines.layout(connection, self._run_id)
+        parts = run_lines.parts(found.stretches, axis_map, request.window, cuts)
+        stretches = [stretch for part in parts if part.share != "redone" for stretch in part.stretches]
+        of_rank_0 = sum(stretch.line_count for stretch in found.stretches)
+        ranks = max(1, round(found.line_count / of_rank_0)) if of_rank_0 else 1
+        wanted = sum(stretch.line_count for stretch in stretches) * ranks
+        self._is_sampled = wanted > RANK_LINES_AT_ONCE
+        limit = -1
+        if self._is_sampled:
+            # From each stretch enough lines for two of every rank.
+            stretches = stretches[:: -(-len(stretches) // max(1, request.bins))]
+            limit = max(2 * ranks, RANK_LINES_AT_ONCE // len(stretches))
+        for stretch in stretches:
+            yield from connection.execute(_LINES, (stretch.source_id, *stretch.begin, *stretch.end, limit))
+        for source_id, begin, end in found.unreduced():
+            yield from connection.execute(_LINES, (source_id, *begin, *end, -1))
+
+    def _take(self, line: _RankLine, axis_map: AxisMap, cuts: Mapping[int, float], request: ChartRequest) -> None:
+        rank, attempt, step, at, data = line
+        x = axis_map.place(attempt, step, at) if step < cuts.get(attempt, math.inf) else None
+        if x is None or (request.window is not None and not request.window[0] <= x <= request.window[1]):
+            return
+        values = orjson.loads(data)
+        for name, of_rank in self._buckets.items():
+            value = as_float(values.get(name))
+            if value is None:
+                continue
+            buckets = of_rank.get(rank)
+            if buckets is None:
+                buckets = of_rank[rank] = new_buckets(request)
+            if self._attempts.setdefault((name, rank), attempt) != attempt:
+                self._attempts[name, rank] = attempt
+                buckets.append(x, None)
+            buckets.append(x, value)
+
+    def _curves(self, name: str, request: ChartRequest) -> RankCurves:
+        wants_smooth = request.smoothing > 0 and not is_set(name)
+        start, end = request.window or (-math.inf, math.inf)
+        curves = []
+        for rank, buckets in sorted(self._buckets[name].items()):
+            bins: Sequence[Bin] = buckets.bins(max(2, request.bins), start, end)
+            bins = smooth_bins(bins, request.smoothing) if wants_smooth else bins
+            curves.append(RankCurve(rank, tuple(bins), buckets.last_value))
+        return RankCurves(tuple(curves), self._is_sampled)

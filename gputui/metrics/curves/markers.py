@@ -10,18 +10,17 @@ import orjson
 
 from gputui.core.text import clean
 from gputui.metrics.curves.axis import AxisMap
+from gputui.metrics.curves.lines import CurveLine
 from gputui.metrics.curves.model import ChartMarker, MarkerKind
-from gputui.metrics.curves.run_lines import CurveLine
 from gputui.store import alerts
 from gputui.store.attempts import Attempt
-from gputui.store.run_history import IncidentView, read_incidents
-from gputui.store.runs import RunLookupError, find_run
+from gputui.store.run_history import read_incidents
+from gputui.store.runs import Run, RunLookupError, find_run
 
 EVENTS_KEPT = 1000
 """Most events of the training with a marker, the newest; no chart has room for more."""
 
 WORD_CHARACTERS = 20
-CHECKPOINT = "checkpoint"
 
 _TOLD_OTHERWISE = frozenset({"start", "resume", "stop", "end", "validation", "bottleneck"})
 """Events of the training that attempts tell of already, or that come all the time."""
@@ -38,8 +37,9 @@ def event_marker(line: CurveLine, axis_map: AxisMap) -> ChartMarker | None:
     if not text and isinstance(path, str):
         # All paths have the same folder.
         text = f"{name.replace('_', ' ')} {PurePath(path).name}"
-    kind: MarkerKind = "checkpoint" if name == CHECKPOINT else "event"
-    word = "ckpt" if name == CHECKPOINT else clean(name[:80]).replace("_", " ")
+    is_checkpoint = name == "checkpoint"
+    kind: MarkerKind = "checkpoint" if is_checkpoint else "event"
+    word = "ckpt" if is_checkpoint else clean(name[:80]).replace("_", " ")
     x = axis_map.place(line.attempt, line.step, line.at)
     return _marker(x, kind, word, line.at, line.attempt, clean(text[:200]))
 
@@ -65,21 +65,34 @@ def markers(
     events: Iterable[ChartMarker],
     axis_map: AxisMap,
 ) -> tuple[ChartMarker, ...]:
-    """All markers with a place on the axis, the training's own ``events`` among them, in order of x, for any window.
-    Raises sqlite3.Error."""
-    found: list[ChartMarker | None] = [*events, *(_begin(attempt, axis_map) for attempt in attempts)]
-    by_number = {attempt.number: attempt for attempt in attempts}
+    """All markers with a place on the axis, the training's own ``events`` among them, in order of
+    x, for any window. Raises sqlite3.Error."""
+    timeline = axis_map.timeline
+    found: list[ChartMarker | None] = list(events)
+    for attempt in attempts:
+        begin, number = timeline.begins.get(attempt.number), attempt.number
+        step = attempt.resumed_step if attempt.resumed_step is not None else attempt.first_step
+        x = _of_step_or_moment(axis_map, number, step, begin)
+        if number == 1:
+            found.append(_marker(x, "start", "start", begin, 1))
+        else:
+            text = f"attempt {number}" + (f" from step {step}" if step is not None else "")
+            found.append(_marker(x, "restart", f"↻{number - 1}", begin, number, text))
+    last_steps = {attempt.number: attempt.last_step for attempt in attempts}
     for incident in read_incidents(connection, run_id):
-        found.append(_incident(incident, by_number.get(incident.attempt), axis_map))
+        step = last_steps.get(incident.attempt) if incident.step is None else incident.step
+        x = _of_step_or_moment(axis_map, incident.attempt, step, incident.at)
+        word, text = clean(incident.kind).replace("_", " "), clean(incident.summary)
+        found.append(_marker(x, "incident", word, incident.at, incident.attempt, text))
     for alert in alerts.of_run(connection, run_id):
-        word = clean(alert.rule).replace("_", " ")
-        x = axis_map.place_moment(alert.raised_at)
-        found.append(
-            _marker(
-                x, "alert", word, alert.raised_at, axis_map.timeline.attempt_at(alert.raised_at), clean(alert.sentence)
-            )
-        )
-    found += [_end(connection, run_id, attempts, axis_map)]
+        word, at = clean(alert.rule).replace("_", " "), alert.raised_at
+        x = axis_map.place_moment(at)
+        found.append(_marker(x, "alert", word, at, timeline.attempt_at(at), clean(alert.sentence)))
+    run = _ended_run(connection, run_id)
+    if run is not None and attempts:
+        last = attempts[-1]
+        x = _of_step_or_moment(axis_map, last.number, last.last_step, last.ended_at or run.ended_at)
+        found.append(_marker(x, "end", run.state, run.ended_at, last.number, clean(run.reason or "")))
     return tuple(sorted((each for each in found if each is not None), key=lambda each: (each.x, each.at or 0.0)))
 
 
@@ -89,40 +102,12 @@ def _marker(
     return None if x is None else ChartMarker(x, kind, word[:WORD_CHARACTERS], at, attempt, text)
 
 
-def _begin(attempt: Attempt, axis_map: AxisMap) -> ChartMarker | None:
-    begin = axis_map.timeline.begins.get(attempt.number)
-    step = attempt.resumed_step if attempt.resumed_step is not None else attempt.first_step
-    x = _of_step_or_moment(axis_map, attempt.number, step, begin)
-    if attempt.number == 1:
-        return _marker(x, "start", "start", begin, 1)
-    text = f"attempt {attempt.number}" + (f" from step {step}" if step is not None else "")
-    return _marker(x, "restart", f"↻{attempt.number - 1}", begin, attempt.number, text)
-
-
-def _incident(incident: IncidentView, attempt: Attempt | None, axis_map: AxisMap) -> ChartMarker | None:
-    step = incident.step
-    if step is None and attempt is not None:
-        step = attempt.last_step
-    x = _of_step_or_moment(axis_map, incident.attempt, step, incident.at)
-    return _marker(
-        x, "incident", clean(incident.kind).replace("_", " "), incident.at, incident.attempt, clean(incident.summary)
-    )
-
-
-def _end(
-    connection: sqlite3.Connection, run_id: str, attempts: Sequence[Attempt], axis_map: AxisMap
-) -> ChartMarker | None:
-    if not attempts:
-        return None
+def _ended_run(connection: sqlite3.Connection, run_id: str) -> Run | None:
     try:
         run = find_run(connection, run_id)
     except RunLookupError:
         return None
-    if run.ended_at is None:
-        return None
-    last = attempts[-1]
-    x = _of_step_or_moment(axis_map, last.number, last.last_step, last.ended_at or run.ended_at)
-    return _marker(x, "end", run.state, run.ended_at, last.number, clean(run.reason or ""))
+    return None if run.ended_at is None else run
 
 
 def _of_step_or_moment(axis_map: AxisMap, attempt: int, step: int | None, at: float | None) -> float | None:

@@ -20,9 +20,10 @@ from gputui.metrics.draw.envelope import Bin
 Axis = Literal["step", "time", "trained", "epoch"]
 """The quantity along x.
 
-``step``: the step of the line. ``time``: seconds since the run's first attempt began, pauses included, so that
-``Frame.origin_at + x`` is the moment in UTC unix seconds. ``trained``: the same without the time between attempts.
-``epoch``: epochs, with a fraction inside an epoch, from the metric of that name.
+``step``: the step of the line. ``time``: seconds since the run's first attempt began, pauses
+included, so that ``Frame.origin_at + x`` is the moment in UTC unix seconds. ``trained``: the same
+without the time between attempts. ``epoch``: epochs, with a fraction inside an epoch, from the
+metric of that name.
 """
 
 AXES: tuple[Axis, ...] = ("step", "time", "trained", "epoch")
@@ -69,11 +70,12 @@ class AttemptCurve(Struct, frozen=True):
 class MetricCurve(Struct, frozen=True):
     """One metric over the axis.
 
-    Over steps and epochs an attempt that continues from an older step does some steps again: ``bins`` hold what the
-    newest attempt that did a step measured there, ``redone`` what earlier ones had measured, to be drawn behind it.
-    Over time nothing is done twice and ``redone`` is empty. ``smooth`` is the moving average of ``bins``, a place in
-    the middle of each that has a finite value; empty when none was asked for, or when the metric is set rather than
-    measured (a learning rate). ``last`` is the newest value, finite or not, in any window.
+    Over steps and epochs an attempt that continues from an older step does some steps again:
+    ``bins`` hold what the newest attempt that did a step measured there, ``redone`` what earlier
+    ones had measured, to be drawn behind it. Over time nothing is done twice and ``redone`` is
+    empty. ``smooth`` is the moving average of ``bins``, a place in the middle of each that has a
+    finite value; empty when none was asked for, or when the metric is set rather than measured (a
+    learning rate). ``last`` is the newest value, finite or not, in any window.
     """
 
     name: str
@@ -95,7 +97,8 @@ class RankCurve(Struct, frozen=True):
 
 
 class RankCurves(Struct, frozen=True):
-    """One metric of all ranks. ``is_sampled``: the run is so long that only a part of its lines was read."""
+    """One metric of all ranks. ``is_sampled``: the run is so long that only a part of its lines was
+    read."""
 
     curves: tuple[RankCurve, ...] = ()
     is_sampled: bool = False
@@ -111,8 +114,8 @@ class HardwareCurve(Struct, frozen=True):
 
 
 class ChartMarker(Struct, frozen=True):
-    """An event on the axis, as harmless text: a short word (``↻2``, ``ckpt``, ``cuda oom``), the moment (``at``, UTC
-    unix seconds) if known, and perhaps a sentence."""
+    """An event on the axis, as harmless text: a short word (``↻2``, ``ckpt``, ``cuda oom``), the
+    moment (``at``, UTC unix seconds) if known, and perhaps a sentence."""
 
     x: float
     kind: MarkerKind
@@ -152,8 +155,8 @@ class Frame:
 
 
 class ChartData(Struct, frozen=True):
-    """The answer to a request. ``names`` are all metrics of the run in the order of their first appearance,
-    ``rank_names`` those that several ranks report."""
+    """The answer to a request. ``names`` are all metrics of the run in the order of their first
+    appearance, ``rank_names`` those that several ranks report."""
 
     request: ChartRequest
     frame: Frame
@@ -196,8 +199,9 @@ def is_more_better(metric: str) -> bool:
 
 
 def is_set(name: str) -> bool:
-    """Whether a metric is set or counted rather than measured, so that smoothing would falsify it: learning rates
-    (``lr``, ``lr/group0``, ``optimizer.learning_rate``), epochs, totals and the like. Decided by the parts of its name.
+    """Whether a metric is set or counted rather than measured, so that smoothing would falsify it:
+    learning rates (``lr``, ``lr/group0``, ``optimizer.learning_rate``), epochs, totals and the
+    like. Decided by the parts of its name.
     """
     parts = name.casefold().replace(".", "/").replace("-", "_").split("/")
     return any(
@@ -209,12 +213,14 @@ def is_set(name: str) -> bool:
 
 
 def is_of_the_run(name: str) -> bool:
-    """Whether a metric tells what a run is, such as its batch size, rather than how it goes: most often one value."""
+    """Whether a metric tells what a run is, such as its batch size, rather than how it goes: most
+    often one value."""
     return name.casefold() in _OF_THE_RUN or name.casefold() in _TOTALS
 
 
 class NameFilter(Struct, frozen=True):
-    """The names that match, in the given order; all names if there is a ``problem`` with the pattern."""
+    """The names that match, in the given order; all names if there is a ``problem`` with the
+    pattern."""
 
     names: tuple[str, ...]
     problem: str | None = None
@@ -223,9 +229,10 @@ class NameFilter(Struct, frozen=True):
 def filter_names(names: Sequence[str], pattern: str) -> NameFilter:
     """The names that match ``pattern``, ignoring case.
 
-    Of several words, one must match. A word matches any part of a name; with ``*``, ``?`` or ``[…]``, it is a glob for
-    the whole name. ``!`` before a word excludes its matches. After ``~``, the rest of the pattern is a regular
-    expression for any part of the name. An empty pattern matches every name.
+    Of several words, one must match. A word matches any part of a name; with ``*``, ``?`` or
+    ``[…]``, it is a glob for the whole name. ``!`` before a word excludes its matches. After ``~``,
+    the rest of the pattern is a regular expression for any part of the name. An empty pattern
+    matches every name.
     """
     text = pattern.strip()
     if not text:

@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.metrics.curves.axis import AxisTimeline, cuts_of, interpolate
-from gputui.metrics.curves.bins import AttemptBins, joined_curve
+from gputui.metrics.curves.lines import AttemptBins, joined_curve
 from gputui.metrics.curves.model import ChartData, HardwareCurve, MetricCurve, RankCurve
 from gputui.metrics.draw.envelope import Bin
 from gputui.store.attempts import Attempt, read_attempts
@@ -20,8 +20,8 @@ from gputui.store.metrics import queries
 
 
 class RunExtent(Struct, frozen=True):
-    """How far a run was at a moment (UTC unix seconds): its attempts, and the step that the newest one had reached,
-    None if unknown."""
+    """How far a run was at a moment (UTC unix seconds): its attempts, and the step that the newest
+    one had reached, None if unknown."""
 
     at: float
     attempts: tuple[Attempt, ...]
@@ -35,14 +35,14 @@ class RunExtent(Struct, frozen=True):
     @classmethod
     def of(cls, connection: sqlite3.Connection, run_id: str, at: float) -> RunExtent:
         """Raises sqlite3.Error."""
-        attempts = tuple(read_attempts(connection, run_id, at))
-        newest = max((attempt.number for attempt in attempts), default=0)
-        steps = [line.step for line in queries.ranks(connection, run_id, newest, at) if line.step is not None]
-        return cls(at, attempts, max(steps, default=None))
+        found = cls(at, tuple(read_attempts(connection, run_id, at)))
+        steps = [line.step for line in queries.ranks(connection, run_id, found.newest, at) if line.step is not None]
+        return replace(found, step=max(steps, default=None))
 
 
 def cut(data: ChartData, extent: RunExtent) -> ChartData:
-    """The charts without what came later. A bin across the moment ends there, but keeps its extremes."""
+    """The charts of the whole run without what came later. A bin across the moment ends there, but
+    keeps its extremes."""
     reached = _reached(data, extent)
     curves = {name: _cut_curve(data, curve, extent, reached) for name, curve in data.curves.items()}
     hardware = tuple(_cut_bins(each, reached) for each in data.hardware)
@@ -62,9 +62,8 @@ def cut(data: ChartData, extent: RunExtent) -> ChartData:
         markers=tuple(
             marker
             for marker in data.markers
-            if (marker.at is None or marker.at <= extent.at)
+            if (marker.x <= reached if marker.at is None else marker.at <= extent.at)
             and (marker.attempt is None or marker.attempt in numbers)
-            and (marker.at is not None or marker.x <= reached)
         ),
     )
 
@@ -92,16 +91,15 @@ def _x_of_step(data: ChartData, attempt: int, step: float) -> float | None:
 
 def _cut_curve(data: ChartData, curve: MetricCurve, extent: RunExtent, reached: float) -> MetricCurve:
     """The curve at that moment. A step counts there until an attempt of that time did it again."""
-    cuts = cuts_of(extent.attempts) if data.request.axis in ("step", "epoch") else {}
+    is_timed = data.request.axis in ("time", "trained")
+    cuts = {} if is_timed else cuts_of(extent.attempts)
     numbers = {attempt.number for attempt in extent.attempts}
     attempts = []
     for attempt in curve.attempts:
-        if attempt.attempt not in numbers:
-            continue
         bins = sorted(attempt.bins, key=lambda one: one.first_x)
-        if attempt.attempt == extent.newest or data.request.axis in ("time", "trained"):
+        if attempt.attempt == extent.newest or is_timed:
             bins = _until(bins, reached)
-        if not bins:
+        if not bins or attempt.attempt not in numbers:
             continue
         cut_step = cuts.get(attempt.attempt, math.inf)
         cut_x = _x_of_step(data, attempt.attempt, cut_step) if cut_step < math.inf else None

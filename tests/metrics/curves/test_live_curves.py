@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
-from gputui.metrics.curves import run_lines
+from gputui.metrics.curves import lines as run_lines
 from gputui.metrics.curves.live_curves import RunCurves
 from gputui.metrics.curves.model import Axis, ChartRequest, MetricCurve
 from gputui.metrics.draw.envelope import Bin

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
+from gputui.metrics.curves.lines import smooth_bins
 from gputui.metrics.curves.model import is_set
-from gputui.metrics.curves.smooth import smooth_bins
 from gputui.metrics.draw.envelope import reduce
 
 
