@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 from msgspec import Struct
 
@@ -32,21 +32,14 @@ def linear_ticks(low: float, high: float, most: int) -> list[float]:
     """At most `most` ascending multiples of 1, 2, 2.5 or 5 times a power of ten from `low` to `high`, both included."""
     if most < 1 or not high > low or not math.isfinite(high - low):
         return [low] if most >= 1 and low == high else []
-    ticks = _first_fitting(low, high, (high - low) / most, most)
-    if len(ticks) < 2 <= most:
-        # One tick tells no scale; a closer step may fit where the ends lie between its multiples.
-        closer = _first_fitting(low, high, (high - low) / (most + 1), most)
-        return closer if len(closer) > len(ticks) else ticks
-    return ticks
-
-
-def _first_fitting(low: float, high: float, smallest: float, most: int) -> list[float]:
-    """Multiples of the first round step from `smallest` upwards that has no more than `most` of them."""
-    for step in round_steps(smallest):
-        ticks = _multiples(low, high, step)
-        if len(ticks) <= most:
-            return ticks
-    return []
+    found: list[list[float]] = []
+    # One tick tells no scale; a closer step may fit where the ends lie between its multiples.
+    for divisor in (most, most + 1):
+        steps = (_multiples(low, high, step) for step in round_steps((high - low) / divisor))
+        found.append(next((ticks for ticks in steps if len(ticks) <= most), []))
+        if len(found[0]) >= min(2, most):
+            break
+    return max(found, key=len)
 
 
 @lru_cache(256)
@@ -119,27 +112,24 @@ def log_ticks(low: float, high: float, most: int) -> list[float]:
     if most < 1 or not 0 < low < high:
         return []
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    # A tick at the very edge may differ from it by rounding.
-    low, high = low * (1 - 1e-9), min(high * (1 + 1e-9), 1.7e308)
+    stride = max(1, math.ceil((last - first) / most))
+
+    def ticks_of(factors: Sequence[int], stride: int) -> list[float]:
+        # A tick at the very edge may differ from it by rounding.
+        start, end = low * (1 - 1e-9), min(high * (1 + 1e-9), 1.7e308)
+        powers = [power for power in range(first, last + 1) if power % stride == 0]
+        values = (float(f"{factor}e{power}") for power in powers for factor in factors)
+        return [value for value in values if start <= value <= end]
+
     if last - first <= most:
         for factors in ((1, 2, 5), (1, 3), (1,)):
-            ticks = [
-                value
-                for exponent in range(first, last + 1)
-                for factor in factors
-                if low <= (value := float(f"{factor}e{exponent}")) <= high
-            ]
+            ticks = ticks_of(factors, 1)
             if 2 <= len(ticks) <= most:
                 return ticks
-    stride = max(1, math.ceil((last - first) / most))
-    ticks = [
-        value
-        for exponent in range(first, last + 1)
-        if exponent % stride == 0 and low <= (value := float(f"1e{exponent}")) <= high
-    ]
+    ticks = ticks_of((1,), stride)
     if len(ticks) >= min(2, most):
         return ticks[:most]
-    return linear_ticks(low, high, most)
+    return linear_ticks(low * (1 - 1e-9), min(high * (1 + 1e-9), 1.7e308), most)
 
 
 def log_time_ticks(low_seconds: float, high_seconds: float, most: int) -> list[float]:
@@ -181,18 +171,17 @@ def _elapsed(seconds: float) -> str:
     if whole < 60:
         return f"{sign}{whole}s" if whole else "0"
     minutes, rest = divmod(whole, 60)
-    if rest:
-        hours, minutes = divmod(minutes, 60)
-        return f"{sign}{hours}:{minutes:02d}:{rest:02d}" if hours else f"{sign}{minutes}:{rest:02d}"
     hours, minutes = divmod(minutes, 60)
-    if not hours:
-        return f"{sign}{minutes}m"
-    if minutes:
-        return f"{sign}{hours}h{minutes:02d}"
-    days, hours = divmod(hours, 24)
-    if not days:
-        return f"{sign}{hours}h"
-    return f"{sign}{days}d{hours}h" if hours else f"{sign}{days}d"
+    days, day_hours = divmod(hours, 24)
+    if rest:
+        text = f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+    elif minutes or not hours:
+        text = f"{hours}h{minutes:02d}" if hours else f"{minutes}m"
+    elif days:
+        text = f"{days}d{day_hours}h" if day_hours else f"{days}d"
+    else:
+        text = f"{hours}h"
+    return sign + text
 
 
 def round_steps(smallest: float, factors: Sequence[float] = _STEPS[:-1]) -> Iterable[float]:
@@ -227,21 +216,6 @@ _NEARLY_EQUAL: Final = 1e-9
 _ENDS: Final = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
 
 
-class Scale(Protocol):
-    """Where a value lies between the two ends of an axis."""
-
-    @property
-    def low(self) -> float:
-        """The value at the axis' beginning."""
-
-    @property
-    def high(self) -> float:
-        """The value at its end."""
-
-    def place(self, value: float) -> float | None:
-        """0 at `low`, 1 at `high`, beyond them outside; `None` for a value that this axis cannot hold."""
-
-
 class LinearScale(Struct, frozen=True):
     """An axis with equal distances for equal differences; `high` must be above `low`."""
 
@@ -249,6 +223,7 @@ class LinearScale(Struct, frozen=True):
     high: float
 
     def place(self, value: float) -> float | None:
+        """0 at `low`, 1 at `high`, beyond them outside; `None` for a value that this axis cannot hold."""
         # Halves first: the difference of two finite numbers may not be finite.
         return (value / 2 - self.low / 2) / (self.high / 2 - self.low / 2)
 
@@ -264,6 +239,9 @@ class LogScale(Struct, frozen=True):
             return None
         start = math.log10(self.low)
         return (math.log10(value) - start) / (math.log10(self.high) - start)
+
+
+Scale = LinearScale | LogScale
 
 
 def value_scale(low: float | None, high: float | None, kind: AxisKind = "linear") -> Scale:
@@ -285,15 +263,11 @@ def value_scale(low: float | None, high: float | None, kind: AxisKind = "linear"
     return LinearScale(low, high)
 
 
-def bounds(bins: Iterable[Bin]) -> tuple[float | None, float | None]:
+def bounds(bins: Sequence[Bin]) -> tuple[float | None, float | None]:
     """Lowest and highest finite value of some bins."""
-    lows: list[float] = []
-    highs: list[float] = []
-    for each in bins:
-        if each.low is not None and each.high is not None:
-            lows.append(each.low)
-            highs.append(each.high)
-    return (min(lows), max(highs)) if lows else (None, None)
+    lows = [each.low for each in bins if each.low is not None]
+    highs = [each.high for each in bins if each.high is not None]
+    return min(lows, default=None), max(highs, default=None)
 
 
 def x_bounds(bins: Iterable[Bin]) -> tuple[float, float]:
@@ -319,10 +293,7 @@ def log_bounds(bins: Iterable[Bin]) -> tuple[float | None, float | None]:
 
 
 def round_outward(low: float, high: float, kind: AxisKind = "linear") -> tuple[float, float]:
-    """Ends of a value axis moved outwards to round values.
-
-    They hold still while the extremes wander a little, so that a chart is not redrawn for each new point.
-    """
+    """Ends of a value axis moved outwards to round values, which hold still while the extremes wander a little."""
     if kind == "log":
         start = _log_floor(low)
         return start, max(_log_ceiling(high), min(start * 10, 1.7e308))
@@ -332,16 +303,11 @@ def round_outward(low: float, high: float, kind: AxisKind = "linear") -> tuple[f
     start, end = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
     if not (math.isfinite(start) and math.isfinite(end) and start <= low and high <= end):
         return low, high
-    start, end = min(float(f"{start:.12g}"), low), max(float(f"{end:.12g}"), high)
-    return start, end
+    return min(float(f"{start:.12g}"), low), max(float(f"{end:.12g}"), high)
 
 
 def stable_end(value: float) -> float:
-    """A round number at or above a positive `value`.
-
-    An axis that ends there changes only now and then while its series grows, so that a chart seldom has to be drawn
-    again from edge to edge.
-    """
+    """A round number at or above a positive `value`: an axis that ends there seldom changes while its series grows."""
     if not value > 0 or math.isinf(value):
         return value
     power = 10.0 ** math.floor(math.log10(value))
@@ -354,14 +320,12 @@ def stable_end(value: float) -> float:
 def _log_floor(value: float) -> float:
     """The largest of 1, 2 or 5 times a power of ten at or below a positive `value`."""
     exponent = math.floor(math.log10(value))
-    fitting = [found for factor in (1, 2, 5) if 0 < (found := float(f"{factor}e{exponent}")) <= value]
-    return fitting[-1] if fitting else value
+    found = (float(f"{factor}e{exponent}") for factor in (5, 2, 1))
+    return next((each for each in found if 0 < each <= value), value)
 
 
 def _log_ceiling(value: float) -> float:
     """The smallest of 1, 2 or 5 times a power of ten at or above a positive `value`."""
     exponent = math.floor(math.log10(value))
-    for factor in (1, 2, 5, 10):
-        if value <= (found := float(f"{factor}e{exponent}")) < math.inf:
-            return found
-    return value
+    found = (float(f"{factor}e{exponent}") for factor in (1, 2, 5, 10))
+    return next((each for each in found if value <= each < math.inf), value)

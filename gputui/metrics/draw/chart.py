@@ -32,6 +32,8 @@ from gputui.metrics.draw.envelope import Bin
 from gputui.metrics.draw.parts import Curve, Line, Marker, XAxis, YAxis
 from gputui.metrics.draw.raster import BAD_STYLE, CURSOR_STYLE, Canvas, Span, spans
 
+_MOST_VALUE_TICKS = 6
+_LEAST_PLOT_COLUMNS = 8
 _MOST_X_TICKS = 8
 _LEAST_X_TICKS = 2
 _LEAST_FOR_NEWEST = 30
@@ -39,13 +41,7 @@ _LEAST_FOR_NEWEST = 30
 
 
 def legend(
-    title: str,
-    curves: Sequence[Curve],
-    bins: Sequence[Bin],
-    axis: YAxis,
-    as_asked: bool,
-    width: int,
-    note: str = "",
+    title: str, curves: Sequence[Curve], bins: Sequence[Bin], axis: YAxis, as_asked: bool, width: int, note: str = ""
 ) -> Line:
     """The first line: title, newest values, and on the right notes."""
     notes: list[Span] = [(note, "dim")] if note else []
@@ -61,11 +57,10 @@ def legend(
             notes.append(("log", "dim"))
     left: list[Span] = []
     for curve in curves:
-        words = [" ".join(filter(None, (curve.shape, curve.label)))] if curve.label else []
-        if curve.value is not None:
-            words.append(metric_value(curve.value))
+        value = "" if curve.value is None else metric_value(curve.value)
+        words = " ".join(filter(None, (curve.shape if curve.label else "", curve.label, value)))
         if words:
-            left.append((" ".join(words), curve.style))
+            left.append((words, curve.style))
     if title:
         # A long title leaves up to half of the line for the newest values.
         values = min(sum(2 + cell_width(text) for text, _ in left), width // 2)
@@ -73,8 +68,7 @@ def legend(
     line: Line = []
     room = width
     for text, style in left:
-        lead = "  " if line else ""
-        piece = clip(lead + text, room)
+        piece = clip(f"  {text}" if line else text, room)
         if not piece.strip():
             break
         line.append((piece, style))
@@ -129,11 +123,11 @@ def axis_line(
     name = f" {words}" if words and not is_beside else ""
     free = canvas.width
     taken = {column for column, marker in markers if marker.is_line} | ({cursor} if cursor is not None else set())
-    newest = None if axis.newest is None or not with_ticks else canvas.column(axis.newest, scale)
-    if newest is not None and axis.newest is not None and canvas.width >= _LEAST_FOR_NEWEST:
+    if axis.newest is not None and with_ticks and canvas.width >= _LEAST_FOR_NEWEST:
+        newest = canvas.column(axis.newest, scale)
         label = f"{name} {newest_label(axis)}" if name else newest_label(axis)
-        start = newest - len(label)
-        if start >= 0 and taken.isdisjoint(range(start, newest + 1)):
+        start = -1 if newest is None else newest - len(label)
+        if newest is not None and start >= 0 and taken.isdisjoint(range(start, newest + 1)):
             chars[start : newest + 1] = label + glyphs.X_TICK
             taken |= set(range(start - 1, newest + 2))
             name = ""
@@ -144,13 +138,12 @@ def axis_line(
         for column, label in _placed_ticks(canvas, scale, axis, free, taken):
             chars[column : column + 1 + len(label)] = glyphs.X_TICK + label
     for column, marker in sorted(markers, key=lambda each: each[1].is_line):
-        if column >= free:
-            continue
-        if marker.is_line:
-            chars[column] = glyphs.MARKER
-        elif chars[column] == glyphs.HORIZONTAL:
-            chars[column] = glyphs.NOTCH
-        styles[column] = marker.style
+        if column < free:
+            if marker.is_line:
+                chars[column] = glyphs.MARKER
+            elif chars[column] == glyphs.HORIZONTAL:
+                chars[column] = glyphs.NOTCH
+            styles[column] = marker.style
     if cursor is not None and cursor < free:
         chars[cursor], styles[cursor] = glyphs.VERTICAL, CURSOR_STYLE
     before = f"{words:>{gutter_width - 1}} " if is_beside else " " * gutter_width
@@ -185,22 +178,15 @@ def label_line(markers: Sequence[tuple[int, Marker]], width: int, indent: int) -
     for column, marker in reversed(markers):
         size = cell_width(marker.label) if marker.is_line else 0
         start = min(max(0, column - size // 2), width - size)
-        around = range(start - 1, start + size + 1)
-        if size and start >= 0 and not any(at in around or at + used in around or at < start < at + used
-                                           for at, (used, _) in taken.items()):  # fmt: skip
+        is_free = all(start + size < at or at + used < start - 1 for at, (used, _) in taken.items())
+        if size and start >= 0 and is_free:
             taken[start] = (size, marker)
-    line: Line = [(" " * indent, "dim")] if indent else []
+    line: Line = [(" " * indent, "dim")]
     at = 0
     for start, (size, marker) in sorted(taken.items(), key=lambda each: each[0]):
         line.append((" " * (start - at) + marker.label, marker.style))
         at = start + size
     return [piece for piece in [*line, (" " * (width - at), "dim")] if piece[0]]
-
-
-__all__ = ["Curve", "Line", "Marker", "XAxis", "YAxis", "chart"]
-
-_MOST_VALUE_TICKS = 6
-_LEAST_PLOT_COLUMNS = 8
 
 
 def chart(
@@ -218,22 +204,12 @@ def chart(
     note: str = "",
     empty_text: str = "no data yet",
 ) -> list[Line]:
-    """Draw curves as exactly `height` lines of exactly `width` cells.
+    """Draw curves, the later above the earlier, as exactly `height` lines of exactly `width` cells.
 
     If there is too little room, marker labels go first, then the title, the x axis, the curves' ends, and the value
-    labels. All texts must be harmless (`gputui.core.text.clean`).
-
-    Args:
-        curves: later ones lie above earlier ones.
-        width, height: size in cells.
-        title: text at the left of the first line.
-        x_axis, y_axis: by default, linear axes that hold all values.
-        markers: places on the x axis.
-        cursor: x of a line over the whole height.
-        least_gutter: least cells of the value labels, so that columns of charts below each other match.
-        end_gutter: cells at the right for the curves' ends.
-        note: text at the right of the first line.
-        empty_text: what a chart without values says.
+    labels. `title` is at the left of the first line and `note` at its right; `cursor` is the x of a line over the whole
+    height; `least_gutter` are the least cells of the value labels, so that columns of charts below each other match,
+    `end_gutter` those at the right for the curves' ends. All texts must be harmless (`gputui.core.text.clean`).
     """
     if width < 1 or height < 1:
         return []
@@ -376,8 +352,7 @@ def _end_labels(curves: Sequence[Curve], canvas: Canvas, scale: Scale, width: in
         row = None if last is None or not curve.end else canvas.row(last, scale)
         if row is not None:
             wanted.append((row, curve))
-    wanted.sort(key=lambda each: each[0])
-    wanted = wanted[: canvas.rows]
+    wanted = sorted(wanted, key=lambda each: each[0])[: canvas.rows]
     found: list[Span] = [(" " * width, "dim")] * canvas.rows
     free = 0
     for number, (row, curve) in enumerate(wanted):

@@ -10,9 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final
-
-DEFAULT_CAPACITY: Final = 2048
 
 
 @dataclass(slots=True)
@@ -40,6 +37,12 @@ class Bin:
     def non_finite(self) -> int:
         """How many values were NaN or infinite."""
         return self.nan + self.positive_infinite + self.negative_infinite
+
+    def copy(self) -> Bin:
+        return Bin(
+            self.first_x, self.last_x, self.low, self.high, self.first, self.last, self.points, self.nan,
+            self.positive_infinite, self.negative_infinite, self.gap_before,
+        )  # fmt: skip
 
     def add(self, x: float, value: float) -> None:
         """Add a value, finite or not."""
@@ -79,124 +82,65 @@ class Bin:
         self.last = later.last
         self.last_x = later.last_x
 
-    def copy(self) -> Bin:
-        """A copy of the bin."""
-        return Bin(
-            self.first_x,
-            self.last_x,
-            self.low,
-            self.high,
-            self.first,
-            self.last,
-            self.points,
-            self.nan,
-            self.positive_infinite,
-            self.negative_infinite,
-            self.gap_before,
-        )
-
 
 @dataclass(slots=True)
 class Buckets:
-    """A growing series in at most `capacity` bins of equal width in x, or in the decimal logarithm of x.
+    """A growing series in at most `capacity` (2 or more) bins of equal width in x, or in the decimal logarithm of x.
 
     Bins lie at multiples of their width. When a point would make more than `capacity` of them, the width doubles and
-    pairs merge, so that a whole run fits for ever and appending costs amortised constant time. x may jump back, as it
-    does when a run resumes from a checkpoint: the redone stretch then shows both passes' extremes.
-
-    Args:
-        resolution: the smallest width of a bin in units of x: 1 for steps, a second for times.
-        capacity: most bins kept; at least 2. For charts, four times their columns or more.
-        is_log: whether bins are equally wide on a logarithmic axis; `resolution` is in decades then.
+    pairs merge, so that a whole run fits for ever. x may jump back, as it does when a run resumes from a checkpoint:
+    the redone stretch then shows both passes' extremes. `resolution` is the smallest width, in decades if `is_log`.
+    Points whose x is not a finite number, or has no place on a logarithmic axis, are left out.
     """
 
     resolution: float = 1.0
-    capacity: int = DEFAULT_CAPACITY
+    capacity: int = 2048
     is_log: bool = False
-    unplaced: int = field(default=0, init=False)
-    """Points dropped because their x was not a finite number, or has no place on a logarithmic axis."""
+    last_value: float | None = field(default=None, init=False)
+    """The value appended last, finite or not; `None` before the first."""
     _width: float = field(default=1.0, init=False)
     _bins: dict[int, Bin] = field(default_factory=dict, init=False)
     _lowest: int = field(default=0, init=False)
     _highest: int = field(default=0, init=False)
     _gap: bool = field(default=False, init=False)
-    _last_value: float | None = field(default=None, init=False)
     # What `bins` returned last, by group, how it was asked for, and the first bin that changed since.
     _groups: list[tuple[int, Bin]] = field(default_factory=list, init=False)
     _grouped_as: tuple[float, float, int] | None = field(default=None, init=False)
     _changed_from: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        if self.capacity < 2 or not self.resolution > 0:
-            raise ValueError("Buckets need a capacity of at least 2 and a positive resolution")
         self._width = self.resolution
 
     def append(self, x: float, value: float | None) -> None:
         """Add a point; `None` breaks the curve there and is not counted as a point."""
-        if not math.isfinite(x) or (self.is_log and x <= 0):
-            self.unplaced += 1
-            return
         if value is None:
             self._gap = True
             return
-        place = math.log10(x) if self.is_log else x
-        while math.isinf(place / self._width):
-            self._double()
-        index = math.floor(place / self._width)
-        bins = self._bins
-        found = bins.get(index)
+        index = self._index(x)
+        if index is None:
+            return
+        found = self._bins.get(index)
         if found is None:
-            index = self._make_room(index, place)
-            found = bins.get(index)
-            if found is None:
-                found = bins[index] = Bin(x, x)
-                found.gap_before = self._gap
+            found = self._bins[index] = Bin(x, x, gap_before=self._gap)
         found.add(x, value)
-        if index < self._changed_from:
-            self._changed_from = index
-        self._last_value = value
+        self.last_value = value
         # A gap inside a bin is narrower than a chart can show; one behind it is shown.
         self._gap = False
 
     def take(self, reduced: Bin) -> None:
         """Add a bin at the place of its first value. The caller must not use the bin afterwards."""
-        x = reduced.first_x
-        if not math.isfinite(x) or (self.is_log and x <= 0):
-            self.unplaced += reduced.points
+        index = self._index(reduced.first_x)
+        if index is None:
             return
-        place = math.log10(x) if self.is_log else x
-        while math.isinf(place / self._width):
-            self._double()
-        index = math.floor(place / self._width)
         found = self._bins.get(index)
-        if found is None:
-            index = self._make_room(index, place)
-            found = self._bins.get(index)
         if found is None:
             self._bins[index] = reduced
             reduced.gap_before |= self._gap
         else:
             found.merge(reduced)
-        if index < self._changed_from:
-            self._changed_from = index
         if reduced.last is not None:
-            self._last_value = reduced.last
+            self.last_value = reduced.last
         self._gap = False
-
-    def extend(self, points: Iterable[tuple[float, float | None]]) -> None:
-        """Add points one after the other."""
-        for x, value in points:
-            self.append(x, value)
-
-    @property
-    def last_value(self) -> float | None:
-        """The value appended last, finite or not; `None` before the first."""
-        return self._last_value
-
-    @property
-    def non_finite(self) -> int:
-        """How many values were NaN or infinite."""
-        return sum(each.non_finite for each in self._bins.values())
 
     def bins(self, limit: int, start: float = -math.inf, end: float = math.inf) -> list[Bin]:
         """The series between two x as at most `limit` (2 or more) bins in order of x; by default all of it.
@@ -236,28 +180,33 @@ class Buckets:
         self._changed_from = last + 1
         return [group for _, group in groups]
 
-    def _make_room(self, index: int, place: float) -> int:
-        """Widen the bins until a new one at `index` fits; returns the index that holds `place` then."""
+    def _index(self, x: float) -> int | None:
+        """The index of the bin at `x`, after widening the bins until it fits; None if x has no place."""
+        if not math.isfinite(x) or (self.is_log and x <= 0):
+            return None
+        place = math.log10(x) if self.is_log else x
+        while math.isinf(place / self._width):
+            self._double()
+        index = math.floor(place / self._width)
         if not self._bins:
             self._lowest = self._highest = index
-            return index
-        while max(index, self._highest) - min(index, self._lowest) >= self.capacity:
-            self._double()
-            index = math.floor(place / self._width)
-        self._lowest = min(index, self._lowest)
-        self._highest = max(index, self._highest)
+        elif not self._lowest <= index <= self._highest:
+            while max(index, self._highest) - min(index, self._lowest) >= self.capacity:
+                self._double()
+                index = math.floor(place / self._width)
+            self._lowest = min(index, self._lowest)
+            self._highest = max(index, self._highest)
+        if index < self._changed_from:
+            self._changed_from = index
         return index
 
     def _double(self) -> None:
         merged: dict[int, Bin] = {}
         for index in sorted(self._bins):
-            target = merged.get(index // 2)
-            if target is None:
-                merged[index // 2] = self._bins[index]
-            else:
+            target = merged.setdefault(index // 2, self._bins[index])
+            if target is not self._bins[index]:
                 target.merge(self._bins[index])
-        self._bins.clear()
-        self._bins.update(merged)
+        self._bins = merged
         self._grouped_as = None
         self._width *= 2
         self._lowest //= 2

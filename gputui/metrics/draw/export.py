@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, Literal, cast
 from xml.sax.saxutils import escape, quoteattr
 
-from gputui.metrics.draw.axes import AxisKind, linear_ticks, log_ticks, round_outward, tick_labels, value_scale
+from gputui.metrics.draw.axes import AxisKind, Scale, linear_ticks, log_ticks, round_outward, tick_labels, value_scale
 from gputui.metrics.draw.envelope import Bin
 from gputui.metrics.draw.glyphs import AREA, QUARTERS
 from gputui.metrics.draw.parts import Curve
-from gputui.metrics.draw.picture import Drawing, Label, Path, Picture, picture
+from gputui.metrics.draw.picture import Drawing, Label, Picture, picture
 
 ExportKind = Literal["csv", "svg", "png"]
 
@@ -71,27 +70,23 @@ def svg_text(sheet: Picture) -> str:
         f'<rect width="{sheet.width}" height="{sheet.height}" fill="#ffffff"/>',
     ]
     for shape in sheet.shapes:
-        lines.append(_svg_label(shape) if isinstance(shape, Label) else _svg_path(shape))
+        if isinstance(shape, Label):
+            text = escape("".join(char for char in shape.text if char.isprintable()))
+            lines.append(
+                f'<text x="{shape.at[0]:g}" y="{shape.at[1]:g}" font-size="{shape.size}" fill="{shape.colour}" '
+                f'text-anchor="{shape.anchor}">{text}</text>'
+            )
+            continue
+        points = " ".join(f"{x:g},{y:g}" for x, y in shape.points)
+        dashes = ' stroke-dasharray="4 4"' if shape.is_dashed else ""
+        if shape.is_area:
+            lines.append(f'<polygon points="{points}" fill="{shape.colour}" fill-opacity="{_AREA_OPACITY}"/>')
+        else:
+            lines.append(
+                f'<polyline points="{points}" fill="none" stroke="{shape.colour}" stroke-width="{shape.width:g}" '
+                f'stroke-linejoin="round" stroke-linecap="round"{dashes}/>'
+            )
     return "\n".join([*lines, "</svg>", ""])
-
-
-def _svg_label(label: Label) -> str:
-    text = escape("".join(char for char in label.text if char.isprintable()))
-    return (
-        f'<text x="{label.at[0]:g}" y="{label.at[1]:g}" font-size="{label.size}" fill="{label.colour}" '
-        f'text-anchor="{label.anchor}">{text}</text>'
-    )
-
-
-def _svg_path(path: Path) -> str:
-    points = " ".join(f"{x:g},{y:g}" for x, y in path.points)
-    if path.is_area:
-        return f'<polygon points="{points}" fill="{path.colour}" fill-opacity="{_AREA_OPACITY}"/>'
-    dashes = ' stroke-dasharray="4 4"' if path.is_dashed else ""
-    return (
-        f'<polyline points="{points}" fill="none" stroke="{path.colour}" stroke-width="{path.width:g}" '
-        f'stroke-linejoin="round" stroke-linecap="round"{dashes}/>'
-    )
 
 
 def png_bytes(sheet: Picture, scale: int = PNG_SCALE) -> bytes:
@@ -116,8 +111,10 @@ def png_bytes(sheet: Picture, scale: int = PNG_SCALE) -> bytes:
             pen = ImageDraw.Draw(image)
             width = max(1, round(shape.width * scale))
             if shape.is_dashed:
-                for start, end in _dashes(points, 4.0 * scale):
-                    pen.line([start, end], shape.colour, width)
+                # A vertical line.
+                (x, top), (_, bottom) = points[0], points[-1]
+                for start in range(int(top), int(bottom), 8 * scale):
+                    pen.line([(x, start), (x, min(start + 4 * scale, bottom))], shape.colour, width)
             elif len(set(points)) == 1:
                 (x, y), radius = points[0], width / 2
                 pen.ellipse((x - radius, y - radius, x + radius, y + radius), shape.colour)
@@ -126,15 +123,6 @@ def png_bytes(sheet: Picture, scale: int = PNG_SCALE) -> bytes:
     target = io.BytesIO()
     image.save(target, "PNG")
     return target.getvalue()
-
-
-def _dashes(
-    points: Sequence[tuple[float, float]], length: float
-) -> list[tuple[tuple[float, float], tuple[float, float]]]:
-    """The dashes of a vertical line."""
-    (x, top), (_, bottom) = points[0], points[-1]
-    count = int((bottom - top) / (2 * length))
-    return [((x, top + 2 * i * length), (x, top + (2 * i + 1) * length)) for i in range(count)]
 
 
 EXPORTS: Mapping[ExportKind, Callable[[Drawing], bytes]] = {
@@ -214,11 +202,12 @@ def _stroke(dots: int) -> str:
         return " "
     if dots == ord(AREA) - 0x2800:
         return ":"
-    left = [bool(dots & bit) for bit in (0x01, 0x02, 0x04, 0x40)]
-    right = [bool(dots & bit) for bit in (0x08, 0x10, 0x20, 0x80)]
-    rows = [row for row in range(4) if left[row] or right[row]]
-    if any(left) and any(right):
-        tilt = _middle(left) - _middle(right)
+    left, right = (
+        [row for row, bit in enumerate(bits) if dots & bit] for bits in ((1, 2, 4, 0x40), (8, 0x10, 0x20, 0x80))
+    )
+    rows = sorted({*left, *right})
+    if left and right:
+        tilt = sum(left) / len(left) - sum(right) / len(right)
         if abs(tilt) >= 1.5 or (abs(tilt) >= 1 and len(rows) > 2):
             return "/" if tilt > 0 else "\\"
     if len(rows) >= 3:
@@ -227,11 +216,6 @@ def _stroke(dots: int) -> str:
         return ":"
     place = sum(rows) / len(rows)
     return "'" if place < 1 else "-" if place < 2.5 else "."
-
-
-def _middle(column: Sequence[bool]) -> float:
-    rows = [row for row, is_set in enumerate(column) if is_set]
-    return sum(rows) / len(rows)
 
 
 def translator(characters: Characters) -> Callable[[Sequence[str]], Sequence[str]] | None:
@@ -264,8 +248,8 @@ def characters_for(choice: str, environ: Mapping[str, str]) -> Characters:
     return "braille" if is_utf8 and environ.get("TERM") != "linux" else "ascii"
 
 
-_MARKERS: Final = ("braille", "*", "o", "+", "x", "#")
-_SHOWN_MARKERS: Final = ("⠿", "*", "o", "+", "x", "#")
+# plotext's markers, and how the heading shows them.
+_MARKERS: Final = (("braille", "⠿"), *((sign, sign) for sign in "*o+x#"))
 
 
 def plot_text(
@@ -277,26 +261,20 @@ def plot_text(
     x_label: str = "",
     log_y: bool = False,
 ) -> str:
-    """A framed plot of several series as text without colours.
+    """A framed plot of several series as lines of at most ``width`` characters, without colours; with nothing to draw,
+    a sentence that says so.
 
-    Args:
-        series: pairs of a label and a reduced series; twice as many bins as the width show all there is. What cannot be
-            drawn (not finite, or for `log_y` not above 0) is left out and, as far as bins tell, counted in the line
-            above the plot.
-        width, height: size in cells, of the whole text; plotext needs about 20 × 8 for something readable.
-        title: first words of the line above the plot. Like labels, it must be harmless text.
-        x_label: name of the x axis.
-        log_y: logarithmic value axis.
-
-    Returns:
-        Lines of at most `width` characters joined by newlines. With nothing to draw, a sentence that says so.
+    ``series`` are pairs of a label and a reduced series; twice as many bins as the width show all there is. What cannot
+    be drawn (not finite, or for ``log_y`` not above 0) is left out and, as far as bins tell, counted in the line above
+    the plot, which begins with ``title``. ``width`` and ``height`` are those of the whole text in cells; plotext needs
+    about 20 × 8. All texts must be harmless.
     """
     heading = [title] if title else []
     curves: list[tuple[str, list[tuple[float, float]]]] = []
     for number, (label, bins) in enumerate(series):
-        marker = number % len(_MARKERS)
+        marker, sign = _MARKERS[number % len(_MARKERS)]
         path = [(x, value) for x, value in _path(bins) if not log_y or value > 0]
-        words = [_SHOWN_MARKERS[marker], label] if len(series) > 1 else [label]
+        words = [sign, label] if len(series) > 1 else [label]
         left_out = sum(each.non_finite for each in bins)
         if log_y:
             below = (each for each in bins if each.high is not None and each.high <= 0)
@@ -305,14 +283,12 @@ def plot_text(
             words.append(f"({left_out} left out)")
         heading.append(" ".join(filter(None, words)))
         if path:
-            curves.append((_MARKERS[marker], path))
+            curves.append((marker, path))
     first_line = "  ".join(filter(None, heading))[: max(0, width)].rstrip()
     if not curves:
         return f"{first_line}\nnothing to plot".strip()
-    body = _plotext(curves, width, height - bool(first_line), x_label, log_y)
-    lines = [line.rstrip() for line in body.split("\n")]
-    while lines and not lines[-1]:
-        lines.pop()
+    body = _plotext(curves, width, height - bool(first_line), x_label, "log" if log_y else "linear")
+    lines = [line.rstrip() for line in body.rstrip().split("\n")]
     return "\n".join([first_line, *lines] if first_line else lines)
 
 
@@ -321,40 +297,25 @@ def _path(bins: Iterable[Bin]) -> Iterable[tuple[float, float]]:
     for each in bins:
         if each.low is None or each.high is None or each.first is None or each.last is None:
             continue
-        if each.low == each.high:
-            yield each.first_x, each.first
-            continue
-        middle = each.first_x / 2 + each.last_x / 2
         yield each.first_x, each.first
-        yield middle, each.low
-        yield middle, each.high
-        yield each.last_x, each.last
-
-
-def _ends(values: Iterable[float]) -> tuple[float, float]:
-    known = list(values)
-    return min(known), max(known)
-
-
-def _axis_value(value: float, log_y: bool) -> float:
-    return math.log10(value) if log_y else value
-
-
-def _unit(low: float, high: float) -> Callable[[float], float]:
-    """A map from low … high to 0 … 1. plotext's library aborts the process if differences of values overflow, so it
-    gets only these."""
-    extent = high / 2 - low / 2
-
-    def place(value: float) -> float:
-        return min(1.0, max(0.0, (value / 2 - low / 2) / extent)) if extent > 0 else 0.5
-
-    return place
+        if each.low != each.high:
+            middle = each.first_x / 2 + each.last_x / 2
+            yield from ((middle, each.low), (middle, each.high), (each.last_x, each.last))
 
 
 def _plotext(
-    curves: Sequence[tuple[str, Sequence[tuple[float, float]]]], width: int, height: int, x_label: str, log_y: bool
+    curves: Sequence[tuple[str, Sequence[tuple[float, float]]]], width: int, height: int, x_label: str, kind: AxisKind
 ) -> str:
     import plotext
+
+    xs = [x for _, path in curves for x, _ in path]
+    values = [value for _, path in curves for _, value in path]
+    x_scale, y_scale = value_scale(min(xs), max(xs)), value_scale(min(values), max(values), kind)
+    y_scale = value_scale(*round_outward(y_scale.low, y_scale.high, kind), kind)
+
+    def places(scale: Scale, found: Iterable[float]) -> list[float]:
+        # plotext's library aborts the process if differences of values overflow, so it gets only 0 … 1.
+        return [min(1.0, max(0.0, scale.place(value) or 0.0)) for value in found]
 
     # One figure serves the whole process, and by default it is no larger than the terminal.
     figure: Any = plotext.figure
@@ -363,24 +324,16 @@ def _plotext(
     try:
         figure.theme("colorless")
         figure.plot_size(width, height)
-        kind: AxisKind = "log" if log_y else "linear"
-        x_scale = value_scale(*_ends(x for _, path in curves for x, _ in path))
-        y_scale = value_scale(*_ends(value for _, path in curves for _, value in path), kind)
-        low, high = round_outward(y_scale.low, y_scale.high, kind)
-        x_ticks = linear_ticks(x_scale.low, x_scale.high, max(2, width // 12))
-        y_ticks = (log_ticks if log_y else linear_ticks)(low, high, max(2, height // 3))
-        across = _unit(x_scale.low, x_scale.high)
-        bottom, top = _axis_value(low, log_y), _axis_value(high, log_y)
-        up = _unit(bottom, top)
         for marker, path in curves:
-            heights = [up(_axis_value(value, log_y)) for _, value in path]
-            figure.draw(figure.signal([across(x) for x, _ in path], heights, marker=marker).lines())
+            across, up = places(x_scale, (x for x, _ in path)), places(y_scale, (value for _, value in path))
+            figure.draw(figure.signal(across, up, marker=marker).lines())
         # plotext's own logarithm fails on a constant, and its labels have an exponent in every place.
-        x_ruler, y_ruler = figure.ruler("x"), figure.ruler("y")
-        x_ruler.lim(0.0, 1.0)
-        x_ruler.ticks([across(tick) for tick in x_ticks], tick_labels(x_ticks))
-        y_ruler.lim(0.0, 1.0)
-        y_ruler.ticks([up(_axis_value(tick, log_y)) for tick in y_ticks], tick_labels(y_ticks))
+        x_ticks = linear_ticks(x_scale.low, x_scale.high, max(2, width // 12))
+        y_ticks = (log_ticks if kind == "log" else linear_ticks)(y_scale.low, y_scale.high, max(2, height // 3))
+        for name, scale, ticks in (("x", x_scale, x_ticks), ("y", y_scale, y_ticks)):
+            ruler = figure.ruler(name)
+            ruler.lim(0.0, 1.0)
+            ruler.ticks(places(scale, ticks), tick_labels(ticks))
         if x_label:
             figure.label(x_label, "x")
         return str(figure.build().string(True))
