@@ -29,7 +29,8 @@ _LOG_TIMES_SECONDS: Final = (
 
 
 def linear_ticks(low: float, high: float, most: int) -> list[float]:
-    """At most `most` ascending multiples of 1, 2, 2.5 or 5 times a power of ten from `low` to `high`, both included."""
+    """At most `most` ascending multiples of 1, 2, 2.5 or 5 times a power of ten from `low` to
+    `high`, both included."""
     if most < 1 or not high > low or not math.isfinite(high - low):
         return [low] if most >= 1 and low == high else []
     found: list[list[float]] = []
@@ -46,10 +47,11 @@ def linear_ticks(low: float, high: float, most: int) -> list[float]:
 def even_ticks(
     low: float, high: float, rows: int, most: int, *, is_low_fixed: bool = False, is_high_fixed: bool = False
 ) -> tuple[float, float, tuple[tuple[int, float], ...]]:
-    """Ends of a linear axis of `rows` rows, at or beyond `low` and `high`, and its ticks as (row from the bottom,
-    value): two to `most` of them, all equally many rows apart.
+    """Ends of a linear axis of `rows` rows, at or beyond `low` and `high`, and its ticks as (row
+    from the bottom, value): two to `most` of them, all equally many rows apart.
 
-    A tick is a round value wherever an end is free to move. Between two fixed ends it is one that few digits write.
+    A tick is a round value wherever an end is free to move. Between two fixed ends it is one that
+    few digits write.
     """
     ends = ((0, low), (rows - 1, high))
     # Steps between are multiples and shares of the whole.
@@ -79,7 +81,8 @@ def even_ticks(
                 or len({value for _, value in ticks}) < 2
             ):
                 continue
-            # Room that no value uses costs; a third label and steps that people count in are worth some of it.
+            # Room that no value uses costs; a third label and steps that people count in are worth
+            # some of it.
             badness = (end - start) / (high - low) - 0.01 * len(ticks)
             badness += 0.25 if len(ticks) == 2 < most else 0.0
             badness += 0.2 if len(ticks) > 2 and f"{step:e}"[0] in "368" else 0.0
@@ -105,7 +108,8 @@ def time_ticks(low_seconds: float, high_seconds: float, most: int) -> list[float
 
 
 def log_ticks(low: float, high: float, most: int) -> list[float]:
-    """At most `most` ascending ticks of a logarithmic axis: powers of ten, or with 2 and 5 where there is room.
+    """At most `most` ascending ticks of a logarithmic axis: powers of ten, or with 2 and 5 where
+    there is room.
 
     An axis within less than a decade that holds none of these gets ticks as a linear one.
     """
@@ -157,7 +161,8 @@ def tick_labels(ticks: Sequence[float]) -> list[str]:
 
 
 def time_labels(ticks_seconds: Sequence[float]) -> list[str]:
-    """Labels for ticks of elapsed time: "40s", "1:30", "2h", "2h30", "3d", finer where ticks lie closer."""
+    """Labels for ticks of elapsed time: "40s", "1:30", "2h", "2h30", "3d", finer where ticks lie
+    closer."""
     labels = [_elapsed(tick) for tick in ticks_seconds]
     return labels if len(set(labels)) == len(labels) else tick_labels(ticks_seconds)
 
@@ -223,13 +228,15 @@ class LinearScale(Struct, frozen=True):
     high: float
 
     def place(self, value: float) -> float | None:
-        """0 at `low`, 1 at `high`, beyond them outside; `None` for a value that this axis cannot hold."""
+        """0 at `low`, 1 at `high`, beyond them outside; `None` for a value that this axis cannot
+        hold."""
         # Halves first: the difference of two finite numbers may not be finite.
         return (value / 2 - self.low / 2) / (self.high / 2 - self.low / 2)
 
 
 class LogScale(Struct, frozen=True):
-    """An axis with equal distances for equal ratios; both ends are positive and `high` is above `low`."""
+    """An axis with equal distances for equal ratios; both ends are positive and `high` is above
+    `low`."""
 
     low: float
     high: float
@@ -247,7 +254,8 @@ Scale = LinearScale | LogScale
 def value_scale(low: float | None, high: float | None, kind: AxisKind = "linear") -> Scale:
     """A scale that holds all values from `low` to `high`, with room around a constant.
 
-    For a logarithmic axis both must be positive (see `log_bounds`). With nothing to show it goes from 0 to 1.
+    For a logarithmic axis both must be positive (see `log_bounds`). With nothing to show it goes
+    from 0 to 1.
     """
     if low is None or high is None:
         return LinearScale(0.0, 1.0)
@@ -271,7 +279,8 @@ def bounds(bins: Sequence[Bin]) -> tuple[float | None, float | None]:
 
 
 def x_bounds(bins: Iterable[Bin]) -> tuple[float, float]:
-    """Ends of an x axis that holds these bins, the right one a round number that seldom changes as they grow."""
+    """Ends of an x axis that holds these bins, the right one a round number that seldom changes as
+    they grow."""
     xs = [x for each in bins for x in (each.first_x, each.last_x)]
     start, end = min(xs, default=0.0), max(xs, default=1.0)
     # A series that begins near zero, as seen from its end, is shown from zero.
@@ -281,7 +290,8 @@ def x_bounds(bins: Iterable[Bin]) -> tuple[float, float]:
 def log_bounds(bins: Iterable[Bin]) -> tuple[float | None, float | None]:
     """Lowest and highest positive value known of some bins; `None` twice where nothing is positive.
 
-    Of a bin that reaches from below zero to above only what it names is known: its first, last and highest value.
+    Of a bin that reaches from below zero to above only what it names is known: its first, last and
+    highest value.
     """
     positive = [
         value
@@ -293,7 +303,8 @@ def log_bounds(bins: Iterable[Bin]) -> tuple[float | None, float | None]:
 
 
 def round_outward(low: float, high: float, kind: AxisKind = "linear") -> tuple[float, float]:
-    """Ends of a value axis moved outwards to round values, which hold still while the extremes wander a little."""
+    """Ends of a value axis moved outwards to round values, which hold still while the extremes
+    wander a little."""
     if kind == "log":
         start = _log_floor(low)
         return start, max(_log_ceiling(high), min(start * 10, 1.7e308))
@@ -307,7 +318,8 @@ def round_outward(low: float, high: float, kind: AxisKind = "linear") -> tuple[f
 
 
 def stable_end(value: float) -> float:
-    """A round number at or above a positive `value`: an axis that ends there seldom changes while its series grows."""
+    """A round number at or above a positive `value`: an axis that ends there seldom changes while
+    its series grows."""
     if not value > 0 or math.isinf(value):
         return value
     power = 10.0 ** math.floor(math.log10(value))

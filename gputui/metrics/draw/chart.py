@@ -1,8 +1,8 @@
 """A chart as lines of styled text: title and legend, value labels, curves, markers, x axis.
 
-The result is plain data, `(text, style key)` pieces that fill every line exactly; the screen gives the keys colours,
-the command line drops them. Keys: "title", "text", "dim", "axis", "marker", "bad", and the names of curves,
-usually "series.0", "series.1", …"""
+The result is plain data, `(text, style key)` pieces that fill every line exactly; the screen gives
+the keys colours, the command line drops them. Keys: "title", "text", "dim", "axis", "marker",
+"bad", and the names of curves, usually "series.0", "series.1", …"""
 
 from __future__ import annotations
 
@@ -113,8 +113,9 @@ def axis_line(
     gutter_width: int,
     with_ticks: bool,
 ) -> Line:
-    """The x axis in one line. A label follows its tick, or is left out with it; the newest value's label precedes its
-    tick. The axis' name is below the value labels or, if that is too narrow, at the end.
+    """The x axis in one line. A label follows its tick, or is left out with it; the newest value's
+    label precedes its tick. The axis' name is below the value labels or, if that is too narrow, at
+    the end.
     """
     chars = [glyphs.HORIZONTAL] * canvas.width
     styles = ["axis"] * canvas.width
@@ -206,10 +207,11 @@ def chart(
 ) -> list[Line]:
     """Draw curves, the later above the earlier, as exactly `height` lines of exactly `width` cells.
 
-    If there is too little room, marker labels go first, then the title, the x axis, the curves' ends, and the value
-    labels. `title` is at the left of the first line and `note` at its right; `cursor` is the x of a line over the whole
-    height; `least_gutter` are the least cells of the value labels, so that columns of charts below each other match,
-    `end_gutter` those at the right for the curves' ends. All texts must be harmless (`gputui.core.text.clean`).
+    If there is too little room, marker labels go first, then the title, the x axis, the curves'
+    ends, and the value labels. `title` is at the left of the first line and `note` at its right;
+    `cursor` is the x of a line over the whole height; `least_gutter` are the least cells of the
+    value labels, so that columns of charts below each other match, `end_gutter` those at the right
+    for the curves' ends. All texts must be harmless (`gputui.core.text.clean`).
     """
     if width < 1 or height < 1:
         return []
@@ -302,7 +304,8 @@ def y_scale_of(bins: Sequence[Bin], axis: YAxis) -> tuple[Scale, bool]:
 
 
 def x_scale_of(bins: Sequence[Bin], axis: XAxis) -> Scale:
-    """The scale of the x axis; open ends are those of the bins. A logarithmic axis without an x above 0 is linear."""
+    """The scale of the x axis; open ends are those of the bins. A logarithmic axis without an x
+    above 0 is linear."""
     start, end = x_bounds(bins)
     start = start if axis.start is None else axis.start
     end = end if axis.end is None else axis.end

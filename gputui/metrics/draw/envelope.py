@@ -1,8 +1,8 @@
 """Reduction of series to as many bins as a chart can show, without losing an extreme.
 
-A bin holds the lowest, highest, first and last finite value of a stretch of x, and counts other values: a spike of one
-point among a million stays a spike, and a NaN stays visible. `reduce` works on a whole series; `Buckets` takes point
-after point in amortised constant time and constant memory.
+A bin holds the lowest, highest, first and last finite value of a stretch of x, and counts other
+values: a spike of one point among a million stays a spike, and a NaN stays visible. `reduce` works
+on a whole series; `Buckets` takes point after point in amortised constant time and constant memory.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 class Bin:
     """The values of one stretch of x.
 
-    `first_x` and `last_x` are the x of the first and last finite point in order of arrival; without one, the x of
-    another point. `low`, `high`, `first` and `last` are `None` without a finite value. `gap_before`: the curve is
-    broken before this bin.
+    `first_x` and `last_x` are the x of the first and last finite point in order of arrival; without
+    one, the x of another point. `low`, `high`, `first` and `last` are `None` without a finite
+    value. `gap_before`: the curve is broken before this bin.
     """
 
     first_x: float
@@ -85,12 +85,14 @@ class Bin:
 
 @dataclass(slots=True)
 class Buckets:
-    """A growing series in at most `capacity` (2 or more) bins of equal width in x, or in the decimal logarithm of x.
+    """A growing series in at most `capacity` (2 or more) bins of equal width in x, or in the
+    decimal logarithm of x.
 
-    Bins lie at multiples of their width. When a point would make more than `capacity` of them, the width doubles and
-    pairs merge, so that a whole run fits for ever. x may jump back, as it does when a run resumes from a checkpoint:
-    the redone stretch then shows both passes' extremes. `resolution` is the smallest width, in decades if `is_log`.
-    Points whose x is not a finite number, or has no place on a logarithmic axis, are left out.
+    Bins lie at multiples of their width. When a point would make more than `capacity` of them, the
+    width doubles and pairs merge, so that a whole run fits for ever. x may jump back, as it does
+    when a run resumes from a checkpoint: the redone stretch then shows both passes' extremes.
+    `resolution` is the smallest width, in decades if `is_log`. Points whose x is not a finite
+    number, or has no place on a logarithmic axis, are left out.
     """
 
     resolution: float = 1.0
@@ -103,7 +105,8 @@ class Buckets:
     _lowest: int = field(default=0, init=False)
     _highest: int = field(default=0, init=False)
     _gap: bool = field(default=False, init=False)
-    # What `bins` returned last, by group, how it was asked for, and the first bin that changed since.
+    # What `bins` returned last, by group, how it was asked for, and the first bin that changed
+    # since.
     _groups: list[tuple[int, Bin]] = field(default_factory=list, init=False)
     _grouped_as: tuple[float, float, int] | None = field(default=None, init=False)
     _changed_from: int = field(default=0, init=False)
@@ -143,10 +146,11 @@ class Buckets:
         self._gap = False
 
     def bins(self, limit: int, start: float = -math.inf, end: float = math.inf) -> list[Bin]:
-        """The series between two x as at most `limit` (2 or more) bins in order of x; by default all of it.
+        """The series between two x as at most `limit` (2 or more) bins in order of x; by default
+        all of it.
 
-        Bins across an end of the range are included whole. They must not be changed: unchanged ones are returned again,
-        so that a call at every tick costs little.
+        Bins across an end of the range are included whole. They must not be changed: unchanged ones
+        are returned again, so that a call at every tick costs little.
         """
         if limit < 2 or not self._bins or end < start:
             return []
@@ -154,8 +158,9 @@ class Buckets:
             start, end = (math.log10(x) if x > 0 else -math.inf for x in (start, end))
         first = self._lowest if start == -math.inf else max(self._lowest, math.floor(start / self._width))
         last = self._highest if end == math.inf else min(self._highest, math.floor(end / self._width))
-        # Groups lie at multiples of their size, so that they do not change as the run grows. Two of them always
-        # suffice, one would not: no size puts what lies left and right of zero into the same group.
+        # Groups lie at multiples of their size, so that they do not change as the run grows. Two of
+        # them always suffice, one would not: no size puts what lies left and right of zero into the
+        # same group.
         size = 1
         while last // size - first // size >= limit:
             size *= 2
@@ -181,7 +186,8 @@ class Buckets:
         return [group for _, group in groups]
 
     def _index(self, x: float) -> int | None:
-        """The index of the bin at `x`, after widening the bins until it fits; None if x has no place."""
+        """The index of the bin at `x`, after widening the bins until it fits; None if x has no
+        place."""
         if not math.isfinite(x) or (self.is_log and x <= 0):
             return None
         place = math.log10(x) if self.is_log else x

@@ -90,7 +90,8 @@ def svg_text(sheet: Picture) -> str:
 
 
 def png_bytes(sheet: Picture, scale: int = PNG_SCALE) -> bytes:
-    """A picture as PNG, `scale` pixels to a unit. Raises ChartExportError if pillow is not installed."""
+    """A picture as PNG, `scale` pixels to a unit. Raises ChartExportError if pillow is not
+    installed."""
     try:
         from PIL import Image, ImageDraw, ImageFont
     except ImportError:
@@ -197,7 +198,8 @@ def block_char(char: str) -> str:
 
 
 def _stroke(dots: int) -> str:
-    """The ASCII character whose ink lies nearest to that of a braille cell of these dots (bit n is dot n + 1)."""
+    """The ASCII character whose ink lies nearest to that of a braille cell of these dots (bit n is
+    dot n + 1)."""
     if not dots:
         return " "
     if dots == ord(AREA) - 0x2800:
@@ -219,8 +221,8 @@ def _stroke(dots: int) -> str:
 
 
 def translator(characters: Characters) -> Callable[[Sequence[str]], Sequence[str]] | None:
-    """Return what converts cells to a set of characters; None for braille. An empty cell, the second half of a wide
-    character, becomes a separate ASCII character."""
+    """Return what converts cells to a set of characters; None for braille. An empty cell, the
+    second half of a wide character, becomes a separate ASCII character."""
     if characters == "braille":
         return None
     convert = lru_cache(4096)(ascii_char if characters == "ascii" else block_char)
@@ -233,11 +235,12 @@ def ascii_line(text: str) -> str:
 
 
 def characters_for(choice: str, environ: Mapping[str, str]) -> Characters:
-    """The characters to use: those chosen, or with ``auto`` those that the locale and the terminal can show.
+    """The characters to use: those chosen, or with ``auto`` those that the locale and the terminal
+    can show.
 
-    ``GPUTUI_ASCII=1`` asks for ASCII in any case. A locale that is set and is not UTF-8 cannot carry more, and
-    the fonts of the kernel's console hold no braille. Where no locale is set, or C or POSIX by LANG, UTF-8 is taken for
-    granted, as Python does (PEP 538).
+    ``GPUTUI_ASCII=1`` asks for ASCII in any case. A locale that is set and is not UTF-8 cannot
+    carry more, and the fonts of the kernel's console hold no braille. Where no locale is set, or C
+    or POSIX by LANG, UTF-8 is taken for granted, as Python does (PEP 538).
     """
     if environ.get("GPUTUI_ASCII", "0") not in ("", "0"):
         return "ascii"
@@ -261,13 +264,14 @@ def plot_text(
     x_label: str = "",
     log_y: bool = False,
 ) -> str:
-    """A framed plot of several series as lines of at most ``width`` characters, without colours; with nothing to draw,
-    a sentence that says so.
+    """A framed plot of several series as lines of at most ``width`` characters, without colours;
+    with nothing to draw, a sentence that says so.
 
-    ``series`` are pairs of a label and a reduced series; twice as many bins as the width show all there is. What cannot
-    be drawn (not finite, or for ``log_y`` not above 0) is left out and, as far as bins tell, counted in the line above
-    the plot, which begins with ``title``. ``width`` and ``height`` are those of the whole text in cells; plotext needs
-    about 20 × 8. All texts must be harmless.
+    ``series`` are pairs of a label and a reduced series; twice as many bins as the width show all
+    there is. What cannot be drawn (not finite, or for ``log_y`` not above 0) is left out and, as
+    far as bins tell, counted in the line above the plot, which begins with ``title``. ``width`` and
+    ``height`` are those of the whole text in cells; plotext needs about 20 × 8. All texts must be
+    harmless.
     """
     heading = [title] if title else []
     curves: list[tuple[str, list[tuple[float, float]]]] = []
@@ -314,7 +318,8 @@ def _plotext(
     y_scale = value_scale(*round_outward(y_scale.low, y_scale.high, kind), kind)
 
     def places(scale: Scale, found: Iterable[float]) -> list[float]:
-        # plotext's library aborts the process if differences of values overflow, so it gets only 0 … 1.
+        # plotext's library aborts the process if differences of values overflow, so it gets only 0
+        # … 1.
         return [min(1.0, max(0.0, scale.place(value) or 0.0)) for value in found]
 
     # One figure serves the whole process, and by default it is no larger than the terminal.
@@ -327,7 +332,8 @@ def _plotext(
         for marker, path in curves:
             across, up = places(x_scale, (x for x, _ in path)), places(y_scale, (value for _, value in path))
             figure.draw(figure.signal(across, up, marker=marker).lines())
-        # plotext's own logarithm fails on a constant, and its labels have an exponent in every place.
+        # plotext's own logarithm fails on a constant, and its labels have an exponent in every
+        # place.
         x_ticks = linear_ticks(x_scale.low, x_scale.high, max(2, width // 12))
         y_ticks = (log_ticks if kind == "log" else linear_ticks)(y_scale.low, y_scale.high, max(2, height // 3))
         for name, scale, ticks in (("x", x_scale, x_ticks), ("y", y_scale, y_ticks)):

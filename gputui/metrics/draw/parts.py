@@ -22,9 +22,10 @@ class Curve(Struct, frozen=True):
 
     Attributes:
         style: style key of the line.
-        label, value: the text and the newest value, or that under the cursor, in the legend; it leaves out a curve
-            with neither.
-        is_shadow: whether the curve, such as the raw values of an average, is drawn only where no other curve is.
+        label, value: the text and the newest value, or that under the cursor, in the legend; it
+            leaves out a curve with neither.
+        is_shadow: whether the curve, such as the raw values of an average, is drawn only where no
+            other curve is.
         is_strong: whether the line is twice as thick.
         area: style key of the area below the line; empty for none.
         shape: a sign drawn along the line, to distinguish curves without colour.
@@ -43,8 +44,8 @@ class Curve(Struct, frozen=True):
 
 
 class Marker(Struct, frozen=True):
-    """A place on the x axis, such as a restart: a vertical line with a short label below the axis or, if not `is_line`,
-    a notch in the axis."""
+    """A place on the x axis, such as a restart: a vertical line with a short label below the axis
+    or, if not `is_line`, a notch in the axis."""
 
     x: float
     label: str = ""
@@ -79,7 +80,8 @@ class XAxis(Struct, frozen=True):
 
 
 class YAxis(Struct, frozen=True):
-    """The value axis; without a value above 0, a logarithmic one is drawn linear, and the legend says so.
+    """The value axis; without a value above 0, a logarithmic one is drawn linear, and the legend
+    says so.
 
     Attributes:
         low, high: the ends; None follows the curves in round steps.

@@ -1,8 +1,9 @@
-"""A chart as shapes on a white sheet, for files, with the same curves, axes and markers as in the terminal."""
+"""A chart as shapes on a white sheet, for files, with the same curves, axes and markers as in the
+terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -62,7 +63,8 @@ class Label(Struct, frozen=True):
 
 
 class Drawing(Struct, frozen=True):
-    """The content of a chart for a file. A shadow is grey and not in the legend. All texts must be harmless."""
+    """The content of a chart for a file. A shadow is grey and not in the legend. All texts must be
+    harmless."""
 
     curves: Sequence[Curve]
     title: str = ""
@@ -72,7 +74,8 @@ class Drawing(Struct, frozen=True):
 
 
 class Picture(Struct, frozen=True):
-    """Shapes in the order in which they are drawn, in a coordinate system that grows down from the upper left."""
+    """Shapes in the order in which they are drawn, in a coordinate system that grows down from the
+    upper left."""
 
     width: int
     height: int
@@ -149,32 +152,30 @@ class _Sheet:
     def _curve(self, curve: Curve) -> Iterator[Path]:
         colour = COLOURS["shadow"] if curve.is_shadow else COLOURS.get(curve.style, COLOURS["text"])
         for stretch in _stretches(curve.bins):
-            upper: list[Point] = []
-            lower: list[Point] = []
-            line: list[Point] = []
-            for each in stretch:
-                for x, value, into in (
-                    (each.first_x, each.high, upper), (each.last_x, each.high, upper),
-                    (each.first_x, each.low, lower), (each.last_x, each.low, lower),
-                    (each.first_x, each.first, line), (each.last_x, each.last, line),
-                ):  # fmt: skip
-                    point = None if value is None else self._point(x, value)
-                    if point is not None:
-                        into.append(point)
+            upper = self._points((x, each.high) for each in stretch for x in (each.first_x, each.last_x))
+            lower = self._points((x, each.low) for each in stretch for x in (each.first_x, each.last_x))
+            line = self._points(
+                pair for each in stretch for pair in ((each.first_x, each.first), (each.last_x, each.last))
+            )
             if upper != lower and len(upper) == len(lower):
                 yield Path((*upper, *reversed(lower)), colour, is_area=True)
             if line:
-                places = tuple(dict.fromkeys(line))
+                points = tuple(dict.fromkeys(line))
                 # A single place is a dot: a line of no length with a round end.
-                yield Path(places, colour) if len(places) > 1 else Path(places * 2, colour, _DOT_WIDTH)
+                yield Path(points, colour) if len(points) > 1 else Path(points * 2, colour, _DOT_WIDTH)
         for each in curve.bins:
             place = self._across(each.first_x) if each.non_finite else None
             if place is not None:
                 yield Path(((place, _TOP), (place, _TOP + 10)), COLOURS["bad"], 2.0)
 
-    def _point(self, x: float, value: float) -> Point | None:
-        across, down = self._across(min(max(x, self.x.low), self.x.high)), self._down(value)
-        return None if across is None or down is None else (across, down)
+    def _points(self, pairs: Iterable[tuple[float, float | None]]) -> list[Point]:
+        found = []
+        for x, value in pairs:
+            across = self._across(min(max(x, self.x.low), self.x.high))
+            down = None if value is None else self._down(value)
+            if across is not None and down is not None:
+                found.append((across, down))
+        return found
 
     def _legend(self) -> Iterator[Label]:
         right = float(self.width - _RIGHT)
@@ -205,18 +206,15 @@ def _on(scale: Scale, value: float, start: float, end: float) -> float | None:
     return round(start + (end - start) * place, 2)
 
 
-def _stretches(bins: Sequence[Bin]) -> Iterator[list[Bin]]:
+def _stretches(bins: Sequence[Bin]) -> list[list[Bin]]:
     """The bins between gaps; what is not finite breaks a curve too."""
-    stretch: list[Bin] = []
+    stretches: list[list[Bin]] = [[]]
     for each in bins:
         if each.gap_before or each.low is None:
-            if stretch:
-                yield stretch
-            stretch = []
+            stretches.append([])
         if each.low is not None:
-            stretch.append(each)
-    if stretch:
-        yield stretch
+            stretches[-1].append(each)
+    return [stretch for stretch in stretches if stretch]
 
 
 def _width(text: str, size: int = _TEXT_SIZE) -> float:

@@ -1,19 +1,22 @@
-"""Curves as characters: dots become cells; areas and markers are drawn below the curves, signs and cursor above."""
+"""Curves as characters: dots become cells; areas and markers are drawn below the curves, signs and
+cursor above."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 
 from gputui.metrics.draw import glyphs
 from gputui.metrics.draw.axes import Scale
 from gputui.metrics.draw.envelope import Bin
-from gputui.metrics.draw.glyphs import Layer, merged, top_row
+from gputui.metrics.draw.glyphs import DOTS_ACROSS, DOTS_DOWN
 
 Span = tuple[str, str]
 """A piece of text and the key of its style."""
 
 BAD_STYLE = "bad"
-"""Style key of the signs of values without a place: NaN, infinities, and on a log axis values up to 0."""
+"""Style key of the signs of values without a place: NaN, infinities, and on a log axis values up to
+0."""
 
 CURSOR_STYLE = "cursor"
 """Style key of the crosshair."""
@@ -25,7 +28,65 @@ _SHAPE_FIRST = 3
 """Cells left of the first sign, so that it does not touch the axis."""
 
 _SHAPE_PHASES = 3
-"""Number of curves with signs in different columns: each starts a third of `SHAPE_APART` after the previous one."""
+"""Number of curves with signs in different columns: each starts a third of `SHAPE_APART` after the
+previous one."""
+
+
+class Layer:
+    """The dots of one curve: an integer per column of dots, whose lowest bit is the top dot.
+    ``down`` is the number of rows of dots; the others are as for `Canvas.draw`."""
+
+    def __init__(self, across: int, down: int, style: str, *, is_shadow: bool = False, area: str = "") -> None:
+        self.style = style
+        self.is_shadow = is_shadow
+        self.area = area
+        self.down = down
+        self.columns = [0] * across
+
+    def stroke(self, column: int, row: int, other_row: int) -> None:
+        """Set the dots of a column between two rows, both included; rows outside are cut off."""
+        top = row if row < other_row else other_row
+        bottom = row + other_row - top
+        if top < 0:
+            top = 0
+        if bottom >= self.down:
+            bottom = self.down - 1
+        if top <= bottom:
+            self.columns[column] |= ((2 << (bottom - top)) - 1) << top
+
+    def join(self, column: int, row: int, other_column: int, other_row: int) -> None:
+        """Connect two places; the first column is assumed to be drawn and lies left of, or at, the
+        other."""
+        distance = other_column - column
+        if distance <= 1:
+            nearer = row + (other_row > row) - (other_row < row) if distance else row
+            self.stroke(other_column, nearer, other_row)
+            return
+        slope = (other_row - row) / distance
+        previous = row
+        for step in range(1, distance + 1):
+            here = round(row + slope * step)
+            start = previous + 1 if here > previous else previous - 1 if here < previous else here
+            self.stroke(column + step, start, here)
+            previous = here
+
+    def thicken(self) -> None:
+        """Make every stroke one dot longer, downwards; dots of the lowest row grow upwards."""
+        whole, lowest = (1 << self.down) - 1, 1 << (self.down - 1)
+        self.columns = [(bits | bits << 1 | (bits & lowest) >> 1) & whole for bits in self.columns]
+
+    def by_cell(self) -> list[int]:
+        """The dots of each column of cells in one integer: its two columns of dots laid over each
+        other."""
+        return list(map(operator.or_, self.columns[0::2], self.columns[1::2]))
+
+    def masks(self, row: int) -> list[int]:
+        """The dots of each cell in a row of cells, as `glyphs.CELLS` is indexed."""
+        shift, full = row * DOTS_DOWN, (1 << DOTS_DOWN) - 1
+        return [
+            (left >> shift & full) << DOTS_DOWN | right >> shift & full
+            for left, right in zip(self.columns[0::2], self.columns[1::2], strict=True)
+        ]
 
 
 class Canvas:
@@ -34,8 +95,8 @@ class Canvas:
     def __init__(self, columns: int, rows: int) -> None:
         self.width = columns
         self.rows = rows
-        self._across = columns * glyphs.DOTS_ACROSS
-        self._down = rows * glyphs.DOTS_DOWN
+        self._across = columns * DOTS_ACROSS
+        self._down = rows * DOTS_DOWN
         self._layers: list[Layer] = []
         # Signs by column and row of their cell: of bad values, and of curves' shapes.
         self._signs: dict[tuple[int, int], Span] = {}
@@ -47,21 +108,22 @@ class Canvas:
     def column(self, x: float, scale: Scale) -> int | None:
         """The cell column of `x`, or `None` when it lies outside."""
         column = self._dot_column(x, scale)
-        return None if column is None else column // glyphs.DOTS_ACROSS
+        return None if column is None else column // DOTS_ACROSS
 
     def row(self, value: float, scale: Scale) -> int | None:
         """The cell row of `value`, from the top, or `None` when it lies outside."""
         place = scale.place(value)
         if place is None or not 0 <= place <= 1 or self.rows < 1:
             return None
-        return self._dot_row(place) // glyphs.DOTS_DOWN
+        return self._dot_row(place) // DOTS_DOWN
 
     def mark(self, column: int, style: str) -> None:
         """Draw a vertical marker line behind the curves, in a column from 0 to `width` - 1."""
         self._markers[column] = style
 
     def point(self, column: int) -> None:
-        """Draw the crosshair in a column from 0 to `width` - 1; it gives its style to curves that it meets."""
+        """Draw the crosshair in a column from 0 to `width` - 1; it gives its style to curves that
+        it meets."""
         self._cursor = column
 
     def draw(
@@ -76,17 +138,12 @@ class Canvas:
         area: str = "",
         shape: str = "",
     ) -> None:
-        """Draw a curve above those drawn before: every bin from its low to its high, bins joined unless broken.
+        """Draw a curve above those drawn before: every bin from its low to its high, bins joined
+        unless broken.
 
-        Args:
-            bins: the series, in order of x.
-            x_scale: where an x lies between the left end and the right.
-            y_scale: where a value lies between the bottom and the top.
-            style: style key of the curve.
-            is_shadow: draw only in cells that no other curve goes through.
-            is_strong: two dots thick.
-            area: style key of the cells below the curve, empty for none.
-            shape: a sign drawn along the curve, empty for none.
+        The bins are in order of x. A shadow is drawn only in cells that no other curve goes
+        through, a strong curve is two dots thick; `area` is the style key of the cells below the
+        curve and `shape` a sign along it, empty for none.
         """
         if not self.width or not self.rows:
             return
@@ -96,10 +153,17 @@ class Canvas:
         if is_strong:
             layer.thicken()
         if shape:
-            self._sign_shape(layer, shape)
+            phase = self._shape_count % _SHAPE_PHASES
+            self._shape_count += 1
+            columns = layer.by_cell()
+            for cell in range(_SHAPE_FIRST + SHAPE_APART * phase // _SHAPE_PHASES, self.width, SHAPE_APART):
+                if bits := columns[cell]:
+                    highest = (bits & -bits).bit_length() - 1
+                    self._shapes[cell, highest // DOTS_DOWN] = (shape, style)
 
     def lines(self) -> list[list[Span]]:
-        """The rows of the area, each in as few pieces as its styles allow, exactly `width` cells wide."""
+        """The rows of the area, each in as few pieces as its styles allow, exactly `width` cells
+        wide."""
         return [self._line(row) for row in range(self.rows)]
 
     # --- from values to dots
@@ -129,8 +193,8 @@ class Canvas:
     def _spread(self, layer: Layer, each: Bin, column: int, y_scale: Scale) -> tuple[int | None, int | None] | None:
         """Draw a bin from its low to its high, or the sign of what the axis cannot hold.
 
-        Returns the dot rows of its first and its last value, either `None` where the axis cannot hold it; `None` for a
-        bin without a finite value.
+        Returns the dot rows of its first and its last value, either `None` where the axis cannot
+        hold it; `None` for a bin without a finite value.
         """
         if each.low is None or each.high is None or each.first is None or each.last is None:
             return None
@@ -154,7 +218,8 @@ class Canvas:
         return min(int(place * self._across), self._across - 1)
 
     def _dot_row(self, place: float) -> int:
-        """The dot row, from the top, of a place on the value axis; outside the area for one beyond its ends."""
+        """The dot row, from the top, of a place on the value axis; outside the area for one beyond
+        its ends."""
         if 0 <= place <= 1:
             return int((1 - place) * (self._down - 1) + 0.5)
         # Far outside is as good as just outside, and stays within what an integer row needs.
@@ -164,10 +229,11 @@ class Canvas:
 
     def _sign(self, column: int, row: int, sign: str) -> None:
         """Put a sign of a bad value into the cell of a dot column."""
-        self._signs[column // glyphs.DOTS_ACROSS, row] = (sign, BAD_STYLE)
+        self._signs[column // DOTS_ACROSS, row] = (sign, BAD_STYLE)
 
     def _sign_non_finite(self, each: Bin, column: int) -> None:
-        """Put the signs of infinities at the top and bottom, that of NaN at the bottom or between infinities."""
+        """Put the signs of infinities at the top and bottom, that of NaN at the bottom or between
+        infinities."""
         if each.positive_infinite:
             self._sign(column, 0, glyphs.ABOVE)
         if each.negative_infinite:
@@ -176,49 +242,47 @@ class Canvas:
             row = self.rows // 2 if each.positive_infinite or each.negative_infinite else self.rows - 1
             self._sign(column, row, glyphs.NAN)
 
-    def _sign_shape(self, layer: Layer, shape: str) -> None:
-        """Put a shape's sign on the curve at regular intervals."""
-        phase = self._shape_count % _SHAPE_PHASES
-        self._shape_count += 1
-        columns = layer.by_cell()
-        for cell in range(_SHAPE_FIRST + SHAPE_APART * phase // _SHAPE_PHASES, self.width, SHAPE_APART):
-            if columns[cell]:
-                self._shapes[cell, top_row(columns[cell]) // glyphs.DOTS_DOWN] = (shape, layer.style)
-
     # --- from dots to characters
 
     def _line(self, row: int) -> list[Span]:
         masks = [layer.masks(row) for layer in self._layers]
-        if len(masks) == 1 and not self._has_more_than_curves(row):
+        signs = [(column, span) for (column, sign_row), span in self._signs.items() if sign_row == row]
+        shapes = [(column, span) for (column, shape_row), span in self._shapes.items() if shape_row == row]
+        is_plain = not (self._markers or signs or shapes or self._cursor is not None)
+        if is_plain and len(masks) == 1 and not self._layers[0].area:
             return [("".join(map(glyphs.CELLS.__getitem__, masks[0])), self._layers[0].style)]
         chars, styles = self._curves(masks)
         self._draw_behind(row, masks, chars, styles)
-        self._draw_over(row, chars, styles)
+        for column, (shape, style) in shapes:
+            chars[column], styles[column] = shape, style
+        for column, style in self._markers.items():
+            if chars[column] in (" ", glyphs.AREA):
+                chars[column], styles[column] = glyphs.MARKER, style
+        if self._cursor is not None:
+            is_free = chars[self._cursor] in (" ", glyphs.MARKER, glyphs.AREA)
+            chars[self._cursor] = glyphs.VERTICAL if is_free else chars[self._cursor]
+            styles[self._cursor] = CURSOR_STYLE
+        for column, (sign, style) in signs:
+            chars[column], styles[column] = sign, style
         return spans(chars, styles)
 
-    def _has_more_than_curves(self, row: int) -> bool:
-        return (
-            bool(self._markers)
-            or self._cursor is not None
-            or any(sign_row == row for _, sign_row in (*self._signs, *self._shapes))
-            or any(layer.area for layer in self._layers)
-        )
-
     def _curves(self, masks: Sequence[Sequence[int]]) -> tuple[list[str], list[str]]:
-        """The characters of a row and their styles, from all curves but shadows; a cell has the style of the last."""
+        """The characters of a row and their styles, from all curves but shadows; a cell has the
+        style of the last."""
         styles = [""] * self.width
-        solid = [(layer, mask) for layer, mask in zip(self._layers, masks, strict=True) if not layer.is_shadow]
-        for layer, layer_masks in solid:
-            for column, mask in enumerate(layer_masks):
-                if mask:
-                    styles[column] = layer.style
-        cells = glyphs.CELLS
-        return [cells[mask] for mask in merged([mask for _, mask in solid], self.width)], styles
+        merged: Sequence[int] = [0] * self.width
+        for layer, layer_masks in zip(self._layers, masks, strict=True):
+            if not layer.is_shadow:
+                merged = list(map(operator.or_, merged, layer_masks))
+                for column, mask in enumerate(layer_masks):
+                    if mask:
+                        styles[column] = layer.style
+        return [glyphs.CELLS[mask] for mask in merged], styles
 
     def _draw_behind(self, row: int, masks: Sequence[Sequence[int]], chars: list[str], styles: list[str]) -> None:
         """Fill areas and shadows into cells without a curve."""
         # A cell lies below a curve that has a dot in its row or above.
-        here_or_above = (1 << (row + 1) * glyphs.DOTS_DOWN) - 1
+        here_or_above = (1 << (row + 1) * DOTS_DOWN) - 1
         for layer, layer_masks in zip(self._layers, masks, strict=True):
             if layer.area:
                 for column, bits in enumerate(layer.by_cell()):
@@ -229,25 +293,10 @@ class Canvas:
                     if mask and not styles[column]:
                         chars[column], styles[column] = glyphs.CELLS[mask], layer.style
 
-    def _draw_over(self, row: int, chars: list[str], styles: list[str]) -> None:
-        """Put shapes, markers, the cursor and the signs of bad values into a row, the later over the earlier."""
-        for (column, sign_row), (sign, style) in self._shapes.items():
-            if sign_row == row:
-                chars[column], styles[column] = sign, style
-        for column, style in self._markers.items():
-            if chars[column] in (" ", glyphs.AREA):
-                chars[column], styles[column] = glyphs.MARKER, style
-        if self._cursor is not None:
-            is_free = chars[self._cursor] in (" ", glyphs.MARKER, glyphs.AREA)
-            chars[self._cursor] = glyphs.VERTICAL if is_free else chars[self._cursor]
-            styles[self._cursor] = CURSOR_STYLE
-        for (column, sign_row), (sign, style) in self._signs.items():
-            if sign_row == row:
-                chars[column], styles[column] = sign, style
-
 
 def spans(chars: Sequence[str], styles: Sequence[str]) -> list[Span]:
-    """Characters and their styles as pieces; a blank takes the style before it, so that it starts no piece."""
+    """Characters and their styles as pieces; a blank takes the style before it, so that it starts
+    no piece."""
     result: list[Span] = []
     start = 0
     style: str | None = None  # of the piece from `start` on, None before the first visible character

@@ -1,4 +1,7 @@
-"""The visible stretch of the x axis, and steps of the crosshair. Immutable: each key gives a new value."""
+"""The visible stretch of the x axis, and steps of the crosshair. Immutable: each key gives a new
+value."""
+
+from __future__ import annotations
 
 import bisect
 import math
@@ -15,20 +18,22 @@ PAN_SHARE = 0.25
 """The fraction of its span that the window is moved by."""
 
 _FOLLOW_SHARE = 0.25
-"""A window that follows the newest point moves by this fraction of its span at once, not with every point."""
+"""A window that follows the newest point moves by this fraction of its span at once, not with every
+point."""
 
 
 class Extent(Struct, frozen=True):
-    """The first and the newest x of the data, and the smallest useful stretch. On a logarithmic axis, x is positive."""
+    """The first and the newest x of the data, and the smallest useful stretch. On a logarithmic
+    axis, x is positive."""
 
     first: float
     newest: float
     resolution: float = 1.0
     kind: AxisKind = "linear"
 
-    def logarithmic(self) -> "Extent":
-        """The extent on a logarithmic axis, which begins at the resolution at the earliest; unchanged if all x lie
-        below it."""
+    def logarithmic(self) -> Extent:
+        """The extent on a logarithmic axis, which begins at the resolution at the earliest;
+        unchanged if all x lie below it."""
         if not self.newest > self.resolution:
             return self
         return replace(self, first=max(self.first, self.resolution), kind="log")
@@ -62,8 +67,8 @@ class Extent(Struct, frozen=True):
 
 
 class Viewport(Struct, frozen=True):
-    """A window, as positions along the axis (`Extent.along`). `span` None shows everything; `end` None follows the
-    newest point."""
+    """A window, as positions along the axis (`Extent.along`). `span` None shows everything; `end`
+    None follows the newest point."""
 
     span: float | None = None
     end: float | None = None
@@ -86,7 +91,7 @@ class Viewport(Struct, frozen=True):
         end = (math.floor(extent.along(extent.newest) / pace) + 1) * pace
         return end - self.span, end
 
-    def zoomed_in(self, extent: Extent, about: float | None) -> "Viewport":
+    def zoomed_in(self, extent: Extent, about: float | None) -> Viewport:
         """Half the span around `about` (an x); without it, the end of the window stays."""
         start, end = self._ends(extent)
         span = (end - start) / ZOOM_FACTOR
@@ -98,7 +103,7 @@ class Viewport(Struct, frozen=True):
         first, last = zoomed.window(extent)
         return self if last - first < 4 * extent.resolution else zoomed
 
-    def zoomed_out(self, extent: Extent, about: float | None) -> "Viewport":
+    def zoomed_out(self, extent: Extent, about: float | None) -> Viewport:
         """Twice the span around `about` (an x), at most everything."""
         start, end = self._ends(extent)
         whole_start, whole_end = Viewport()._ends(extent)
@@ -111,8 +116,9 @@ class Viewport(Struct, frozen=True):
         at = place if place is not None and start <= place <= end else (start + end) / 2
         return Viewport(span, min(max(at + (end - at) * ZOOM_FACTOR, whole_start + span), whole_end))
 
-    def panned(self, extent: Extent, by: int) -> "Viewport":
-        """Moved by `by` quarters of the span; at the right end, the window follows the newest point."""
+    def panned(self, extent: Extent, by: int) -> Viewport:
+        """Moved by `by` quarters of the span; at the right end, the window follows the newest
+        point."""
         if self.span is None:
             return self
         whole_start, _ = Viewport()._ends(extent)
@@ -121,7 +127,7 @@ class Viewport(Struct, frozen=True):
         follows = by > 0 and moved >= extent.along(extent.newest)
         return Viewport(self.span, None if follows else moved)
 
-    def holding(self, extent: Extent, x: float) -> "Viewport":
+    def holding(self, extent: Extent, x: float) -> Viewport:
         """Moved to have `x` in the middle, if it is outside."""
         start, end = self._ends(extent)
         place = extent.along(x)
