@@ -126,7 +126,7 @@ def _has_saved_further(attempt: Attempt, ledger: Sequence[CheckpointRow]) -> boo
         return False
     saved = [row for row in ledger if row.is_written and row.attempt == attempt.number]
     return any(
-        row.verdict not in ("invalid", "cut", "struck")
+        row.verdict not in ("invalid", "cut", "left", "struck")
         and not any(other.path == row.path and other.seen < row.seen for other in ledger)
         for row in saved
     )

@@ -123,8 +123,10 @@ def attempts_of(
         )
         incident = Incident(incident_kind, 0, step, KINDS[incident_kind].says.format(who="rank 0"), incident_kind, ())
         spans = (*now.before, _span(now, step))
-        latest = {row.seen: row.step for row in now.checkpoints if row.step is not None}
-        trouble = UnsoundLoss(step, latest=latest) if incident_kind in NUMERIC_INCIDENTS else None
+        trouble = None
+        if incident_kind in NUMERIC_INCIDENTS and step is not None:
+            named = {row.seen: row.step for row in now.checkpoints if row.step is not None}
+            trouble = UnsoundLoss(step, {now.attempt: (step - 1, 0.0)}, named)
         rows = ledger.attempt_ended(now.checkpoints, spans, now.attempt, incident_kind, trouble)
         check = partial(_assumed_info, rows)
         choice = choose(rows, spans, policy.checkpoints_wanted, check, is_same=lambda _: True)

@@ -20,7 +20,7 @@ MOST_GONE = 1000
 _RANK = re.compile(r"(?<![A-Za-z])(ranks?[_=.-]?)(\d+)", re.IGNORECASE)
 
 Origin = Literal["run", "foreign", "contested", "named"]
-Verdict = Literal["unexamined", "valid", "invalid", "doubtful", "cut", "struck"]
+Verdict = Literal["unexamined", "valid", "invalid", "doubtful", "cut", "left", "struck"]
 
 
 class CheckpointRow(Struct, frozen=True):

@@ -166,7 +166,7 @@ SELECT r.*, r.spec AS spec_json,
     a.stop_requested, l.tags, l.note,
     CASE r.state WHEN 'stopping' THEN (
         SELECT max(step) FROM checkpoints WHERE run_id = r.run_id AND gone_at IS NULL
-        AND verdict NOT IN ('invalid', 'cut', 'struck')) END AS saved_step,
+        AND verdict NOT IN ('invalid', 'cut', 'left', 'struck')) END AS saved_step,
     CASE WHEN r.state = 'stopping' AND json_valid(r.spec) THEN r.spec ->> '$.checkpoints' IS NOT NULL END
         AS has_checkpoints,
     t.state AS trial_state,

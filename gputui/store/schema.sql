@@ -687,7 +687,7 @@ INSERT INTO store (id, identity) VALUES (1, lower(hex(randomblob(16))));
 -- origin: run (it appeared while `attempt` lived), foreign (it appeared while none did), contested (while one of another
 --   run lived too), named (a person chose it; it counts as written by `attempt`).
 -- verdict: unexamined, valid, invalid, doubtful (attempts that resumed from it made no step), cut (the end of its attempt
---   may have cut its save short), struck; `why` says why.
+--   may have cut its save short), left (by a rollback or a person's choice), struck; `why` says why.
 -- left_by: the attempt that began from an earlier checkpoint; counts once that attempt has made a step.
 CREATE TABLE checkpoints (
     run_id TEXT NOT NULL REFERENCES runs (run_id) ON DELETE CASCADE,

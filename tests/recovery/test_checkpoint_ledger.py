@@ -10,7 +10,8 @@ from msgspec.structs import replace
 from gputui.recovery.checkpoints import ledger
 from gputui.recovery.checkpoints.files import FoundCheckpoint
 from gputui.recovery.checkpoints.formats import CheckpointInfo
-from gputui.recovery.checkpoints.ledger import AttemptSpan, FolderScan, Rows, UnsoundLoss, after_scan
+from gputui.recovery.checkpoints.ledger import AttemptSpan, Rows, UnsoundLoss
+from gputui.recovery.checkpoints.scans import FolderScan, after_scan
 from gputui.recovery.checkpoints.search import CheckpointChoice, choose
 from gputui.store.checkpoints import CheckpointRow, Neighbour
 from tests.ledgers import ledger_row
@@ -117,6 +118,25 @@ def test_deterministic_training_saves_the_same_content_anew(steps: tuple[int, in
     assert usable(rows, both) == taken
 
 
+def test_what_a_rollback_or_a_person_left_may_be_saved_again_with_the_same_content() -> None:
+    both = [ONE[0], span(2, "/c/step_10.pt", is_over=False)]
+    rows = looked((), file("step_10.pt"), file("step_20.pt"), attempts=ALIVE, writer=1)
+    for left in (
+        ledger.rolled_back(rows, "/c/step_10.pt", "was left by a rollback"),
+        ledger.chosen_by_person(rows, ONE, file("step_10.pt"), 10, 900.0),
+    ):
+        left = ledger.attempt_begins(left, ONE, 2, "/c/step_10.pt")
+        assert usable(left, both) == ["step_10.pt"] and "left" in whys(left, both)["step_20.pt"]
+        again = [file("step_10.pt"), file("step_20.pt", stamp="written")]
+        after = looked(left, *again, attempts=both, writer=2, steps=(18, 22))
+        assert usable(after, both) == ["step_20.pt", "step_10.pt"]
+        assert usable(looked(after, *again, attempts=both, writer=2), both) == ["step_20.pt", "step_10.pt"]
+        # One that was not saved again, and one that held a NaN, stay where they are.
+        assert usable(looked(left, *again, attempts=both, writer=2, steps=(1, 9)), both) == ["step_10.pt"]
+        struck = [replace(row, verdict="struck") if row.step == 20 else row for row in left]
+        assert usable(looked(struck, *again, attempts=both, writer=2, steps=(18, 22)), both) == ["step_10.pt"]
+
+
 def test_slots_that_are_rotated_keep_what_is_known_of_each() -> None:
     rows = looked((), file("0", "a"), attempts=ALIVE, writer=1)
     rows = looked(rows, file("0", "b"), file("1", "a"), attempts=ALIVE, writer=1)
@@ -153,19 +173,19 @@ def test_whose_folder_is_shared(folder: str, pattern: str, may: bool) -> None:
 # --- what attempts do -------------------------------------------------------------------------------------------------
 
 
-def trouble(step: int, sound: dict[int, int], **latest: int) -> UnsoundLoss:
-    return UnsoundLoss(step, None, sound, {int(seen[1:]): last for seen, last in latest.items()})
+def trouble(step: int, sound: dict[int, tuple[int, float]], **named: int) -> UnsoundLoss:
+    return UnsoundLoss(step, sound, {int(seen[1:]): told for seen, told in named.items()})
 
 
 @table(("kind", "known", "left"), [
     # The last sound step is 57, and step_58 was saved before the first bad line.
-    ("killed", trouble(60, {1: 57}, _1=50, _2=58, _3=60), ["step_50.pt"]),
-    (None, trouble(60, {1: 57}, _1=50, _2=58, _3=60), ["step_50.pt"]),
-    ("nan_loss", trouble(60, {}, _1=50, _2=58, _3=60), ["step_58.pt", "step_50.pt"]),
-    # Where nothing tells when it was saved, it may be bad.
-    ("user_exception", trouble(60, {1: 57}, _1=50), ["step_50.pt"]),
-    ("killed", trouble(0, {1: -1}, _1=50, _2=58, _3=60), []),
-    ("killed", UnsoundLoss(3, 2.5), ["step_58.pt", "step_50.pt"]),
+    ("killed", trouble(60, {1: (57, 9.0)}, _1=50, _2=58, _3=60), ["step_50.pt"]),
+    (None, trouble(60, {1: (57, 9.0)}, _1=50, _2=58, _3=60), ["step_50.pt"]),
+    ("nan_loss", trouble(60, {}, _1=50, _2=58, _3=60), ["step_60.pt", "step_58.pt", "step_50.pt"]),
+    # Where no name tells its step, what was seen since the last sound line may be bad.
+    ("user_exception", trouble(60, {1: (57, 2.5)}), ["step_50.pt"]),
+    ("user_exception", trouble(60, {1: (57, 1.0)}, _1=50), ["step_50.pt"]),
+    ("killed", trouble(0, {1: (-1, 0.0)}, _1=50, _2=58, _3=60), []),
     ("killed", None, ["step_60.pt", "step_58.pt", "step_50.pt"]),
 ])  # fmt: skip
 def test_what_was_saved_since_the_loss_went_wrong_is_struck_off_whatever_it_ended_by(
@@ -178,9 +198,9 @@ def test_what_was_saved_since_the_loss_went_wrong_is_struck_off_whatever_it_ende
 def test_a_loss_that_is_bad_from_the_first_line_may_have_come_with_the_checkpoint() -> None:
     both = [span(1, last=70), span(2, "/c/step_75.pt", last=80)]
     rows = [ledger_row("step_70.pt", 1, step=70), ledger_row("step_75.pt", 2, step=75, base_of=2)]
-    from_the_start = trouble(76, {1: 70, 2: -1}, _1=70, _2=75)
+    from_the_start = trouble(76, {1: (70, 9.0), 2: (-1, 0.0)}, _1=70, _2=75)
     assert usable(ledger.attempt_ended(rows, both, 2, "killed", from_the_start), both) == ["step_70.pt"]
-    later = trouble(78, {2: 77}, _1=70, _2=75)
+    later = trouble(78, {2: (77, 9.0)}, _1=70, _2=75)
     assert usable(ledger.attempt_ended(rows, both, 2, "killed", later), both) == ["step_75.pt", "step_70.pt"]
 
 

@@ -91,7 +91,6 @@ def test_what_passes_is_never_loaded_as_other_weights(tmp_path: Path) -> None:
     ("a.safetensors", safetensors() + b"more", "is damaged: its header describes"),
     ("a.safetensors", struct.pack("<Q", 2) + b"[]", "is damaged: its header cannot be read"),
     ("a.safetensors", headed({"a": [0, 4], "b": [8, 12]}), "is damaged: its header"),
-    ("a.safetensors", headed({"a": [0, 8], "b": [8, 12]}), "is damaged: its header"),
 ])  # fmt: skip
 def test_what_is_refused_says_why(name: str, data: bytes, why: str, tmp_path: Path) -> None:
     info = validate(write(tmp_path / name, data))

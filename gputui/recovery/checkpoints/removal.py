@@ -15,93 +15,79 @@ from gputui.recovery.checkpoints.search import CheckpointSearch, is_unchanged, s
 from gputui.runs.checkpoint_names import explicit_step
 from gputui.store.checkpoints import CheckpointRow
 
+_REWRITTEN = ("best", "last", "latest", "final")
+
 
 def prune(search: CheckpointSearch, keep: int, resume_from: str | None = None) -> list[Path]:
-    """Remove the checkpoints of the run's course that are older than the ``keep`` newest valid ones, and return them.
-    Nothing is removed if there are fewer. Rewritten files (best.pt, last.pt), the checkpoint to resume from, and files
-    that others depend on (`_unbound`) stay. Raises OSError with some of them left."""
+    """Remove the checkpoints of the run's course that are older than the ``keep`` newest valid
+    ones, and return them. Nothing is removed if there are fewer. Rewritten files (best.pt, last.pt)
+    stay, the checkpoint to resume from, what a link leads to, and what contains, is in, or is named
+    by the checksum file of something that stays; and all of a save of which a part stays. Raises
+    OSError with some of them left."""
     rows = [row for row in surveyed(search) if row.gone_at is None]
     folder = search.real_folder
-    course = [
-        row
-        for row in candidates_by_age(rows, search.attempts)
-        if row.is_written and Path(row.path).is_relative_to(folder)
-    ]
-    newest = _newest(course, keep, folder)
-    if newest is None:
+    saves: dict[int | str, list[CheckpointRow]] = {}
+    for row in candidates_by_age(rows, search.attempts):
+        if row.is_written and Path(row.path).is_relative_to(folder):
+            saves.setdefault(_save_of(row, folder), []).append(row)
+    going, valid_count = list(saves), 0
+    while going and valid_count < keep:
+        valid_count += _is_valid(saves[going.pop(0)])
+    if valid_count < keep:
         return []
-    kept = {row.path for row in newest} | {resume_from}
-    saves = {_save_of(row, folder) for row in course if row.path in kept}
-    old = [row for row in course if _save_of(row, folder) not in saves and not _is_rewritten(row.name)]
-    protected = [] if resume_from is None else [Path(resume_from)]
-    going = _unbound([row for row in old if is_unchanged(row)], rows, protected, folder)
+    links = _links(folder)
+    staying = set() if resume_from is None else {Path(resume_from)}
+    staying |= {
+        Path(row.path)
+        for row in rows
+        if not is_unchanged(row)
+        or not any(character.isdigit() for character in row.name)
+        or any(word in row.name.lower() for word in _REWRITTEN)
+        or all(row not in saves[save] for save in going)
+    }
+    while True:
+        kept = {_place(each) for path in staying for each in (path, *_parts(path))}
+        bound = [
+            save
+            for save in going
+            for path in [_place(Path(row.path)) for row in saves[save]]
+            if any(_is_nested(each, path) for each in kept)
+            or any(_is_nested(to, path) and not link.is_relative_to(path) for link, to in links)
+        ]
+        if not bound:
+            break
+        going = [save for save in going if save not in bound]
+        staying |= {Path(row.path) for save in bound for row in saves[save]}
     removed = []
-    for path in (Path(row.path) for row in going):
-        if any(parent in removed for parent in path.parents):
-            continue  # it went with its folder
+    for path in (Path(row.path) for save in going for row in saves[save]):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
-            path.unlink()
+            path.unlink(missing_ok=True)  # it may have gone with its folder
         path.with_name(path.name + CHECKSUM_SUFFIX).unlink(missing_ok=True)
         removed.append(path)
     return removed
 
 
-def _newest(course: Sequence[CheckpointRow], keep: int, folder: Path) -> list[CheckpointRow] | None:
-    """The rows of the course down to the ``keep``-th newest valid checkpoint; None if there are fewer."""
-    saves: dict[int | str, list[CheckpointRow]] = {}
-    for row in course:
-        saves.setdefault(_save_of(row, folder), []).append(row)
-    newest: list[CheckpointRow] = []
-    valid_count = 0
-    for rows in saves.values():
-        if valid_count == keep:
-            break
-        newest += rows
-        # A checkpoint from which an attempt failed to start does not count.
-        if all(row.failed_starts == 0 for row in rows):
-            infos = [validate(Path(row.path)) for row in rows]
-            valid_count += any(info.valid for info in infos) and all(info.valid or info.is_unknown for info in infos)
-    return newest if valid_count == keep else None
+def _is_valid(save: Sequence[CheckpointRow]) -> bool:
+    """Whether a save counts: not one from which an attempt failed to start."""
+    if any(row.failed_starts for row in save):
+        return False
+    infos = [validate(Path(row.path)) for row in save]
+    return any(info.valid for info in infos) and all(i.valid or i.is_unknown for i in infos)
 
 
 def _save_of(row: CheckpointRow, folder: Path) -> int | str:
-    """A key for the files of one save, such as one per rank: the step in the outermost name, because ranks may write at
-    different steps of the metrics; else the step of the metrics; without one, the path."""
-    names = Path(row.path).relative_to(folder).parts if Path(row.path).is_relative_to(folder) else (row.name,)
-    named = next((step for name in names if (step := explicit_step(name)) is not None), row.step)
+    """A key for the files of one save, such as one per rank: the step in the outermost name,
+    because ranks may write at different steps of the metrics; else the step of the metrics; without
+    one, the path."""
+    names = Path(row.path).relative_to(folder).parts
+    told = (step for name in names if (step := explicit_step(name)) is not None)
+    named = next(told, row.step)
     return row.path if named is None else named
 
 
-def _unbound(
-    old: Sequence[CheckpointRow], rows: Sequence[CheckpointRow], protected: Sequence[Path], folder: Path
-) -> list[CheckpointRow]:
-    """The old files that can be removed without damage to the others: not those that contain, or are contained in,
-    something that stays, nor those that a link or the checksum file of something that stays names. What is of the save
-    of one that stays, stays too. Raises OSError."""
-    links = _links(folder)
-    going = {row.path: row for row in old}
-    while True:
-        staying = {_place(path) for path in protected}
-        for row in rows:
-            if row.path not in going:
-                staying |= {_place(Path(row.path)), *_parts(Path(row.path))}
-        places = {path: _place(Path(path)) for path in going}
-        bound = {
-            path
-            for path, place in places.items()
-            if any(_are_nested(each, place) for each in staying)
-            or any(_are_nested(target, place) and not link.is_relative_to(place) for link, target in links)
-        }
-        saves = {_save_of(going[path], folder) for path in bound}
-        bound |= {path for path, row in going.items() if _save_of(row, folder) in saves}
-        if not bound:
-            return list(going.values())
-        going = {path: row for path, row in going.items() if path not in bound}
-
-
-def _are_nested(place: Path, other: Path) -> bool:
+def _is_nested(place: Path, other: Path) -> bool:
     return place.is_relative_to(other) or other.is_relative_to(place)
 
 
@@ -111,15 +97,15 @@ def _place(path: Path) -> Path:
 
 
 def _parts(path: Path) -> list[Path]:
-    """The places of the files in a checkpoint's checksum file. Raises OSError."""
+    """The files in a checkpoint's checksum file. Raises OSError."""
     with suppress(InvalidError):
         recorded = checksums_of(path)
-        return [] if recorded is None else [_place(path.parent / name) for name in recorded.parts]
+        return [] if recorded is None else [path.parent / name for name in recorded.parts]
     return []
 
 
 def _links(folder: Path) -> list[tuple[Path, Path]]:
-    """The links below a folder, each paired with its direct and with its final target. Raises OSError."""
+    """The links below a folder, each with its direct and with its final target. Raises OSError."""
 
     def fail(error: OSError) -> None:
         raise error
@@ -128,13 +114,6 @@ def _links(folder: Path) -> list[tuple[Path, Path]]:
     for parent, folders, names in os.walk(folder, onerror=fail):
         for path in (Path(parent, name) for name in (*folders, *names)):
             if path.is_symlink():
-                targets = (_place(path.parent / path.readlink()), Path(os.path.realpath(path)))
+                targets = (_place(path.parent / path.readlink()), path.resolve())
                 links += [(_place(path), target) for target in targets]
     return links
-
-
-def _is_rewritten(name: str) -> bool:
-    """Whether the name is that of a file that is overwritten, such as best.pt."""
-    return not any(character.isdigit() for character in name) or any(
-        word in name.lower() for word in ("best", "last", "latest", "final")
-    )

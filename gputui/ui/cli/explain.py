@@ -34,8 +34,7 @@ MAX_ALERTS = 8
 @click.pass_obj
 def command(session: Session, run: str | None, evidence: bool) -> None:
     """What happened to a run (the newest, if none is named), why each decision was taken, and its state now."""
-    from gputui.recovery.checkpoints.ledger import spans_of
-    from gputui.recovery.checkpoints.words import checkpoints_sentence
+    from gputui.recovery.checkpoints.ledger import checkpoints_sentence, spans_of
 
     with closing(session.reader()) as connection:
         view = session.find_run(connection, run)

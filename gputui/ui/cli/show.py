@@ -37,8 +37,7 @@ from gputui.ui.tui.layout.run_words import placement_words, tag_words
 def command(session: Session, run: str | None, with_diff: bool, against: str | None, as_json: bool) -> None:
     """One run (the newest, if none is named): parameters, attempts, how each ended, what failures cost."""
     from gputui.recovery import cost
-    from gputui.recovery.checkpoints.ledger import candidates, refused, spans_of
-    from gputui.recovery.checkpoints.words import checkpoints_shape
+    from gputui.recovery.checkpoints.ledger import candidates, checkpoints_shape, refused, spans_of
     from gputui.recovery.history import resumptions
 
     if against is not None and not with_diff:
