@@ -1,302 +1,323 @@
-"""Recovery actions on parameters: pure functions from a run's parameters to changed ones.
-
-An action never guesses: without the parameter in the profile, or with an unexpected value, it is skipped with a reason.
-"""
+"""The actions of recovery ladders: pure functions from a run and its machine to a result."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from gputui.recovery import machine_actions
-from gputui.recovery.batches import BATCH_FACTOR, effective, grain, shrink
-from gputui.recovery.machine_actions import (
+from gputui.recovery.batches import for_fewer_ranks, shrink_batch
+from gputui.recovery.classify import Incident
+from gputui.recovery.effects import (
     ActionContext,
     AppliedAction,
     Change,
+    Effect,
     Params,
+    Precondition,
     Result,
     SkippedAction,
-    apply_changes,
-    like,
+    changed,
     number,
     show,
-    switched_on,
     unmapped,
     whole,
 )
 from gputui.runs.launchers import LAUNCHERS
-from gputui.runs.spec import RunSpec
-
-__all__ = [
-    "ACTIONS",
-    "ActionKind",
-    "AppliedAction",
-    "Change",
-    "Result",
-    "SkippedAction",
-    "apply_changes",
-    "tuned_by_study",
-]
+from gputui.runs.spec import RunSpec, Scalar
 
 FIRST_CLIP = 1.0  # the usual clipping norm, for scripts whose clipping is off
+# Margin below the throttling temperature; an idle GPU cools by as much within a minute.
+COOL_MARGIN_CELSIUS = 15.0
+DISK_LIMIT_SECONDS = 6 * 3600.0
+# Required space before the first checkpoint, when their size is unknown.
+ROOM_BYTES = 1 << 30
+ROOM_LIMIT_SECONDS = 900.0
+PRUNE_LIMIT_SECONDS = 600.0
 
+# NCCL's log, and PyTorch's record of the last collectives, which is written when one times out
+# (docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html; pytorch.org/docs, "Flight Recorder").
+NCCL_DEBUG_ENV = {
+    "NCCL_DEBUG": "INFO",
+    "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+    "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "{run_dir}/nccl_trace_rank_",
+}
 
-def tuned_by_study(spec: RunSpec, applied: AppliedAction) -> str | None:
-    """A changed parameter that the run's study tunes; None if there is none."""
-    return next((change.parameter for change in applied.changes if change.parameter in spec.tuned), None)
-
-
-def shrink_batch(context: ActionContext) -> Result:
-    """Reduce the batch to at most 0.75 of its size, and raise the accumulation to keep their product."""
-    spec, params = context.spec, context.params
-    name = spec.role("batch_size", params)
-    if name is None:
-        return unmapped("shrink_batch", "batch_size")
-    batch = whole(params[name])
-    if batch is None or batch < 1:
-        return SkippedAction("shrink_batch", f"{name} is {show(params[name])}, not a whole number of at least 1")
-    if batch == 1:
-        return SkippedAction("shrink_batch", f"{name} is 1 already")
-    accumulation_name = spec.role("grad_accum", params)
-    accumulation = None if accumulation_name is None else whole(params[accumulation_name])
-    count = spec.ranks_on(len(context.machine.gpus))
-    if accumulation_name is None or accumulation is None or accumulation < 1:
-        if spec.tuned:
-            return SkippedAction("shrink_batch", "the effective batch would change, and trials must stay comparable")
-        step = grain(spec, (name, None), 1, count, count).batch
-        largest = math.floor(BATCH_FACTOR * batch) if context.below is None else context.below - 1
-        smaller = max(1, largest) // step * step
-        if smaller < 1 or smaller >= (context.below or batch):
-            return SkippedAction("shrink_batch", f"{name} is {batch}, and no smaller one may be tried")
-        note = (
-            f"lowered {name} {batch} → {smaller}; the profile has no gradient accumulation to make up for it, "
-            "so that the effective batch changes"
-        )
-        return AppliedAction("shrink_batch", note, (Change(name, params[name], like(params[name], smaller)),))
-    names = (name, accumulation_name)
-    step_sizes = grain(spec, names, accumulation, count, count)
-    shrunk = shrink(batch, accumulation, step_sizes, context.below)
-    if shrunk is None:
-        return SkippedAction("shrink_batch", f"{name} is {batch}, and no smaller one may be tried")
-    if spec.tuned and not shrunk.is_near:
-        return SkippedAction("shrink_batch", "no whole pair keeps the effective batch, and trials must stay comparable")
-    before, _ = effective(spec, names, batch * accumulation, count)
-    after, of_whom = effective(spec, names, shrunk.batch * shrunk.accumulation, count)
-    size = f"stays {after}" if after == before else f"becomes {after} instead of {before}"
-    verb = "raised" if shrunk.accumulation > accumulation else "set"
-    note = (
-        f"lowered {name} {batch} → {shrunk.batch} and {verb} {accumulation_name} {accumulation} → "
-        f"{shrunk.accumulation}, so that the effective batch {size}{of_whom}"
-        + ("" if shrunk.is_near else ", as no whole pair that may be used keeps it within 2 %")
-    )
-    changes = (
-        Change(name, params[name], like(params[name], shrunk.batch)),
-        Change(accumulation_name, params[accumulation_name], like(params[accumulation_name], shrunk.accumulation)),
-    )
-    return AppliedAction("shrink_batch", note, changes)
-
-
-def gradient_checkpointing(spec: RunSpec, params: Params, argument: float | None) -> Result:
-    """Enable gradient checkpointing: less memory, more compute."""
-    return _switch_on("gradient_checkpointing", spec, params)
-
-
-def cpu_offload(spec: RunSpec, params: Params, argument: float | None) -> Result:
-    """Enable offloading to host memory."""
-    return _switch_on("cpu_offload", spec, params)
-
-
-def longer_timeout(spec: RunSpec, params: Params, argument: float | None) -> Result:
-    """Multiply the timeout of collectives, by 2 by default."""
-    name = spec.role("timeout", params)
-    if name is None:
-        return unmapped("longer_timeout", "timeout")
-    value = number(params[name])
-    if value is None or not value > 0:
-        return SkippedAction("longer_timeout", f"{name} is {show(params[name])}, not a number above 0")
-    longer = value * (argument or 2.0)
-    after = like(params[name], math.ceil(longer))
-    return AppliedAction("longer_timeout", f"raised {name} {value:g} → {after}", (Change(name, params[name], after),))
-
-
-def lower_lr(spec: RunSpec, params: Params, argument: float | None) -> Result:
-    """Divide the learning rate, by 10 by default."""
-    return _divide("lower_lr", "lr", spec, params, argument or 10.0)
-
-
-def tighter_clip(spec: RunSpec, params: Params, argument: float | None) -> Result:
-    """Divide the clipping norm, by 2 by default; enable clipping at FIRST_CLIP if it is off."""
-    name = spec.role("grad_clip", params)
-    if name is not None and (params[name] is None or number(params[name]) == 0.0):
-        changes = (Change(name, params[name], FIRST_CLIP),)
-        return AppliedAction("tighter_clip", f"switched gradient clipping on ({name} {FIRST_CLIP})", changes)
-    return _divide("tighter_clip", "grad_clip", spec, params, argument or 2.0)
-
-
-def fewer_workers(spec: RunSpec, params: Params, argument: float | None) -> Result:
-    """Halve the data loader's workers."""
-    name = spec.role("num_workers", params)
-    if name is None:
-        return unmapped("fewer_workers", "num_workers")
-    workers = whole(params[name])
-    if workers is None or workers < 0:
-        return SkippedAction("fewer_workers", f"{name} is {show(params[name])}, not a number of workers")
-    if workers == 0:
-        return SkippedAction("fewer_workers", f"{name} is 0 already")
-    after = workers // 2
-    changes = (Change(name, params[name], like(params[name], after)),)
-    return AppliedAction("fewer_workers", f"lowered {name} {workers} → {after}", changes)
-
-
-def restart(spec: RunSpec, params: Params, argument: float | None) -> Result:
-    """Restart without changes."""
-    return AppliedAction("restart", "changed nothing")
-
-
-def new_port(spec: RunSpec, params: Params, argument: float | None) -> Result:
-    """Restart; every attempt gets a free port for its ranks to meet at."""
-    if not LAUNCHERS[spec.launcher].starts_ranks:
-        return SkippedAction("new_port", f"the launcher {spec.launcher} takes no port; the script chooses its own")
-    return AppliedAction("new_port", "took another port")
-
-
-def wait(spec: RunSpec, params: Params, argument: float | None) -> Result:
-    """Restart after a delay, which the ladder's argument sets."""
-    return AppliedAction("wait", "changed nothing")
+ELSEWHERE = "only the run's target sees its checkpoints"
+NO_CHECKPOINTS = "the profile names no checkpoints"
 
 
 class ActionKind(Struct, frozen=True):
     """An action of a recovery ladder.
 
-    Attributes:
-        help: one sentence for the documentation.
-        apply: changes parameters; apply_here: the same with the state of the machine. Both are None for actions that
-            choose a checkpoint or stop.
-        argument: meaning of its number, None if it takes none; default: its default; least: its minimum.
-        whole: its number must be an integer.
+    ``help`` is one sentence for the documentation. ``apply`` is None for actions that choose a
+    checkpoint or stop. ``argument`` is the meaning of its number, None if it takes none, with its
+    ``default`` and its ``least`` value; ``whole``: it must be an integer.
     """
 
     name: str
     help: str
-    apply: Callable[[RunSpec, Params, float | None], Result] | None = None
+    apply: Callable[[ActionContext], Result] | None = None
     argument: str | None = None
     default: float | None = None
     least: float = 0.0
     whole: bool = False
-    apply_here: Callable[[ActionContext], Result] | None = None
 
 
-ACTIONS: dict[str, ActionKind] = {
-    kind.name: kind
-    for kind in (
-        ActionKind("restart", "start again from the newest valid checkpoint, changing nothing", restart),
-        ActionKind(
-            "shrink_batch",
-            "lower the batch size to at most 0.75 of its value and raise gradient accumulation, so that the effective "
-            "batch stays within 2 %",
-            apply_here=shrink_batch,
-        ),
-        ActionKind("gradient_checkpointing", "enable gradient checkpointing", gradient_checkpointing),
-        ActionKind("cpu_offload", "enable CPU offloading", cpu_offload),
-        ActionKind("lower_lr", "divide the learning rate", lower_lr, "divisor", 10.0, 1.01),
-        ActionKind(
-            "tighter_clip",
-            "divide the gradient clipping norm; if clipping is off, enable it at 1.0",
-            tighter_clip,
-            "divisor",
-            2.0,
-            1.01,
-        ),
-        ActionKind("fewer_workers", "halve the number of data loader workers", fewer_workers),
-        ActionKind(
-            "rollback",
-            "resume that many valid checkpoints before the newest, and strike off the later ones",
-            None,
-            "checkpoints",
-            1,
-            1,
-            True,
-        ),
-        ActionKind("new_port", "start again with another port, if the launcher takes one", new_port),
-        ActionKind("longer_timeout", "multiply the timeout of collectives", longer_timeout, "factor", 2.0, 1.01),
-        ActionKind(
-            "nccl_debug",
-            "enable NCCL's log and PyTorch's record of collectives, for one attempt",
-            apply_here=machine_actions.nccl_debug,
-        ),
-        ActionKind(
-            "exclude_gpu",
-            "quarantine the failed GPU and continue with a free one, or with fewer if `min_gpus` allows it, or with "
-            "the first that others free",
-            apply_here=machine_actions.exclude_gpu,
-        ),
-        ActionKind("wait", "start again after a delay", wait, "seconds", 60.0),
-        ActionKind(
-            "wait_cool",
-            "start again when the run's GPUs are 15 °C below the temperature at which they throttle, or after a delay",
-            None,
-            "seconds",
-            900.0,
-            1.0,
-            apply_here=machine_actions.wait_cool,
-        ),
-        ActionKind(
-            "wait_disk",
-            "start again when the disk has room for that many checkpoints; give up after 6 h",
-            None,
-            "checkpoints",
-            2,
-            1,
-            True,
-            machine_actions.wait_disk,
-        ),
-        ActionKind(
-            "prune_checkpoints",
-            "remove old checkpoints of the run's course, keeping the newest valid ones; in no built-in policy",
-            None,
-            "checkpoints kept",
-            3,
-            1,
-            True,
-            machine_actions.prune_checkpoints,
-        ),
-        ActionKind(
-            "notify",
-            "send the notification that `notify` of the policy describes; goes with another action",
-            None,
-            apply_here=machine_actions.notify,
-        ),
-        ActionKind("stop", "stop the run and give the reason"),
-    )
-}
-"""Every action by its name."""
+def tuned_by_study(spec: RunSpec, applied: AppliedAction) -> str | None:
+    """A changed parameter that the run's study tunes; None if there is none."""
+    return next((each.parameter for each in applied.changes if each.parameter in spec.tuned), None)
 
 
-def _divide(action: str, role: str, spec: RunSpec, params: Params, divisor: float) -> Result:
-    name = spec.role(role, params)
+# --- parameters -------------------------------------------------------------------------------
+
+
+def _unchanged(name: str) -> Callable[[ActionContext], Result]:
+    return lambda _: AppliedAction(name, "changed nothing")
+
+
+def _switch_on(action: str) -> Callable[[ActionContext], Result]:
+    def apply(context: ActionContext) -> Result:
+        name, value = context.role(action)
+        if name is None:
+            return unmapped(action, action)
+        switched = _switched_on(value)
+        if switched is None:
+            return SkippedAction(action, f"{name} is {show(value)}, neither on nor off")
+        if switched == value:
+            return SkippedAction(action, f"{name} is on already")
+        return AppliedAction(action, f"turned {name} on", (Change(name, value, switched),))
+
+    return apply
+
+
+def _switched_on(value: Scalar) -> Scalar:
+    """The value that means on; the same if it is on already; None if the parameter is no switch."""
+    pairs = {"false": "true", "False": "True", "0": "1", "no": "yes", "off": "on", "": "true"}
+    if isinstance(value, str):
+        return pairs.get(value, value if value in pairs.values() else None)
+    if value is None or isinstance(value, bool):
+        return True
+    return 1 if value == 0 else value if value == 1 else None
+
+
+def _divide(action: str, role: str, context: ActionContext, by: float) -> Result:
+    """Divide a parameter by the argument, or by ``by``."""
+    name, value = context.role(role)
     if name is None:
         return unmapped(action, role)
-    value = number(params[name])
-    if value is None or not value > 0:
-        return SkippedAction(action, f"{name} is {show(params[name])}, not a number above 0")
-    after = float(f"{value / divisor:.12g}")
+    before = number(value)
+    if before is None or not before > 0:
+        return SkippedAction(action, f"{name} is {show(value)}, not a number above 0")
+    after = float(f"{before / (context.argument or by):.12g}")
     if after == 0:
-        return SkippedAction(action, f"{name} is {value:g} already")
-    changes = (Change(name, params[name], after),)
-    return AppliedAction(action, f"lowered {name} {value:g} → {after:g}", changes)
+        return SkippedAction(action, f"{name} is {before:g} already")
+    note = f"lowered {name} {before:g} → {after:g}"
+    return AppliedAction(action, note, (Change(name, value, after),))
 
 
-def _switch_on(action: str, spec: RunSpec, params: Params) -> Result:
-    name = spec.role(action, params)
+def lower_lr(context: ActionContext) -> Result:
+    """Divide the learning rate, by 10 by default."""
+    return _divide("lower_lr", "lr", context, 10.0)
+
+
+def tighter_clip(context: ActionContext) -> Result:
+    """Divide the clipping norm, by 2 by default; enable clipping at FIRST_CLIP if it is off."""
+    name, value = context.role("grad_clip")
+    if name is not None and (value is None or number(value) == 0.0):
+        note = f"switched gradient clipping on ({name} {FIRST_CLIP})"
+        return AppliedAction("tighter_clip", note, (Change(name, value, FIRST_CLIP),))
+    return _divide("tighter_clip", "grad_clip", context, 2.0)
+
+
+def longer_timeout(context: ActionContext) -> Result:
+    """Multiply the timeout of collectives, by 2 by default."""
+    action = "longer_timeout"
+    name, value = context.role("timeout")
     if name is None:
-        return unmapped(action, action)
-    value = params[name]
-    switched = switched_on(value)
-    if switched is None:
-        return SkippedAction(action, f"{name} is {show(value)}, neither on nor off")
-    if switched == value:
-        return SkippedAction(action, f"{name} is on already")
-    return AppliedAction(action, f"turned {name} on", (Change(name, value, switched),))
+        return unmapped(action, "timeout")
+    before = number(value)
+    if before is None or not before > 0:
+        return SkippedAction(action, f"{name} is {show(value)}, not a number above 0")
+    change = changed(name, value, math.ceil(before * (context.argument or 2.0)))
+    return AppliedAction(action, f"raised {name} {before:g} → {change.after}", (change,))
+
+
+def fewer_workers(context: ActionContext) -> Result:
+    """Halve the data loader's workers."""
+    action = "fewer_workers"
+    name, value = context.role("num_workers")
+    if name is None:
+        return unmapped(action, "num_workers")
+    workers = whole(value)
+    if workers is None or workers < 0:
+        return SkippedAction(action, f"{name} is {show(value)}, not a number of workers")
+    if workers == 0:
+        return SkippedAction(action, f"{name} is 0 already")
+    note = f"lowered {name} {workers} → {workers // 2}"
+    return AppliedAction(action, note, (changed(name, value, workers // 2),))
+
+
+def new_port(context: ActionContext) -> Result:
+    """Restart; every attempt gets a free port for its ranks to meet at."""
+    launcher = context.spec.launcher
+    if not LAUNCHERS[launcher].starts_ranks:
+        why = f"the launcher {launcher} takes no port; the script chooses its own"
+        return SkippedAction("new_port", why)
+    return AppliedAction("new_port", "took another port")
+
+
+# --- the machine ------------------------------------------------------------------------------
+
+
+def exclude_gpu(context: ActionContext) -> Result:
+    """Quarantine the faulty GPU, and continue with a spare one, else with fewer if the profile
+    allows it, else with the first that other runs release."""
+    name, gpus, spec = "exclude_gpu", context.machine.gpus, context.spec
+    if not gpus:
+        return SkippedAction(name, "the run has no GPUs")
+    if context.incident.contained:
+        return SkippedAction(name, "the error left the GPU usable")
+    faulty = _faulty_gpu(context.incident, gpus, spec)
+    if faulty is None:
+        return SkippedAction(name, "which GPU failed is not known")
+    index = faulty if faulty.startswith(("GPU-", "MIG-")) else f"GPU {faulty}"
+    lock = Effect(quarantine=(faulty,))
+    if context.machine.spares:
+        effect = lock | Effect(replacements=context.machine.spares[:1])
+        return AppliedAction(name, f"took another GPU in place of {index}", effect=effect)
+    result = go_on_with_fewer(spec, context.params, len(gpus), len(gpus) - 1, index)
+    if isinstance(result, SkippedAction) and context.machine.later:
+        return AppliedAction(name, f"waited for another GPU in place of {index}", effect=lock)
+    return replace(result, effect=result.effect | lock)
+
+
+def go_on_with_fewer(spec: RunSpec, params: Params, before: int, remaining: int, without: str) -> Result:
+    """Result of exclude_gpu without a spare GPU: ``remaining`` GPUs instead of ``before``, if the
+    profile allows so few. ``without`` names the failed ones."""
+    name, least = "exclude_gpu", spec.gpus.min_count
+    if least is None:
+        why = "no other GPU is free, and the profile allows no fewer (min_gpus)"
+        return SkippedAction(name, why)
+    if remaining < max(1, least):
+        why = f"no other GPU is free, and {remaining} would be fewer than min_gpus {least}"
+        return SkippedAction(name, why)
+    ranks = (spec.ranks_on(before), spec.ranks_on(remaining))
+    changes, words = for_fewer_ranks(spec, params, *ranks)
+    note = f"went on with {remaining} of {before} GPUs, without {without}{words}"
+    return AppliedAction(name, note, changes, Effect(gpu_count=remaining))
+
+
+def _faulty_gpu(incident: Incident, gpus: Sequence[str], spec: RunSpec) -> str | None:
+    """The GPU that the driver named for an incident, else that of its rank."""
+    if incident.gpu is not None:
+        return incident.gpu if incident.gpu in gpus else None
+    if len(gpus) == 1:
+        return gpus[0]
+    rank = -1 if incident.rank is None else incident.rank
+    has_one_each = spec.ranks_on(len(gpus)) == len(gpus)
+    return gpus[rank] if has_one_each and 0 <= rank < len(gpus) else None
+
+
+def nccl_debug(context: ActionContext) -> Result:
+    """Enable debug logs of NCCL and PyTorch for one attempt."""
+    name = "nccl_debug"
+    if context.spec.ranks_on(len(context.machine.gpus)) < 2:
+        return SkippedAction(name, "the run has a single process, which does not communicate")
+    return AppliedAction(name, "switched NCCL's debugging on", effect=Effect(env=NCCL_DEBUG_ENV))
+
+
+def _waits(name: str, note: str, precondition: Precondition) -> AppliedAction:
+    return AppliedAction(name, note, effect=Effect(preconditions=(precondition,)))
+
+
+def wait_cool(context: ActionContext) -> Result:
+    """Wait until every GPU of the run is well below its throttling temperature."""
+    if not context.machine.gpus:
+        return SkippedAction("wait_cool", "the run has no GPUs")
+    cool = Precondition("cool", context.argument or 900.0, margin_celsius=COOL_MARGIN_CELSIUS)
+    return _waits("wait_cool", "waited for the GPUs to cool down", cool)
+
+
+def wait_disk(context: ActionContext) -> Result:
+    """Wait until the disk has room for that many checkpoints."""
+    name, spec = "wait_disk", context.spec
+    if spec.checkpoints is None or not context.machine.sees_checkpoints:
+        return SkippedAction(name, NO_CHECKPOINTS if spec.checkpoints is None else ELSEWHERE)
+    sizes = [info.size_bytes for info in context.checkpoints if info.size_bytes]
+    if not sizes:
+        needed = spec.disk_bytes or ROOM_BYTES
+        room = Precondition("room", ROOM_LIMIT_SECONDS, bytes_needed=needed)
+        return _waits(name, "waited for room on the disk of the checkpoints", room)
+    count = int(context.argument or 2)
+    disk = Precondition("disk", DISK_LIMIT_SECONDS, bytes_needed=count * max(sizes))
+    noun = "a checkpoint" if count == 1 else f"{count} checkpoints"
+    return _waits(name, f"waited for room for {noun}", disk)
+
+
+def prune_checkpoints(context: ActionContext) -> Result:
+    """Remove checkpoints of the run's course that are older than its newest valid ones."""
+    name, keep = "prune_checkpoints", int(context.argument or 3)
+    why = context.machine.no_pruning
+    if context.spec.checkpoints is None or not context.machine.sees_checkpoints:
+        why = NO_CHECKPOINTS if context.spec.checkpoints is None else ELSEWHERE
+    elif why is None and sum(info.valid for info in context.checkpoints) <= keep:
+        why = f"there are no more than {keep} valid checkpoints"
+    if why is not None:
+        return SkippedAction(name, why)
+    note = f"removed the checkpoints older than the newest {keep} valid ones"
+    return _waits(name, note, Precondition("prune", PRUNE_LIMIT_SECONDS, keep=keep))
+
+
+def notify(context: ActionContext) -> Result:
+    """Send a notification as configured in the policy."""
+    if not context.machine.notifies:
+        return SkippedAction("notify", "the policy has neither a command nor a webhook (notify)")
+    return AppliedAction("notify", "sent a notification", effect=Effect(notify=True))
+
+
+_ACTIONS = (
+    ActionKind("restart", "start again from the newest valid checkpoint, changing nothing", _unchanged("restart")),
+    ActionKind("shrink_batch",
+               "lower the batch size to at most 0.75 of its value and raise gradient accumulation, "
+               "so that the effective batch stays within 2 %", shrink_batch),
+    ActionKind("gradient_checkpointing", "enable gradient checkpointing",
+               _switch_on("gradient_checkpointing")),
+    ActionKind("cpu_offload", "enable CPU offloading", _switch_on("cpu_offload")),
+    ActionKind("lower_lr", "divide the learning rate", lower_lr, "divisor", 10.0, 1.01),
+    ActionKind("tighter_clip",
+               "divide the gradient clipping norm; if clipping is off, enable it at 1.0",
+               tighter_clip, "divisor", 2.0, 1.01),
+    ActionKind("fewer_workers", "halve the number of data loader workers", fewer_workers),
+    ActionKind("rollback",
+               "resume that many valid checkpoints before the newest, and strike off the later ones",
+               None, "checkpoints", 1, 1, True),
+    ActionKind("new_port", "start again with another port, if the launcher takes one", new_port),
+    ActionKind("longer_timeout", "multiply the timeout of collectives", longer_timeout,
+               "factor", 2.0, 1.01),
+    ActionKind("nccl_debug",
+               "enable NCCL's log and PyTorch's record of collectives, for one attempt", nccl_debug),
+    ActionKind("exclude_gpu",
+               "quarantine the failed GPU and continue with a free one, or with fewer if `min_gpus` "
+               "allows it, or with the first that others free", exclude_gpu),
+    ActionKind("wait", "start again after a delay", _unchanged("wait"), "seconds", 60.0),
+    ActionKind("wait_cool",
+               "start again when the run's GPUs are 15 °C below the temperature at which they "
+               "throttle, or after a delay", wait_cool, "seconds", 900.0, 1.0),
+    ActionKind("wait_disk",
+               "start again when the disk has room for that many checkpoints; give up after 6 h",
+               wait_disk, "checkpoints", 2, 1, True),
+    ActionKind("prune_checkpoints",
+               "remove old checkpoints of the run's course, keeping the newest valid ones; in no "
+               "built-in policy", prune_checkpoints, "checkpoints kept", 3, 1, True),
+    ActionKind("notify",
+               "send the notification that `notify` of the policy describes; goes with another "
+               "action", notify),
+    ActionKind("stop", "stop the run and give the reason"),
+)  # fmt: skip
+
+ACTIONS: dict[str, ActionKind] = {kind.name: kind for kind in _ACTIONS}
+"""Every action by its name, in the order of the documentation."""

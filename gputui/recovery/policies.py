@@ -36,8 +36,9 @@ ENDS_ON = {
 
 
 class Backoff(Struct, frozen=True):
-    """The delay before an unchanged restart: ``base × factor^n`` after n attempts without progress, at most ``max``,
-    less a random share of up to ``jitter``, so that runs that failed together do not restart together."""
+    """The delay before an unchanged restart: ``base × factor^n`` after n attempts without progress,
+    at most ``max``, less a random share of up to ``jitter``, so that runs that failed together do
+    not restart together."""
 
     base_seconds: float = 2.0
     factor: float = 3.0
@@ -54,8 +55,8 @@ class Backoff(Struct, frozen=True):
 
 
 class NoticeTarget(Struct, frozen=True):
-    """Recipients of notifications: a command, which gets the text as its last argument and the message as JSON on
-    stdin, and a webhook, which gets the same JSON by POST."""
+    """Recipients of notifications: a command, which gets the text as its last argument and the
+    message as JSON on stdin, and a webhook, which gets the same JSON by POST."""
 
     command: tuple[str, ...] = ()
     webhook: str | None = None
@@ -68,9 +69,9 @@ class Policy(Struct, frozen=True):
         ladders: rungs by kind, tried from the first; every ladder ends in ``stop``.
         max_attempts: maximum number of consecutive attempts, the first one included.
         max_without_progress: maximum number of consecutive unchanged attempts without progress.
-        ends_on: the kinds of ENDS_ON for which gputui ends a live attempt; the others are only reported.
+        ends_on: the kinds of ENDS_ON for which gputui ends a live attempt.
         hang_after_seconds: the shortest silence that counts as a hang once a run makes steps.
-        notify: recipients when a run is given up or a ladder has ``notify``; None sends nothing.
+        notify: recipients when a run is given up or a ladder has ``notify``.
     """
 
     name: str
@@ -93,7 +94,8 @@ class Policy(Struct, frozen=True):
 
     @property
     def checkpoints_wanted(self) -> int:
-        """Number of valid checkpoints that a decision may need: those to go back over or to keep, plus one."""
+        """Number of valid checkpoints that a decision may need: those to go back over or to keep,
+        plus one."""
         steps = [
             int(action.argument or 1)
             for ladder in self.ladders.values()
@@ -104,82 +106,84 @@ class Policy(Struct, frozen=True):
         return 1 + max(steps, default=0)
 
 
-def ladder(*rungs: str) -> Ladder:
-    """A ladder in short notation, such as ``ladder("restart", "rollback:2 tighter_clip")``; ``stop`` is appended."""
-    words = [[word.partition(":") for word in rung.split()] for rung in rungs if rung]
-    made = (tuple(_numbered(name, float(number) if number else None) for name, _, number in rung) for rung in words)
-    return (*made, STOP)
+def _ladders(**ladders: str) -> dict[str, Ladder]:
+    """Ladders in short notation, such as ``"restart, rollback:2 tighter_clip"``; ``stop`` is
+    appended."""
+
+    def rung(words: str) -> Rung:
+        parts = (word.partition(":") for word in words.split())
+        return tuple(_numbered(name, float(number) if number else None) for name, _, number in parts)
+
+    return {kind: (*(rung(words) for words in text.split(",") if words), STOP) for kind, text in ladders.items()}
 
 
 def _numbered(name: str, number: float | None) -> PolicyAction:
     return PolicyAction(name, ACTIONS[name].default if number is None else float(number))
 
 
-_RESTART_ONLY: dict[str, Ladder] = {
-    DEFAULT: ladder("restart"),
-    "cuda_oom": ladder("restart"),
-    "shared_gpu_oom": ladder("restart"),
-    "killed": ladder("restart", "restart", "restart"),
-    "segfault": ladder("restart"),
-    "user_exception": ladder("restart", "restart"),
-    "nonzero_exit": ladder("restart", "restart"),
-    "nccl_timeout": ladder("restart", "restart"),
-    "hang": ladder("restart", "restart"),
-    "peer_lost": ladder("restart", "restart"),
-    "shim_lost": ladder("restart", "restart"),
-    "memory_leak": ladder("restart", "restart"),
-    "dataloader_killed": ladder("restart", "restart"),
-    "dataloader_stall": ladder("restart", "restart"),
-    "corrupt_checkpoint": ladder("restart", "restart", "restart"),
-    "port_in_use": ladder("new_port", "new_port", "wait:60"),
-    "rendezvous": ladder("new_port", "restart"),
-    "lease_conflict": ladder("wait:30", "wait:120"),
-    "gpu_busy": ladder("wait:60", "wait:300"),
+_RESTART_ONLY = _ladders(
+    default="restart",
+    cuda_oom="restart",
+    shared_gpu_oom="restart",
+    killed="restart, restart, restart",
+    segfault="restart",
+    user_exception="restart, restart",
+    nonzero_exit="restart, restart",
+    nccl_timeout="restart, restart",
+    hang="restart, restart",
+    peer_lost="restart, restart",
+    shim_lost="restart, restart",
+    memory_leak="restart, restart",
+    dataloader_killed="restart, restart",
+    dataloader_stall="restart, restart",
+    corrupt_checkpoint="restart, restart, restart",
+    port_in_use="new_port, new_port, wait:60",
+    rendezvous="new_port, restart",
+    lease_conflict="wait:30, wait:120",
+    gpu_busy="wait:60, wait:300",
     # Not the run's fault; each step of progress restarts the ladder.
-    "preempted": ladder("restart", "restart", "restart", "restart", "restart"),
-    "time_limit": ladder("restart", "restart"),
-    "node_fail": ladder("restart", "restart", "restart"),
-    "disk_full": ladder("wait:300", "wait:900"),
+    preempted="restart, restart, restart, restart, restart",
+    time_limit="restart, restart",
+    node_fail="restart, restart, restart",
+    disk_full="wait:300, wait:900",
     # These need a person: a lost GPU must be reset, and a stop from outside had a reason.
-    "gpu_lost": ladder(),
-    "stopped_outside": ladder(),
-    "interrupted": ladder(),
+    gpu_lost="",
+    stopped_outside="",
+    interrupted="",
     # Warnings, which do not end an attempt.
-    "overheating": ladder(),
-    "loss_spike": ladder(),
-    "straggler": ladder(),
-}
-
-_STANDARD: dict[str, Ladder] = _RESTART_ONLY | {
-    "cuda_oom": ladder("shrink_batch", "gradient_checkpointing", "shrink_batch"),
-    "host_oom": ladder("fewer_workers", "restart"),
+    overheating="",
+    loss_spike="",
+    straggler="",
+)
+_STANDARD = _RESTART_ONLY | _ladders(
+    cuda_oom="shrink_batch, gradient_checkpointing, shrink_batch",
+    host_oom="fewer_workers, restart",
     # The save before the end counts as progress, so a slow leak stays on the first rung.
-    "memory_leak": ladder("restart", "fewer_workers", "restart"),
-    "shm_full": ladder("fewer_workers"),
-    "resource_limit": ladder("fewer_workers", "restart"),
-    "dataloader_killed": ladder("restart", "fewer_workers", "restart"),
-    "nan_loss": ladder("restart", "rollback:1 tighter_clip"),
-    "nccl_timeout": ladder("restart", "nccl_debug"),
-    "nccl_error": ladder("restart", "nccl_debug"),
+    memory_leak="restart, fewer_workers, restart",
+    shm_full="fewer_workers",
+    resource_limit="fewer_workers, restart",
+    dataloader_killed="restart, fewer_workers, restart",
+    nan_loss="restart, rollback:1 tighter_clip",
+    nccl_timeout="restart, nccl_debug",
+    nccl_error="restart, nccl_debug",
     # The GPU itself is suspect, except after a contained error, when exclude_gpu is skipped.
-    "ecc": ladder("exclude_gpu", "restart", "restart"),
-    "nvlink_error": ladder("restart", "exclude_gpu"),
-    "gpu_lost": ladder("exclude_gpu"),
-    "disk_full": ladder("wait_disk:2", "wait:900"),
-}
-
-_AGGRESSIVE: dict[str, Ladder] = _STANDARD | {
-    "cuda_oom": ladder("shrink_batch", "gradient_checkpointing", "shrink_batch", "cpu_offload", "shrink_batch"),
-    "host_oom": ladder("fewer_workers", "fewer_workers", "restart"),
-    "nan_loss": ladder("restart", "rollback:1 tighter_clip", "rollback:2 lower_lr", "rollback:2 lower_lr tighter_clip"),
-    "loss_spike": ladder("rollback:1 tighter_clip", "rollback:2 lower_lr"),
-    "killed": ladder("restart", "restart", "restart", "restart"),
-    "stopped_outside": ladder("wait:60"),
-    "interrupted": ladder("restart"),
-    "unknown": ladder("restart", "restart"),
-    "nccl_timeout": ladder("restart", "nccl_debug", "longer_timeout:2", "restart"),
-    "gpu_lost": ladder("exclude_gpu", "exclude_gpu"),
-}
+    ecc="exclude_gpu, restart, restart",
+    nvlink_error="restart, exclude_gpu",
+    gpu_lost="exclude_gpu",
+    disk_full="wait_disk:2, wait:900",
+)
+_AGGRESSIVE = _STANDARD | _ladders(
+    cuda_oom="shrink_batch, gradient_checkpointing, shrink_batch, cpu_offload, shrink_batch",
+    host_oom="fewer_workers, fewer_workers, restart",
+    nan_loss="restart, rollback:1 tighter_clip, rollback:2 lower_lr, rollback:2 lower_lr tighter_clip",
+    loss_spike="rollback:1 tighter_clip, rollback:2 lower_lr",
+    killed="restart, restart, restart, restart",
+    stopped_outside="wait:60",
+    interrupted="restart",
+    unknown="restart, restart",
+    nccl_timeout="restart, nccl_debug, longer_timeout:2, restart",
+    gpu_lost="exclude_gpu, exclude_gpu",
+)
 
 POLICIES: dict[str, Policy] = {
     policy.name: policy
@@ -187,14 +191,14 @@ POLICIES: dict[str, Policy] = {
         Policy("off", {}, ends_on=frozenset()),
         Policy("restart-only", _RESTART_ONLY),
         Policy("standard", _STANDARD),
-        Policy("aggressive", _AGGRESSIVE, max_attempts=20, max_without_progress=5, ends_on=frozenset(ENDS_ON)),
+        Policy("aggressive", _AGGRESSIVE, 20, 5, ends_on=frozenset(ENDS_ON)),
     )
 }
 """The built-in policies by name."""
 
 
 def kinds_with_ladders() -> list[str]:
-    """The kinds that a ladder can be for, which are those that may be retried, and the default."""
+    """The kinds that a ladder can be for: those that may be retried, and the default."""
     return [name for name, kind in KINDS.items() if not kind.deterministic] + [DEFAULT]
 
 
@@ -203,8 +207,8 @@ class PolicyError(ValueError):
 
 
 def policy_from(recovery: Mapping[str, Any]) -> Policy:
-    """The policy of a valid ``recovery:`` (see `gputui.profiles.recovery_form`), based on the built-in policy that it
-    names, by default ``standard``. Raises PolicyError."""
+    """The policy of a valid ``recovery:`` (see `gputui.profiles.recovery_form`), based on the
+    built-in policy that it names, by default ``standard``. Raises PolicyError."""
     try:
         name = recovery.get("policy", "standard")
         base = POLICIES["off" if name is False else name]
@@ -214,13 +218,12 @@ def policy_from(recovery: Mapping[str, Any]) -> Policy:
         if recovery.get("ends_on") is not None:
             changes["ends_on"] = frozenset(recovery["ends_on"])
         if recovery.get("ladders"):
-            changes["ladders"] = {
-                **base.ladders,
-                **{kind: _given_ladder(ladder) for kind, ladder in recovery["ladders"].items()},
-            }
+            given = {kind: _given(ladder) for kind, ladder in recovery["ladders"].items()}
+            changes["ladders"] = {**base.ladders, **given}
         if recovery.get("backoff"):
-            backoff = {_BACKOFF[key]: float(number) for key, number in recovery["backoff"].items()}
-            changes["backoff"] = replace(base.backoff, **backoff)
+            names = {"base": "base_seconds", "max": "max_seconds"}
+            numbers = {names.get(key, key): float(it) for key, it in recovery["backoff"].items()}
+            changes["backoff"] = replace(base.backoff, **numbers)
         if recovery.get("notify"):
             notify = recovery["notify"]
             changes["notify"] = NoticeTarget(tuple(notify.get("command", ())), notify.get("webhook"))
@@ -229,10 +232,7 @@ def policy_from(recovery: Mapping[str, Any]) -> Policy:
         raise PolicyError(f"the recovery policy is not understood: {error!r}") from error
 
 
-_BACKOFF = {"base": "base_seconds", "factor": "factor", "max": "max_seconds", "jitter": "jitter"}
-
-
-def _given_ladder(value: str | list[Any]) -> Ladder:
+def _given(value: str | list[Any]) -> Ladder:
     rungs = [_rung(entry) for entry in ([value] if isinstance(value, str) else value)]
     return (*(rung for rung in rungs if rung != STOP), STOP)
 

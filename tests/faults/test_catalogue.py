@@ -7,8 +7,8 @@ from pathlib import Path
 from gputui.recovery.checkpoints.formats import CheckpointInfo
 from gputui.recovery.classify import classify, outcome
 from gputui.recovery.decide import AttemptReach, PastDecision, RecoveryPlan, decide
+from gputui.recovery.effects import AppliedAction
 from gputui.recovery.kinds import KINDS
-from gputui.recovery.machine_actions import AppliedAction
 from gputui.recovery.policies import POLICIES
 from gputui.runs.spec import CheckpointSpec, MetricsSpec, RunSpec, Scalar
 from tests.faults.drills import DRILLS, LAST_STEP, Drill

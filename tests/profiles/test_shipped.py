@@ -9,10 +9,9 @@ import pytest
 from gputui.core.config import shipped_profiles
 from gputui.profiles.loading import load
 from gputui.profiles.resolve import resolve
-from gputui.recovery.actions import shrink_batch
-from gputui.recovery.batches import EFFECTIVE_BATCH_TOLERANCE
+from gputui.recovery.batches import EFFECTIVE_BATCH_TOLERANCE, shrink_batch
 from gputui.recovery.classify import Incident
-from gputui.recovery.machine_actions import ActionContext, AppliedAction
+from gputui.recovery.effects import ActionContext, AppliedAction
 from gputui.runs.command import build_launch
 from gputui.runs.launchers.base import Placement
 from gputui.runs.spec import RunSpec, Scalar

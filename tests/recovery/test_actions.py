@@ -4,29 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from msgspec.structs import replace
-
-from gputui.recovery.actions import ACTIONS, new_port
+from gputui.recovery.actions import ACTIONS
 from gputui.recovery.batches import Grain, Pair, shrink
 from gputui.recovery.classify import Incident
-from gputui.recovery.machine_actions import ActionContext, AppliedAction, SkippedAction, apply_changes
+from gputui.recovery.effects import ActionContext, AppliedAction, SkippedAction, apply_changes
 from gputui.runs.spec import RunSpec, Scalar
 from tests.tables import table
 
+OOM = Incident("cuda_oom", 1, 40, "", "f" * 16, ())
+
 
 def spec(**values: Any) -> RunSpec:
-    return RunSpec(name="job", launcher="torchrun", program=("train.py",), workdir="/w", python="/p", nproc=2, **values)
+    values = {"launcher": "torchrun", **values}
+    return RunSpec(name="job", program=("train.py",), workdir="/w", python="/p", nproc=2, **values)
 
 
 def act(
     name: str, params: dict[str, Scalar], argument: float | None = None, **values: Any
 ) -> AppliedAction | SkippedAction:
     kind = ACTIONS[name]
+    assert kind.apply is not None
     number = kind.default if argument is None else argument
-    if kind.apply is not None:
-        return kind.apply(spec(**values), params, number)
-    assert kind.apply_here is not None
-    return kind.apply_here(ActionContext(Incident("cuda_oom", 1, 40, "", "f" * 16, ()), spec(**values), params, number))
+    return kind.apply(ActionContext(OOM, spec(**values), params, number))
 
 
 SHRUNK = {
@@ -61,8 +60,8 @@ def test_without_accumulation_the_effective_batch_changes_and_that_is_said(param
 
 
 def test_a_port_is_only_claimed_where_the_launcher_takes_one() -> None:
-    assert isinstance(new_port(spec(), {}, None), AppliedAction)
-    assert isinstance(new_port(replace(spec(), launcher="python"), {}, None), SkippedAction)
+    assert isinstance(act("new_port", {}), AppliedAction)
+    assert isinstance(act("new_port", {}, launcher="python"), SkippedAction)
 
 
 def test_roles_name_other_parameters() -> None:

@@ -127,11 +127,13 @@ def test_what_a_rollback_or_a_person_left_may_be_saved_again_with_the_same_conte
     ):
         left = ledger.attempt_begins(left, ONE, 2, "/c/step_10.pt")
         assert usable(left, both) == ["step_10.pt"] and "left" in whys(left, both)["step_20.pt"]
-        again = [file("step_10.pt"), file("step_20.pt", stamp="written")]
+        again = [file("step_10.pt"), file("step_20.pt", stamp="written", at=995.0)]
         after = looked(left, *again, attempts=both, writer=2, steps=(18, 22))
         assert usable(after, both) == ["step_20.pt", "step_10.pt"]
         assert usable(looked(after, *again, attempts=both, writer=2), both) == ["step_20.pt", "step_10.pt"]
-        # One that was not saved again, and one that held a NaN, stay where they are.
+        # One that was touched or not saved again, and one that held a NaN, stay where they are.
+        touched = file("step_20.pt", stamp="written", at=5.0)
+        assert usable(looked(left, again[0], touched, attempts=both, writer=2, steps=(18, 22)), both) == ["step_10.pt"]
         assert usable(looked(left, *again, attempts=both, writer=2, steps=(1, 9)), both) == ["step_10.pt"]
         struck = [replace(row, verdict="struck") if row.step == 20 else row for row in left]
         assert usable(looked(struck, *again, attempts=both, writer=2, steps=(18, 22)), both) == ["step_10.pt"]

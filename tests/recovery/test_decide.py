@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from gputui.recovery.checkpoints.formats import CheckpointInfo
 from gputui.recovery.classify import Incident
 from gputui.recovery.decide import AttemptReach, PastDecision, RecoveryPlan, decide
+from gputui.recovery.effects import SkippedAction
 from gputui.recovery.kinds import KINDS
-from gputui.recovery.machine_actions import SkippedAction
 from gputui.recovery.policies import POLICIES, Backoff, Policy
 from gputui.runs.spec import CheckpointSpec, MetricsSpec, RunSpec, Scalar
 from tests.tables import table

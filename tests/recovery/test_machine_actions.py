@@ -7,12 +7,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gputui.recovery.actions import ACTIONS
+from gputui.recovery.actions import ACTIONS, NCCL_DEBUG_ENV
 from gputui.recovery.checkpoints.formats import CheckpointInfo
 from gputui.recovery.classify import Incident
 from gputui.recovery.decide import AttemptReach, decide
-from gputui.recovery.machine_actions import (
-    NCCL_DEBUG_ENV,
+from gputui.recovery.effects import (
     ActionContext,
     AppliedAction,
     Effect,
@@ -48,7 +47,7 @@ CASE = ActionContext(LOST, spec(), PARAMS, None, (checkpoint(40), checkpoint(30,
 
 
 def act(name: str, case: ActionContext = CASE, **changes: Any) -> AppliedAction | SkippedAction:
-    apply = ACTIONS[name].apply_here
+    apply = ACTIONS[name].apply
     assert apply is not None
     return apply(replace(case, **changes))
 
@@ -158,10 +157,7 @@ def test_debugging_is_for_the_next_attempt_only() -> None:
 
 def test_parameters_for_offloading_and_patience() -> None:
     for name, expected in (("cpu_offload", True), ("longer_timeout", 1200)):
-        apply = ACTIONS[name].apply
-        assert apply is not None
-        result = apply(spec(), PARAMS, None)
+        result = act(name)
         assert isinstance(result, AppliedAction) and result.changes[0].after == expected
-        assert isinstance(apply(spec(), {}, None), SkippedAction)
-    apply = ACTIONS["longer_timeout"].apply
-    assert apply is not None and isinstance(apply(spec(), {"timeout": "10m"}, None), SkippedAction)
+        assert isinstance(act(name, params={}), SkippedAction)
+    assert isinstance(act("longer_timeout", params={"timeout": "10m"}), SkippedAction)

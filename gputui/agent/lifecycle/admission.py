@@ -26,8 +26,9 @@ from gputui.agent.lifecycle.scheduler import (
 )
 from gputui.agent.recording.recorder import Recorder
 from gputui.machine.gpu_model import BUSY_BYTES, GpuProcess, unseen_use
+from gputui.recovery.actions import go_on_with_fewer
+from gputui.recovery.effects import SkippedAction, apply_changes
 from gputui.recovery.kinds import SHARED_OOM
-from gputui.recovery.machine_actions import SkippedAction, apply_changes, go_on_with_fewer
 from gputui.runs import repository
 from gputui.runs.executors.base import Executor, ExecutorGoneError
 from gputui.runs.gpu_locks import GpuHeldError

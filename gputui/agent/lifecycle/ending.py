@@ -23,10 +23,10 @@ from gputui.recovery.checkpoints.ledger import candidates
 from gputui.recovery.checkpoints.search import CheckpointChoice, CheckpointSearch, UnmatchedPattern
 from gputui.recovery.classify import Incident, outcome
 from gputui.recovery.decide import RecoveryPlan, decide
+from gputui.recovery.effects import MachineContext
 from gputui.recovery.findings import printed_at_end, reports_of
 from gputui.recovery.history import past_decisions, progress_of
 from gputui.recovery.kinds import KINDS, SHARED_OOM
-from gputui.recovery.machine_actions import MachineContext
 from gputui.recovery.policies import NoticeTarget
 from gputui.runs import notices, repository
 from gputui.runs.command import checkpoint_directory

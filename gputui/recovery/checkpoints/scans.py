@@ -81,6 +81,8 @@ class FolderScan(Struct, frozen=True, kw_only=True):
             return False
         if self.writer in (None, known.attempt) or known.step is None:
             return False
+        if known.verdict == "left" and not self.since <= file.modified_ns / 1e9 <= self.now:
+            return False  # a person may have touched it
         return self.may_be_at(self.writer or 0, known.step, self.since, self.now)
 
 
@@ -212,9 +214,11 @@ class CheckpointSteps:
 
     def may_be_at(self, number: int, step: int, since: float, now: float) -> bool:
         """Whether an attempt may have been at a step between two times."""
-        earliest, latest = self._recorded(number, since), self._latest(number, now)
-        is_begun = earliest is None or earliest <= step
-        return latest is not None and is_begun and step <= latest + 1
+        # It resumed somewhere: before its first line it was at no step that is known.
+        first_at = self._times.first_at(number)
+        earliest = self._recorded(number, since if first_at is None else max(since, first_at))
+        latest = self._latest(number, now)
+        return latest is not None and earliest is not None and earliest <= step <= latest + 1
 
     def has_stepped(self, number: int, since: float) -> bool:
         """Whether an attempt did a step after a time, allowing for the delay of lines."""

@@ -16,11 +16,10 @@ from gputui.profiles.loading import ProfileNotFoundError
 from gputui.profiles.loading import find as find_profile
 from gputui.recovery import policy_simulation
 from gputui.recovery.checkpoints.search import CheckpointChoice, choose, surveyed
+from gputui.recovery.effects import Result
 from gputui.recovery.history import past_decisions, progress_of
-from gputui.recovery.machine_actions import Result
 from gputui.recovery.policies import POLICIES, Policy, PolicyAction, PolicyError, policy_from
-from gputui.recovery.policy_simulation import Situation
-from gputui.recovery.policy_words import actions_in
+from gputui.recovery.policy_simulation import Situation, actions_in
 from gputui.runs.command import checkpoint_directory
 from gputui.runs.executors import Executors
 from gputui.runs.spec import RunSpec, Scalar, SpecError, spec_of

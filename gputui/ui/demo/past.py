@@ -28,7 +28,7 @@ from gputui.machine.simulated import SimulatedSource
 from gputui.machine.xid import xid_text
 from gputui.profiles.loading import load
 from gputui.profiles.resolve import resolve
-from gputui.recovery.machine_actions import MachineContext
+from gputui.recovery.effects import MachineContext
 from gputui.runs import repository
 from gputui.runs.launchers.base import OUTPUT
 from gputui.runs.logs import node_folder
