@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gputui.recovery.classify import classify
-from gputui.recovery.findings import without_commands, wrapped_code
+from gputui.recovery.tracebacks import without_commands, wrapped_code
 from tests.recovery.attempts import process_ended, traceback
 from tests.tables import table
 
