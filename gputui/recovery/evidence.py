@@ -1,6 +1,8 @@
-"""The evidence on an attempt's end, collected within bounds and stored as JSON.
+"""The evidence on an attempt's end, collected within bounds and stored as JSON, and the driver's
+reports about its GPUs.
 
-Only `collect` reads files. Pure functions draw conclusions, so that stored evidence can be classified again.
+Only `collect` reads files. Pure functions draw conclusions, so that stored evidence can be
+classified again.
 """
 
 from __future__ import annotations
@@ -9,11 +11,12 @@ import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 import msgspec
 from msgspec import Struct
 
+from gputui.machine.xid import XidClass, xid_class, xid_text
 from gputui.recovery.tracebacks import plain
 from gputui.runs.foreign_json import read_foreign_json
 from gputui.runs.launchers import FOR_RANKS
@@ -23,6 +26,11 @@ TAIL_BYTES = 256 * 1024
 TAIL_LINES = 4000
 MAX_ERROR_FILE_BYTES = 1024 * 1024
 MAX_ERROR_FILES = 256
+# A kernel error ends its program at once; torchrun then gives the other ranks up to 30 s.
+NEAR_SECONDS = 90.0
+# A broken link or memory may hang a collective; NCCL gives up after 10 min by default, and torchrun
+# takes 30 s more.
+HARDWARE_SECONDS = 900.0
 
 
 class KilledRank(Struct, frozen=True):
@@ -34,10 +42,12 @@ class KilledRank(Struct, frozen=True):
 
 
 class ExitRecord(Struct, frozen=True):
-    """The executor's ``exit.json``. One of ``code`` and ``signal`` is set unless nothing was started. ``target`` is the
-    name of the run's target, None for this machine; if the target ended the attempt, ``ended_by`` is the kind and
-    ``ended_reason`` its message. ``stop_signal`` is the first signal that asked the executor to end the attempt; its
-    command got SIGTERM."""
+    """The executor's ``exit.json``. One of ``code`` and ``signal`` is set unless nothing was started.
+
+    ``target`` is the name of the run's target, None for this machine; if the target ended the
+    attempt, ``ended_by`` is the kind and ``ended_reason`` its message. ``stop_signal`` is the first
+    signal that asked the executor to end the attempt; its command got SIGTERM.
+    """
 
     code: int | None = None
     signal: int | None = None
@@ -74,11 +84,8 @@ class ExitRecord(Struct, frozen=True):
 
     @property
     def oom_killed(self) -> bool:
-        """Whether the kernel's OOM killer struck the attempt shortly before its end.
-
-        A control group's count includes each OOM kill of a process in it (memory.events in the kernel's cgroup-v2
-        documentation). If the counts of all the attempt's groups are known, other kills on the host do not concern it.
-        """
+        """Whether the kernel's OOM killer struck the attempt shortly before its end. If the counts of
+        all its control groups are known, other kills on the host do not concern it."""
         if self.oom_victims == ():
             return False
         if self.oom_kills_cgroup or self.oom_kills_processes:
@@ -87,8 +94,8 @@ class ExitRecord(Struct, frozen=True):
         return not is_known and bool(self.oom_kills_host)
 
     def killed_for_memory(self, pid: int | None) -> bool:
-        """Whether a process that died of SIGKILL was an OOM victim. The kernel's log names each victim. Without the PID
-        any victim of the run counts; without the log, the counts decide."""
+        """Whether a process that died of SIGKILL was an OOM victim. The kernel's log names each.
+        Without the PID any victim of the run counts; without the log, the counts decide."""
         if pid is None and self.oom_own_victims:
             return True
         if pid is not None and self.oom_victims is not None:
@@ -149,9 +156,9 @@ class ObservedCause(Struct, frozen=True):
 class Evidence(Struct, frozen=True):
     """The evidence on the end of an attempt. Times are UTC unix seconds.
 
-    ``exit`` is None if the executor left no record; ``rebooted``: the machine was rebooted since its start;
-    ``last_step`` is the last step in the metrics. ``problems`` are unreadable files. ``shared_with`` are runs that used
-    its GPU shortly before the end.
+    ``exit`` is None if the executor left no record; ``rebooted``: the machine was, since its start;
+    ``last_step`` is that of the metrics. ``problems`` are unreadable files. ``shared_with`` are
+    runs that used its GPU shortly before the end.
     """
 
     exit: ExitRecord | None
@@ -182,24 +189,24 @@ def collect(
     exit: ExitRecord | None,  # noqa: A002 - the field's name
     ended_at: float | None,
     launcher: str = FOR_RANKS.name,
-    started_at: float | None = None,
-    last_step: int | None = None,
-    rebooted: bool = False,
     observed: Sequence[ObservedCause] = (),
     shared_with: Sequence[str] = (),
+    **known: Any,
 ) -> Evidence:
-    """Collect the evidence in an attempt's folder.
+    """Collect the evidence in an attempt's folder; ``known`` are other fields of `Evidence`.
 
-    At most the last TAIL_BYTES and TAIL_LINES of each log are kept. Missing, damaged or unreadable files do not affect
-    the rest.
+    At most the last TAIL_BYTES and TAIL_LINES of each log are kept. Missing, damaged or unreadable
+    files do not affect the rest.
     """
     problems: list[str] = []
     tails: list[EvidenceLog] = []
     for log in rank_logs(attempt_dir):
         try:
-            tails.append(EvidenceLog(log.rank, log.stream, plain(_last_lines(tail_text(log.path, TAIL_BYTES)))))
+            text = plain(_last_lines(tail_text(log.path, TAIL_BYTES)))
+            tails.append(EvidenceLog(log.rank, log.stream, text))
         except OSError as error:
-            problems.append(f"{log.path.name} of rank {log.rank}: {error}" if log.rank is not None else str(error))
+            whose = "" if log.rank is None else f"{log.path.name} of rank {log.rank}: "
+            problems.append(f"{whose}{error}")
     errors: list[ErrorFile] = []
     for rank, path in _error_files(attempt_dir):
         try:
@@ -207,17 +214,15 @@ def collect(
         except (OSError, ValueError) as error:
             problems.append(f"{path.relative_to(attempt_dir)}: {error}")
     return Evidence(
-        exit=exit,
-        launcher=launcher,
-        started_at=started_at,
+        exit,
+        launcher,
         ended_at=ended_at,
-        last_step=last_step,
-        rebooted=rebooted,
         observed=tuple(observed),
         errors=tuple(errors),
         tails=tuple(tails),
         problems=tuple(problems),
         shared_with=tuple(shared_with),
+        **known,
     )
 
 
@@ -267,3 +272,74 @@ def _number(value: Any) -> float | None:
     except (ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None
+
+
+# --- the driver's reports ---------------------------------------------------------------------
+
+_KINDS = {
+    XidClass.APPLICATION: "illegal_access",
+    XidClass.CONTAINED: "ecc",
+    XidClass.MEMORY: "ecc",
+    XidClass.LINK: "nvlink_error",
+    XidClass.LOST: "gpu_lost",
+}
+
+
+class Sighting(Struct, frozen=True):
+    """One report about a GPU at a time (UTC unix seconds). ``what`` is an event of the driver
+    (``xid``, ``lost``, ``returned``), or a counter that rose: ``ecc`` (by ``code`` uncorrected
+    errors) or ``remap`` (a row could not be remapped)."""
+
+    at: float
+    uuid: str
+    what: Literal["xid", "lost", "returned", "ecc", "remap"]
+    code: int | None = None
+
+
+def observations(
+    sightings: Sequence[Sighting], gpus: Sequence[str], nproc: int, *, ended_at: float
+) -> tuple[ObservedCause, ...]:
+    """Observations that may explain the end of an attempt at ``ended_at``, earliest first, one per
+    GPU and kind. ``gpus`` are its UUIDs in the order of local ranks.
+
+    Not every report is a cause: a run survives many, and others are written because it ended. So
+    each kind of report counts only for as long before the end as its effect may take.
+    """
+    observed: dict[tuple[str, str], ObservedCause] = {}
+    for seen in sorted(sightings, key=lambda event: event.at):
+        if seen.uuid not in gpus:
+            continue
+        if seen.what == "returned":
+            # The GPU was back before the end, so the run survived that.
+            observed.pop((seen.uuid, "lost"), None)
+            continue
+        name = xid_class(seen.code) if seen.what == "xid" else None
+        kind = "gpu_lost" if seen.what == "lost" else "ecc" if name is None else _KINDS.get(name)
+        # A GPU that is gone stays gone until the driver reports its return.
+        is_gone = seen.what == "lost" or name is XidClass.LOST
+        counts_for = NEAR_SECONDS if name is XidClass.APPLICATION else HARDWARE_SECONDS
+        age = ended_at - seen.at
+        if kind is None or (age > counts_for and not is_gone):
+            continue
+        position, errors = gpus.index(seen.uuid), seen.code or 1
+        text = {
+            "xid": xid_text(seen.code or 0),
+            "ecc": f"{errors} uncorrectable ECC error{'s' if errors > 1 else ''} counted",
+            "remap": "a memory row could not be remapped",
+            "lost": "the driver calls it lost",
+        }[seen.what]
+        cause = ObservedCause(
+            kind=kind,
+            at=seen.at,
+            text=f"{text}; GPU {position} of the run, {seen.uuid}",
+            rank=position if nproc == len(gpus) else None,
+            gpu=seen.uuid,
+            contained=name in (XidClass.APPLICATION, XidClass.CONTAINED),
+            ended_run=False,
+            distant=kind != "gpu_lost" and age > NEAR_SECONDS,
+        )
+        key = (seen.uuid, "lost" if seen.what == "lost" else kind)
+        before = observed.get(key)
+        if before is None or (before.contained and not cause.contained):
+            observed[key] = cause
+    return tuple(sorted(observed.values(), key=lambda event: event.at))

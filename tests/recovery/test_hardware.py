@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gputui.recovery.classify import Incident, classify, outcome
-from gputui.recovery.evidence import Evidence, ExitRecord, ObservedCause, collect
-from gputui.recovery.hardware import Sighting, observations
+from gputui.recovery.evidence import Evidence, ExitRecord, ObservedCause, Sighting, collect, observations
 from tests.recovery.attempts import lay_out, report, traceback
 
 GPUS = ("GPU-a", "GPU-b")

@@ -7,8 +7,7 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 
 from gputui.machine.xid import FALLEN_OFF_THE_BUS, FIRMWARE_SILENT
-from gputui.recovery.evidence import ObservedCause
-from gputui.recovery.hardware import Sighting, observations
+from gputui.recovery.evidence import ObservedCause, Sighting, observations
 from gputui.store import samples, series
 from gputui.store.attempts import Attempt
 

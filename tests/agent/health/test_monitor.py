@@ -15,7 +15,7 @@ from gputui.agent.health.monitor import HealthMonitor
 from gputui.agent.lifecycle.active_run import LiveAttempt
 from gputui.agent.lifecycle.run_files import ResolvedRun
 from gputui.core.redaction import BY_LOOK
-from gputui.recovery.hardware import Sighting
+from gputui.recovery.evidence import Sighting
 from gputui.recovery.policies import POLICIES, Policy
 from gputui.runs.executors.process import ExecutorProcess
 from tests.agent.conftest import SPEC
