@@ -16,7 +16,7 @@ from benchmarks.alone import alone
 from benchmarks.percentiles import percentile
 from gputui.agent.context import AgentContext
 from gputui.agent.health.alerting import Alerting
-from gputui.agent.health.feed import begin
+from gputui.agent.health.watched import begin
 from gputui.agent.lifecycle.active_run import LiveAttempt
 from gputui.core.config import Workspace, locate
 from gputui.machine.gpu_model import FastTick, GpuFacts, Inventory

@@ -11,17 +11,17 @@ from gputui.core.config import Workspace
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="gputui.agent", description="The agent of one state directory.")
+    parser = argparse.ArgumentParser(prog="gputui.agent")
     parser.add_argument("--profiles", type=Path, required=True)
     parser.add_argument("--state", type=Path, required=True)
     parser.add_argument("--interval", type=float, default=1.0, metavar="SECONDS")
     parser.add_argument("--linger", type=float, default=None, metavar="SECONDS")
-    parser.add_argument("--successor", action="store_true", help="only where no person ended the one before")
-    arguments = parser.parse_args()
-    workspace = Workspace(profiles=arguments.profiles, state=arguments.state)
-    if arguments.successor and workspace.agent_stopped.exists():
+    parser.add_argument("--successor", action="store_true", help="only if no person ended the last")
+    given = parser.parse_args()
+    workspace = Workspace(profiles=given.profiles, state=given.state)
+    if given.successor and workspace.agent_stopped.exists():
         return 0
-    return run_in_background(workspace, interval_seconds=arguments.interval, linger_seconds=arguments.linger)
+    return run_in_background(workspace, interval_seconds=given.interval, linger_seconds=given.linger)
 
 
 if __name__ == "__main__":

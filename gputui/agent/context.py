@@ -22,6 +22,7 @@ from gputui.metrics.sources import ReadContext
 from gputui.runs.executors import Executors
 from gputui.runs.processes import ProcessScanner
 from gputui.store.database import open_reader
+from gputui.store.events import EventKind, Severity, add_event
 
 # The parts of a turn that serve each run stop after this.
 TURN_SECONDS = 0.016
@@ -29,8 +30,8 @@ TURN_SECONDS = 0.016
 
 @dataclass(slots=True)
 class Turn:
-    """The time that all parts of a turn share for their work per run. Each part serves at least one run in every turn,
-    so none starves. ``clock`` returns monotonic seconds."""
+    """The time that all parts of a turn share for their work per run. Each part serves at least
+    one run in every turn, so none starves. ``clock`` returns monotonic seconds."""
 
     clock: Callable[[], float]
     _ends_at: float = math.inf
@@ -44,8 +45,8 @@ class Turn:
         return self.clock() >= self._ends_at
 
     def postpones(self, part: str) -> bool:
-        """Whether a part that does not divide its work waits for the next turn: if this one is spent, and the part has
-        not waited already."""
+        """Whether a part that does not divide its work waits for the next turn: if this one is
+        spent, and the part has not waited already."""
         if part in self._postponed or not self.is_spent():
             self._postponed.discard(part)
             return False
@@ -61,12 +62,8 @@ class AgentContext(Struct, frozen=True):
         now: UTC unix seconds.
         monotonic: seconds, for durations.
         wake: starts the next turn of the loop; callable from any thread.
-        turn: the time budget of the current turn.
-        jobs: threads for slow work.
         recorder: the current state of GPUs and host.
         janitor: tidies the store beside the loop.
-        scanner: finds the processes of attempts.
-        executors: run attempts, by the target of their run.
     """
 
     connection: sqlite3.Connection
@@ -81,6 +78,31 @@ class AgentContext(Struct, frozen=True):
     ingest: MetricsIngest
     scanner: ProcessScanner = msgspec.field(default_factory=ProcessScanner)
     executors: Executors = msgspec.field(default_factory=Executors)
+
+    def note(
+        self,
+        kind: EventKind,
+        text: str,
+        run_id: str | None = None,
+        attempt: int | None = None,
+        *,
+        severity: Severity = "info",
+        key: str | None = None,
+        subject: str | None = None,
+        at: float | None = None,
+    ) -> None:
+        """Add an event, now or at another time (UTC unix seconds). Raises sqlite3.Error."""
+        add_event(
+            self.connection,
+            kind,
+            text,
+            now=self.now() if at is None else at,
+            key=key,
+            severity=severity,
+            subject=subject,
+            run_id=run_id,
+            attempt=attempt,
+        )
 
     @classmethod
     def of(
@@ -103,6 +125,7 @@ class AgentContext(Struct, frozen=True):
             connect=partial(open_reader, workspace.database),
             run_dir=workspace.run_dir,
         )
+        redactor = partial(redactor_of, workspace)
         return cls(
             connection=connection,
             workspace=workspace,
@@ -113,5 +136,5 @@ class AgentContext(Struct, frozen=True):
             jobs=jobs,
             recorder=recorder,
             janitor=Janitor(workspace, recorder, interval_seconds, now),
-            ingest=MetricsIngest(connection, redactor_of=partial(redactor_of, workspace), read_context=read_context),
+            ingest=MetricsIngest(connection, redactor_of=redactor, read_context=read_context),
         )

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import resource
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,14 @@ class AgentRunningError(Exception):
 
 @dataclass(slots=True)
 class AgentLock:
-    """The held lock. Its file is never unlinked, because a lock on an unlinked file protects nothing."""
+    """The held lock. Its file is never unlinked: a lock on an unlinked file protects nothing."""
 
     descriptor: int
 
     @classmethod
     def take(cls, path: Path) -> AgentLock:
-        """Take the lock. Raises AgentRunningError if another process holds it, OSError if the file cannot be used."""
+        """Take the lock. Raises AgentRunningError if another process holds it, OSError if the file
+        cannot be used."""
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE_MODE)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -52,24 +54,24 @@ _RAISED = (resource.RLIMIT_FSIZE, resource.RLIMIT_CPU, resource.RLIMIT_AS, resou
 
 
 def raise_limits() -> None:
-    """Raise the limits that would end this process or its writes: as root to the highest value, else to the hard
-    limit."""
+    """Raise the limits that would end this process or its writes: as root to the highest value,
+    else to the hard limit."""
     for number in _RAISED:
         _, hard = resource.getrlimit(number)
         # The number of files has no unlimited value: the hard limit is what the system gives.
-        highest = resource.RLIM_INFINITY if os.geteuid() == 0 and number != resource.RLIMIT_NOFILE else hard
-        for most in (highest, hard):
+        is_unlimited = os.geteuid() == 0 and number != resource.RLIMIT_NOFILE
+        for most in (hard, resource.RLIM_INFINITY if is_unlimited else hard):
             with contextlib.suppress(OSError, ValueError):
                 resource.setrlimit(number, (most, most))
-                break
 
 
 def why_unwritable() -> str:
     """What may keep this process from writing, as the end of a sentence."""
     soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if soft == resource.RLIM_INFINITY:
-        return "see whether its disk is full"
-    return f"see whether its disk is full, or whether it reached the limit of {format_size(soft)} per file (ulimit -f)"
+    text = "see whether its disk is full"
+    if soft != resource.RLIM_INFINITY:
+        text += f", or whether it reached the limit of {format_size(soft)} per file (ulimit -f)"
+    return text
 
 
 LIMIT_BYTES = 4 << 20
@@ -80,13 +82,10 @@ KEPT = 3
 def rotate(path: Path, limit_bytes: int = LIMIT_BYTES) -> bool:
     """Rotate the log if it exceeds the limit; return whether it did. Raises OSError.
 
-    The file is copied and truncated, not renamed, because the agent, the sampler and the process that started them keep
-    it open for appending. Lines written during the copy are copied too.
+    The file is copied and truncated, not renamed, because the agent, the sampler and the process
+    that started them keep it open for appending. Lines written during the copy are copied too.
     """
-    try:
-        if path.stat().st_size <= limit_bytes:
-            return False
-    except FileNotFoundError:
+    if not path.exists() or path.stat().st_size <= limit_bytes:
         return False
     for number in range(KEPT - 1, 1, -1):
         older = path.with_name(f"{path.name}.{number - 1}")
@@ -94,14 +93,12 @@ def rotate(path: Path, limit_bytes: int = LIMIT_BYTES) -> bool:
             older.replace(path.with_name(f"{path.name}.{number}"))
     temporary = path.with_name(f"{path.name}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-    with path.open("r+b", buffering=0) as source, os.fdopen(os.open(temporary, flags, 0o600), "wb") as copy:
-        while True:
-            while piece := source.read(1 << 20):
-                copy.write(piece)
-            if source.tell() == os.fstat(source.fileno()).st_size:
-                copy.flush()
-                os.ftruncate(source.fileno(), 0)
-                break
+    descriptor = os.open(temporary, flags, PRIVATE_FILE_MODE)
+    with path.open("r+b", buffering=0) as source, os.fdopen(descriptor, "wb") as copy:
+        while source.tell() < os.fstat(source.fileno()).st_size:
+            shutil.copyfileobj(source, copy)
+        copy.flush()
+        source.truncate(0)
     temporary.replace(path.with_name(f"{path.name}.1"))
     return True
 

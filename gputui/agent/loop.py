@@ -1,4 +1,5 @@
-"""The agent's loop: one thread, woken by the sampler, by commands, by the end of an executor, or by time."""
+"""The agent's loop: one thread, woken by the sampler, by commands, by the end of an executor, or by
+time."""
 
 from __future__ import annotations
 
@@ -11,21 +12,22 @@ import signal
 import sqlite3
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
 from gputui.agent.commands import dispatch
 from gputui.agent.context import AgentContext
-from gputui.agent.doorbell import Doorbell
 from gputui.agent.error_barrier import roll_back
 from gputui.agent.health.alerting import Alerting
 from gputui.agent.housekeeping import Housekeeping, note_predecessor
-from gputui.agent.lifecycle.execution import note_report
+from gputui.agent.lifecycle.execution import note_report, read_rest
 from gputui.agent.lifecycle.rebuild import rebuild
 from gputui.agent.lifecycle.supervisor import Supervisor
-from gputui.agent.lifecycle.sweep import read_rest
 from gputui.agent.lock import AgentLock, HidingFormatter, why_unwritable
 from gputui.agent.recording.output import FileOutput
 from gputui.agent.sinks import Sinks
@@ -35,10 +37,13 @@ from gputui.machine.gpu_model import FastTick
 from gputui.machine.sampler_client import SamplerClient, SamplerCommand
 from gputui.metrics.ingest import PUMP_SECONDS
 from gputui.runs.agent_process import agent_argv, has_views
-from gputui.runs.identity import boot_id, identify
+from gputui.runs.identity import identify
 from gputui.store.database import StoreCorruptError, open_writer, set_aside, suspect_mark
 from gputui.store.events import add_event
 from gputui.version import VERSION
+
+if TYPE_CHECKING:
+    from watchdog.observers.api import BaseObserver
 
 log = logging.getLogger(__name__)
 
@@ -57,8 +62,9 @@ TICKET_SECONDS = 3600.0
 
 
 class AgentOptions(Struct, frozen=True):
-    """Options of an agent. ``recording``: run without clients or runs. ``duration_seconds``: end after that time.
-    ``linger_seconds``: stay that long without clients. ``output``: second destination of samples."""
+    """Options of an agent. ``recording``: run without clients or runs. ``duration_seconds``: end
+    after that time. ``linger_seconds``: stay that long without clients. ``output``: second
+    destination of samples."""
 
     recording: bool = False
     interval_seconds: float = 1.0
@@ -85,57 +91,53 @@ class Agent:
         self.started_at = time.time()
         self.stopping = False
         self.replaced = False
-        identity = identify(os.getpid())
-        assert identity is not None
-        self._identity = identity
         connection = self._open_store()
-        self._own = {workspace.database: workspace.database.stat(), workspace.agent_lock: os.fstat(lock.descriptor)}
-        forget_old_tickets(workspace, self.started_at)
+        self._own = {
+            workspace.database: workspace.database.stat(),
+            workspace.agent_lock: os.fstat(lock.descriptor),
+        }
         self.selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self.context = context = AgentContext.of(
-            connection, workspace, wake=self._wake, interval_seconds=options.interval_seconds
-        )
+        interval = options.interval_seconds
+        self.context = context = AgentContext.of(connection, workspace, wake=self._wake, interval_seconds=interval)
         self.doorbell = Doorbell(workspace.runs, self._wake)
         self.supervisor = Supervisor(context, self.selector)
-        self.alerting = Alerting(context, self.supervisor.runs.running, options.interval_seconds)
-        self.supervisor.health.stored = self.alerting.stored_course
+        self.alerting = Alerting(context, self.supervisor.runs.running, interval)
+        self.supervisor.health.stored = lambda run_id: self.alerting.state.courses.get(run_id)
         self.supervisor.outbox.alerts_by = self.alerting.notice_target
         self.upkeep = Housekeeping(context)
         self.sinks = Sinks(context)
         self.studies = Studies(context)
-        self._began_at = self._needed_at = self.context.monotonic()
+        self._began_at = self._needed_at = now = context.monotonic()
         # When each part is due, in monotonic seconds.
-        self._due = dict.fromkeys(("metrics", "commands", "housekeeping"), self._began_at)
+        self._due = dict.fromkeys(("metrics", "commands", "housekeeping"), now)
         # A scenario file in the state directory replaces the GPUs by simulated ones.
         self.is_simulated = workspace.scenario.exists()
         if self.is_simulated:
-            self._due["occupants"] = self._began_at
-        self.sampler = SamplerClient(
-            SamplerCommand(
-                source="simulated" if self.is_simulated else "nvml",
-                state_dir=workspace.state,
-                interval_seconds=options.interval_seconds,
-                scenario=workspace.scenario if self.is_simulated else None,
-                successor=(*agent_argv(workspace)[1:], "--successor"),
-            ),
-            workspace.agent_log,
+            self._due["occupants"] = now
+        command = SamplerCommand(
+            source="simulated" if self.is_simulated else "nvml",
+            state_dir=workspace.state,
+            interval_seconds=interval,
+            scenario=workspace.scenario if self.is_simulated else None,
+            successor=(*agent_argv(workspace)[1:], "--successor"),
         )
+        self.sampler = SamplerClient(command, workspace.agent_log)
         # Ended runs that were read back from their folders, without their metrics.
         self._unread_runs: list[str] = []
         self._unwritable: str | None = None
         self._shown_turn = 0.0
         self._shown_health: tuple[str, int] | None = None
 
-    # --- life -----------------------------------------------------------------------------------------------------
+    # --- life -------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Run until a signal arrives, the duration is over, or no client needs the agent."""
         self._catch_signals()
         self.selector.register(self._wake_read, selectors.EVENT_READ, None)
-        with self.supervisor.guard.around_part("looking for a former agent"):
+        with self.supervisor.parts.around("looking for a former agent", is_run=False):
             # Before the row of the former agent is overwritten.
-            note_predecessor(self.context.connection, self.context.now())
+            note_predecessor(self.context)
         self._introduce(ready=False)
         self.doorbell.start()
         self._begin()
@@ -157,8 +159,8 @@ class Agent:
             self._leave()
 
     def _begin(self) -> None:
-        """Continue where the former agent ended. Each step fails alone: an unexpected error must not keep the agent
-        from starting. Raises sqlite3.Error if the database itself fails."""
+        """Continue where the former agent ended. Each step fails alone: an unexpected error must
+        not keep the agent from starting. Raises sqlite3.Error if the database itself fails."""
 
         def read_runs_back() -> None:
             self._describe("reading runs back from their folders")
@@ -166,17 +168,22 @@ class Agent:
             self._describe()
 
         steps: dict[str, Callable[[], object]] = {
+            "old tickets": self._forget_old_tickets,
             "reading runs back": read_runs_back,
-            "removal": self.supervisor.removal.begin,
-            "adoption": self.supervisor.adopt,
-            "repeating stops": self.supervisor.repeat_stops,
             "upkeep": self.upkeep.begin,
+            "adoption": self.supervisor.adopt,
             "alerting": self.alerting.begin,
             "exports": self.sinks.begin,
         }
         for name, step in steps.items():
-            with self.supervisor.guard.around_part(name):
+            with self.supervisor.parts.around(name, is_run=False):
                 step()
+
+    def _forget_old_tickets(self) -> None:
+        """Delete specifications whose command was withdrawn: they may contain secrets."""
+        for path in (self.workspace.state / "inbox").glob("*.json*"):
+            if self.started_at - path.stat().st_mtime > TICKET_SECONDS:
+                path.unlink()
 
     def _loop(self) -> None:
         parts = self.supervisor.parts
@@ -184,9 +191,12 @@ class Agent:
         self._began_at = self._needed_at = self.context.monotonic()
         while not self.stopping:
             due = min(*self._due.values(), self.supervisor.next_due() or math.inf)
-            ready = {key.fd for key, _ in self.selector.select(max(0.0, due - self.context.monotonic()))}
+            pause = max(0.0, due - self.context.monotonic())
+            ready = {key.fd for key, _ in self.selector.select(pause)}
             if self._wake_read in ready:
-                self._drain_wake()
+                with contextlib.suppress(BlockingIOError):
+                    while os.read(self._wake_read, 65536):
+                        pass
                 self._hasten("commands", self.context.monotonic())
                 if self.context.ingest.has_answers():
                     self._hasten("metrics", self.context.monotonic())
@@ -203,20 +213,23 @@ class Agent:
             self._pause(parts.unwritable, is_one_resting=parts.is_one_resting)
 
     def _turn(self, ready: set[int]) -> None:
-        """One turn: ends of attempts, samples, metrics, commands, then runs and upkeep. Each part fails alone. Raises
-        sqlite3.OperationalError if the database is locked."""
+        """One turn: ends of attempts, samples, metrics, commands, then runs and upkeep. Each part
+        fails alone. Raises sqlite3.OperationalError if the database is locked."""
         parts, due = self.supervisor.parts, self._due
         parts.do("noticing ends", self.supervisor.notice_ends)
         is_tick = self.sampler.fileno() in ready and parts.do("samples", self._read_sampler)
         now = self.context.monotonic()
-        # Work that is due before the sampler's next tick is done now: one wake-up a second serves all.
+        # Work that is due before the sampler's next tick is done now: one wake-up a second serves
+        # all.
         soon = now + 0.9 * min(1.0, self.options.interval_seconds) if is_tick else now
+        is_training = bool(self.supervisor.runs.attempts())
         if now >= due["metrics"]:
-            due["metrics"] = now + INTAKE_SECONDS if self.supervisor.runs.attempts() else math.inf
+            due["metrics"] = now + INTAKE_SECONDS if is_training else math.inf
             if parts.do("metrics", self._pump):
                 due["metrics"] = now
         if soon >= due["commands"]:
-            due["commands"] = now + (COMMAND_SECONDS if self.doorbell.is_heard else INTAKE_SECONDS)
+            seconds = COMMAND_SECONDS if self.doorbell.is_heard else INTAKE_SECONDS
+            due["commands"] = now + seconds
             if parts.do("commands", partial(dispatch.answer_all, self.supervisor)):
                 self._needed_at = now
                 # A run may have been removed.
@@ -237,8 +250,8 @@ class Agent:
         self._due[what] = min(self._due[what], at)
 
     def _pause(self, unwritable: str | None, *, is_one_resting: bool) -> None:
-        """Sleep after a turn in which something failed. A selector would not wait, because its descriptors stay ready
-        until they are read."""
+        """Sleep after a turn in which something failed. A selector would not wait, because its
+        descriptors stay ready until they are read."""
         if unwritable is not None and unwritable != self._unwritable:
             # Logged once: on a full disk, the log would fill up too.
             log.warning("the database cannot be written now: %s; %s", unwritable, why_unwritable())
@@ -250,7 +263,7 @@ class Agent:
         elif is_one_resting:
             time.sleep(RESTING_SECONDS)
 
-    # --- what wakes it --------------------------------------------------------------------------------------------
+    # --- what wakes it ----------------------------------------------------------------------------
 
     def _catch_signals(self) -> None:
         def ask_to_stop(_number: int, _frame: object) -> None:
@@ -259,30 +272,21 @@ class Agent:
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, ask_to_stop)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN if not self.options.recording else ask_to_stop)
+        signal.signal(signal.SIGHUP, ask_to_stop if self.options.recording else signal.SIG_IGN)
 
     def _wake(self) -> None:
-        try:
+        # The pipe may be full of wake-ups already, or the loop have ended.
+        with contextlib.suppress(OSError):
             os.write(self._wake_write, b"\0")
-        except OSError:
-            # The pipe is full of wake-ups already, or the loop has ended.
-            return
-
-    def _drain_wake(self) -> None:
-        try:
-            while os.read(self._wake_read, 65536):
-                pass
-        except BlockingIOError:
-            return
 
     def _read_sampler(self) -> bool:
         """Take in the sampler's messages; True if its tick is among them."""
-        messages = self.sampler.read()
-        self.context.recorder.take(messages)
+        messages, recorder = self.sampler.read(), self.context.recorder
+        recorder.take(messages)
         if self.options.output is not None:
-            indices = {uuid: gpu.index for uuid, gpu in self.context.recorder.facts.items()}
+            indices = {uuid: gpu.index for uuid, gpu in recorder.facts.items()}
             self.options.output.take(messages, indices)
-        self.context.recorder.flush(heartbeat=True)
+        recorder.flush(heartbeat=True)
         self.supervisor.needs_schedule = True
         return any(isinstance(message, FastTick) for message in messages)
 
@@ -291,18 +295,21 @@ class Agent:
             return False
         # A turn has time for one long file, and those of ended attempts come first.
         is_short = self.supervisor.is_reading_rest()
-        report = self.context.ingest.pump(budget_seconds=SHORT_PUMP_SECONDS if is_short else PUMP_SECONDS)
-        note_report(self.context.connection, report, self.context.now())
-        if self._unread_runs and not is_short and read_rest(self.context, self._unread_runs[0], PUMP_SECONDS):
-            del self._unread_runs[0]
+        seconds = SHORT_PUMP_SECONDS if is_short else PUMP_SECONDS
+        report = self.context.ingest.pump(budget_seconds=seconds)
+        note_report(self.context, report)
+        unread = [] if is_short else self._unread_runs
+        if unread and read_rest(self.context, unread[0], PUMP_SECONDS):
+            del unread[0]
         return report.more or bool(self._unread_runs)
 
-    # --- once a second --------------------------------------------------------------------------------------------
+    # --- once a second ----------------------------------------------------------------------------
 
     def _housekeeping(self, now: float) -> None:
         parts = self.supervisor.parts
+        living = [live.record for live in self.supervisor.runs.attempts()]
         parts.do("the sampler", lambda: self._watch_sampler(now))
-        parts.do("upkeep", lambda: self.upkeep.turn(now, self.supervisor.folders()))
+        parts.do("upkeep", lambda: self.upkeep.turn(now, living))
         parts.do("alerting", self.alerting.turn)
         parts.do("exports", self.sinks.turn)
         parts.do("studies", self.studies.turn)
@@ -310,52 +317,46 @@ class Agent:
         self.supervisor.needs_schedule = True
         parts.do("housekeeping", lambda: self._look_at_itself(now))
 
-    def _look_at_itself(self, now: float) -> None:
-        """Stop if no client needs this agent, or if its database or its lock was replaced: another agent may have the
-        new one."""
-        self._show_longest_turn()
-        self.context.janitor.call()
-        for path, own in self._own.items():
-            try:
-                is_own = os.path.samestat(path.stat(), own)
-            except FileNotFoundError:
-                is_own = False
-            if not is_own:
-                log.error("%s was replaced or removed; starting over with what is there", path)
-                self.replaced = self.stopping = True
-        if self.on_second is not None:
-            self.on_second(self)
-        if self.options.duration_seconds is not None and now - self._began_at >= self.options.duration_seconds:
-            self.stopping = True
-        parts = (self.supervisor, self.sinks, self.studies)
-        is_busy = bool(self._unread_runs) or any(part.is_busy() for part in parts)
-        if self.options.recording or is_busy or has_views(self.workspace):
-            self._needed_at = now
-        elif now - self._needed_at >= self.options.linger_seconds:
-            log.info("no client needs an agent now")
-            self.stopping = True
+    def _watch_sampler(self, now: float) -> None:
+        health, inventory = self.sampler.check(now), self.context.recorder.inventory
+        problem = self.sampler.problem or (None if inventory is None else inventory.problem)
+        silent = None if health.state == "ok" else health.for_seconds
+        shown = (health.state, int(silent or 0))
+        if shown != self._shown_health:
+            self.context.connection.execute(
+                "UPDATE agent SET sampler_state = ?, sampler_silent_seconds = ?, heartbeat_at = ?, gpu_problem = ?",
+                (health.state, silent, self.context.now(), problem),
+            )
+            self._shown_health = shown
 
-    def _show_longest_turn(self) -> None:
-        parts = self.supervisor.parts
+    def _look_at_itself(self, now: float) -> None:
+        """Stop if no client needs this agent, or if its database or its lock was replaced: another
+        agent may have the new one."""
+        parts, options = self.supervisor.parts, self.options
         if parts.longest_seconds > self._shown_turn:
+            self._shown_turn = parts.longest_seconds
             self.context.connection.execute(
                 "UPDATE agent SET longest_turn_seconds = ?, longest_turn_part = ?",
                 (parts.longest_seconds, parts.longest_part),
             )
-            self._shown_turn = parts.longest_seconds
+        self.context.janitor.call()
+        for path, own in self._own.items():
+            if not path.exists() or not os.path.samestat(path.stat(), own):
+                log.error("%s was replaced or removed; starting over with what is there", path)
+                self.replaced = self.stopping = True
+        if self.on_second is not None:
+            self.on_second(self)
+        duration = options.duration_seconds
+        if duration is not None and now - self._began_at >= duration:
+            self.stopping = True
+        busy = (part.is_busy() for part in (self.supervisor, self.sinks, self.studies))
+        if options.recording or self._unread_runs or any(busy) or has_views(self.workspace):
+            self._needed_at = now
+        elif now - self._needed_at >= options.linger_seconds:
+            log.info("no client needs an agent now")
+            self.stopping = True
 
-    def _watch_sampler(self, now: float) -> None:
-        health, inventory = self.sampler.check(now), self.context.recorder.inventory
-        problem = self.sampler.problem or (inventory.problem if inventory is not None else None)
-        shown = (health.state, 0 if health.state == "ok" else int(health.for_seconds))
-        if shown != self._shown_health:
-            self.context.connection.execute(
-                "UPDATE agent SET sampler_state = ?, sampler_silent_seconds = ?, heartbeat_at = ?, gpu_problem = ?",
-                (health.state, None if health.state == "ok" else health.for_seconds, self.context.now(), problem),
-            )
-            self._shown_health = shown
-
-    # --- start and end --------------------------------------------------------------------------------------------
+    # --- start and end ----------------------------------------------------------------------------
 
     def _open_store(self) -> sqlite3.Connection:
         path = self.workspace.database
@@ -363,24 +364,19 @@ class Agent:
             return open_writer(path, self._describe)
         except StoreCorruptError as error:
             aside = set_aside(path, self.started_at)
-            connection = open_writer(path)
-            add_event(
-                connection,
-                "database_replaced",
-                f"the database was damaged and set aside as {aside.name}; a new one was created",
-                now=self.started_at,
-                severity="error",
-            )
+            connection, now = open_writer(path), self.started_at
+            text = f"the database was damaged and set aside as {aside.name}; a new one was created"
+            add_event(connection, "database_replaced", text, now=now, severity="error")
             log.error("%s; set aside as %s", error, aside)
             return connection
 
     def _describe(self, doing: str | None = None, *, ready: bool = False) -> None:
         """Write into the lock's file who holds it, and what clients have to wait for."""
+        identity = identify(os.getpid())
+        assert identity is not None
         self.lock.describe(
             {
-                "pid": self._identity.pid,
-                "start_ticks": self._identity.start_ticks,
-                "boot_id": boot_id(),
+                **identity._asdict(),
                 "version": VERSION,
                 "started_at": self.started_at,
                 "recording": self.options.recording,
@@ -391,19 +387,13 @@ class Agent:
 
     def _introduce(self, *, ready: bool) -> None:
         """Write this agent's row in the store, and the lock's file."""
+        identity, options = identify(os.getpid()), self.options
+        assert identity is not None
+        values = (*identity, VERSION, self.started_at, self.context.now(), options.recording)
         self.context.connection.execute(
-            "INSERT OR REPLACE INTO agent (id, pid, start_ticks, boot_id, version, started_at, heartbeat_at, "
-            "recording, interval_seconds) VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                self._identity.pid,
-                self._identity.start_ticks,
-                boot_id(),
-                VERSION,
-                self.started_at,
-                self.context.now(),
-                self.options.recording,
-                self.options.interval_seconds,
-            ),
+            "INSERT OR REPLACE INTO agent (id, pid, start_ticks, boot_id, version, started_at, "
+            "heartbeat_at, recording, interval_seconds) VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (*values, options.interval_seconds),
         )
         # Last, because a waiting client starts as soon as it reads this.
         self._describe(ready=ready)
@@ -419,28 +409,64 @@ class Agent:
         log.info("agent ended")
 
 
-def forget_old_tickets(workspace: Workspace, now: float) -> None:
-    """Delete specifications whose command was withdrawn from the inbox: they may contain secrets."""
-    for path in (workspace.state / "inbox").glob("*.json*"):
+class Doorbell:
+    """File notifications that wake the agent when a client has written a command: ``ring`` is
+    called from another thread when an entry of ``folder`` changes. Without them (no inotify watch
+    or thread is left) the loop polls."""
+
+    def __init__(self, folder: Path, ring: Callable[[], None]) -> None:
+        self._folder = folder
+        self._ring = ring
+        self._observer: BaseObserver | None = None
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether notifications work."""
+        return self._observer is not None
+
+    def start(self) -> None:
+        """Start to listen. A failure is logged and leaves `is_heard` False."""
+        from watchdog import events
+        from watchdog.observers.inotify import InotifyObserver
+
+        handler = events.FileSystemEventHandler()
+        handler.on_any_event = lambda _event: self._ring()  # type: ignore[assignment, method-assign]
+        kinds: list[Any] = [events.FileCreatedEvent, events.FileModifiedEvent]
+        # A touched file; watchdog 6 called it modified.
+        kinds.append(getattr(events, "FileAttribEvent", events.FileModifiedEvent))
+        # Harmless: watchdog warns about folders that come and go quickly.
+        warnings.filterwarnings("ignore", "Callback with id", RuntimeWarning)
+        observer = InotifyObserver()
         try:
-            if now - path.stat().st_mtime > TICKET_SECONDS:
-                path.unlink()
-        except OSError as error:
-            log.warning("%s cannot be removed: %s", path, error)
+            observer.schedule(handler, str(self._folder), event_filter=kinds)
+            observer.start()
+            self._observer = observer
+        except (OSError, RuntimeError) as error:
+            log.warning("commands are looked for instead of listened for: %s", error)
+
+    def stop(self) -> None:
+        """Stop the threads, if there are any."""
+        observer, self._observer = self._observer, None
+        if observer is not None:
+            observer.stop()
+            observer.join()
 
 
 def describe_failure(workspace: Workspace, error: sqlite3.DatabaseError) -> str:
-    """Message for a database error that ends the agent. If the file may be damaged, a marker file makes the next agent
-    check it."""
+    """Message for a database error that ends the agent. If the file may be damaged, a marker file
+    makes the next agent check it."""
     is_damaged = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_CORRUPT
     if isinstance(error, sqlite3.OperationalError) and not is_damaged:
-        return f"{workspace.database}: {error}; free some disk space, or end the program that holds it"
-    with contextlib.suppress(OSError):
-        suspect_mark(workspace.database).touch()
-    return f"{workspace.database}: {error}; the next start will check it and set it aside if it is damaged"
+        remedy = "free some disk space, or end the program that holds it"
+    else:
+        remedy = "the next start will check it and set it aside if it is damaged"
+        with contextlib.suppress(OSError):
+            suspect_mark(workspace.database).touch()
+    return f"{workspace.database}: {error}; {remedy}"
 
 
 def log_to_stderr() -> None:
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(HidingFormatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S"))
+    pattern = "%(asctime)s %(levelname)s %(message)s"
+    handler.setFormatter(HidingFormatter(pattern, "%Y-%m-%dT%H:%M:%S"))
     logging.basicConfig(handlers=[handler], level=logging.INFO)

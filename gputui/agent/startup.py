@@ -33,19 +33,19 @@ class RecordError(Exception):
 
 
 def run_in_background(workspace: Workspace, *, interval_seconds: float, linger_seconds: float | None) -> int:
-    """Run the agent until no client needs it; return the exit code, which is 0 if another agent already runs."""
+    """Run the agent until no client needs it; return the exit code, which is 0 if another agent
+    already runs."""
     log_to_stderr()
     try:
         workspace.create()
         lock = AgentLock.take(workspace.agent_lock)
     except AgentRunningError:
         return 0
-    except OSError as error:
-        log.error("cannot use %s: %s", workspace.state, error)
-        return 1
-    workspace.agent_stopped.unlink(missing_ok=True)
+    except (StoreError, OSError) as error:
+        return _failed(error)
     linger = LINGER_SECONDS if linger_seconds is None else linger_seconds
-    return _run(workspace, AgentOptions(interval_seconds=interval_seconds, linger_seconds=linger), lock, None)
+    options = AgentOptions(interval_seconds=interval_seconds, linger_seconds=linger)
+    return _run(workspace, options, lock, None)
 
 
 def record(
@@ -57,22 +57,24 @@ def record(
     output: TextIO,
     samples: FileOutput | None = None,
 ) -> int:
-    """Run the agent in the foreground: record until stopped, print its state, and return the exit code.
+    """Run the agent in the foreground: record until stopped, print its state, and return the exit
+    code.
 
-    It replaces a running agent, and starts one in the background if runs are alive when it ends. ``samples`` is a
-    second destination of samples beside the database. Raises RecordError.
+    It replaces a running agent, and starts one in the background if runs are alive when it ends.
+    ``samples`` is a second destination of samples beside the database. Raises RecordError.
     """
     try:
         workspace.create()
     except OSError as error:
-        raise RecordError(f"cannot use {workspace.state}: {error.strerror}; choose another --home") from error
+        text = f"cannot use {workspace.state}: {error.strerror}; choose another --home"
+        raise RecordError(text) from error
     if samples is not None:
         try:
             samples.start()
         except OSError as error:
-            raise RecordError(f"cannot write {error.filename}: {error.strerror}; choose another --output") from error
+            text = f"cannot write {error.filename}: {error.strerror}; choose another --output"
+            raise RecordError(text) from error
     lock = _take_over(workspace)
-    workspace.agent_stopped.unlink(missing_ok=True)
     options = AgentOptions(
         recording=True,
         interval_seconds=interval_seconds,
@@ -81,7 +83,14 @@ def record(
         output=samples,
     )
     code = _run(workspace, options, lock, _Reporter(as_json, output))
-    _hand_over(workspace)
+    if workspace.database.exists():
+        with sqlite3.connect(f"{workspace.database.as_uri()}?mode=ro", uri=True) as connection:
+            is_needed = active_run_count(connection) > 0 or has_views(workspace)
+        if is_needed:
+            try:
+                spawn_agent(workspace)
+            except AgentUnreachableError as error:
+                raise RecordError(str(error)) from error
     return code
 
 
@@ -92,22 +101,27 @@ def _take_over(workspace: Workspace) -> AgentLock:
             return AgentLock.take(workspace.agent_lock)
         except AgentRunningError as error:
             if time.monotonic() > deadline:
-                raise RecordError(f"{error}, and does not hand over; its log is {workspace.agent_log}") from error
+                text = f"{error}, and does not hand over; its log is {workspace.agent_log}"
+                raise RecordError(text) from error
             stop_agent(workspace)
             time.sleep(0.05)
         except OSError as error:
-            raise RecordError(f"cannot use {workspace.agent_lock}: {error.strerror}") from error
+            text = f"cannot use {workspace.agent_lock}: {error.strerror}"
+            raise RecordError(text) from error
 
 
 def _run(
-    workspace: Workspace, options: AgentOptions, lock: AgentLock, on_second: Callable[[Agent], None] | None
+    workspace: Workspace,
+    options: AgentOptions,
+    lock: AgentLock,
+    on_second: Callable[[Agent], None] | None,
 ) -> int:
+    workspace.agent_stopped.unlink(missing_ok=True)
     raise_limits()
     try:
         agent = Agent(workspace, options, lock, on_second=on_second)
     except (StoreError, OSError) as error:
-        print(f"gputui: {error}", file=sys.stderr)  # noqa: T201 - the one line that a person or the log gets
-        return 1
+        return _failed(error)
     # All objects made so far live as long as the process.
     gc.freeze()
     # The longest that the loop waits for a job's thread to yield the interpreter.
@@ -115,34 +129,25 @@ def _run(
     try:
         agent.run()
     except sqlite3.DatabaseError as error:
-        print(f"gputui: {describe_failure(workspace, error)}", file=sys.stderr)  # noqa: T201
-        return 1
+        return _failed(describe_failure(workspace, error))
     lock.release()
     if agent.replaced and workspace.state.is_dir():
         try:
             spawn_agent(workspace)
         except AgentUnreachableError as error:
-            log.error("%s", error)
-            return 1
+            return _failed(error)
     return 0
 
 
-def _hand_over(workspace: Workspace) -> None:
-    """Start an agent in the background if runs are alive or clients are connected."""
-    if not workspace.database.exists():
-        return
-    with sqlite3.connect(f"{workspace.database.as_uri()}?mode=ro", uri=True) as connection:
-        needed = active_run_count(connection) > 0
-    if needed or has_views(workspace):
-        try:
-            spawn_agent(workspace)
-        except AgentUnreachableError as error:
-            raise RecordError(str(error)) from error
+def _failed(why: object) -> int:
+    """Print the one line that a person or the log gets; return the exit code."""
+    print(f"gputui: {why}", file=sys.stderr)  # noqa: T201
+    return 1
 
 
 class _Reporter:
-    """Prints the machine's state after the first sample: one line a minute, or on a terminal one line that is rewritten
-    every second."""
+    """Prints the machine's state after the first sample: one line a minute, or on a terminal one
+    line that is rewritten every second."""
 
     def __init__(self, as_json: bool, output: TextIO) -> None:
         self._as_json = as_json
@@ -151,15 +156,18 @@ class _Reporter:
         self._next_at = 0.0
 
     def __call__(self, agent: Agent) -> None:
-        context = agent.context
-        if context.monotonic() < self._next_at or context.recorder.host is None or context.recorder.inventory is None:
+        context, recorder = agent.context, agent.context.recorder
+        now = context.monotonic()
+        if now < self._next_at or recorder.host is None or recorder.inventory is None:
             return
-        self._next_at = context.monotonic() + (0.0 if self._rewrites else REPORT_SECONDS)
-        shape = record_shape(context.recorder, active_run_count(context.connection), context.now())
+        self._next_at = now + (0.0 if self._rewrites else REPORT_SECONDS)
+        shape = record_shape(recorder, active_run_count(context.connection), context.now())
         line = json.dumps(shape) if self._as_json else record_line(shape)
+        end = "\n"
         if self._rewrites:
-            line = "\r\x1b[2K" + clip(line, max(1, shutil.get_terminal_size().columns - 1))
+            width = shutil.get_terminal_size().columns - 1
+            line, end = "\r\x1b[2K" + clip(line, max(1, width)), ""
         try:
-            print(line, end="" if self._rewrites else "\n", file=self._output, flush=True)
+            print(line, end=end, file=self._output, flush=True)
         except BrokenPipeError:
             agent.stopping = True

@@ -1,4 +1,4 @@
-"""Answers to commands, and the handlers of short ones: labels, the queue, orphans."""
+"""Answers to commands, and the handlers of short ones: labels, the queue, orphans, alerts."""
 
 from __future__ import annotations
 
@@ -6,20 +6,29 @@ from collections.abc import Mapping
 from typing import Any
 
 from gputui.agent.lifecycle.supervisor import Supervisor
+from gputui.core import units
 from gputui.core.redaction import redact_text
 from gputui.core.text import clean
-from gputui.runs.labels import LabelError, Labels, checked_labels, checked_tag, store_labels, write_labels
+from gputui.recovery.watch.engine import MAX_SECONDS
+from gputui.recovery.watch.rules import RULES
+from gputui.runs.labels import (
+    LabelError,
+    checked_labels,
+    checked_tag,
+    store_labels,
+    write_labels,
+)
 from gputui.runs.repository import transaction
-from gputui.store import commands, queue
+from gputui.store import alerts, commands, queue
+from gputui.store.alerts import ANY_SUBJECT, AlertView
 from gputui.store.commands import PendingCommand
-from gputui.store.events import add_event
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run, get_run, queued_runs
 
 
 class RefusedError(Exception):
-    """The command cannot be carried out; the message says why and what to do. Nothing was changed. ``kind`` is for
-    clients that are programs (`gputui.store.commands`)."""
+    """The command cannot be carried out; the message says why and what to do. Nothing was changed.
+    ``kind`` is for clients that are programs (`gputui.store.commands`)."""
 
     def __init__(self, text: str, kind: str | None = None) -> None:
         super().__init__(text)
@@ -32,20 +41,21 @@ class UnansweredError(Exception):
 
 def answer(supervisor: Supervisor, command: PendingCommand, result: Mapping[str, Any]) -> None:
     """Answer that the command is done, in the transaction of its changes."""
-    now = supervisor.context.now()
-    commands.give_answer(supervisor.context.connection, command.command_id, "done", now=now, result=dict(result))
+    connection, now = supervisor.context.connection, supervisor.context.now()
+    commands.give_answer(connection, command.command_id, "done", now=now, result=dict(result))
 
 
 def refuse_id_as_name(supervisor: Supervisor, name: str) -> None:
-    """Raise RefusedError if a run has the id ``name``: ids and names are one space, so that a command acts on the run
-    that a person meant."""
+    """Raise RefusedError if a run has the id ``name``: ids and names are one space, so that a
+    command acts on the run that a person meant."""
     if get_run(supervisor.context.connection, name) is not None:
-        raise RefusedError(f"another run has the id {name!r}; choose another name, as with run --name")
+        text = f"another run has the id {name!r}; choose another name, as with run --name"
+        raise RefusedError(text)
 
 
 def find_run(supervisor: Supervisor, command: PendingCommand) -> Run:
     """The run that the command names. Raises RefusedError if it does not exist."""
-    run = None if command.run_id is None else get_run(supervisor.context.connection, command.run_id)
+    run = get_run(supervisor.context.connection, command.run_id or "")
     if run is None:
         raise RefusedError(f"no run {command.run_id!r}; gputui ps lists them")
     return run
@@ -53,48 +63,37 @@ def find_run(supervisor: Supervisor, command: PendingCommand) -> Run:
 
 def label(supervisor: Supervisor, command: PendingCommand) -> None:
     """Set ``name``, ``note`` or ``tags`` (all of them), or ``add`` and ``remove`` tags."""
-    context = supervisor.context
-    target = find_run(supervisor, command)
-    labels = _labels_asked_for(target, command)
+    context, args, target = supervisor.context, command.args, find_run(supervisor, command)
+    note = target.note or ""
+    try:
+        removed = {checked_tag(str(tag)) for tag in args.get("remove") or ()}
+        given = [*args.get("tags", target.tags), *(args.get("add") or ())]
+        tags = {str(tag) for tag in given if str(tag).removeprefix("#") not in removed}
+        name, text = str(args.get("name", target.name)), str(args.get("note", note) or "")
+        labels = checked_labels(name, sorted(tags), text)
+    except LabelError as error:
+        raise RefusedError(str(error)) from error
     if labels.name not in (target.name, target.run_id):
         refuse_id_as_name(supervisor, labels.name)
-    now = context.now()
+    tagged = " ".join(f"#{tag}" for tag in labels.tags)
+    events = [
+        ("name", labels.name != target.name, f"renamed it from {target.name} to {labels.name}"),
+        ("tags", labels.tags != target.tags, f"tagged it {tagged}" if tagged else "untagged it"),
+        ("note", labels.note != note, f"noted: {text}" if text else "removed its note"),
+    ]
+    folder = context.workspace.run_dir(target.run_id)
     try:
         with transaction(context.connection) as connection:
             store_labels(connection, target.run_id, labels)
-            for key, message in _events_of_changes(target, labels):
-                add_event(connection, "labelled", f"{command.actor} {message}", now=now, key=key, run_id=target.run_id)
-            result = {"id": target.run_id, "state": target.state, **labels._asdict(), "note": labels.note or None}
-            answer(supervisor, command, result)
+            for key, is_changed, message in events:
+                if is_changed:
+                    context.note("labelled", f"{command.actor} {message}", target.run_id, key=key)
+            result = {"id": target.run_id, "state": target.state, **labels._asdict()}
+            answer(supervisor, command, {**result, "note": labels.note or None})
             # Last, so that the folder has only labels that are stored.
-            write_labels(context.workspace.run_dir(target.run_id), labels)
+            write_labels(folder, labels)
     except OSError as error:
         raise RefusedError(f"cannot write the labels of {target.run_id}: {error}") from error
-
-
-def _labels_asked_for(target: Run, command: PendingCommand) -> Labels:
-    args = command.args
-    try:
-        removed = {checked_tag(str(tag)) for tag in args.get("remove") or ()}
-        tags = {str(tag) for tag in args.get("tags", target.tags)} | {str(tag) for tag in args.get("add") or ()}
-        kept = [tag for tag in tags if tag.removeprefix("#") not in removed]
-        return checked_labels(str(args.get("name", target.name)), kept, str(args.get("note", target.note) or ""))
-    except LabelError as error:
-        raise RefusedError(str(error)) from error
-
-
-def _events_of_changes(target: Run, labels: Labels) -> list[tuple[str, str]]:
-    """Key and text of an event for each change."""
-    found = []
-    if labels.name != target.name:
-        found.append(("name", f"renamed it from {target.name} to {labels.name}"))
-    if labels.tags != target.tags:
-        found.append(
-            ("tags", f"tagged it {' '.join('#' + tag for tag in labels.tags)}" if labels.tags else "untagged it")
-        )
-    if labels.note != (target.note or ""):
-        found.append(("note", f"noted: {labels.note}" if labels.note else "removed its note"))
-    return found
 
 
 COMMAND_CHARACTERS = 200
@@ -103,103 +102,153 @@ COMMAND_CHARACTERS = 200
 def orphans_ended(supervisor: Supervisor, command: PendingCommand) -> None:
     """Add an event for each process that ``gputui orphans --kill`` killed or could not kill."""
     processes = command.args.get("processes")
-    if not isinstance(processes, list) or not all(isinstance(process, dict) for process in processes):
+    if not isinstance(processes, list) or not all(isinstance(each, dict) for each in processes):
         raise RefusedError("the command does not name the processes that were ended")
-    now = supervisor.context.now()
     with transaction(supervisor.context.connection) as connection:
         for process in processes:
-            run_id = str(process.get("run_id"))
+            run_id, pid = str(process.get("run_id")), str(process.get("pid"))
             known = get_run(connection, run_id) is not None
-            add_event(
-                connection,
-                "orphan_killed" if process.get("killed") else "orphan_unkillable",
-                sentence(process, run_id, command.actor),
-                now=now,
-                key=str(process.get("pid")),
-                severity="info" if process.get("killed") else "error",
-                run_id=run_id if known else None,
-                attempt=process.get("attempt") if known else None,
+            words = clean(redact_text(str(process.get("command", "")))[:COMMAND_CHARACTERS])
+            what = f"orphan {pid} of {run_id} ({words})"
+            was_killed = bool(process.get("killed"))
+            text = f"{command.actor} could not end {what}; not even by SIGKILL"
+            supervisor.context.note(
+                "orphan_killed" if was_killed else "orphan_unkillable",
+                f"{command.actor} ended {what}" if was_killed else text,
+                run_id if known else None,
+                process.get("attempt") if known else None,
+                key=pid,
+                severity="info" if was_killed else "error",
             )
         answer(supervisor, command, {"noted": len(processes)})
 
 
-def sentence(process: dict[str, Any], run_id: str, actor: str) -> str:
-    """The event's text, redacted and without terminal control characters."""
-    words = clean(redact_text(str(process.get("command", "")))[:COMMAND_CHARACTERS])
-    what = f"orphan {process.get('pid')} of {run_id} ({words})"
-    return f"{actor} ended {what}" if process.get("killed") else f"{actor} could not end {what}; not even by SIGKILL"
+# --- the queue ----------------------------------------------------------------------------------
 
 
 def pause(supervisor: Supervisor, command: PendingCommand) -> None:
     """Start no new runs until the queue is resumed; running and recovering runs continue."""
-    now = supervisor.context.now()
-    with transaction(supervisor.context.connection) as connection:
+    context, actor = supervisor.context, command.actor
+    with transaction(context.connection) as connection:
         if queue.pause(connection) is None:
-            queue.set_pause(connection, actor=command.actor, now=now)
-            add_event(
-                connection, "queue_paused", f"the queue was paused by {command.actor}", now=now, severity="warning"
-            )
+            queue.set_pause(connection, actor=actor, now=context.now())
+            context.note("queue_paused", f"the queue was paused by {actor}", severity="warning")
         answer(supervisor, command, {"paused": True})
     supervisor.needs_schedule = True
 
 
 def resume(supervisor: Supervisor, command: PendingCommand) -> None:
     """Resume the queue."""
-    now = supervisor.context.now()
     with transaction(supervisor.context.connection) as connection:
         if queue.pause(connection) is not None:
             queue.clear_pause(connection)
-            add_event(connection, "queue_resumed", f"the queue was resumed by {command.actor}", now=now)
+            text = f"the queue was resumed by {command.actor}"
+            supervisor.context.note("queue_resumed", text)
         answer(supervisor, command, {"paused": False})
     supervisor.needs_schedule = True
 
 
 def move(supervisor: Supervisor, command: PendingCommand) -> None:
-    """Set a run's ``priority``, or move it to the ``first`` or ``last`` place of the queue, or one place ``up`` or
-    ``down``, which may raise the priority of other runs."""
-    waiting = queued_runs(supervisor.context.connection)
-    target = next((run for run in waiting if run.run_id == command.run_id), None)
-    if target is None:
-        wanted_run = None if command.run_id is None else get_run(supervisor.context.connection, command.run_id)
-        if wanted_run is None:
-            raise RefusedError(f"no run {command.run_id!r}; gputui queue lists those that wait")
-        if wanted_run.state is not RunState.RECOVERING:
-            raise RefusedError(
-                f"{wanted_run.run_id} is {wanted_run.state}; only a run that waits has a place in the queue"
-            )
-        target = wanted_run
-    priorities = new_priorities(supervisor, target, waiting, command.args)
-    now = supervisor.context.now()
+    """Set a run's ``priority``, or move it to the ``first`` or ``last`` place of the queue, or one
+    place ``up`` or ``down``, which may raise the priority of other runs."""
+    target = find_run(supervisor, command)
+    if target.state not in (RunState.QUEUED, RunState.RECOVERING):
+        why = "only a run that waits has a place in the queue"
+        raise RefusedError(f"{target.run_id} is {target.state}; {why}")
     with transaction(supervisor.context.connection) as connection:
+        priorities = _new_priorities(supervisor, target, command.args)
         for run_id, new in priorities.items():
             queue.set_priority(connection, run_id, new)
-            add_event(connection, "priority_set", f"{command.actor} gave it priority {new}", now=now, run_id=run_id)
-        priority = priorities.get(target.run_id, target.priority)
-        position = next((e.position for e in queue.entries(connection) if e.run_id == target.run_id), None)
-        result = {"id": target.run_id, "state": target.state, "priority": priority, "position": position}
+            text = f"{command.actor} gave it priority {new}"
+            supervisor.context.note("priority_set", text, run_id)
+        places = {entry.run_id: entry.position for entry in queue.entries(connection)}
+        result = {
+            "id": target.run_id,
+            "state": target.state,
+            "priority": priorities.get(target.run_id, target.priority),
+            "position": places.get(target.run_id),
+        }
         answer(supervisor, command, result)
     supervisor.needs_schedule = True
 
 
-def new_priorities(supervisor: Supervisor, target: Run, waiting: list[Run], args: dict[str, object]) -> dict[str, int]:
+def _new_priorities(supervisor: Supervisor, target: Run, args: Mapping[str, object]) -> dict[str, int]:
     """The new priorities by run. Raises RefusedError."""
-    by = {"up": -1, "down": 1}.get(str(args.get("place")))
-    if by is None:
-        return {target.run_id: new_priority(target, waiting, args)}
-    if target.state is not RunState.QUEUED:
-        raise RefusedError(f"{target.run_id} is {target.state}; it continues by itself and is not in the queue")
-    return queue.moved(queue.entries(supervisor.context.connection), target.run_id, by)
-
-
-def new_priority(target: Run, waiting: list[Run], args: dict[str, object]) -> int:
-    """The new priority of ``target``. Raises RefusedError."""
-    others = [run for run in waiting if run.run_id != target.run_id]
-    place = args.get("place")
+    place, priority = args.get("place"), args.get("priority")
+    if place in ("up", "down"):
+        if target.state is not RunState.QUEUED:
+            why = "it continues by itself and is not in the queue"
+            raise RefusedError(f"{target.run_id} is {target.state}; {why}")
+        entries = queue.entries(supervisor.context.connection)
+        return queue.moved(entries, target.run_id, -1 if place == "up" else 1)
+    waiting = queued_runs(supervisor.context.connection)
+    others = [run.priority for run in waiting if run.run_id != target.run_id]
     if place == "first":
-        return max([target.priority, *(run.priority + 1 for run in others)])
-    if place == "last":
-        return min([target.priority, *(run.priority - 1 for run in others)])
-    priority = args.get("priority")
+        priority = max([target.priority, *(other + 1 for other in others)])
+    elif place == "last":
+        priority = min([target.priority, *(other - 1 for other in others)])
     if isinstance(priority, bool) or not isinstance(priority, int):
         raise RefusedError("say where to: --first, --last or --priority N")
-    return priority
+    return {target.run_id: priority}
+
+
+# --- alerts -------------------------------------------------------------------------------------
+
+
+def acknowledge(supervisor: Supervisor, command: PendingCommand) -> None:
+    """Acknowledge the alerts of ``ids``, or all active ones."""
+    now, ids, actor = supervisor.context.now(), command.args.get("ids"), command.actor
+    if ids is None:
+        lasting = alerts.lasting(supervisor.context.connection)
+        wanted = [alert for alert in lasting if alert.acknowledged_at is None]
+    elif isinstance(ids, list):
+        wanted = [_alert(supervisor, alert_id) for alert_id in ids]
+    else:
+        raise RefusedError("say which alerts, by their numbers")
+    text = "no alert is unacknowledged"
+    with transaction(supervisor.context.connection) as connection:
+        for alert in wanted:
+            alerts.acknowledge(connection, alert.alert_id, now=now, actor=actor)
+        if wanted:
+            subject = wanted[0].sentence if len(wanted) == 1 else f"{len(wanted)} alerts"
+            runs = {alert.run_id for alert in wanted}
+            run_id, message = runs.pop(), f"{actor} acknowledged {subject}"
+            run_id = None if runs else run_id
+            supervisor.context.note("alert_acknowledged", message, run_id, subject="alert")
+            text = f"acknowledged: {subject}"
+        numbers = [alert.alert_id for alert in wanted]
+        answer(supervisor, command, {"ids": numbers, "text": text})
+
+
+def silence(supervisor: Supervisor, command: PendingCommand) -> None:
+    """Silence a rule for ``seconds``: for the subject of the alert ``id``, or with ``rule`` for all
+    subjects. 0 ends a silence."""
+    seconds: Any = command.args.get("seconds")
+    rule: Any = command.args.get("rule")
+    is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if not is_number or not 0 <= seconds <= MAX_SECONDS:
+        raise RefusedError("say for how long: seconds from 0 to 30 days")
+    if rule is None:
+        alert = _alert(supervisor, command.args.get("id"))
+        kind, subject_id, whose = alert.subject_kind, alert.subject_id, alert.subject_name
+        rule, whose = alert.rule, f"for {whose}"
+    elif rule in RULES:
+        kind, subject_id, whose = RULES[rule].subject, ANY_SUBJECT, "everywhere"
+    else:
+        raise RefusedError(f"there is no rule {rule!r}; gputui alerts rules lists them")
+    title, actor = RULES[rule].title if rule in RULES else rule, command.actor
+    does = f"silenced for {units.duration(seconds)}" if seconds else "no longer silenced"
+    text, until = f"{title} {whose} is {does}", supervisor.context.now() + seconds
+    with transaction(supervisor.context.connection) as connection:
+        count = alerts.silence(connection, rule, kind, subject_id, until=until, actor=actor)
+        supervisor.context.note("alert_silenced", f"{text} by {actor}", key=rule, subject="alert")
+        result = {"rule": rule, "subject": kind, "subject_id": subject_id, "silenced": count}
+        answer(supervisor, command, {**result, "text": text})
+
+
+def _alert(supervisor: Supervisor, alert_id: Any) -> AlertView:
+    is_number = isinstance(alert_id, int) and not isinstance(alert_id, bool)
+    alert = alerts.one(supervisor.context.connection, alert_id) if is_number else None
+    if alert is None:
+        raise RefusedError(f"there is no alert {alert_id}; gputui alerts lists them")
+    return alert

@@ -1,9 +1,8 @@
 """Alerts: evaluates the rules once a second, and writes what is raised and cleared.
 
-In: the current state of GPUs and host in memory, the courses of live attempts (`feed`), NCCL's
-errors. Out: rows, events, lines in the log, and notifications. The successor of a killed agent
-continues: active alerts are rows, and the remaining state is stored with every change and once a
-minute.
+In: the current state of GPUs and host in memory, the courses of live attempts, NCCL's errors. Out:
+rows, events, lines in the log, and notifications. The successor of a killed agent continues: active
+alerts are rows, and the remaining state is stored with every change and once a minute.
 """
 
 from __future__ import annotations
@@ -14,21 +13,22 @@ import math
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import cast
+from pathlib import Path
+from typing import NamedTuple, cast
 
 import msgspec
 from msgspec import Struct
 
 from gputui.agent.context import AgentContext
-from gputui.agent.health.feed import StoredCourse
-from gputui.agent.health.stack_dump import NcclLogs
+from gputui.agent.health.watched import StoredCourse
 from gputui.agent.lifecycle.active_run import LiveAttempt
-from gputui.agent.lifecycle.run_files import alerts_of
-from gputui.agent.notify.outbox import AlertDelivery, notice_for
+from gputui.agent.lifecycle.run_files import attempt_dir, redactor_of
+from gputui.agent.outbox import AlertDelivery
 from gputui.core import units
 from gputui.core.config import file_identity
 from gputui.core.text import clean
 from gputui.recovery.policies import NoticeTarget
+from gputui.recovery.signatures import nccl_trouble
 from gputui.recovery.watch.course import OLD_SECONDS, RateSchedule
 from gputui.recovery.watch.engine import (
     AlertChange,
@@ -37,17 +37,19 @@ from gputui.recovery.watch.engine import (
     Key,
     Overrides,
     RuleState,
+    of_profile,
     sentence,
     with_overrides,
 )
 from gputui.recovery.watch.machine import GpuWatch, HostWatch
 from gputui.recovery.watch.rules import RULES, Observation, Rule, RuleSet, SubjectKind
+from gputui.runs.logs import RankLog, rank_logs, read_window
 from gputui.runs.repository import transaction
-from gputui.runs.spec import known_spec
+from gputui.runs.spec import SpecError, spec_of
 from gputui.store import alerts
 from gputui.store.alerts import AlertView
 from gputui.store.attempts import Attempt
-from gputui.store.events import EventKind, add_event
+from gputui.store.events import EventKind
 from gputui.store.run_states import RunState
 from gputui.store.runs import get_run
 
@@ -61,7 +63,8 @@ SETTINGS_SECONDS = 5.0
 SILENT_SECONDS = 5.0
 SILENT_INTERVALS = 3.0
 NCCL_KINDS = ("nccl_error", "nccl_timeout")
-_RUN_RULES = tuple(rule.id for rule in RULES.values() if rule.subject == "run" and rule.id != "nccl_errors")
+_RUN_RULES = [rule.id for rule in RULES.values() if rule.subject == "run"]
+_RUN_RULES.remove("nccl_errors")
 
 
 class SavedState(Struct):
@@ -84,7 +87,7 @@ def parse_state(text: str) -> SavedState | None:
         return None
 
 
-class RunRules(Struct, frozen=True):
+class RunRules(NamedTuple):
     """The rules for one run and its GPUs, by its profile. ``peak`` is the learning rate parameter
     of ``attempt``."""
 
@@ -94,7 +97,7 @@ class RunRules(Struct, frozen=True):
     peak: float | None = None
 
 
-class Transition(Struct, frozen=True):
+class Transition(NamedTuple):
     """A change of an alert, with its rule, the name of its subject, its run if any, and the time
     (UTC unix seconds)."""
 
@@ -135,13 +138,10 @@ class Alerting:
 
     def notice_target(self) -> NoticeTarget | None:
         """Where alerts are sent, or None."""
-        return notice_for(self.machine_delivery)
+        delivery = self.machine_delivery
+        return None if delivery is None else NoticeTarget(delivery.command, delivery.webhook)
 
-    def stored_course(self, run_id: str) -> StoredCourse | None:
-        """The course of a run's metrics that a former agent stored, or None."""
-        return self.state.courses.get(run_id)
-
-    # --- what the loop calls ------------------------------------------------------------------------------------------
+    # --- what the loop calls ----------------------------------------------------------------------
 
     def begin(self) -> None:
         """Restore the state of a former agent. Raises sqlite3.Error."""
@@ -150,13 +150,12 @@ class Alerting:
         stored = None if text is None else parse_state(text)
         if stored is None:
             # Incidents before the first evaluation raise no alert.
-            newest = connection.execute("SELECT coalesce(max(incident_id), 0) FROM incidents").fetchone()[0]
-            stored = SavedState(incident_id=newest)
+            newest = "SELECT coalesce(max(incident_id), 0) FROM incidents"
+            stored = SavedState(incident_id=connection.execute(newest).fetchone()[0])
         self.state = stored
-        self.ids = {
-            Key(view.rule, cast("SubjectKind", view.subject_kind), view.subject_id): view.alert_id
-            for view in alerts.lasting(connection)
-        }
+        for view in alerts.lasting(connection):
+            key = Key(view.rule, cast("SubjectKind", view.subject_kind), view.subject_id)
+            self.ids[key] = view.alert_id
         self.engine.adopt(stored.engine, self.ids.keys())
         self.saved_at = self.context.monotonic()
 
@@ -172,7 +171,12 @@ class Alerting:
             self._reload()
         elapsed = 0.0 if self.looked_at is None else now - self.looked_at
         self.looked_at = now
-        self.unwritten += self._changes(elapsed)
+        training, host = self._training(), self.context.recorder.host
+        host = host if host is not None and self._is_fresh(host.at) else None
+        seen = self.state.host.observe(host, self.machine)
+        self.unwritten += self._gpu_changes(training, elapsed)
+        self.unwritten += self._judge(("host", ""), "the host", seen, elapsed)
+        self.unwritten += self._run_changes(training, elapsed)
         if self.unwritten or now - self.saved_at >= SAVE_SECONDS:
             self._write()
 
@@ -187,12 +191,13 @@ class Alerting:
                 courses[run_id] = live.watched.stored
             elif run_id in self.state.courses:
                 courses[run_id] = self.state.courses[run_id]
-        state = msgspec.structs.replace(self.state, engine=list(self.engine.states.items()), courses=courses)
+        engine = list(self.engine.states.items())
+        state = msgspec.structs.replace(self.state, engine=engine, courses=courses)
         text = json.dumps(msgspec.to_builtins(state))
         alerts.put_engine_state(self.context.connection, text, self.context.now())
         self.saved_at = self.context.monotonic()
 
-    # --- rules --------------------------------------------------------------------------------------------------------
+    # --- rules ------------------------------------------------------------------------------------
 
     def _reload(self) -> None:
         """Read the machine's file if it has changed; an invalid one leaves the rules unchanged."""
@@ -208,10 +213,7 @@ class Alerting:
             overrides = load_alerts(path)
         except ProfileError as error:
             text = f"{error.problems[0]}; the alert rules stay as they were"
-            now = self.context.now()
-            add_event(
-                self.context.connection, "alert_rules_unusable", text, now=now, severity="warning", subject="alerts"
-            )
+            self.context.note("alert_rules_unusable", text, severity="warning", subject="alerts")
             log.warning("%s", error)
         else:
             self.machine = with_overrides(RULES, overrides.rules, path.name)
@@ -220,33 +222,30 @@ class Alerting:
         self.file_read = found
 
     def _rules_of(self, run_id: str, record: Attempt | None = None) -> RunRules:
+        number = None if record is None else record.number
         cached = self.runs.get(run_id)
-        attempt = None if record is None else record.number
-        if cached is None or cached.attempt != attempt:
-            run = get_run(self.context.connection, run_id)
-            profile = Overrides() if run is None else alerts_of(run)
-            spec = None if run is None else known_spec(run)
-            name = None if spec is None or record is None else spec.role("lr", record.params)
-            value = None if name is None or record is None else record.params.get(name)
-            peak = float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-            rules = with_overrides(self.machine, profile.rules, "profile")
-            cached = self.runs[run_id] = RunRules(rules, profile.schedule, attempt, peak)
-        return cached
+        if cached is not None and cached.attempt == number:
+            return cached
+        profile, peak, run = Overrides(), None, get_run(self.context.connection, run_id)
+        try:
+            spec = None if run is None else spec_of(run)
+            profile = Overrides() if spec is None else of_profile(spec.alerts)
+        except (SpecError, ValueError) as error:
+            log.warning("%s: %s; the machine's alert rules are used", run_id, error)
+        else:
+            if spec is not None and record is not None:
+                value = record.params.get(spec.role("lr", record.params) or "")
+                is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+                peak = float(value) if is_number and value is not None else None
+        rules = with_overrides(self.machine, profile.rules, "profile")
+        self.runs[run_id] = RunRules(rules, profile.schedule, number, peak)
+        return self.runs[run_id]
 
-    # --- evaluation ---------------------------------------------------------------------------------------------------
-
-    def _changes(self, elapsed: float) -> list[Transition]:
-        training = self._training()
-        host = self.context.recorder.host
-        seen = self.state.host.observe(host if host is not None and self._is_fresh(host.at) else None, self.machine)
-        return [
-            *self._gpu_changes(training, elapsed),
-            *self._judge(("host", ""), "the host", seen, elapsed),
-            *self._run_changes(training, elapsed),
-        ]
+    # --- evaluation -------------------------------------------------------------------------------
 
     def _is_fresh(self, at: float) -> bool:
-        return self.context.now() - at <= max(SILENT_SECONDS, SILENT_INTERVALS * self.interval_seconds)
+        limit = max(SILENT_SECONDS, SILENT_INTERVALS * self.interval_seconds)
+        return self.context.now() - at <= limit
 
     def _judge(
         self,
@@ -265,12 +264,12 @@ class Alerting:
 
     def _training(self) -> dict[str, LiveAttempt]:
         """The live attempts of running runs, by run."""
-        living = list(self.living())
+        living = {live.record.run_id: live for live in self.living()}
         if not living:
             return {}
         rows = self.context.connection.execute("SELECT run_id, attempt FROM runs WHERE state = ?", (RunState.RUNNING,))
         running = dict(rows.fetchall())
-        return {live.record.run_id: live for live in living if running.get(live.record.run_id) == live.record.number}
+        return {run_id: live for run_id, live in living.items() if running.get(run_id) == live.record.number}
 
     def _gpu_changes(self, training: Mapping[str, LiveAttempt], elapsed: float) -> Iterator[Transition]:
         recorder, gpus = self.context.recorder, self.state.gpus
@@ -282,12 +281,12 @@ class Alerting:
             if event.event == "xid" and event.code is not None:
                 xids.setdefault(event.uuid, []).append(event.code)
         for uuid, facts in recorder.facts.items():
-            watch = gpus.get(uuid)
-            if watch is None:
-                watch = gpus[uuid] = GpuWatch()
+            watch = gpus.setdefault(uuid, GpuWatch())
             record = claims.get(uuid)
             run_id = None if record is None else record.run_id
-            rules = self.machine if record is None else self._rules_of(record.run_id, record).rules
+            rules = self.machine
+            if record is not None:
+                rules = self._rules_of(record.run_id, record).rules
             sample = recorder.fast.get(uuid) if is_fresh else None
             is_idle = sample is not None and sample.utilization_percent == 0
             observations = watch.observe(
@@ -300,15 +299,17 @@ class Alerting:
                 xids=xids.get(uuid, ()),
                 slow=recorder.slow.get(uuid) if is_fresh else None,
             )
-            yield from self._judge(("gpu", uuid), f"GPU {facts.index}", observations, elapsed, rules, run_id)
+            name = f"GPU {facts.index}"
+            yield from self._judge(("gpu", uuid), name, observations, elapsed, rules, run_id)
         for gone in gpus.keys() - recorder.facts.keys():
             del gpus[gone]
         if recorder.inventory is not None and recorder.inventory.problem is None:
             # The machine no longer has these GPUs although the driver works.
             for key in self.engine.raised():
-                if key.subject == "gpu" and key.subject_id not in recorder.facts and key.rule in self.machine:
-                    seen = [Observation(key.rule, applies=False)]
-                    yield from self._judge(("gpu", key.subject_id), key.subject_id, seen, 0.0)
+                is_gone = key.subject == "gpu" and key.subject_id not in recorder.facts
+                if is_gone and key.rule in self.machine:
+                    uuid, seen = key.subject_id, [Observation(key.rule, applies=False)]
+                    yield from self._judge(("gpu", uuid), uuid, seen, 0.0)
             self.engine.forget("gpu", recorder.facts)
 
     def _run_changes(self, training: Mapping[str, LiveAttempt], elapsed: float) -> Iterator[Transition]:
@@ -319,16 +320,19 @@ class Alerting:
         for run_id in dict.fromkeys([*training, *followed, *errors]):
             live, texts = training.get(run_id), errors.get(run_id, [])
             own = self._rules_of(run_id, None if live is None else live.record)
-            observations = [Observation("nccl_errors", float(len(texts)), text=texts[-1] if texts else "")]
+            text = texts[-1] if texts else ""
+            observations = [Observation("nccl_errors", float(len(texts)), text=text)]
             if live is None or live.watched is None:
                 # Nothing is known before its lines were read; nothing applies to a run that does
                 # not train.
-                observations += [Observation(rule_id, applies=live is not None) for rule_id in _RUN_RULES]
+                applies = live is not None
+                observations += [Observation(rule, applies=applies) for rule in _RUN_RULES]
             else:
                 watch = live.watched.watch
                 is_fresh = self.context.monotonic() - watch.lines_at <= OLD_SECONDS
                 observations += watch.metrics.observe(is_fresh, own.rules, own.schedule, own.peak)
-            yield from self._judge(("run", run_id), run_id, observations, elapsed, own.rules, run_id)
+            subject: tuple[SubjectKind, str] = ("run", run_id)
+            yield from self._judge(subject, run_id, observations, elapsed, own.rules, run_id)
         self.engine.forget("run", training)
 
     def _nccl_errors(self, records: list[Attempt]) -> dict[str, list[str]]:
@@ -358,7 +362,7 @@ class Alerting:
         words = [word for word in (most.user, most.command) if word]
         return " · ".join(words) if words else f"pid {most.pid}"
 
-    # --- rows ---------------------------------------------------------------------------------------------------------
+    # --- rows -------------------------------------------------------------------------------------
 
     def _write(self) -> None:
         """Write rows, events, messages and the state in one transaction, then the log."""
@@ -367,7 +371,7 @@ class Alerting:
         ids = dict(self.ids)
         with transaction(self.context.connection) as connection:
             for transition in self.unwritten:
-                view = _write_row(connection, transition, ids)
+                view = self._write_row(connection, transition, ids)
                 if view is not None:
                     notified.append((transition, view))
                     if not view.is_silenced(now):
@@ -378,20 +382,21 @@ class Alerting:
         self.ids = ids
         self.unwritten = []
         for transition, view in notified:
-            log.warning("alert %d %s: %s", view.alert_id, transition.change.kind, clean(view.sentence))
+            text = clean(view.sentence)
+            log.warning("alert %d %s: %s", view.alert_id, transition.change.kind, text)
 
-
-def _write_row(connection: sqlite3.Connection, transition: Transition, ids: dict[Key, int]) -> AlertView | None:
-    """Write a raised or cleared alert, and its event unless it is silenced or reported by other
-    means; None if there is nothing to write. ``ids`` are those of active alerts."""
-    change, rule, now = transition.change, transition.rule, transition.at
-    key, seen = change.key, change.seen
-    if change.kind == "raised":
-        if key in ids:
+    def _write_row(
+        self, connection: sqlite3.Connection, transition: Transition, ids: dict[Key, int]
+    ) -> AlertView | None:
+        """Write a raised or cleared alert, and its event unless it is silenced or reported by other
+        means; None if there is nothing to write. ``ids`` are those of active alerts."""
+        change, rule, now = transition.change, transition.rule, transition.at
+        key, seen = change.key, change.seen
+        if (key in ids) is (change.kind == "raised"):
             return None
-        alert_id = ids[key] = alerts.raise_alert(
-            connection,
-            {
+        if change.kind == "raised":
+            is_finite = seen.value is not None and math.isfinite(seen.value)
+            row = {
                 "rule": key.rule,
                 "severity": rule.severity,
                 "subject_kind": key.subject,
@@ -399,27 +404,77 @@ def _write_row(connection: sqlite3.Connection, transition: Transition, ids: dict
                 "subject_name": transition.subject,
                 "run_id": transition.run_id,
                 "raised_at": now,
-                "value": seen.value if seen.value is not None and math.isfinite(seen.value) else None,
+                "value": seen.value if is_finite else None,
                 "threshold": seen.limit if math.isfinite(seen.limit) else None,
                 "unit": rule.unit,
                 "sentence": sentence(rule, seen, transition.subject),
                 "remedy": rule.remedy,
-            },
-        )
-    elif key in ids:
-        alert_id = ids.pop(key)
-        alerts.clear_alert(connection, alert_id, now=now, why=change.why)
-    else:
-        return None
-    view = alerts.one(connection, alert_id)
-    # Its row may have been deleted with its run.
-    if view is None or view.is_silenced(now) or rule.is_reported:
+            }
+            alert_id = ids[key] = alerts.raise_alert(connection, row)
+        else:
+            alert_id = ids.pop(key)
+            alerts.clear_alert(connection, alert_id, now=now, why=change.why)
+        view = alerts.one(connection, alert_id)
+        # Its row may have been deleted with its run.
+        if view is None or view.is_silenced(now) or rule.is_reported:
+            return view
+        kind: EventKind = "alert_raised"
+        text, severity = view.sentence, rule.severity
+        if change.kind == "cleared":
+            lasted = units.duration(max(0.0, now - view.raised_at))
+            kind, severity = "alert_cleared", "info"
+            text = f"{rule.title} ({view.subject_name}): resolved after {lasted}, {change.why}"
+        self.context.note(kind, text, view.run_id, key=key.rule, severity=severity, subject="alert", at=now)
         return view
-    kind: EventKind = "alert_raised"
-    text, severity = view.sentence, rule.severity
-    if change.kind == "cleared":
-        lasted = units.duration(max(0.0, now - view.raised_at))
-        kind, severity = "alert_cleared", "info"
-        text = f"{rule.title} ({view.subject_name}): resolved after {lasted}, {change.why}"
-    add_event(connection, kind, text, now=now, key=key.rule, severity=severity, subject="alert", run_id=view.run_id)
-    return view
+
+
+# --- NCCL's complaints --------------------------------------------------------------------------
+
+NCCL_SECONDS = 10.0
+# Of a log that grows faster, only the end is read.
+WINDOW_BYTES = 64 << 10
+LINE_CHARACTERS = 200
+
+
+@dataclass(slots=True)
+class NcclLogs:
+    """Reads new parts of each log; ``places`` are byte offsets."""
+
+    context: AgentContext
+    places: dict[Path, int] = field(default_factory=dict)
+    due: float = float("-inf")
+
+    def turn(self, now: float, records: Iterable[Attempt]) -> dict[str, list[str]]:
+        """New messages since the last check, by run; ``now`` is monotonic. Attempts with one GPU
+        are skipped."""
+        if now < self.due:
+            return {}
+        self.due = now + NCCL_SECONDS
+        workspace, errors = self.context.workspace, dict[str, list[str]]()
+        former, self.places = self.places, {}
+        for record in records:
+            if len(record.gpus) < 2:
+                continue
+            for rank_log in rank_logs(attempt_dir(workspace, record.run_id, record.number)):
+                lines = self._read(rank_log, former.get(rank_log.path))
+                if lines:
+                    redact = redactor_of(workspace, record.run_id).text
+                    shown = [redact(line)[:LINE_CHARACTERS] for line in lines]
+                    errors.setdefault(record.run_id, []).extend(shown)
+        return errors
+
+    def _read(self, rank_log: RankLog, offset: int | None) -> list[str]:
+        path = rank_log.path
+        try:
+            size = path.stat().st_size
+            # At first, do not repeat what a former agent has reported.
+            self.places[path] = size
+            if offset is None or size == offset:
+                return []
+            window = read_window(path, max(offset, size - WINDOW_BYTES), WINDOW_BYTES)
+        except OSError as error:
+            log.warning("%s cannot be read: %s", path, error)
+            return []
+        self.places[path] = window.end
+        who = "" if rank_log.rank is None else f"rank {rank_log.rank}: "
+        return [f"{who}{line}" for line in nccl_trouble(window.text)]

@@ -25,15 +25,14 @@ def hardware_evidence(
 
 
 def lost_gpu(connection: sqlite3.Connection, attempt: Attempt, until: float, now: float) -> ObservedCause | None:
-    """A GPU of the attempt that has been off the bus or unresponsive since before ``until``, or
-    None."""
-    seen = _reports(connection, attempt.gpus, _since(attempt), now)
-    gone = [
-        report
-        for report in seen
-        if report.what == "returned" or (report.at <= until and (report.what == "lost" or report.code in _GONE))
-    ]
-    return next(iter(observations(gone, attempt.gpus, len(attempt.gpus), ended_at=now)), None)
+    """A GPU of the attempt that has been off the bus or unresponsive since before ``until``."""
+    gone = []
+    for report in _reports(connection, attempt.gpus, _since(attempt), now):
+        is_loss = report.what == "lost" or report.code in _GONE
+        if report.what == "returned" or (report.at <= until and is_loss):
+            gone.append(report)
+    found = observations(gone, attempt.gpus, len(attempt.gpus), ended_at=now)
+    return next(iter(found), None)
 
 
 def sightings(connection: sqlite3.Connection, gpus: Sequence[str], since: float, until: float) -> list[Sighting]:
@@ -47,16 +46,17 @@ def sightings(connection: sqlite3.Connection, gpus: Sequence[str], since: float,
 
 
 def _since(attempt: Attempt) -> float:
-    return (attempt.created_at if attempt.started_at is None else attempt.started_at) - EARLY_SECONDS
+    begun = attempt.created_at if attempt.started_at is None else attempt.started_at
+    return begun - EARLY_SECONDS
 
 
 def _reports(connection: sqlite3.Connection, gpus: Sequence[str], since: float, until: float) -> list[Sighting]:
     rows = connection.execute(
-        "SELECT at, uuid, event, code FROM gpu_events "
-        "WHERE at BETWEEN ? AND ? AND uuid IN (SELECT value FROM json_each(?))",
+        "SELECT at, uuid, event, code FROM gpu_events WHERE at BETWEEN ? AND ? "
+        "AND event IN ('xid', 'lost', 'returned') AND uuid IN (SELECT value FROM json_each(?))",
         (since, until, json.dumps(list(gpus))),
     )
-    return [Sighting(*row) for row in rows if row[2] in ("xid", "lost", "returned")]
+    return [Sighting(*row) for row in rows]
 
 
 def _risen(connection: sqlite3.Connection, uuid: str, gpu_id: int, since: float, until: float) -> Iterator[Sighting]:
@@ -64,7 +64,8 @@ def _risen(connection: sqlite3.Connection, uuid: str, gpu_id: int, since: float,
     counted: int | None = None
     failed: bool | None = None
     columns = ("ecc_uncorrected", "row_remap_failed")
-    for at, errors, remap_failed in samples.between(connection, series.SLOW, gpu_id, columns, since, until):
+    rows = samples.between(connection, series.SLOW, gpu_id, columns, since, until)
+    for at, errors, remap_failed in rows:
         if errors is not None:
             # The first value is from before the attempt; a smaller one means that the driver
             # restarted.

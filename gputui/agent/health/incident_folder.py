@@ -29,7 +29,7 @@ from gputui.core.config import PRIVATE_DIR_MODE, PRIVATE_FILE_MODE
 from gputui.core.redaction import redact_params, redact_text
 from gputui.recovery.classify import Incident
 from gputui.recovery.decide import RecoveryPlan
-from gputui.recovery.evidence import Evidence, EvidenceLog
+from gputui.recovery.evidence import Evidence
 from gputui.store.database import StoreError, open_reader
 from gputui.store.json_shapes import iso
 from gputui.store.samples import WINDOW_COLUMNS, samples_between
@@ -47,7 +47,7 @@ README = """\
 Attempt {number} of {run} ended at {at}: {summary}.
 
 decision.json   what the incident was taken for, and what was decided
-evidence.json   what it was concluded from: exit status, error files, reports of the driver and the kernel
+evidence.json   what it was concluded from: exit status, error files, the driver and the kernel
 logs/           the end of every log
 gpus.csv        the run's GPUs from 5 minutes before the end to 5 minutes after it (if it had any)
 
@@ -69,18 +69,27 @@ class IncidentArchive(Struct, frozen=True):
     database: Path
 
 
-def incident_folder(run_dir: Path, attempt: int) -> Path:
-    return run_dir / "incidents" / str(attempt)
+def incident_folder(run_dir: Path, attempt: int, kind: str | None = None) -> Path:
+    """The folder of an attempt's evidence; with ``kind``, of an incident while it lived."""
+    return run_dir / "incidents" / (str(attempt) if kind is None else f"{attempt}-{kind}")
 
 
 def start_archiving(archive: IncidentArchive, jobs: Jobs) -> None:
     """Write the folder in a job; GPU samples are completed AROUND_SECONDS later."""
-    name = f"keeping the evidence of {archive.run_id}"
-    jobs.start(name, partial(_guarded, write, archive), deadline_seconds=KEEP_SECONDS)
+    name, work = f"keeping the evidence of {archive.run_id}", partial(_guarded, write, archive)
+    jobs.start(name, work, deadline_seconds=KEEP_SECONDS)
     if archive.gpus:
         later = threading.Timer(AROUND_SECONDS, _guarded, (write_gpus, archive))
         later.daemon = True
         later.start()
+
+
+def _guarded(work: Callable[[IncidentArchive], None], archive: IncidentArchive) -> None:
+    try:
+        work(archive)
+    except (OSError, StoreError, sqlite3.Error) as error:
+        words = "%s: the evidence of attempt %d is incomplete: %s"
+        log.warning(words, archive.run_id, archive.attempt, error)
 
 
 def write(archive: IncidentArchive) -> None:
@@ -88,59 +97,16 @@ def write(archive: IncidentArchive) -> None:
     until then."""
     folder = incident_folder(archive.run_dir, archive.attempt)
     # The run's own folder is not created: it is missing if the run was removed.
-    folder.parent.mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
-    folder.mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
+    for made in (folder.parent, folder, folder / "logs"):
+        made.mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
     summary, at = redact_text(archive.incident.summary), iso(archive.at)
     readme = README.format(number=archive.attempt, run=archive.run_id, at=at, summary=summary)
     write_text(folder / "README.txt", readme)
-    write_text(folder / "decision.json", _json(_decision(archive)))
-    found = archive.evidence.to_json()
-    del found["tails"]
-    write_text(folder / "evidence.json", _json(found))
-    write_gpus(archive)
-    _write_logs(archive.evidence.tails, folder / "logs")
-
-
-def write_gpus(archive: IncidentArchive) -> None:
-    """Write the GPU samples that exist by now. Raises as `write` does."""
-    if not archive.gpus:
-        return
-    since, until = archive.at - AROUND_SECONDS, archive.at + AROUND_SECONDS
-    with closing(open_reader(archive.database)) as connection:
-        rows = samples_between(connection, archive.gpus, since, until, GPU_ROWS)
-    text = io.StringIO(newline="")
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(WINDOW_COLUMNS)
-    table.writerows(rows)
-    write_text(incident_folder(archive.run_dir, archive.attempt) / "gpus.csv", text.getvalue())
-
-
-def _guarded(work: Callable[[IncidentArchive], None], archive: IncidentArchive) -> None:
-    try:
-        work(archive)
-    except (OSError, StoreError, sqlite3.Error) as error:
-        log.warning("%s: the evidence of attempt %d is incomplete: %s", archive.run_id, archive.attempt, error)
-    except Exception:
-        log.exception("%s: the evidence of attempt %d was not kept", archive.run_id, archive.attempt)
-
-
-def _write_logs(tails: tuple[EvidenceLog, ...], folder: Path) -> None:
-    folder.mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
-    remaining_characters = ALL_LOGS_CHARACTERS
-    for tail in tails:
-        text = redact_text(tail.text[-min(LOG_CHARACTERS, remaining_characters) :]) if remaining_characters > 0 else ""
-        if text:
-            who = "launcher" if tail.rank is None else f"rank{tail.rank}"
-            write_text(folder / f"{who}-{tail.stream}.txt", text)
-            remaining_characters -= len(text)
-
-
-def _decision(archive: IncidentArchive) -> dict[str, Any]:
     plan = archive.plan
-    return {
+    decision = {
         "run": archive.run_id,
         "attempt": archive.attempt,
-        "ended_at": iso(archive.at),
+        "ended_at": at,
         "incident": msgspec.to_builtins(archive.incident),
         "decision": {
             "verdict": plan.verdict,
@@ -154,10 +120,31 @@ def _decision(archive: IncidentArchive) -> dict[str, Any]:
             "delay_seconds": plan.delay_seconds,
         },
     }
+    found = archive.evidence.to_json()
+    del found["tails"]
+    for name, value in (("decision.json", decision), ("evidence.json", found)):
+        text = json.dumps(_bounded(value), indent=2, ensure_ascii=False)
+        write_text(folder / name, f"{text}\n")
+    write_gpus(archive)
+    remaining = ALL_LOGS_CHARACTERS
+    for tail in archive.evidence.tails:
+        most = min(LOG_CHARACTERS, remaining)
+        if most and (text := redact_text(tail.text[-most:])):
+            who = "launcher" if tail.rank is None else f"rank{tail.rank}"
+            write_text(folder / "logs" / f"{who}-{tail.stream}.txt", text)
+            remaining = max(0, remaining - len(text))
 
 
-def _json(value: Any) -> str:
-    return json.dumps(_bounded(value), indent=2, ensure_ascii=False) + "\n"
+def write_gpus(archive: IncidentArchive) -> None:
+    """Write the GPU samples that exist by now. Raises as `write` does."""
+    if not archive.gpus:
+        return
+    since, until = archive.at - AROUND_SECONDS, archive.at + AROUND_SECONDS
+    with closing(open_reader(archive.database)) as connection:
+        rows = samples_between(connection, archive.gpus, since, until, GPU_ROWS)
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows([WINDOW_COLUMNS, *rows])
+    write_text(incident_folder(archive.run_dir, archive.attempt) / "gpus.csv", text.getvalue())
 
 
 def _bounded(value: Any) -> Any:
@@ -171,6 +158,7 @@ def _bounded(value: Any) -> Any:
 
 def write_text(path: Path, text: str) -> None:
     """Write a private file. Raises OSError."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, PRIVATE_FILE_MODE)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    descriptor = os.open(path, flags, PRIVATE_FILE_MODE)
     with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
         file.write(text)

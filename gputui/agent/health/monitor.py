@@ -16,14 +16,19 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from gputui.agent.context import AgentContext
-from gputui.agent.health.feed import LINES_PER_LOOK, StoredCourse, WatchedAttempt, read_history, take_snapshot
 from gputui.agent.health.gpu_faults import lost_gpu
-from gputui.agent.health.stack_dump import DEADLINE_SECONDS, StackDump, incident_folder
-from gputui.agent.lifecycle import attempt_launch
+from gputui.agent.health.incident_folder import incident_folder
+from gputui.agent.health.stack_dump import DEADLINE_SECONDS, StackDump
+from gputui.agent.health.watched import (
+    LINES_PER_LOOK,
+    StoredCourse,
+    WatchedAttempt,
+    read_history,
+    take_snapshot,
+)
 from gputui.agent.lifecycle.active_run import LiveAttempt
-from gputui.agent.lifecycle.run_files import ResolvedRun
+from gputui.agent.lifecycle.run_files import ResolvedRun, attempt_dir
 from gputui.core import units
-from gputui.core.redaction import BY_LOOK
 from gputui.core.text import clean
 from gputui.recovery.policies import Policy
 from gputui.recovery.watch.attempt import LOOK_SECONDS
@@ -33,8 +38,12 @@ from gputui.recovery.watch.silence import EARLY_LINES, silence
 from gputui.runs.process_readings import available_bytes
 from gputui.runs.processes import AttemptProcess, ProcessScan
 from gputui.runs.repository import transaction
-from gputui.store.events import EventKind, Severity, add_event
-from gputui.store.metrics.watched import ObservationRow, newest_lines, observations, put_observation
+from gputui.store.metrics.watched import (
+    ObservationRow,
+    newest_lines,
+    observations,
+    put_observation,
+)
 from gputui.store.run_states import RunState
 from gputui.store.runs import get_run
 from gputui.store.series import GpuSample
@@ -72,17 +81,16 @@ class HealthMonitor:
         """Check the live attempts that are due, until the turn is spent. Raises sqlite3.Error."""
         self._end_dumped(living)
         now = self.context.monotonic()
-        if now >= self.due:
-            if now - self.due >= SLEPT_SECONDS:
-                for attempt in living:
-                    if attempt.watched is not None:
-                        attempt.watched.watch.restart_silence(now)
-            if not self.waiting:
-                self.due = now + LOOK_SECONDS
-                self.scan = None
-                self.waiting = list(living)[::-1]
-                attempts_by_gpu = Counter(uuid for attempt in living for uuid in attempt.record.gpus)
-                self.shared = frozenset(uuid for uuid, count in attempts_by_gpu.items() if count > 1)
+        if now - self.due >= SLEPT_SECONDS:
+            for attempt in living:
+                if attempt.watched is not None:
+                    attempt.watched.watch.restart_silence(now)
+        if now >= self.due and not self.waiting:
+            self.due = now + LOOK_SECONDS
+            self.scan = None
+            self.waiting = list(living)[::-1]
+            holders = Counter(uuid for attempt in living for uuid in attempt.record.gpus)
+            self.shared = frozenset(uuid for uuid, count in holders.items() if count > 1)
         queued = {id(attempt) for attempt in self.waiting}
         for attempt in living:
             # Its history has been read: check it in this round.
@@ -91,61 +99,60 @@ class HealthMonitor:
         alive = {id(attempt) for attempt in living}
         while self.waiting:
             attempt = self.waiting.pop()
-            if id(attempt) in alive and now >= attempt.unwatched_until:
-                self._check_guarded(attempt)
-                if self.context.turn.is_spent():
-                    break
-
-    def _check_guarded(self, attempt: LiveAttempt) -> None:
-        """Check one attempt; an unexpected error must end neither the agent nor the checks of other
-        runs."""
-        try:
-            self._check(attempt)
-        except sqlite3.Error:
-            raise
-        except Exception:
-            log.exception("%s cannot be watched", attempt.record.run_id)
-            attempt.unwatched_until = self.context.monotonic() + TROUBLE_SECONDS
+            if id(attempt) not in alive or now < attempt.unwatched_until:
+                continue
+            try:
+                self._check(attempt)
+            except sqlite3.Error:
+                raise
+            except Exception:
+                # It must end neither the agent nor the checks of other runs.
+                log.exception("%s cannot be watched", attempt.record.run_id)
+                attempt.unwatched_until = self.context.monotonic() + TROUBLE_SECONDS
+            if self.context.turn.is_spent():
+                break
 
     def _check(self, attempt: LiveAttempt) -> None:
         """Check one attempt. Raises sqlite3.Error."""
-        record = attempt.record
-        run = get_run(self.context.connection, record.run_id)
-        resolved = attempt.resolved
-        if run is None or resolved is None or run.state not in (RunState.STARTING, RunState.RUNNING):
+        context, resolved = self.context, attempt.resolved
+        run = get_run(context.connection, attempt.record.run_id)
+        if run is None or resolved is None:
             return
-        if attempt.placement is not None and not attempt.placement.is_seen_running(self.context.now()):
+        if run.state not in (RunState.STARTING, RunState.RUNNING):
+            return
+        if attempt.placement is not None and not attempt.placement.is_seen_running(context.now()):
             # It waits on its target, or its state is unknown: a silence is no hang.
             attempt.watched = None
             return
-        watched = attempt.watched
-        if watched is None:
-            watched = self._begun(attempt)
-            if watched is None:
+        if attempt.watched is None:
+            attempt.watched = self._begun(attempt)
+            if attempt.watched is None:
                 return
-            attempt.watched = watched
-            self._remember(attempt, watched)
+            self._remember(attempt, attempt.watched)
+        watched, policy = attempt.watched, resolved.policy
         if watched.ending is not None:
             return
-        self._feed(attempt, watched, resolved)
+        self._feed(attempt, watched, policy)
         if watched.ending is None:
-            self._look_for_lost_gpu(attempt, watched, resolved.policy)
-            self._look_for_hang(attempt, watched, resolved.policy)
+            self._look_for_lost_gpu(attempt, watched, policy)
+            self._look_for_hang(attempt, watched, policy)
         processes = partial(self._processes, attempt)
-        for seen in watched.setup.look(self.context, watched.watch, resolved.spec, processes, watched.reported):
+        watch, reported = watched.watch, watched.reported
+        for seen in watched.setup.look(context, watch, resolved.spec, processes, reported):
             self._show(watched, seen)
         # Before the first steps, loading data and filling caches looks like a leak.
-        is_settled = not resolved.spec.metrics or watched.watch.progress.lines >= EARLY_LINES
-        if watched.ending is None and is_settled and self.context.monotonic() - watched.memory_at >= MEMORY_SECONDS:
+        is_settled = not resolved.spec.metrics or watch.progress.lines >= EARLY_LINES
+        is_due = context.monotonic() - watched.memory_at >= MEMORY_SECONDS
+        if watched.ending is None and is_settled and is_due:
             self._look_for_leak(attempt, watched, resolved)
 
     def _begun(self, attempt: LiveAttempt) -> WatchedAttempt | None:
         """The attempt's state from the store; None while a job reads it, which takes long for a
         long run."""
+        context, record = self.context, attempt.record
         if attempt.history is None:
-            context, record = self.context, attempt.record
-            clocks = context.monotonic(), context.now()
-            read = partial(read_history, context.workspace.database, record, *clocks, self.stored(record.run_id))
+            clocks, stored = (context.monotonic(), context.now()), self.stored(record.run_id)
+            read = partial(read_history, context.workspace.database, record, *clocks, stored)
             name = f"reading the newest lines of {record.run_id}"
             attempt.history = context.jobs.start(name, read, deadline_seconds=HISTORY_SECONDS)
         if not attempt.history.is_over:
@@ -164,48 +171,48 @@ class HealthMonitor:
         if watched.ending is not None:
             self._begin_end(attempt, watched)
 
-    # --- checks -------------------------------------------------------------------------------------------------------
+    # --- checks -----------------------------------------------------------------------------------
 
-    def _feed(self, attempt: LiveAttempt, watched: WatchedAttempt, resolved: ResolvedRun) -> None:
+    def _feed(self, attempt: LiveAttempt, watched: WatchedAttempt, policy: Policy) -> None:
         """Pass the new lines to the detectors, and act on what they see."""
         watch, context = watched.watch, self.context
-        run_id = watch.record.run_id
-        lines, watched.cursor = newest_lines(context.connection, run_id, watched.cursor, LINES_PER_LOOK)
+        run_id, cursor = watch.record.run_id, watched.cursor
+        lines, watched.cursor = newest_lines(context.connection, run_id, cursor, LINES_PER_LOOK)
         before = watch.progress_at
         seen = [*watched.pending, *watch.take(lines, context.monotonic(), context.now())]
         watched.pending = []
         for observation in seen:
-            self._act_on(attempt, watched, observation, resolved.policy)
+            self._act_on(attempt, watched, observation, policy)
         if watch.progress_at > before:
             watch.note_power(self._gpus())
 
     def _look_for_lost_gpu(self, attempt: LiveAttempt, watched: WatchedAttempt, policy: Policy) -> None:
         """Report once that an attempt waits for a GPU that is lost, and end it. A rank that lost
         its GPU fails within seconds, unless it hangs in the driver."""
-        record, now = watched.watch.record, self.context.now()
-        is_quiet = self.context.monotonic() - watched.watch.progress_at >= LOST_SECONDS
-        if not record.gpus or not is_quiet or "gpu_unresponsive" in watched.reported:
+        record, context, kind = watched.watch.record, self.context, "gpu_unresponsive"
+        is_quiet = context.monotonic() - watched.watch.progress_at >= LOST_SECONDS
+        if not record.gpus or not is_quiet or kind in watched.reported:
             return
-        lost = lost_gpu(self.context.connection, record, now - LOST_SECONDS, now)
+        now = context.now()
+        lost = lost_gpu(context.connection, record, now - LOST_SECONDS, now)
         if lost is None:
             return
-        watched.reported.add("gpu_unresponsive")
-        quiet = f"{lost.text}; no step was made for {LOST_SECONDS:.0f} s"
-        text = f"{quiet}: ending this attempt" if policy.enabled else quiet
-        self._tell(watched, "gpu_unresponsive", text, is_error=True)
+        watched.reported.add(kind)
+        ends = ": ending this attempt" if policy.enabled else ""
+        text = f"{lost.text}; no step was made for {LOST_SECONDS:.0f} s{ends}"
+        context.note("gpu_unresponsive", text, record.run_id, record.number, severity="error")
         if policy.enabled:
             attempt.executor.ask_to_end(at_once=True)
 
     def _look_for_hang(self, attempt: LiveAttempt, watched: WatchedAttempt, policy: Policy) -> None:
-        watch, now = watched.watch, self.context.monotonic()
-        quiet = silence(watch.progress, now - watch.progress_at, policy.hang_after_seconds)
+        watch, now, limit = watched.watch, self.context.monotonic(), policy.hang_after_seconds
+        quiet = silence(watch.progress, now - watch.progress_at, limit)
         if not quiet.is_worth_a_look:
             watch.forget_looks()
             return
-        snapshot = take_snapshot(
-            self._processes(attempt), self.context.monotonic(), with_connections=not quiet.is_overdue
-        )
-        verdict, is_certain = watch.assess(snapshot, self._gpus(), quiet, policy.hang_after_seconds)
+        processes, is_early = self._processes(attempt), not quiet.is_overdue
+        snapshot = take_snapshot(processes, self.context.monotonic(), with_connections=is_early)
+        verdict, is_certain = watch.assess(snapshot, self._gpus(), quiet, limit)
         if verdict is not None and is_certain:
             self._act_on(attempt, watched, verdict, policy)
 
@@ -215,14 +222,16 @@ class HealthMonitor:
         snapshot = take_snapshot(self._processes(attempt), self.context.monotonic())
         if available is None:
             return
-        leak = watched.watch.note_memory(MemorySample(snapshot.at, snapshot.held_bytes, available))
+        sample = MemorySample(snapshot.at, snapshot.held_bytes, available)
+        leak = watched.watch.note_memory(sample)
         if leak is None:
             return
-        grows = units.bytes_text(leak.bytes_per_second * 3600)
-        text = f"by {grows} an hour; the host's memory is full in {units.duration(leak.full_in_seconds)}"
-        seen = Observation("memory_leak", leak.bytes_per_second, text=text, since=watched.watch.progress.step)
-        checkpoint_spec = resolved.spec.checkpoints
-        if leak.is_near and checkpoint_spec is not None and checkpoint_spec.resume:
+        grows, left = units.bytes_text(leak.bytes_per_second * 3600), leak.full_in_seconds
+        text = f"by {grows} an hour; the host's memory is full in {units.duration(left)}"
+        since = watched.watch.progress.step
+        seen = Observation("memory_leak", leak.bytes_per_second, text=text, since=since)
+        saves = resolved.spec.checkpoints
+        if leak.is_near and saves is not None and saves.resume:
             self._act_on(attempt, watched, seen, resolved.policy)
         else:
             # Without checkpoints it would start over, so it had better use the remaining memory.
@@ -233,7 +242,8 @@ class HealthMonitor:
         the ranks'."""
         if self.context.workspace.scenario.exists():
             return {}
-        return {uuid: sample for uuid, sample in self.context.recorder.fast.items() if uuid not in self.shared}
+        samples = self.context.recorder.fast.items()
+        return {uuid: sample for uuid, sample in samples if uuid not in self.shared}
 
     def _processes(self, attempt: LiveAttempt) -> list[AttemptProcess]:
         if self.scan is None:
@@ -241,7 +251,7 @@ class HealthMonitor:
         run_dir = self.context.workspace.run_dir(attempt.record.run_id)
         return attempt.executor.kind.processes(self.scan, run_dir, attempt.record)
 
-    # --- observations -------------------------------------------------------------------------------------------------
+    # --- observations -----------------------------------------------------------------------------
 
     def _act_on(self, attempt: LiveAttempt, watched: WatchedAttempt, seen: Observation, policy: Policy) -> None:
         """End the attempt if its policy ends those with such an observation, else show it."""
@@ -260,66 +270,64 @@ class HealthMonitor:
             self._write(watched, seen, ends=False)
 
     def _write(self, watched: WatchedAttempt, seen: Observation, *, ends: bool) -> None:
-        record = watched.watch.record
-        row = ObservationRow(seen.kind, self.context.now(), seen.text, seen.rank, seen.since, ends)
+        record, now = watched.watch.record, self.context.now()
+        row = ObservationRow(seen.kind, now, seen.text, seen.rank, seen.since, ends)
+        text = f"{seen.text}; ending this attempt" if ends else seen.text
         with transaction(self.context.connection) as connection:
             put_observation(connection, record.run_id, record.number, row)
-            text = f"{seen.text}; ending this attempt" if ends else seen.text
-            self._add_event(watched, seen.kind, seen.rank, text, ends=ends)
+            self._tell(watched, seen.kind, seen.rank, text, ends=ends)
 
-    def _add_event(self, watched: WatchedAttempt, kind: str, rank: int | None, text: str, *, ends: bool) -> None:
-        who = "" if rank is None else f", rank {rank}"
-        self._tell(watched, "observation", f"{FINDINGS[kind].head}{who}: {clean(text)}", is_error=ends, key=kind)
-
-    def _tell(
-        self, watched: WatchedAttempt, kind: EventKind, text: str, *, is_error: bool, key: str | None = None
-    ) -> None:
-        record, now = watched.watch.record, self.context.now()
-        severity: Severity = "error" if is_error else "warning"
-        run_id, attempt = record.run_id, record.number
-        add_event(
-            self.context.connection, kind, text, now=now, key=key, severity=severity, run_id=run_id, attempt=attempt
+    def _tell(self, watched: WatchedAttempt, kind: str, rank: int | None, text: str, *, ends: bool) -> None:
+        record, who = watched.watch.record, "" if rank is None else f", rank {rank}"
+        self.context.note(
+            "observation",
+            f"{FINDINGS[kind].head}{who}: {clean(text)}",
+            record.run_id,
+            record.number,
+            key=kind,
+            severity="error" if ends else "warning",
         )
 
+    # --- early ends -------------------------------------------------------------------------------
+
     def _begin_end(self, attempt: LiveAttempt, watched: WatchedAttempt) -> None:
-        record = watched.watch.record
-        if watched.ending in ("hang", "rank_left_early"):
-            workspace = self.context.workspace
-            redactor = BY_LOOK if attempt.resolved is None else attempt.resolved.redactor
-            dump = StackDump(
-                self._processes(attempt),
-                attempt_launch.attempt_dir(workspace, record.run_id, record.number),
-                incident_folder(workspace.run_dir(record.run_id), record.number, watched.ending),
-                redactor,
-            )
-            name = f"reading the stacks of {record.run_id}"
-            watched.stack_dump = self.context.jobs.start(name, dump.write, deadline_seconds=DEADLINE_SECONDS)
-        else:
+        if watched.ending not in ("hang", "rank_left_early"):
             # A last save would contain bad numbers, and might replace the last good checkpoint.
             attempt.executor.ask_to_end(at_once=watched.ending != "memory_leak")
+            return
+        context, run_id, number = self.context, attempt.record.run_id, attempt.record.number
+        assert attempt.resolved is not None
+        dump = StackDump(
+            self._processes(attempt),
+            attempt_dir(context.workspace, run_id, number),
+            incident_folder(context.workspace.run_dir(run_id), number, watched.ending),
+            attempt.resolved.redactor,
+        )
+        name = f"reading the stacks of {run_id}"
+        watched.stack_dump = context.jobs.start(name, dump.write, deadline_seconds=DEADLINE_SECONDS)
 
     def _end_dumped(self, living: Collection[LiveAttempt]) -> None:
         for attempt in living:
             watched = attempt.watched
-            if watched is not None and watched.stack_dump is not None and watched.stack_dump.is_over:
-                dump, watched.stack_dump = watched.stack_dump, None
-                attempt.executor.ask_to_end(at_once=True)
-                try:
-                    where = dump.result()
-                except Exception:
-                    log.exception("%s: its stacks were not kept", attempt.record.run_id)
-                    continue
-                if where is not None:
-                    self._add_places(watched, *where)
-
-    def _add_places(self, watched: WatchedAttempt, rank: int | None, text: str) -> None:
-        """Add what the stacks of a hang show to the observation, if that named no rank."""
-        record = watched.watch.record
-        with transaction(self.context.connection) as connection:
-            named = connection.execute(
-                "UPDATE observations SET rank = ?, text = ? || '; ' || text "
-                "WHERE run_id = ? AND attempt = ? AND ends AND rank IS NULL",
-                (rank, text, record.run_id, record.number),
-            )
-            if named.rowcount:
-                self._add_event(watched, "hang", rank, text, ends=True)
+            if watched is None or watched.stack_dump is None or not watched.stack_dump.is_over:
+                continue
+            dump, watched.stack_dump = watched.stack_dump, None
+            attempt.executor.ask_to_end(at_once=True)
+            try:
+                found = dump.result()
+            except Exception:
+                log.exception("%s: its stacks were not kept", attempt.record.run_id)
+                continue
+            if found is None:
+                continue
+            # What the stacks show is added to the observation, if that named no rank.
+            rank, text = found
+            record = watched.watch.record
+            with transaction(self.context.connection) as connection:
+                named = connection.execute(
+                    "UPDATE observations SET rank = ?, text = ? || '; ' || text "
+                    "WHERE run_id = ? AND attempt = ? AND ends AND rank IS NULL",
+                    (rank, text, record.run_id, record.number),
+                )
+                if named.rowcount:
+                    self._tell(watched, "hang", rank, text, ends=True)

@@ -16,81 +16,22 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from gputui.agent.context import AgentContext
 from gputui.agent.health.incident_folder import ALL_LOGS_CHARACTERS, LOG_CHARACTERS, write_text
-from gputui.agent.lifecycle.attempt_launch import attempt_dir
-from gputui.agent.lifecycle.run_files import redactor_of
 from gputui.core.config import PRIVATE_DIR_MODE
 from gputui.core.redaction import Redactor
-from gputui.recovery.signatures import nccl_trouble
 from gputui.recovery.tracebacks import Stack, main_stacks
 from gputui.recovery.watch.silence import lagging_rank
 from gputui.runs.identity import ProcessIdentity, is_alive, is_stopped, read_stat, send_signal
-from gputui.runs.logs import RankLog, rank_logs, read_window, tail_text
+from gputui.runs.logs import rank_logs, tail_text
 from gputui.runs.process_readings import describe
 from gputui.runs.processes import AttemptProcess
 from gputui.runs.shim import catches
-from gputui.store.attempts import Attempt
 
 log = logging.getLogger(__name__)
-
-LOOK_SECONDS = 10.0
-# Of a log that grows faster, only the end is read.
-WINDOW_BYTES = 64 << 10
-LINE_CHARACTERS = 200
-
-
-@dataclass(slots=True)
-class NcclLogs:
-    """Reads new parts of each log; ``places`` are byte offsets."""
-
-    context: AgentContext
-    places: dict[Path, int] = field(default_factory=dict)
-    due: float = float("-inf")
-
-    def turn(self, now: float, records: Iterable[Attempt]) -> dict[str, list[str]]:
-        """New messages since the last check, by run; ``now`` is monotonic. Attempts with one GPU
-        are skipped."""
-        if now < self.due:
-            return {}
-        self.due = now + LOOK_SECONDS
-        errors: dict[str, list[str]] = {}
-        read_paths: set[Path] = set()
-        for record in records:
-            if len(record.gpus) < 2:
-                continue
-            for rank_log in rank_logs(attempt_dir(self.context.workspace, record.run_id, record.number)):
-                read_paths.add(rank_log.path)
-                lines = self._read(rank_log)
-                if lines:
-                    redactor = redactor_of(self.context.workspace, record.run_id)
-                    errors.setdefault(record.run_id, []).extend(redactor.text(line)[:LINE_CHARACTERS] for line in lines)
-        self.places = {path: offset for path, offset in self.places.items() if path in read_paths}
-        return errors
-
-    def _read(self, rank_log: RankLog) -> list[str]:
-        try:
-            size = rank_log.path.stat().st_size
-            offset = self.places.get(rank_log.path)
-            if offset is None:
-                # Do not repeat what a former agent has reported.
-                self.places[rank_log.path] = size
-                return []
-            if size == offset:
-                return []
-            window = read_window(rank_log.path, max(offset, size - WINDOW_BYTES), WINDOW_BYTES)
-        except OSError as error:
-            log.warning("%s cannot be read: %s", rank_log.path, error)
-            self.places.pop(rank_log.path, None)
-            return []
-        self.places[rank_log.path] = window.end
-        who = "" if rank_log.rank is None else f"rank {rank_log.rank}: "
-        return [f"{who}{line}" for line in nccl_trouble(window.text)]
-
 
 PY_SPY_SECONDS = 5.0
 STACKS_SECONDS = 15.0
@@ -109,7 +50,11 @@ class StackDump:
     """The dump of one hung attempt's processes, written to ``folder``."""
 
     def __init__(
-        self, processes: Sequence[AttemptProcess], attempt_dir: Path, folder: Path, redactor: Redactor
+        self,
+        processes: Sequence[AttemptProcess],
+        attempt_dir: Path,
+        folder: Path,
+        redactor: Redactor,
     ) -> None:
         self._processes = processes
         self._redactor = redactor
@@ -121,12 +66,13 @@ class StackDump:
         """Write the dump, and return the rank that holds up the others, as `lagging_rank` does.
         Afterwards the ranks have ended, unless they took longer than ABORT_SECONDS."""
         ranks = [process for process in self._processes if process.rank is not None]
+        others = [process.identity for process in self._processes if process.rank is None]
+        targets = ranks or self._processes
         try:
             self._folder.mkdir(mode=PRIVATE_DIR_MODE, parents=True, exist_ok=True)
             self._keep("processes.txt", describe(self._processes))
-            targets = ranks or self._processes
             self._keep("stacks.txt", "".join(f"{line}\n" for line in self._spy(targets)))
-            abort(targets, [process.identity for process in self._processes if process.rank is None and ranks])
+            abort(targets, others if ranks else ())
             self._keep_logs()
         except OSError as error:
             log.warning("%s: the evidence is incomplete: %s", self._folder, error)
@@ -151,50 +97,48 @@ class StackDump:
     def _spy(self, targets: Sequence[AttemptProcess]) -> Iterator[str]:
         """Write stacks by py-spy, if it is installed and permitted; yield a line on the result for
         each process."""
-        program = shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
+        here = str(Path(sys.executable).parent)
+        program = shutil.which("py-spy") or shutil.which("py-spy", path=here)
         if program is None:
-            yield "py-spy is not installed; the stacks are those that Python itself wrote, at the end of the logs here"
+            yield "py-spy is not installed; the stacks are those that Python wrote, in the logs here"
             return
         deadline = time.monotonic() + STACKS_SECONDS
         for process in targets:
-            seconds = min(PY_SPY_SECONDS, deadline - time.monotonic())
-            if seconds <= 0:
-                yield f"{process.pid}: no time was left for it"
+            pid, seconds = process.pid, min(PY_SPY_SECONDS, deadline - time.monotonic())
+            if seconds <= 0 or not is_alive(process.identity):
+                yield f"{pid}: has ended, or no time was left for it"
                 continue
-            if not is_alive(process.identity):
-                yield f"{process.pid}: has ended"
-                continue
+            command = [program, "dump", "--nonblocking", "--full-filenames", "--pid", str(pid)]
             try:
                 done = subprocess.run(
-                    [program, "dump", "--nonblocking", "--full-filenames", "--pid", str(process.pid)],
+                    command,
                     stdin=subprocess.DEVNULL,
                     capture_output=True,
                     timeout=seconds,
                     check=False,
                 )
             except (OSError, subprocess.TimeoutExpired) as error:
-                yield f"{process.pid}: py-spy did not answer ({type(error).__name__})"
+                yield f"{pid}: py-spy did not answer ({type(error).__name__})"
                 continue
             text = done.stdout.decode("utf-8", "replace")
             self._note_stack(process.rank, text)
-            if self._keep(f"stack-{process.pid}.txt", text):
-                yield f"{process.pid}: stack-{process.pid}.txt"
+            if self._keep(f"stack-{pid}.txt", text):
+                yield f"{pid}: stack-{pid}.txt"
             else:
                 words = done.stderr.decode("utf-8", "replace").strip().splitlines()
-                yield f"{process.pid}: py-spy cannot look at it: {words[-1] if words else f'code {done.returncode}'}"
+                why = words[-1] if words else f"code {done.returncode}"
+                yield f"{pid}: py-spy cannot look at it: {why}"
 
     def _keep_logs(self) -> None:
         """Copy the end of every log, which contains the stacks."""
-        remaining_characters = ALL_LOGS_CHARACTERS
+        remaining = ALL_LOGS_CHARACTERS
         for number, entry in enumerate(rank_logs(self._attempt_dir)):
             name = "launcher" if entry.rank is None else f"rank{entry.rank}"
-            if remaining_characters > 0:
-                text = tail_text(entry.path, READ_BYTES)
+            if remaining > 0:
+                text, most = tail_text(entry.path, READ_BYTES), min(LOG_CHARACTERS, remaining)
                 # Scripts may dump stacks on other occasions, too.
                 self._note_stack(entry.rank, text.partition("Fatal Python error: Aborted")[2])
-                remaining_characters -= self._keep(
-                    f"{number:03d}-{name}-{entry.stream}.txt", text, min(LOG_CHARACTERS, remaining_characters)
-                )
+                remaining -= self._keep(f"{number:03d}-{name}-{entry.stream}.txt", text, most)
 
 
 def abort(targets: Sequence[AttemptProcess], launchers: Sequence[ProcessIdentity] = ()) -> None:
@@ -205,7 +149,8 @@ def abort(targets: Sequence[AttemptProcess], launchers: Sequence[ProcessIdentity
     for process in launchers:
         send_signal(process, signal.SIGSTOP)
     pids = {target.pid for target in targets}
-    started = {pid for pid in pids if (stat := read_stat(pid)) is not None and stat.parent_pid in pids}
+    stats = {pid: read_stat(pid) for pid in pids}
+    started = {pid for pid, stat in stats.items() if stat is not None and stat.parent_pid in pids}
     try:
         # A rank and the processes that it started share a log, where stacks written at the same
         # time would mix.
@@ -217,35 +162,26 @@ def abort(targets: Sequence[AttemptProcess], launchers: Sequence[ProcessIdentity
 
 
 def _abort(targets: Sequence[ProcessIdentity]) -> None:
-    signalled = [process for process in targets if is_alive(process) and catches(process.pid, signal.SIGABRT)]
-    for process in signalled:
-        _without_core(process)
-    # Every one has the signal pending before the first ends: a rank whose peer is gone leaves its collective with an
-    # exception, and the stack that is wanted is lost.
-    for process in signalled:
+    handled = [one for one in targets if is_alive(one) and catches(one.pid, signal.SIGABRT)]
+    for process in handled:
+        # No core dump, which may be gigabytes. A limit of 1 byte also disables handlers that
+        # receive dumps through a pipe, which 0 does not: core(5).
+        with suppress(OSError, ValueError):
+            _, hard = resource.prlimit(process.pid, resource.RLIMIT_CORE)
+            soft = 0 if hard == 0 else 1
+            resource.prlimit(process.pid, resource.RLIMIT_CORE, (soft, hard))
+    # Every one has the signal pending before the first ends: a rank whose peer is gone leaves its
+    # collective with an exception, and the stack that is wanted is lost.
+    for process in handled:
         send_signal(process, signal.SIGSTOP)
-    stopped_by = time.monotonic() + STOP_SECONDS
-    while time.monotonic() < stopped_by and not all(map(is_stopped, signalled)):
-        time.sleep(POLL_SECONDS / 10)
+    _await(lambda: all(map(is_stopped, handled)), STOP_SECONDS)
     for number in (signal.SIGABRT, signal.SIGCONT):
-        for process in signalled:
+        for process in handled:
             send_signal(process, number)
-    deadline = time.monotonic() + ABORT_SECONDS
-    while time.monotonic() < deadline and any(is_alive(process) for process in signalled):
-        time.sleep(POLL_SECONDS)
+    _await(lambda: not any(map(is_alive, handled)), ABORT_SECONDS)
 
 
-def _without_core(process: ProcessIdentity) -> None:
-    """Disable the process's core dump, which may be gigabytes. A limit of 1 byte also disables
-    handlers that receive dumps through a pipe, which 0 does not: core(5)."""
-    try:
-        _, hard = resource.prlimit(process.pid, resource.RLIMIT_CORE)
-        soft = 1 if hard == resource.RLIM_INFINITY or hard >= 1 else 0
-        resource.prlimit(process.pid, resource.RLIMIT_CORE, (soft, hard))
-    except (OSError, ValueError) as error:
-        log.info("the core limit of %d cannot be set: %s", process.pid, error)
-
-
-def incident_folder(run_dir: Path, attempt: int, kind: str) -> Path:
-    """The folder of evidence on an incident of a live attempt."""
-    return run_dir / "incidents" / f"{attempt}-{kind}"
+def _await(is_true: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and not is_true():
+        time.sleep(POLL_SECONDS / 10)

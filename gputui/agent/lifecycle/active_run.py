@@ -1,7 +1,7 @@
 """The state of an active run in memory: its attempt, its phase, and the GPUs that it is releasing.
 
-A run goes through the phases in the order of this file, and a phase carries the data legal in it. The agent keeps no
-other state by run. What must outlive the agent is in the store and in the run's folder.
+A run goes through the phases in the order of this file, and a phase carries the data legal in it.
+What must outlive the agent is in the store and in the run's folder.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct
 
-from gputui.agent.health.feed import WatchedAttempt
+from gputui.agent.health.watched import WatchedAttempt
 from gputui.agent.jobs import Job
 from gputui.agent.lifecycle.run_files import ResolvedRun
 from gputui.core.redaction import BY_LOOK, Redactor
@@ -32,11 +32,9 @@ TERM_BEFORE_KILL_SECONDS = 2.0
 UNKILLABLE_SECONDS = 30.0
 
 
-# --- an attempt -------------------------------------------------------------------------------------------------------
-
-
 class CheckpointScan(NamedTuple):
-    """Result of a scan at a time (UTC unix seconds); ``claim`` locks the folder, ``intruder`` says who shares it."""
+    """Result of a scan at a time (UTC unix seconds); ``claim`` locks the folder, ``intruder`` says
+    who shares it."""
 
     folder: str
     rows: Rows
@@ -47,7 +45,8 @@ class CheckpointScan(NamedTuple):
 
 @dataclass(slots=True)
 class CheckpointWatch:
-    """The time of an attempt's next scan for checkpoints (monotonic), the scan that runs now, and the real folder."""
+    """The time of an attempt's next scan for checkpoints (monotonic), the scan that runs now, and
+    the real folder."""
 
     due_at: float
     search: CheckpointSearch | None = None
@@ -80,13 +79,10 @@ class LiveAttempt:
     reports_read_at: float = float("-inf")
 
 
-# --- postmortem -------------------------------------------------------------------------------------------------------
-
-
 class PostmortemTask(Struct, frozen=True):
-    """Input of a postmortem. ``checkpoints`` is None if the profile names none; ``unanswered`` is why their folder must
-    not be read, such as a file system that hangs. ``shared_with`` are runs that used its GPU shortly before the
-    end."""
+    """Input of a postmortem. ``checkpoints`` is None if the profile names none; ``unanswered`` is
+    why their folder must not be read, such as a file system that hangs. ``shared_with`` are runs
+    that used its GPU shortly before the end."""
 
     folder: Path
     attempt: Attempt
@@ -104,9 +100,9 @@ class PostmortemTask(Struct, frozen=True):
 
 
 class PostmortemResult(Struct, frozen=True):
-    """Result of a postmortem, redacted. ``incident`` is the cause if the attempt failed. ``checkpoints`` is the updated
-    ledger, with candidates to resume from after a failure; None if the profile names no checkpoints. ``unmatched``: the
-    pattern never matched a file."""
+    """Result of a postmortem, redacted. ``incident`` is the cause if the attempt failed.
+    ``checkpoints`` is the updated ledger, with candidates to resume from after a failure; None if
+    the profile names no checkpoints. ``unmatched``: the pattern never matched a file."""
 
     evidence: Evidence
     incident: Incident
@@ -114,7 +110,7 @@ class PostmortemResult(Struct, frozen=True):
     unmatched: UnmatchedPattern | None = None
 
 
-# --- phases -----------------------------------------------------------------------------------------------------------
+# --- phases -------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -124,7 +120,8 @@ class Adopting:
 
 @dataclass(slots=True)
 class Starting:
-    """The executor was started; the command has shown no activity. ``looked_at`` is the last check (monotonic)."""
+    """The executor was started; the command has shown no activity. ``looked_at`` is the last check
+    (monotonic)."""
 
     looked_at: float = float("-inf")
 
@@ -137,8 +134,8 @@ class Running:
 @dataclass(slots=True)
 class Sweeping:
     """The executor has ended; its leftover processes are being killed since ``since`` (monotonic).
-    ``is_reading_rest``: its metrics files hold more than one turn can read. ``ended_clock`` (monotonic) and
-    ``ended_at`` (UTC unix seconds) are the time when no process was left."""
+    ``is_reading_rest``: its metrics files hold more than one turn can read. ``ended_clock``
+    (monotonic) and ``ended_at`` (UTC unix seconds) are the time when no process was left."""
 
     since: float | None = None
     is_reading_rest: bool = False
@@ -146,26 +143,23 @@ class Sweeping:
     ended_clock: float = 0.0
 
     def end_leftovers(self, left: list[ProcessIdentity], now: float) -> bool:
-        """Signal the leftover processes: SIGTERM first, SIGKILL later. True if they have survived that for too long.
-        ``now`` is monotonic."""
+        """Signal the leftover processes: SIGTERM first, SIGKILL later. True if they have survived
+        that for too long. ``now`` is monotonic."""
         if self.since is None:
             self.since = now
             for process in left:
                 send_signal(process, signal.SIGTERM)
                 send_signal(process, signal.SIGCONT)
-            return False
-        if now - self.since > UNKILLABLE_SECONDS:
-            return True
-        if now - self.since > TERM_BEFORE_KILL_SECONDS:
+        elif now - self.since > TERM_BEFORE_KILL_SECONDS:
             for process in left:
                 send_signal(process, signal.SIGKILL)
-        return False
+        return now - self.since > UNKILLABLE_SECONDS
 
 
 @dataclass(slots=True)
 class Postmortem:
-    """A job examines what the attempt left. If it fails, the run returns to ``swept``. ``is_reported``: the run's page
-    says so."""
+    """A job examines what the attempt left. If it fails, the run returns to ``swept``.
+    ``is_reported``: the run's page says so."""
 
     swept: Sweeping
     task: PostmortemTask
@@ -173,43 +167,36 @@ class Postmortem:
     is_reported: bool = False
 
 
-@dataclass(slots=True)
-class DiskCheck:
-    """The last known free space of a disk as text, and the job that measures it now."""
-
-    text: str
-    job: Job[tuple[int, int]] | None = None
-
-
 class Readiness(NamedTuple):
-    """Result of a scan before an attempt: the ledger with what lies there, and, if the chosen checkpoint is not there
-    any more, the choice of another one. ``intruder`` is why the folder must not be written to."""
+    """Result of a scan before an attempt: the ledger with what lies there, and, if the chosen
+    checkpoint is not there any more, the choice of another one. ``intruder`` is why the folder
+    must not be written to."""
 
     rows: Rows
     choice: CheckpointChoice | None = None
     intruder: str | None = None
 
 
-@dataclass(slots=True)
-class ReadinessCheck:
-    """A job that lists the checkpoint folder before an attempt, and checks that the one at ``path`` is still the chosen
-    one. ``is_noticed``: the loop has seen the job end."""
+class ReadinessCheck(NamedTuple):
+    """A job that lists the checkpoint folder before an attempt, and checks that the one at ``path``
+    is still the chosen one."""
 
     path: str | None
     search: CheckpointSearch
     job: Job[Readiness]
-    is_noticed: bool = False
 
 
 @dataclass(slots=True)
 class Waiting:
-    """No attempt exists; the run waits for the next one. ``due_at`` (monotonic) is the end of its back-off, None once
-    it is queued. ``free_disk`` and ``pruning`` are preconditions that are being checked. Of a queued run, ``checked``
-    says whether ``check`` found it ready to begin from a checkpoint, which one, and when (monotonic); ``short_since``
-    (monotonic) is set while GPUs are missing that only a person or the driver can bring back."""
+    """No attempt exists; the run waits for the next one. ``due_at`` (monotonic) is the end of its
+    back-off, None once it is queued. ``disk``, with ``disk_text``, and ``pruning`` check
+    preconditions. Of a queued run, ``checked`` says whether ``check`` found it ready to begin from
+    a checkpoint, which one, and when (monotonic); ``short_since`` (monotonic) is set while GPUs are
+    missing that only a person or the driver can bring back."""
 
     due_at: float | None = None
-    free_disk: DiskCheck | None = None
+    disk: Job[tuple[int, int]] | None = None
+    disk_text: str | None = None
     pruning: Job[list[Path]] | None = None
     check: ReadinessCheck | None = None
     checked: tuple[bool, str | None, float] | None = None
@@ -219,14 +206,15 @@ class Waiting:
 Phase = Adopting | Starting | Running | Sweeping | Postmortem | Waiting
 
 
-# --- release of GPUs --------------------------------------------------------------------------------------------------
+# --- runs ---------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True, eq=False)
 class Releasing:
-    """GPUs of an ended attempt. They are free once their memory is back at ``baseline_bytes`` (None: unknown) and no
-    process of ``attempt`` (None: of the run) is left, or at ``deadline`` (monotonic) if the driver does not answer.
-    ``is_held``: unkillable processes hold them, and ``locks`` keep other homes from the GPUs."""
+    """GPUs of an ended attempt. They are free once their memory is back at ``baseline_bytes``
+    (None: unknown) and no process of ``attempt`` (None: of the run) is left, or at ``deadline``
+    (monotonic) if the driver does not answer. ``is_held``: unkillable processes hold them, and
+    ``locks`` keep other homes from the GPUs."""
 
     attempt: int | None
     baseline_bytes: Mapping[str, int | None]
@@ -236,34 +224,15 @@ class Releasing:
     locks: HeldLocks | None = None
 
 
-# --- a run ------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Trouble:
-    """An unexpected error: the run or part is skipped until ``until`` (monotonic). ``reported`` is the reported text,
-    None after a success."""
-
-    until: float = float("-inf")
-    reported: str | None = None
-
-
 @dataclass(slots=True)
 class ActiveRun:
-    """One run. ``attempt`` is set from Starting to Postmortem. GPUs of ended attempts are released while the run waits
-    for its next attempt, which may start on other GPUs before."""
+    """One run. ``attempt`` is set from Starting to Postmortem. GPUs of ended attempts are released
+    while the run waits for its next attempt, which may start on other GPUs before."""
 
     run_id: str
     phase: Phase | None = None
     attempt: LiveAttempt | None = None
     releasing: list[Releasing] = field(default_factory=list)
-    trouble: Trouble = field(default_factory=Trouble)
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether the run has no state worth keeping."""
-        is_waiting = self.phase is not None and self.phase != Waiting()
-        return not is_waiting and self.attempt is None and not self.releasing and self.trouble.reported is None
 
     def begin(self, attempt: LiveAttempt) -> None:
         self.attempt, self.phase = attempt, Starting()
@@ -296,17 +265,14 @@ class ActiveRuns:
 
     def running(self) -> list[LiveAttempt]:
         """All attempts whose command is not known to have ended."""
-        return [
-            run.attempt
-            for run in self._runs.values()
-            if run.attempt is not None and isinstance(run.phase, Starting | Running)
-        ]
+        runs = [run for run in self._runs.values() if isinstance(run.phase, Starting | Running)]
+        return [run.attempt for run in runs if run.attempt is not None]
 
     def releasing(self) -> list[tuple[ActiveRun, Releasing]]:
         return [(run, entry) for run in self._runs.values() for entry in run.releasing]
 
     def waiting(self) -> list[tuple[ActiveRun, Waiting]]:
-        return [(run, run.phase) for run in self._runs.values() if isinstance(run.phase, Waiting)]
+        return [(run, run.phase) for run in self if isinstance(run.phase, Waiting)]
 
     def waiting_of(self, run_id: str) -> Waiting:
         """The waiting phase of a run without attempt, entered if it was in no phase."""
@@ -316,5 +282,10 @@ class ActiveRuns:
         return run.phase
 
     def forget_idle(self) -> None:
-        """Drop runs without state."""
-        self._runs = {run_id: run for run_id, run in self._runs.items() if not run.is_idle}
+        """Drop runs without state worth keeping."""
+        idle = (None, Waiting())
+        self._runs = {
+            run_id: run
+            for run_id, run in self._runs.items()
+            if run.phase not in idle or run.attempt is not None or run.releasing
+        }

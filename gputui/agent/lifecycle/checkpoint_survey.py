@@ -1,5 +1,5 @@
-"""Scans of checkpoint folders: before an attempt begins, while it lives, and at its end. Jobs read the folder; the
-loop writes the rows."""
+"""Scans of checkpoint folders: before an attempt begins, while it lives, and at its end. Jobs read
+the folder; the loop writes the rows."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.agent.context import AgentContext
-from gputui.agent.jobs import Job
 from gputui.agent.lifecycle.active_run import CheckpointScan, CheckpointWatch, LiveAttempt
+from gputui.agent.lifecycle.run_files import attempt_dir
 from gputui.core.config import PRIVATE_FILE_MODE, Workspace, read_regular
 from gputui.recovery.checkpoints import ledger
-from gputui.recovery.checkpoints.ledger import NUMERIC_INCIDENTS, AttemptSpan, Rows, attempt_spans
+from gputui.recovery.checkpoints.ledger import NUMERIC_INCIDENTS, Rows, attempt_spans
 from gputui.recovery.checkpoints.search import CheckpointSearch, surveyed
 from gputui.recovery.history import training_began_at
 from gputui.runs.command import checkpoint_directory
@@ -35,7 +35,7 @@ from gputui.runs.submission import write_private
 from gputui.store import checkpoints
 from gputui.store.attempts import read_attempts
 from gputui.store.checkpoints import CheckpointRow
-from gputui.store.events import add_event
+from gputui.store.events import EventKind
 from gputui.store.metrics.step_times import StepTimes
 from gputui.store.run_history import read_incidents, read_transitions
 from gputui.store.runs import Run, get_run
@@ -69,22 +69,26 @@ def search_of(
     executors: Executors,
     ended_at: float | None = None,
 ) -> CheckpointSearch | None:
-    """Input of a scan for the run's checkpoints; None if its profile names none, or if only its target sees them.
-    ``ended_at`` is the end of its newest attempt if the row does not have it yet. Times are UTC unix seconds."""
+    """Input of a scan for the run's checkpoints; None if its profile names none, or if only its
+    target sees them. ``ended_at`` is the end of its newest attempt if the row does not have it yet.
+    Times are UTC unix seconds."""
     spec = spec_of(run)
     folder = checkpoint_directory(spec, workspace.run_dir(run.run_id))
     if folder is None or spec.checkpoints is None:
         return None
     if not executors.of(spec.target).sees_checkpoints(spec.target or {}):
         return None
-    attempts = attempt_spans(read_attempts(connection, run.run_id), has_metrics=bool(spec.metrics), now=now)
+    rows = read_attempts(connection, run.run_id)
+    attempts = attempt_spans(rows, has_metrics=bool(spec.metrics), now=now)
     writer, since = None, now
     if attempts:
         newest = attempts[-1]
         since = checkpoints.scanned_at(connection, run.run_id, newest.number) or newest.begun_at
         # What appeared since the last scan in its life is its own, also after its end.
         writer = newest.number if newest.ended_at is None or since < newest.ended_at else None
-        attempts = (*attempts[:-1], newest if ended_at is None else replace(newest, ended_at=ended_at))
+        if ended_at is not None:
+            attempts = (*attempts[:-1], replace(newest, ended_at=ended_at))
+    neighbours = () if writer is None else checkpoints.neighbours(connection, run.run_id, since)
     return CheckpointSearch(
         database=workspace.database,
         run_id=run.run_id,
@@ -94,8 +98,14 @@ def search_of(
         attempts=attempts,
         writer=writer,
         since=since,
-        neighbours=() if writer is None else tuple(checkpoints.neighbours(connection, run.run_id, since)),
+        neighbours=tuple(neighbours),
     )
+
+
+def search_now(context: AgentContext, run: Run, ended_at: float | None = None) -> CheckpointSearch | None:
+    """`search_of` by the agent."""
+    connection, executors, now = context.connection, context.executors, context.now()
+    return search_of(connection, context.workspace, run, now, executors=executors, ended_at=ended_at)
 
 
 def write(connection: sqlite3.Connection, search: CheckpointSearch, rows: Sequence[CheckpointRow]) -> None:
@@ -103,29 +113,37 @@ def write(connection: sqlite3.Connection, search: CheckpointSearch, rows: Sequen
     checkpoints.save(connection, search.run_id, search.rows, rows)
 
 
-def attempt_begins(
-    connection: sqlite3.Connection, run: Run, number: int, folder: Path | None, own: Path | None = None
-) -> None:
-    """Record in the ledger that an attempt begins from ``run.resume_from``: what is in it lay there before. Works
-    inside the caller's transaction, after the attempt's row was written. ``own`` is the attempt's folder."""
+# --- the ledger at the begin and the end of attempts --------------------------------------------
+
+
+def attempt_begins(connection: sqlite3.Connection, run: Run, number: int, folder: Path | None, own: Path) -> None:
+    """Record in the ledger that an attempt begins from ``run.resume_from``: what is in it lay there
+    before. Works inside the caller's transaction, after the attempt's row was written. ``own`` is
+    the attempt's folder."""
     if folder is None:
         return
     before = tuple(checkpoints.of_run(connection, run.run_id, with_gone=True))
     rows = read_attempts(connection, run.run_id)
-    spans = attempt_spans(rows, has_metrics=bool(spec_of(run).metrics), now=rows[-1].created_at)
+    now = rows[-1].created_at
+    spans = attempt_spans(rows, has_metrics=bool(spec_of(run).metrics), now=now)
     earlier = tuple(span for span in spans if span.number < number)
-    checkpoints.note_scan(connection, run.run_id, number, str(folder), rows[-1].created_at)
+    checkpoints.note_scan(connection, run.run_id, number, str(folder), now)
     after = ledger.attempt_begins(before, earlier, number, run.resume_from)
     checkpoints.save(connection, run.run_id, before, after)
-    if own is not None:
-        keep(own, after, rows[-1].created_at)
+    keep(own, after, now)
 
 
 def attempt_ended(
-    connection: sqlite3.Connection, search: CheckpointSearch, rows: Rows, own: Path, *, is_seen: bool, now: float
+    connection: sqlite3.Connection,
+    search: CheckpointSearch,
+    rows: Rows,
+    own: Path,
+    *,
+    is_seen: bool,
+    now: float,
 ) -> None:
-    """Store the ledger at the end of an attempt, whose folder is ``own``, in the caller's transaction. Unless its
-    checkpoints were seen, the next scan finds what it left. ``now`` is UTC unix seconds."""
+    """Store the ledger at the end of an attempt, whose folder is ``own``, in the caller's
+    transaction. Unless its checkpoints were seen, the next scan finds what it left."""
     write(connection, search, rows)
     newest = search.attempts[-1]
     if is_seen:
@@ -135,8 +153,8 @@ def attempt_ended(
 
 
 def keep(own: Path, rows: Rows, at: float) -> None:
-    """Keep the ledger of a scan (UTC unix seconds) in an attempt's folder too, from which it is read back if the
-    database is lost or restored."""
+    """Keep the ledger of a scan (UTC unix seconds) in an attempt's folder too, from which it is
+    read back if the database is lost or restored."""
     try:
         write_private(own / LEDGER_FILE, {"at": at, "rows": msgspec.to_builtins(rows)})
     except OSError as error:
@@ -144,94 +162,81 @@ def keep(own: Path, rows: Rows, at: float) -> None:
 
 
 def restore(connection: sqlite3.Connection, run_id: str, run_dir: Path) -> None:
-    """Put the ledger that the newest attempt of a run kept, if one can be read, in the place of the stored one, in the
-    caller's transaction."""
-    attempts = [path for path in (run_dir / "attempts").glob("[0-9]*") if path.name.isdigit()]
-    for own in sorted(attempts, key=lambda path: int(path.name), reverse=True):
+    """Put the ledger that the newest attempt of a run kept, if one can be read, in the place of the
+    stored one, in the caller's transaction."""
+    files = list(run_dir.glob(f"attempts/[0-9]*/{LEDGER_FILE}"))
+    for file in sorted(files, key=lambda path: int(path.parent.name), reverse=True):
         with suppress(OSError, ValueError, msgspec.MsgspecError):
-            kept = msgspec.json.decode(read_regular(own / LEDGER_FILE, MAX_LEDGER_BYTES), type=_KeptLedger)
+            kept = msgspec.json.decode(read_regular(file, MAX_LEDGER_BYTES), type=_KeptLedger)
             connection.execute("DELETE FROM checkpoints WHERE run_id = ?", (run_id,))
             checkpoints.save(connection, run_id, (), kept.rows)
-            checkpoints.note_scan(connection, run_id, int(own.name), None, kept.at)
+            checkpoints.note_scan(connection, run_id, int(file.parent.name), None, kept.at)
             return
 
 
 def attempts_to_resume(connection: sqlite3.Connection, workspace: Workspace, run: Run) -> list[dict[str, Any]]:
-    """The attempts whose checkpoints the next attempt may resume from, if only its target sees the checkpoints; none if
-    it begins from the start or from a named checkpoint. See `gputui.runs.executors.far.Course`."""
+    """The attempts whose checkpoints the next attempt may resume from, if only its target sees the
+    checkpoints; none if it begins from the start or from a named checkpoint. See
+    `gputui.runs.executors.far.Course`."""
     if run.resume_from is not None:
         return []
+    run_id, times = run.run_id, StepTimes(connection, run.run_id)
     # Attempts before a start from scratch belong to another training.
-    since = training_began_at(read_transitions(connection, run.run_id))
-    attempts = [row for row in read_attempts(connection, run.run_id) if row.created_at >= since]
-    spans = attempt_spans(attempts, has_metrics=bool(spec_of(run).metrics), now=0.0)
-    incidents = {row.attempt: row for row in read_incidents(connection, run.run_id)}
+    since = training_began_at(read_transitions(connection, run_id))
+    attempts = [row for row in read_attempts(connection, run_id) if row.created_at >= since]
+    incidents = {row.attempt: row for row in read_incidents(connection, run_id)}
     course: list[dict[str, Any]] = []
-    for span in spans:
-        incident = incidents.get(span.number)
-        until = None
-        unsound = StepTimes(connection, run.run_id).unsound_since(span.number)
-        if unsound is not None:
+    for span in attempt_spans(attempts, has_metrics=bool(spec_of(run).metrics), now=0.0):
+        incident, until = incidents.get(span.number), None
+        if (unsound := times.unsound_since(span.number)) is not None:
             until = unsound[1] - FETCHED_SECONDS
         elif incident is not None and incident.kind in NUMERIC_INCIDENTS:
-            until = (
-                span.begun_at if incident.step is None else _sound_until(connection, run.run_id, span, incident.step)
-            )
-        failed = incident is not None and incident.kind not in ledger.EXTERNAL_INCIDENTS and not span.has_worked
-        plan = far.read_record(workspace.run_dir(run.run_id) / "attempts" / str(span.number) / "attempt.json") or {}
-        # Only a checkpoint named by a person is in this attempt.json; the target's own choice is not.
+            # The last time at which its numbers were sound before they went wrong at a step.
+            at = None
+            if incident.step is not None:
+                at = times.done_at(span.number, incident.step)
+                at = times.last_at(span.number, incident.step - 1) if at is None else at
+            until = span.begun_at if at is None else at - FETCHED_SECONDS
+        is_external = incident is None or incident.kind in ledger.EXTERNAL_INCIDENTS
+        plan = far.read_record(attempt_dir(workspace, run_id, span.number) / "attempt.json") or {}
+        # Only a checkpoint named by a person is in this attempt.json, not the target's own choice.
+        # It was named instead of all checkpoints written so far.
         base = plan.get("resume_from")
-        if isinstance(base, str):
-            # It was named instead of all checkpoints written so far.
+        base = base if isinstance(base, str) else None
+        if base is not None:
             course.clear()
-        course.append(
-            {
-                "attempt": span.number,
-                "until": until,
-                "failed": failed,
-                "base": base if isinstance(base, str) else None,
-            }
-        )
+        failed = not is_external and not span.has_worked
+        course.append({"attempt": span.number, "until": until, "failed": failed, "base": base})
     return course
 
 
-def _sound_until(connection: sqlite3.Connection, run_id: str, span: AttemptSpan, step: int) -> float:
-    """The last time at which an attempt's numbers were sound before they went wrong at ``step`` (UTC unix seconds), by
-    the timestamps of its lines or of their transfer."""
-    times = StepTimes(connection, run_id)
-    at = times.done_at(span.number, step)
-    if at is None:
-        at = times.last_at(span.number, step - 1)
-    return span.begun_at if at is None else at - FETCHED_SECONDS
-
-
-def claim(folder: Path, home: Path) -> int | None:
-    """Lock a folder outside of the home until the descriptor is closed; None if it need not be locked. Raises
-    HeldByOtherHomeError."""
-    if not folder.is_dir() or folder.is_relative_to(home):
-        return None
-    try:
-        descriptor = os.open(folder / CLAIM_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE_MODE)
-    except OSError:
-        return None  # nobody can write here, or another user does
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.truncate(descriptor, 0)
-        os.pwrite(descriptor, os.fsencode(home), 0)
-    except BlockingIOError:
-        holder = os.pread(descriptor, 4096, 0)
-        os.close(descriptor)
-        if holder not in (b"", os.fsencode(home)):
-            raise HeldByOtherHomeError(f"{TWO_HOMES}: {folder} is also of {os.fsdecode(holder)}") from None
-        return None
-    except OSError:
-        os.close(descriptor)  # a file system without locks
-        return None
-    return descriptor
+# --- scans --------------------------------------------------------------------------------------
 
 
 class HeldByOtherHomeError(Exception):
     """Attempts of another home write into the folder."""
+
+
+def claim(folder: Path, home: Path) -> int | None:
+    """Lock a folder outside of the home until the descriptor is closed; None if it need not or
+    cannot be locked. Raises HeldByOtherHomeError."""
+    if not folder.is_dir() or folder.is_relative_to(home):
+        return None
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+    with suppress(OSError):
+        descriptor = os.open(folder / CLAIM_FILE, flags, PRIVATE_FILE_MODE)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.truncate(descriptor, 0)
+            os.pwrite(descriptor, os.fsencode(home), 0)
+            return descriptor
+        except OSError as error:
+            holder = os.fsdecode(os.pread(descriptor, 4096, 0))
+            os.close(descriptor)
+            if isinstance(error, BlockingIOError) and holder not in ("", os.fsdecode(home)):
+                text = f"{TWO_HOMES}: {folder} is also of {holder}"
+                raise HeldByOtherHomeError(text) from None
+    return None
 
 
 def scan(search: CheckpointSearch, now: float) -> CheckpointScan:
@@ -241,7 +246,8 @@ def scan(search: CheckpointSearch, now: float) -> CheckpointScan:
         descriptor = claim(search.real_folder, search.home)
     except HeldByOtherHomeError as error:
         search = replace(search, intruder=str(error))
-    return CheckpointScan(str(search.real_folder), surveyed(search, lambda: now), now, descriptor, search.intruder)
+    rows = surveyed(search, lambda: now)
+    return CheckpointScan(str(search.real_folder), rows, now, descriptor, search.intruder)
 
 
 @dataclass(slots=True)
@@ -253,64 +259,60 @@ class CheckpointSurveys:
     claims: dict[str, int] = field(default_factory=dict)
 
     def turn(self, living: Collection[LiveAttempt]) -> None:
-        """Store finished scans and start those that are due, the longest waiting first, until the turn is spent. Raises
-        sqlite3.Error."""
+        """Store finished scans and start those that are due, the longest waiting first, until the
+        turn is spent. Raises sqlite3.Error."""
         now = self.context.monotonic()
-        for attempt in sorted(
-            living,
-            key=lambda attempt: attempt.checkpoint_watch.due_at if attempt.checkpoint_watch else -math.inf,
-        ):
-            watch = attempt.checkpoint_watch
-            if watch is None:
-                watch = attempt.checkpoint_watch = CheckpointWatch(now)
-            if watch.job is not None and watch.job.is_over:
-                job = watch.job
-                watch.job, watch.due_at = None, self.context.monotonic() + SCAN_SECONDS
-                self._take(attempt.record.number, watch, job)
-            elif watch.job is None and now >= watch.due_at:
-                self._begin(attempt.record.run_id, watch)
-            else:
+        watches = []
+        for attempt in living:
+            if attempt.checkpoint_watch is None:
+                attempt.checkpoint_watch = CheckpointWatch(-math.inf)
+            watches.append((attempt.record, attempt.checkpoint_watch))
+        for record, watch in sorted(watches, key=lambda pair: pair[1].due_at):
+            if watch.job is None and now < watch.due_at:
                 continue
+            if watch.job is None:
+                self._begin(record.run_id, watch)
+            elif watch.job.is_over:
+                self._take(record.number, watch)
             if self.context.turn.is_spent():
                 return
-        used = {attempt.checkpoint_watch.folder for attempt in living if attempt.checkpoint_watch is not None}
-        for folder in self.claims.keys() - used:
+        for folder in self.claims.keys() - {watch.folder for _, watch in watches}:
             os.close(self.claims.pop(folder))
 
     def _begin(self, run_id: str, watch: CheckpointWatch) -> None:
-        context = self.context
-        run = get_run(context.connection, run_id)
-        watch.search, watch.due_at, now = None, context.monotonic() + SCAN_SECONDS, context.now()
+        run, now = get_run(self.context.connection, run_id), self.context.now()
+        watch.search, watch.due_at = None, self.context.monotonic() + SCAN_SECONDS
         # The run fails when its attempt ends if its specification cannot be read.
         with suppress(SpecError):
-            if run is not None:
-                watch.search = search_of(context.connection, context.workspace, run, now, executors=context.executors)
+            watch.search = None if run is None else search_now(self.context, run)
         if watch.search is not None:
             name = f"looking for checkpoints in {watch.search.folder}"
             work = partial(scan, watch.search, now)
-            watch.job = context.jobs.start(name, work, deadline_seconds=DEADLINE_SECONDS)
+            watch.job = self.context.jobs.start(name, work, deadline_seconds=DEADLINE_SECONDS)
 
-    def _take(self, number: int, watch: CheckpointWatch, job: Job[CheckpointScan]) -> None:
-        search = watch.search
-        assert search is not None
+    def _take(self, number: int, watch: CheckpointWatch) -> None:
+        search, job = watch.search, watch.job
+        assert search is not None and job is not None
+        watch.job, watch.due_at = None, self.context.monotonic() + SCAN_SECONDS
         try:
             seen = job.result()
         except Exception as error:
-            if not watch.is_reported:
-                log.warning("%s: %s cannot be looked into: %s", search.run_id, search.folder, error)
-                text = f"its checkpoints cannot be looked for in {search.folder}: {error}"
-                self._report(watch, search, "checkpoints_unreadable", text)
+            text = f"its checkpoints cannot be looked for in {search.folder}: {error}"
+            self._report(watch, search, "checkpoints_unreadable", text)
             return
         watch.folder = seen.folder
-        self.claims |= {} if seen.claim is None else {seen.folder: seen.claim}
-        if seen.intruder is not None and not watch.is_reported:
+        if seen.claim is not None:
+            self.claims[seen.folder] = seen.claim
+        if seen.intruder is None:
+            watch.is_reported = False
+        else:
             self._report(watch, search, "checkpoints_shared", seen.intruder)
-        watch.is_reported = seen.intruder is not None
         with transaction(self.context.connection) as connection:
             checkpoints.note_scan(connection, search.run_id, number, seen.folder, seen.at)
             write(connection, search, seen.rows)
 
-    def _report(self, watch: CheckpointWatch, search: CheckpointSearch, kind: Any, text: str) -> None:
-        watch.is_reported = True
-        connection, now, key = self.context.connection, self.context.now(), str(search.folder)
-        add_event(connection, kind, text, now=now, key=key, severity="warning", run_id=search.run_id)
+    def _report(self, watch: CheckpointWatch, search: CheckpointSearch, kind: EventKind, text: str) -> None:
+        if not watch.is_reported:
+            watch.is_reported = True
+            key = str(search.folder)
+            self.context.note(kind, text, search.run_id, key=key, severity="warning")

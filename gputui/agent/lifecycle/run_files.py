@@ -8,7 +8,7 @@ import logging
 import os
 import sqlite3
 from pathlib import Path, PurePath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -20,9 +20,9 @@ from gputui.metrics.formats import Reading
 from gputui.metrics.ingest import MetricsIngest
 from gputui.metrics.trackers import TRACKERS
 from gputui.recovery.policies import POLICIES, NoticeTarget, Policy, PolicyError, policy_from
-from gputui.recovery.watch.engine import Overrides, of_profile
 from gputui.runs.checkpoint_names import explicit_step
 from gputui.runs.command import in_run
+from gputui.runs.foreign_json import read_foreign_json
 from gputui.runs.redaction import secrets_of
 from gputui.runs.spec import Phase, RunSpec, SpecError, spec_of
 from gputui.runs.submission import SPEC_FILE, read_spec
@@ -32,21 +32,50 @@ from gputui.store.runs import Run
 
 log = logging.getLogger(__name__)
 
+# More than any executor writes.
+RECORD_BYTES = 1 << 16
+
+
+def attempt_dir(workspace: Workspace, run_id: str, number: int) -> Path:
+    return workspace.run_dir(run_id) / "attempts" / str(number)
+
+
+def attempt_numbers(run_dir: Path) -> list[int]:
+    """The attempts that were prepared, in order, by their folders."""
+    names = [path.parent.name for path in run_dir.glob("attempts/[0-9]*/attempt.json")]
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+def read_record(path: Path) -> dict[str, Any] | None:
+    """A record that the executor wrote, or None if there is none. A damaged one counts as an empty
+    record, because the executor did write it."""
+    try:
+        value = read_foreign_json(path, RECORD_BYTES)
+    except OSError:
+        return None
+    except ValueError as error:
+        log.warning("%s cannot be read: %s", path, error)
+        return {}
+    return value if isinstance(value, dict) else {}
+
 
 def open_metrics(ingest: MetricsIngest, run_id: str, spec: RunSpec, run_dir: Path) -> None:
     """Register the run's sources of metrics. Works inside the caller's transaction."""
     for source in spec.metrics:
         path = in_run(source.path, spec, run_dir) if source.path else run_dir
-        if source.path and (source.kind == "hf" or source.kind in TRACKERS or has_wildcards(str(path))):
+        is_pattern = source.kind == "hf" or source.kind in TRACKERS or has_wildcards(str(path))
+        if source.path and is_pattern:
             # Only the profile's own characters are wildcards, not those in the names of folders.
             folders = replace(spec, workdir=glob.escape(spec.workdir))
             path = in_run(source.path, folders, Path(glob.escape(str(run_dir))))
-        ingest.open_source(run_id, str(path), source.kind, Reading(source.patterns, source.step, source.units))
+        reading = Reading(source.patterns, source.step, source.units)
+        ingest.open_source(run_id, str(path), source.kind, reading)
 
 
 class ResolvedRun(Struct, frozen=True):
-    """A run's specification, parsed when its attempt is launched or adopted. ``spec`` is the stored, redacted one;
-    ``notice`` (notification settings or None) and ``redactor`` (of its secrets) come from the run's private file."""
+    """A run's specification, parsed when its attempt is launched or adopted. ``spec`` is the
+    stored, redacted one; ``notice`` (notification settings or None) and ``redactor`` (of its
+    secrets) come from the run's private file."""
 
     spec: RunSpec
     policy: Policy
@@ -56,13 +85,12 @@ class ResolvedRun(Struct, frozen=True):
 
 def resolved_run(workspace: Workspace, run: Run) -> ResolvedRun:
     """Resolve a run's specification. Raises SpecError if its row cannot be read."""
-    return ResolvedRun(
-        spec_of(run), policy_of(run), notice_of(workspace, run.run_id), redactor_of(workspace, run.run_id)
-    )
+    redactor = redactor_of(workspace, run.run_id)
+    return ResolvedRun(spec_of(run), policy_of(run), notice_of(workspace, run.run_id), redactor)
 
 
 def policy_of(run: Run) -> Policy:
-    """The run's policy; the standard one if this version cannot read it. Raises SpecError."""
+    """The run's policy; the standard one if it cannot be read. Raises SpecError."""
     try:
         return policy_from(spec_of(run).recovery)
     except PolicyError as error:
@@ -70,17 +98,8 @@ def policy_of(run: Run) -> Policy:
         return POLICIES["standard"]
 
 
-def alerts_of(run: Run) -> Overrides:
-    """The profile's changes of the alert rules; none if this version cannot read them."""
-    try:
-        return of_profile(spec_of(run).alerts)
-    except ValueError as error:
-        log.warning("%s: %s; the machine's alert rules are used", run.run_id, error)
-        return Overrides()
-
-
 def notice_of(workspace: Workspace, run_id: str) -> NoticeTarget | None:
-    """A run's notification settings, from its private file because the database contains no secrets."""
+    """A run's notification settings, from its private file: the database has no secrets."""
     try:
         return policy_from(read_spec(workspace.run_dir(run_id) / SPEC_FILE).recovery).notify
     except (SpecError, PolicyError):
@@ -88,7 +107,8 @@ def notice_of(workspace: Workspace, run_id: str) -> NoticeTarget | None:
 
 
 def redactor_of(workspace: Workspace, run_id: str) -> Redactor:
-    """A redactor of the secrets in the agent's environment and, if it can be read, in the run's specification."""
+    """A redactor of the secrets in the agent's environment and, if it can be read, in the run's
+    specification."""
     secrets = secrets_in(os.environ, {})
     with contextlib.suppress(SpecError):
         secrets |= secrets_of(read_spec(workspace.run_dir(run_id) / SPEC_FILE))
@@ -108,8 +128,8 @@ class NextPhase(NamedTuple):
 
 
 def next_phase(connection: sqlite3.Connection, spec: RunSpec, attempt: Attempt) -> NextPhase | None:
-    """The phase after the attempt's, once the attempt has written the checkpoint that ends its phase, or a later one;
-    None before, and in the last phase. Raises sqlite3.Error."""
+    """The phase after the attempt's, once the attempt has written the checkpoint that ends its
+    phase, or a later one; None before, and in the last phase. Raises sqlite3.Error."""
     begun = 0
     if attempt.resumed_from is not None:
         # Names count steps as the profile does; the ledger counts like the metrics, from 0.
@@ -121,7 +141,8 @@ def next_phase(connection: sqlite3.Connection, spec: RunSpec, attempt: Attempt) 
     found = [
         (step, row.path)
         for row in checkpoints.of_run(connection, attempt.run_id)
-        if row.is_written and row.attempt == attempt.number and row.verdict in ("unexamined", "valid")
+        if row.is_written and row.attempt == attempt.number
+        if row.verdict in ("unexamined", "valid")
         for step in (explicit_step(row.name) or row.step,)
         if step is not None and step >= until
     ]

@@ -1,4 +1,4 @@
-"""The scheduler: which queued run starts on which GPUs, as a pure function of queue and GPU availability."""
+"""The scheduler: which queued run starts on which GPUs, as a pure function of queue and GPUs."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class GpuAvailability(Struct, frozen=True):
 
 
 class Start(Struct, frozen=True):
-    """The run starts now on these GPUs. ``replaced`` has the reason for each GPU that it held and loses; ``taken_from``
-    are other runs' leases that end, each a run and a GPU."""
+    """The run starts now on these GPUs. ``replaced`` has the reason for each GPU that it held and
+    loses; ``taken_from`` are other runs' leases that end, each a run and a GPU."""
 
     run: Run
     uuids: tuple[str, ...]
@@ -58,8 +58,8 @@ class Start(Struct, frozen=True):
 
 
 class Wait(Struct, frozen=True):
-    """The run waits. ``in_service`` is the number of usable GPUs if a recovering run cannot get enough because some
-    that it held are out of service; else None."""
+    """The run waits. ``in_service`` is the number of usable GPUs if a recovering run cannot get
+    enough because some that it held are out of service; else None."""
 
     run: Run
     reason: str
@@ -70,13 +70,14 @@ PAUSED = "waits for the queue, which is paused; gputui queue resume opens it"
 
 
 def gpus_wanted(run: Run) -> int:
-    """Number of GPUs of the run's next attempt: as in its specification, unless exclude_gpu reduced it."""
+    """Number of GPUs of the run's next attempt: as in its specification, unless exclude_gpu
+    reduced it."""
     request = spec_of(run).gpus
     return run.gpu_count or len(request.uuids) or request.count
 
 
 def is_recovering(run: Run) -> bool:
-    """Whether the run continues after an incident: only recovery sets the time of the next attempt."""
+    """Whether the run continues after an incident: only recovery sets the next attempt's time."""
     return run.not_before is not None
 
 
@@ -88,7 +89,8 @@ class CpuRoom(Struct, frozen=True):
 
     @classmethod
     def of(cls, cores: int, running: int) -> CpuRoom:
-        """One rank per core, but more on small machines, because such runs often wait for a disk or a network."""
+        """One rank per core, but more on small machines, because such runs often wait for a disk
+        or a network."""
         return cls(max(cores, LEAST_CPU_RANKS), running)
 
 
@@ -96,7 +98,7 @@ _UNLIMITED = CpuRoom()
 
 
 ShareOf = Callable[[Run, GpuAvailability], int]
-"""Number of trials of the run's study that may use a GPU at a time, the run included; 1: exclusive use."""
+"""Number of trials of the run's study that may use a GPU at a time; 1: exclusive use."""
 
 
 def schedule(
@@ -111,19 +113,22 @@ def schedule(
 ) -> list[Start | Wait]:
     """Decide for each run of ``queue``, in order, whether it starts now.
 
-    - Runs that still lease GPUs come first: no other run can have those GPUs, and they become free only after the next
-      attempt.
-    - A waiting run reserves every GPU that it could use, so that small runs never starve a large one. A run that the
-      GPUs in service can never satisfy reserves none.
-    - A recovering run returns to the GPUs that it leases. Those that are lost, in quarantine or used by others are
-      replaced.
+    - Runs that still lease GPUs come first: no other run can have those GPUs, and they become free
+      only after the next attempt.
+    - A waiting run reserves every GPU that it could use, so that small runs never starve a large
+      one. A run that the GPUs in service can never satisfy reserves none.
+    - A recovering run returns to the GPUs that it leases. Those that are lost, in quarantine or
+      used by others are replaced.
     - If runs deadlock, each waiting for GPUs that another leases, the first gets what it needs.
-    - A trial shares a GPU only with trials of its study, up to ``share_of``, and not if an earlier run waits for it.
-    - Runs without GPUs start while ``cpu`` has room for their ranks; one that waits holds back later ones.
+    - A trial shares a GPU only with trials of its study, up to ``share_of``, and not if an earlier
+      run waits for it.
+    - Runs without GPUs start while ``cpu`` has room for their ranks; one that waits holds back
+      later ones.
 
-    ``places_gpus`` is False for a run on another machine, which waits for nothing here. ``predecessor`` returns why a
-    run waits for another one to succeed; such a run reserves nothing. ``gpus`` is None before the sampler's first
-    report. While ``paused``, only recovering runs start.
+    ``places_gpus`` is False for a run on another machine, which waits for nothing here.
+    ``predecessor`` returns why a run waits for another one to succeed; such a run reserves nothing.
+    ``gpus`` is None before the sampler's first report. While ``paused``, only recovering runs
+    start.
     """
     outcomes: list[Start | Wait] = []
     reserved: set[str] = set()
@@ -163,33 +168,32 @@ class _GpuPool(Struct, frozen=True):
     gpus: Sequence[GpuAvailability]
     share_of: ShareOf
 
-    def is_open(self, gpu: GpuAvailability, run: Run) -> bool:
-        """Whether the GPU's leases admit the run, exclusively or shared."""
+    def others_on(self, gpu: GpuAvailability, run: Run) -> list[str]:
+        """The runs whose leases keep this one from the GPU; none if it may share it."""
         others = [holder for holder in gpu.holders if holder != run.run_id]
-        if not others:
-            return True
         is_same_study = gpu.shared_by is not None and gpu.shared_by == spec_of(run).study_id
-        return is_same_study and len(others) < self.share_of(run, gpu)
+        may_share = others and is_same_study and len(others) < self.share_of(run, gpu)
+        return [] if may_share else others
 
     def has_lease_of(self, run: Run) -> bool:
         """Whether the run leases a GPU that it may use again."""
-        return any(run.run_id in gpu.holders and self.is_open(gpu, run) for gpu in self.gpus)
+        return any(not self.others_on(gpu, run) for gpu in self.held_by(run))
 
     def held_by(self, run: Run) -> list[GpuAvailability]:
         return [gpu for gpu in self.gpus if run.run_id in gpu.holders]
 
     def candidates(self, run: Run) -> list[GpuAvailability]:
         """The GPUs that the run may ever get, those that it leases first."""
-        request, held = spec_of(run).gpus, self.held_by(run)
-        return held + [gpu for gpu in self.gpus if gpu not in held and (not request.uuids or gpu.uuid in request.uuids)]
+        named, held = spec_of(run).gpus.uuids, self.held_by(run)
+        return held + [gpu for gpu in self.gpus if gpu not in held and (not named or gpu.uuid in named)]
 
     def blocked_by(self, gpu: GpuAvailability, run: Run) -> str | None:
         """Why the run cannot start on a GPU now; None if it can."""
         if gpu.blocked_by is not None:
             return gpu.blocked_by
-        if not self.is_open(gpu, run):
-            others = [holder for holder in gpu.holders if holder != run.run_id]
-            return f"is leased to {others[0]}" if len(others) == 1 else f"is shared by {len(others)} trials"
+        if others := self.others_on(gpu, run):
+            alone = len(others) == 1
+            return f"is leased to {others[0]}" if alone else f"is shared by {len(others)} trials"
         needed = spec_of(run).gpus.memory_bytes
         if needed is not None and gpu.free_bytes is not None and gpu.free_bytes < needed:
             return f"has {gpu.free_bytes / 2**30:.1f} of {needed / 2**30:.1f} GiB free"
@@ -197,8 +201,8 @@ class _GpuPool(Struct, frozen=True):
 
 
 def _place_on_gpus(run: Run, pool: _GpuPool, reserved: Collection[str]) -> tuple[Start | Wait, set[str]]:
-    """Decide for one run that needs GPUs, and return those that later runs cannot have. ``reserved`` are those that
-    earlier runs get or wait for."""
+    """Decide for one run that needs GPUs, and return those that later runs cannot have.
+    ``reserved`` are those that earlier runs get or wait for."""
     wanted, held, candidates = gpus_wanted(run), pool.held_by(run), pool.candidates(run)
     blocks = {gpu.uuid: pool.blocked_by(gpu, run) for gpu in candidates}
     for uuid in blocks.keys() & reserved:
@@ -214,12 +218,11 @@ def _place_on_gpus(run: Run, pool: _GpuPool, reserved: Collection[str]) -> tuple
         return Wait(run, _wait_reason(held, blocks, wanted)), set()
     if len(free) >= wanted:
         chosen = {gpu.uuid for gpu in free[:wanted]}
-        replaced = tuple(f"{gpu.name} {reason}" for gpu in held if (reason := blocks[gpu.uuid]) is not None)
-        return Start(run, tuple(gpu.uuid for gpu in pool.gpus if gpu.uuid in chosen), replaced), chosen
-    needed_bytes = spec_of(run).gpus.memory_bytes
-    large_enough = [
-        gpu for gpu in candidates if needed_bytes is None or gpu.total_bytes is None or gpu.total_bytes >= needed_bytes
-    ]
+        lost = [(gpu.name, reason) for gpu in held if (reason := blocks[gpu.uuid]) is not None]
+        uuids = tuple(gpu.uuid for gpu in pool.gpus if gpu.uuid in chosen)
+        return Start(run, uuids, tuple(f"{name} {reason}" for name, reason in lost)), chosen
+    needed = spec_of(run).gpus.memory_bytes or 0
+    large_enough = [gpu for gpu in candidates if gpu.total_bytes is None or gpu.total_bytes >= needed]
     in_service = sum(not gpu.out_of_service for gpu in large_enough)
     reason = _wait_reason(candidates, blocks, wanted)
     if in_service >= wanted:
@@ -231,8 +234,7 @@ def _place_on_gpus(run: Run, pool: _GpuPool, reserved: Collection[str]) -> tuple
 def _without_deadlock(outcomes: list[Start | Wait], pool: _GpuPool) -> list[Start | Wait]:
     """Let one of the deadlocked runs start if it can, with GPUs that the others lease."""
     deadlocked = _deadlocked(outcomes, pool)
-    started = {uuid for outcome in outcomes if isinstance(outcome, Start) for uuid in outcome.uuids}
-    holders = {gpu.uuid: gpu.holders for gpu in pool.gpus}
+    started = {uuid for each in outcomes if isinstance(each, Start) for uuid in each.uuids}
     for run in deadlocked:
         others = {other.run_id for other in deadlocked} - {run.run_id}
         released = [
@@ -240,48 +242,49 @@ def _without_deadlock(outcomes: list[Start | Wait], pool: _GpuPool) -> list[Star
         ]
         start, _ = _place_on_gpus(run, replace(pool, gpus=released), started)
         if isinstance(start, Start):
-            leases = tuple((holder, uuid) for uuid in start.uuids for holder in holders[uuid] if holder in others)
+            leases = tuple(
+                (holder, gpu.uuid)
+                for gpu in pool.gpus
+                for holder in gpu.holders
+                if gpu.uuid in start.uuids and holder in others
+            )
             start = replace(start, taken_from=leases)
             return [start if outcome.run is run else outcome for outcome in outcomes]
     return outcomes
 
 
 def _deadlocked(outcomes: Sequence[Start | Wait], pool: _GpuPool) -> list[Run]:
-    """Recovering runs that would wait forever if each kept its leases: the GPUs in service that none of them leases do
-    not suffice, even when all are free."""
-    waiting = [outcome.run for outcome in outcomes if isinstance(outcome, Wait) and is_recovering(outcome.run)]
-    deadlocked = [run for run in waiting if pool.held_by(run)]
-    # A run that can get enough GPUs ends at some time and releases its leases, which may free others.
-    while satisfiable := [run for run in deadlocked if _could_ever_start(run, deadlocked, pool)]:
+    """Recovering runs that would wait forever if each kept its leases: the GPUs in service that
+    none of them leases do not suffice, even when all are free."""
+    waiting = [each.run for each in outcomes if isinstance(each, Wait)]
+    deadlocked = [run for run in waiting if is_recovering(run) and pool.held_by(run)]
+
+    def could_ever_start(run: Run) -> bool:
+        others = {other.run_id for other in deadlocked} - {run.run_id}
+        available = [gpu for gpu in pool.candidates(run) if run.run_id in gpu.holders or others.isdisjoint(gpu.holders)]
+        return sum(not gpu.out_of_service for gpu in available) >= gpus_wanted(run)
+
+    # A run that can get enough GPUs ends at some time and releases its leases, which may free
+    # others.
+    while satisfiable := [run for run in deadlocked if could_ever_start(run)]:
         deadlocked = [run for run in deadlocked if run not in satisfiable]
     return deadlocked
 
 
-def _could_ever_start(run: Run, waiting: Sequence[Run], pool: _GpuPool) -> bool:
-    """Whether the GPUs in service suffice for a run without those that other ``waiting`` runs lease."""
-    others = {other.run_id for other in waiting} - {run.run_id}
-    available = [gpu for gpu in pool.candidates(run) if run.run_id in gpu.holders or others.isdisjoint(gpu.holders)]
-    return sum(not gpu.out_of_service for gpu in available) >= gpus_wanted(run)
-
-
 def _wait_reason(candidates: Sequence[GpuAvailability], blocks: Mapping[str, str | None], wanted: int) -> str:
-    """``waits for 2 GPUs (1 free; GPU 0 is lost)``. ``blocks`` has the reason for each blocked GPU by UUID."""
-    noun = "GPU" if wanted == 1 else "GPUs"
+    """``waits for 2 GPUs (1 free; GPUs 0–3 are leased to vit-1)``. ``blocks`` has the reason for
+    each blocked GPU by UUID."""
     by_reason: dict[str, list[GpuAvailability]] = {}
     for gpu in candidates:
         if (reason := blocks[gpu.uuid]) is not None:
             by_reason.setdefault(reason, []).append(gpu)
-    free = sum(blocks[gpu.uuid] is None for gpu in candidates)
-    parts = [words for reason, blocked in by_reason.items() for words in _blocked_words(blocked, reason)]
-    detail = "; ".join(parts[:3]) + ("; …" if len(parts) > 3 else "")
-    return f"waits for {wanted} {noun} ({free} free" + (f"; {detail})" if detail else ")")
-
-
-def _blocked_words(gpus: Sequence[GpuAvailability], reason: str) -> list[str]:
-    """``GPU 0 is lost``, ``GPUs 0–3 are leased to vit-1``; GPUs without an index one by one."""
-    indices = sorted(gpu.index for gpu in gpus if gpu.index is not None)
-    words = [f"{gpu.name} {reason}" for gpu in gpus if gpu.index is None or len(indices) == 1]
-    if len(indices) < 2:
-        return words
-    plural = re.sub(r"^(is|has|still holds)\b", lambda verb: _PLURALS[verb[0]], reason)
-    return [f"GPUs {index_ranges(indices)} {plural}", *words]
+    parts = [f"{sum(blocks[gpu.uuid] is None for gpu in candidates)} free"]
+    for reason, gpus in by_reason.items():
+        indices = sorted(gpu.index for gpu in gpus if gpu.index is not None)
+        if len(indices) > 1:
+            plural = re.sub(r"^(is|has|still holds)\b", lambda verb: _PLURALS[verb[0]], reason)
+            parts.append(f"GPUs {index_ranges(indices)} {plural}")
+            gpus = [gpu for gpu in gpus if gpu.index is None]
+        parts += [f"{gpu.name} {reason}" for gpu in gpus]
+    detail = "; ".join(parts[:4]) + ("; …" if len(parts) > 4 else "")
+    return f"waits for {wanted} GPU{'s' if wanted > 1 else ''} ({detail})"

@@ -8,7 +8,7 @@ import sys
 import time
 from typing import Any
 
-from gputui.agent.notify.outbox import describe, post, run_command
+from gputui.agent.outbox import describe, post, run_command
 from gputui.core import units
 from gputui.core.yaml_forms.problems import ProfileError, shown_path
 from gputui.profiles.home_files import load_alerts

@@ -16,11 +16,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.agent.context import AgentContext
-from gputui.agent.lifecycle.attempt_launch import attempt_dir, prepare_attempt
-from gputui.agent.lifecycle.ending import Ending
+from gputui.agent.lifecycle.attempt_launch import prepare_attempt
+from gputui.agent.lifecycle.ending import end_attempt
+from gputui.agent.lifecycle.execution import read_rest
 from gputui.agent.lifecycle.postmortem import evidence_to_read, examine
-from gputui.agent.lifecycle.run_files import open_metrics, resolved_run
-from gputui.agent.lifecycle.sweep import read_rest
+from gputui.agent.lifecycle.run_files import attempt_dir, open_metrics, resolved_run
+from gputui.agent.lifecycle.scheduler import Start
 from gputui.core.config import PRIVATE_DIR_MODE, Workspace
 from gputui.machine.gpu_model import GpuEvent, GpuFacts, Occupant
 from gputui.machine.host_sample import HostSampler
@@ -204,16 +205,8 @@ class DemoPast:
             run = get_run(connection, run_id)
             assert run is not None
         uuids = [self.gpus[index].uuid for index in gpus]
-        attempt = prepare_attempt(
-            connection,
-            self._context.ingest,
-            workspace,
-            run,
-            uuids,
-            gpus,
-            clock.at,
-            executor=self._context.executors.of(None),
-        )
+        executor = self._context.executors.of(None)
+        attempt = prepare_attempt(self._context, Start(run, tuple(uuids)), gpus, executor)
         began_at = clock.at
         with transaction(connection):
             repository.set_attempt_started(connection, run_id, attempt.number, clock.at)
@@ -288,7 +281,7 @@ class DemoPast:
         assert run is not None
         resolved = resolved_run(context.workspace, run)
         task = evidence_to_read(context, resolved, fresh, context.executors.of(None), record, ())
-        Ending(context, resolved).attempt_ended(task, examine(task), MachineContext(gpus=uuids))
+        end_attempt(context, resolved, task, examine(task), MachineContext(gpus=uuids))
         run = get_run(self.connection, run_id)
         assert run is not None
         if run.state.is_over:

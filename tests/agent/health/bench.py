@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gputui.agent.context import AgentContext
-from gputui.agent.health import feed
+from gputui.agent.health import watched
 from gputui.agent.health.alerting import Alerting
 from gputui.agent.lifecycle.active_run import LiveAttempt
 from gputui.core.config import Workspace, locate
@@ -51,8 +51,8 @@ class Bench:
 
     def watch(self, live: LiveAttempt) -> None:
         """As the monitor does when it begins to watch an attempt."""
-        stored = self.alerting.stored_course(live.record.run_id)
-        live.watched = feed.begin(self.connection, live.record, self.now, self.wall(), stored)
+        stored = self.alerting.state.courses.get(live.record.run_id)
+        live.watched = watched.begin(self.connection, live.record, self.now, self.wall(), stored)
 
     def write(self, step: int | None, event: str | None = None, **values: float) -> None:
         """A line of the living run."""

@@ -9,7 +9,7 @@ import sqlite3
 import msgspec
 import pytest
 
-from gputui.agent.health.feed import StoredCourse, begin
+from gputui.agent.health.watched import StoredCourse, begin
 from gputui.recovery.watch.silence import silence
 from gputui.store.attempts import Attempt
 from gputui.store.metrics.watched import WatchedLine, newest_lines

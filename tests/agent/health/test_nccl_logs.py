@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 
 from gputui.agent.context import AgentContext
-from gputui.agent.health.stack_dump import NcclLogs
+from gputui.agent.health.alerting import NcclLogs
 from gputui.core.config import Workspace
 from gputui.recovery.signatures import nccl_trouble
 from gputui.store.attempts import Attempt

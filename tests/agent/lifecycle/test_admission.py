@@ -9,10 +9,10 @@ import pytest
 from msgspec.structs import replace
 
 from gputui.agent.context import AgentContext
-from gputui.agent.error_barrier import ErrorBarrier
+from gputui.agent.error_barrier import Parts
 from gputui.agent.lifecycle.active_run import ActiveRuns
 from gputui.agent.lifecycle.admission import MISSING_SECONDS, PEAKS_SECONDS, Admission
-from gputui.agent.lifecycle.release import GpuRelease
+from gputui.agent.lifecycle.gpus import GpuRelease
 from gputui.core.config import Workspace
 from gputui.machine.gpu_model import FastTick, GpuFacts, GpuProcess, Inventory
 from gputui.runs import repository
@@ -47,7 +47,7 @@ class Bench:
         self.admission = Admission(
             context,
             runs,
-            ErrorBarrier(context, runs),
+            Parts(context),
             GpuRelease(context, runs, GpuLocks.of(workspace)),
             lambda record, *_: self.started.append(record),
             lambda _run: True,

@@ -58,7 +58,6 @@ class Bench:
         self.context = AgentContext.of(
             self.connection, workspace, wake=lambda: None, monotonic=lambda: self.clock, now=lambda: self.now
         )
-        self.given_up: list[str] = []
         spec = RunSpec(
             name="a", launcher="python", program=("x.py",), python="/p", workdir="/",
             metrics=(MetricsSpec("jsonl", "/m"),),
@@ -431,7 +430,7 @@ def test_an_attempt_waits_for_the_folder_of_its_checkpoint_to_come_back(bench: B
     away = (bench.folder / "step_10.pt").rename(tmp_path / "step_10.pt")
     checking = checks(bench)
     assert not decided(bench, checking)
-    assert bench.given_up == [] and "step_10.pt" in (bench.run().waiting_for or "")
+    assert bench.run().state is RunState.QUEUED and "step_10.pt" in (bench.run().waiting_for or "")
     away.rename(bench.folder / "step_10.pt")
     bench.clock += CHECKED_SECONDS
     assert decided(bench, checking)
@@ -441,7 +440,7 @@ def test_an_attempt_waits_for_the_folder_of_its_checkpoint_to_come_back(bench: B
 
 
 def checks(bench: Bench) -> ReadinessChecks:
-    return ReadinessChecks(bench.context, ActiveRuns(), lambda _run, why: bench.given_up.append(why))
+    return ReadinessChecks(bench.context, ActiveRuns())
 
 
 def chosen(bench: Bench, name: str) -> None:
@@ -474,7 +473,7 @@ def test_one_that_another_wrote_again_meanwhile_is_not_begun_from(bench: Bench, 
         (kind,) = bench.connection.execute("SELECT kind FROM events ORDER BY event_id DESC").fetchone()
         assert kind == "checkpoint_replaced"
     else:
-        assert len(bench.given_up) == 1 and "last.pt" in bench.given_up[0]
+        assert bench.run().state is RunState.FAILED and "last.pt" in (bench.run().reason or "")
 
 
 # --- read back --------------------------------------------------------------------------------------------------------

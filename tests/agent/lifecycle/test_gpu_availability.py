@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 
 from gputui.agent.context import AgentContext
-from gputui.agent.lifecycle.admission import gpu_availability
+from gputui.agent.lifecycle.gpus import gpu_availability
 from gputui.agent.lifecycle.scheduler import GpuAvailability
 from gputui.core.config import Workspace
 from gputui.machine.gpu_model import FastTick, GpuFacts, GpuProcess, Inventory, ProcessTick

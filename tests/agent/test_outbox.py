@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from gputui.agent.context import AgentContext
-from gputui.agent.notify.outbox import AGAIN_SECONDS, Outbox
+from gputui.agent.outbox import AGAIN_SECONDS, Outbox
 from gputui.core.config import Workspace
 from gputui.recovery.policies import NoticeTarget
 from gputui.runs import notices

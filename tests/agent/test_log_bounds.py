@@ -6,11 +6,12 @@ import sqlite3
 from pathlib import Path
 
 from gputui.agent.context import AgentContext
-from gputui.agent.health.log_bounds import LOOK_SECONDS, AttemptFolder, LogBounds, Quota, trim
+from gputui.agent.housekeeping import LOOK_SECONDS, LogBounds, Quota, trim
 from gputui.core.config import Workspace
 from gputui.metrics.formats import Reading
 from gputui.metrics.ingest import MetricsIngest
 from gputui.runs.logs import read_window, tail_text
+from gputui.store.attempts import Attempt
 from gputui.store.run_states import RunState
 from tests.agent.conftest import add_run
 from tests.conftest import wait_until
@@ -48,22 +49,22 @@ def test_a_log_that_is_written_on_loses_its_middle_and_nothing_else(tmp_path: Pa
     assert "\0" not in tail_text(path, 8 * MIB)
 
 
-def looked(bounds: LogBounds, now: float, folder: AttemptFolder) -> None:
-    bounds.turn(now, [folder])
+def looked(bounds: LogBounds, now: float, number: int) -> None:
+    bounds.turn(now, [Attempt("job-1", number, "running", {}, (), {}, 0.0)])
     wait_until(lambda: bounds.job is None or bounds.job.is_over, what="the look")
 
 
-def test_the_agent_tells_what_it_dropped_once(
-    tmp_path: Path, workspace: Workspace, connection: sqlite3.Connection
-) -> None:
-    (tmp_path / "output.log").write_bytes(b"x" * 9 * MIB)
+def test_the_agent_tells_what_it_dropped_once(workspace: Workspace, connection: sqlite3.Connection) -> None:
+    path = workspace.run_dir("job-1") / "attempts" / "2" / "output.log"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"x" * 9 * MIB)
     bounds = LogBounds(AgentContext.of(connection, workspace, wake=lambda: None), QUOTA)
     for look in range(3):
-        looked(bounds, look * LOOK_SECONDS, AttemptFolder("job-1", 2, tmp_path))
+        looked(bounds, look * LOOK_SECONDS, 2)
     [(kind, key, run_id, attempt, message)] = connection.execute(
         "SELECT kind, key, run_id, attempt, message FROM events"
     ).fetchall()
-    assert (kind, key, run_id, attempt) == ("log_trimmed", str(tmp_path / "output.log"), "job-1", 2)
+    assert (kind, key, run_id, attempt) == ("log_trimmed", str(path), "job-1", 2)
     assert "8 MiB" in message and "6 MiB" in message
 
 
@@ -84,10 +85,10 @@ def test_a_new_agent_does_not_drop_metrics_that_nobody_has_read(
     now = 0.0
     more = True
     while more:
-        looked(bounds, now, AttemptFolder("job-1", 1, folder))
+        looked(bounds, now, 1)
         more = ingest.pump().more
         now += LOOK_SECONDS
-    looked(bounds, now, AttemptFolder("job-1", 1, folder))
+    looked(bounds, now, 1)
     ingest.close()
     assert connection.execute("SELECT count(*), max(step) FROM metrics").fetchone() == (count, count - 1)
     assert connection.execute("SELECT max(generation) FROM metrics").fetchone() == (0,)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.active_run import ActiveRuns
-from gputui.agent.lifecycle.release import DEADLINE_SECONDS, HELD_LOOK_SECONDS, LOOK_SECONDS, GpuRelease
+from gputui.agent.lifecycle.gpus import DEADLINE_SECONDS, HELD_LOOK_SECONDS, LOOK_SECONDS, GpuRelease
 from gputui.core.config import Workspace
 from gputui.runs import repository
 from gputui.runs.gpu_locks import GpuLocks

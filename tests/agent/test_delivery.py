@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gputui.agent.notify.outbox import describe, run_command
+from gputui.agent.outbox import describe, run_command
 from gputui.recovery.policies import NoticeTarget
 from gputui.runs.identity import identify
 from gputui.runs.shim import all_pids

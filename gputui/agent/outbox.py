@@ -1,0 +1,232 @@
+"""Notifications that are due, and their delivery by a command or a webhook, with a deadline."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+from gputui.agent.context import AgentContext
+from gputui.agent.jobs import Job
+from gputui.agent.lifecycle.run_files import notice_of
+from gputui.core.redaction import Redactor, secrets_in
+from gputui.core.text import clean
+from gputui.core.units import duration
+from gputui.recovery.policies import NoticeTarget
+from gputui.recovery.watch.engine import Delivery
+from gputui.recovery.watch.rules import SEVERITIES
+from gputui.runs import notices
+from gputui.runs.notices import Owed, Way
+from gputui.runs.repository import transaction
+from gputui.store.alerts import AlertView
+from gputui.store.events import EventKind, Severity
+from gputui.store.json_shapes import alert_shape
+
+COMMAND_SECONDS = 30.0
+WEBHOOK_SECONDS = 10.0
+STDERR_CHARACTERS = 200
+STDERR_BYTES = 1 << 16
+
+
+def run_command(notice: NoticeTarget, message: Mapping[str, Any], seconds: float = COMMAND_SECONDS) -> None:
+    """Run the command with the message's text as its last argument and the message as JSON on
+    stdin.
+
+    Background processes that it leaves, as mail programs do, are not waited for. After
+    ``seconds``, its process group is killed.
+
+    Raises OSError, or subprocess.SubprocessError if it fails or takes too long.
+    """
+    command = [*notice.command, str(message["text"])]
+    # Files in memory, because a pipe stays open while a background process holds it.
+    with (
+        os.fdopen(os.memfd_create("message"), "w+b") as text,
+        os.fdopen(os.memfd_create("errors"), "w+b") as errors,
+    ):
+        text.write(json.dumps(message).encode())
+        text.seek(0)
+        process = subprocess.Popen(
+            command, stdin=text, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True
+        )
+        try:
+            code = process.wait(seconds)
+        except BaseException:
+            # Not reaped yet, so that its PID cannot be another's.
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise
+        if code:
+            size = os.fstat(errors.fileno()).st_size
+            tail = os.pread(errors.fileno(), STDERR_BYTES, max(0, size - STDERR_BYTES))
+            raise subprocess.CalledProcessError(code, command, stderr=tail)
+
+
+def post(notice: NoticeTarget, message: Mapping[str, Any], seconds: float = WEBHOOK_SECONDS) -> None:
+    """Send the message as JSON. Raises OSError, ValueError or http.client.HTTPException."""
+    # Imported here because it takes 6 MB with TLS, which few agents need.
+    import urllib.request
+
+    request = urllib.request.Request(  # noqa: S310 - the policy allows http and https only
+        str(notice.webhook),
+        json.dumps(message).encode(),
+        {"Content-Type": "application/json"},
+        method="POST",
+    )
+    with urllib.request.urlopen(request, timeout=seconds) as answer:  # noqa: S310
+        answer.read(1)
+
+
+def describe(error: Exception) -> str:
+    """Message for an error of delivery, without the command or the address, which may contain
+    secrets."""
+    if isinstance(error, subprocess.TimeoutExpired):
+        return f"the command took longer than {error.timeout:.0f} s"
+    if isinstance(error, subprocess.CalledProcessError):
+        words = (error.stderr or b"").decode("utf-8", "replace").strip().splitlines()
+        said = f": {words[-1][:STDERR_CHARACTERS]}" if words else ""
+        return f"the command ended with code {error.returncode}{said}"
+    reason = getattr(error, "reason", None) or getattr(error, "strerror", None)
+    return f"the command or the webhook cannot be reached: {reason or type(error).__name__}"
+
+
+# Delays after failures; after one more failure the message is given up.
+AGAIN_SECONDS = (10.0, 60.0, 300.0, 900.0)
+# Fewer than all jobs, so that unresponsive servers do not block other jobs.
+AT_ONCE = 4
+# More than the deadline of a command or a webhook.
+SEND_SECONDS = 60.0
+
+
+class _Sending(NamedTuple):
+    owed: Owed
+    notice: NoticeTarget
+    job: Job[None]
+
+    def trouble(self) -> str | None:
+        """Why it could not be sent, redacted; None if it was. The job must be over."""
+        try:
+            self.job.result()
+        except Exception as error:
+            secrets = secrets_in(os.environ, {}, self.notice.command)
+            secrets |= {self.notice.webhook} if self.notice.webhook else set()
+            return Redactor(secrets).text(describe(error))
+        return None
+
+
+@dataclass(slots=True)
+class Outbox:
+    """The messages of one state directory. ``alerts_by`` returns where alerts are sent, or None;
+    ``under_way`` are messages that are being sent, or whose result is not stored yet, by id."""
+
+    context: AgentContext
+    alerts_by: Callable[[], NoticeTarget | None] = lambda: None
+    under_way: dict[int, _Sending] = field(default_factory=dict)
+
+    def turn(self) -> None:
+        """Store results, and start to send what is due. Raises sqlite3.Error."""
+        for sending in list(self.under_way.values()):
+            if sending.job.is_over:
+                self._settle(sending.owed, sending.trouble())
+                # Last: a message whose result cannot be stored must not be sent again.
+                del self.under_way[sending.owed.notice_id]
+        for owed in notices.due(self.context.connection, self.context.now()):
+            if owed.notice_id not in self.under_way and len(self.under_way) < AT_ONCE:
+                self._begin(owed)
+
+    def _begin(self, owed: Owed) -> None:
+        context = self.context
+        if owed.tries > len(AGAIN_SECONDS):
+            # Each agent that tried died before it stored a result.
+            self._give_up(owed, "no agent outlived it")
+            return
+        if owed.run_id is None:
+            notice, where = self.alerts_by(), "alerts.yaml"
+        else:
+            notice, where = notice_of(context.workspace, owed.run_id), "the run's folder"
+        if notice is None or not (notice.command if owed.way == "command" else notice.webhook):
+            self._give_up(owed, f"{where} no longer says by which {owed.way}")
+            return
+        notices.note_try(context.connection, owed.notice_id)
+        work = partial(run_command if owed.way == "command" else post, notice, owed.message)
+        name = f"sending notice {owed.notice_id}"
+        job = context.jobs.start(name, work, deadline_seconds=SEND_SECONDS)
+        self.under_way[owed.notice_id] = _Sending(owed, notice, job)
+
+    def _settle(self, owed: Owed, trouble: str | None) -> None:
+        connection, now = self.context.connection, self.context.now()
+        if trouble is None:
+            with transaction(connection):
+                notices.note_sent(connection, owed.notice_id, now)
+                if owed.alert_id is None:
+                    # An alert is an event already.
+                    text = f"notified by {owed.way}: {owed.message['text']}"
+                    self._event(owed, "notice_sent", text, "info")
+        elif owed.tries >= len(AGAIN_SECONDS):
+            self._give_up(owed, trouble)
+        else:
+            seconds = AGAIN_SECONDS[owed.tries]
+            with transaction(connection):
+                notices.note_delay(connection, owed.notice_id, now + seconds)
+                if owed.tries == 0:
+                    text = f"not notified: {trouble}; trying again in {duration(seconds)}"
+                    self._event(owed, "notice_delayed", text, "warning")
+
+    def _give_up(self, owed: Owed, reason: str) -> None:
+        with transaction(self.context.connection) as connection:
+            notices.note_given_up(connection, owed.notice_id, self.context.now())
+            self._event(owed, "notice_failed", f"not notified: {reason}; given up", "error")
+
+    def _event(self, owed: Owed, kind: EventKind, text: str, severity: Severity) -> None:
+        subject = None if owed.alert_id is None else f"alert {owed.alert_id}"
+        self.context.note(kind, text, owed.run_id, owed.attempt, key=owed.way, severity=severity, subject=subject)
+
+
+# Rate limit, because a failing machine raises dozens of alerts at once. The next message has the
+# number left out.
+MOST_MESSAGES = 12
+WITHIN_SECONDS = 300.0
+
+
+@dataclass(slots=True)
+class AlertDelivery:
+    """Queues messages about alerts within the rate limit."""
+
+    context: AgentContext
+    owed_at: deque[float] = field(default_factory=deque)
+    left_out: int = 0
+
+    def owe(
+        self,
+        connection: sqlite3.Connection,
+        delivery: Delivery | None,
+        alert: AlertView,
+        now: float,
+    ) -> None:
+        """Queue the messages about an alert that was raised or cleared; ``now`` is UTC unix
+        seconds. Works inside the caller's transaction."""
+        if delivery is None:
+            return
+        if SEVERITIES.index(alert.severity) < SEVERITIES.index(delivery.severity):
+            return
+        while self.owed_at and self.context.monotonic() - self.owed_at[0] > WITHIN_SECONDS:
+            self.owed_at.popleft()
+        if len(self.owed_at) >= MOST_MESSAGES:
+            self.left_out += 1
+            return
+        self.owed_at.append(self.context.monotonic())
+        text = clean(f"{'' if alert.lasts else 'over: '}{alert.sentence}")
+        if self.left_out:
+            text += f" (and {self.left_out} more not sent; gputui alerts lists them)"
+            self.left_out = 0
+        # A command gets this on stdin, a webhook as its body.
+        message = {"text": text, "kind": "alert", "at": now, **alert_shape(alert, now)}
+        named: dict[Way, object] = {"command": delivery.command, "webhook": delivery.webhook}
+        ways = [way for way, value in named.items() if value]
+        notices.put_of_alert(connection, alert.alert_id, ways, message, now=now)
