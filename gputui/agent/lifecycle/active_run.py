@@ -211,13 +211,14 @@ Phase = Adopting | Starting | Running | Sweeping | Postmortem | Waiting
 
 @dataclass(slots=True, eq=False)
 class Releasing:
-    """GPUs of an ended attempt. They are free once their memory is back at ``baseline_bytes``
-    (None: unknown) and no process of ``attempt`` (None: of the run) is left, or at ``deadline``
-    (monotonic) if the driver does not answer. ``is_held``: unkillable processes hold them, and
-    ``locks`` keep other homes from the GPUs."""
+    """A GPU of an ended attempt. It is free once its memory is back at ``baseline_bytes`` (None:
+    unknown) and no process of ``attempt`` (None: of the run) is left, or at ``deadline``
+    (monotonic) if the driver does not answer. ``is_held``: unkillable processes hold it, and
+    ``locks`` keep other homes from it."""
 
     attempt: int | None
-    baseline_bytes: Mapping[str, int | None]
+    uuid: str
+    baseline_bytes: int | None
     ended_at: float
     deadline: float
     is_held: bool = False

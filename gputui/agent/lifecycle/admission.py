@@ -18,7 +18,6 @@ from gputui.agent.lifecycle.gpus import GpuRelease, foreign_bytes, gpu_availabil
 from gputui.agent.lifecycle.rebuild import catch_up
 from gputui.agent.lifecycle.run_files import policy_of
 from gputui.agent.lifecycle.scheduler import (
-    CpuRoom,
     GpuAvailability,
     Start,
     Wait,
@@ -46,6 +45,7 @@ from gputui.studies.sharing import trials_on_gpu
 
 # A GPU that is reset, or whose driver is reloaded, is back within minutes.
 MISSING_SECONDS = 300.0
+LEAST_CPU_RANKS = 16
 # A run waits for its file system without a word for this long.
 ANSWER_SECONDS = 2.0
 # How long the memory peaks of a study's trials are cached.
@@ -108,7 +108,9 @@ class Admission:
             waiting,
             self.availability(),
             paused=queue.pause(connection) is not None,
-            cpu=CpuRoom.of(len(os.sched_getaffinity(0)), repository.cpu_ranks(connection)),
+            # More on small machines, because such runs often wait for a disk or a network.
+            cpu_limit=max(len(os.sched_getaffinity(0)), LEAST_CPU_RANKS),
+            cpu_running=repository.cpu_ranks(connection),
             places_gpus=lambda run: context.executors.of(spec_of(run).target).places_gpus,
             predecessor=lambda run: waits_for_predecessor(connection, run),
             share_of=self._share_of,
@@ -187,13 +189,19 @@ class Admission:
         return set() if inventory is None or inventory.problem is not None else missed
 
     def _continue_with_fewer(self, wait: Wait) -> None:
-        """Continue with fewer GPUs by the rule of exclude_gpu if the run's policy has that action;
-        else fail the run."""
+        """Give back the leases of a run for which enough GPUs are in service: it waits for another
+        run's, which may wait for its. Else continue with fewer by the rule of exclude_gpu if the
+        policy has that action, or fail the run."""
         run, remaining = wait.run, wait.in_service or 0
         gpus = [gpu for gpu in self.availability() or () if run.run_id in gpu.holders]
         missing = [gpu for gpu in gpus if gpu.out_of_service]
         reason = "; ".join(f"{gpu.name} {gpu.blocked_by}" for gpu in missing)
         reason += f", for {MISSING_SECONDS / 60:.0f} min"
+        if remaining >= gpus_wanted(run):
+            repository.release_leases(self.context.connection, run.run_id)
+            text = f"{reason}: its other GPUs are given back until enough are free"
+            self.context.note("gpus_replaced", text, run.run_id, severity="warning")
+            return
         actions = [action.name for rung in policy_of(run).ladder("gpu_lost") for action in rung]
         if "exclude_gpu" not in actions:
             give_up(self.context, run, f"{reason}; its policy does not exclude GPUs")
@@ -278,7 +286,7 @@ class Admission:
     def _cannot_start(self, run: Run, error: Exception) -> None:
         file, connection = self.context.workspace.run_dir(run.run_id) / SPEC_FILE, self.context.connection
         if not file.exists():
-            give_up(self.context, run, f"{file} is gone; launch the run again")
+            give_up(self.context, run, f"{file} or its folder is gone; launch the run again")
             return
         if isinstance(error, UnusableSpecError):
             give_up(self.context, run, f"cannot start: {error}")

@@ -120,11 +120,6 @@ def prepare_attempt(
     stored = redact_launch(launch, Redactor(secrets_of(spec)))
     with transaction(connection):
         repository.release_leases(connection, run.run_id, keep=uuids)
-        for holder, uuid in start.taken_from:
-            repository.end_lease(connection, holder, uuid)
-            why = "because each run waited for a GPU that the other held"
-            text = f"{uuid} was moved to {run.run_id}, {why}"
-            context.note("gpus_replaced", text, holder, severity="warning")
         repository.take_leases(connection, run.run_id, uuids, now, shared=shares_gpus)
         if start.replaced:
             text = f"{'; '.join(start.replaced)}: replaced"

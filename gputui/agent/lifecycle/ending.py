@@ -4,7 +4,9 @@ of the decision."""
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from msgspec.structs import asdict
@@ -19,7 +21,7 @@ from gputui.core import units
 from gputui.core.redaction import redact_text
 from gputui.core.text import clean
 from gputui.recovery.checkpoints.ledger import candidates
-from gputui.recovery.classify import Incident, outcome
+from gputui.recovery.classify import outcome
 from gputui.recovery.decide import RecoveryPlan, decide
 from gputui.recovery.effects import MachineContext
 from gputui.recovery.findings import printed_at_end, reports_of
@@ -54,51 +56,80 @@ def end_attempt(
     machine: MachineContext | None = None,
 ) -> None:
     """Write an attempt's end and its consequences. Raises sqlite3.Error with nothing changed."""
-    connection = context.connection
-    run = get_run(connection, task.attempt.run_id)
-    attempt = get_attempt(connection, task.attempt.run_id, task.attempt.number)
+    run = get_run(context.connection, task.attempt.run_id)
+    attempt = get_attempt(context.connection, task.attempt.run_id, task.attempt.number)
     assert run is not None and attempt is not None
+    end = _End(context, resolved, task, findings, run, attempt)
     if task.survivors:
-        _note_survivors(context, attempt, task.survivors)
+        _note_survivors(end)
     match outcome(findings.evidence, stop_intended=attempt.stop_requested is not None):
         case "stopped":
-            _stopped(context, run, attempt, task, findings)
+            _stopped(end)
         case "succeeded":
-            _succeeded(context, run, attempt, task, findings)
+            _succeeded(end)
         case "failed":
-            _failed(context, resolved, run, attempt, task, findings, machine)
+            _failed(end, machine)
 
 
-def _stopped(
-    context: AgentContext,
-    run: Run,
-    attempt: Attempt,
-    task: PostmortemTask,
-    findings: PostmortemResult,
-) -> None:
-    connection, record = context.connection, dict(task.exit_record or {})
+@dataclass(frozen=True, slots=True)
+class _End:
+    """The end of an attempt, with its rows before it."""
+
+    context: AgentContext
+    resolved: ResolvedRun
+    task: PostmortemTask
+    findings: PostmortemResult
+    run: Run
+    attempt: Attempt
+
+    def note(
+        self,
+        kind: EventKind,
+        text: str,
+        severity: Severity = "info",
+        key: str | None = None,
+        at: float | None = None,
+    ) -> None:
+        """Add an event of the attempt."""
+        run_id, number = self.attempt.run_id, self.attempt.number
+        self.context.note(kind, text, run_id, number, severity=severity, key=key, at=at)
+
+    def move(self, target: RunState, cause: str, now: float) -> None:
+        repository.move(self.context.connection, self.run, target, cause=cause, now=now)
+
+    def unsound_since(self) -> int | None:
+        """The first step since which the loss was no finite number, until the end."""
+        times = StepTimes(self.context.connection, self.run.run_id)
+        found = times.unsound_since(self.attempt.number)
+        return None if found is None else found[0]
+
+
+# --- the three ends -----------------------------------------------------------------------------
+
+
+def _stopped(end: _End) -> None:
+    context, run, attempt, record = end.context, end.run, end.attempt, dict(end.task.exit_record or {})
+    connection, ended_at = context.connection, end.task.ended_at
     # A launcher that is asked to end kills ranks that exceed its own grace period.
-    reports = reports_of(findings.evidence)
+    reports = reports_of(end.findings.evidence)
     forced = bool(record.get("forced")) or any(report.forced for report in reports)
     if record:
         record["forced"] = forced
     cause = repository.stop_reason_of_study(connection, run.run_id)
     if cause is None:
-        cause = "stopped"
-        if forced:
-            cause = "killed" if attempt.stop_requested == KILL else KILLED
-        cause += _lost_by_stop(context, run, attempt, task, findings)
-    if (unsound := StepTimes(connection, run.run_id).unsound_since(attempt.number)) is not None:
-        record["unsound_since"] = unsound[0]
-        cause += f"; {UNSOUND} {units.count(unsound[0])}"
+        by_kill = "killed" if attempt.stop_requested == KILL else KILLED
+        cause = (by_kill if forced else "stopped") + _lost_by_stop(end)
+    if (unsound := end.unsound_since()) is not None:
+        record["unsound_since"] = unsound
+        cause += f"; {UNSOUND} {units.count(unsound)}"
     with transaction(connection):
-        _close(context, attempt, task, findings, "stopped", record)
-        repository.move(connection, run, RunState.STOPPED, cause=cause, now=task.ended_at)
-        context.note("stopped", cause, run.run_id, attempt.number, at=task.ended_at)
+        _close(end, "stopped", record)
+        end.move(RunState.STOPPED, cause, ended_at)
+        end.note("stopped", cause, at=ended_at)
         spec = spec_of(run)
         if attempt.stop_requested == "restart":
             repository.set_gpu_count(connection, run.run_id, None)
-            _requeue(context, run.run_id, "restart", dict(spec.params), None)
+            _requeue(context, run.run_id, "restart", spec.params, None)
         is_phase = attempt.stop_requested == run_files.PHASE_INTENT
         following = run_files.next_phase(connection, spec, attempt) if is_phase else None
         if following is not None:
@@ -106,49 +137,31 @@ def _stopped(
             _requeue(context, run.run_id, run_files.PHASE_INTENT, params, following.checkpoint)
 
 
-def _requeue(
-    context: AgentContext,
-    run_id: str,
-    cause: str,
-    params: Mapping[str, Scalar],
-    resume_from: str | None,
-) -> None:
+def _requeue(context: AgentContext, run_id: str, cause: str, params: Mapping[str, Scalar], path: str | None) -> None:
     """Queue a run that was stopped for this, by the clock of this machine."""
-    repository.set_next_attempt(context.connection, run_id, params=params, resume_from=resume_from, not_before=None)
-    stopped = get_run(context.connection, run_id)
+    connection, now = context.connection, context.now()
+    repository.set_next_attempt(connection, run_id, params=dict(params), resume_from=path, not_before=None)
+    stopped = get_run(connection, run_id)
     assert stopped is not None
-    now = context.now()
-    repository.move(context.connection, stopped, RunState.QUEUED, cause=cause, now=now)
+    repository.move(connection, stopped, RunState.QUEUED, cause=cause, now=now)
 
 
-def _lost_by_stop(
-    context: AgentContext,
-    run: Run,
-    attempt: Attempt,
-    task: PostmortemTask,
-    findings: PostmortemResult,
-) -> str:
+def _lost_by_stop(end: _End) -> str:
     """The steps that a stop lost if no checkpoint can be resumed from, as the end of a sentence."""
-    search, choice, last_step = task.checkpoints, findings.checkpoints, attempt.last_step
+    search, choice, last_step = end.task.checkpoints, end.findings.checkpoints, end.attempt.last_step
     if search is None or choice is None or last_step is None:
         return ""
     if candidates(choice.rows, search.attempts):
         return ""
-    rows = read_attempts(context.connection, run.run_id)
+    rows = read_attempts(end.context.connection, end.run.run_id)
     count = last_step - min(row.first_step for row in rows if row.first_step is not None) + 1
     steps = "1 step is" if count == 1 else f"{units.count(count)} steps are"
     where = f"{search.pattern} in {search.folder}"
     return f"; no usable checkpoint matches {where}, so that its {steps} lost"
 
 
-def _succeeded(
-    context: AgentContext,
-    run: Run,
-    attempt: Attempt,
-    task: PostmortemTask,
-    findings: PostmortemResult,
-) -> None:
-    connection, ended_at = context.connection, task.ended_at
+def _succeeded(end: _End) -> None:
+    run, attempt, ended_at = end.run, end.attempt, end.task.ended_at
     cause = "finished"
     if attempt.started_at is not None:
         # The time between its attempts does not count.
@@ -156,11 +169,11 @@ def _succeeded(
         cause += f" after {units.duration(trained)}"
     if attempt.number > 1:
         cause += f" in {attempt.number} attempts"
-    record = dict(task.exit_record or {})
-    remarks = printed_at_end(findings.evidence)[:MOST_REMARKS]
-    if (unsound := StepTimes(connection, run.run_id).unsound_since(attempt.number)) is not None:
-        record["unsound_since"] = unsound[0]
-        remarks.append(f"{UNSOUND} {units.count(unsound[0])}")
+    record = dict(end.task.exit_record or {})
+    remarks = printed_at_end(end.findings.evidence)[:MOST_REMARKS]
+    if (unsound := end.unsound_since()) is not None:
+        record["unsound_since"] = unsound
+        remarks.append(f"{UNSOUND} {units.count(unsound)}")
     if left := [str(name) for name in record.get("left_behind") or ()]:
         which = clean(", ".join(dict.fromkeys(left)))
         count = "1 process" if len(left) == 1 else f"{len(left)} processes"
@@ -168,42 +181,24 @@ def _succeeded(
     if remarks:
         record["remarks"] = remarks
         cause += f", but {'; '.join(remarks)}"
-    severity: Severity = "warning" if remarks else "info"
-    with transaction(connection):
-        _close(context, attempt, task, findings, "succeeded", record)
-        _settle_last_decision(context, run.run_id, "succeeded")
-        repository.move(connection, run, RunState.SUCCEEDED, cause=cause, now=ended_at)
-        context.note("succeeded", cause, run.run_id, attempt.number, severity=severity, at=ended_at)
+    with transaction(end.context.connection):
+        _close(end, "succeeded", record)
+        _settle_last_decision(end, "succeeded")
+        end.move(RunState.SUCCEEDED, cause, ended_at)
+        end.note("succeeded", cause, "warning" if remarks else "info", at=ended_at)
 
 
-def _failed(
-    context: AgentContext,
-    resolved: ResolvedRun,
-    run: Run,
-    attempt: Attempt,
-    task: PostmortemTask,
-    findings: PostmortemResult,
-    machine: MachineContext | None,
-) -> None:
-    connection, incident = context.connection, findings.incident
-    run_id, number, ended_at, now = run.run_id, attempt.number, task.ended_at, context.now()
-    plan = _plan(context, resolved, run, attempt, findings, ended_at, machine)
+def _failed(end: _End, machine: MachineContext | None) -> None:
+    context, connection, incident = end.context, end.context.connection, end.findings.incident
+    run_id, ended_at, now = end.run.run_id, end.task.ended_at, context.now()
+    plan = _plan(end, machine)
     retries = plan.verdict == "retry"
     with transaction(connection):
-        _close(context, attempt, task, findings, "failed", task.exit_record or {}, plan)
-        _settle_last_decision(context, run_id, "met another incident")
-        _write_rows(context, attempt, incident, plan, ended_at)
-        context.note(
-            "incident",
-            incident.summary,
-            run_id,
-            number,
-            key=incident.kind,
-            severity="error",
-            at=ended_at,
-        )
-        severity: Severity = "warning" if retries else "error"
-        context.note("decision", plan.reason, run_id, number, key=plan.verdict, severity=severity)
+        _close(end, "failed", end.task.exit_record or {}, plan)
+        _settle_last_decision(end, "met another incident")
+        _write_rows(end, plan)
+        end.note("incident", incident.summary, "error", incident.kind, ended_at)
+        end.note("decision", plan.reason, "warning" if retries else "error", plan.verdict)
         if retries:
             repository.set_next_attempt(
                 connection,
@@ -212,22 +207,22 @@ def _failed(
                 resume_from=plan.resume_from,
                 not_before=now + plan.delay_seconds,
             )
-            repository.move(connection, run, RunState.RECOVERING, cause=incident.summary, now=now)
+            end.move(RunState.RECOVERING, incident.summary, now)
         else:
             is_stop = incident.kind == "stopped_outside"
             target = RunState.STOPPED if is_stop else RunState.FAILED
-            cause = f"{incident.summary}; {plan.reason}"
-            repository.move(connection, run, target, cause=cause, now=now)
-        _take_effect(context, run_id, number, incident, plan)
+            end.move(target, f"{incident.summary}; {plan.reason}", now)
+        _take_effect(end, plan)
         if plan.effect.notify or not retries:
-            add_notices(context, resolved.notice, run, incident.kind, incident.summary, plan.reason, retries)
+            words = (incident.kind, incident.summary, plan.reason)
+            add_notices(context, end.resolved.notice, end.run, *words, retries)
     archive = IncidentArchive(
         run_dir=context.workspace.run_dir(run_id),
         run_id=run_id,
-        attempt=number,
+        attempt=end.attempt.number,
         at=ended_at,
-        gpus=tuple(attempt.gpus),
-        evidence=findings.evidence,
+        gpus=tuple(end.attempt.gpus),
+        evidence=end.findings.evidence,
         incident=incident,
         plan=plan,
         database=context.workspace.database,
@@ -235,161 +230,39 @@ def _failed(
     start_archiving(archive, context.jobs)
 
 
-def _plan(
-    context: AgentContext,
-    resolved: ResolvedRun,
-    run: Run,
-    attempt: Attempt,
-    findings: PostmortemResult,
-    ended_at: float,
-    machine: MachineContext | None,
-) -> RecoveryPlan:
+def _plan(end: _End, machine: MachineContext | None) -> RecoveryPlan:
     """What recovery decides, by the history of the run and its ledger."""
-    connection, run_id, choice = context.connection, run.run_id, findings.checkpoints
+    connection, run_id, number = end.context.connection, end.run.run_id, end.attempt.number
+    choice = end.findings.checkpoints
     rows = () if choice is None else choice.rows
-    attempts = read_attempts(connection, run_id)
-    moves = read_transitions(connection, run_id)
+    attempts, moves = read_attempts(connection, run_id), read_transitions(connection, run_id)
     again = has_event(connection, "steps_restarted", run_id=run_id)
     incidents, decisions = read_incidents(connection, run_id), read_decisions(connection, run_id)
     past = past_decisions(attempts, incidents, decisions, moves, rows, steps_start_again=again)
-    progress = progress_of(
-        attempts,
-        attempt.number,
-        rows,
-        moves,
-        StepTimes(connection, run_id),
-        ended_at=ended_at,
-        steps_start_again=again,
-    )
+    times, ended_at = StepTimes(connection, run_id), end.task.ended_at
+    progress = progress_of(attempts, number, rows, moves, times, ended_at=ended_at, steps_start_again=again)
     return decide(
-        findings.incident,
+        end.findings.incident,
         past,
         progress,
-        spec_of(run),
-        run.params,
-        resolved.policy,
+        spec_of(end.run),
+        end.run.params,
+        end.resolved.policy,
         None if choice is None else choice.infos,
         run_id=run_id,
-        attempt=attempt.number,
+        attempt=number,
         machine=machine,
         unreadable=None if choice is None else choice.unreadable,
         doubted=None if choice is None else choice.doubted,
     )
 
 
-# --- rows ---------------------------------------------------------------------------------------
-
-
-def _close(
-    context: AgentContext,
-    attempt: Attempt,
-    task: PostmortemTask,
-    findings: PostmortemResult,
-    state: str,
-    record: Mapping[str, Any],
-    plan: RecoveryPlan | None = None,
-) -> None:
-    """Write the end of the attempt and of its checkpoints, in the caller's transaction."""
-    repository.end_attempt(
-        context.connection,
-        attempt.run_id,
-        attempt.number,
-        state=state,
-        ended_at=task.ended_at,
-        exit_record=record or None,
-    )
-    search, choice, missed = task.checkpoints, findings.checkpoints, findings.unmatched
-    if search is None or choice is None:
-        return
-    checkpoint_survey.attempt_ended(
-        context.connection,
-        search,
-        choice.rows if plan is None else tuple(plan.applied_to(choice.rows)),
-        task.folder,
-        is_seen=choice.is_seen,
-        now=context.now(),
-    )
-    # Told once per run. An attempt that did not finish may have saved none yet, so that it counts
-    # only if it saved files with a similar name.
-    if missed is None or (state != "succeeded" and missed.lookalike is None):
-        return
-    kind: EventKind = "checkpoints_unmatched"
-    key = search.pattern
-    if has_event(context.connection, kind, run_id=attempt.run_id, key=key):
-        return
-    remedy = "see whether it saves any, and where"
-    if missed.lookalike is not None:
-        remedy = f"it saved {missed.lookalike}, which pattern: {missed.pattern} would match"
-    text = f"no file matched its checkpoints {key} in {search.folder}: {remedy}"
-    context.note(kind, text, attempt.run_id, attempt.number, key=key, severity="warning")
-
-
-def _write_rows(context: AgentContext, attempt: Attempt, incident: Incident, plan: RecoveryPlan, at: float) -> None:
-    cursor = context.connection.execute(
-        "INSERT INTO incidents (run_id, attempt, at, kind, rank, step, summary, fingerprint, "
-        "evidence, witnesses) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (
-            attempt.run_id,
-            attempt.number,
-            at,
-            incident.kind,
-            incident.rank,
-            incident.step if incident.step is not None else attempt.last_step,
-            incident.summary,
-            incident.fingerprint,
-            json.dumps(incident.evidence_lines),
-            json.dumps(incident.witnesses),
-        ),
-    )
-    context.connection.execute(
-        "INSERT INTO decisions (incident_id, run_id, attempt, at, rung, verdict, actions, params, "
-        "resume_from, delay_seconds, reason) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (
-            cursor.lastrowid,
-            attempt.run_id,
-            attempt.number,
-            context.now(),
-            plan.rung,
-            plan.verdict,
-            json.dumps(plan.actions_json()),
-            json.dumps(plan.changed),
-            plan.resume_from,
-            plan.delay_seconds,
-            plan.reason,
-        ),
-    )
-
-
-def _settle_last_decision(context: AgentContext, run_id: str, result: str) -> None:
-    context.connection.execute(
-        "UPDATE decisions SET outcome = ? WHERE outcome IS NULL AND verdict = 'retry' AND "
-        "decision_id = (SELECT max(decision_id) FROM decisions WHERE run_id = ?)",
-        (result, run_id),
-    )
-
-
-def _note_survivors(context: AgentContext, attempt: Attempt, survivors: Sequence[int]) -> None:
-    """Report unkillable processes and the remedy."""
-    pids = [str(pid) for pid in survivors]
-    processes = "process " + pids[0] if len(pids) == 1 else "processes " + ", ".join(pids)
-    remedy = "stuck in the kernel: a hung driver or disk is likely, and a reboot needed if it lasts"
-    if all(is_of_another_user(pid) for pid in survivors):
-        remedy = f"another user's, as sudo's are: sudo kill -9 {' '.join(pids)} ends them"
-    held = "; the GPUs are held until then" if attempt.gpus else ""
-    text = f"{processes} cannot be killed ({remedy}){held}"
-    context.note("process_unkillable", text, attempt.run_id, attempt.number, severity="error")
-
-
 def machine_context(
-    context: AgentContext,
-    resolved: ResolvedRun,
-    attempt: Attempt,
-    gpus: Sequence[GpuAvailability],
+    context: AgentContext, resolved: ResolvedRun, attempt: Attempt, gpus: Sequence[GpuAvailability]
 ) -> MachineContext:
     """The state of the machine as input of a decision."""
     spec, run_dir = resolved.spec, context.workspace.run_dir(attempt.run_id)
-    folder = checkpoint_directory(spec, run_dir)
-    needed = spec.gpus.memory_bytes or 0
+    folder, needed = checkpoint_directory(spec, run_dir), spec.gpus.memory_bytes or 0
     # A run whose profile names its GPUs must not use others.
     others = [gpu for gpu in gpus if gpu.uuid not in attempt.gpus and not spec.gpus.uuids]
     spares = [
@@ -410,19 +283,110 @@ def machine_context(
     )
 
 
-def _take_effect(context: AgentContext, run_id: str, number: int, incident: Incident, plan: RecoveryPlan) -> None:
+# --- rows ---------------------------------------------------------------------------------------
+
+
+def insert_row(connection: sqlite3.Connection, table: str, **values: object) -> int:
+    """Insert a row; return its id."""
+    marks = ", ".join(f":{name}" for name in values)
+    statement = f"INSERT INTO {table} ({', '.join(values)}) VALUES ({marks})"  # noqa: S608
+    return int(connection.execute(statement, values).lastrowid or 0)
+
+
+def _close(end: _End, state: str, record: Mapping[str, Any], plan: RecoveryPlan | None = None) -> None:
+    """Write the end of the attempt and of its checkpoints, in the caller's transaction."""
+    connection, attempt, task, findings = end.context.connection, end.attempt, end.task, end.findings
+    repository.end_attempt(
+        connection,
+        attempt.run_id,
+        attempt.number,
+        state=state,
+        ended_at=task.ended_at,
+        exit_record=record or None,
+    )
+    search, choice, missed = task.checkpoints, findings.checkpoints, findings.unmatched
+    if search is None or choice is None:
+        return
+    rows = choice.rows if plan is None else tuple(plan.applied_to(choice.rows))
+    seen, now = choice.is_seen, end.context.now()
+    checkpoint_survey.attempt_ended(connection, search, rows, task.folder, is_seen=seen, now=now)
+    # Told once per run. An attempt that did not finish may have saved none yet, so that it counts
+    # only if it saved files with a similar name.
+    if missed is None or (state != "succeeded" and missed.lookalike is None):
+        return
+    if has_event(connection, "checkpoints_unmatched", run_id=attempt.run_id, key=search.pattern):
+        return
+    remedy = "see whether it saves any, and where"
+    if missed.lookalike is not None:
+        remedy = f"it saved {missed.lookalike}, which pattern: {missed.pattern} would match"
+    text = f"no file matched its checkpoints {search.pattern} in {search.folder}: {remedy}"
+    end.note("checkpoints_unmatched", text, "warning", search.pattern)
+
+
+def _write_rows(end: _End, plan: RecoveryPlan) -> None:
+    connection, incident = end.context.connection, end.findings.incident
+    own: dict[str, object] = {"run_id": end.run.run_id, "attempt": end.attempt.number}
+    incident_id = insert_row(
+        connection,
+        "incidents",
+        **own,
+        at=end.task.ended_at,
+        kind=incident.kind,
+        rank=incident.rank,
+        step=incident.step if incident.step is not None else end.attempt.last_step,
+        summary=incident.summary,
+        fingerprint=incident.fingerprint,
+        evidence=json.dumps(incident.evidence_lines),
+        witnesses=json.dumps(incident.witnesses),
+    )
+    insert_row(
+        connection,
+        "decisions",
+        **own,
+        incident_id=incident_id,
+        at=end.context.now(),
+        rung=plan.rung,
+        verdict=plan.verdict,
+        actions=json.dumps(plan.actions_json()),
+        params=json.dumps(plan.changed),
+        resume_from=plan.resume_from,
+        delay_seconds=plan.delay_seconds,
+        reason=plan.reason,
+    )
+
+
+def _settle_last_decision(end: _End, result: str) -> None:
+    end.context.connection.execute(
+        "UPDATE decisions SET outcome = ? WHERE outcome IS NULL AND verdict = 'retry' AND "
+        "decision_id = (SELECT max(decision_id) FROM decisions WHERE run_id = ?)",
+        (result, end.run.run_id),
+    )
+
+
+def _note_survivors(end: _End) -> None:
+    """Report unkillable processes and the remedy."""
+    pids = [str(pid) for pid in end.task.survivors]
+    processes = f"process{'es' if len(pids) > 1 else ''} {', '.join(pids)}"
+    remedy = "stuck in the kernel: a hung driver or disk is likely, and a reboot needed if it lasts"
+    if all(is_of_another_user(pid) for pid in end.task.survivors):
+        remedy = f"another user's, as sudo's are: sudo kill -9 {' '.join(pids)} ends them"
+    held = "; the GPUs are held until then" if end.attempt.gpus else ""
+    end.note("process_unkillable", f"{processes} cannot be killed ({remedy}){held}", "error")
+
+
+def _take_effect(end: _End, plan: RecoveryPlan) -> None:
     """Write the plan's effects on GPUs and on the next attempt."""
-    connection, effect, now = context.connection, plan.effect, context.now()
-    reason = f"{KINDS[incident.kind].title} under {run_id}"
-    quarantine(connection, effect.quarantine, run_id=run_id, attempt=number, reason=reason, now=now)
-    for uuid in effect.quarantine:
+    connection, effect, now = end.context.connection, plan.effect, end.context.now()
+    run_id, number, kind = end.run.run_id, end.attempt.number, end.findings.incident.kind
+    reason, uuids = f"{KINDS[kind].title} under {run_id}", effect.quarantine
+    quarantine(connection, uuids, run_id=run_id, attempt=number, reason=reason, now=now)
+    for uuid in uuids:
         repository.end_lease(connection, run_id, uuid)
         remedy = f"when it is well, gputui gpus --clear {uuid}"
-        text = f"{uuid} is in quarantine: {reason}; {remedy}"
-        context.note("gpu_quarantined", text, run_id, number, key=uuid, severity="error")
+        end.note("gpu_quarantined", f"{uuid} is in quarantine: {reason}; {remedy}", "error", uuid)
     if plan.verdict != "retry":
         return
-    if incident.kind == SHARED_OOM:
+    if kind == SHARED_OOM:
         # It needs an exclusive GPU, and must not keep its shared one while it waits.
         repository.release_leases(connection, run_id)
     if effect.gpu_count is not None:
@@ -435,9 +399,8 @@ def _take_effect(context: AgentContext, run_id: str, number: int, incident: Inci
 def give_up(context: AgentContext, run: Run, reason: str) -> None:
     """End a run that cannot start (again) as failed, and send its notices. Raises sqlite3.Error."""
     notice, now = run_files.notice_of(context.workspace, run.run_id), context.now()
-    incidents = read_incidents(context.connection, run.run_id)
     kind, summary = "unknown", "it could not be started"
-    if incidents:
+    if incidents := read_incidents(context.connection, run.run_id):
         kind, summary = incidents[-1].kind, incidents[-1].summary
     with transaction(context.connection) as connection:
         repository.move(connection, run, RunState.FAILED, cause=reason, now=now)
@@ -458,18 +421,17 @@ def add_notices(
     """Store a notification to send, in the transaction of its event."""
     if notice is None:
         return
-    reason = redact_text(reason)
+    reason, now = redact_text(reason), context.now()
     targets: dict[Way, object] = {"command": notice.command, "webhook": notice.webhook}
     ways = [way for way, target in targets.items() if target]
-    state = "continues" if retries else "stopped"
     message = {
-        "text": f"{run.run_id} {state}: {summary}; {reason}",
+        "text": f"{run.run_id} {'continues' if retries else 'stopped'}: {summary}; {reason}",
         "run_id": run.run_id,
         "attempt": run.attempt,
         "kind": kind,
         "summary": summary,
         "verdict": "retry" if retries else "stop",
         "reason": reason,
-        "at": context.now(),
+        "at": now,
     }
-    notices.put(context.connection, run.run_id, run.attempt, ways, message, now=context.now())
+    notices.put(context.connection, run.run_id, run.attempt, ways, message, now=now)

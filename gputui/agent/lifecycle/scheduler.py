@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from gputui.core.units import index_ranges
 from gputui.runs.spec import spec_of
 from gputui.store.runs import Run
 
-LEAST_CPU_RANKS = 16
 _PLURALS = {"is": "are", "has": "have", "still holds": "still hold"}
+PAUSED = "waits for the queue, which is paused; gputui queue resume opens it"
 
 
 class GpuAvailability(Struct, frozen=True):
@@ -47,31 +47,25 @@ class GpuAvailability(Struct, frozen=True):
         return self.uuid if self.index is None else f"GPU {self.index}"
 
 
-class Start(Struct, frozen=True):
-    """The run starts now on these GPUs. ``replaced`` has the reason for each GPU that it held and
-    loses; ``taken_from`` are other runs' leases that end, each a run and a GPU."""
+class Start(NamedTuple):
+    """The run starts now on these GPUs. ``replaced`` has the reason for each that it loses."""
 
     run: Run
     uuids: tuple[str, ...]
     replaced: tuple[str, ...] = ()
-    taken_from: tuple[tuple[str, str], ...] = ()
 
 
-class Wait(Struct, frozen=True):
-    """The run waits. ``in_service`` is the number of usable GPUs if a recovering run cannot get
-    enough because some that it held are out of service; else None."""
+class Wait(NamedTuple):
+    """The run waits. ``in_service`` is the number of usable GPUs if a recovering run waits while
+    some that it held are out of service; else None."""
 
     run: Run
     reason: str
     in_service: int | None = None
 
 
-PAUSED = "waits for the queue, which is paused; gputui queue resume opens it"
-
-
 def gpus_wanted(run: Run) -> int:
-    """Number of GPUs of the run's next attempt: as in its specification, unless exclude_gpu
-    reduced it."""
+    """Number of GPUs of the run's next attempt: as specified, unless exclude_gpu reduced it."""
     request = spec_of(run).gpus
     return run.gpu_count or len(request.uuids) or request.count
 
@@ -79,22 +73,6 @@ def gpus_wanted(run: Run) -> int:
 def is_recovering(run: Run) -> bool:
     """Whether the run continues after an incident: only recovery sets the next attempt's time."""
     return run.not_before is not None
-
-
-class CpuRoom(Struct, frozen=True):
-    """The limit of ranks of runs without GPUs that run at a time, and their current number."""
-
-    limit: int = sys.maxsize
-    running: int = 0
-
-    @classmethod
-    def of(cls, cores: int, running: int) -> CpuRoom:
-        """One rank per core, but more on small machines, because such runs often wait for a disk
-        or a network."""
-        return cls(max(cores, LEAST_CPU_RANKS), running)
-
-
-_UNLIMITED = CpuRoom()
 
 
 ShareOf = Callable[[Run, GpuAvailability], int]
@@ -106,29 +84,27 @@ def schedule(
     gpus: Sequence[GpuAvailability] | None,
     *,
     paused: bool = False,
-    cpu: CpuRoom = _UNLIMITED,
+    cpu_limit: int = sys.maxsize,
+    cpu_running: int = 0,
     places_gpus: Callable[[Run], bool] = lambda _: True,
     predecessor: Callable[[Run], str | None] = lambda _: None,
     share_of: ShareOf = lambda _run, _gpu: 1,
 ) -> list[Start | Wait]:
     """Decide for each run of ``queue``, in order, whether it starts now.
 
-    - Runs that still lease GPUs come first: no other run can have those GPUs, and they become free
-      only after the next attempt.
+    - Runs that still lease GPUs come first: no other run can have those GPUs.
     - A waiting run reserves every GPU that it could use, so that small runs never starve a large
       one. A run that the GPUs in service can never satisfy reserves none.
     - A recovering run returns to the GPUs that it leases. Those that are lost, in quarantine or
       used by others are replaced.
-    - If runs deadlock, each waiting for GPUs that another leases, the first gets what it needs.
     - A trial shares a GPU only with trials of its study, up to ``share_of``, and not if an earlier
       run waits for it.
-    - Runs without GPUs start while ``cpu`` has room for their ranks; one that waits holds back
-      later ones.
+    - Runs without GPUs start while there is room for their ranks; one that waits holds back later
+      ones, and one with more ranks than the limit starts when no other runs.
 
     ``places_gpus`` is False for a run on another machine, which waits for nothing here.
-    ``predecessor`` returns why a run waits for another one to succeed; such a run reserves nothing.
-    ``gpus`` is None before the sampler's first report. While ``paused``, only recovering runs
-    start.
+    ``predecessor`` returns why a run waits for another one; such a run reserves nothing. ``gpus`` is
+    None before the sampler's first report. While ``paused``, only recovering runs start.
     """
     outcomes: list[Start | Wait] = []
     reserved: set[str] = set()
@@ -141,28 +117,22 @@ def schedule(
             outcome = Wait(run, reason)
         elif not places_gpus(run):
             outcome = Start(run, ())
-        elif not gpus_wanted(run):
-            outcome, cpu = _place_on_cpu(run, cpu)
-        elif gpus is None:
+        elif gpus_wanted(run) and gpus is None:
             outcome = Wait(run, "waits for the first look at the GPUs")
-        else:
+        elif gpus_wanted(run):
             outcome, newly_reserved = _place_on_gpus(run, pool, reserved)
             reserved |= newly_reserved
+        elif not cpu_running or cpu_running + spec_of(run).nproc <= cpu_limit:
+            outcome = Start(run, ())
+            cpu_running += spec_of(run).nproc
+        else:
+            words = f"{cpu_limit} ranks of runs without GPUs run at a time on this machine"
+            outcome, cpu_running = Wait(run, f"waits: {words}"), cpu_limit
         outcomes.append(outcome)
-    return outcomes if gpus is None else _without_deadlock(outcomes, pool)
+    return outcomes
 
 
-def _place_on_cpu(run: Run, cpu: CpuRoom) -> tuple[Start | Wait, CpuRoom]:
-    """Decide for one run without GPUs, and return the room for later ones."""
-    ranks = spec_of(run).nproc
-    # A run with more ranks than the limit starts when no other runs.
-    if not cpu.running or cpu.running + ranks <= cpu.limit:
-        return Start(run, ()), replace(cpu, running=cpu.running + ranks)
-    reason = f"waits: {cpu.limit} ranks of runs without GPUs run at a time on this machine"
-    return Wait(run, reason), replace(cpu, running=cpu.limit)
-
-
-class _GpuPool(Struct, frozen=True):
+class _GpuPool(NamedTuple):
     """The GPUs, and the rule for sharing them."""
 
     gpus: Sequence[GpuAvailability]
@@ -182,11 +152,6 @@ class _GpuPool(Struct, frozen=True):
     def held_by(self, run: Run) -> list[GpuAvailability]:
         return [gpu for gpu in self.gpus if run.run_id in gpu.holders]
 
-    def candidates(self, run: Run) -> list[GpuAvailability]:
-        """The GPUs that the run may ever get, those that it leases first."""
-        named, held = spec_of(run).gpus.uuids, self.held_by(run)
-        return held + [gpu for gpu in self.gpus if gpu not in held and (not named or gpu.uuid in named)]
-
     def blocked_by(self, gpu: GpuAvailability, run: Run) -> str | None:
         """Why the run cannot start on a GPU now; None if it can."""
         if gpu.blocked_by is not None:
@@ -203,7 +168,9 @@ class _GpuPool(Struct, frozen=True):
 def _place_on_gpus(run: Run, pool: _GpuPool, reserved: Collection[str]) -> tuple[Start | Wait, set[str]]:
     """Decide for one run that needs GPUs, and return those that later runs cannot have.
     ``reserved`` are those that earlier runs get or wait for."""
-    wanted, held, candidates = gpus_wanted(run), pool.held_by(run), pool.candidates(run)
+    wanted, held, named = gpus_wanted(run), pool.held_by(run), spec_of(run).gpus.uuids
+    others = [gpu for gpu in pool.gpus if gpu not in held and (not named or gpu.uuid in named)]
+    candidates = held + others
     blocks = {gpu.uuid: pool.blocked_by(gpu, run) for gpu in candidates}
     for uuid in blocks.keys() & reserved:
         blocks[uuid] = blocks[uuid] or "is promised to an earlier run"
@@ -222,53 +189,12 @@ def _place_on_gpus(run: Run, pool: _GpuPool, reserved: Collection[str]) -> tuple
         uuids = tuple(gpu.uuid for gpu in pool.gpus if gpu.uuid in chosen)
         return Start(run, uuids, tuple(f"{name} {reason}" for name, reason in lost)), chosen
     needed = spec_of(run).gpus.memory_bytes or 0
-    large_enough = [gpu for gpu in candidates if gpu.total_bytes is None or gpu.total_bytes >= needed]
-    in_service = sum(not gpu.out_of_service for gpu in large_enough)
-    reason = _wait_reason(candidates, blocks, wanted)
-    if in_service >= wanted:
-        return Wait(run, reason), {gpu.uuid for gpu in large_enough}
+    large = [gpu for gpu in candidates if gpu.total_bytes is None or gpu.total_bytes >= needed]
+    in_service = sum(not gpu.out_of_service for gpu in large)
     is_short = is_recovering(run) and any(gpu.out_of_service for gpu in held)
-    return Wait(run, reason, in_service if is_short else None), set()
-
-
-def _without_deadlock(outcomes: list[Start | Wait], pool: _GpuPool) -> list[Start | Wait]:
-    """Let one of the deadlocked runs start if it can, with GPUs that the others lease."""
-    deadlocked = _deadlocked(outcomes, pool)
-    started = {uuid for each in outcomes if isinstance(each, Start) for uuid in each.uuids}
-    for run in deadlocked:
-        others = {other.run_id for other in deadlocked} - {run.run_id}
-        released = [
-            replace(gpu, holders=tuple(holder for holder in gpu.holders if holder not in others)) for gpu in pool.gpus
-        ]
-        start, _ = _place_on_gpus(run, replace(pool, gpus=released), started)
-        if isinstance(start, Start):
-            leases = tuple(
-                (holder, gpu.uuid)
-                for gpu in pool.gpus
-                for holder in gpu.holders
-                if gpu.uuid in start.uuids and holder in others
-            )
-            start = replace(start, taken_from=leases)
-            return [start if outcome.run is run else outcome for outcome in outcomes]
-    return outcomes
-
-
-def _deadlocked(outcomes: Sequence[Start | Wait], pool: _GpuPool) -> list[Run]:
-    """Recovering runs that would wait forever if each kept its leases: the GPUs in service that
-    none of them leases do not suffice, even when all are free."""
-    waiting = [each.run for each in outcomes if isinstance(each, Wait)]
-    deadlocked = [run for run in waiting if is_recovering(run) and pool.held_by(run)]
-
-    def could_ever_start(run: Run) -> bool:
-        others = {other.run_id for other in deadlocked} - {run.run_id}
-        available = [gpu for gpu in pool.candidates(run) if run.run_id in gpu.holders or others.isdisjoint(gpu.holders)]
-        return sum(not gpu.out_of_service for gpu in available) >= gpus_wanted(run)
-
-    # A run that can get enough GPUs ends at some time and releases its leases, which may free
-    # others.
-    while satisfiable := [run for run in deadlocked if could_ever_start(run)]:
-        deadlocked = [run for run in deadlocked if run not in satisfiable]
-    return deadlocked
+    reason = _wait_reason(candidates, blocks, wanted)
+    waits = {gpu.uuid for gpu in large} if in_service >= wanted else set()
+    return Wait(run, reason, in_service if is_short else None), waits
 
 
 def _wait_reason(candidates: Sequence[GpuAvailability], blocks: Mapping[str, str | None], wanted: int) -> str:

@@ -106,21 +106,26 @@ def test_a_run_that_may_not_go_on_with_fewer_stops_and_says_why(
     assert repository.leases(connection) == {}
 
 
-def test_a_lease_that_another_run_gets_ends_with_the_attempt_that_has_it(
+def test_of_runs_that_wait_for_a_gpu_of_each_other_the_first_starts(
     workspace: Workspace, connection: sqlite3.Connection
 ) -> None:
     bench = Bench(connection, workspace, "standard", None)
-    other = replace(spec_of(bench.run()), name="b", gpus=GpuRequest(2))
-    add_run(connection, "b-1", *RECOVERED, spec=other)
-    with transaction(connection):
-        repository.set_next_attempt(connection, "b-1", params={}, resume_from=None, not_before=NOW)
-        repository.release_leases(connection, "a-1", keep=UUIDS[:3])
-        repository.take_leases(connection, "b-1", UUIDS[3:], NOW)
-    bench.see(*UUIDS)
-    bench.admission.turn()
-    assert [record.run_id for record in bench.started] == ["a-1"]
-    assert repository.leases(connection) == dict.fromkeys(UUIDS, (("a-1",), None))
-    assert connection.execute("SELECT run_id FROM events WHERE kind = 'gpus_replaced'").fetchall() == [("b-1",)]
+    for run_id, held in (("a-1", ("GPU-0", "GPU-2")), ("b-1", ("GPU-1", "GPU-3"))):
+        spec = replace(spec_of(bench.run()), gpus=GpuRequest(2), nproc=2)
+        if run_id == "b-1":
+            add_run(connection, run_id, *RECOVERED, spec=spec, workspace=workspace)
+        with transaction(connection):
+            repository.release_leases(connection, run_id)
+            repository.set_next_attempt(connection, run_id, params=spec.params, resume_from=None, not_before=NOW)
+            repository.set_gpu_count(connection, run_id, 2)
+            repository.take_leases(connection, run_id, held, NOW)
+    bench.see(*UUIDS[:2])
+    for seconds in (0, MISSING_SECONDS, 1):
+        assert bench.started == []
+        bench.turn(seconds)
+    (attempt,) = bench.started
+    assert attempt.run_id == "a-1" and attempt.gpus == UUIDS[:2]
+    assert connection.execute("SELECT count(*) FROM events WHERE kind = 'gpus_replaced'").fetchone() == (2,)
 
 
 GIB = 1 << 30

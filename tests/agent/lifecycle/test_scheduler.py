@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gputui.agent.lifecycle.scheduler import CpuRoom, GpuAvailability, Start, Wait, schedule
+from gputui.agent.lifecycle.scheduler import GpuAvailability, Start, Wait, schedule
 from gputui.runs.spec import GpuRequest, RunSpec, spec_of
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run
@@ -51,7 +51,7 @@ def test_a_run_without_gpus_starts_at_once() -> None:
 
 
 def test_runs_without_gpus_start_while_there_is_room_for_their_ranks() -> None:
-    outcomes = schedule([run(f"r{i}") for i in range(1000)], gpus(1), cpu=CpuRoom(16, running=4))
+    outcomes = schedule([run(f"r{i}") for i in range(1000)], gpus(1), cpu_limit=16, cpu_running=4)
     assert [isinstance(outcome, Start) for outcome in outcomes] == [True] * 12 + [False] * 988
     assert isinstance(outcomes[-1], Wait) and mentions(outcomes[-1].reason, "16 ranks")
 
@@ -103,25 +103,14 @@ def test_a_paused_queue_starts_nothing_but_what_goes_on_after_an_incident() -> N
     assert outcomes[2] == Start(recovering, ("g0",))
 
 
-def deadlock(*more: GpuAvailability) -> list[GpuAvailability]:
-    """Each of two runs leases a healthy GPU and one that is gone."""
-    return [
-        GpuAvailability("g0", 0, ("a",)),
-        GpuAvailability("g1", 1, ("b",)),
-        *more,
-        missing("g2", "a"),
-        missing("g3", "b"),
+def test_a_recovering_run_whose_other_gpus_are_leased_says_how_many_are_in_service() -> None:
+    gone = [
+        GpuAvailability(uuid, None, (holder,), "is missing: x", out_of_service=True)
+        for uuid, holder in (("g2", "a"), ("g3", "b"))
     ]
-
-
-def test_of_runs_that_wait_for_a_gpu_of_each_other_the_first_starts() -> None:
-    first, second = schedule([run("a", 2, not_before=5.0), run("b", 2, not_before=6.0)], deadlock())
-    assert isinstance(first, Start) and (first.uuids, first.taken_from) == (("g0", "g1"), (("b", "g1"),))
-    assert isinstance(second, Wait)
-
-
-def missing(uuid: str, holder: str) -> GpuAvailability:
-    return GpuAvailability(uuid, None, (holder,), "is missing: the driver does not list it", out_of_service=True)
+    machine = [GpuAvailability("g0", 0, ("a",)), GpuAvailability("g1", 1, ("b",)), *gone]
+    outcomes = schedule([run("a", 2, not_before=5.0), run("b", 2, not_before=6.0)], machine)
+    assert [outcome.in_service for outcome in outcomes if isinstance(outcome, Wait)] == [2, 2]
 
 
 @pytest.mark.parametrize("blocked_by", ["is lost", "is in quarantine (x)", "is used by bob (pid 7)"])
