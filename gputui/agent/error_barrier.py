@@ -28,12 +28,7 @@ LONG_TURN_SECONDS = 0.05
 _LOGGED_SECONDS = 60.0
 
 # Errors of single rows. Any other sqlite3.Error concerns the whole database.
-_ROW_ERRORS = (
-    sqlite3.IntegrityError,
-    sqlite3.DataError,
-    sqlite3.InterfaceError,
-    sqlite3.ProgrammingError,
-)
+_ROW_ERRORS = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.InterfaceError, sqlite3.ProgrammingError)
 
 
 @dataclass(slots=True)

@@ -92,10 +92,7 @@ class Agent:
         self.stopping = False
         self.replaced = False
         connection = self._open_store()
-        self._own = {
-            workspace.database: workspace.database.stat(),
-            workspace.agent_lock: os.fstat(lock.descriptor),
-        }
+        self._own = {workspace.database: workspace.database.stat(), workspace.agent_lock: os.fstat(lock.descriptor)}
         self.selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         interval = options.interval_seconds

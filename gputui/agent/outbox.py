@@ -46,10 +46,7 @@ def run_command(notice: NoticeTarget, message: Mapping[str, Any], seconds: float
     """
     command = [*notice.command, str(message["text"])]
     # Files in memory, because a pipe stays open while a background process holds it.
-    with (
-        os.fdopen(os.memfd_create("message"), "w+b") as text,
-        os.fdopen(os.memfd_create("errors"), "w+b") as errors,
-    ):
+    with os.fdopen(os.memfd_create("message"), "w+b") as text, os.fdopen(os.memfd_create("errors"), "w+b") as errors:
         text.write(json.dumps(message).encode())
         text.seek(0)
         process = subprocess.Popen(
@@ -74,10 +71,7 @@ def post(notice: NoticeTarget, message: Mapping[str, Any], seconds: float = WEBH
     import urllib.request
 
     request = urllib.request.Request(  # noqa: S310 - the policy allows http and https only
-        str(notice.webhook),
-        json.dumps(message).encode(),
-        {"Content-Type": "application/json"},
-        method="POST",
+        str(notice.webhook), json.dumps(message).encode(), {"Content-Type": "application/json"}, method="POST"
     )
     with urllib.request.urlopen(request, timeout=seconds) as answer:  # noqa: S310
         answer.read(1)
@@ -202,13 +196,7 @@ class AlertDelivery:
     owed_at: deque[float] = field(default_factory=deque)
     left_out: int = 0
 
-    def owe(
-        self,
-        connection: sqlite3.Connection,
-        delivery: Delivery | None,
-        alert: AlertView,
-        now: float,
-    ) -> None:
+    def owe(self, connection: sqlite3.Connection, delivery: Delivery | None, alert: AlertView, now: float) -> None:
         """Queue the messages about an alert that was raised or cleared; ``now`` is UTC unix
         seconds. Works inside the caller's transaction."""
         if delivery is None:

@@ -111,10 +111,7 @@ def _take_over(workspace: Workspace) -> AgentLock:
 
 
 def _run(
-    workspace: Workspace,
-    options: AgentOptions,
-    lock: AgentLock,
-    on_second: Callable[[Agent], None] | None,
+    workspace: Workspace, options: AgentOptions, lock: AgentLock, on_second: Callable[[Agent], None] | None
 ) -> int:
     workspace.agent_stopped.unlink(missing_ok=True)
     raise_limits()

@@ -19,13 +19,7 @@ from msgspec.structs import replace
 
 from gputui.agent import housekeeping
 from gputui.agent.commands import handlers, study_commands
-from gputui.agent.commands.handlers import (
-    RefusedError,
-    UnansweredError,
-    answer,
-    find_run,
-    refuse_id_as_name,
-)
+from gputui.agent.commands.handlers import RefusedError, UnansweredError, answer, find_run, refuse_id_as_name
 from gputui.agent.error_barrier import roll_back
 from gputui.agent.lifecycle.active_run import Adopting
 from gputui.agent.lifecycle.checkpoint_survey import attempts_to_resume, search_now
@@ -168,12 +162,7 @@ def run(supervisor: Supervisor, command: PendingCommand) -> None:
 
 
 def enter_run(
-    supervisor: Supervisor,
-    command: PendingCommand,
-    spec: RunSpec,
-    run_id: str,
-    sequence: int,
-    name: str,
+    supervisor: Supervisor, command: PendingCommand, spec: RunSpec, run_id: str, sequence: int, name: str
 ) -> None:
     """Insert the rows of a new run, and answer. Raises sqlite3.Error with nothing changed."""
     context, trial = supervisor.context, spec.trial or 0
@@ -234,12 +223,7 @@ def stop(supervisor: Supervisor, command: PendingCommand) -> None:
 
 
 def _stop(
-    supervisor: Supervisor,
-    command: PendingCommand,
-    target: Run,
-    intent: str,
-    at_once: bool,
-    reason: str | None = None,
+    supervisor: Supervisor, command: PendingCommand, target: Run, intent: str, at_once: bool, reason: str | None = None
 ) -> None:
     """Ask a run to end, unless this agent cannot signal it, and answer. Raises RefusedError."""
     live = supervisor.runs.attempt(target.run_id)

@@ -11,13 +11,7 @@ from gputui.core.redaction import redact_text
 from gputui.core.text import clean
 from gputui.recovery.watch.engine import MAX_SECONDS
 from gputui.recovery.watch.rules import RULES
-from gputui.runs.labels import (
-    LabelError,
-    checked_labels,
-    checked_tag,
-    store_labels,
-    write_labels,
-)
+from gputui.runs.labels import LabelError, checked_labels, checked_tag, store_labels, write_labels
 from gputui.runs.repository import transaction
 from gputui.store import alerts, commands, queue
 from gputui.store.alerts import ANY_SUBJECT, AlertView

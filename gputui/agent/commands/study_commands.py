@@ -19,15 +19,7 @@ from gputui.runs.repository import transaction
 from gputui.runs.submission import read_ticket
 from gputui.store.commands import PendingCommand, WithdrawnError
 from gputui.store.runs import get_run
-from gputui.store.studies import (
-    StudyRecord,
-    StudyState,
-    TrialRecord,
-    TrialState,
-    Wish,
-    get_study,
-    read_trials,
-)
+from gputui.store.studies import StudyRecord, StudyState, TrialRecord, TrialState, Wish, get_study, read_trials
 from gputui.studies import rows
 from gputui.studies.analysis import best_trial
 from gputui.studies.spec import StudySpec, study_spec
@@ -82,8 +74,7 @@ def resume(supervisor: Supervisor, command: PendingCommand) -> None:
         if study.state is StudyState.STOPPED:
             rows.enqueue_stopped(connection, study_id)
         connection.execute(
-            "UPDATE trials SET starts = 0 WHERE study_id = ? AND state = 'launching' AND run_id IS NULL",
-            (study_id,),
+            "UPDATE trials SET starts = 0 WHERE study_id = ? AND state = 'launching' AND run_id IS NULL", (study_id,)
         )
         _move(supervisor, command, study, StudyState.RUNNING, "resumed")
 
@@ -228,26 +219,14 @@ def _reopen(supervisor: Supervisor, command: PendingCommand, study: StudyRecord,
     return StudyState.RUNNING
 
 
-def _move(
-    supervisor: Supervisor,
-    command: PendingCommand,
-    study: StudyRecord,
-    target: StudyState,
-    does: str,
-) -> None:
+def _move(supervisor: Supervisor, command: PendingCommand, study: StudyRecord, target: StudyState, does: str) -> None:
     """Move a study and answer, in the transaction that read it."""
     if study.state is not target:
         _change(supervisor, command, study, target, does)
     answer(supervisor, command, {"id": study.study_id, "state": target})
 
 
-def _change(
-    supervisor: Supervisor,
-    command: PendingCommand,
-    study: StudyRecord,
-    target: StudyState,
-    does: str,
-) -> None:
+def _change(supervisor: Supervisor, command: PendingCommand, study: StudyRecord, target: StudyState, does: str) -> None:
     connection, now, actor = supervisor.context.connection, supervisor.context.now(), command.actor
     cause = f"{does} by {actor}"
     rows.move_study(connection, study, target, cause=cause, actor=actor, now=now)

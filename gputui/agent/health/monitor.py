@@ -19,13 +19,7 @@ from gputui.agent.context import AgentContext
 from gputui.agent.health.gpu_faults import lost_gpu
 from gputui.agent.health.incident_folder import incident_folder
 from gputui.agent.health.stack_dump import DEADLINE_SECONDS, StackDump
-from gputui.agent.health.watched import (
-    LINES_PER_LOOK,
-    StoredCourse,
-    WatchedAttempt,
-    read_history,
-    take_snapshot,
-)
+from gputui.agent.health.watched import LINES_PER_LOOK, StoredCourse, WatchedAttempt, read_history, take_snapshot
 from gputui.agent.lifecycle.active_run import LiveAttempt
 from gputui.agent.lifecycle.run_files import ResolvedRun, attempt_dir
 from gputui.core import units
@@ -38,12 +32,7 @@ from gputui.recovery.watch.silence import EARLY_LINES, silence
 from gputui.runs.process_readings import available_bytes
 from gputui.runs.processes import AttemptProcess, ProcessScan
 from gputui.runs.repository import transaction
-from gputui.store.metrics.watched import (
-    ObservationRow,
-    newest_lines,
-    observations,
-    put_observation,
-)
+from gputui.store.metrics.watched import ObservationRow, newest_lines, observations, put_observation
 from gputui.store.run_states import RunState
 from gputui.store.runs import get_run
 from gputui.store.series import GpuSample

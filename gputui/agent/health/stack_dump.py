@@ -50,11 +50,7 @@ class StackDump:
     """The dump of one hung attempt's processes, written to ``folder``."""
 
     def __init__(
-        self,
-        processes: Sequence[AttemptProcess],
-        attempt_dir: Path,
-        folder: Path,
-        redactor: Redactor,
+        self, processes: Sequence[AttemptProcess], attempt_dir: Path, folder: Path, redactor: Redactor
     ) -> None:
         self._processes = processes
         self._redactor = redactor
@@ -111,11 +107,7 @@ class StackDump:
             command = [program, "dump", "--nonblocking", "--full-filenames", "--pid", str(pid)]
             try:
                 done = subprocess.run(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    capture_output=True,
-                    timeout=seconds,
-                    check=False,
+                    command, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False
                 )
             except (OSError, subprocess.TimeoutExpired) as error:
                 yield f"{pid}: py-spy did not answer ({type(error).__name__})"

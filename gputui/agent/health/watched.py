@@ -83,11 +83,7 @@ class WatchedAttempt:
 
 
 def begin(
-    connection: sqlite3.Connection,
-    record: Attempt,
-    clock: float,
-    wall: float,
-    stored: StoredCourse | None = None,
+    connection: sqlite3.Connection, record: Attempt, clock: float, wall: float, stored: StoredCourse | None = None
 ) -> WatchedAttempt:
     """The state derived from stored lines, so that a new agent does not start from nothing."""
     run_id, number, pace = record.run_id, record.number, StepPace()
@@ -225,11 +221,7 @@ class SetupChecks:
             self.metrics_job = context.jobs.start(name, work, deadline_seconds=JOB_SECONDS)
 
     def _group(
-        self,
-        context: AgentContext,
-        watch: AttemptWatch,
-        spec: RunSpec,
-        processes: Callable[[], list[AttemptProcess]],
+        self, context: AgentContext, watch: AttemptWatch, spec: RunSpec, processes: Callable[[], list[AttemptProcess]]
     ) -> Iterator[Observation]:
         """Ranks that have made no process group although their script's text makes one. A member
         of a group has a connection to its store or to another rank; a rank with any connection

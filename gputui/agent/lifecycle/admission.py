@@ -17,13 +17,7 @@ from gputui.agent.lifecycle.ending import give_up
 from gputui.agent.lifecycle.gpus import GpuRelease, foreign_bytes, gpu_availability
 from gputui.agent.lifecycle.rebuild import catch_up
 from gputui.agent.lifecycle.run_files import policy_of
-from gputui.agent.lifecycle.scheduler import (
-    GpuAvailability,
-    Start,
-    Wait,
-    gpus_wanted,
-    schedule,
-)
+from gputui.agent.lifecycle.scheduler import GpuAvailability, Start, Wait, gpus_wanted, schedule
 from gputui.core.units import bytes_text
 from gputui.recovery.actions import go_on_with_fewer
 from gputui.recovery.effects import SkippedAction, apply_changes

@@ -134,13 +134,7 @@ def attempt_begins(connection: sqlite3.Connection, run: Run, number: int, folder
 
 
 def attempt_ended(
-    connection: sqlite3.Connection,
-    search: CheckpointSearch,
-    rows: Rows,
-    own: Path,
-    *,
-    is_seen: bool,
-    now: float,
+    connection: sqlite3.Connection, search: CheckpointSearch, rows: Rows, own: Path, *, is_seen: bool, now: float
 ) -> None:
     """Store the ledger at the end of an attempt, whose folder is ``own``, in the caller's
     transaction. Unless its checkpoints were seen, the next scan finds what it left."""

@@ -83,12 +83,7 @@ class _End:
     attempt: Attempt
 
     def note(
-        self,
-        kind: EventKind,
-        text: str,
-        severity: Severity = "info",
-        key: str | None = None,
-        at: float | None = None,
+        self, kind: EventKind, text: str, severity: Severity = "info", key: str | None = None, at: float | None = None
     ) -> None:
         """Add an event of the attempt."""
         run_id, number = self.attempt.run_id, self.attempt.number
@@ -297,12 +292,7 @@ def _close(end: _End, state: str, record: Mapping[str, Any], plan: RecoveryPlan 
     """Write the end of the attempt and of its checkpoints, in the caller's transaction."""
     connection, attempt, task, findings = end.context.connection, end.attempt, end.task, end.findings
     repository.end_attempt(
-        connection,
-        attempt.run_id,
-        attempt.number,
-        state=state,
-        ended_at=task.ended_at,
-        exit_record=record or None,
+        connection, attempt.run_id, attempt.number, state=state, ended_at=task.ended_at, exit_record=record or None
     )
     search, choice, missed = task.checkpoints, findings.checkpoints, findings.unmatched
     if search is None or choice is None:
@@ -410,13 +400,7 @@ def give_up(context: AgentContext, run: Run, reason: str) -> None:
 
 
 def add_notices(
-    context: AgentContext,
-    notice: NoticeTarget | None,
-    run: Run,
-    kind: str,
-    summary: str,
-    reason: str,
-    retries: bool,
+    context: AgentContext, notice: NoticeTarget | None, run: Run, kind: str, summary: str, reason: str, retries: bool
 ) -> None:
     """Store a notification to send, in the transaction of its event."""
     if notice is None:

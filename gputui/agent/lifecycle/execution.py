@@ -13,15 +13,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from gputui.agent.context import AgentContext
-from gputui.agent.lifecycle.active_run import (
-    Adopting,
-    LiveAttempt,
-    Phase,
-    Postmortem,
-    Running,
-    Starting,
-    Sweeping,
-)
+from gputui.agent.lifecycle.active_run import Adopting, LiveAttempt, Phase, Postmortem, Running, Starting, Sweeping
 from gputui.agent.lifecycle.postmortem import begin_postmortem, evidence_to_read
 from gputui.agent.lifecycle.run_files import attempt_dir, read_record, resolved_run
 from gputui.metrics.batch import IngestReport

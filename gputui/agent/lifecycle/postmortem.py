@@ -15,22 +15,10 @@ from gputui.agent.context import AgentContext
 from gputui.agent.health.gpu_faults import hardware_evidence
 from gputui.agent.jobs import JobTimeoutError
 from gputui.agent.lifecycle import checkpoint_survey
-from gputui.agent.lifecycle.active_run import (
-    ActiveRun,
-    Postmortem,
-    PostmortemResult,
-    PostmortemTask,
-    Sweeping,
-)
+from gputui.agent.lifecycle.active_run import ActiveRun, Postmortem, PostmortemResult, PostmortemTask, Sweeping
 from gputui.agent.lifecycle.run_files import ResolvedRun, attempt_dir
 from gputui.recovery.checkpoints.ledger import NUMERIC_INCIDENTS, attempt_ended, candidates
-from gputui.recovery.checkpoints.search import (
-    CheckpointChoice,
-    CheckpointSearch,
-    choose,
-    trouble_of,
-    unmatched,
-)
+from gputui.recovery.checkpoints.search import CheckpointChoice, CheckpointSearch, choose, trouble_of, unmatched
 from gputui.recovery.classify import Incident, classify, outcome
 from gputui.recovery.evidence import Evidence, ExitRecord, ObservedCause, collect
 from gputui.runs import repository

@@ -258,11 +258,7 @@ class ReadinessChecks:
             write(connection, check.search, choice.rows)
             if best is not None:
                 repository.set_next_attempt(
-                    connection,
-                    run.run_id,
-                    params=run.params,
-                    resume_from=str(best),
-                    not_before=run.not_before,
+                    connection, run.run_id, params=run.params, resume_from=str(best), not_before=run.not_before
                 )
                 text, key = f"{changed}; continuing from {best.name}", check.path
                 note = partial(self.context.note, "checkpoint_replaced", text, run.run_id)
