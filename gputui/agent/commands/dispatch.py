@@ -27,7 +27,6 @@ from gputui.agent.lifecycle.checkpoint_survey import write as write_ledger
 from gputui.agent.lifecycle.rebuild import catch_up
 from gputui.agent.lifecycle.run_files import open_metrics
 from gputui.agent.lifecycle.supervisor import Supervisor
-from gputui.agent.lock import why_unwritable
 from gputui.core.config import PRIVATE_DIR_MODE
 from gputui.core.redaction import REDACTED, redact_params
 from gputui.core.units import bytes_text
@@ -40,7 +39,7 @@ from gputui.recovery.checkpoints.search import (
 )
 from gputui.runs import repository
 from gputui.runs.command import checkpoint_directory
-from gputui.runs.identity import is_elsewhere, is_gone
+from gputui.runs.identity import is_gone
 from gputui.runs.redaction import redact_spec
 from gputui.runs.repository import transaction
 from gputui.runs.spec import RunSpec, Scalar, SpecError, spec_of
@@ -57,8 +56,6 @@ log = logging.getLogger(__name__)
 
 # Hundreds of gigabytes of checkpoints are read in minutes; a file system that hangs never answers.
 SEARCH_SECONDS = 900.0
-# A disk may be full for a moment.
-WRITES_TRIED = 3
 
 
 def answer_all(supervisor: Supervisor) -> int:
@@ -67,23 +64,18 @@ def answer_all(supervisor: Supervisor) -> int:
     waiting = commands.pending(supervisor.context.connection)
     answered = sum(_answer_one(supervisor, command) for command in waiting)
     pending = {command.command_id for command in waiting}
-    for kept in (supervisor.searches, supervisor.failed_writes):
-        for key in kept.keys() - pending:
-            del kept[key]
+    for key in supervisor.searches.keys() - pending:
+        del supervisor.searches[key]
     return answered
 
 
 def _answer_one(supervisor: Supervisor, command: PendingCommand) -> bool:
     """Handle a command; return whether it was answered. If its changes cannot be written, it is
-    tried a few times and then refused, so that it is not carried out long after the client gave
-    up."""
+    tried again, until its client ends or withdraws it."""
     number, verb, connection = command.command_id, command.verb, supervisor.context.connection
-    failures = supervisor.failed_writes.get(number, 0)
     refusal = None
     try:
         try:
-            if failures >= WRITES_TRIED:
-                raise RefusedError(f"the database cannot be written; {why_unwritable()}")
             if is_gone(command.args.get("asker")):
                 raise RefusedError("the client ended before the command was carried out")
             handler = HANDLERS.get(verb)
@@ -111,9 +103,6 @@ def _answer_one(supervisor: Supervisor, command: PendingCommand) -> bool:
         return False
     except sqlite3.OperationalError as error:
         roll_back(connection)
-        supervisor.failed_writes[number] = failures + 1
-        if not failures:
-            log.warning("command %d (%s) cannot be written: %s", number, verb, error)
         if is_locked(error):
             raise
         return False
@@ -187,27 +176,18 @@ def enter_run(
 
 def refuse_impossible_gpus(supervisor: Supervisor, spec: RunSpec) -> None:
     """Refuse a request for GPUs that this machine can never satisfy. Raises RefusedError."""
-    wanted, needed = len(spec.gpus.uuids) or spec.gpus.count, spec.gpus.memory_bytes or 0
-    inventory = supervisor.context.recorder.inventory
+    named, needed = spec.gpus.uuids, spec.gpus.memory_bytes or 0
+    wanted, inventory = len(named) or spec.gpus.count, supervisor.context.recorder.inventory
     is_here = supervisor.context.executors.of(spec.target).places_gpus
     if not wanted or inventory is None or not is_here:
         return
-    gpus = {gpu.uuid: gpu for gpu in inventory.gpus}
-    missing = [uuid for uuid in spec.gpus.uuids if uuid not in gpus]
-    if missing:
-        raise RefusedError(f"there is no GPU {missing[0]} here; gputui gpus lists them")
-    if wanted > len(gpus):
-        have = inventory.problem or "this machine has none"
-        have = f"this machine has {len(gpus)}" if gpus else have
+    gpus = [gpu for gpu in inventory.gpus if not named or gpu.uuid in named]
+    large = [gpu for gpu in gpus if (gpu.memory_total_bytes or needed) >= needed]
+    if wanted > len(large):
         asked = f"{wanted} GPU{'s' if wanted > 1 else ''}"
+        asked += f" with {bytes_text(needed)}" if needed else ""
+        have = inventory.problem or f"this machine has {len(large)} such; gputui gpus lists all"
         raise RefusedError(f"the run asks for {asked}: {have}; choose with --gpus")
-    sizes = [gpus[uuid].memory_total_bytes for uuid in spec.gpus.uuids or gpus]
-    large = sum(size is None or size >= needed for size in sizes)
-    if wanted > large:
-        asked = f"{'a GPU' if wanted == 1 else f'{wanted} GPUs'} with {bytes_text(needed)}"
-        most = bytes_text(max((size or 0 for size in sizes), default=0))
-        have = f"{large} of {len(sizes)} here are so large, and the largest has {most}"
-        raise RefusedError(f"the run asks for {asked}: {have}; see gpus: of the profile")
 
 
 # --- stop, restart, resume ----------------------------------------------------------------------
@@ -225,12 +205,7 @@ def stop(supervisor: Supervisor, command: PendingCommand) -> None:
 def _stop(
     supervisor: Supervisor, command: PendingCommand, target: Run, intent: str, at_once: bool, reason: str | None = None
 ) -> None:
-    """Ask a run to end, unless this agent cannot signal it, and answer. Raises RefusedError."""
-    live = supervisor.runs.attempt(target.run_id)
-    process = None if live is None else live.executor.identity
-    if process is not None and is_elsewhere(process):
-        where = "runs in another PID namespace, as in a container"
-        raise RefusedError(f"{target.run_id} {where}; kill -TERM {process.pid} there stops it")
+    """Ask a run to end, and answer."""
     supervisor.stop(
         target,
         intent=intent,

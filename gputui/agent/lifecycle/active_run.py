@@ -33,14 +33,12 @@ UNKILLABLE_SECONDS = 30.0
 
 
 class CheckpointScan(NamedTuple):
-    """Result of a scan at a time (UTC unix seconds); ``claim`` locks the folder, ``intruder`` says
-    who shares it."""
+    """Result of a scan at a time (UTC unix seconds); ``claim`` locks the folder."""
 
     folder: str
     rows: Rows
     at: float
     claim: int | None
-    intruder: str | None
 
 
 @dataclass(slots=True)
@@ -169,12 +167,10 @@ class Postmortem:
 
 class Readiness(NamedTuple):
     """Result of a scan before an attempt: the ledger with what lies there, and, if the chosen
-    checkpoint is not there any more, the choice of another one. ``intruder`` is why the folder
-    must not be written to."""
+    checkpoint is not there any more, the choice of another one."""
 
     rows: Rows
     choice: CheckpointChoice | None = None
-    intruder: str | None = None
 
 
 class ReadinessCheck(NamedTuple):

@@ -207,41 +207,33 @@ def attempts_to_resume(connection: sqlite3.Connection, workspace: Workspace, run
 # --- scans --------------------------------------------------------------------------------------
 
 
-class HeldByOtherHomeError(Exception):
-    """Attempts of another home write into the folder."""
-
-
 def claim(folder: Path, home: Path) -> int | None:
     """Lock a folder outside of the home until the descriptor is closed; None if it need not or
-    cannot be locked. Raises HeldByOtherHomeError."""
+    cannot be locked. Raises OSError if attempts of another home write there."""
     if not folder.is_dir() or folder.is_relative_to(home):
         return None
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-    with suppress(OSError):
+    try:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         descriptor = os.open(folder / CLAIM_FILE, flags, PRIVATE_FILE_MODE)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.truncate(descriptor, 0)
-            os.pwrite(descriptor, os.fsencode(home), 0)
-            return descriptor
-        except OSError as error:
-            holder = os.fsdecode(os.pread(descriptor, 4096, 0))
-            os.close(descriptor)
-            if isinstance(error, BlockingIOError) and holder not in ("", os.fsdecode(home)):
-                text = f"{TWO_HOMES}: {folder} is also of {holder}"
-                raise HeldByOtherHomeError(text) from None
-    return None
+    except OSError:
+        return None  # nobody can write here, or another user does
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.truncate(descriptor, 0)
+        os.pwrite(descriptor, os.fsencode(home), 0)
+    except OSError:
+        holder = os.fsdecode(os.pread(descriptor, 4096, 0))
+        os.close(descriptor)
+        if holder not in ("", str(home)):
+            raise OSError(f"{TWO_HOMES}: {holder} does too") from None
+        return None
+    return descriptor
 
 
 def scan(search: CheckpointSearch, now: float) -> CheckpointScan:
     """Scan the folder of an attempt at ``now`` (UTC unix seconds). Raises what `surveyed` raises."""
-    descriptor = None
-    try:
-        descriptor = claim(search.real_folder, search.home)
-    except HeldByOtherHomeError as error:
-        search = replace(search, intruder=str(error))
-    rows = surveyed(search, lambda: now)
-    return CheckpointScan(str(search.real_folder), rows, now, descriptor, search.intruder)
+    descriptor = claim(search.real_folder, search.home)
+    return CheckpointScan(str(search.real_folder), surveyed(search, lambda: now), now, descriptor)
 
 
 @dataclass(slots=True)
@@ -291,22 +283,16 @@ class CheckpointSurveys:
         try:
             seen = job.result()
         except Exception as error:
-            text = f"its checkpoints cannot be looked for in {search.folder}: {error}"
-            self._report(watch, search, "checkpoints_unreadable", text)
+            if not watch.is_reported:
+                watch.is_reported = True
+                text = f"its checkpoints cannot be looked for in {search.folder}: {error}"
+                note, key = self.context.note, str(search.folder)
+                kind: EventKind = "checkpoints_unreadable"
+                note(kind, text, search.run_id, key=key, severity="warning")
             return
-        watch.folder = seen.folder
+        watch.is_reported, watch.folder = False, seen.folder
         if seen.claim is not None:
             self.claims[seen.folder] = seen.claim
-        if seen.intruder is None:
-            watch.is_reported = False
-        else:
-            self._report(watch, search, "checkpoints_shared", seen.intruder)
         with transaction(self.context.connection) as connection:
             checkpoints.note_scan(connection, search.run_id, number, seen.folder, seen.at)
             write(connection, search, seen.rows)
-
-    def _report(self, watch: CheckpointWatch, search: CheckpointSearch, kind: EventKind, text: str) -> None:
-        if not watch.is_reported:
-            watch.is_reported = True
-            key = str(search.folder)
-            self.context.note(kind, text, search.run_id, key=key, severity="warning")

@@ -74,8 +74,6 @@ class Supervisor:
     unstepped: list[str] = field(default_factory=list)
     # Searches for checkpoints, by the id of the command that waits for the result.
     searches: dict[int, tuple[CheckpointSearch, Job[CheckpointChoice]]] = field(default_factory=dict)
-    # Number of failed writes by command id.
-    failed_writes: dict[int, int] = field(default_factory=dict)
     parts: Parts = field(init=False)
     release: GpuRelease = field(init=False)
     health: HealthMonitor = field(init=False)

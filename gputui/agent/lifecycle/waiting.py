@@ -20,7 +20,7 @@ import msgspec
 from gputui.agent.context import AgentContext
 from gputui.agent.error_barrier import Parts
 from gputui.agent.lifecycle.active_run import ActiveRuns, Readiness, ReadinessCheck, Waiting
-from gputui.agent.lifecycle.checkpoint_survey import HeldByOtherHomeError, claim, search_now, write
+from gputui.agent.lifecycle.checkpoint_survey import claim, search_now, write
 from gputui.agent.lifecycle.ending import give_up
 from gputui.core import units
 from gputui.recovery.checkpoints.ledger import newest_first
@@ -240,9 +240,7 @@ class ReadinessChecks:
             reason = f"waits until {what} can be read: {error.strerror or error}"
             repository.set_waiting_for(context.connection, run.run_id, reason)
             return False
-        if ready.intruder is not None:
-            give_up(context, run, ready.intruder)
-        elif ready.choice is not None:
+        if ready.choice is not None:
             self._choose_again(run, check, ready.choice, waiting)
         else:
             with transaction(context.connection) as connection:
@@ -273,11 +271,8 @@ class ReadinessChecks:
 def readiness(search: CheckpointSearch, resume_from: str | None, wall: Callable[[], float] = time.time) -> Readiness:
     """Scan the folder before an attempt. Raises what `surveyed` raises, and OSError if the chosen
     checkpoint is gone and some cannot be read now."""
-    try:
-        if (held := claim(search.real_folder, search.home)) is not None:
-            os.close(held)
-    except HeldByOtherHomeError as error:
-        return Readiness(search.rows, intruder=str(error))
+    if (held := claim(search.real_folder, search.home)) is not None:
+        os.close(held)
     rows = surveyed(search, wall)
     chosen = next((row for row in newest_first(search.rows) if row.path == resume_from), None)
     if chosen is None or is_unchanged(chosen):

@@ -299,12 +299,13 @@ def test_two_homes_in_one_folder_are_told_apart_and_stopped(tmp_path: Path) -> N
         workspace.create()
         open_store(workspace.database).close()
         searches.append(CheckpointSearch(workspace.database, "a-1", shared, "*", (), ()))
-    first, again, other = (scan(search, BEGIN) for search in (searches[0], searches[0], searches[1]))
-    assert first.claim is not None and first.intruder is again.intruder is None
-    assert other.intruder is not None and other.intruder.startswith(TWO_HOMES)
+    first, again = scan(searches[0], BEGIN), scan(searches[0], BEGIN)
+    assert first.claim is not None and again.claim is None
+    with pytest.raises(OSError, match=TWO_HOMES):
+        scan(searches[1], BEGIN)
     os.close(first.claim)
     after = scan(searches[1], BEGIN)
-    assert after.intruder is None and after.claim is not None
+    assert after.claim is not None
     os.close(after.claim)
 
 
