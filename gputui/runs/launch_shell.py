@@ -6,13 +6,11 @@ It is stored in the private specification only, and applied to the command, neve
 from __future__ import annotations
 
 import errno
-import math
 import os
 import re
 import resource
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -51,29 +49,6 @@ class LaunchShell(Struct, frozen=True):
     affinity: tuple[int, ...] | None = None
     umask: int | None = None
 
-    @classmethod
-    def from_json(cls, data: Any) -> LaunchShell | None:
-        """A stored shell without its invalid values; None if nothing was stored."""
-        if not isinstance(data, Mapping):
-            return None
-        environment, limits, affinity = data.get("environment"), data.get("limits"), data.get("affinity")
-        return cls(
-            environment=_fitting(environment) if isinstance(environment, Mapping) else {},
-            limits={
-                name: (pair[0], pair[1])
-                for name, pair in (limits.items() if isinstance(limits, Mapping) else ())
-                if name in _LIMITS
-                and isinstance(pair, list | tuple)
-                and len(pair) == 2
-                and None not in [_within(limit, -1, (1 << 63) - 1) for limit in pair]
-            },
-            nice=_within(data.get("nice"), -20, 19),
-            affinity=tuple(cpu for cpu in affinity if _within(cpu, 0, _MAX_CPUS) is not None)
-            if isinstance(affinity, list | tuple)
-            else None,
-            umask=_within(data.get("umask"), 0, 0o777),
-        )
-
 
 def capture(environ: Mapping[str, str] | None = None) -> LaunchShell:
     """What this process inherited from its shell.
@@ -101,17 +76,8 @@ def passed_on(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables of a shell that a run inherits."""
     return {
         name: value
-        for name, value in _fitting(environ).items()
-        if not _OF_A_SESSION.fullmatch(name) and not _OF_ANOTHER_RUN.fullmatch(name)
-    }
-
-
-def _fitting(environ: Mapping[Any, Any]) -> dict[str, str]:
-    """The valid variables: no NUL in them, no "=" in the name."""
-    return {
-        name: value
         for name, value in environ.items()
-        if isinstance(name, str) and isinstance(value, str) and name and "=" not in name and "\0" not in name + value
+        if not _OF_A_SESSION.fullmatch(name) and not _OF_ANOTHER_RUN.fullmatch(name)
     }
 
 
@@ -122,7 +88,3 @@ def _umask() -> int | None:
         return next((int(line.split()[1], 8) for line in text.splitlines() if line.startswith("Umask:")), None)
     except (OSError, ValueError):
         return None
-
-
-def _within(value: Any, least: int, most: float = math.inf) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and least <= value <= most else None

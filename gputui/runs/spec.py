@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
 
 from gputui.runs.executors import EXECUTORS
 from gputui.runs.launch_shell import LaunchShell
@@ -150,8 +149,7 @@ class RunSpec(Struct, frozen=True):
     def from_json(cls, data: Mapping[str, Any]) -> RunSpec:
         """Read a stored specification. Raises SpecError naming the invalid part."""
         try:
-            spec = msgspec.convert({**data, "shell": None}, cls)
-            spec = replace(spec, shell=LaunchShell.from_json(data.get("shell")))
+            spec = msgspec.convert(data, cls)
         except (TypeError, ValueError) as error:
             raise SpecError(f"not a run specification: {error}") from error
         if spec.launcher not in LAUNCHERS or not spec.program:
