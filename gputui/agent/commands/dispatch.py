@@ -326,7 +326,7 @@ def requeue(
         repository.move(connection, target, RunState.QUEUED, cause=verb, actor=actor, now=now)
         text = f"{verb} by {actor} from {where}{f'; {skips}' if skips else ''}"
         context.note("requeued", text, run_id, key=verb)
-        done(supervisor, command, run_id, resume_from=resume_from, resume_step=step)
+        done(supervisor, command, run_id, resume_from=resume_from, resume_step=step, passed_over=skips or None)
     supervisor.needs_schedule = True
 
 

@@ -37,6 +37,8 @@ def act(session: Session, verb: str, wanted: str, as_json: bool, **args: Any) ->
     if verb in ("resume", "restart"):
         words += f"; gputui logs {run_id} -f follows it"
     say(words)
+    if result.get("passed_over"):
+        say(str(result["passed_over"]))
 
 
 @click.command("stop")

@@ -33,3 +33,8 @@ def test_resume_names_the_checkpoint_and_the_time_between_does_not_count(machine
     answer = machine.json("resume", run_id)
     assert answer["resume_from"].endswith(".pt") and answer["resume_step"] > saved
     machine.gputui("stop", run_id)
+    machine.wait_for(run_id, "stopped")
+    newest = max((machine.workspace.run_dir(run_id) / "checkpoints").glob("step_*.pt"))
+    newest.write_bytes(newest.read_bytes()[:-100])
+    assert newest.name in machine.json("resume", run_id)["passed_over"]
+    machine.gputui("stop", run_id)
