@@ -3,35 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Protocol
 
 from msgspec import Struct
 
+from gputui.store.series import GpuSample
+
 # States in which the values of a GPU are outdated.
 _GONE = ("lost", "error")
-
-
-class GpuValues(Protocol):
-    """The values that are totalled, of samples and of stored rows."""
-
-    @property
-    def uuid(self) -> str: ...
-    @property
-    def state(self) -> str: ...
-    @property
-    def utilization_percent(self) -> float | None: ...
-    @property
-    def memory_used_bytes(self) -> int | None: ...
-    @property
-    def memory_reserved_bytes(self) -> int | None: ...
-    @property
-    def memory_total_bytes(self) -> int | None: ...
-    @property
-    def temperature_celsius(self) -> float | None: ...
-    @property
-    def power_watts(self) -> float | None: ...
-    @property
-    def power_limit_watts(self) -> float | None: ...
 
 
 class GpuTotals(Struct, frozen=True):
@@ -52,7 +30,7 @@ class GpuTotals(Struct, frozen=True):
     hottest_celsius: float | None = None
 
 
-def totals(readings: Iterable[GpuValues], indices: Mapping[str, int]) -> GpuTotals:
+def totals(readings: Iterable[GpuSample], indices: Mapping[str, int]) -> GpuTotals:
     """The totals. ``indices`` maps a UUID to the index of the GPU. Of equally hot GPUs the lowest index wins. Lost and
     unreadable GPUs are only counted."""
     listed = list(readings)

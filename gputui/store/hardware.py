@@ -11,7 +11,7 @@ import json
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -20,10 +20,9 @@ from gputui.store import json_columns, rollups, samples, series
 from gputui.store.database import named_rows
 from gputui.store.rollups import GpuHistory, HostHistory
 from gputui.store.samples import sample_means
+from gputui.store.series import GpuSample, GpuState, HostSample
 
 Json = Any
-
-GpuViewState = Literal["ok", "stale", "lost", "error"]
 
 # A sample is stale after this many intervals, but not before this many seconds.
 STALE_AFTER_INTERVALS = 3.0
@@ -56,7 +55,7 @@ class ProcessView(Struct, frozen=True):
     sm_percent: float | None
 
 
-class GpuView(Struct, frozen=True):
+class GpuView(GpuSample, frozen=True, kw_only=True):
     """A GPU: its newest sample with its facts, slow values, processes and lease.
 
     ``state`` is ``stale`` if the newest sample is too old; ``age_seconds`` is its age. ``run_id`` leases the GPU, and
@@ -64,24 +63,10 @@ class GpuView(Struct, frozen=True):
     ``processes`` is None if the driver gave no list. ``event_text`` is the driver's newest event.
     """
 
-    uuid: str
     index: int
     name: str
-    state: GpuViewState
     at: float | None
     age_seconds: float | None
-    utilization_percent: float | None
-    memory_utilization_percent: float | None
-    memory_used_bytes: int | None
-    memory_reserved_bytes: int | None
-    memory_total_bytes: int | None
-    temperature_celsius: float | None
-    power_watts: float | None
-    power_limit_watts: float | None
-    sm_clock_mhz: int | None
-    memory_clock_mhz: int | None
-    performance_state: int | None
-    throttle_reasons: tuple[str, ...] | None
     facts: Mapping[str, Json]
     slow: Mapping[str, Json]
     processes: tuple[ProcessView, ...] | None
@@ -103,26 +88,6 @@ class GpuView(Struct, frozen=True):
     def run_ids(self) -> tuple[str, ...]:
         """All runs that lease it."""
         return () if self.run_id is None else (self.run_id, *(run_id for run_id, _ in self.shared_with))
-
-
-class HostView(Struct, frozen=True):
-    """The newest sample of the host; ``at`` is UTC unix seconds, rates are bytes per second."""
-
-    at: float
-    cpu_percent: float | None
-    cpu_count: int | None
-    load_1m: float | None
-    memory_used_bytes: int | None
-    memory_total_bytes: int | None
-    swap_used_bytes: int | None
-    disk_read_bytes_per_second: float | None
-    disk_write_bytes_per_second: float | None
-    disk_used_bytes: int | None
-    disk_total_bytes: int | None
-    shm_used_bytes: int | None
-    shm_total_bytes: int | None
-    network_received_bytes_per_second: float | None
-    network_sent_bytes_per_second: float | None
 
 
 class GpuEventView(Struct, frozen=True):
@@ -265,7 +230,7 @@ def _gpu_view(
     run_id, run_name = holders[0] if holders else (None, None)
     facts, processes = json_columns.mapping(row["facts"]), _processes(row["processes"])
     age = None if row["at"] is None else max(0.0, now - row["at"])
-    state: GpuViewState
+    state: GpuState
     if not row["present"] or row["state"] == "lost":
         state = "lost"
     elif age is None or age > stale_after:
@@ -398,18 +363,17 @@ def memory_temperature_history(
     return rollups.held(rollups.completed(connection, table, columns, since, until, row[0])[0])
 
 
-_HOST_COLUMNS = tuple(name for name in HostView.__struct_fields__ if name != "at")
+_HOST_COLUMNS = tuple(name for name in HostSample.__struct_fields__ if name != "at")
 
 
-def read_host(connection: sqlite3.Connection, at: float | None = None) -> HostView | None:
+def read_host(connection: sqlite3.Connection, at: float | None = None) -> HostSample | None:
     """The newest sample of the host; with ``at`` (UTC unix seconds), the newest at that time."""
     row = samples.newest(connection, series.HOST, series.HOST_ID, _HOST_COLUMNS, float("inf") if at is None else at)
     if row is not None or at is None:
-        return None if row is None else HostView(*row)
+        return None if row is None else HostSample(*row)
     columns = [kept.column for kept in rollups.HOST_KEPT]
     then = rollups.then(connection, columns, at, rollups.bounds(connection))
-    unknown: dict[str, Any] = dict.fromkeys(HostView.__struct_fields__)
-    return None if then is None else HostView(**unknown | then)
+    return None if then is None else HostSample(**then)
 
 
 def host_history(connection: sqlite3.Connection, since: float, until: float, buckets: int) -> HostHistory:

@@ -15,7 +15,8 @@ from msgspec import Struct
 HOST_ID = 0
 """The ``gpu_id`` of the host."""
 
-GpuState = Literal["ok", "lost", "error"]
+GpuState = Literal["ok", "stale", "lost", "error"]
+"""Only views know ``stale``: the newest sample is too old."""
 
 
 class GpuSample(Struct, frozen=True):

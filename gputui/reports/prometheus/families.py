@@ -12,8 +12,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from gputui.core.text import clean
 from gputui.reports.prometheus.moment import ScrapeMoment
-from gputui.store.hardware import GpuView, HostView, rank_among
+from gputui.store.hardware import GpuView, rank_among
 from gputui.store.runs import Run
+from gputui.store.series import HostSample
 from gputui.version import VERSION
 
 GpuValue = Callable[[GpuView], float | bool | None]
@@ -74,7 +75,7 @@ _GPU_COUNTERS: Sequence[tuple[str, str, GpuValue]] = (
     ("ecc_uncorrected", "Memory errors that could not be corrected.", _slow("ecc_uncorrected")),
 )
 
-_HOST_GAUGES: Sequence[tuple[str, str, Callable[[HostView], float | None]]] = (
+_HOST_GAUGES: Sequence[tuple[str, str, Callable[[HostSample], float | None]]] = (
     ("cpu_ratio", "Share of all cores that is busy.", lambda host: _percent(host.cpu_percent)),
     ("cpu_cores", "Cores.", lambda host: host.cpu_count),
     ("load_1m", "Load average over a minute.", lambda host: host.load_1m),

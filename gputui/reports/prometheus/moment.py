@@ -11,10 +11,11 @@ from msgspec import Struct
 from gputui.store import alerts
 from gputui.store.agent import AgentView, read_agent
 from gputui.store.alerts import AlertView
-from gputui.store.hardware import GpuView, HostView, quarantined, read_gpus, read_host
+from gputui.store.hardware import GpuView, quarantined, read_gpus, read_host
 from gputui.store.metrics import queries
 from gputui.store.metrics.queries import RankLine
 from gputui.store.runs import Run, read_runs
+from gputui.store.series import HostSample
 
 HOST_FRESH_SECONDS = 30.0
 """An older sample of the host is outdated."""
@@ -26,7 +27,7 @@ class ScrapeMoment(Struct, frozen=True):
     at: float
     agent: AgentView | None = None
     gpus: tuple[GpuView, ...] = ()
-    host: HostView | None = None
+    host: HostSample | None = None
     runs: tuple[Run, ...] = ()
     ranks: Mapping[str, tuple[RankLine, ...]] = msgspec.field(default_factory=dict)
     incidents: Mapping[tuple[str, str], int] = msgspec.field(default_factory=dict)

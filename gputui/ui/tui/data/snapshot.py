@@ -14,11 +14,12 @@ from gputui.store.agent import AgentView
 from gputui.store.alerts import AlertView
 from gputui.store.attempts import Attempt
 from gputui.store.events import EventView
-from gputui.store.hardware import GpuEventView, GpuView, HostView, Quarantined
+from gputui.store.hardware import GpuEventView, GpuView, Quarantined
 from gputui.store.queue import QueuePause
 from gputui.store.rollups import GpuHistory, HostHistory
 from gputui.store.run_history import DecisionView, IncidentView
 from gputui.store.runs import Run
+from gputui.store.series import HostSample
 
 if TYPE_CHECKING:
     # Imported when a page needs them.
@@ -343,7 +344,7 @@ class Snapshot(Struct, frozen=True):
     agent: AgentView | None = None
     gpus: tuple[GpuView, ...] = ()
     gpu_history: Mapping[str, GpuHistory] = msgspec.field(default_factory=dict)
-    host: HostView | None = None
+    host: HostSample | None = None
     host_history: HostHistory | None = None
     runs: tuple[RunRow, ...] = ()
     events: tuple[EventView, ...] = ()

@@ -12,7 +12,8 @@ from gputui.metrics.draw.envelope import Bin
 from gputui.metrics.draw.glyphs import sparkline
 from gputui.metrics.draw.parts import Curve, Line, XAxis, YAxis
 from gputui.metrics.draw.raster import Span
-from gputui.store.hardware import GpuView, HostView
+from gputui.store.hardware import GpuView
+from gputui.store.series import HostSample
 from gputui.ui.tui.data.snapshot import HISTORY_SECONDS, Snapshot, StudyRow
 from gputui.ui.tui.layout.columns import between, fit_line, fitting, wrap
 from gputui.ui.tui.layout.gpu_words import is_free
@@ -293,7 +294,7 @@ def host_line(snapshot: Snapshot, width: int) -> Line:
     return fitting([[part] for part in parts], width)
 
 
-def _traffic(host: HostView) -> list[str]:
+def _traffic(host: HostSample) -> list[str]:
     received = byte_rate(host.network_received_bytes_per_second)
     words = [
         f"  read {byte_rate(host.disk_read_bytes_per_second)}",
