@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 import msgspec
 from msgspec import Struct
 
+from gputui.store.series import GpuProcess as GpuProcess
 from gputui.store.series import GpuSample as GpuSample
 from gputui.store.series import GpuSlowSample as GpuSlowSample
 from gputui.store.series import GpuState as GpuState
@@ -42,19 +43,6 @@ class GpuFacts(Struct, frozen=True):
     on Ampere and later, except GA100)."""
     memory_is_unified: bool = False
     """Whether its memory is the host's: how much is in use says nothing about who uses the GPU."""
-
-
-class GpuProcess(Struct, frozen=True):
-    """A process that holds memory of a GPU. ``start_ticks`` ties the PID to this machine's procfs. It is None if the
-    PID is not visible here (another PID namespace), and such a PID is never signalled."""
-
-    pid: int
-    memory_bytes: int | None = None
-    kind: Literal["C", "G", "M"] = "C"
-    user: str | None = None
-    command: str | None = None
-    start_ticks: int | None = None
-    sm_percent: int | None = None
 
 
 # Messages of the sampler, one JSON object per line, tagged by `kind`.

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -20,7 +21,7 @@ from gputui.store import json_columns, rollups, samples, series
 from gputui.store.database import named_rows
 from gputui.store.rollups import GpuHistory, HostHistory
 from gputui.store.samples import sample_means
-from gputui.store.series import GpuSample, GpuState, HostSample
+from gputui.store.series import GpuProcess, GpuSample, GpuState, HostSample
 
 Json = Any
 
@@ -41,18 +42,11 @@ LOOK_BACK_SECONDS = 86_400.0
 SETS_READ = 500
 
 
-class ProcessView(Struct, frozen=True):
-    """A process with memory on a GPU. ``start_ticks`` is None if the PID is invisible."""
+class ProcessView(GpuProcess, frozen=True):
+    """A process with memory on a GPU, and the run that it belongs to."""
 
-    pid: int
-    user: str | None
-    command: str | None
-    memory_bytes: int | None
-    run_id: str | None
-    rank: int | None
-    kind: str | None
-    start_ticks: int | None
-    sm_percent: float | None
+    run_id: str | None = None
+    rank: int | None = None
 
 
 class GpuView(GpuSample, frozen=True, kw_only=True):
@@ -392,14 +386,10 @@ def _processes(text: str | None) -> tuple[ProcessView, ...] | None:
     """The processes of a GPU, None if the driver gave no list."""
     if text is None:
         return None
-    return tuple(
-        ProcessView(
-            entry["pid"], entry.get("user"), entry.get("command"), entry.get("memory_bytes"), entry.get("run_id"),
-            entry.get("rank"), entry.get("kind"), entry.get("start_ticks"), entry.get("sm_percent"),
-        )
-        for entry in json_columns.items(text)
-        if isinstance(entry, dict) and isinstance(entry.get("pid"), int)
-    )  # fmt: skip
+    try:
+        return msgspec.json.decode(text, type=tuple[ProcessView, ...])
+    except msgspec.MsgspecError:
+        return ()
 
 
 class Quarantined(Struct, frozen=True):

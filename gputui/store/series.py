@@ -62,6 +62,19 @@ class GpuSlowSample(Struct, frozen=True):
     decoder_percent: float | None = None
 
 
+class GpuProcess(Struct, frozen=True):
+    """A process that holds memory of a GPU. ``start_ticks`` ties the PID to this machine's procfs. It is None if the
+    PID is not visible here (another PID namespace), and such a PID is never signalled."""
+
+    pid: int
+    memory_bytes: int | None = None
+    kind: Literal["C", "G", "M"] = "C"
+    user: str | None = None
+    command: str | None = None
+    start_ticks: int | None = None
+    sm_percent: int | None = None
+
+
 class HostSample(Struct, frozen=True, tag="host", tag_field="kind"):
     """One tick of the host. Rates are means since the previous tick, and None in the first one."""
 
