@@ -25,7 +25,6 @@ from gputui.recovery.watch.numbers import (
 from gputui.recovery.watch.rules import Observation
 from gputui.recovery.watch.silence import (
     LONGEST_GAP_SECONDS,
-    Doing,
     GpuActivity,
     ProgressSilence,
     StepProgress,
@@ -44,10 +43,9 @@ MEMORY_SAMPLES = 1500
 POWER_SAMPLES = 200
 # Ranks that write lines have written some by then.
 LONE_RANK_LINES = 20
-# How long every check must find the ranks stuck, or `hang_after` if that is shorter.
-STUCK_SECONDS = 10.0
-# The same if a check during this silence found them at work, because work has pauses.
-STUCK_AFTER_WORK_SECONDS = 24.0
+# How long every check must find the ranks stuck, or `hang_after` if that is shorter; and the same
+# if a check during this silence found them at work, because work has pauses.
+STUCK_SECONDS, STUCK_AFTER_WORK_SECONDS = 10.0, 24.0
 
 
 @dataclass(slots=True)
@@ -68,39 +66,43 @@ class ProcessSnapshot:
     @property
     def held_bytes(self) -> int:
         """Private memory of all processes."""
-        groups = [*self.ranks.values(), self.others]
+        groups = (*self.ranks.values(), self.others)
         return sum(process.private_bytes or 0 for group in groups for process in group)
 
 
 @dataclass(slots=True)
 class AttemptWatch:
-    """The detectors of one attempt, and what they need to know of it."""
+    """The detectors of one attempt, and what they need to know of it.
+
+    Attributes:
+        progress_at: the last progress.
+        lines_at: when the newest line arrived at this agent.
+        step_lines, line_ranks: the lines with a step, and the ranks that they name; None for none.
+        stuck_since: since when every check found the attempt stuck.
+        worked: a check during this silence found it at work.
+        together_at: the last check that found several ranks at work.
+        was_open: a check during this silence found a connection to a program of another.
+        is_patient: an earlier attempt was ended for a hang: waiting ranks get all the time that
+            history explains.
+    """
 
     record: Attempt
     progress: StepProgress
-    # The last progress.
     progress_at: float
     metrics: MetricsCourse = field(default_factory=MetricsCourse)
     nonfinite: NonFinite = field(default_factory=NonFinite)
     spikes: tuple[Spike, Spike] = field(default_factory=lambda: (loss_spike(), gradient_spike()))
     straggler: Straggler = field(default_factory=Straggler)
     had_lines: bool = False
-    # When the newest line arrived at this agent.
     lines_at: float = -math.inf
-    # The lines with a step, and the ranks that they name; None for none.
     step_lines: int = 0
     line_ranks: set[int | None] = field(default_factory=set)
     size: int = 1
     last: ProcessSnapshot | None = None
-    # Since when every check found the attempt stuck.
     stuck_since: float | None = None
-    # Whether a check during this silence found it at work.
     worked: bool = False
-    # The last check that found several ranks at work.
     together_at: float = -math.inf
-    # Whether a check during this silence found a connection to a program that is not the attempt's.
     was_open: bool = False
-    # An earlier attempt was ended for a hang: waiting ranks get all the time that history explains.
     is_patient: bool = False
     memory: deque[MemorySample] = field(default_factory=lambda: deque(maxlen=MEMORY_SAMPLES))
     powers: dict[str, deque[float]] = field(default_factory=dict)
@@ -151,16 +153,15 @@ class AttemptWatch:
         (rank,) = self.line_ranks if len(self.line_ranks) == 1 else (None,)
         return rank or None if self.step_lines >= LONE_RANK_LINES else None
 
-    # --- silence ------------------------------------------------------------------------------------------------------
+    # --- silence ------------------------------------------------------------------------------
 
     def restart_silence(self, clock: float) -> None:
         """Measure the silence from now on, after progress or after a time when none could be
         seen."""
         self.progress_at = clock
         self.forget_looks()
-        self.worked = False
+        self.worked = self.was_open = False
         self.together_at = -math.inf
-        self.was_open = False
 
     def forget_looks(self) -> None:
         """Forget the last snapshot, with which a later one cannot be compared."""
@@ -169,18 +170,32 @@ class AttemptWatch:
     def note_power(self, samples: Mapping[str, GpuSample]) -> None:
         """Record the GPUs' power while the run makes progress."""
         for uuid in self.record.gpus:
-            sample = samples.get(uuid)
-            if sample is not None and sample.power_watts is not None:
-                self.powers.setdefault(uuid, deque(maxlen=POWER_SAMPLES)).append(sample.power_watts)
+            watts = samples[uuid].power_watts if uuid in samples else None
+            if watts is not None:
+                self.powers.setdefault(uuid, deque(maxlen=POWER_SAMPLES)).append(watts)
 
     def assess(
-        self, snapshot: ProcessSnapshot, samples: Mapping[str, GpuSample], quiet: ProgressSilence, hang_after: float
+        self,
+        snapshot: ProcessSnapshot,
+        samples: Mapping[str, GpuSample],
+        quiet: ProgressSilence,
+        hang_after: float,
     ) -> tuple[Observation | None, bool]:
         """The verdict on a silence, and whether it is certain: a hang is if every check found the
         attempt stuck for long enough. ``hang_after`` is the policy's, in seconds."""
-        doings = self._doings(snapshot, samples)
-        if doings is None:
+        before, self.last = self.last, snapshot
+        if before is None:
             return None, False
+        seconds = snapshot.at - before.at
+        doings = {
+            rank: doing(
+                before.ranks.get(rank, ()),
+                snapshot.ranks.get(rank, ()),
+                seconds,
+                self._gpu_activity(rank, samples),
+            )
+            for rank in (range(snapshot.size) if snapshot.size > 1 else snapshot.ranks)
+        }
         if sum(not what.is_stuck for what in doings.values()) > 1:
             self.together_at = snapshot.at
         self.was_open = self.was_open or not snapshot.is_closed
@@ -205,35 +220,18 @@ class AttemptWatch:
         is_time = quiet.is_overdue or quiet.may_be_evident
         return verdict, is_time and snapshot.at - self.stuck_since >= needed
 
-    def _doings(self, snapshot: ProcessSnapshot, samples: Mapping[str, GpuSample]) -> dict[int | None, Doing] | None:
-        """What each rank did since the last snapshot; None for the first one."""
-        before, self.last = self.last, snapshot
-        if before is None:
-            return None
-        numbers: list[int | None] = list(range(snapshot.size)) if snapshot.size > 1 else list(snapshot.ranks)
-        seconds = snapshot.at - before.at
-        return {
-            rank: doing(
-                before.ranks.get(rank, ()), snapshot.ranks.get(rank, ()), seconds, self._gpu_activity(rank, samples)
-            )
-            for rank in numbers
-        }
-
     def _gpu_activity(self, rank: int | None, samples: Mapping[str, GpuSample]) -> GpuActivity | None:
         uuids = self.record.gpus
-        if not uuids:
-            return None
         # A single process may use any of its GPUs: the busiest counts.
-        own = uuids if rank is None else (uuids[rank % len(uuids)],)
-        readings = [(uuid, samples[uuid]) for uuid in own if uuid in samples]
+        own = uuids if rank is None or not uuids else (uuids[rank % len(uuids)],)
+        readings = [samples[uuid] for uuid in own if uuid in samples]
         if not readings:
             return None
-        uuid, sample = max(readings, key=lambda pair: pair[1].utilization_percent or 0.0)
-        usual = statistics.median(self.powers[uuid]) if self.powers.get(uuid) else None
-        share = sample.power_watts / usual if usual and sample.power_watts is not None else None
+        sample = max(readings, key=lambda each: each.utilization_percent or 0.0)
+        powers, watts = self.powers.get(sample.uuid), sample.power_watts
+        usual = statistics.median(powers) if powers else None
+        share = watts / usual if usual and watts is not None else None
         return GpuActivity(sample.utilization_percent, sample.memory_utilization_percent, share)
-
-    # --- memory -------------------------------------------------------------------------------------------------------
 
     def note_memory(self, sample: MemorySample) -> Leak | None:
         """Add a sample; return the leak that the samples show, if any."""

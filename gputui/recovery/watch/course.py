@@ -21,9 +21,7 @@ from gputui.recovery.watch.machine import MINUTE_SECONDS, Mean
 from gputui.recovery.watch.rules import RULES, Observation, RuleSet
 
 # The numbers of blocks in the patience, in the mean and in the regression line.
-PATIENCE_BLOCKS = 10
-MEAN_BLOCKS = 5
-LINE_BLOCKS = 20
+PATIENCE_BLOCKS, MEAN_BLOCKS, LINE_BLOCKS = 10, 5, 20
 # A falling slope is this many standard errors below zero. In simulations (tests/recovery/watch)
 # luck ends a plateau about once in 20 000 steps, and a fall by a fifth of the noise in 1000 steps
 # is never taken for a plateau.
@@ -33,8 +31,7 @@ MIN_IMPROVEMENT = 1e-4
 # A loss that has fallen to this share of its first value has converged.
 CONVERGED_SHARE = 0.01
 
-MIN_STEP_TIMES = 10
-STEP_TIMES = 100
+MIN_STEP_TIMES, STEP_TIMES = 10, 100
 # Step times beyond this many medians are ignored in the median.
 UNUSUAL_TIMES = 1.5
 # With a loader that reads ahead, one of many steps waits for all, so only a mean is meaningful.
@@ -43,10 +40,9 @@ TIMES_SECONDS = 30.0
 OLD_SECONDS = 300.0
 # Fewer samples have no share of skipped ones.
 MIN_SAMPLES = 100
-SKIPPED_EVENT = "sample_skipped"
 
 
-# --- loss -------------------------------------------------------------------------------------------------------------
+# --- loss -------------------------------------------------------------------------------------
 
 
 class BestLoss(Struct):
@@ -65,7 +61,8 @@ class BestLoss(Struct):
             self.first = value
         elif value >= self.value - MIN_IMPROVEMENT * abs(self.value):
             return False
-        self.value, self.step, self.epoch, self.trained_seconds = value, step, epoch, trained_seconds
+        self.value, self.step, self.epoch = value, step, epoch
+        self.trained_seconds = trained_seconds
         return True
 
 
@@ -81,14 +78,24 @@ class LossCourse(Struct):
     blocks_since: int = 0
 
     def add(
-        self, loss: float, step: int, epoch: float | None, patience_steps: float, trained_seconds: float = 0.0
+        self,
+        loss: float,
+        step: int,
+        epoch: float | None,
+        patience_steps: float,
+        trained_seconds: float = 0.0,
     ) -> None:
         """Add a finite loss. If lines are rarer than blocks, each line is a block."""
         if self.begin is not None and step - self.begin >= patience_steps / PATIENCE_BLOCKS:
             self.blocks.append(self.total / self.count)
             del self.blocks[:-LINE_BLOCKS]
             self.total, self.count, self.begin = 0.0, 0, None
-            self._judge(step, epoch, trained_seconds)
+            if len(self.blocks) >= MEAN_BLOCKS:
+                self.blocks_since += 1
+                mean = statistics.fmean(self.blocks[-MEAN_BLOCKS:])
+                may_be_best = self.best.value is None or falls(self.blocks)
+                if may_be_best and self.best.add(mean, step, epoch, trained_seconds):
+                    self.blocks_since = 0
         if self.begin is None:
             self.begin = step
         self.total += loss
@@ -101,25 +108,18 @@ class LossCourse(Struct):
         steps = max(0, step - self.best.step)
         return steps if self.blocks_since >= PATIENCE_BLOCKS else min(steps, int(patience_steps))
 
-    def _judge(self, step: int, epoch: float | None, trained_seconds: float) -> None:
-        if len(self.blocks) < MEAN_BLOCKS:
-            return
-        self.blocks_since += 1
-        mean = statistics.fmean(self.blocks[-MEAN_BLOCKS:])
-        if (self.best.value is None or falls(self.blocks)) and self.best.add(mean, step, epoch, trained_seconds):
-            self.blocks_since = 0
-
 
 def falls(values: Sequence[float]) -> bool:
     """Whether the least-squares line through evenly spaced values falls significantly."""
     middle, mean = (len(values) - 1) / 2, statistics.fmean(values)
-    spread = sum((place - middle) ** 2 for place in range(len(values)))
-    slope = sum((place - middle) * (value - mean) for place, value in enumerate(values)) / spread
-    left = sum((value - mean - slope * (place - middle)) ** 2 for place, value in enumerate(values))
+    places = [place - middle for place in range(len(values))]
+    spread = sum(place**2 for place in places)
+    slope = sum(place * (value - mean) for place, value in zip(places, values, strict=True)) / spread
+    left = sum((value - mean - slope * place) ** 2 for place, value in zip(places, values, strict=True))
     return slope < -MIN_ERRORS * math.sqrt(left / (len(values) - 2) / spread)
 
 
-# --- learning rate ----------------------------------------------------------------------------------------------------
+# --- learning rate ----------------------------------------------------------------------------
 
 Shape = Literal["constant", "linear", "cosine"]
 
@@ -129,11 +129,8 @@ EXPECTED_METRICS = ("lr_expected", "lr_scheduled")
 
 class RateSchedule(Struct, frozen=True):
     """A rise from 0 to ``peak`` over ``warmup_steps``, then ``shape`` down to ``final`` at
-    ``total_steps``.
-
-    None takes the value of the run: its learning-rate parameter, and the ``total_steps`` that it
-    reports.
-    """
+    ``total_steps``. None takes the value of the run: its learning-rate parameter, and the
+    ``total_steps`` that it reports."""
 
     shape: Shape
     peak: float | None = None
@@ -159,7 +156,10 @@ class RateSchedule(Struct, frozen=True):
 
 
 def expected_rate(
-    schedule: RateSchedule | None, step: int | None, values: Mapping[str, float], peak: float | None
+    schedule: RateSchedule | None,
+    step: int | None,
+    values: Mapping[str, float],
+    peak: float | None,
 ) -> tuple[float, float] | None:
     """The range of the learning rate at ``step``: the value that the script reports, else the
     profile's schedule at this step and its neighbours, because scripts count before or after the
@@ -169,14 +169,15 @@ def expected_rate(
             return (values[name], values[name]) if math.isfinite(values[name]) else None
     if schedule is None or step is None:
         return None
-    reported = values.get("total_steps")
-    total = None if reported is None or not math.isfinite(reported) else int(reported)
-    rates = [schedule.at(max(0, one), peak=peak, total_steps=total) for one in (step - 1, step, step + 1)]
+    reported = values.get("total_steps", math.nan)
+    total = int(reported) if math.isfinite(reported) else None
+    steps = (step - 1, step, step + 1)
+    rates = [schedule.at(max(0, each), peak=peak, total_steps=total) for each in steps]
     known = [rate for rate in rates if rate is not None]
     return (min(known), max(known)) if len(known) == len(rates) else None
 
 
-# --- all metrics ------------------------------------------------------------------------------------------------------
+# --- all metrics ------------------------------------------------------------------------------
 
 
 class MetricsCourse(Struct):
@@ -187,6 +188,7 @@ class MetricsCourse(Struct):
         line_at: when the newest line was written (unix seconds).
         trained_seconds: the time between lines so far.
         patience_steps: the steps without improvement that raise an alert.
+        usual_step_seconds: the median of ``step_times``; uncounted: those that it lacks yet.
         skipped: the events of samples that could not be read.
     """
 
@@ -198,7 +200,6 @@ class MetricsCourse(Struct):
     loss: LossCourse = field(default_factory=LossCourse)
     validation: BestLoss = field(default_factory=BestLoss)
     step_times: list[float] = field(default_factory=list)
-    # The median of ``step_times``, and those that it does not contain yet.
     usual_step_seconds: float | None = None
     uncounted: int = 0
     step_time: Mean = field(default_factory=lambda: Mean(TIMES_SECONDS))
@@ -218,7 +219,7 @@ class MetricsCourse(Struct):
     ) -> None:
         """Add the next line of the attempt, written at ``at`` (unix seconds). Of ranks above 0 only
         skipped samples count."""
-        self.skipped += event == SKIPPED_EVENT
+        self.skipped += event == "sample_skipped"
         if rank:
             return
         waited = 0.0 if at is None or self.line_at is None else max(0.0, at - self.line_at)
@@ -226,28 +227,27 @@ class MetricsCourse(Struct):
         self.trained_seconds += waited
         if step is not None:
             if self.step is not None and step < self.step:
-                # It went back to a checkpoint, or to a new phase, so earlier best values do not
-                # count.
+                # It went back to a checkpoint, or to a new phase: earlier best values do not count.
                 self.loss, self.validation = LossCourse(), BestLoss()
             self.step = step
         self.values.update(values)
         epoch = self.values.get("epoch")
-        loss, validation = values.get("loss"), values.get("val/loss")
-        if loss is not None and math.isfinite(loss) and self.step is not None and event is None:
+        known = {name: value for name, value in values.items() if math.isfinite(value)}
+        loss, validation = known.get("loss"), known.get("val/loss")
+        if loss is not None and self.step is not None and event is None:
             self.loss.add(loss, self.step, epoch, self.patience_steps, self.trained_seconds)
-        if validation is not None and math.isfinite(validation):
+        if validation is not None:
             self.validation.add(validation, self.step, epoch, self.trained_seconds)
-        self._add_times(values, min(max(waited, 0.1), TIMES_SECONDS))
-        hit, samples = values.get("cache_hit_rate"), values.get("samples")
-        if hit is not None and (epoch is None or epoch >= 1):
-            self.cache_hit.add(100.0 * hit, min(max(waited, 0.1), MINUTE_SECONDS))
-        if samples is not None and math.isfinite(samples) and self.samples_before is None:
-            self.samples_before = samples
+        self._add_times(known, min(max(waited, 0.1), TIMES_SECONDS))
+        if "cache_hit_rate" in known and (epoch is None or epoch >= 1):
+            self.cache_hit.add(100.0 * known["cache_hit_rate"], min(max(waited, 0.1), MINUTE_SECONDS))
+        if self.samples_before is None:
+            self.samples_before = known.get("samples")
 
-    def _add_times(self, values: Mapping[str, float], waited: float) -> None:
-        self.data_time.add(values.get("data_time"), waited)
-        seconds = values.get("step_time")
-        if seconds is None or not math.isfinite(seconds):
+    def _add_times(self, known: Mapping[str, float], waited: float) -> None:
+        self.data_time.add(known.get("data_time"), waited)
+        seconds = known.get("step_time")
+        if seconds is None:
             return
         self.step_time.add(seconds, waited)
         if self.usual_step_seconds is None or seconds <= UNUSUAL_TIMES * self.usual_step_seconds:
@@ -257,29 +257,36 @@ class MetricsCourse(Struct):
                 del self.step_times[:-STEP_TIMES]
                 self.usual_step_seconds, self.uncounted = statistics.median(self.step_times), 0
 
-    # --- observations -------------------------------------------------------------------------------------------------
+    # --- observations -------------------------------------------------------------------------
 
     def observe(
-        self, is_fresh: bool, rules: RuleSet, schedule: RateSchedule | None = None, peak: float | None = None
+        self,
+        is_fresh: bool,
+        rules: RuleSet,
+        schedule: RateSchedule | None = None,
+        peak: float | None = None,
     ) -> Iterator[Observation]:
-        """Yield an observation for each rule about runs but NCCL's errors.
-
-        ``is_fresh``: a line arrived within OLD_SECONDS. ``schedule`` is the profile's, ``peak`` the
-            run's learning rate parameter.
-        """
+        """Yield an observation for each rule about runs but NCCL's errors. ``is_fresh``: a line
+        arrived within OLD_SECONDS. ``schedule`` is the profile's, ``peak`` the run's learning rate
+        parameter."""
         self.patience_steps = rules["no_improvement"].limits["steps"]
         values = self.values if is_fresh else {}
+        if is_fresh:
+            yield self._no_improvement(rules)
+            yield self._slow_steps(rules)
+            yield self._data_wait(rules)
+        else:
+            yield from map(Observation, ("no_improvement", "slow_steps", "data_wait"))
         norm = values.get("grad_norm")
         norm = math.inf if norm is not None and math.isnan(norm) else norm
-        yield self._no_improvement(rules) if is_fresh else Observation("no_improvement")
         yield Observation("gradient_norm", norm, rules["gradient_norm"].limits["above"])
-        yield self._slow_steps(rules) if is_fresh else Observation("slow_steps")
-        yield self._data_wait(rules) if is_fresh else Observation("data_wait")
-        applies = values.get("epoch", 1.0) >= 1
-        hits = self.cache_hit.value if is_fresh else None
-        yield Observation("cache_misses", hits, rules["cache_misses"].limits["below_percent"], applies=applies)
-        yield Observation("skipped_samples", self._skipped_percent(), rules["skipped_samples"].limits["above_percent"])
-        yield _lr_off_schedule(values, expected_rate(schedule, self.step, self.values, peak), rules)
+        applies, hits = values.get("epoch", 1.0) >= 1, self.cache_hit.value if is_fresh else None
+        limit = rules["cache_misses"].limits["below_percent"]
+        yield Observation("cache_misses", hits, limit, applies=applies)
+        limit = rules["skipped_samples"].limits["above_percent"]
+        yield Observation("skipped_samples", self._skipped_percent(), limit)
+        expected = expected_rate(schedule, self.step, self.values, peak)
+        yield _lr_off_schedule(values, expected, rules)
 
     def _no_improvement(self, rules: RuleSet) -> Observation:
         """The steps or epochs without improvement: the value that is farthest beyond its limit.
@@ -288,26 +295,29 @@ class MetricsCourse(Struct):
         Converged metrics, and spans shorter than the limit in minutes, are ignored.
         """
         limits, epoch = rules["no_improvement"].limits, self.values.get("epoch")
+        own, checked = self.loss.best, self.validation
         steps = self.loss.steps_since(self.step, self.patience_steps)
-        candidates: list[tuple[str, BestLoss, float | None, str]] = [("loss", self.loss.best, steps, "steps")]
+        candidates: list[tuple[str, BestLoss, float | None, str]] = [("loss", own, steps, "steps")]
         # The epochs since a loss that was judged too seldom mean nothing.
-        by = self.validation if self.validation.value is not None else self.loss.best
-        is_judged = by is self.validation or self.loss.blocks_since >= PATIENCE_BLOCKS
+        name, by = ("loss", own) if checked.value is None else ("val/loss", checked)
+        is_judged = by is checked or self.loss.blocks_since >= PATIENCE_BLOCKS
         if epoch is not None and by.epoch is not None and is_judged:
-            name = "loss" if by is self.loss.best else "val/loss"
             candidates.append((name, by, max(0.0, epoch - by.epoch), "epochs"))
         found: Observation | None = None
         is_moot = any(best.value is not None for _, best, _, _ in candidates)
         for metric, best, value, unit in candidates:
             is_short = self.trained_seconds - best.trained_seconds < 60.0 * limits["minutes"]
-            if best.value is None or abs(best.value) < CONVERGED_SHARE * abs(best.first) or is_short:
+            if best.value is None or is_short or abs(best.value) < CONVERGED_SHARE * abs(best.first):
                 continue
             is_moot = False
-            if value is not None and (found is None or value / limits[unit] > (found.value or 0.0) / found.limit):
+            share = 0.0 if found is None else (found.value or 0.0) / found.limit
+            if value is not None and (found is None or value / limits[unit] > share):
                 where = "" if best.step is None else f" at step {count(best.step)}"
                 amount = count(value) if float(value).is_integer() else f"{value:.1f}"
-                text = f"{metric}: no improvement for {amount} {unit} (best {metric_value(best.value)}{where})"
-                found = Observation("no_improvement", float(value), limits[unit], text, since=best.step)
+                so_far = f"(best {metric_value(best.value)}{where})"
+                text = f"{metric}: no improvement for {amount} {unit} {so_far}"
+                limit = limits[unit]
+                found = Observation("no_improvement", float(value), limit, text, since=best.step)
         return found or Observation("no_improvement", applies=not is_moot)
 
     def _slow_steps(self, rules: RuleSet) -> Observation:
@@ -318,7 +328,8 @@ class MetricsCourse(Struct):
             return Observation("slow_steps")
         limits, own = rules["slow_steps"].limits, 1000.0 * usual
         limit = max(limits["above_milliseconds"], limits["times_median"] * own)
-        return Observation("slow_steps", 1000.0 * seconds, limit, f"; it was about {own:.0f} ms before")
+        text = f"; it was about {own:.0f} ms before"
+        return Observation("slow_steps", 1000.0 * seconds, limit, text)
 
     def _data_wait(self, rules: RuleSet) -> Observation:
         """The time that a step waits for data, in milliseconds. Its limit is at least a share of
@@ -326,18 +337,16 @@ class MetricsCourse(Struct):
         wait, step, limits = self.data_time.value, self.step_time.value, rules["data_wait"].limits
         if wait is None:
             return Observation("data_wait")
-        if not step:
-            return Observation("data_wait", 1000.0 * wait, limits["above_milliseconds"])
-        limit = max(limits["above_milliseconds"], 10.0 * limits["above_percent"] * step)
-        return Observation("data_wait", 1000.0 * wait, limit, f", {100.0 * wait / step:.0f} % of a step")
+        limit = max(limits["above_milliseconds"], 10.0 * limits["above_percent"] * (step or 0.0))
+        text = f", {100.0 * wait / step:.0f} % of a step" if step else ""
+        return Observation("data_wait", 1000.0 * wait, limit, text)
 
     def _skipped_percent(self) -> float | None:
         """The samples of this attempt that could not be read, by the metrics ``skipped_samples``
         and ``samples``, else by counted events; None for less than MIN_SAMPLES."""
-        samples = self.values.get("samples")
+        samples, reported = self.values.get("samples"), self.values.get("skipped_samples")
         if samples is None or not math.isfinite(samples):
             return None
-        reported = self.values.get("skipped_samples")
         seen = samples if reported is not None else samples - (self.samples_before or 0.0)
         skipped = self.skipped if reported is None else reported
         return 100.0 * skipped / (seen + skipped) if seen + skipped >= MIN_SAMPLES else None
@@ -346,13 +355,11 @@ class MetricsCourse(Struct):
 def _lr_off_schedule(values: Mapping[str, float], expected: tuple[float, float] | None, rules: RuleSet) -> Observation:
     """The difference between the learning rate and its schedule in percent."""
     rate = values.get("lr")
-    if not values:
-        return Observation("lr_off_schedule")
-    if expected is None:
-        return Observation("lr_off_schedule", applies=False)
-    if rate is None:
-        return Observation("lr_off_schedule")
-    nearest = min(max(rate, expected[0]), expected[1]) if math.isfinite(rate) else expected[1]
-    off = 100.0 * abs(rate - nearest) / max(abs(nearest), 1e-12) if math.isfinite(rate) else math.inf
+    if not values or rate is None or expected is None:
+        return Observation("lr_off_schedule", applies=not values or expected is not None)
+    is_finite = math.isfinite(rate)
+    nearest = min(max(rate, expected[0]), expected[1]) if is_finite else expected[1]
+    off = 100.0 * abs(rate - nearest) / max(abs(nearest), 1e-12) if is_finite else math.inf
     text = f"is {short_number(rate)}, its schedule says {short_number(nearest)}"
-    return Observation("lr_off_schedule", off, rules["lr_off_schedule"].limits["above_percent"], text)
+    limit = rules["lr_off_schedule"].limits["above_percent"]
+    return Observation("lr_off_schedule", off, limit, text)

@@ -51,7 +51,7 @@ def of_profile(alerts: str | Mapping[str, Any] | None) -> Overrides:
     if isinstance(alerts, Mapping):
         return overrides_from(alerts)
     is_off = alerts is None or alerts == "off"
-    return Overrides({name: {"enabled": False} for name in RUN_RULE_IDS}) if is_off else Overrides()
+    return Overrides({name: {"enabled": False} for name in RUN_RULE_IDS if is_off})
 
 
 def overrides_from(mapping: Mapping[str, Any]) -> Overrides:
@@ -62,11 +62,10 @@ def overrides_from(mapping: Mapping[str, Any]) -> Overrides:
         rules = {name: _override(given) for name, given in mapping.items() if name != "notify"}
         notify, own = mapping.get("notify"), mapping.get("lr_off_schedule")
         schedule = own.get("schedule") if isinstance(own, Mapping) else None
-        if isinstance(schedule, str):
-            schedule = {"shape": schedule}
+        schedule = {"shape": schedule} if isinstance(schedule, str) else schedule
         return Overrides(
             rules,
-            None if notify is None else Delivery(**{**notify, "command": tuple(notify.get("command", ()))}),
+            None if notify is None else msgspec.convert(dict(notify), Delivery),
             None if schedule is None else RateSchedule(**schedule),
         )
     except (AttributeError, TypeError, ValueError) as error:
@@ -88,27 +87,28 @@ def _override(given: object) -> Override:
 def parse_seconds(value: object) -> float | None:
     """A duration: a number of seconds, or text such as ``90 s``, ``5 min``, ``2h``, ``1 d``; None
     if it is none."""
-    if isinstance(value, bool):
+    seconds = parse_duration(value) if isinstance(value, str) else value
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
         return None
-    seconds = parse_duration(value) if isinstance(value, str) else value if isinstance(value, (int, float)) else None
-    return float(seconds) if seconds is not None and 0 <= seconds <= MAX_SECONDS else None
+    return float(seconds) if 0 <= seconds <= MAX_SECONDS else None
 
 
 def with_overrides(rules: RuleSet, overrides: Mapping[str, Override], source: str) -> RuleSet:
     """The rules with the overrides of one source: the name of a file, or ``profile``."""
-    return {**rules, **{name: _overridden(rules[name], override, source) for name, override in overrides.items()}}
-
-
-def _overridden(rule: Rule, override: Override, source: str) -> Rule:
-    # An override that does not mention it switches a rule on.
-    is_switched_on = not rule.enabled and override.get("enabled", True)
-    fields = {"enabled": True, **override} if is_switched_on else override
-    return replace(
-        rule,
-        limits={name: float(override.get(name, value)) for name, value in rule.limits.items()},
-        sources={**rule.sources, **dict.fromkeys(fields, source)},
-        **{name: value for name, value in fields.items() if name not in rule.limits},
-    )
+    changed = {}
+    for name, override in overrides.items():
+        rule = rules[name]
+        if not rule.enabled and override.get("enabled", True):
+            # An override that does not mention it switches a rule on.
+            override = {"enabled": True, **override}
+        limits = {key: float(override.get(key, value)) for key, value in rule.limits.items()}
+        changed[name] = replace(
+            rule,
+            limits=limits,
+            sources={**rule.sources, **dict.fromkeys(override, source)},
+            **{key: value for key, value in override.items() if key not in limits},
+        )
+    return {**rules, **changed}
 
 
 # --- in words ---------------------------------------------------------------------------------------------------------

@@ -19,16 +19,13 @@ from gputui.recovery.watch.rules import Observation, RuleSet
 from gputui.store.series import GpuSample, GpuSlowSample, HostSample
 
 MINUTE_SECONDS = 60.0
-POWER_SECONDS = 300.0
-POWER_BEFORE_SECONDS = 3600.0
+POWER_SECONDS, POWER_BEFORE_SECONDS = 300.0, 3600.0
 # The share of its span that a mean needs before it has a value.
 MIN_SHARE = 0.6
 # No GPU slows down below this; a lower limit means that the driver does not know it.
 MIN_SLOWDOWN_CELSIUS = 60.0
 # Growth of the host's memory is judged by half an hour.
-GROWTH_SAMPLES = 61
-GROWTH_EVERY_SECONDS = 30.0
-GROWTH_PARTS = 4
+GROWTH_SAMPLES, GROWTH_EVERY_SECONDS, GROWTH_PARTS = 61, 30.0, 4
 
 _OF_THE_PROGRAM = frozenset({XidClass.APPLICATION, XidClass.NOTICE})
 # An XID that only follows from another error counts as neither.
@@ -36,13 +33,8 @@ _OF_THE_HARDWARE = frozenset({XidClass.CONTAINED, XidClass.MEMORY, XidClass.LINK
 
 
 class Mean(Struct):
-    """An exponentially weighted mean.
-
-    Attributes:
-        span_seconds: the age at which the weight of a value has fallen to 1/e.
-        weighted_sum: the sum of weighted values.
-        weight: the sum of the weights: 0 before the first value, towards 1 as the span fills.
-    """
+    """An exponentially weighted mean: at the age ``span_seconds`` the weight of a value has fallen
+    to 1/e. ``weight`` is the sum of the weights, towards 1 as the span fills."""
 
     span_seconds: float
     weighted_sum: float = 0.0
@@ -74,8 +66,7 @@ class GpuWatch(Struct):
         attempt: the run and attempt of ``busy`` and power; another one resets them.
         busy: utilisation in percent.
         throttled: 100 while throttled for a harmful reason, else 0, whatever runs on the GPU.
-        power: watts over the last minutes.
-        power_before: watts over the last hour.
+        power, power_before: watts over the last minutes, and over the last hour.
         errors: the newest count of uncorrected memory errors.
     """
 
@@ -98,12 +89,12 @@ class GpuWatch(Struct):
         xids: Sequence[int] = (),
         slow: GpuSlowSample | None = None,
     ) -> Iterator[Observation]:
-        """Take in one moment; yield an observation for each rule about GPUs.
+        """Take in one moment, ``elapsed`` seconds after the one before; yield an observation for
+        each rule about GPUs.
 
         Args:
             facts: what does not change.
             sample: the newest sample; None while the driver does not answer.
-            elapsed: seconds since the moment before.
             rules: of the run that trains on the GPU, or of the machine.
             training: the run and attempt that train on the GPU.
             holder: who holds its memory, in words.
@@ -116,49 +107,58 @@ class GpuWatch(Struct):
             self.power, self.power_before = Mean(POWER_SECONDS), Mean(POWER_BEFORE_SECONDS)
         is_known = sample is not None and sample.state != "error"
         now = sample if sample is not None and is_known else GpuSample(facts.uuid)
+        slow = slow or GpuSlowSample(facts.uuid)
         yield Observation("gpu_lost", float(now.state == "lost") if is_known else None)
         for rule_id, classes in (("xid_hardware", _OF_THE_HARDWARE), ("xid", _OF_THE_PROGRAM)):
             codes = [code for code in xids if xid_class(code) in classes]
             count = float(len(codes)) if codes or is_known else None
             yield Observation(rule_id, count, text=xid_text(codes[-1]) if codes else "")
-        yield self._new_errors(slow)
-        yield _row_remap(slow)
+        if slow.ecc_uncorrected is None:
+            yield Observation("ecc")
+        else:
+            # No new ones with the first count and with a smaller one (the driver was reloaded).
+            before, self.errors = self.errors, slow.ecc_uncorrected
+            new = 0 if before is None else max(0, self.errors - before)
+            yield Observation("ecc", float(new))
+        # 1 while a memory row waits to be remapped by a reset, 2 if remapping failed.
+        if slow.row_remap_failed:
+            yield Observation("row_remap", 2.0, text="remapping a bad memory row failed")
+        else:
+            is_told = slow.row_remap_pending is not None or slow.row_remap_failed is not None
+            pending = float(bool(slow.row_remap_pending)) if is_told else None
+            yield Observation("row_remap", pending, text="a bad memory row waits to be remapped")
         used = None if facts.memory_is_unified else now.memory_used_bytes
         total = now.memory_total_bytes or facts.memory_total_bytes
         yield _share("gpu_memory", used, total if is_known else None, rules)
-        yield _heat(now.temperature_celsius, facts.temperature_slowdown_celsius, rules)
+        # The limit is the fixed one or the one below the driver's slowdown, whichever is lower.
+        limits, slowdown = rules["gpu_hot"].limits, facts.temperature_slowdown_celsius
+        limit, text = limits["above_celsius"], ""
+        if slowdown is not None and slowdown >= MIN_SLOWDOWN_CELSIUS:
+            own = slowdown - limits["margin_celsius"]
+            limit, text = (own, f"; throttles at {slowdown:.0f} °C") if own < limit else (limit, text)
+        yield Observation("gpu_hot", now.temperature_celsius, limit, text)
         yield self._throttled(now.throttle_reasons, elapsed, rules)
-        self.busy.add(now.utilization_percent, elapsed)
-        if training is None:
-            yield Observation("gpu_underused", applies=False)
-        else:
-            busy = None if now.utilization_percent is None else self.busy.value
-            yield Observation("gpu_underused", busy, rules["gpu_underused"].limits["below_percent"], training[0])
-        if now.utilization_percent is None or used is None:
-            yield Observation("gpu_parked")
-        else:
-            text, limit = f" by {holder}" if holder else "", rules["gpu_parked"].limits["above_gib"]
-            yield Observation("gpu_parked", used / 2**30, limit, text, applies=now.utilization_percent == 0)
+        busy = now.utilization_percent
+        self.busy.add(busy, elapsed)
+        mean, who = None if busy is None else self.busy.value, training[0] if training else ""
+        limit = rules["gpu_underused"].limits["below_percent"]
+        yield Observation("gpu_underused", mean, limit, who, applies=training is not None)
+        held = None if busy is None or used is None else used / 2**30
+        text, limit = f" by {holder}" if holder else "", rules["gpu_parked"].limits["above_gib"]
+        is_idle = held is None or busy == 0
+        yield Observation("gpu_parked", held, limit, text, applies=is_idle)
         yield self._power_trend(now.power_watts, elapsed, rules)
 
-    def _new_errors(self, slow: GpuSlowSample | None) -> Observation:
-        """New uncorrected memory errors; none with the first count and with a smaller one (the
-        driver was reloaded)."""
-        if slow is None or slow.ecc_uncorrected is None:
-            return Observation("ecc")
-        before, self.errors = self.errors, slow.ecc_uncorrected
-        return Observation("ecc", float(max(0, self.errors - (self.errors if before is None else before))))
-
     def _throttled(self, reasons: tuple[str, ...] | None, elapsed: float, rules: RuleSet) -> Observation:
-        """The share of the last minute in which one of the `TROUBLE` reasons held the clocks
-        back."""
+        """The share of the last minute in which a `TROUBLE` reason held the clocks back."""
         if reasons is None:
             return Observation("gpu_throttled")
         harmful = [reason for reason in reasons if reason in TROUBLE]
         self.throttled.add(100.0 * bool(harmful), elapsed)
         # Unlike `Mean.value` with zeros before the first value.
         share, limit = self.throttled.weighted_sum, rules["gpu_throttled"].limits["above_percent"]
-        return Observation("gpu_throttled", share, limit, f": {', '.join(harmful)}" if harmful else "")
+        text = f": {', '.join(harmful)}" if harmful else ""
+        return Observation("gpu_throttled", share, limit, text)
 
     def _power_trend(self, watts: float | None, elapsed: float, rules: RuleSet) -> Observation:
         """The change in percent between the hour before and the last minutes, within one
@@ -173,7 +173,8 @@ class GpuWatch(Struct):
         change = 100.0 * (recent / before - 1.0)
         word = "fell" if change < 0 else "rose"
         text = f"{word} from {before:.0f} W to {recent:.0f} W under {self.attempt[0]}"
-        return Observation("power_trend", abs(change), rules["power_trend"].limits["change_percent"], text)
+        limit = rules["power_trend"].limits["change_percent"]
+        return Observation("power_trend", abs(change), limit, text)
 
 
 class HostWatch(Struct):
@@ -208,25 +209,6 @@ class HostWatch(Struct):
         text = f"; full in {(total - used) / rate / 3600:.1f} h" if rate > 0 else ""
         limit = rules["host_memory_growth"].limits["above_gb_per_hour"]
         return Observation("host_memory_growth", rate * 3600 / 1e9, limit, text)
-
-
-def _row_remap(slow: GpuSlowSample | None) -> Observation:
-    """1 while a memory row waits to be remapped by a reset, 2 if remapping failed."""
-    if slow is None or (slow.row_remap_pending is None and slow.row_remap_failed is None):
-        return Observation("row_remap")
-    if slow.row_remap_failed:
-        return Observation("row_remap", 2.0, text="remapping a bad memory row failed")
-    return Observation("row_remap", float(bool(slow.row_remap_pending)), text="a bad memory row waits to be remapped")
-
-
-def _heat(celsius: float | None, slowdown: float | None, rules: RuleSet) -> Observation:
-    """The temperature. Its limit is the fixed one or the one below the driver's slowdown limit,
-    whichever is lower."""
-    limits = rules["gpu_hot"].limits
-    limit, text = limits["above_celsius"], ""
-    if slowdown is not None and slowdown >= MIN_SLOWDOWN_CELSIUS and slowdown - limits["margin_celsius"] < limit:
-        limit, text = slowdown - limits["margin_celsius"], f"; throttles at {slowdown:.0f} °C"
-    return Observation("gpu_hot", celsius, limit, text)
 
 
 def _share(rule_id: str, used: int | None, total: int | None, rules: RuleSet) -> Observation:

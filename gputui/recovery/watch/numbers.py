@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import operator
 import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -22,52 +21,40 @@ from gputui.recovery.watch.rules import Observation
 
 # With mixed precision, the loss may be infinite for a step while the scaler finds its scale.
 NON_FINITE_LINES = 5
-BASELINE_LINES = 200
-LEAST_BASELINE = 50
+BASELINE_LINES, LEAST_BASELINE = 200, 50
 # Robust standard deviations (1.4826 × the median absolute deviation, Rousseeuw and Croux 1993).
 SPIKE_DEVIATIONS = 10.0
 MAD_TO_DEVIATION = 1.4826
 LEVEL_DEVIATIONS = 3.0
 LEVELS_KEPT = 400
-# A rank at less than 0.7 of the others' speed for some windows: the threshold of NVRx's straggler
-# detection.
-STRAGGLER_SPEED = 0.7
-STRAGGLER_WINDOWS = 3
+# A rank at less than 0.7 of the others' speed for some windows: the threshold of NVRx.
+STRAGGLER_SPEED, STRAGGLER_WINDOWS = 0.7, 3
 # By chance, a sum of 20 is reached at most once in e^20 windows if the limit is half a deviation or
 # more above the usual.
 STRAGGLER_CERTAIN = 20.0
-STRAGGLER_RECENT = 60
-STRAGGLER_LEAST_NOISE = 0.05
+STRAGGLER_RECENT, STRAGGLER_LEAST_NOISE = 60, 0.05
 # A single window counts at most as much as that of a rank that takes e times as long, so that a
 # hiccup does not decide.
 STRAGGLER_MOST = 1.0
 
 # In less time, filling caches and the first epoch look like a leak.
-LEAK_SECONDS = 900.0
-LEAK_SAMPLES = 24
-LEAK_BYTES = 256 << 20
+LEAK_SECONDS, LEAK_SAMPLES, LEAK_BYTES = 900.0, 24, 256 << 20
 # Reported if the memory would be full within a night, and within this share of the time that it was
 # seen to grow: a cache that may take half of the remaining memory grows as steadily, but stops
 # earlier.
-HORIZON_SECONDS = 12 * 3600.0
-HORIZON_SHARE = 0.8
+HORIZON_SECONDS, HORIZON_SHARE = 12 * 3600.0, 0.8
 # The limit is near if only this share of the reachable memory is left, or this much time.
-NEAR_SHARE = 0.10
-NEAR_SECONDS = 300.0
-# A leak that began late is searched in the newest half, quarter … of the samples, down to this
-# duration.
+NEAR_SHARE, NEAR_SECONDS = 0.10, 300.0
+# A leak that began late is searched in the newest half, quarter … of the samples, down to this.
 LEAST_RECENT_SECONDS = 3600.0
 # Memory must grow from each part of the time to the next by at least this share of even growth:
 # memory that levels off, or goes up and down, is no leak.
-LEAK_PARTS = 8
-EVEN_SHARE = 0.5
+LEAK_PARTS, EVEN_SHARE = 8, 0.5
 
 
-# --- lines ------------------------------------------------------------------------------------------------------------
-
-
-def _since(step: int | None) -> str:
-    return "" if step is None else f" since step {step}"
+def deviation(values: Sequence[float] | deque[float], middle: float) -> float:
+    """The robust standard deviation around a median."""
+    return MAD_TO_DEVIATION * statistics.median(abs(value - middle) for value in values)
 
 
 @dataclass(slots=True)
@@ -75,18 +62,17 @@ class NonFinite:
     """Detects a loss that is not finite for NON_FINITE_LINES consecutive lines."""
 
     count: int = 0
-    began: int | None = None
+    began: int = 0
 
-    def add(self, step: int | None, value: float) -> Observation | None:
+    def add(self, step: int, value: float) -> Observation | None:
         if math.isfinite(value):
-            self.count, self.began = 0, None
+            self.count = 0
             return None
         self.count += 1
-        if self.count == 1:
-            self.began = step
+        self.began = step if self.count == 1 else self.began
         if self.count != NON_FINITE_LINES:
             return None
-        text = f"loss is {value}{_since(self.began)}, {self.count} lines in a row"
+        text = f"loss is {value} since step {self.began}, {self.count} lines in a row"
         return Observation("nan_loss", value, text=text, since=self.began)
 
 
@@ -105,12 +91,11 @@ class Levels:
         self.blocks.append(statistics.median(self.begun))
         self.begun = []
         if len(self.blocks) == LEVELS_KEPT:
-            self.blocks = [max(pair) for pair in zip(self.blocks[::2], self.blocks[1::2], strict=True)]
+            self.blocks = list(map(max, self.blocks[::2], self.blocks[1::2]))
             self.lines_each *= 2
 
     def highest(self, otherwise: float) -> float:
-        """The highest level after the first tenth of the run, in which values are not settled
-        yet."""
+        """The highest level after the first tenth of the run, in which nothing is settled yet."""
         return max(self.blocks[(len(self.blocks) + 9) // 10 :], default=otherwise)
 
 
@@ -128,11 +113,11 @@ class Spike:
     times: float
     persistence: int
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=BASELINE_LINES))
-    levels: Levels = field(default_factory=lambda: Levels())
+    levels: Levels = field(default_factory=Levels)
     high: int = 0
-    began: int | None = None
+    began: int = 0
 
-    def add(self, step: int | None, value: float) -> Observation | None:
+    def add(self, step: int, value: float) -> Observation | None:
         if not math.isfinite(value):
             return None
         recent = self.recent
@@ -143,23 +128,22 @@ class Spike:
             self._take(value)
             return None
         middle = statistics.median(recent)
-        spread = MAD_TO_DEVIATION * statistics.median(abs(one - middle) for one in recent)
+        spread = deviation(recent, middle)
         limit = middle + max(SPIKE_DEVIATIONS * spread, (self.times - 1.0) * abs(middle))
         # Noise grows with the level.
         before = self.levels.highest(middle)
         noise = spread * max(1.0, abs(before / middle) if middle else 1.0)
         limit = max(limit, before + LEVEL_DEVIATIONS * noise)
         if value <= limit or limit == middle:
-            self.high, self.began = 0, None
+            self.high = 0
             self._take(value)
             return None
         self.high += 1
-        if self.high == 1:
-            self.began = step
+        self.began = step if self.high == 1 else self.began
         if self.high != self.persistence:
             return None
         text = (
-            f"{self.name} is {value:.4g}{_since(self.began)}, {self.high} lines in a row; "
+            f"{self.name} is {value:.4g} since step {self.began}, {self.high} lines in a row; "
             f"it was about {middle:.4g} before"
         )
         return Observation(self.kind, value, limit, text, since=self.began)
@@ -194,10 +178,10 @@ class Straggler:
 
     def add(self, rank: int, step: int | None, values: Mapping[str, float], size: int) -> Observation | None:
         """Add a line. ``size`` is the number of ranks; lines without both times are ignored."""
-        step_time, comm_time = values.get("step_time"), values.get("comm_time")
-        if size < 2 or step_time is None or comm_time is None or not math.isfinite(step_time - comm_time):
+        busy = values.get("step_time", math.nan) - values.get("comm_time", math.nan)
+        if size < 2 or not math.isfinite(busy):
             return None
-        self.reported.setdefault(rank, []).append(max(step_time - comm_time, 0.0))
+        self.reported.setdefault(rank, []).append(max(busy, 0.0))
         if len(self.reported) < size:
             return None
         own = {number: statistics.median(times) for number, times in self.reported.items()}
@@ -205,12 +189,12 @@ class Straggler:
         found = None
         for number, seconds in own.items():
             others = statistics.median(time for other, time in own.items() if other != number)
-            if seconds > 0 and others > 0:
-                ratios = self.ranks.setdefault(number, _Ratios())
-                if ratios.add(math.log(seconds / others)):
-                    text = f"its own part of a step takes {seconds:.3g} s, that of the others {others:.3g} s"
-                    limit = others / STRAGGLER_SPEED
-                    found = Observation("straggler", seconds, limit, text, since=step, rank=number)
+            if seconds <= 0 or others <= 0:
+                continue
+            if self.ranks.setdefault(number, _Ratios()).add(math.log(seconds / others)):
+                what = f"takes {seconds:.3g} s, that of the others {others:.3g} s"
+                text, limit = f"its own part of a step {what}", others / STRAGGLER_SPEED
+                found = Observation("straggler", seconds, limit, text, since=step, rank=number)
         return found
 
 
@@ -230,10 +214,8 @@ class _Ratios:
         excess = min(ratio, STRAGGLER_MOST) + math.log(STRAGGLER_SPEED)
         self.windows = self.windows + 1 if excess > 0 else 0
         if self.total == 0 and excess <= 0:
-            # The common case needs no sorting.
-            return False
-        middle = statistics.median(self.recent)
-        noise = MAD_TO_DEVIATION * statistics.median(abs(recent - middle) for recent in self.recent)
+            return False  # the common case needs no sorting
+        noise = deviation(self.recent, statistics.median(self.recent))
         # Noise estimated from a few windows may be much too small.
         noise = max(noise, STRAGGLER_LEAST_NOISE, 1.5 / len(self.recent))
         self.total = max(0.0, self.total + excess / noise)
@@ -242,7 +224,7 @@ class _Ratios:
         return newly
 
 
-# --- memory -----------------------------------------------------------------------------------------------------------
+# --- memory -----------------------------------------------------------------------------------
 
 
 class MemorySample(Struct, frozen=True):
@@ -262,9 +244,6 @@ class Leak(Struct, frozen=True):
     is_near: bool
 
 
-_held = operator.attrgetter("held_bytes")
-
-
 class Growth(NamedTuple):
     """Steady growth, seen since ``since`` (the time of a sample)."""
 
@@ -281,16 +260,16 @@ def steady_growth(samples: Sequence[MemorySample], parts: int, least_bytes: int 
     bounds = [len(samples) * part // parts for part in range(parts + 1)]
 
     def floor(part: int) -> MemorySample:
-        return min(samples[bounds[part] : bounds[part + 1]], key=_held)
+        return min(samples[bounds[part] : bounds[part + 1]], key=lambda each: each.held_bytes)
 
     first, last = floor(0), floor(parts - 1)
     growth = last.held_bytes - first.held_bytes
     if growth <= 0 or growth < least_bytes:
-        # The common case ends early.
-        return None
+        return None  # the common case ends early
     floors = [first, *map(floor, range(1, parts - 1)), last]
     least = EVEN_SHARE * growth / (parts - 1)
-    if any(later.held_bytes - earlier.held_bytes < least for earlier, later in itertools.pairwise(floors)):
+    steps = (later.held_bytes - earlier.held_bytes for earlier, later in itertools.pairwise(floors))
+    if any(step < least for step in steps):
         return None
     return Growth(growth / (last.at - first.at), first.at)
 
@@ -298,18 +277,17 @@ def steady_growth(samples: Sequence[MemorySample], parts: int, least_bytes: int 
 def find_leak(samples: Sequence[MemorySample]) -> Leak | None:
     """The leak in an attempt's samples, which are in order; None if there is no relevant one."""
     while len(samples) >= LEAK_SAMPLES and samples[-1].at - samples[0].at >= LEAK_SECONDS:
+        newest = samples[-1]
         growth = steady_growth(samples, LEAK_PARTS, LEAK_BYTES)
-        if growth is not None and (leak := _relevant(samples[-1], growth)) is not None:
-            return leak
+        if growth is not None:
+            left = newest.available_bytes
+            full_in = left / growth.bytes_per_second
+            is_near = full_in <= NEAR_SECONDS or left <= NEAR_SHARE * (newest.held_bytes + left)
+            seen_seconds = HORIZON_SHARE * (newest.at - growth.since)
+            horizon = HORIZON_SECONDS if is_near else min(HORIZON_SECONDS, seen_seconds)
+            if full_in <= horizon:
+                return Leak(growth.bytes_per_second, full_in, is_near)
         samples = samples[len(samples) // 2 :]
-        if samples[-1].at - samples[0].at < LEAST_RECENT_SECONDS:
+        if newest.at - samples[0].at < LEAST_RECENT_SECONDS:
             break
     return None
-
-
-def _relevant(newest: MemorySample, growth: Growth) -> Leak | None:
-    full_in = newest.available_bytes / growth.bytes_per_second
-    reachable = newest.held_bytes + newest.available_bytes
-    is_near = full_in <= NEAR_SECONDS or newest.available_bytes <= NEAR_SHARE * reachable
-    horizon = HORIZON_SECONDS if is_near else min(HORIZON_SECONDS, HORIZON_SHARE * (newest.at - growth.since))
-    return Leak(growth.bytes_per_second, full_in, is_near) if full_in <= horizon else None

@@ -23,7 +23,7 @@ from gputui.recovery.watch.rules import FINDINGS, Observation
 from gputui.runs.process_readings import ProcessReading
 from gputui.store.metrics.watched import WatchedLine
 
-# --- progress ---------------------------------------------------------------------------------------------------------
+# --- progress ---------------------------------------------------------------------------------
 
 Phase = Literal["start", "first steps", "steps", "end"]
 
@@ -45,29 +45,27 @@ IDLE_SHARE = 2 / 3
 # Ranks are observed after this time, so that their activity during the silence is known.
 LOOK_AFTER_SECONDS = 4.0
 
-_LAST_EVENTS = frozenset({"end", "stop"})
-
 
 @dataclass(slots=True)
 class StepPace:
-    """The longest silences in a run's history that ended well; None if there is none."""
+    """The longest silences in a run's history that ended well; 0 if there is none."""
 
-    longest_start: float | None = None
-    longest_early: float | None = None
-    longest_gap: float | None = None
+    longest_start: float = 0.0
+    longest_early: float = 0.0
+    longest_gap: float = 0.0
 
     def add_start(self, seconds: float) -> None:
         """Add the time that an attempt took to its first step."""
-        self.longest_start = max(self.longest_start or 0.0, min(seconds, LONGEST_GAP_SECONDS))
+        self.longest_start = max(self.longest_start, min(seconds, LONGEST_GAP_SECONDS))
 
     def add_gap(self, seconds: float, lines_before: int) -> None:
         """Add a silence that ended; ``lines_before`` is the number of the attempt's lines before
         it."""
         seconds = min(seconds, LONGEST_GAP_SECONDS)
         if lines_before < EARLY_LINES:
-            self.longest_early = max(self.longest_early or 0.0, seconds)
+            self.longest_early = max(self.longest_early, seconds)
         else:
-            self.longest_gap = max(self.longest_gap or 0.0, seconds)
+            self.longest_gap = max(self.longest_gap, seconds)
 
 
 @dataclass(slots=True)
@@ -81,7 +79,10 @@ class StepProgress:
     leaving: bool = False
 
     def add(
-        self, lines: Iterable[WatchedLine], arrived_at: float | None = None, at_most: float = LONGEST_GAP_SECONDS
+        self,
+        lines: Iterable[WatchedLine],
+        arrived_at: float | None = None,
+        at_most: float = LONGEST_GAP_SECONDS,
     ) -> bool:
         """Add the next lines. True if one of them is progress: a new step or an event; lines that
         repeat a step are none. ``arrived_at`` (unix seconds) replaces missing times; ``at_most``
@@ -96,20 +97,16 @@ class StepProgress:
                 if self.at is not None and at >= self.at and self.lines:
                     self.pace.add_gap(min(at - self.at, at_most), self.lines)
                 self.at = at
+            self.leaving = line.event in ("end", "stop")
             if line.event is None:
                 self.step = line.step
                 self.lines += 1
-                self.leaving = False
-            else:
-                self.leaving = line.event in _LAST_EVENTS
         return moved
 
     @property
     def phase(self) -> Phase:
-        if self.leaving:
-            return "end"
-        if self.lines == 0:
-            return "start"
+        if self.leaving or self.lines == 0:
+            return "end" if self.leaving else "start"
         return "first steps" if self.lines < EARLY_LINES else "steps"
 
 
@@ -126,7 +123,8 @@ class ProgressSilence(Struct, frozen=True):
     @property
     def is_worth_a_look(self) -> bool:
         """Whether the ranks should be observed."""
-        return self.is_overdue or (self.evident_seconds is not None and self.seconds >= LOOK_AFTER_SECONDS)
+        is_evident = self.evident_seconds is not None and self.seconds >= LOOK_AFTER_SECONDS
+        return self.is_overdue or is_evident
 
     @property
     def may_be_evident(self) -> bool:
@@ -141,19 +139,19 @@ def silence(course: StepProgress, seconds: float, hang_after: float) -> Progress
     """The assessment of an attempt's silence of ``seconds``; ``hang_after`` is the shortest that
     may count as a hang."""
     phase, pace = course.phase, course.pace
-    gap = pace.longest_gap or 0.0
-    factor, longest = {
-        "start": (START_FACTOR, max(pace.longest_start or 0.0, gap)),
-        "first steps": (EARLY_FACTOR, max(pace.longest_early or 0.0, gap)),
-        "steps": (1.0, gap),
-        "end": (START_FACTOR, max(pace.longest_start or 0.0, gap)),
-    }[phase]
+    gap = longest = pace.longest_gap
+    factor = 1.0
+    if phase == "first steps":
+        factor, longest = EARLY_FACTOR, max(pace.longest_early, gap)
+    elif phase != "steps":
+        factor, longest = START_FACTOR, max(pace.longest_start, gap)
     allowed = max(hang_after * factor, HISTORY_FACTOR * longest)
     evident = min(max(hang_after * EVIDENT_SHARE, gap * IDLE_SHARE), allowed)
-    return ProgressSilence(phase, seconds, allowed, evident if phase == "steps" else None, course.step)
+    is_stepping = phase == "steps"
+    return ProgressSilence(phase, seconds, allowed, evident if is_stepping else None, course.step)
 
 
-# --- activity ---------------------------------------------------------------------------------------------------------
+# --- activity ---------------------------------------------------------------------------------
 
 
 class Doing(StrEnum):
@@ -180,9 +178,7 @@ BUSY_SHARE = 0.10
 # Heartbeats and log lines are far below, a slow network disk far above.
 BUSY_IO_BYTES_PER_SECOND = 16 * 1024
 # A waiting NCCL kernel shows 100 % utilisation, but hardly uses memory and draws little power.
-SPIN_UTILIZATION_PERCENT = 90.0
-SPIN_MEMORY_UTILIZATION_PERCENT = 2.0
-SPIN_POWER_SHARE = 0.7
+SPIN_UTILIZATION_PERCENT, SPIN_MEMORY_UTILIZATION_PERCENT, SPIN_POWER_SHARE = 90.0, 2.0, 0.7
 IDLE_UTILIZATION_PERCENT = 5.0
 
 
@@ -198,15 +194,18 @@ class GpuActivity(Struct, frozen=True):
     def spins(self) -> bool:
         """Whether a busy GPU only waits for another one. All values must be known and agree: a
         kernel that computes in registers looks similar."""
-        used, memory, power = self.utilization_percent, self.memory_utilization_percent, self.power_share
-        if used is None or memory is None or power is None:
+        used, memory = self.utilization_percent, self.memory_utilization_percent
+        if used is None or memory is None or self.power_share is None:
             return False
         is_waiting = used >= SPIN_UTILIZATION_PERCENT and memory <= SPIN_MEMORY_UTILIZATION_PERCENT
-        return is_waiting and power < SPIN_POWER_SHARE
+        return is_waiting and self.power_share < SPIN_POWER_SHARE
 
 
 def doing(
-    earlier: Sequence[ProcessReading], later: Sequence[ProcessReading], seconds: float, gpu: GpuActivity | None = None
+    earlier: Sequence[ProcessReading],
+    later: Sequence[ProcessReading],
+    seconds: float,
+    gpu: GpuActivity | None = None,
 ) -> Doing:
     """What a rank, which is one or several processes, did in the ``seconds`` between two
     snapshots."""
@@ -222,7 +221,8 @@ def doing(
         moved += (process.io_bytes or 0) - ((was.io_bytes or 0) if was else 0)
         if process.queued_seconds is not None:
             queued += process.queued_seconds - ((was.queued_seconds or 0.0) if was else 0.0)
-    if any(process.state == "D" for process in later) or moved / seconds >= BUSY_IO_BYTES_PER_SECOND:
+    is_moving = moved / seconds >= BUSY_IO_BYTES_PER_SECOND
+    if is_moving or any(process.state == "D" for process in later):
         return Doing.IO
     is_busy = cpu / seconds >= BUSY_SHARE
     # The main process decides, not its workers. A process that is stopped only now and then still
@@ -234,11 +234,10 @@ def doing(
     return Doing.COMPUTING if is_busy or queued / seconds >= BUSY_SHARE else Doing.WAITING
 
 
-# --- verdict ----------------------------------------------------------------------------------------------------------
+# --- verdict ----------------------------------------------------------------------------------
 
 # How long a single rank may work while all others wait for it, for example to validate or save.
-LONE_WORKER_SECONDS = 1800.0
-LONE_WORKER_FACTOR = 10.0
+LONE_WORKER_SECONDS, LONE_WORKER_FACTOR = 1800.0, 10.0
 # How long a rank must be stopped before it counts as a hang.
 STOPPED_SECONDS = 10.0
 
@@ -269,71 +268,70 @@ def judge(
         ranks: what each of them does.
         launcher_stopped: the ranks' launcher is stopped too.
         meets: the run has written metrics or has several ranks, so that idleness is wrong; another
-            program may
-            be meant to wait, and is only reported.
+            program may be meant to wait, and is only reported.
         alone_seconds: time since several ranks were last at work in this silence.
         is_closed: no rank has a connection beyond the attempt.
         is_patient: waiting ranks get all the time that history explains.
     """
     if not ranks:
         return None
+    lasts = units.duration(silence.seconds)
     stopped = [rank for rank, what in ranks.items() if what is Doing.STOPPED]
-    stuck = [rank for rank, what in ranks.items() if what.is_stuck]
+    gone = [rank for rank, what in ranks.items() if what is Doing.GONE]
+    busy = [rank for rank, what in ranks.items() if not what.is_stuck]
+
+    def seen(kind: str, text: str, rank: int | None = None, hold_seconds: float = 0.0) -> Observation:
+        limit, step = silence.allowed_seconds, silence.step
+        return Observation(kind, silence.seconds, limit, text, True, step, rank, hold_seconds)
+
+    def hang(quiet: str, hold_seconds: float = 0.0) -> Observation:
+        if stopped:
+            text = f"stopped by a signal (SIGSTOP), {quiet}"
+            return seen("hang", text, stopped[0], hold_seconds)
+        if gone and len(gone) < len(ranks):
+            text = f"the others wait for it, {quiet}"
+            return seen("rank_left_early", text, gone[0], hold_seconds)
+        who = "it neither computes nor reads" if len(ranks) == 1 else "no rank computes, reads"
+        return seen("hang", f"{who} or writes, {quiet}", None, hold_seconds)
+
     if not silence.is_overdue:
         if silence.evident_seconds is None or len(ranks) < 2 or launcher_stopped:
             return None
         # The ranks' activity alone decides: some are stopped although the launcher is not, or all
         # wait for each other, with nothing that could wake them.
-        quiet = f"nothing new for {units.duration(silence.seconds)}"
+        quiet = f"nothing new for {lasts}"
         if stopped and len(stopped) < len(ranks):
-            return _hang(silence, ranks, stopped, quiet, STOPPED_SECONDS)
+            return hang(quiet, STOPPED_SECONDS)
         is_spinning = all(what in (Doing.SPINNING, Doing.GONE) for what in ranks.values())
-        if len(stuck) < len(ranks) or stopped or not (is_closed or is_spinning):
+        if busy or stopped or not (is_closed or is_spinning):
             return None
-        seen = _hang(silence, ranks, stopped, quiet, silence.evident_seconds)
-        return None if seen.rank is None and is_patient else seen
+        found = hang(quiet, silence.evident_seconds)
+        return None if found.rank is None and is_patient else found
     missing = "no first step" if silence.phase == "start" else "nothing new"
     explained = units.duration(silence.allowed_seconds)
-    quiet = f"{missing} for {units.duration(silence.seconds)} where its history explains {explained}"
+    quiet = f"{missing} for {lasts} where its history explains {explained}"
     if len(stopped) == len(ranks) and (launcher_stopped or None in ranks):
-        return _seen("paused", silence, f"all of it is stopped by a signal, {quiet}")
-    if len(stuck) == len(ranks):
+        return seen("paused", f"all of it is stopped by a signal, {quiet}")
+    if not busy:
         if not meets:
-            return _seen("slow", silence, f"it neither computes nor reads or writes, {quiet}")
-        return _hang(silence, ranks, stopped, quiet)
-    busy = [rank for rank in ranks if rank not in stuck]
-    if len(busy) == 1 and len(ranks) > 1 and ranks[busy[0]] is Doing.COMPUTING:
+            return seen("slow", f"it neither computes nor reads or writes, {quiet}")
+        return hang(quiet)
+    first, is_alone = busy[0], len(busy) == 1
+    if is_alone and len(ranks) > 1 and ranks[first] is Doing.COMPUTING:
         longest = max(LONE_WORKER_SECONDS, LONE_WORKER_FACTOR * silence.allowed_seconds)
         if min(silence.seconds, alone_seconds) > longest:
-            return _seen("hang", silence, f"it computes while all others wait for it, {quiet}", busy[0])
-    name = "it" if busy[0] is None else f"rank {busy[0]}"
-    return _seen("slow", silence, f"{quiet}; {name} {ranks[busy[0]]}", busy[0] if len(busy) == 1 else None)
+            return seen("hang", f"it computes while all others wait for it, {quiet}", first)
+    name = "it" if first is None else f"rank {first}"
+    return seen("slow", f"{quiet}; {name} {ranks[first]}", first if is_alone else None)
 
 
-def _seen(
-    kind: str, silence: ProgressSilence, text: str, rank: int | None = None, hold_seconds: float = 0.0
-) -> Observation:
-    return Observation(
-        kind, silence.seconds, silence.allowed_seconds, text, since=silence.step, rank=rank, hold_seconds=hold_seconds
-    )
-
-
-def _hang(
-    silence: ProgressSilence, ranks: Doings, stopped: list[int | None], quiet: str, hold_seconds: float = 0.0
-) -> Observation:
-    if stopped:
-        return _seen("hang", silence, f"stopped by a signal (SIGSTOP), {quiet}", stopped[0], hold_seconds)
-    gone = [rank for rank, what in ranks.items() if what is Doing.GONE]
-    if gone and len(gone) < len(ranks):
-        return _seen("rank_left_early", silence, f"the others wait for it, {quiet}", gone[0], hold_seconds)
-    who = "it neither computes nor reads" if len(ranks) == 1 else "no rank computes, reads"
-    return _seen("hang", silence, f"{who} or writes, {quiet}", None, hold_seconds)
-
-
-# --- stacks -----------------------------------------------------------------------------------------------------------
+# --- stacks -----------------------------------------------------------------------------------
 
 # Where a rank waits for the others, and where for its data.
-_COLLECTIVES = ("/torch/distributed/", "/torch/autograd/", "/torch/nn/parallel/", "/torch/cuda/")
+_COLLECTIVES = (
+    *("/torch/distributed/", "/torch/autograd/"),
+    *("/torch/nn/parallel/", "/torch/cuda/"),
+)
 _DATA = "/torch/utils/data/"
 # Functions of Python that wait without a frame of their own.
 _BLOCKS = re.compile(r"\b(?:sleep|acquire|input|flock|lockf|waitpid|pause|select|poll|recv|readline)\(")
@@ -351,14 +349,17 @@ def lagging_rank(stacks: Mapping[int, Stack], source: Callable[[str, int], str])
     lagging = [rank for rank, stack in stacks.items() if _waits_elsewhere(stack, source)]
     places = {rank: place(stack) for rank, stack in stacks.items()}
     if len(lagging) == 1 and len(stacks) > 1:
+        own = places[lagging[0]]
         others = Counter(words for rank, words in places.items() if rank != lagging[0])
-        return lagging[0], f"it was at {places[lagging[0]]} while the others waited at {others.most_common(1)[0][0]}"
+        most = others.most_common(1)[0][0]
+        return lagging[0], f"it was at {own} while the others waited at {most}"
     ranks: dict[str, list[str]] = {}
     for rank, words in sorted(places.items()):
         ranks.setdefault(words, []).append(str(rank))
     if len(ranks) < 2:
         return None
-    return None, "; ".join(f"rank {', '.join(each)} was at {words}" for words, each in ranks.items())
+    told = (f"rank {', '.join(each)} was at {words}" for words, each in ranks.items())
+    return None, "; ".join(told)
 
 
 def _waits_elsewhere(stack: Stack, source: Callable[[str, int], str]) -> bool:
