@@ -31,10 +31,7 @@ MAX_DETAIL_CHARACTERS = 160
 FULL_BYTES = 1 << 20
 _SAYS_NOTHING = ("nonzero_exit", "unknown")
 _SHOWS_LAST_LINE = (*_SAYS_NOTHING, "killed", "segfault", "shim_lost")
-_OF_THE_RUN = (
-    *("hang", "nan_loss", "memory_leak", "stopped_outside"),
-    *("preempted", "time_limit", "node_fail"),
-)
+_OF_THE_RUN = (*("hang", "nan_loss", "memory_leak", "stopped_outside"), *("preempted", "time_limit", "node_fail"))
 
 Outcome = Literal["succeeded", "stopped", "failed"]
 
@@ -197,10 +194,7 @@ def _detail(finding: Finding, evidence: Evidence, hide: Callable[[str], str]) ->
 
 
 def _evidence(
-    evidence: Evidence,
-    reports: Sequence[LauncherReport],
-    primary: Finding,
-    findings: Sequence[Finding],
+    evidence: Evidence, reports: Sequence[LauncherReport], primary: Finding, findings: Sequence[Finding]
 ) -> Iterator[tuple[Witness, str]]:
     yield from _exit_lines(evidence)
     for report in reports:

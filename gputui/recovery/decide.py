@@ -453,10 +453,7 @@ def _fruitless(retries: Sequence[PastDecision], progress: AttemptReach) -> int:
 
 
 def _half_batch(
-    retries: Sequence[PastDecision],
-    progress: AttemptReach,
-    spec: RunSpec,
-    params: Mapping[str, Scalar],
+    retries: Sequence[PastDecision], progress: AttemptReach, spec: RunSpec, params: Mapping[str, Scalar]
 ) -> int | None:
     """The size that the next batch must be below: half of it plus one after two smaller ones
     without progress, so that few attempts lead to a batch of 1. None for the usual step."""

@@ -244,10 +244,7 @@ def read_error_file(path: Path, rank: int | None) -> ErrorFile:
     extra = extra if isinstance(extra, dict) else {}
     callstack = extra.get("py_callstack")
     return ErrorFile(
-        rank,
-        message["message"],
-        callstack if isinstance(callstack, str) else None,
-        _number(extra.get("timestamp")),
+        rank, message["message"], callstack if isinstance(callstack, str) else None, _number(extra.get("timestamp"))
     )
 
 

@@ -14,12 +14,7 @@ from gputui.core.text import clean
 from gputui.machine.child import signal_name
 from gputui.recovery.evidence import ErrorFile, Evidence, ExitRecord
 from gputui.recovery.kinds import KINDS, Tier
-from gputui.recovery.signatures import (
-    match_chain,
-    match_exception,
-    match_lines,
-    terminate_message,
-)
+from gputui.recovery.signatures import match_chain, match_exception, match_lines, terminate_message
 from gputui.recovery.tracebacks import (
     Chain,
     Raised,
@@ -250,11 +245,7 @@ def _rank_processes(
 
 
 def _explain_command(
-    evidence: Evidence,
-    report: LauncherReport,
-    of_ranks: Sequence[Finding],
-    *,
-    with_ranks: bool,
+    evidence: Evidence, report: LauncherReport, of_ranks: Sequence[Finding], *, with_ranks: bool
 ) -> list[Finding]:
     """Findings about the command itself, which may be the ranks' launcher. ``with_ranks``: signals
     killed ranks, and a process that starts ranks often kills itself along with them."""
@@ -399,10 +390,7 @@ def _explain_launcher(evidence: Evidence, report: LauncherReport) -> Iterator[Fi
 
 
 def _left_early(
-    evidence: Evidence,
-    report: LauncherReport,
-    failed: Collection[int],
-    findings: Sequence[Finding],
+    evidence: Evidence, report: LauncherReport, failed: Collection[int], findings: Sequence[Finding]
 ) -> Iterator[Finding]:
     """A finding about ranks that ended early with code 0: no report has them in ``failed``, but the
     others lost them."""

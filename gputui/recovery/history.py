@@ -112,10 +112,7 @@ def queued_by_person(transitions: Sequence[TransitionView]) -> list[TransitionVi
 
 
 def _progressed(
-    attempts: Sequence[Attempt],
-    decision: DecisionView,
-    ledger: Sequence[CheckpointRow],
-    steps_start_again: bool,
+    attempts: Sequence[Attempt], decision: DecisionView, ledger: Sequence[CheckpointRow], steps_start_again: bool
 ) -> bool:
     """Whether the attempt before a decision got further than those before it."""
     attempt = next((row for row in attempts if row.number == decision.attempt), None)
@@ -157,9 +154,7 @@ def _applied(decision: DecisionView) -> Iterator[Mapping[str, Any]]:
 
 
 def resumptions(
-    attempts: Sequence[Attempt],
-    lines: StepTimes | None = None,
-    ledger: Sequence[CheckpointRow] = (),
+    attempts: Sequence[Attempt], lines: StepTimes | None = None, ledger: Sequence[CheckpointRow] = ()
 ) -> Mapping[int, Resumption]:
     """How each attempt with a checkpoint really continued, by its number; unknown ones are left
     out. ``ledger`` are the run's checkpoints.

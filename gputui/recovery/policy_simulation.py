@@ -21,14 +21,7 @@ from gputui.recovery.classify import Incident
 from gputui.recovery.decide import UNDO, AttemptReach, PastDecision, RecoveryPlan, decide
 from gputui.recovery.effects import AppliedAction, MachineContext, Result
 from gputui.recovery.kinds import KINDS
-from gputui.recovery.policies import (
-    ENDS_ON,
-    POLICIES,
-    STOP,
-    Policy,
-    PolicyAction,
-    kinds_with_ladders,
-)
+from gputui.recovery.policies import ENDS_ON, POLICIES, STOP, Policy, PolicyAction, kinds_with_ladders
 from gputui.recovery.watch.silence import EARLY_FACTOR, EVIDENT_SHARE, START_FACTOR
 from gputui.runs.launchers import FOR_RANKS
 from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, RunSpec, Scalar
@@ -134,13 +127,7 @@ def fresh(spec: RunSpec) -> Situation:
 
 
 def attempts_of(
-    situation: Situation,
-    kind: str,
-    policy: Policy,
-    *,
-    times: int,
-    progress: bool,
-    refuses: bool = False,
+    situation: Situation, kind: str, policy: Policy, *, times: int, progress: bool, refuses: bool = False
 ) -> list[SimulatedAttempt]:
     """Simulate attempts that end with an incident of ``kind``, at most ``times``, until the policy
     stops.

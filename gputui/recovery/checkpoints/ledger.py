@@ -125,10 +125,7 @@ class UnsoundLoss(Struct, frozen=True):
 
 
 def attempt_begins(
-    rows: Sequence[CheckpointRow],
-    attempts: Sequence[AttemptSpan],
-    number: int,
-    resume_from: str | None,
+    rows: Sequence[CheckpointRow], attempts: Sequence[AttemptSpan], number: int, resume_from: str | None
 ) -> Rows:
     """The ledger when attempt ``number`` begins from ``resume_from``: checkpoints seen after that
     one leave the course, once the attempt has made a step. ``attempts`` are those before it."""
@@ -207,11 +204,7 @@ def rolled_back(rows: Sequence[CheckpointRow], path: str, why: str) -> Rows:
 
 
 def chosen_by_person(
-    rows: Sequence[CheckpointRow],
-    attempts: Sequence[AttemptSpan],
-    file: FoundCheckpoint,
-    step: int | None,
-    now: float,
+    rows: Sequence[CheckpointRow], attempts: Sequence[AttemptSpan], file: FoundCheckpoint, step: int | None, now: float
 ) -> Rows:
     """The ledger when a person chose a checkpoint, at ``step`` if the ledger has no other: later
     ones are left; all others if it is not of this course. ``now`` is UTC unix seconds."""

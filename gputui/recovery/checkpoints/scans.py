@@ -180,11 +180,7 @@ class CheckpointSteps:
     """The steps of a run's checkpoints. Every method raises sqlite3.Error."""
 
     def __init__(
-        self,
-        connection: sqlite3.Connection,
-        run_id: str,
-        attempts: Sequence[AttemptSpan],
-        folder: PurePath,
+        self, connection: sqlite3.Connection, run_id: str, attempts: Sequence[AttemptSpan], folder: PurePath
     ) -> None:
         self._times = StepTimes(connection, run_id)
         self._attempts = {span.number: span for span in attempts}

@@ -414,10 +414,7 @@ def _without_content(folder: Path, missing: Sequence[CheckpointRow]) -> str | No
 
 
 def _refused(
-    rows: Rows,
-    attempts: Sequence[AttemptSpan],
-    usable: Sequence[CheckpointInfo],
-    damaged: Sequence[CheckpointInfo],
+    rows: Rows, attempts: Sequence[AttemptSpan], usable: Sequence[CheckpointInfo], damaged: Sequence[CheckpointInfo]
 ) -> tuple[CheckpointInfo, ...]:
     """The checkpoints that are passed over: those newer than the first usable one, and damaged
     ones."""
@@ -435,10 +432,7 @@ def _refused(
 
 
 def for_person(
-    search: CheckpointSearch,
-    path: Path | None,
-    check: Validate = validate,
-    wall: Callable[[], float] = time.time,
+    search: CheckpointSearch, path: Path | None, check: Validate = validate, wall: Callable[[], float] = time.time
 ) -> CheckpointChoice:
     """Choose the best checkpoint for a person who resumes a run, or the one at ``path``, or where
     that leads to as a link: it may lead elsewhere later. Raises NotUsableError if that one cannot

@@ -175,11 +175,7 @@ class AttemptWatch:
                 self.powers.setdefault(uuid, deque(maxlen=POWER_SAMPLES)).append(watts)
 
     def assess(
-        self,
-        snapshot: ProcessSnapshot,
-        samples: Mapping[str, GpuSample],
-        quiet: ProgressSilence,
-        hang_after: float,
+        self, snapshot: ProcessSnapshot, samples: Mapping[str, GpuSample], quiet: ProgressSilence, hang_after: float
     ) -> tuple[Observation | None, bool]:
         """The verdict on a silence, and whether it is certain: a hang is if every check found the
         attempt stuck for long enough. ``hang_after`` is the policy's, in seconds."""
@@ -189,10 +185,7 @@ class AttemptWatch:
         seconds = snapshot.at - before.at
         doings = {
             rank: doing(
-                before.ranks.get(rank, ()),
-                snapshot.ranks.get(rank, ()),
-                seconds,
-                self._gpu_activity(rank, samples),
+                before.ranks.get(rank, ()), snapshot.ranks.get(rank, ()), seconds, self._gpu_activity(rank, samples)
             )
             for rank in (range(snapshot.size) if snapshot.size > 1 else snapshot.ranks)
         }

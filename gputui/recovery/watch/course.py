@@ -78,12 +78,7 @@ class LossCourse(Struct):
     blocks_since: int = 0
 
     def add(
-        self,
-        loss: float,
-        step: int,
-        epoch: float | None,
-        patience_steps: float,
-        trained_seconds: float = 0.0,
+        self, loss: float, step: int, epoch: float | None, patience_steps: float, trained_seconds: float = 0.0
     ) -> None:
         """Add a finite loss. If lines are rarer than blocks, each line is a block."""
         if self.begin is not None and step - self.begin >= patience_steps / PATIENCE_BLOCKS:
@@ -156,10 +151,7 @@ class RateSchedule(Struct, frozen=True):
 
 
 def expected_rate(
-    schedule: RateSchedule | None,
-    step: int | None,
-    values: Mapping[str, float],
-    peak: float | None,
+    schedule: RateSchedule | None, step: int | None, values: Mapping[str, float], peak: float | None
 ) -> tuple[float, float] | None:
     """The range of the learning rate at ``step``: the value that the script reports, else the
     profile's schedule at this step and its neighbours, because scripts count before or after the
@@ -260,11 +252,7 @@ class MetricsCourse(Struct):
     # --- observations -------------------------------------------------------------------------
 
     def observe(
-        self,
-        is_fresh: bool,
-        rules: RuleSet,
-        schedule: RateSchedule | None = None,
-        peak: float | None = None,
+        self, is_fresh: bool, rules: RuleSet, schedule: RateSchedule | None = None, peak: float | None = None
     ) -> Iterator[Observation]:
         """Yield an observation for each rule about runs but NCCL's errors. ``is_fresh``: a line
         arrived within OLD_SECONDS. ``schedule`` is the profile's, ``peak`` the run's learning rate

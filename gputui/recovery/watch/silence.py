@@ -79,10 +79,7 @@ class StepProgress:
     leaving: bool = False
 
     def add(
-        self,
-        lines: Iterable[WatchedLine],
-        arrived_at: float | None = None,
-        at_most: float = LONGEST_GAP_SECONDS,
+        self, lines: Iterable[WatchedLine], arrived_at: float | None = None, at_most: float = LONGEST_GAP_SECONDS
     ) -> bool:
         """Add the next lines. True if one of them is progress: a new step or an event; lines that
         repeat a step are none. ``arrived_at`` (unix seconds) replaces missing times; ``at_most``
@@ -202,10 +199,7 @@ class GpuActivity(Struct, frozen=True):
 
 
 def doing(
-    earlier: Sequence[ProcessReading],
-    later: Sequence[ProcessReading],
-    seconds: float,
-    gpu: GpuActivity | None = None,
+    earlier: Sequence[ProcessReading], later: Sequence[ProcessReading], seconds: float, gpu: GpuActivity | None = None
 ) -> Doing:
     """What a rank, which is one or several processes, did in the ``seconds`` between two
     snapshots."""
@@ -328,10 +322,7 @@ def judge(
 # --- stacks -----------------------------------------------------------------------------------
 
 # Where a rank waits for the others, and where for its data.
-_COLLECTIVES = (
-    *("/torch/distributed/", "/torch/autograd/"),
-    *("/torch/nn/parallel/", "/torch/cuda/"),
-)
+_COLLECTIVES = (*("/torch/distributed/", "/torch/autograd/"), *("/torch/nn/parallel/", "/torch/cuda/"))
 _DATA = "/torch/utils/data/"
 # Functions of Python that wait without a frame of their own.
 _BLOCKS = re.compile(r"\b(?:sleep|acquire|input|flock|lockf|waitpid|pause|select|poll|recv|readline)\(")
