@@ -62,7 +62,6 @@ class Situation(Struct, frozen=True):
         attempt: the number of the failing attempt; its parameters are ``params``.
         history: earlier decisions, oldest first.
         checkpoints: the run's ledger; directory: where new ones appear, None without checkpoints.
-        chosen_there: only the run's target sees its checkpoints, and chooses.
         fails_at: the attempt's last step; best_step_before: the furthest of those before it.
         resumed_from, started_at: how and when it began; before: the earlier ones, oldest first.
         gpus: its GPUs; no other is free.
@@ -75,7 +74,6 @@ class Situation(Struct, frozen=True):
     history: tuple[PastDecision, ...] = ()
     checkpoints: tuple[CheckpointRow, ...] = ()
     directory: Path | None = None
-    chosen_there: bool = False
     fails_at: int | None = FIRST_FAILURE
     best_step_before: int | None = None
     resumed_from: str | None = None
@@ -173,7 +171,7 @@ def attempts_of(
             now.spec,
             now.params,
             policy,
-            None if now.chosen_there else choice.infos,
+            choice.infos,
             run_id=now.run_id,
             attempt=now.attempt,
             machine=MachineContext(now.gpus, notifies=policy.notify is not None),

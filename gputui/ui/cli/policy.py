@@ -87,7 +87,7 @@ def show(session: Session, what: str, as_json: bool) -> None:
 @command.command("try")
 @click.option("--incident", "kind", required=True, metavar="KIND", help="The trouble that the run meets.")
 @click.option("--profile", metavar="PROFILE", help="A new run of this profile.")
-@click.option("--run", "run", metavar="RUN", help="An existing run.")
+@click.option("--run", "run", metavar="RUN", help="A new run like this one.")
 @click.option("--policy", "policy_name", metavar="NAME", help="A built-in policy in place of its own.")
 @click.option("--times", type=click.IntRange(1, 100), default=100, help="At most so many times (else until it stops).")
 @click.option("--progress/--no-progress", default=False, help="Does each attempt get further than the one before?")
@@ -185,10 +185,7 @@ def _say_round(attempt: SimulatedAttempt, kind: str, subject: PolicySubject, run
     for name, value in subject.shown(plan.changed).items():
         say(f"  {name}  {_value(before.get(name))} → {_value(value)}")
     when = f"after {duration(plan.delay_seconds)}" if plan.delay_seconds else "at once"
-    if plan.resume_from is not None:
-        start = Path(plan.resume_from).name
-    else:
-        start = "what its target chooses" if subject.situation.chosen_there else "the beginning"
+    start = "the beginning" if plan.resume_from is None else Path(plan.resume_from).name
     say(f"  next: {when}, from {start}")
 
 

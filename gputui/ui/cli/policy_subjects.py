@@ -1,33 +1,25 @@
-"""Subjects of `gputui policy`: a built-in policy, a profile, or an existing run."""
+"""Subjects of `gputui policy`: a built-in policy, a profile, or the settings of a run."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from gputui.agent.lifecycle.checkpoint_survey import search_of
 from gputui.core.redaction import redact_params
 from gputui.core.yaml_forms.problems import did_you_mean
 from gputui.profiles.loading import ProfileNotFoundError
 from gputui.profiles.loading import find as find_profile
 from gputui.recovery import policy_simulation
-from gputui.recovery.checkpoints.search import CheckpointChoice, choose, surveyed
 from gputui.recovery.effects import Result
-from gputui.recovery.history import past_decisions, progress_of
 from gputui.recovery.policies import POLICIES, Policy, PolicyAction, PolicyError, policy_from
 from gputui.recovery.policy_simulation import Situation, actions_in
-from gputui.runs.command import checkpoint_directory
-from gputui.runs.executors import Executors
 from gputui.runs.spec import RunSpec, Scalar, SpecError, spec_of
-from gputui.store.attempts import read_attempts
 from gputui.store.database import StoreError, open_reader
-from gputui.store.events import has_event
-from gputui.store.run_history import read_decisions, read_incidents, read_transitions
-from gputui.store.runs import RunLookupError, find_run, get_run
+from gputui.store.runs import RunLookupError, find_run
 from gputui.ui.cli import launch_spec
 from gputui.ui.cli.context import EXIT_REFUSED, EXIT_USAGE, Session, fail
 
@@ -47,7 +39,7 @@ class PolicySubject(Struct, frozen=True):
     @property
     def named(self) -> str:
         if self.run is not None:
-            return f"the run {self.run}"
+            return f"a new run like {self.run}"
         return "an example run with every usual parameter" if self.profile is None else f"a new run of {self.profile}"
 
     def shown(self, params: Mapping[str, Scalar]) -> dict[str, Scalar]:
@@ -90,67 +82,14 @@ def of_profile(session: Session, wanted: str) -> PolicySubject:
 
 
 def of_run(session: Session, wanted: str) -> PolicySubject:
-    """An existing run: its parameters, earlier decisions and valid checkpoints."""
+    """A new run like an existing one, with the parameters that that one has now."""
     with closing(session.reader()) as connection:
         view = session.find_run(connection, wanted)
-        attempts = read_attempts(connection, view.run_id)
-        incidents = read_incidents(connection, view.run_id)
-        decisions = read_decisions(connection, view.run_id)
-        transitions = read_transitions(connection, view.run_id)
-        record = get_run(connection, view.run_id)
-        steps_start_again = has_event(connection, "steps_restarted", run_id=view.run_id)
-        search = (
-            None
-            if record is None
-            else search_of(connection, session.workspace, record, time.time(), executors=Executors())
-        )
     try:
-        spec = spec_of(view)
+        spec = replace(spec_of(view), params=dict(view.params))
     except SpecError as error:
         fail(f"{view.run_id}: its stored specification cannot be read ({error})", EXIT_REFUSED)
-    policy = _policy(spec, view.run_id)
-    directory = checkpoint_directory(spec, session.workspace.run_dir(view.run_id))
-    chosen_there = search is None and record is not None and spec.checkpoints is not None
-    try:
-        choice = (
-            CheckpointChoice(())
-            if search is None
-            else choose(surveyed(search), search.attempts, policy.checkpoints_wanted, folder=search.folder)
-        )
-    except OSError as error:
-        fail(
-            f"{directory} cannot be read: {error.strerror or error}; see whether its file system answers", EXIT_REFUSED
-        )
-    # If the last attempt has a decision, the simulated incident is that of the next attempt.
-    reached = progress_of(
-        attempts, view.attempt, choice.rows, transitions, ended_at=time.time(), steps_start_again=steps_start_again
-    )
-    judged = any(decision.attempt == view.attempt for decision in decisions)
-    spans = () if search is None else search.attempts
-    newest = spans[-1] if spans else None
-    before = spans if judged else spans[:-1]
-    steps = [step for step in (reached.best_step_before, reached.last_step) if step is not None]
-    situation = Situation(
-        run_id=view.run_id,
-        spec=spec,
-        params=dict(view.params),
-        attempt=max(1, view.attempt + (1 if judged else 0)),
-        history=tuple(
-            past_decisions(
-                attempts, incidents, decisions, transitions, choice.rows, steps_start_again=steps_start_again
-            )
-        ),
-        checkpoints=choice.rows,
-        directory=None if chosen_there else directory,
-        chosen_there=chosen_there,
-        fails_at=reached.last_step,
-        best_step_before=max(steps, default=None) if judged else reached.best_step_before,
-        resumed_from=view.resume_from if judged or newest is None else newest.resumed_from,
-        started_at=time.time() if judged or newest is None else newest.begun_at,
-        before=before,
-        gpus=view.gpus,
-    )
-    return PolicySubject(policy, situation, run=view.run_id)
+    return PolicySubject(_policy(spec, view.run_id), policy_simulation.fresh(spec), run=view.run_id)
 
 
 def effects(subject: PolicySubject) -> list[tuple[PolicyAction, Result]]:
@@ -163,24 +102,15 @@ def effects(subject: PolicySubject) -> list[tuple[PolicyAction, Result]]:
 def assumptions(subject: PolicySubject, progress: bool) -> list[str]:
     """The assumptions of a simulation, one sentence each."""
     situation = subject.situation
-    known = situation.fails_at
-    if known is None:
-        where = "no step of the run is known"
-    elif progress:
-        where = f"the first attempt fails at step {known}, each one after it {policy_simulation.STEPS} steps later"
-    else:
-        where = f"every attempt fails at step {known}"
-    alone = ["no other GPU is free"] if situation.gpus else []
-    if situation.chosen_there:
-        return [where, *alone, "its checkpoints are seen by its target alone"]
-    if subject.run is not None:
-        return [where, *alone, f"{len(situation.checkpoints)} checkpoints were looked at" if situation.checkpoints else
-                "the run has no checkpoint"]  # fmt: skip
-    every = f"a valid checkpoint every {policy_simulation.STEPS} steps"
+    first, steps = situation.fails_at, policy_simulation.STEPS
+    where = f"every attempt fails at step {first}"
+    if progress:
+        where = f"the first attempt fails at step {first}, each one after it {steps} steps later"
+    saves = situation.spec.checkpoints is not None
     return [
         where,
-        *alone,
-        every if situation.spec.checkpoints is not None else "no checkpoints: the profile names none",
+        *(["no other GPU is free"] if situation.gpus else []),
+        f"a valid checkpoint every {steps} steps" if saves else "no checkpoints: the profile names none",
     ]
 
 
