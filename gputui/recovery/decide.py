@@ -16,12 +16,12 @@ from msgspec.structs import replace
 
 from gputui.core.units import duration
 from gputui.recovery.actions import ACTIONS, ELSEWHERE, NO_CHECKPOINTS, tuned_by_study
-from gputui.recovery.batches import SHRINK
 from gputui.recovery.checkpoints.formats import CheckpointInfo
 from gputui.recovery.checkpoints.ledger import NUMERIC_INCIDENTS, WORKED_SECONDS, rolled_back
 from gputui.recovery.classify import Incident
 from gputui.recovery.effects import (
     NO_EFFECT,
+    SHRINK,
     ActionContext,
     AppliedAction,
     Change,

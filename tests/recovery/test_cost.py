@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gputui.recovery.cost import Cost, costs, total
+from gputui.recovery.story import Cost, costs, total
 from gputui.store.attempts import Attempt
 from tests.recovery.test_history import attempt, decision, incident
 

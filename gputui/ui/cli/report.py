@@ -132,7 +132,7 @@ def _facts(connection: sqlite3.Connection, run: Run, now: float, *, with_picture
 
 def _lost(connection: sqlite3.Connection, run: Run) -> Lost | None:
     """The cost of the run's failures."""
-    from gputui.recovery import cost
+    from gputui.recovery.story import costs, total
     from gputui.reports.summary.facts import Lost
     from gputui.runs.executors import chooses_start
     from gputui.runs.spec import known_spec
@@ -140,8 +140,8 @@ def _lost(connection: sqlite3.Connection, run: Run) -> Lost | None:
     from gputui.store.metrics.step_times import StepTimes
     from gputui.store.run_history import read_decisions, read_incidents
 
-    found = cost.total(
-        cost.costs(
+    found = total(
+        costs(
             read_attempts(connection, run.run_id),
             read_incidents(connection, run.run_id),
             read_decisions(connection, run.run_id),

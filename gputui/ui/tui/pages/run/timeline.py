@@ -11,7 +11,7 @@ from gputui.core.text import clean
 from gputui.core.units import count, duration
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
-from gputui.recovery import cost
+from gputui.recovery.story import in_words, total
 from gputui.runs.checkpoint_names import step_words
 from gputui.store.attempts import Attempt
 from gputui.store.hardware import GpuView
@@ -86,12 +86,12 @@ def day_of(lines: Sequence[Line], place: int) -> str:
 def cost_lines(page: RunPage, width: int) -> list[Line]:
     """The total cost of the run's failures; nothing if there were none."""
     met = {incident.incident_id for incident in page.incidents}
-    together = cost.total(paid for incident_id, paid in page.costs.items() if incident_id in met)
-    if together is None or not cost.in_words(together):
+    together = total(paid for incident_id, paid in page.costs.items() if incident_id in met)
+    if together is None or not in_words(together):
         return []
     incidents = "1 incident" if together.incidents == 1 else f"{together.incidents} incidents"
     least = "at least " if together.unknown else ""
-    text = f"{incidents} cost {least}{cost.in_words(together)}"
+    text = f"{incidents} cost {least}{in_words(together)}"
     return [fit_line([(" " + part, "warn")], width) for part in wrap(text, width - 2)]
 
 
@@ -108,8 +108,8 @@ def _incidents(page: RunPage, *, with_evidence: bool) -> Iterator[_Entry]:
             decided = by_incident.get(incident.incident_id, [])
             details += [(f"→ {clean(each.reason or each.verdict)}", "text") for each in decided]
         paid = page.costs.get(incident.incident_id)
-        if paid is not None and cost.in_words(paid):
-            details.append((f"cost {cost.in_words(paid)}", "dim"))
+        if paid is not None and in_words(paid):
+            details.append((f"cost {in_words(paid)}", "dim"))
         text = title_of(incident) if incident is fatal else clean(incident.summary)
         yield _Entry(incident.at, "warn", text, tuple(details))
 
