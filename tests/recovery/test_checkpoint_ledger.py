@@ -139,6 +139,16 @@ def test_what_a_rollback_or_a_person_left_may_be_saved_again_with_the_same_conte
         assert usable(looked(struck, *again, attempts=both, writer=2, steps=(18, 22)), both) == ["step_10.pt"]
 
 
+def test_what_is_written_over_a_place_that_a_person_named_is_not_the_attempts() -> None:
+    theirs = file("x.pt")._replace(path="/other/x.pt")
+    rows = ledger.chosen_by_person((), ONE, theirs, 30, 900.0)
+    both = [*ONE, span(2, "/other/x.pt", is_over=False)]
+    assert usable(rows, both) == ["x.pt"]
+    rows = looked(rows, theirs._replace(content="y", stamp="y"), attempts=both, writer=2)
+    assert usable(rows, both) == []
+    assert ledger.lost_choice(rows, both) is not None
+
+
 def test_slots_that_are_rotated_keep_what_is_known_of_each() -> None:
     rows = looked((), file("0", "a"), attempts=ALIVE, writer=1)
     rows = looked(rows, file("0", "b"), file("1", "a"), attempts=ALIVE, writer=1)

@@ -11,14 +11,7 @@ from gputui.recovery.actions import ACTIONS, NCCL_DEBUG_ENV
 from gputui.recovery.checkpoints.formats import CheckpointInfo
 from gputui.recovery.classify import Incident
 from gputui.recovery.decide import AttemptReach, decide
-from gputui.recovery.effects import (
-    ActionContext,
-    AppliedAction,
-    Effect,
-    MachineContext,
-    Precondition,
-    SkippedAction,
-)
+from gputui.recovery.effects import ActionContext, AppliedAction, Effect, MachineContext, Precondition, SkippedAction
 from gputui.recovery.policies import policy_from
 from gputui.runs.spec import CheckpointSpec, GpuRequest, RunSpec
 from tests.tables import table

@@ -6,12 +6,7 @@ import msgspec
 
 from gputui.recovery.kinds import KINDS
 from gputui.recovery.policies import POLICIES, Policy
-from gputui.recovery.policy_simulation import (
-    EXAMPLE,
-    SimulatedAttempt,
-    attempts_of,
-    fresh,
-)
+from gputui.recovery.policy_simulation import EXAMPLE, SimulatedAttempt, attempts_of, fresh
 from gputui.runs.spec import RunSpec, Scalar
 from tests.tables import table
 

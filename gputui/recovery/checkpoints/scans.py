@@ -68,6 +68,9 @@ class FolderScan(Struct, frozen=True, kw_only=True):
             when = "came there while no attempt lived"
             why = when if self.attempts else "lay there before this run began"
             return replace(entry, origin="foreign", why=why)
+        if not PurePath(file.path).is_relative_to(self.folder):
+            # A place that a person named, or a former folder: the attempt does not save there.
+            return replace(entry, origin="foreign", why="was written over by somebody else")
         if (other := self.intruder(file.path)) is not None:
             return replace(entry, origin="contested", why=other)
         return replace(entry, step=self.step_of(entry))
