@@ -175,8 +175,7 @@ def new_port(context: ActionContext) -> Result:
 
 
 def exclude_gpu(context: ActionContext) -> Result:
-    """Quarantine the faulty GPU, and continue with a spare one, else with fewer if the profile
-    allows it, else with the first that other runs release."""
+    """Quarantine the faulty GPU; take a spare one, or go on with fewer, or wait for one."""
     name, gpus, spec = "exclude_gpu", context.machine.gpus, context.spec
     if not gpus:
         return SkippedAction(name, "the run has no GPUs")

@@ -138,8 +138,7 @@ def _by_target(evidence: Evidence) -> list[Finding]:
 
 
 def fingerprint(kind: str, message: str) -> str:
-    """Sixteen hexadecimal digits, independent of ranks, numbers, addresses and paths in the
-    message."""
+    """Sixteen hexadecimal digits, independent of ranks, numbers, addresses and paths."""
     lines = (line for line in without_advice(message).splitlines() if line.strip())
     text = _NUMBERS.sub("#", _ADDRESSES.sub("#", _PATHS.sub("/", next(lines, ""))))
     data = f"{kind}\n{' '.join(text.split())}".encode("utf-8", "replace")

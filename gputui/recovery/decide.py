@@ -179,13 +179,11 @@ class ResumePoint(Struct, frozen=True):
         )
 
     def path(self, back: int) -> str | None:
-        """The checkpoint ``back`` places before the best; None, for a start from scratch, if there
-        is none."""
+        """The checkpoint ``back`` places before the best; None, for a start from scratch, without one."""
         return str(self.usable[back].path) if back < len(self.usable) else None
 
     def rollback(self, count: int) -> tuple[Result, int]:
-        """Go back ``count`` checkpoints before the best, or as far as older ones exist; also return
-        that number."""
+        """Go back ``count`` checkpoints before the best, at most to the oldest; also return the number."""
         best = self.usable[0].seen if self.usable else 0
         older = [index for index, info in enumerate(self.usable) if info.seen < best]
         if not self.configured or self.chosen_there or not older:
@@ -332,8 +330,7 @@ def _revert_refused(
     points: ResumePoint,
     backoff_seconds: float,
 ) -> RecoveryPlan:
-    """Revert a refused change, and try the next smaller batch or the ladder's next rung for that
-    incident."""
+    """Revert a refused change, and try the next smaller batch, or the next rung."""
     now = context.params
     params = {**now, **refused.replaced}
     changes = tuple(
@@ -446,8 +443,7 @@ def _retries(history: Sequence[PastDecision]) -> list[PastDecision]:
 
 
 def _fruitless(retries: Sequence[PastDecision], progress: AttemptReach) -> int:
-    """Number of consecutive attempts, this one included, without progress. Changed parameters
-    restart the count."""
+    """Number of attempts in a row, this one included, without progress or changed parameters."""
     without = takewhile(lambda past: not (past.changed or past.progressed), reversed(retries))
     return 0 if progress.made else 1 + sum(1 for _ in without)
 

@@ -131,8 +131,7 @@ class MachineContext(Struct, frozen=True):
 
 
 class ActionContext(Struct, frozen=True):
-    """Input of an action. ``below``: the run did not start with this batch size, so a smaller one
-    is tried."""
+    """Input of an action. ``below``: the run did not start with this batch size."""
 
     incident: Incident
     spec: RunSpec
@@ -206,8 +205,7 @@ class Pair(Struct, frozen=True):
 
 
 def shrink_batch(context: ActionContext) -> Result:
-    """Reduce the batch to at most 0.75 of its size, and raise the accumulation to keep their
-    product."""
+    """Reduce the batch to at most 0.75 of its size, and raise the accumulation to match."""
     spec = context.spec
     name, value = context.role("batch_size")
     if name is None:

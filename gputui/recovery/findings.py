@@ -1,5 +1,4 @@
-"""Findings: what each process of an attempt reports about its own end. Pure; `classify` selects the
-cause."""
+"""Findings: what each process of an attempt reports about its own end; `classify` selects. Pure."""
 
 from __future__ import annotations
 
@@ -207,8 +206,7 @@ def _supervision(evidence: Evidence, got_signal: int | None) -> Iterator[Finding
 def _rank_processes(
     evidence: Evidence, report: LauncherReport, own_ranks: Collection[int], *, is_last: bool
 ) -> Iterator[_Process]:
-    """The ranks that a report is about: from its table, from prefixes in the output, and for
-    ``own_ranks`` from their logs and error files."""
+    """The ranks of a report's table and output, and ``own_ranks`` with their logs and error files."""
     failures = {failure.rank: failure for failure in reversed(report.failures)}
     unranked_output, output_by_rank = by_rank(report.rest)
     errors: dict[int | None, ErrorFile] = {}
@@ -392,8 +390,7 @@ def _explain_launcher(evidence: Evidence, report: LauncherReport) -> Iterator[Fi
 def _left_early(
     evidence: Evidence, report: LauncherReport, failed: Collection[int], findings: Sequence[Finding]
 ) -> Iterator[Finding]:
-    """A finding about ranks that ended early with code 0: no report has them in ``failed``, but the
-    others lost them."""
+    """A finding about ranks that no report has in ``failed``: they ended early with code 0."""
     if report.root is None or not any(each.tier is not Tier.CAUSE for each in findings):
         return
     # A rank that was asked to end may also end with code 0.

@@ -97,8 +97,7 @@ def person_started_at(transitions: Sequence[TransitionView]) -> float:
 
 
 def training_began_at(transitions: Sequence[TransitionView]) -> float:
-    """When a person last started the run from scratch; minus infinity if unknown. A resume does not
-    count, nor does a start that was stopped in the queue."""
+    """When a person last started the run from scratch and it began; minus infinity if unknown."""
     idle = {move.transition_id for move, after in pairwise(transitions) if after.to_state != RunState.STARTING}
     begun = (
         move.at for move in queued_by_person(transitions) if move.cause != RESUME and move.transition_id not in idle

@@ -94,8 +94,7 @@ class Policy(Struct, frozen=True):
 
     @property
     def checkpoints_wanted(self) -> int:
-        """Number of valid checkpoints that a decision may need: those to go back over or to keep,
-        plus one."""
+        """Number of valid checkpoints that a decision may need to go back over or to keep."""
         steps = [
             int(action.argument or 1)
             for ladder in self.ladders.values()
@@ -107,8 +106,7 @@ class Policy(Struct, frozen=True):
 
 
 def _ladders(**ladders: str) -> dict[str, Ladder]:
-    """Ladders in short notation, such as ``"restart, rollback:2 tighter_clip"``; ``stop`` is
-    appended."""
+    """Ladders in short notation: ``"restart, rollback:2 tighter_clip"``; ``stop`` is appended."""
 
     def rung(words: str) -> Rung:
         parts = (word.partition(":") for word in words.split())

@@ -311,8 +311,7 @@ def own_name(policy: Policy) -> str:
 
 
 def actions_in(policy: Policy) -> list[PolicyAction]:
-    """The distinct actions of the policy's ladders except ``stop``, in the order of the
-    documentation."""
+    """The distinct actions of the ladders but ``stop``, in the order of the documentation."""
     rungs = (rung for ladder in policy.ladders.values() for rung in ladder)
     found = {action for rung in rungs for action in rung if action.name != "stop"}
     order = list(ACTIONS)

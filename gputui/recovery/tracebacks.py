@@ -369,8 +369,7 @@ _LINE = re.compile(
 
 
 def is_wrapper(chain: Chain) -> bool:
-    """Whether an exception only reports the end of a child process. In a rank it counts, because a
-    child may be what ended the rank."""
+    """Whether an exception only reports the end of a child process. In a rank it counts."""
     return not chain.ranked and chain.raised[-1].type.rsplit(".", 1)[-1] in _TYPES
 
 
@@ -380,8 +379,7 @@ def is_wrapper_line(line: str) -> bool:
 
 
 def wrapped_code(text: str) -> int | None:
-    """The exit code of the innermost process that a wrapper reports; negative for a signal, None
-    without a report."""
+    """The exit code of the innermost process that a wrapper reports; negative for a signal, or None."""
     for line in lines_of(text):
         if (match := _MAKE.match(line)) is not None:
             if match["code"] is not None:

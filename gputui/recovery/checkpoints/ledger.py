@@ -281,8 +281,7 @@ class CheckpointCourse(Struct, frozen=True):
         return self.departure_reason(row)
 
     def departure_reason(self, row: CheckpointRow) -> str | None:
-        """Why a checkpoint belongs to another course, to complete "the checkpoint …"; None if it
-        does not."""
+        """Why a checkpoint belongs to another course, as `exclusion_reason` puts it, or None."""
         if row.attempt < self.first_attempt:
             began = f"attempt {self.first_attempt} began from the start"
             return f"is of the training that was left when {began}"
@@ -315,8 +314,7 @@ def candidates(rows: Sequence[CheckpointRow], attempts: Sequence[AttemptSpan]) -
 
 
 def refused(rows: Sequence[CheckpointRow], attempts: Sequence[AttemptSpan]) -> list[tuple[CheckpointRow, str]]:
-    """The checkpoints that are passed over and why, newest first, including doubtful and damaged
-    ones."""
+    """The checkpoints that are passed over and why, newest first, with doubtful and damaged ones."""
     course = CheckpointCourse.of(rows, attempts)
     found = []
     for row in newest_first(rows):
@@ -327,8 +325,7 @@ def refused(rows: Sequence[CheckpointRow], attempts: Sequence[AttemptSpan]) -> l
 
 
 def newest_uncertain(rows: Sequence[CheckpointRow], attempts: Sequence[AttemptSpan]) -> CheckpointRow | None:
-    """The newest contested or cut checkpoint that would otherwise be a candidate; None if there is
-    none."""
+    """The newest contested or cut checkpoint that would otherwise be a candidate, or None."""
     course = CheckpointCourse.of(rows, attempts)
     own = (row for row in newest_first(rows) if course.departure_reason(row) is None)
     open_rows = (row for row in own if row.verdict not in ("struck", "left"))
@@ -354,8 +351,7 @@ def lost_choice(rows: Sequence[CheckpointRow], attempts: Sequence[AttemptSpan]) 
 
 
 def checkpoints_sentence(rows: Sequence[CheckpointRow], attempts: Sequence[AttemptSpan]) -> str:
-    """Text on the checkpoint that the run could be resumed from, and on those passed over. ``rows``
-    are not empty."""
+    """Text on what could be resumed from, and what is passed over. ``rows`` are not empty."""
     usable = candidates(rows, attempts)
     text = "Checkpoints: none of this training can be resumed from."
     if usable:

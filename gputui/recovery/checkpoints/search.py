@@ -117,16 +117,14 @@ class CheckpointChoice(Struct, frozen=True):
 
 
 class UnmatchedPattern(Struct, frozen=True):
-    """No file of the run matches its pattern. ``lookalike`` is a similar file, ``pattern`` a glob
-    that matches it; None if there is none."""
+    """No file matches the pattern. ``lookalike`` is a similar file, ``pattern`` a glob for it, or None."""
 
     lookalike: Path | None = None
     pattern: str | None = None
 
 
 class NotUsableError(Exception):
-    """A checkpoint that a person named cannot be used; the message says why. ``may_pass``: it
-    cannot be read now."""
+    """A named checkpoint cannot be used; ``may_pass``: it cannot be read now."""
 
     def __init__(self, text: str, *, may_pass: bool) -> None:
         super().__init__(text)
@@ -170,8 +168,7 @@ def surveyed(search: CheckpointSearch, wall: Callable[[], float] = time.time) ->
 
 
 def trouble_of(search: CheckpointSearch, rows: Rows, number: int, step: int | None) -> UnsoundLoss | None:
-    """What the metrics tell of an attempt whose loss was bad since ``step``, or in the end; None if
-    it was not. Raises StoreError or sqlite3.Error."""
+    """`CheckpointSteps.trouble` for a search. Raises StoreError or sqlite3.Error."""
     with closing(open_reader(search.database)) as connection:
         steps = CheckpointSteps(connection, search.run_id, search.attempts, search.real_folder)
         return steps.trouble(rows, number, step)
@@ -373,8 +370,7 @@ def choose(
 def _checked_save(
     row: CheckpointRow, rows: Sequence[CheckpointRow], check: Validate, is_same: IsSame
 ) -> CheckpointInfo:
-    """The result of a check, with that of the files that other ranks wrote in its save. A file that
-    has changed since the scan is not the checkpoint of its row."""
+    """The result of a check, with the other ranks' files of the save. Changed files are others."""
 
     def checked(one: CheckpointRow) -> CheckpointInfo:
         info = replace(check(Path(one.path)), step=one.step, seen=one.seen)
@@ -400,8 +396,7 @@ def _checked_save(
 
 
 def _without_content(folder: Path, missing: Sequence[CheckpointRow]) -> str | None:
-    """A message if the folder that had the missing checkpoints is empty or gone, or was another
-    one; else None."""
+    """A message if the folder of the missing checkpoints is empty, gone or another one, or None."""
     try:
         if all(name.startswith(".gputui") for name in os.listdir(folder)):
             return f"{folder} is empty, and {missing[0].name} was in it"
@@ -416,8 +411,7 @@ def _without_content(folder: Path, missing: Sequence[CheckpointRow]) -> str | No
 def _refused(
     rows: Rows, attempts: Sequence[AttemptSpan], usable: Sequence[CheckpointInfo], damaged: Sequence[CheckpointInfo]
 ) -> tuple[CheckpointInfo, ...]:
-    """The checkpoints that are passed over: those newer than the first usable one, and damaged
-    ones."""
+    """The checkpoints that are passed over: newer ones than the first usable one, and damaged ones."""
     taken = {str(info.path) for info in usable}
     reasons = {str(info.path): info.why for info in damaged}
     best = usable[0].seen if usable else 0

@@ -156,8 +156,7 @@ class AttemptWatch:
     # --- silence ------------------------------------------------------------------------------
 
     def restart_silence(self, clock: float) -> None:
-        """Measure the silence from now on, after progress or after a time when none could be
-        seen."""
+        """Measure the silence from now on: after progress, or when none could be seen."""
         self.progress_at = clock
         self.forget_looks()
         self.worked = self.was_open = False

@@ -46,8 +46,7 @@ MIN_SAMPLES = 100
 
 
 class BestLoss(Struct):
-    """The best value of a metric to minimize, its place in steps, epochs and seconds of training,
-    and the first value."""
+    """The best value of a metric to minimize, its step, epoch and training time, and the first value."""
 
     value: float | None = None
     step: int | None = None
@@ -309,8 +308,7 @@ class MetricsCourse(Struct):
         return found or Observation("no_improvement", applies=not is_moot)
 
     def _slow_steps(self, rules: RuleSet) -> Observation:
-        """The step time in milliseconds. Its limit is at least a multiple of the run's own median,
-        because large models have long steps."""
+        """The step time in milliseconds. Its limit is at least a multiple of the run's own median."""
         seconds, usual = self.step_time.value, self.usual_step_seconds
         if seconds is None or usual is None:
             return Observation("slow_steps")
@@ -320,8 +318,7 @@ class MetricsCourse(Struct):
         return Observation("slow_steps", 1000.0 * seconds, limit, text)
 
     def _data_wait(self, rules: RuleSet) -> Observation:
-        """The time that a step waits for data, in milliseconds. Its limit is at least a share of
-        the step time, if that is known."""
+        """A step's wait for data in milliseconds. Its limit is at least a share of the step time."""
         wait, step, limits = self.data_time.value, self.step_time.value, rules["data_wait"].limits
         if wait is None:
             return Observation("data_wait")

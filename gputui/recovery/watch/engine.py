@@ -46,8 +46,7 @@ class Overrides(Struct, frozen=True):
 
 
 def of_profile(alerts: str | Mapping[str, Any] | None) -> Overrides:
-    """The overrides in a profile's valid ``alerts:``: a mapping, ``standard``, or ``off`` (None).
-    Raises ValueError."""
+    """The overrides in a profile's ``alerts:``: a mapping, ``standard`` or ``off``. Raises ValueError."""
     if isinstance(alerts, Mapping):
         return overrides_from(alerts)
     is_off = alerts is None or alerts == "off"
@@ -85,8 +84,7 @@ def _override(given: object) -> Override:
 
 
 def parse_seconds(value: object) -> float | None:
-    """A duration: a number of seconds, or text such as ``90 s``, ``5 min``, ``2h``, ``1 d``; None
-    if it is none."""
+    """A duration in seconds: a number, or text such as ``90 s``, ``5 min``, ``2h``, ``1 d``; or None."""
     seconds = parse_duration(value) if isinstance(value, str) else value
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
         return None
@@ -122,8 +120,7 @@ def sentence(rule: Rule, seen: Observation, subject: str) -> str:
 
 
 def in_unit(value: float | None, unit: str) -> str:
-    """``95 %``, ``82 °C``, ``2.4 GB/h``, ``1 000 steps``; a number without a unit with four
-    digits."""
+    """``95 %``, ``82 °C``, ``2.4 GB/h``; a number without a unit with four digits."""
     if value is None:
         return UNKNOWN
     if value != value or abs(value) == float("inf"):

@@ -161,8 +161,7 @@ class GpuWatch(Struct):
         return Observation("gpu_throttled", share, limit, text)
 
     def _power_trend(self, watts: float | None, elapsed: float, rules: RuleSet) -> Observation:
-        """The change in percent between the hour before and the last minutes, within one
-        attempt."""
+        """The change in percent between the hour before and the last minutes of an attempt."""
         if self.attempt is None:
             return Observation("power_trend", applies=False)
         self.power.add(watts, elapsed)

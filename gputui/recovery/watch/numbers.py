@@ -200,8 +200,7 @@ class Straggler:
 
 @dataclass(slots=True)
 class _Ratios:
-    """Logarithms of a rank's time relative to the others, by window. ``windows`` is the number of
-    consecutive windows in which it was too slow."""
+    """Logarithms of a rank's relative time; ``windows``: how many in a row were too slow."""
 
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=STRAGGLER_RECENT))
     total: float = 0.0
@@ -228,8 +227,7 @@ class _Ratios:
 
 
 class MemorySample(Struct, frozen=True):
-    """Memory that is held (by a run, or by all) and the host's available memory, at ``at``
-    seconds."""
+    """Memory held (by a run, or by all) and available on the host, at ``at`` seconds."""
 
     at: float
     held_bytes: int

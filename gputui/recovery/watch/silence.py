@@ -59,8 +59,7 @@ class StepPace:
         self.longest_start = max(self.longest_start, min(seconds, LONGEST_GAP_SECONDS))
 
     def add_gap(self, seconds: float, lines_before: int) -> None:
-        """Add a silence that ended; ``lines_before`` is the number of the attempt's lines before
-        it."""
+        """Add a silence that ended, after so many lines of the attempt."""
         seconds = min(seconds, LONGEST_GAP_SECONDS)
         if lines_before < EARLY_LINES:
             self.longest_early = max(self.longest_early, seconds)
@@ -133,8 +132,7 @@ class ProgressSilence(Struct, frozen=True):
 
 
 def silence(course: StepProgress, seconds: float, hang_after: float) -> ProgressSilence:
-    """The assessment of an attempt's silence of ``seconds``; ``hang_after`` is the shortest that
-    may count as a hang."""
+    """The assessment of ``seconds`` of silence; ``hang_after`` is the shortest that may be a hang."""
     phase, pace = course.phase, course.pace
     gap = longest = pace.longest_gap
     factor = 1.0
@@ -201,8 +199,7 @@ class GpuActivity(Struct, frozen=True):
 def doing(
     earlier: Sequence[ProcessReading], later: Sequence[ProcessReading], seconds: float, gpu: GpuActivity | None = None
 ) -> Doing:
-    """What a rank, which is one or several processes, did in the ``seconds`` between two
-    snapshots."""
+    """What a rank, of one or several processes, did in the ``seconds`` between two snapshots."""
     if not later:
         return Doing.GONE
     if seconds <= 0 or any(process.io_bytes is None for process in later):
