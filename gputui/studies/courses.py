@@ -6,8 +6,7 @@ import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gputui.store.metrics.objectives import reported_values
-from gputui.store.metrics.queries import Cursor
+from gputui.store.metrics.queries import Cursor, reported_values
 from gputui.store.studies import TrialRecord
 from gputui.studies.decide import ObjectiveCourse, ObjectivePoint
 from gputui.studies.spec import StudySpec

@@ -9,8 +9,7 @@ import sqlite3
 
 from gputui.runs.spec import RunSpec, Scalar
 from gputui.store.gpu_use import peak_bytes, study_peaks
-from gputui.store.metrics.objectives import reported_values
-from gputui.store.metrics.queries import latest
+from gputui.store.metrics.queries import latest, reported_values
 from gputui.store.run_states import RunState
 from gputui.studies import decide
 from gputui.studies.decide import ObjectiveCourse, ObjectivePoint, RunEnd

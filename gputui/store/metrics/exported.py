@@ -52,17 +52,16 @@ class ExportProgress(Struct, frozen=True):
     notes: Mapping[str, int] = msgspec.field(default_factory=dict)
     store: str | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        places = {path: list(position) for path, position in self.places.items()}
-        return {"places": places, "notes": dict(self.notes), "store": self.store}
+    def to_json(self) -> Any:
+        return msgspec.to_builtins(self)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> ExportProgress:
-        """The inverse of `to_json`. Raises ValueError, TypeError, KeyError or AttributeError for malformed data."""
-        places = {str(path): (int(position[0]), int(position[1])) for path, position in data["places"].items()}
-        store = data["store"]
-        notes = {str(kind): int(number) for kind, number in data["notes"].items()}
-        return cls(places, notes, None if store is None else str(store))
+    def from_json(cls, data: Any) -> ExportProgress:
+        """The inverse of `to_json`. Raises ValueError for malformed data."""
+        try:
+            return msgspec.convert(data, cls)
+        except msgspec.ValidationError as error:
+            raise ValueError(str(error)) from error
 
 
 class Piece(Struct, frozen=True):
@@ -191,16 +190,11 @@ def _notes(connection: sqlite3.Connection, run_id: str, after: Mapping[str, int]
 
 def _attempts(rows: Sequence[tuple[Any, ...]], after: int) -> Iterator[Note]:
     before: dict[str, Any] | None = None
-    for number, at, text, gpus, resumed_from, resumed_step in rows:
+    for number, at, text, gpus, resumed_from, step in rows:
         params = json.loads(text)
         changed = {} if before is None else {name: value for name, value in params.items() if before.get(name) != value}
         before = params
         if number > after:
             resumed = None if resumed_from is None else PurePath(resumed_from).name
-            data = {
-                "gpus": len(json.loads(gpus)),
-                "resumed_from": resumed,
-                "resumed_step": resumed_step,
-                "changed": changed,
-            }
+            data = {"gpus": len(json.loads(gpus)), "resumed_from": resumed, "resumed_step": step, "changed": changed}
             yield Note("attempt", number, at, number, data)

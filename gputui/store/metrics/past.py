@@ -1,8 +1,7 @@
 """Metrics as of a past time.
 
-A run's lines are stored in time order, so the position reached at a time is found by binary search: some thirty
-queries, however many lines there are. A source whose lines carry no times has no known past. Times are UTC unix
-seconds.
+A run's lines are stored in time order, so the position reached at a time lies in the last stretch that began before it.
+A source whose lines carry no times has no known past. Times are UTC unix seconds.
 """
 
 from __future__ import annotations
@@ -23,8 +22,6 @@ NEWEST_LINES = 400
 FIRST_LINES = 8
 """Lines read at the start of an attempt, where values that are written once are, such as the number of steps."""
 
-# The search ends at a range this small, whose lines are read one by one.
-_NEAR_BYTES = 4096
 _PROBE_LINES = 64
 
 
@@ -158,48 +155,20 @@ def _line(row: tuple[int, int | None, int | None, float | None, str]) -> PastLin
 
 def _position_at(connection: sqlite3.Connection, source_id: int, end: FilePosition, at: float) -> FilePosition | None:
     """Where the lines written after a time begin; None if the lines carry no times."""
-    for generation in range(end[0], -1, -1):
-        start = _timed(connection, source_id, generation, 0)
-        if start is None:
-            continue
-        if start[1] > at:
-            if generation == 0:
-                return (0, 0)
-            continue
-        limit = end[1] if generation == end[0] else _size(connection, source_id, generation)
-        return generation, _bisect(connection, source_id, generation, start[0], limit, at)
-    return None
-
-
-def _bisect(connection: sqlite3.Connection, source_id: int, generation: int, low: int, high: int, at: float) -> int:
-    """The offset of the first line written after ``at``. The line at ``low`` is not; one at ``high``, if any, is."""
-    while high - low > _NEAR_BYTES:
-        middle = (low + high) // 2
-        line = _timed(connection, source_id, generation, middle)
-        if line is None or line[1] > at or line[0] >= high:
-            high = middle
-        else:
-            low = line[0]
-    rows = connection.execute(
-        "SELECT byte_offset, at FROM metrics WHERE source_id = ? AND generation = ? AND byte_offset >= ? "
-        "ORDER BY byte_offset",
-        (source_id, generation, low),
-    )
-    for byte_offset, written_at in rows:
-        if written_at is not None and written_at > at:
-            return int(byte_offset)
-        high = byte_offset + 1
-    return high
-
-
-def _timed(connection: sqlite3.Connection, source_id: int, generation: int, offset: int) -> tuple[int, float] | None:
-    """The offset and time of the first line with a time among the next few lines from an offset on."""
-    rows = connection.execute(
-        "SELECT byte_offset, at FROM metrics WHERE source_id = ? AND generation = ? AND byte_offset >= ? "
-        "ORDER BY byte_offset LIMIT ?",
-        (source_id, generation, offset, _PROBE_LINES),
-    )
-    return next(((byte_offset, at) for byte_offset, at in rows if at is not None), None)
+    begin = connection.execute(
+        "SELECT generation, byte_offset FROM metric_stretches WHERE source_id = ? AND min_at <= ? "
+        "ORDER BY generation DESC, byte_offset DESC LIMIT 1",
+        (source_id, at),
+    ).fetchone()
+    later: FilePosition | None = connection.execute(
+        "SELECT generation, byte_offset FROM metrics WHERE source_id = ? AND (generation, byte_offset) >= (?, ?) "
+        "AND (generation, byte_offset) < (?, ?) AND at > ? ORDER BY generation, byte_offset LIMIT 1",
+        (source_id, *(begin or (0, 0)), *end, at),
+    ).fetchone()
+    if later is not None or begin is not None:
+        return later or end
+    timed = connection.execute("SELECT 1 FROM metrics WHERE source_id = ? AND at IS NOT NULL LIMIT 1", (source_id,))
+    return None if timed.fetchone() is None else end
 
 
 def _size(connection: sqlite3.Connection, source_id: int, generation: int) -> int:

@@ -6,17 +6,22 @@ import itertools
 import math
 import sqlite3
 from collections.abc import Iterator
+from typing import Any
 
 from msgspec import Struct
 
-_LINES = "FROM metrics WHERE source_id = ? AND attempt = ? AND step IS NOT NULL AND at IS NOT NULL"
-_FROM = f"SELECT step, at {_LINES}"
-_IS_STEP = "AND data ->> '$.event' IS NULL"
+from gputui.store.metrics.queries import FilePosition
+
 # A run is ended for bad values only after this many lines in a row.
 _LINES_OF_TROUBLE = 5
 _MOST_GAPS = 8
 _MOST_ATTEMPTS = 3
 _END = (1 << 62, 1 << 62)
+_FIRST_RANK = "AND coalesce(rank, 0) = 0"
+_LOSS_IS_KNOWN = f"AND data ->> '$.loss' IS NOT NULL {_FIRST_RANK}"
+
+Section = tuple[int, FilePosition, FilePosition]
+"""The part of a source that belongs to an attempt: source, begin, begin of the next attempt."""
 
 
 class StepTimes(Struct, frozen=True):
@@ -27,26 +32,13 @@ class StepTimes(Struct, frozen=True):
 
     def first_at(self, attempt: int) -> float | None:
         """When the attempt did its first step."""
-        rows = [
-            self.connection.execute(
-                f"{_FROM} AND (generation, byte_offset) >= (?, ?) {_IS_STEP} ORDER BY generation, byte_offset LIMIT 1",
-                (source, attempt, *begin),
-            ).fetchone()
-            for source, begin, _ in self._sections(attempt)
-        ]
-        return min((row[1] for row in rows if row is not None), default=None)
+        rows = (self._line("at", attempt, section, is_newest=False) for section in self._sections(attempt))
+        return min((row[0] for row in rows if row is not None), default=None)
 
     def last_at(self, attempt: int, step: int) -> float | None:
         """When the attempt did its last step up to ``step``; None if it did none."""
-        rows = [
-            self.connection.execute(
-                f"{_FROM} AND (generation, byte_offset) < (?, ?) AND step <= ? {_IS_STEP} "
-                "ORDER BY generation DESC, byte_offset DESC LIMIT 1",
-                (source, attempt, *end, step),
-            ).fetchone()
-            for source, _, end in self._sections(attempt)
-        ]
-        return max((row[1] for row in rows if row is not None), default=None)
+        rows = (self._line("at", attempt, section, "AND step <= ?", step) for section in self._sections(attempt))
+        return max((row[0] for row in rows if row is not None), default=None)
 
     def repeats(self, attempt: int, step: int) -> bool:
         """Whether the attempt wrote ``step`` again after a later one, as when steps are counted within an epoch."""
@@ -59,7 +51,7 @@ class StepTimes(Struct, frozen=True):
         )
         return any(
             self.connection.execute(query, (source, attempt, step)).fetchone() is not None
-            for source in dict.fromkeys(source for source, _, _ in self._sections(attempt))
+            for source, _, _ in self._sections(attempt)
         )
 
     def start_again(self, attempt: int) -> bool:
@@ -72,24 +64,15 @@ class StepTimes(Struct, frozen=True):
     def done_at(self, attempt: int, step: int) -> float | None:
         """When the attempt last did a step, its last few lines left out: a failure at a step shows only in the lines
         that follow. None if it never did."""
-        rows = []
+        found = []
         for source, begin, end in self._sections(attempt):
-            newest = self.connection.execute(
-                "SELECT generation, byte_offset FROM metrics WHERE source_id = ? AND attempt = ? "
-                "AND (generation, byte_offset) >= (?, ?) AND (generation, byte_offset) < (?, ?) "
-                "AND step IS NOT NULL AND coalesce(rank, 0) = 0 AND data ->> '$.event' IS NULL "
-                "ORDER BY generation DESC, byte_offset DESC LIMIT 1 OFFSET ?",
-                (source, attempt, *begin, *end, _LINES_OF_TROUBLE - 1),
-            ).fetchone()
-            if newest is not None:
-                rows.append(
-                    self.connection.execute(
-                        f"{_FROM} AND (generation, byte_offset) <= (?, ?) AND step = ? {_IS_STEP} "
-                        "ORDER BY generation DESC, byte_offset DESC LIMIT 1",
-                        (source, attempt, *newest, step),
-                    ).fetchone()
-                )
-        return min((row[1] for row in rows if row is not None), default=None)
+            newest = self._line(
+                "generation, byte_offset + 1", attempt, (source, begin, end), _FIRST_RANK, skipped=_LINES_OF_TROUBLE - 1
+            )
+            row = newest and self._line("at", attempt, (source, begin, newest), "AND step = ?", step)
+            if row is not None:
+                found.append(row[0])
+        return min(found, default=None)
 
     def come_with_checkpoints(self) -> bool:
         """Whether lines are written only with checkpoints, so that steps after the newest one are unknown."""
@@ -106,26 +89,19 @@ class StepTimes(Struct, frozen=True):
 
     def newest_line(self, attempt: int, at: float, since: float) -> tuple[float, int] | None:
         """(time, step) of that step's line."""
-        best: tuple[float, int] | None = None
+        found = []
         for source, begin, end in self._sections(attempt):
             stretch = self._stretch(source, attempt, at)
             if stretch is not None:
-                begin = stretch
                 following = self.connection.execute(
                     "SELECT generation, byte_offset FROM metric_stretches WHERE source_id = ? AND attempt = ? "
                     "AND (generation, byte_offset) > (?, ?) ORDER BY generation, byte_offset LIMIT 1",
-                    (source, attempt, *begin),
+                    (source, attempt, *stretch),
                 ).fetchone()
-                end = end if following is None else (following[0], following[1])
-            row = self.connection.execute(
-                f"{_FROM} AND (generation, byte_offset) >= (?, ?) AND (generation, byte_offset) < (?, ?) "
-                f"AND at BETWEEN ? AND ? AND coalesce(rank, 0) = 0 {_IS_STEP} "
-                "ORDER BY generation DESC, byte_offset DESC LIMIT 1",
-                (source, attempt, *begin, *end, since, at),
-            ).fetchone()
-            if row is not None and (best is None or (row[1], row[0]) > best):
-                best = (row[1], row[0])
-        return best
+                begin, end = stretch, following or end
+            where = f"AND at BETWEEN ? AND ? {_FIRST_RANK}"
+            found.append(self._line("at, step", attempt, (source, begin, end), where, since, at))
+        return max((row for row in found if row is not None), default=None)
 
     def latest_at(self, attempt: int, at: float, since: float) -> int | None:
         """The latest step that the attempt may have reached at a moment; None if its lines since ``since`` do not tell,
@@ -136,7 +112,7 @@ class StepTimes(Struct, frozen=True):
         each other at most.
         """
         newest = self.newest_line(attempt, at, since)
-        by_section = (self._step_before_next(attempt, at, *section) for section in self._sections(attempt))
+        by_section = (self._step_before_next(attempt, at, section) for section in self._sections(attempt))
         next_steps = [step for step in by_section if step is not None]
         if next_steps:
             step = min(next_steps)[1]
@@ -157,18 +133,15 @@ class StepTimes(Struct, frozen=True):
             steps.append(line[1])
         return max((later - earlier for later, earlier in itertools.pairwise(steps)), default=None)
 
-    def _step_before_next(
-        self, attempt: int, at: float, source: int, begin: tuple[int, int], end: tuple[int, int]
-    ) -> tuple[float, int] | None:
+    def _step_before_next(self, attempt: int, at: float, section: Section) -> tuple[float, int] | None:
         """The time of a source's next line or block after a moment, and the last step that may precede it."""
-        lines = self.connection.execute(
-            f"SELECT step, at, data ->> '$.time' {_LINES} AND (generation, byte_offset) >= (?, ?) "
-            "AND (generation, byte_offset) < (?, ?) AND at > ? AND coalesce(rank, 0) = 0 "
-            f"{_IS_STEP} ORDER BY generation, byte_offset",
-            (source, attempt, *(self._stretch(source, attempt, at) or begin), *end, at),
-        )
+        source, begin, end = section
+        section = source, self._stretch(source, attempt, at) or begin, end
         block: tuple[float, int] | None = None
-        for step, told_at, time in lines:
+        where = f"AND at > ? {_FIRST_RANK}"
+        for step, told_at, time in self._lines(
+            "step, at, data ->> '$.time'", attempt, section, where, at, is_newest=False
+        ):
             if time is not None:
                 return block or (told_at, step - 1)
             if block is not None and told_at != block[0]:
@@ -178,55 +151,56 @@ class StepTimes(Struct, frozen=True):
 
     def last_sound(self, attempt: int, step: int | None = None) -> int | None:
         """The last step, or the last before ``step``, whose loss was a finite number; None if there is none."""
-        rows = [
-            self.connection.execute(
-                f"{_FROM} AND (generation, byte_offset) >= (?, ?) AND (generation, byte_offset) < (?, ?) "
-                f"AND step < coalesce(?, 9e999) AND json_type(data, '$.loss') IN ('real', 'integer') "
-                f"AND coalesce(rank, 0) = 0 {_IS_STEP} "
-                "ORDER BY generation DESC, byte_offset DESC LIMIT 1",
-                (source, attempt, *begin, *end, step),
-            ).fetchone()
-            for source, begin, end in self._sections(attempt)
-        ]
+        where = f"AND step < coalesce(?, 9e999) AND json_type(data, '$.loss') IN ('real', 'integer') {_FIRST_RANK}"
+        rows = (self._line("step", attempt, section, where, step) for section in self._sections(attempt))
         return max((row[0] for row in rows if row is not None), default=None)
 
     def unsound_since(self, attempt: int) -> tuple[int, float] | None:
         """The step and the time since which no loss of the attempt was a finite number; None if its newest one was, or
         has none."""
         for source, begin, end in self._sections(attempt):
-            lines = (
-                f"{_LINES} AND (generation, byte_offset) >= (?, ?) AND (generation, byte_offset) < (?, ?) "
-                f"AND data ->> '$.loss' IS NOT NULL AND coalesce(rank, 0) = 0 {_IS_STEP}"
-            )
-            backwards = "ORDER BY generation DESC, byte_offset DESC LIMIT 1"
-            newest = self.connection.execute(
-                f"SELECT json_type(data, '$.loss') {lines} {backwards}", (source, attempt, *begin, *end)
-            ).fetchone()
+            section = source, begin, end
+            newest = self._line("json_type(data, '$.loss')", attempt, section, _LOSS_IS_KNOWN)
             if newest is None or newest[0] != "text":
                 continue
-            sound = self.connection.execute(
-                f"SELECT generation, byte_offset {lines} AND json_type(data, '$.loss') != 'text' {backwards}",
-                (source, attempt, *begin, *end),
-            ).fetchone()
-            row = self.connection.execute(
-                f"SELECT step, at {lines} AND (generation, byte_offset) > (?, ?) "
-                "ORDER BY generation, byte_offset LIMIT 1",
-                (source, attempt, *begin, *end, *((-1, -1) if sound is None else sound)),
-            ).fetchone()
-            return int(row[0]), float(row[1])
+            sound = self._line(
+                "generation, byte_offset + 1", attempt, section,
+                f"{_LOSS_IS_KNOWN} AND json_type(data, '$.loss') != 'text'",
+            )  # fmt: skip
+            row = self._line("step, at", attempt, (source, sound or begin, end), _LOSS_IS_KNOWN, is_newest=False)
+            return None if row is None else (int(row[0]), float(row[1]))
         return None
 
-    def _stretch(self, source: int, attempt: int, at: float) -> tuple[int, int] | None:
+    def _line(
+        self, columns: str, attempt: int, section: Section, where: str = "", *values: Any,
+        is_newest: bool = True, skipped: int = 0,
+    ) -> Any:  # fmt: skip
+        """The newest or first line with a step and a time that is no event."""
+        rows = self._lines(columns, attempt, section, where, *values, is_newest=is_newest)
+        return next(itertools.islice(rows, skipped, None), None)
+
+    def _lines(
+        self, columns: str, attempt: int, section: Section, where: str, *values: Any, is_newest: bool
+    ) -> sqlite3.Cursor:
+        source, begin, end = section
+        order = "DESC" if is_newest else ""
+        return self.connection.execute(
+            f"SELECT {columns} FROM metrics WHERE source_id = ? AND attempt = ? AND step IS NOT NULL "  # noqa: S608
+            "AND at IS NOT NULL AND (generation, byte_offset) >= (?, ?) AND (generation, byte_offset) < (?, ?) "
+            f"AND data ->> '$.event' IS NULL {where} ORDER BY generation {order}, byte_offset {order}",
+            (source, attempt, *begin, *end, *values),
+        )
+
+    def _stretch(self, source: int, attempt: int, at: float) -> FilePosition | None:
         """The begin of the stretch with the lines of a moment: a few hundred of millions of lines."""
-        begin: tuple[int, int] | None = self.connection.execute(
+        begin: FilePosition | None = self.connection.execute(
             "SELECT generation, byte_offset FROM metric_stretches WHERE source_id = ? AND attempt = ? "
             "AND min_at <= ? ORDER BY number DESC LIMIT 1",
             (source, attempt, at),
         ).fetchone()
         return begin
 
-    def _sections(self, attempt: int) -> Iterator[tuple[int, tuple[int, int], tuple[int, int]]]:
-        """The part of each source that belongs to an attempt: (source, begin, begin of the next attempt)."""
+    def _sections(self, attempt: int) -> Iterator[Section]:
         sources = self.connection.execute(
             "SELECT source_id FROM metric_sources WHERE run_id = ?", (self.run_id,)
         ).fetchall()

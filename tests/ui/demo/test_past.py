@@ -17,7 +17,7 @@ from gputui.store import checkpoints
 from gputui.store.attempts import read_attempts
 from gputui.store.database import open_reader
 from gputui.store.hardware import gpu_history, quarantined
-from gputui.store.metrics.objectives import reported_values
+from gputui.store.metrics.queries import reported_values
 from gputui.store.run_history import read_incidents
 from gputui.store.runs import find_run, read_runs
 from gputui.store.studies import StudyState, TrialState, find_study, read_rungs, read_trials
