@@ -11,8 +11,10 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+from msgspec import Struct
 
 from gputui.core.text import SEQUENCE
 from gputui.metrics.contract import Parsed, ParsedLine, Rejected, excerpt, parse_line, parse_values
@@ -48,27 +50,16 @@ _SECOND = frozenset({"s", "sec"})
 _CUT_OFF = Rejected("cut off: no newline at its end")
 
 
-class Reading(NamedTuple):
-    """How a profile reads lines. ``patterns`` are regular expressions for printed lines, ``step``
-    is the name of an unusual group or column for the step, ``units`` are factors of values by name,
-    ``streams`` are the outputs of a rank to search, and ``epochs`` is what earlier readers of the
-    run have learned, see `EpochCount`."""
+class Reading(Struct, frozen=True):
+    """How a profile reads lines. ``patterns`` are regular expressions for printed lines, ``step`` is the name of an
+    unusual group or column for the step, ``units`` are factors of values by name, ``streams`` are the outputs of a rank
+    to search, and ``epochs`` is what earlier readers of the run have learned, see `EpochCount`."""
 
     patterns: tuple[str, ...] = ()
     step: str | None = None
-    units: Mapping[str, float] = MappingProxyType({})
+    units: Mapping[str, float] = msgspec.field(default_factory=dict)
     streams: tuple[str, ...] = ("stdout",)
-    epochs: Mapping[str, Sequence[int]] = MappingProxyType({})
-
-    def to_json(self) -> str:
-        """The stored form."""
-        return json.dumps({**self._asdict(), "units": dict(self.units), "epochs": dict(self.epochs)})
-
-    @classmethod
-    def from_json(cls, text: str | None) -> Reading:
-        values = json.loads(text or "{}")
-        lists = {name: tuple(values[name]) for name in ("patterns", "streams") if values.get(name)}
-        return cls(step=values.get("step"), units=values.get("units") or {}, epochs=values.get("epochs") or {}, **lists)
+    epochs: Mapping[str, Sequence[int]] = msgspec.field(default_factory=dict)
 
 
 DEFAULT_READING = Reading()

@@ -14,10 +14,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from gputui.core.redaction import BY_LOOK, Redactor
 from gputui.metrics.batch import (
-    BATCH_BYTES,
     STARTS_AGAIN,
     Batch,
     IngestReport,
@@ -33,16 +33,12 @@ from gputui.metrics.reduction import Reducer
 from gputui.metrics.sources import PendingWork, ReadContext, SourceEnds, SourceRow, SourceTable
 from gputui.store.events import EventKind
 
-PUMP_BYTES = 4 << 20
 # The agent's loop has other work; the rest is read in its next turn.
 PUMP_SECONDS = 0.016
 
 # The size of a batch follows the measured speed and the remaining time.
 _FIRST_BYTES_PER_SECOND = 4 << 20
 _MIN_BATCH_BYTES = 16 << 10
-
-# The cost of a line beyond its bytes, so that a budget also bounds many tiny lines.
-_LINE_COST_BYTES = 128
 
 # Between two reads of a source in another thread, while lines come and in silence.
 ACTIVE_INTERVAL_SECONDS = 0.25
@@ -178,25 +174,22 @@ class MetricsIngest:
 
     # --- in separate transactions ---------------------------------------------------------------------------------
 
-    def pump(
-        self, run_id: str | None = None, budget_bytes: int = PUMP_BYTES, budget_seconds: float = PUMP_SECONDS
-    ) -> IngestReport:
-        """Store new whole lines of one run, or of all runs with an attempt: about ``budget_bytes``
-        of them, for about ``budget_seconds``. Sources that did not fit come first in the next call.
+    def pump(self, budget_seconds: float = PUMP_SECONDS) -> IngestReport:
+        """Store new whole lines of all runs with an attempt, for about ``budget_seconds``. Sources that did not fit
+        come first in the next call.
 
-        A batch of each source with new lines is stored in one transaction. Raises
-        sqlite3.OperationalError (the disk is full, the database is locked); earlier transactions
-        are kept, the next call tries again, and its report includes what this one stored. A file
-        that cannot be read becomes a note in the report. Raises RuntimeError inside a transaction.
+        A batch of each source with new lines is stored in one transaction. Raises sqlite3.OperationalError (the disk is
+        full, the database is locked); earlier transactions are kept, the next call tries again, and its report includes
+        what this one stored. A file that cannot be read becomes a note in the report. Raises RuntimeError inside a
+        transaction.
         """
-        return self._drain(run_id, budget_bytes, budget_seconds, ended=False)
+        return self._drain(None, budget_seconds)
 
-    def finish(self, run_id: str, budget_bytes: int | None = None, budget_seconds: float = math.inf) -> IngestReport:
-        """The same after an attempt has ended, up to the end of its files. A complete last line
-        without a newline is stored, an incomplete one rejected. With a budget, ``more`` in the
-        report asks for another call, and ``awaits`` for one after a while. A file that does not
-        answer is given up after ANSWER_SECONDS."""
-        report = self._drain(run_id, budget_bytes, budget_seconds, ended=True)
+    def finish(self, run_id: str, budget_seconds: float = math.inf) -> IngestReport:
+        """The same for one run after an attempt has ended, up to the end of its files. A complete last line without a
+        newline is stored, an incomplete one rejected. ``more`` in the report asks for another call, and ``awaits`` for
+        one after a while. A file that does not answer is given up after ANSWER_SECONDS."""
+        report = self._drain(run_id, budget_seconds)
         if not report.more and not report.awaits:
             self.forget(run_id)
         return report
@@ -205,44 +198,38 @@ class MetricsIngest:
         """Whether a read in another thread has ended."""
         return any(source.job.is_over for source in self._sources.values() if source.job is not None)
 
-    def _drain(
-        self, run_id: str | None, budget_bytes: int | None, budget_seconds: float, *, ended: bool
-    ) -> IngestReport:
+    def _drain(self, run_id: str | None, budget_seconds: float) -> IngestReport:
+        """Store what there is of one run whose attempt has ended, or of all."""
         if self._connection.in_transaction:
             raise RuntimeError("metrics are stored in transactions of their own")
         sources = self._refreshed(run_id)
         rank = {source_id: index for index, source_id in enumerate(self._waiting)}
         queue = deque(sorted(sources, key=lambda source: rank.get(source.row.source_id, len(rank))))
         until = time.monotonic() + budget_seconds
-        remaining_bytes = math.inf if budget_bytes is None else budget_bytes
-        while queue and remaining_bytes > 0 and time.monotonic() < until:
-            round_until = min(until, time.monotonic() + PUMP_SECONDS)
-            remaining_bytes -= self._store_round(queue, remaining_bytes, round_until, ended=ended)
+        while queue and (now := time.monotonic()) < until:
+            self._store_round(queue, min(until, now + PUMP_SECONDS), ended=run_id is not None)
         self._waiting = [source.row.source_id for source in queue]
         self._report.awaits = any(source.awaits_since is not None and not source.is_unanswered() for source in sources)
         report, self._report = self._report, IngestReport()
         report.more = bool(queue)
         return report
 
-    def _store_round(self, queue: deque[OpenSource], budget_bytes: float, until: float, *, ended: bool) -> int:
-        """Store one batch of each source at the head of the queue in one transaction, and move
-        sources with more lines to its end. Returns the cost in bytes of the budget.
+    def _store_round(self, queue: deque[OpenSource], until: float, *, ended: bool) -> None:
+        """Store one batch of each source at the head of the queue in one transaction, and move sources with more lines
+        to its end.
 
-        Each source comes at most once per transaction: its reader closes a replaced file as soon as
-        it sees the state behind it, which must be committed by then.
+        Each source comes at most once per transaction: its reader closes a replaced file as soon as it sees the state
+        behind it, which must be committed by then.
         """
         stored: list[tuple[OpenSource, Batch]] = []
         changed: list[OpenSource] = []
         began = time.monotonic()
-        spent_bytes = read_bytes = 0
         try:
             for source in list(queue):
                 seconds = until - time.monotonic()
-                if spent_bytes >= budget_bytes or seconds <= 0:
+                if seconds <= 0:
                     break
-                fitting_bytes = max(_MIN_BATCH_BYTES, seconds * self._bytes_per_second)
-                batch_bytes = int(min(BATCH_BYTES, budget_bytes - spent_bytes, fitting_bytes))
-                batch = self._read(source, batch_bytes, ended=ended)
+                batch = self._read(source, max(_MIN_BATCH_BYTES, int(seconds * self._bytes_per_second)), ended=ended)
                 queue.popleft()
                 if batch is None and (source.job is not None or not source.reducer.is_behind):
                     continue
@@ -251,7 +238,6 @@ class MetricsIngest:
                 changed.append(source)
                 if batch is None:
                     source.reducer.take(self._connection, ())
-                    spent_bytes += BATCH_BYTES
                     continue
                 source_id, now = source.row.source_id, self._clock()
                 if not store_batch(self._connection, source_id, source.state, batch, now, source.reducer):
@@ -260,8 +246,6 @@ class MetricsIngest:
                 stored.append((source, batch))
                 if batch.learned and batch.learned != source.learned:
                     self._table.learn(source.row, batch.learned)
-                read_bytes += batch.bytes_read
-                spent_bytes += max(batch.bytes_read, _LINE_COST_BYTES * (len(batch.rows) + len(batch.rejected)), 1)
             if self._connection.in_transaction:
                 self._connection.execute("COMMIT")
         except BaseException:
@@ -271,6 +255,7 @@ class MetricsIngest:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
             raise
+        read_bytes = sum(batch.bytes_read for _, batch in stored)
         if read_bytes >= _MIN_BATCH_BYTES:
             # The average forgets a slow disk within a few batches.
             bytes_per_second = read_bytes / max(time.monotonic() - began, 1e-6)
@@ -280,7 +265,6 @@ class MetricsIngest:
             if batch.more and not source.is_aside:
                 queue.append(source)
         queue.extend(one for one in changed if one.reducer.is_behind and one not in queue)
-        return spent_bytes
 
     def _note_stored(self, source: OpenSource, batch: Batch, *, ended: bool) -> None:
         """Go on behind a batch that was committed."""
@@ -295,7 +279,7 @@ class MetricsIngest:
             self._note(source, note)
         if source.is_aside:
             source.next_read_at = time.monotonic() + (0.0 if batch.more else ACTIVE_INTERVAL_SECONDS)
-            self._begin_read(source, BATCH_BYTES, ended=ended)
+            self._begin_read(source, ended=ended)
 
     def _read(self, source: OpenSource, budget_bytes: int, *, ended: bool) -> Batch | None:
         """The next batch of a source, None if there is none now."""
@@ -316,18 +300,18 @@ class MetricsIngest:
             source.is_aside = must
         try:
             if source.is_aside:
-                return self._read_aside(source, budget_bytes, ended=ended)
+                return self._read_aside(source, ended=ended)
             return self._reader(source).read(source.state, source.boundaries, budget_bytes=budget_bytes, ended=ended)
         except OSError as error:
             text = f"metrics cannot be read: {error}"
             self._note(source, MetricsNote("metrics_unreadable", str(error), text))
             return None
 
-    def _read_aside(self, source: OpenSource, budget_bytes: int, *, ended: bool) -> Batch | None:
+    def _read_aside(self, source: OpenSource, *, ended: bool) -> Batch | None:
         """The batch of a source's finished read in another thread, or None; begins the next read if
         it is due."""
         if source.job is None:
-            self._begin_read(source, budget_bytes, ended=ended)
+            self._begin_read(source, ended=ended)
             return None
         if source.is_final and not ended:
             # It is for the caller that reads the rest of the attempt.
@@ -345,20 +329,16 @@ class MetricsIngest:
             text = f"the search for {pattern} ends after {MOST_ENTRIES} files and folders; name its folders"
             self._note(source, MetricsNote("metrics_search_cut", pattern, text))
         if batch is None and ended and not source.is_final:
-            self._begin_read(source, budget_bytes, ended=ended)
+            self._begin_read(source, ended=ended)
         return batch
 
-    def _begin_read(self, source: OpenSource, budget_bytes: int, *, ended: bool) -> None:
+    def _begin_read(self, source: OpenSource, *, ended: bool) -> None:
         """Begin a read in another thread if it is due."""
         now, context = time.monotonic(), self._table.context
         if context is None or (now < source.next_read_at and not ended):
             return
-        reader, state, boundaries = self._reader(source), source.state, tuple(source.boundaries)
-        budget_bytes = max(_MIN_BATCH_BYTES, budget_bytes)
-        source.job = context.start(
-            f"reading {source.row.pattern}",
-            lambda: reader.read(state, boundaries, budget_bytes=budget_bytes, ended=ended),
-        )
+        read = partial(self._reader(source).read, source.state, tuple(source.boundaries), ended=ended)
+        source.job = context.start(f"reading {source.row.pattern}", read)
         source.awaits_since, source.is_final = now, ended
 
     def _reader(self, source: OpenSource) -> SourceReader:

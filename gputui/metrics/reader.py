@@ -172,11 +172,10 @@ class FileReader:
             descriptor = self._file.open_current(inode)
         else:
             descriptor = self._file.open_former(inode, state.byte_offset, state.fingerprint)
-            # An empty file is about to be written: only then it shows what it is.
-            if status is not None and status.st_size:
-                successor = status.st_ino
+            successor = None if status is None else status.st_ino
         if descriptor is not None:
-            batch = self._read_from(descriptor, state, boundaries, budget_bytes, ended and successor is None)
+            is_followed = successor is not None and status is not None and status.st_size > 0
+            batch = self._read_from(descriptor, state, boundaries, budget_bytes, ended and not is_followed)
             if batch is None:
                 return self._follow(successor or inode, None, state, boundaries)
             if batch.state != state:

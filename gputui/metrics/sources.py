@@ -12,7 +12,9 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gputui.core.redaction import Redactor
 from gputui.metrics.batch import EarlierLines, SourceState
@@ -79,6 +81,10 @@ class SourceRow(NamedTuple):
     reading: str | None
 
     @property
+    def how(self) -> Reading:
+        return msgspec.json.decode(self.reading or "{}", type=Reading)
+
+    @property
     def pattern(self) -> str:
         """The path or glob of its files."""
         return f"{self.path}/{TRACKERS[self.format].pattern}" if self.format in TRACKERS else self.path
@@ -103,11 +109,11 @@ class SourceTable:
     def register(self, run_id: str, path: str, kind: str, reading: Reading) -> None:
         """Add a source, unless the run has it. See `MetricsIngest.open_source`."""
         if kind in PRINTED_STREAMS:
-            reading = reading._replace(streams=PRINTED_STREAMS[kind])
+            reading = replace(reading, streams=PRINTED_STREAMS[kind])
             kind = PRINTED
         if kind != "hf" and kind not in TRACKERS:
             line_format(kind, reading)
-        self._insert(run_id, path, kind, reading.to_json())
+        self._insert(run_id, path, kind, msgspec.json.encode(reading).decode())
 
     def files_of(self, run_id: str) -> list[SourceRow]:
         """The sources that the run's profile names, without the output of its attempts."""
@@ -157,7 +163,7 @@ class SourceTable:
         """
         for printed in self._rows(f"s.run_id = ? AND s.format = '{PRINTED}'", run_id):
             output = f"{glob.escape(printed.path)}/attempts/{attempt}/{rank_output}"
-            streams = Reading.from_json(printed.reading).streams
+            streams = printed.how.streams
             for path in dict.fromkeys(output.replace("{stream}", stream) for stream in streams):
                 self._insert(run_id, path, ATTEMPT_OUTPUT, printed.reading)
                 (source,) = self._rows("s.run_id = ? AND s.path = ?", run_id, path)
@@ -224,9 +230,7 @@ class SourceTable:
         if row.format == "hf":
             return HistoryReader(row.source_id, row.path, redactor, earlier, clock=self._clock)
         is_output = row.format == ATTEMPT_OUTPUT
-        file_format = TRACKERS.get(row.format) or line_format(
-            PRINTED if is_output else row.format, Reading.from_json(row.reading)
-        )
+        file_format = TRACKERS.get(row.format) or line_format(PRINTED if is_output else row.format, row.how)
         return FileReader(
             row.source_id,
             row.pattern,

@@ -230,7 +230,7 @@ def test_a_full_disk(bench: Bench) -> None:
     stored = 0
     with pytest.raises(sqlite3.OperationalError, match="full"):
         while True:
-            stored += bench.ingest.pump(budget_bytes=1000).lines
+            stored += bench.ingest.pump(0.0001).lines
     before = bench.stored()
     assert 0 < len(before) < 20_000
     assert bench.counts()[0] == len(before)
