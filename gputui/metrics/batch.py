@@ -60,12 +60,9 @@ Row = tuple[int, int, int, int, int | None, int | None, float | None, str]
 class SourceState(Struct, frozen=True):
     """The read position of a source: the committed columns of ``metric_sources``.
 
-    Attributes:
-        generation: counts the files, and the versions of a file, that were read.
-        byte_offset: the bytes that were read of this version; entries of a Hugging Face history.
-        skipping: the rest of an over-long line is skipped.
-        fingerprint: shows whether what is before ``byte_offset`` has changed.
-        first_generation: the first version of this file; older generations are other files.
+    ``generation`` counts the files, and the versions of a file, that were read; ``byte_offset`` is
+    that in this version (entries of a Hugging Face history); ``skipping``: within an over-long
+    line. Generations before ``first_generation`` are other files.
     """
 
     inode: int | None = None
@@ -92,17 +89,11 @@ class MetricsNote(NamedTuple):
 class Batch:
     """Lines of one attempt and the state after them, stored together or not at all.
 
-    Attributes:
-        arrived_at: the time (UTC unix seconds) of lines that have none: the latest at which they
-            can have been written.
-        earlier: compares lines with those of earlier versions of the file; None to store all.
-        to_reduce: the lines that charts show.
-        rejected: generation, byte offset, reason and beginning of each rejected line.
-        newest: the last number of each name, by rank; "time" is the time of the last line.
-        first_step, last_step: the first and the highest step of lines without an event: the step
-            of an event says where something happened.
-        more: more can be read at once.
-        learned: see `LineFormat.learned`.
+    Lines without a time get ``arrived_at`` (UTC unix seconds), the latest at which they can have
+    been written. ``earlier`` compares with earlier versions of the file; None to store all.
+    ``to_reduce`` are the lines that charts show, ``rejected`` generation, byte offset, reason and
+    beginning of each rejected line, ``newest`` the last number of each name by rank. The steps are
+    those of lines without an event.
     """
 
     state: SourceState
@@ -190,11 +181,11 @@ def _renamed(values: Mapping[str, Any], name: str) -> tuple[str, dict[str, Any]]
 
 
 class EarlierLines:
-    """What is stored of the earlier versions of a rewritten file, which is read from its start.
+    """What is stored of the earlier versions of a rewritten file.
 
     Of its lines only values are stored that no earlier version had. A value of an earlier version
-    is dropped if the newest one has another for the same attempt, rank, step and name; one that it
-    does not have at all stays. ``connect`` opens the store for the thread that reads.
+    is dropped if the newest one has another for the same attempt, rank, step and name. ``connect``
+    opens the store for the thread that reads.
     """
 
     def __init__(self, source_id: int, connect: Callable[[], AbstractContextManager[sqlite3.Connection]]) -> None:
@@ -311,9 +302,8 @@ def store_batch(
     inside the caller's transaction. Returns False without a change if the source has another
     position: another process stored these lines, or the run is gone.
 
-    Call `forget` of ``reducer``, which belongs to the source, if the transaction fails. Without a
-    reducer, lines that are not reduced yet are read from the store. Raises sqlite3.Error; the
-    caller must roll back.
+    Call `forget` of ``reducer``, which belongs to the source, if the transaction fails. Raises
+    sqlite3.Error.
     """
     after = batch.state
     values = (
@@ -422,9 +412,9 @@ class StepOrder:
 
 @dataclass(slots=True)
 class IngestReport:
-    """The result of one round. ``more``: the budget ended before the files. ``awaits``: a file is
-    being looked at in another thread. ``progress``: the attempts with new lines. ``notes`` are
-    about files that were rewritten, lost or unreadable, with their runs."""
+    """The result of one round. ``more``: the budget ended before the files; ``awaits``: a read in
+    another thread goes on; ``progress``: attempts with new lines; ``notes``: remarks, with their
+    runs."""
 
     lines: int = 0
     rejected: int = 0

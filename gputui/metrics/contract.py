@@ -64,10 +64,8 @@ _TOO_MANY = Rejected(f"more than {MAX_VALUES} values")
 
 
 def parse_line(line: bytes) -> Parsed:
-    """Parse a line of a JSONL file without its newline; None if it is blank.
-
-    NaN and infinities become the strings "NaN", "Infinity" and "-Infinity". Never raises.
-    """
+    """Parse a line of a JSONL file without its newline; None if it is blank. NaN and infinities
+    become strings."""
     try:
         values = orjson.loads(line)
     except orjson.JSONDecodeError:

@@ -71,11 +71,8 @@ def may_overlap(pattern: str, other: str) -> bool:
 
 def find(pattern: str, most_entries: int = MOST_ENTRIES) -> tuple[list[str], bool]:
     """The existing files and folders that match an absolute ``pattern``, and whether the search
-    ended after ``most_entries``.
-
-    The patterns are those of `glob`, but ``**`` follows no links to folders, so that links which
-    form a circle do not make the search endless. Folders that cannot be read count as empty.
-    """
+    ended after ``most_entries``. Unlike those of `glob`, a ``**`` follows no links to folders,
+    which may form a circle."""
     left = most_entries
 
     def entries(folder: str) -> Iterator[os.DirEntry[str]]:
@@ -129,9 +126,8 @@ def _name_pattern(part: str) -> re.Pattern[str]:
 
 
 class Matches:
-    """The files that match a pattern. Searches take a small share of the time, because an output
-    folder may hold thousands of files. ``is_cut``: the last search ended early, since there were
-    too many files and folders."""
+    """The files that match a pattern. Searches take a small share of the time. ``is_cut``: the last
+    one ended early, since there were too many files and folders."""
 
     def __init__(self, pattern: str) -> None:
         self.is_cut = False
@@ -161,12 +157,9 @@ class Matches:
 
 
 class FollowedFile:
-    """Descriptors, by inode, of the file at ``path``, or of the newest match of a pattern, since a
-    script creates one with each start.
-
-    A descriptor outlives the name, so a renamed or deleted file can be read to its end. Once a
-    newer match has followed another, the older is never read again, even if it still grows.
-    """
+    """Descriptors, by inode, of the file at ``path``, or of the newest match of a pattern. One
+    outlives the name, so a renamed file can be read to its end. Once a newer match has followed
+    another, the older is never read again."""
 
     def __init__(self, path: str, *, is_pattern: bool) -> None:
         self.path = path
@@ -232,8 +225,7 @@ class FollowedFile:
 
     def open_next(self, inode: int, current: int) -> int:
         """Open the file that followed the one with this inode: the oldest one rotated since, else
-        the one at the path, whose inode is ``current``. Returns its inode. It is opened at once, so
-        that a rename before the next read does not lose it."""
+        the one at the path, whose inode is ``current``. Returns its inode."""
         ended = os.fstat(self._descriptors[inode]).st_mtime_ns
         name = Path(self.path).name
         since = []

@@ -51,9 +51,9 @@ _CUT_OFF = Rejected("cut off: no newline at its end")
 
 
 class Reading(Struct, frozen=True):
-    """How a profile reads lines. ``patterns`` are regular expressions for printed lines, ``step`` is the name of an
-    unusual group or column for the step, ``units`` are factors of values by name, ``streams`` are the outputs of a rank
-    to search, and ``epochs`` is what earlier readers of the run have learned, see `EpochCount`."""
+    """How a profile reads lines: ``patterns`` for printed lines, the name of an unusual ``step``,
+    factors of values by name, the outputs of a rank to search, and what earlier readers have
+    learned (`EpochCount`)."""
 
     patterns: tuple[str, ...] = ()
     step: str | None = None
@@ -116,9 +116,8 @@ class EpochCount:
     """Counts the steps of a line that names an epoch and a place in it on through the training.
 
     Without a printed total, an epoch is as long as the first one that ends. A place that passes its
-    total, or does not begin again with the next epoch, is a step of the whole training already.
-    ``learned`` is the length of an epoch, 0 for such a place, and the first epoch; None before an
-    epoch ends.
+    total, or does not begin again with the next epoch, is a step already. ``learned`` is the length
+    of an epoch (0 for such a place) and the first epoch; None before one ends.
     """
 
     def __init__(self, learned: Sequence[int] | None = None) -> None:
@@ -147,13 +146,12 @@ class EpochCount:
 
 
 class OutputPatterns(LineFormat):
-    """Metrics in the output of a program, found by regular expressions with named groups.
+    """Metrics in the output of a program, found by regular expressions with named groups, of which
+    the first that matches a line counts.
 
-    Each pattern needs a step: the group ``step`` of the profile, else ``step``, else ``epoch`` and
-    ``iter`` together, with or without ``total`` (see `EpochCount`), else ``iter`` or ``iteration``.
-    The first pattern that matches a line counts. Other lines are no metrics.
-
-    Raises ValueError if a pattern does not compile, has no step, or there is none.
+    Each needs a step: the group ``step`` of the profile, else ``step``, else ``epoch`` and ``iter``
+    together (see `EpochCount`), else ``iter`` or ``iteration``. Raises ValueError for a bad
+    pattern, or none.
     """
 
     breaks_at_return = True
@@ -285,10 +283,7 @@ class CsvLines(LineFormat):
 
 
 def line_format(name: str, reading: Reading = DEFAULT_READING) -> LineFormat:
-    """The format of a name: ``jsonl``, ``csv``, or ``stdout`` with its patterns.
-
-    Raises ValueError for another name, and as OutputPatterns does.
-    """
+    """The format of a name: ``jsonl``, ``csv``, or ``stdout`` with its patterns. Raises ValueError."""
     if name == "jsonl":
         return JsonLines(reading.step)
     if name == "csv":

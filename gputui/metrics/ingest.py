@@ -1,9 +1,7 @@
 """Store metrics files exactly once: a file's offset is committed together with the lines before it.
 
-Plain files in the folders of runs are read in the caller's thread. All others are read in threads
-of their own, because their file system may not answer, a search for them may be long, or a
-rewritten file is compared with what is stored of it. Such a read uses the reader of one source,
-which no other thread uses meanwhile, and writes nothing; its batch is stored by the caller.
+Plain files in the folders of runs are read in the caller's thread, all others in threads of their
+own: their file system may not answer, or they must be searched, parsed whole or compared.
 """
 
 from __future__ import annotations
@@ -52,18 +50,10 @@ OUTPUT = "output.log"
 
 @dataclass(slots=True, eq=False)
 class OpenSource:
-    """A source that is being read. Times are monotonic seconds.
-
-    Attributes:
-        state, boundaries: the committed read position, and where the attempts begin.
-        reader: created by the first read, because that takes a millisecond.
-        is_aside: whether the source is read in other threads; ``job`` is the read in progress, and
-            ``is_final`` its argument ``ended``.
-        next_read_at: when the next read in another thread is due.
-        awaits_since: since when such a read was wanted and has not answered; else None.
-        reported: kinds and keys of the notes that were reported.
-        learned: what is stored of `LineFormat.learned`.
-    """
+    """A source that is being read. Times are monotonic seconds; ``awaits_since`` is since when a
+    read in another thread (``job``, ``is_final`` if the attempt has ended) has not answered, else
+    None. ``reported`` are the kinds and keys of notes, ``learned`` is what is stored of
+    `LineFormat.learned`."""
 
     row: SourceRow
     reducer: Reducer
@@ -92,11 +82,9 @@ class OpenSource:
 
 class MetricsIngest:
     """Stores the metrics files of all runs that are not over. ``connection`` is the agent's, in
-    autocommit mode; ``clock`` gives UTC unix seconds; ``redactor_of`` returns the redactor of a run
-    by its ID; without ``read_context`` all files are read in the caller's thread.
+    autocommit mode; without ``read_context`` all files are read in the caller's thread.
 
-    The files and the store hold the whole state: a new object in a new process continues from the
-    last commit. ``ends`` finds the ends of a run's files before its next attempt.
+    The files and the store hold the whole state: a new object continues from the last commit.
     """
 
     def __init__(
@@ -122,13 +110,11 @@ class MetricsIngest:
     # --- inside the caller's transaction --------------------------------------------------------------------------
 
     def open_source(self, run_id: str, path: str, kind: str, reading: Reading = DEFAULT_READING) -> None:
-        """Register a source of a run's metrics. Idempotent; may be called inside the caller's
-        transaction.
+        """Register a source of a run's metrics, inside the caller's transaction or not. Idempotent.
 
-        ``kind`` is ``jsonl`` or ``csv`` (``path`` is the file), ``hf`` (``path`` is a glob),
-        ``tensorboard`` or ``wandb`` (``path`` is the folder of their files, or a glob of such
-        folders), or ``stdout``, ``stderr`` or ``output`` (``path`` is the run's folder, which holds
-        the output of each attempt). Raises ValueError for an unknown kind or bad patterns.
+        ``path`` is a file (``jsonl``, ``csv``), a glob (``hf``), the folder of files or a glob of
+        such folders (``tensorboard``, ``wandb``), or the run's folder (``stdout``, ``stderr``,
+        ``output``). Raises ValueError for an unknown kind or bad patterns.
         """
         self._table.register(run_id, path, kind, reading)
 
@@ -139,22 +125,20 @@ class MetricsIngest:
         rank_output: str = OUTPUT,
         ends: Mapping[int, SourceState] | None = None,
     ) -> None:
-        """Record that lines behind ``ends`` (`SourceEnds.of`; None to find them now) belong to
-        ``attempt``. Call it before the attempt starts, inside the caller's transaction.
-        ``rank_output`` is a glob, below the attempt's folder, for the output of its first rank,
-        with ``{stream}`` if stdout and stderr are separate.
+        """Record, inside the caller's transaction, that lines behind ``ends`` (`SourceEnds.of`;
+        None to find them now) belong to ``attempt``. ``rank_output`` is a glob, below the attempt's
+        folder, for the output of its first rank, with ``{stream}`` if stdout and stderr are
+        separate.
 
-        Lines before a run's first attempt do not belong to the run and are not read. Raises OSError
-        if a file exists but cannot be read, and sqlite3.Error.
+        Lines before a run's first attempt are not read. Raises OSError and sqlite3.Error.
         """
         self._table.begin_attempt(run_id, attempt, self.ends.of(run_id) if ends is None else ends, rank_output)
         self._rivals = None
         self._reopen(run_id)
 
     def readmit_attempt(self, run_id: str, attempt: int, offsets: Mapping[str, int], rank_output: str = OUTPUT) -> None:
-        """The same for an attempt that the store has lost. Its lines begin at the given offset of
-        each file, by path, or at the start of a file that is shorter, since that was rotated. Call
-        it in the order of the attempts."""
+        """The same for an attempt that the store has lost, whose lines begin at the given offset of
+        each file, by path. Call it in the order of the attempts."""
         self.begin_attempt(run_id, attempt, rank_output, self.ends.at(run_id, offsets))
 
     def forget(self, run_id: str) -> None:
@@ -175,20 +159,20 @@ class MetricsIngest:
     # --- in separate transactions ---------------------------------------------------------------------------------
 
     def pump(self, budget_seconds: float = PUMP_SECONDS) -> IngestReport:
-        """Store new whole lines of all runs with an attempt, for about ``budget_seconds``. Sources that did not fit
-        come first in the next call.
+        """Store new whole lines of all runs with an attempt, for about ``budget_seconds``, a batch
+        of each source per transaction. Sources that did not fit come first in the next call.
 
-        A batch of each source with new lines is stored in one transaction. Raises sqlite3.OperationalError (the disk is
-        full, the database is locked); earlier transactions are kept, the next call tries again, and its report includes
-        what this one stored. A file that cannot be read becomes a note in the report. Raises RuntimeError inside a
-        transaction.
+        Raises sqlite3.OperationalError (the disk is full, the database is locked); earlier
+        transactions are kept, and the next report includes what this one stored. Raises
+        RuntimeError inside a transaction.
         """
         return self._drain(None, budget_seconds)
 
     def finish(self, run_id: str, budget_seconds: float = math.inf) -> IngestReport:
-        """The same for one run after an attempt has ended, up to the end of its files. A complete last line without a
-        newline is stored, an incomplete one rejected. ``more`` in the report asks for another call, and ``awaits`` for
-        one after a while. A file that does not answer is given up after ANSWER_SECONDS."""
+        """The same for one run after an attempt has ended, up to the end of its files: a last line
+        without a newline is stored or rejected. ``more`` in the report asks for another call,
+        ``awaits`` for one after a while. A file that does not answer is given up after
+        ANSWER_SECONDS."""
         report = self._drain(run_id, budget_seconds)
         if not report.more and not report.awaits:
             self.forget(run_id)
@@ -215,11 +199,11 @@ class MetricsIngest:
         return report
 
     def _store_round(self, queue: deque[OpenSource], until: float, *, ended: bool) -> None:
-        """Store one batch of each source at the head of the queue in one transaction, and move sources with more lines
-        to its end.
+        """Store one batch of each source at the head of the queue in one transaction, and move
+        sources with more lines to its end.
 
-        Each source comes at most once per transaction: its reader closes a replaced file as soon as it sees the state
-        behind it, which must be committed by then.
+        A source comes once per transaction: its reader closes a replaced file as soon as it sees
+        the state behind it, which must be committed by then.
         """
         stored: list[tuple[OpenSource, Batch]] = []
         changed: list[OpenSource] = []

@@ -1,9 +1,6 @@
-"""Read a growing file of lines or records, through partial lines, rotation, truncation and
-rewriting; and the history of the Hugging Face Trainer.
-
-The read position is the committed state that each call gets. Only open files are kept, so that a
-renamed or deleted one can be read to its end.
-"""
+"""Read growing files of lines or records, through partial lines, rotation, truncation and
+rewriting; and the history of the Hugging Face Trainer. The read position is the state that each
+call gets."""
 
 from __future__ import annotations
 
@@ -106,8 +103,7 @@ class Succession(enum.Enum):
 
 
 class FileReader:
-    """Reads the file at ``path``, or the newest that matches it if ``is_pattern``. ``earlier``
-    knows the lines of a rewritten file's earlier versions.
+    """Reads the file at ``path``, or the newest that matches it if ``is_pattern``.
 
     A replaced file is first read to its end. Then its successor is read, from its start as the next
     generation unless it is a copy. Generations since ``first_generation`` are versions of one file.
@@ -381,13 +377,11 @@ def _first_line(descriptor: int, offset: int = 0) -> bytes | None:
 
 
 class HistoryReader:
-    """Reads ``log_history`` of the newest file that matches ``pattern``: ``trainer_state.json`` of
-    the Hugging Face Trainer, which each checkpoint writes whole. Call it in a thread of its own: a
-    history may have 300 000 entries.
+    """Reads ``log_history`` of the newest file that matches ``pattern``: ``trainer_state.json``,
+    which each checkpoint writes whole. Call it in a thread of its own.
 
-    The place of an entry is its index. If the first or last entry that was read has changed
-    (training resumed at an older checkpoint, or began again), the history is read from its start as
-    the next generation.
+    The place of an entry is its index. If the first or last entry that was read has changed, the
+    history is read from its start as the next generation.
     """
 
     def __init__(

@@ -1,9 +1,6 @@
 """Reduce stored lines to envelopes for charts, exactly once, in the transaction that stores the
-lines.
-
-The store alone knows what was reduced: the lines behind the last stretch are not yet. A reducer
-caches these, so that they need not be read again, and drops them after a failed transaction.
-"""
+lines. The store alone knows what was reduced: the lines behind the last stretch are not yet, and a
+reducer only caches them."""
 
 from __future__ import annotations
 

@@ -57,13 +57,9 @@ class PendingWork(Protocol):
 
 
 class ReadContext(Struct, frozen=True):
-    """What reads in other threads need.
-
-    Attributes:
-        start: begins work in another thread, by a name for the log.
-        connect: opens the store for reading, for the thread that calls it.
-        run_dir: the folder of a run by its ID; its file system always answers, or nothing works.
-    """
+    """What reads in other threads need: ``start`` begins work by a name for the log, ``connect``
+    opens the store for the thread that calls it, ``run_dir`` is a run's folder, whose file system
+    answers."""
 
     start: Callable[[str, Callable[[], Any]], PendingWork]
     connect: Callable[[], sqlite3.Connection]
@@ -159,8 +155,7 @@ class SourceTable:
 
     def begin_attempt(self, run_id: str, attempt: int, ends: Mapping[int, SourceState], rank_output: str) -> None:
         """Store that lines behind ``ends`` belong to ``attempt``, and register its output: one file
-        per stream, ``rank_output`` with ``{stream}`` replaced. See `MetricsIngest.begin_attempt`.
-        """
+        per stream."""
         for printed in self._rows(f"s.run_id = ? AND s.format = '{PRINTED}'", run_id):
             output = f"{glob.escape(printed.path)}/attempts/{attempt}/{rank_output}"
             streams = printed.how.streams

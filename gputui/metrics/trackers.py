@@ -1,17 +1,14 @@
-"""The files of other trackers, read without their libraries: TensorBoard's event files and W&B's
-offline runs. Only records with scalars matter.
+"""The files of other trackers, read without their libraries and checksums: TensorBoard's event
+files and W&B's offline runs. Only records with scalars matter.
 
 An event file (tensorflow/core/lib/io/record_writer.h) frames each record as its length (8 bytes), a
-checksum (4), the content, and a checksum (4). The content is a protocol buffer of type Event
-(tensorflow/core/util/event.proto).
+checksum (4), the content, and a checksum (4); the content is an Event
+(tensorflow/core/util/event.proto). A file of W&B has, after 7 bytes, blocks of 32 KiB with chunks
+of checksum (4), length (2), kind (1) and data (core/pkg/leveldb in its sources), of which one or
+several make up a Record (wandb_internal.proto).
 
-A file of W&B has, after a header of 7 bytes, blocks of 32 KiB with chunks of checksum (4), length
-(2), kind (1) and data (core/pkg/leveldb in W&B's sources). A record has one or several chunks, and
-no chunk crosses the end of a block. It is a protocol buffer of type Record (wandb_internal.proto).
-
-``python -m gputui.metrics.trackers KIND SOURCE OUTPUT`` copies the scalars of a run of another
-tracker into one file of JSON lines. It is a process of its own, because the files may be large or
-damaged.
+``python -m gputui.metrics.trackers KIND SOURCE OUTPUT`` copies the scalars of another tracker's run
+into a file of JSON lines, as a process of its own: the files may be large or damaged.
 """
 
 from __future__ import annotations
@@ -44,10 +41,9 @@ class DamagedRecordError(ValueError):
 
 @dataclass(frozen=True)
 class RecordFormat:
-    """A format of records. ``pattern`` is the glob of its files below the profile's folder;
-    ``frames`` splits data, which begins so many bytes from the start of the file, and ``scalars``
-    returns a record's scalars as a metrics line, None without any. Both raise DamagedRecordError.
-    """
+    """A format of records: the glob of its files below the profile's folder, ``frames`` to split
+    data (which begins so many bytes from the start of the file), and ``scalars`` to make a record a
+    metrics line, None without any. Both raise DamagedRecordError."""
 
     pattern: str
     frames: Callable[[bytes, int], Frames]

@@ -85,12 +85,9 @@ class HardwareCurves:
         cuts: Mapping[int, float],
         request: ChartRequest,
     ) -> tuple[HardwareCurve, ...]:
-        """A curve for each field and GPU of the run, and one for each field of the host.
-
-        The first and last value of a bin are its mean. Over steps and epochs, samples before the
-        first line of an attempt, after its last, and of redone steps have no place. Raises
-        sqlite3.Error.
-        """
+        """A curve for each field and GPU of the run, and one for each field of the host; first and
+        last value of a bin are its mean. Over steps and epochs, samples outside of an attempt's
+        lines and of redone steps have no place. Raises sqlite3.Error."""
         stays = _stays(attempts, axis_map)
         gpu_fields = [name for name in request.hardware if name in _GPU]
         host_fields = [name for name in request.hardware if name in _HOST]

@@ -116,8 +116,8 @@ class Part(Struct, frozen=True):
 
 def parts(found: Sequence[Stretch], axis_map: AxisMap, window: Window | None, cuts: Mapping[int, float]) -> list[Part]:
     """The stretches in a window, or all, as parts. Steps of an attempt from its cut on were done
-    again by a later attempt; a stretch with steps on both sides of the cut is a separate, mixed
-    part."""
+    again by a later one; a stretch with steps on both sides of the cut is a separate, mixed part.
+    """
 
     def share(stretch: Stretch) -> Share:
         cut = cuts.get(stretch.attempt, math.inf)
@@ -377,14 +377,10 @@ def _broken_off(bins: Sequence[Bin]) -> list[Bin]:
 
 
 def smooth_bins(bins: Iterable[Bin], weight: float) -> list[Bin]:
-    """The exponential average of each bin's mean of first and last value, at the bin's middle. Bins
-    without a finite value are skipped; ``weight`` is the weight of the past from bin to bin, from 0
-    to below 1.
-
-    The sum s ← w·s + (1 − w)·v starts at 0 and is divided by 1 − wⁿ, the total weight of n values,
-    so that the beginning is not pulled towards zero (the bias correction of Adam, Kingma and Ba
-    2015, section 3).
-    """
+    """The exponential average of each bin's mean of first and last value, at its middle; bins
+    without a finite value are skipped. ``weight`` is that of the past, from 0 to below 1. The sum
+    is divided by the total weight 1 − wⁿ of n values (the bias correction of Adam, Kingma and Ba
+    2015, section 3)."""
     total, missing = 0.0, 1.0
     smoothed = []
     for each in bins:

@@ -38,17 +38,10 @@ MarkerKind = Literal["start", "restart", "checkpoint", "incident", "alert", "eve
 
 
 class ChartRequest(Struct, frozen=True):
-    """The curves that the charts of a run need.
-
-    Attributes:
-        names: the metrics.
-        window: the stretch of x; None is the whole run, followed as it grows.
-        bins: most bins of a curve; twice the columns of a chart show all that braille can.
-        smoothing: the weight of the past in a moving average, from 0 (none) to below 1.
-        hardware: fields of the run's GPUs and of the host.
-        is_log: whether bins are equally wide on a logarithmic x axis, which has no place for x ≤ 0.
-        ranked: metrics with a curve for each rank.
-    """
+    """The curves that the charts of a run need: metrics over a ``window`` of x (None is the whole
+    run, followed as it grows) in at most ``bins``, with the weight of the past in a moving average,
+    fields of its GPUs and of the host, and metrics with a curve for each rank. ``is_log``: bins are
+    equally wide on a logarithmic x axis, which has no place for x ≤ 0."""
 
     names: tuple[str, ...] = ()
     axis: Axis = "step"
@@ -68,15 +61,10 @@ class AttemptCurve(Struct, frozen=True):
 
 
 class MetricCurve(Struct, frozen=True):
-    """One metric over the axis.
-
-    Over steps and epochs an attempt that continues from an older step does some steps again:
-    ``bins`` hold what the newest attempt that did a step measured there, ``redone`` what earlier
-    ones had measured, to be drawn behind it. Over time nothing is done twice and ``redone`` is
-    empty. ``smooth`` is the moving average of ``bins``, a place in the middle of each that has a
-    finite value; empty when none was asked for, or when the metric is set rather than measured (a
-    learning rate). ``last`` is the newest value, finite or not, in any window.
-    """
+    """One metric over the axis. Over steps and epochs, ``bins`` hold what the newest attempt that
+    did a step measured there, ``redone`` what earlier ones had measured, to be drawn behind it.
+    ``smooth`` is the moving average of ``bins``, empty if none was asked for or the metric is set
+    rather than measured. ``last`` is the newest value, finite or not, in any window."""
 
     name: str
     bins: tuple[Bin, ...] = ()
@@ -127,14 +115,9 @@ class ChartMarker(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The x axis of the curves.
-
-    Attributes:
-        start, end: the ends of the whole run, in any window; None while it is empty.
-        origin_at: over time, the moment of x = 0, UTC unix seconds.
-        moments: pairs of x and the moment when the run was there, in order of x.
-        epochs: over epochs, the pairs of step and x of each attempt, in order of the steps.
-    """
+    """The x axis of the curves: the ends of the whole run, None while it is empty; over time, the
+    moment of x = 0 (UTC unix seconds); pairs of x and the moment when the run was there; and over
+    epochs, the pairs of step and x of each attempt, all in order."""
 
     axis: Axis
     start: float | None = None
@@ -200,9 +183,7 @@ def is_more_better(metric: str) -> bool:
 
 def is_set(name: str) -> bool:
     """Whether a metric is set or counted rather than measured, so that smoothing would falsify it:
-    learning rates (``lr``, ``lr/group0``, ``optimizer.learning_rate``), epochs, totals and the
-    like. Decided by the parts of its name.
-    """
+    learning rates, epochs, totals and the like. Decided by the parts of its name."""
     parts = name.casefold().replace(".", "/").replace("-", "_").split("/")
     return any(
         part in _NOT_MEASURED
@@ -227,13 +208,9 @@ class NameFilter(Struct, frozen=True):
 
 
 def filter_names(names: Sequence[str], pattern: str) -> NameFilter:
-    """The names that match ``pattern``, ignoring case.
-
-    Of several words, one must match. A word matches any part of a name; with ``*``, ``?`` or
-    ``[…]``, it is a glob for the whole name. ``!`` before a word excludes its matches. After ``~``,
-    the rest of the pattern is a regular expression for any part of the name. An empty pattern
-    matches every name.
-    """
+    """The names that match ``pattern``, ignoring case. Of several words one must match: any part of
+    a name or, with ``*``, ``?`` or ``[…]``, the whole. ``!`` before a word excludes its matches;
+    after ``~``, the rest is a regular expression. An empty pattern matches every name."""
     text = pattern.strip()
     if not text:
         return NameFilter(tuple(names))

@@ -48,11 +48,8 @@ def even_ticks(
     low: float, high: float, rows: int, most: int, *, is_low_fixed: bool = False, is_high_fixed: bool = False
 ) -> tuple[float, float, tuple[tuple[int, float], ...]]:
     """Ends of a linear axis of `rows` rows, at or beyond `low` and `high`, and its ticks as (row
-    from the bottom, value): two to `most` of them, all equally many rows apart.
-
-    A tick is a round value wherever an end is free to move. Between two fixed ends it is one that
-    few digits write.
-    """
+    from the bottom, value): two to `most` of them, all equally many rows apart. A tick is a round
+    value wherever an end is free to move, between two fixed ends one that few digits write."""
     ends = ((0, low), (rows - 1, high))
     # Steps between are multiples and shares of the whole.
     if rows < 2 or not math.isfinite((high - low) * 100) or not high - low > 1e-300:
@@ -109,10 +106,7 @@ def time_ticks(low_seconds: float, high_seconds: float, most: int) -> list[float
 
 def log_ticks(low: float, high: float, most: int) -> list[float]:
     """At most `most` ascending ticks of a logarithmic axis: powers of ten, or with 2 and 5 where
-    there is room.
-
-    An axis within less than a decade that holds none of these gets ticks as a linear one.
-    """
+    there is room; within less than a decade, those of a linear one."""
     if most < 1 or not 0 < low < high:
         return []
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
@@ -252,11 +246,8 @@ Scale = LinearScale | LogScale
 
 
 def value_scale(low: float | None, high: float | None, kind: AxisKind = "linear") -> Scale:
-    """A scale that holds all values from `low` to `high`, with room around a constant.
-
-    For a logarithmic axis both must be positive (see `log_bounds`). With nothing to show it goes
-    from 0 to 1.
-    """
+    """A scale that holds all values from `low` to `high`, with room around a constant; from 0 to 1
+    with nothing to show. For a logarithmic axis both must be positive (see `log_bounds`)."""
     if low is None or high is None:
         return LinearScale(0.0, 1.0)
     if kind == "log":
@@ -288,11 +279,7 @@ def x_bounds(bins: Iterable[Bin]) -> tuple[float, float]:
 
 
 def log_bounds(bins: Iterable[Bin]) -> tuple[float | None, float | None]:
-    """Lowest and highest positive value known of some bins; `None` twice where nothing is positive.
-
-    Of a bin that reaches from below zero to above only what it names is known: its first, last and
-    highest value.
-    """
+    """Lowest and highest positive value known of some bins; `None` twice where nothing is positive."""
     positive = [
         value
         for each in bins

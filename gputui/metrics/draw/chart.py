@@ -1,8 +1,8 @@
 """A chart as lines of styled text: title and legend, value labels, curves, markers, x axis.
 
-The result is plain data, `(text, style key)` pieces that fill every line exactly; the screen gives
-the keys colours, the command line drops them. Keys: "title", "text", "dim", "axis", "marker",
-"bad", and the names of curves, usually "series.0", "series.1", …"""
+The result is `(text, style key)` pieces that fill every line exactly; the screen gives the keys
+colours. Keys: "title", "text", "dim", "axis", "marker", "bad", and those of curves ("series.0").
+"""
 
 from __future__ import annotations
 
@@ -113,10 +113,8 @@ def axis_line(
     gutter_width: int,
     with_ticks: bool,
 ) -> Line:
-    """The x axis in one line. A label follows its tick, or is left out with it; the newest value's
-    label precedes its tick. The axis' name is below the value labels or, if that is too narrow, at
-    the end.
-    """
+    """The x axis in one line. A label follows its tick, that of the newest value precedes it. The
+    axis' name is below the value labels or, if that is too narrow, at the end."""
     chars = [glyphs.HORIZONTAL] * canvas.width
     styles = ["axis"] * canvas.width
     words = axis.words(scale)
@@ -207,11 +205,10 @@ def chart(
 ) -> list[Line]:
     """Draw curves, the later above the earlier, as exactly `height` lines of exactly `width` cells.
 
-    If there is too little room, marker labels go first, then the title, the x axis, the curves'
-    ends, and the value labels. `title` is at the left of the first line and `note` at its right;
-    `cursor` is the x of a line over the whole height; `least_gutter` are the least cells of the
-    value labels, so that columns of charts below each other match, `end_gutter` those at the right
-    for the curves' ends. All texts must be harmless (`gputui.core.text.clean`).
+    If there is too little room, marker labels go first, then title, x axis, curves' ends, and value
+    labels. `cursor` is the x of a line over the whole height; `least_gutter` are the least cells of
+    the value labels, `end_gutter` those at the right for the curves' ends. All texts must be
+    harmless.
     """
     if width < 1 or height < 1:
         return []

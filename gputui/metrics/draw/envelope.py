@@ -1,9 +1,5 @@
-"""Reduction of series to as many bins as a chart can show, without losing an extreme.
-
-A bin holds the lowest, highest, first and last finite value of a stretch of x, and counts other
-values: a spike of one point among a million stays a spike, and a NaN stays visible. `reduce` works
-on a whole series; `Buckets` takes point after point in amortised constant time and constant memory.
-"""
+"""Reduction of series to as many bins as a chart can show, without losing an extreme: a spike of
+one point among a million stays a spike, and a NaN stays visible."""
 
 from __future__ import annotations
 
@@ -14,12 +10,9 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Bin:
-    """The values of one stretch of x.
-
-    `first_x` and `last_x` are the x of the first and last finite point in order of arrival; without
-    one, the x of another point. `low`, `high`, `first` and `last` are `None` without a finite
-    value. `gap_before`: the curve is broken before this bin.
-    """
+    """The values of one stretch of x. `first_x` and `last_x` are the x of the first and last finite
+    point in order of arrival, else of another. `low`, `high`, `first` and `last` are `None` without
+    a finite value. `gap_before`: the curve is broken before this bin."""
 
     first_x: float
     last_x: float
@@ -89,10 +82,9 @@ class Buckets:
     decimal logarithm of x.
 
     Bins lie at multiples of their width. When a point would make more than `capacity` of them, the
-    width doubles and pairs merge, so that a whole run fits for ever. x may jump back, as it does
-    when a run resumes from a checkpoint: the redone stretch then shows both passes' extremes.
-    `resolution` is the smallest width, in decades if `is_log`. Points whose x is not a finite
-    number, or has no place on a logarithmic axis, are left out.
+    width doubles and pairs merge. x may jump back: a redone stretch then shows both passes'
+    extremes. `resolution` is the smallest width, in decades if `is_log`. Points whose x has no
+    place are left out.
     """
 
     resolution: float = 1.0
@@ -146,12 +138,8 @@ class Buckets:
         self._gap = False
 
     def bins(self, limit: int, start: float = -math.inf, end: float = math.inf) -> list[Bin]:
-        """The series between two x as at most `limit` (2 or more) bins in order of x; by default
-        all of it.
-
-        Bins across an end of the range are included whole. They must not be changed: unchanged ones
-        are returned again, so that a call at every tick costs little.
-        """
+        """The series between two x as at most `limit` (2 or more) bins in order of x; those across
+        an end are included whole. They must not be changed: unchanged ones are returned again."""
         if limit < 2 or not self._bins or end < start:
             return []
         if self.is_log:
@@ -220,10 +208,8 @@ class Buckets:
 
 
 def reduce(points: Iterable[tuple[float, float | None]], limit: int) -> list[Bin]:
-    """A whole series as at most `limit` bins of equal width in x, in order of x.
-
-    `None` as a value breaks the curve. Points whose x is not finite are left out.
-    """
+    """A whole series as at most `limit` bins of equal width in x, in order of x. `None` as a value
+    breaks the curve. Points whose x is not finite are left out."""
     known: list[tuple[float, float]] = []
     gaps: set[int] = set()
     for x, value in points:

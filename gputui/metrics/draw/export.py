@@ -236,12 +236,8 @@ def ascii_line(text: str) -> str:
 
 def characters_for(choice: str, environ: Mapping[str, str]) -> Characters:
     """The characters to use: those chosen, or with ``auto`` those that the locale and the terminal
-    can show.
-
-    ``GPUTUI_ASCII=1`` asks for ASCII in any case. A locale that is set and is not UTF-8 cannot
-    carry more, and the fonts of the kernel's console hold no braille. Where no locale is set, or C
-    or POSIX by LANG, UTF-8 is taken for granted, as Python does (PEP 538).
-    """
+    can show; ``GPUTUI_ASCII=1`` asks for ASCII in any case. The fonts of the kernel's console hold
+    no braille. Without a locale UTF-8 is taken for granted, as Python does (PEP 538)."""
     if environ.get("GPUTUI_ASCII", "0") not in ("", "0"):
         return "ascii"
     if choice in ("braille", "blocks", "ascii"):
@@ -264,14 +260,11 @@ def plot_text(
     x_label: str = "",
     log_y: bool = False,
 ) -> str:
-    """A framed plot of several series as lines of at most ``width`` characters, without colours;
-    with nothing to draw, a sentence that says so.
+    """A framed plot of several series (label and bins) as text of ``width`` × ``height`` cells,
+    without colours; with nothing to draw, a sentence that says so.
 
-    ``series`` are pairs of a label and a reduced series; twice as many bins as the width show all
-    there is. What cannot be drawn (not finite, or for ``log_y`` not above 0) is left out and, as
-    far as bins tell, counted in the line above the plot, which begins with ``title``. ``width`` and
-    ``height`` are those of the whole text in cells; plotext needs about 20 × 8. All texts must be
-    harmless.
+    What cannot be drawn (not finite, or for ``log_y`` not above 0) is counted in the line above the
+    plot, which begins with ``title``. plotext needs about 20 × 8 cells. All texts must be harmless.
     """
     heading = [title] if title else []
     curves: list[tuple[str, list[tuple[float, float]]]] = []

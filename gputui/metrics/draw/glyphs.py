@@ -54,11 +54,9 @@ QUARTERS: Final = (" ", "▝", "▗", "▐", "▘", "▀", "▚", "▜", "▖", 
 
 
 def bar(fraction: float | None, width: int) -> str:
-    """A bar filled to `fraction` (0 to 1, cut off beyond), padded with blanks to `width` cells.
-
-    It is as fine as an eighth of a cell. Anything above 0 shows, and only a full 1 fills the last
-    cell to its end. Unknown and NaN are blank: no bar claims an unknown value.
-    """
+    """A bar filled to `fraction` (0 to 1, cut off beyond) by eighths of a cell, padded with blanks
+    to `width` cells. Anything above 0 shows, and only a full 1 fills the last cell. Unknown and NaN
+    are blank."""
     if width < 1 or fraction is None or math.isnan(fraction) or fraction <= 0:
         return " " * max(0, width)
     parts = len(BAR)
@@ -70,11 +68,9 @@ def bar(fraction: float | None, width: int) -> str:
 
 
 def sparkline(values: Sequence[float | None], width: int, low: float | None = None, high: float | None = None) -> str:
-    """The newest `width` values as one cell each, padded with blanks on the left.
-
-    `values` are oldest first; `None` leaves a gap, NaN and infinities show as their signs. `low`
-    and `high` are the values of the lowest and the highest cell, by default those of what is shown.
-    """
+    """The newest `width` values as one cell each, padded with blanks on the left. `None` leaves a
+    gap, NaN and infinities show as their signs. `low` and `high` are by default those of what is
+    shown."""
     shown = list(values[-width:]) if width > 0 else []
     finite = [value for value in shown if value is not None and math.isfinite(value)]
     start = min(finite, default=0.0) if low is None else low

@@ -18,19 +18,9 @@ Line = list[Span]
 
 
 class Curve(Struct, frozen=True):
-    """One series of a chart.
-
-    Attributes:
-        style: style key of the line.
-        label, value: the text and the newest value, or that under the cursor, in the legend; it
-            leaves out a curve with neither.
-        is_shadow: whether the curve, such as the raw values of an average, is drawn only where no
-            other curve is.
-        is_strong: whether the line is twice as thick.
-        area: style key of the area below the line; empty for none.
-        shape: a sign drawn along the line, to distinguish curves without colour.
-        end: the text to the right of the newest value.
-    """
+    """One series of a chart, with the keys of its styles. ``label`` and ``value`` are in the
+    legend, ``end`` is right of the newest value, ``shape`` a sign along the line. A shadow is drawn
+    only where no other curve is, a strong line is twice as thick."""
 
     bins: Sequence[Bin]
     style: str = "series.0"
@@ -54,14 +44,9 @@ class Marker(Struct, frozen=True):
 
 
 class XAxis(Struct, frozen=True):
-    """The horizontal axis; without a value above 0, a logarithmic one is drawn linear.
-
-    Attributes:
-        start, end: the ends; None follows the curves, at the right end in round steps.
-        kind: the quantity; time is in seconds.
-        newest: the x of the newest value, labelled beside the ticks.
-        names: labels at 0, 1, 2 … in place of numbers, of characters one cell wide.
-    """
+    """The horizontal axis; without a value above 0, a logarithmic one is drawn linear. Ends that
+    are None follow the curves; the x of the ``newest`` value is labelled beside the ticks;
+    ``names`` are labels at 0, 1, 2 … of characters one cell wide."""
 
     name: str = ""
     start: float | None = None
@@ -80,13 +65,9 @@ class XAxis(Struct, frozen=True):
 
 
 class YAxis(Struct, frozen=True):
-    """The value axis; without a value above 0, a logarithmic one is drawn linear, and the legend
-    says so.
-
-    Attributes:
-        low, high: the ends; None follows the curves in round steps.
-        unit: ticks of a linear axis are at round multiples of it: 2³⁰ for values in bytes.
-    """
+    """The value axis; without a value above 0, a logarithmic one is drawn linear. Ends that are
+    None follow the curves in round steps; ticks of a linear one are at round multiples of ``unit``,
+    2³⁰ for bytes."""
 
     kind: AxisKind = "linear"
     low: float | None = None

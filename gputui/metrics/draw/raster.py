@@ -138,13 +138,9 @@ class Canvas:
         area: str = "",
         shape: str = "",
     ) -> None:
-        """Draw a curve above those drawn before: every bin from its low to its high, bins joined
-        unless broken.
-
-        The bins are in order of x. A shadow is drawn only in cells that no other curve goes
-        through, a strong curve is two dots thick; `area` is the style key of the cells below the
-        curve and `shape` a sign along it, empty for none.
-        """
+        """Draw a curve, whose bins are in order of x, above those drawn before. A shadow is drawn
+        only in cells that no other curve goes through, a strong curve is two dots thick; `area` is
+        the style key of the cells below it and `shape` a sign along it."""
         if not self.width or not self.rows:
             return
         layer = Layer(self._across, self._down, style, is_shadow=is_shadow, area=area)
@@ -191,11 +187,9 @@ class Canvas:
             before = None if last_row is None or is_bad else (column, last_row)
 
     def _spread(self, layer: Layer, each: Bin, column: int, y_scale: Scale) -> tuple[int | None, int | None] | None:
-        """Draw a bin from its low to its high, or the sign of what the axis cannot hold.
-
-        Returns the dot rows of its first and its last value, either `None` where the axis cannot
-        hold it; `None` for a bin without a finite value.
-        """
+        """Draw a bin from its low to its high, or the sign of what the axis cannot hold. Returns
+        the dot rows of its first and its last value, `None` where it cannot hold it; `None` without
+        a finite value."""
         if each.low is None or each.high is None or each.first is None or each.last is None:
             return None
         low = y_scale.place(each.low)

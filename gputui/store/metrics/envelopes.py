@@ -1,8 +1,8 @@
 """Envelopes: metrics reduced for charts, their packed format and queries.
 
-An entry of level 0 summarizes one metric over a block of BLOCK_LINES lines. An entry of each higher level joins FAN
-entries of the level below, so that a chart reads about as many entries as it has bins, however long the run is. A
-stretch of STRETCH_LINES lines, one row of level 0, is reduced at once; fewer at the end of an attempt.
+An entry of level 0 summarizes one metric over BLOCK_LINES lines, one of a higher level joins FAN
+entries of the level below, so that a chart reads about as many entries as it has bins. A stretch of
+STRETCH_LINES lines, one row of level 0, is reduced at once; fewer at the end of an attempt.
 """
 
 from __future__ import annotations
@@ -17,17 +17,14 @@ FAN = 16
 STRETCH_LINES = BLOCK_LINES * FAN
 
 ENTRY = struct.Struct("<4I4d2q2d")
-"""A stored entry: points · FAN + its number in its row, NaNs, infinities, negative infinities, then the other fields of
-`Entry`. Little-endian."""
+"""A stored entry: points · FAN + its number in its row, NaNs, infinities, negative infinities, then
+the other fields of `Entry`. Little-endian."""
 
 
 class Entry(NamedTuple):
-    """One metric over one or more blocks.
-
-    ``place`` counts the entries of a level from the attempt's begin. ``low`` to ``last``, and the steps and times of
-    the first and last value, are of finite values; without any, the values are NaN, and steps and times those of the
-    others. Times are UTC unix seconds, NaN if unknown.
-    """
+    """One metric over one or more blocks. ``place`` counts the entries of a level from the
+    attempt's begin. Values, steps and times (UTC unix seconds) are of finite values; without any,
+    the values are NaN, and steps and times those of the others. An unknown time is NaN."""
 
     place: int
     points: int
@@ -50,8 +47,8 @@ class Entry(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """Lines of one attempt that are reduced together, and their ranges. ``begin`` and ``end`` are (generation, byte
-    offset)."""
+    """Lines of one attempt that are reduced together, and their ranges. ``begin`` and ``end`` are
+    (generation, byte offset)."""
 
     source_id: int
     attempt: int
@@ -105,8 +102,8 @@ _STRETCH = (
 
 
 def unreduced_bytes(connection: sqlite3.Connection, run_id: str) -> int:
-    """Bytes of a run's files that are not reduced yet: those since the last stretch, and those stored by an older
-    gputui. Raises sqlite3.Error."""
+    """Bytes of a run's files that are not reduced yet: those since the last stretch, and those
+    stored by an older gputui. Raises sqlite3.Error."""
     sources = connection.execute(
         "SELECT source_id, generation, byte_offset FROM metric_sources WHERE run_id = ?", (run_id,)
     ).fetchall()
@@ -154,8 +151,8 @@ def entries(
 
 
 def pieces(begin: int, end: int, count: int, level: int) -> Iterator[tuple[int, int, int]]:
-    """The entries of at most ``level`` that exactly cover the stretches [begin, end) of ``count`` existing ones, as
-    (level, first place, end place), in order."""
+    """The entries of at most ``level`` that exactly cover the stretches [begin, end) of ``count``
+    existing ones, as (level, first place, end place), in order."""
     if begin >= end:
         return
     if level == 0:
@@ -173,7 +170,8 @@ def pieces(begin: int, end: int, count: int, level: int) -> Iterator[tuple[int, 
 
 
 def level_for(lines: int, wanted: int) -> int:
-    """The highest level with at least ``wanted`` entries for this number of lines; 0 if there is none."""
+    """The highest level with at least ``wanted`` entries for this number of lines; 0 if there is
+    none."""
     level = 0
     while lines // (BLOCK_LINES * FAN ** (level + 1)) >= wanted:
         level += 1

@@ -1,7 +1,5 @@
-"""Reading a run for exports, in pieces: its metrics lines since a position, with notes about attempts and incidents.
-
-Each piece is a consistent snapshot, so that nothing is missed or read twice.
-"""
+"""Reading a run for exports, in consistent pieces: its metrics lines since a position, with notes
+about attempts and incidents."""
 
 from __future__ import annotations
 
@@ -27,12 +25,13 @@ class RunGoneError(Exception):
 
 
 class HistoryLostError(Exception):
-    """The store was lost and rebuilt from files since the last read: it has another identity, or fewer lines."""
+    """The store was lost and rebuilt from files since the last read: it has another identity, or
+    fewer lines."""
 
 
 class Note(Struct, frozen=True):
-    """A note about a run: the begin of an attempt, an incident, a decision, or the end. ``at`` is UTC unix seconds;
-    ``data`` is JSON."""
+    """A note about a run: the begin of an attempt, an incident, a decision, or the end. ``at`` is
+    UTC unix seconds; ``data`` is JSON."""
 
     kind: NoteKind
     attempt: int
@@ -45,8 +44,8 @@ Item = StoredLine | Note
 
 
 class ExportProgress(Struct, frozen=True):
-    """How far a run was read: a position per metrics file, and the last number of each kind of note. ``store`` is the
-    identity of the store, None before the first read."""
+    """How far a run was read: a position per metrics file, and the last number of each kind of
+    note. ``store`` is the identity of the store, None before the first read."""
 
     places: Mapping[str, FilePosition] = msgspec.field(default_factory=dict)
     notes: Mapping[str, int] = msgspec.field(default_factory=dict)
@@ -65,8 +64,9 @@ class ExportProgress(Struct, frozen=True):
 
 
 class Piece(Struct, frozen=True):
-    """Lines and notes since a position. ``progress`` is the next position; ``has_more``: more can be read already.
-    ``state`` and ``ended_at`` are the run's; ``ended_at`` is None until the run is over."""
+    """Lines and notes since a position. ``progress`` is the next position; ``has_more``: more can
+    be read already. ``state`` and ``ended_at`` are the run's; ``ended_at`` is None until the run is
+    over."""
 
     items: Sequence[Item]
     progress: ExportProgress
@@ -81,8 +81,8 @@ class Piece(Struct, frozen=True):
 
 
 def read_piece(connection: sqlite3.Connection, run_id: str, after: ExportProgress, most_lines: int) -> Piece:
-    """Read at most ``most_lines`` lines, with the notes that belong before, between and after them. Raises
-    RunGoneError, HistoryLostError or sqlite3.Error."""
+    """Read at most ``most_lines`` lines, with the notes that belong before, between and after them.
+    Raises RunGoneError, HistoryLostError or sqlite3.Error."""
     with one_moment(connection):
         row = connection.execute("SELECT state, ended_at FROM runs WHERE run_id = ?", (run_id,)).fetchone()
         if row is None:

@@ -15,10 +15,11 @@ _EXAMPLE_CHARACTERS = 60
 
 
 class Intake(Struct, frozen=True):
-    """Numbers of lines of all the run's sources. ``reason`` and ``example`` are those of a rejected line, or None.
-    ``printed_bytes`` is the size of the output that was searched for patterns, None without patterns. ``no_metrics``
-    says that its newest attempt trains without any line, or is None; ``is_over``: no more lines will come.
-    ``short_of`` has the last step and the steps in all of a run that succeeded before half of them, else None."""
+    """Numbers of lines of all the run's sources, with reason and beginning of a rejected one.
+    ``printed_bytes`` is the size of the output that was searched for patterns, None without;
+    ``no_metrics`` says that its newest attempt trains without any line; ``is_over``: no more will
+    come. ``short_of`` has the last step and the steps in all of a run that succeeded before half of
+    them."""
 
     taken: int = 0
     rejected: int = 0
@@ -63,8 +64,8 @@ def intake(connection: sqlite3.Connection, run_id: str) -> Intake:
 
 
 def without_metrics(connection: sqlite3.Connection) -> dict[str, str]:
-    """Runs whose newest attempt trains although none of their metrics was ever read: the observation's text by id.
-    Raises sqlite3.Error."""
+    """Runs whose newest attempt trains although none of their metrics was ever read: the
+    observation's text by id. Raises sqlite3.Error."""
     rows = connection.execute(
         "SELECT o.run_id, o.text FROM observations AS o "
         "JOIN runs AS r ON r.run_id = o.run_id AND r.attempt = o.attempt "
@@ -75,8 +76,8 @@ def without_metrics(connection: sqlite3.Connection) -> dict[str, str]:
 
 
 def output_read(connection: sqlite3.Connection, run_id: str, attempt: int) -> list[tuple[str, int]]:
-    """The output files from which an attempt's metrics are read: pattern of the path, and bytes read so far. Raises
-    sqlite3.Error."""
+    """The output files from which an attempt's metrics are read: pattern of the path, and bytes
+    read so far. Raises sqlite3.Error."""
     return connection.execute(
         "SELECT s.path, s.byte_offset FROM metric_sources AS s JOIN metric_boundaries AS b USING (source_id) "
         "WHERE s.run_id = ? AND s.format = 'output' AND b.attempt = ?",

@@ -1,7 +1,8 @@
 """Metrics as of a past time.
 
-A run's lines are stored in time order, so the position reached at a time lies in the last stretch that began before it.
-A source whose lines carry no times has no known past. Times are UTC unix seconds.
+A run's lines are stored in time order, so the position reached at a time lies in the last stretch
+that began before it. A source whose lines carry no times has no known past. Times are UTC unix
+seconds.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ import orjson
 from gputui.store.metrics.queries import FilePosition, as_float, end_positions, named_by_event
 
 NEWEST_LINES = 400
-"""The newest values are taken from this many lines; a metric written less often counts as unknown."""
+"""The newest values are taken from this many lines; a metric written less often counts as unknown.
+"""
 
 FIRST_LINES = 8
-"""Lines read at the start of an attempt, where values that are written once are, such as the number of steps."""
+"""Lines read at the start of an attempt, where values that are written once are, such as the number
+of steps."""
 
 _PROBE_LINES = 64
 
@@ -60,8 +63,9 @@ def newest(
 
 
 def newest_values(connection: sqlite3.Connection, run_id: str, at: float) -> list[tuple[int, int, dict[str, float]]]:
-    """(attempt, rank or -1, newest value of each name) from the lines before a time and the first lines of the newest
-    attempt, in the order of sources, attempts and ranks. Raises sqlite3.Error."""
+    """(attempt, rank or -1, newest value of each name) from the lines before a time and the first
+    lines of the newest attempt, in the order of sources, attempts and ranks. Raises sqlite3.Error.
+    """
     reached = positions_at(connection, run_id, at)
     lines_of = {source_id: newest(connection, {source_id: position}) for source_id, position in reached.items()}
     newest_attempt = max((line.attempt for lines in lines_of.values() for line in lines), default=0)
@@ -96,7 +100,8 @@ def _first(connection: sqlite3.Connection, source_id: int, end: FilePosition, at
 def sampled(
     connection: sqlite3.Connection, reached: Mapping[int, FilePosition], name: str, count: int
 ) -> list[tuple[int, float]]:
-    """About ``count`` (step, value) of a metric of the first rank, evenly spaced over the lines read, oldest first."""
+    """About ``count`` (step, value) of a metric of the first rank, evenly spaced over the lines
+    read, oldest first."""
     points: list[tuple[int, float]] = []
     for source_id, (newest_generation, byte_offset) in reached.items():
         sizes = [_size(connection, source_id, generation) for generation in range(newest_generation)]
@@ -118,8 +123,8 @@ def sampled(
 
 
 def pace(connection: sqlite3.Connection, run_id: str, attempt: int, at: float, window_seconds: float) -> float | None:
-    """Steps per second of an attempt over the ``window_seconds`` before a time. Sources may count different steps: the
-    one with the newest line counts."""
+    """Steps per second of an attempt over the ``window_seconds`` before a time. Sources may count
+    different steps: the one with the newest line counts."""
     by_source = {
         source_id: _steps(newest(connection, {source_id: position}), attempt)
         for source_id, position in positions_at(connection, run_id, at).items()

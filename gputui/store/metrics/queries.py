@@ -1,7 +1,8 @@
 """Queries of the stored metrics, for screens, the command line and reports.
 
-The connection may be read-only. Charts are read by `gputui.metrics.curves`. ``at`` (UTC unix seconds) asks for a past
-time, whose values come from the newest `past.NEWEST_LINES` lines before it; None for now.
+The connection may be read-only. Charts are read by `gputui.metrics.curves`. ``at`` (UTC unix
+seconds) asks for a past time, whose values come from the newest `past.NEWEST_LINES` lines before
+it; None for now.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ def is_of_events(name: str) -> bool:
 
 
 def named_by_event(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The values of a line. Those that mean something else with each event have its name: ``checkpoint/seconds``."""
+    """The values of a line. Those that mean something else with each event have its name:
+    ``checkpoint/seconds``."""
     event = values.get("event")
     if type(event) is not str or OF_EVENTS.isdisjoint(values):
         return values
@@ -101,8 +103,8 @@ STEPS_COMPARED = 20
 
 
 def rank_means(connection: sqlite3.Connection, run_id: str, attempt: int, ranks: int) -> dict[int, dict[str, float]]:
-    """The mean of each metric over the newest steps that all of ``ranks`` ranks have written, at most
-    `STEPS_COMPARED`; empty if there is none. Raises sqlite3.Error."""
+    """The mean of each metric over the newest steps that all of ``ranks`` ranks have written, at
+    most `STEPS_COMPARED`; empty if there is none. Raises sqlite3.Error."""
     lines: dict[int, dict[int, dict[str, Any]]] = {}
     for source_id, until in end_positions(connection, run_id).items():
         rows = connection.execute(
@@ -129,8 +131,9 @@ _MOST_REPORT_LINES = 600
 
 
 def report_seconds(connection: sqlite3.Connection, attempt: int, reached: Mapping[int, FilePosition]) -> float | None:
-    """The median seconds between two new steps in the lines of an attempt's first rank, of the newest source, up to
-    ``reached``: some scripts write a line every hundred steps. None if unknown. Raises sqlite3.Error."""
+    """The median seconds between two new steps in the lines of an attempt's first rank, of the
+    newest source, up to ``reached``: some scripts write a line every hundred steps. None if
+    unknown. Raises sqlite3.Error."""
     newest: list[tuple[float, int]] = []
     for source_id, until in reached.items():
         rows = connection.execute(
@@ -153,7 +156,8 @@ def report_seconds(connection: sqlite3.Connection, attempt: int, reached: Mappin
 
 
 def ranks_by_metric(connection: sqlite3.Connection, run_id: str) -> dict[str, frozenset[int]]:
-    """The ranks that reported each metric in the newest attempt with metrics, lines without a rank left out."""
+    """The ranks that reported each metric in the newest attempt with metrics, lines without a rank
+    left out."""
     newest = _newest(connection, run_id)
     attempt = max((number for number, _, _ in newest), default=0)
     ranks: dict[str, set[int]] = {}
@@ -165,10 +169,9 @@ def ranks_by_metric(connection: sqlite3.Connection, run_id: str) -> dict[str, fr
 
 
 def points_json(connection: sqlite3.Connection, run_id: str, names: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
-    """The points of some metrics, or of all, as ``{attempt, rank, step, time, arrived, name, value}`` in the order
-    they were written. ``time`` is unix seconds; ``arrived`` says that it is when the line was read, for lines without
-    a time. A number that JSON lacks is "NaN", "Infinity" or "-Infinity".
-    """
+    """The points of some metrics, or of all, as ``{attempt, rank, step, time, arrived, name,
+    value}`` in the order they were written. ``arrived``: the time (unix seconds) is when the line
+    was read. A number that JSON lacks is a string."""
     for line in lines(connection, run_id):
         data = named_by_event(line.data)
         arrived = line.at is not None and as_float(line.data.get("time")) != line.at
@@ -187,8 +190,8 @@ def points_json(connection: sqlite3.Connection, run_id: str, names: Sequence[str
 
 
 def end_positions(connection: sqlite3.Connection, run_id: str) -> dict[int, FilePosition]:
-    """The position up to which each source is stored. Lines stored later lie beyond it, so that reading on from here
-    misses none and reads none twice."""
+    """The position up to which each source is stored. Lines stored later lie beyond it, so that
+    reading on from here misses none and reads none twice."""
     rows = connection.execute(
         "SELECT source_id, generation, byte_offset FROM metric_sources WHERE run_id = ? ORDER BY source_id", (run_id,)
     )
@@ -216,7 +219,8 @@ def _newest(
 
 
 class StoredLine(Struct, frozen=True):
-    """One line of a run. ``at`` is unix seconds; ``data`` is the whole line, with NaN and infinities as strings."""
+    """One line of a run. ``at`` is unix seconds; ``data`` is the whole line, with NaN and
+    infinities as strings."""
 
     attempt: int
     rank: int | None
@@ -243,9 +247,9 @@ def lines(connection: sqlite3.Connection, run_id: str) -> Iterator[StoredLine]:
 
 
 class ReportedValue(Struct, frozen=True):
-    """One metric of one line of rank 0 or without a rank. ``position`` is the value of the metric that measures
-    progress, None if that is the step; ``value`` may be NaN or infinite; ``at`` is UTC unix seconds, None if
-    unknown."""
+    """One metric of one line of rank 0 or without a rank. ``position`` is the value of the metric
+    that measures progress, None if that is the step; ``value`` may be NaN or infinite; ``at`` is
+    UTC unix seconds, None if unknown."""
 
     metric: str
     step: int
@@ -258,8 +262,9 @@ class ReportedValue(Struct, frozen=True):
 def reported_values(
     connection: sqlite3.Connection, run_id: str, metrics: Sequence[str], by: str, after: Cursor
 ) -> tuple[list[ReportedValue], dict[int, tuple[int, int]]]:
-    """The values of ``metrics`` in lines after a cursor, in order, and the next cursor. Lines without a step, or
-    without the metric ``by`` unless it is "step", are skipped. Raises sqlite3.Error."""
+    """The values of ``metrics`` in lines after a cursor, in order, and the next cursor. Lines
+    without a step, or without the metric ``by`` unless it is "step", are skipped. Raises
+    sqlite3.Error."""
     sources = connection.execute(
         "SELECT source_id, generation, byte_offset FROM metric_sources WHERE run_id = ? ORDER BY source_id", (run_id,)
     ).fetchall()

@@ -41,7 +41,8 @@ class StepTimes(Struct, frozen=True):
         return max((row[0] for row in rows if row is not None), default=None)
 
     def repeats(self, attempt: int, step: int) -> bool:
-        """Whether the attempt wrote ``step`` again after a later one, as when steps are counted within an epoch."""
+        """Whether the attempt wrote ``step`` again after a later one, as when steps are counted
+        within an epoch."""
         query = (
             "SELECT 1 FROM metrics AS again WHERE again.source_id = ? AND again.attempt = ? AND again.step = ? "
             "AND coalesce(again.rank, 0) = 0 AND again.data ->> '$.event' IS NULL AND EXISTS "
@@ -55,15 +56,16 @@ class StepTimes(Struct, frozen=True):
         )
 
     def start_again(self, attempt: int) -> bool:
-        """Whether the attempt's steps went back to its first one, as when they are counted within an epoch."""
+        """Whether the attempt's steps went back to its first one, as when they are counted within
+        an epoch."""
         row = self.connection.execute(
             "SELECT first_step FROM attempts WHERE run_id = ? AND number = ?", (self.run_id, attempt)
         ).fetchone()
         return row is not None and row[0] is not None and self.repeats(attempt, row[0])
 
     def done_at(self, attempt: int, step: int) -> float | None:
-        """When the attempt last did a step, its last few lines left out: a failure at a step shows only in the lines
-        that follow. None if it never did."""
+        """When the attempt last did a step, its last few lines left out: a failure at a step shows
+        only in the lines that follow. None if it never did."""
         found = []
         for source, begin, end in self._sections(attempt):
             newest = self._line(
@@ -75,15 +77,16 @@ class StepTimes(Struct, frozen=True):
         return min(found, default=None)
 
     def come_with_checkpoints(self) -> bool:
-        """Whether lines are written only with checkpoints, so that steps after the newest one are unknown."""
+        """Whether lines are written only with checkpoints, so that steps after the newest one are
+        unknown."""
         formats = self.connection.execute(
             "SELECT format FROM metric_sources WHERE run_id = ?", (self.run_id,)
         ).fetchall()
         return bool(formats) and all(row[0] == "hf" for row in formats)
 
     def newest_at(self, attempt: int, at: float, since: float) -> int | None:
-        """The newest step that the attempt had recorded at a time; None if no line has a time between ``since`` and
-        ``at``."""
+        """The newest step that the attempt had recorded at a time; None if no line has a time
+        between ``since`` and ``at``."""
         newest = self.newest_line(attempt, at, since)
         return None if newest is None else newest[1]
 
@@ -104,13 +107,10 @@ class StepTimes(Struct, frozen=True):
         return max((row for row in found if row is not None), default=None)
 
     def latest_at(self, attempt: int, at: float, since: float) -> int | None:
-        """The latest step that the attempt may have reached at a moment; None if its lines since ``since`` do not tell,
-        such as a single line that nothing followed.
-
-        It is before the step of the next line. Lines without a time arrive in blocks: it may be any step of the next
-        block. After the last line it is as far from it as the lines before, or those of the attempts before, are from
-        each other at most.
-        """
+        """The latest step that the attempt may have reached at a moment; None if its lines since
+        ``since`` do not tell. It is before the step of the next line or, of lines without a time,
+        any of the next block. After the last line it is as far from it as the lines before are from
+        each other at most."""
         newest = self.newest_line(attempt, at, since)
         by_section = (self._step_before_next(attempt, at, section) for section in self._sections(attempt))
         next_steps = [step for step in by_section if step is not None]
@@ -126,7 +126,8 @@ class StepTimes(Struct, frozen=True):
         return newest[1] + max(1, *gaps) - 1 if gaps else None
 
     def widest_gap(self, attempt: int, at: float = math.inf, since: float = 0.0) -> int | None:
-        """The most steps between two of the last times of an attempt's lines; None if there is but one."""
+        """The most steps between two of the last times of an attempt's lines; None if there is but
+        one."""
         steps: list[int] = []
         while len(steps) <= _MOST_GAPS and (line := self.newest_line(attempt, at, since)) is not None:
             at = math.nextafter(line[0], -math.inf)
@@ -134,7 +135,8 @@ class StepTimes(Struct, frozen=True):
         return max((later - earlier for later, earlier in itertools.pairwise(steps)), default=None)
 
     def _step_before_next(self, attempt: int, at: float, section: Section) -> tuple[float, int] | None:
-        """The time of a source's next line or block after a moment, and the last step that may precede it."""
+        """The time of a source's next line or block after a moment, and the last step that may
+        precede it."""
         source, begin, end = section
         section = source, self._stretch(source, attempt, at) or begin, end
         block: tuple[float, int] | None = None
@@ -150,14 +152,15 @@ class StepTimes(Struct, frozen=True):
         return block
 
     def last_sound(self, attempt: int, step: int | None = None) -> int | None:
-        """The last step, or the last before ``step``, whose loss was a finite number; None if there is none."""
+        """The last step, or the last before ``step``, whose loss was a finite number; None if there
+        is none."""
         where = f"AND step < coalesce(?, 9e999) AND json_type(data, '$.loss') IN ('real', 'integer') {_FIRST_RANK}"
         rows = (self._line("step", attempt, section, where, step) for section in self._sections(attempt))
         return max((row[0] for row in rows if row is not None), default=None)
 
     def unsound_since(self, attempt: int) -> tuple[int, float] | None:
-        """The step and the time since which no loss of the attempt was a finite number; None if its newest one was, or
-        has none."""
+        """The step and the time since which no loss of the attempt was a finite number; None if its
+        newest one was, or has none."""
         for source, begin, end in self._sections(attempt):
             section = source, begin, end
             newest = self._line("json_type(data, '$.loss')", attempt, section, _LOSS_IS_KNOWN)

@@ -18,11 +18,9 @@ WATCHED = frozenset({
 
 
 class WatchedLine(Struct, frozen=True):
-    """The WATCHED metrics of one line; values may be NaN or infinite.
-
-    ``at`` (unix seconds) is the script's time; the time at which a line was read says nothing of
-    its pace, because output comes in blocks. ``stored_at`` is either of them.
-    """
+    """The WATCHED metrics of one line; values may be NaN or infinite. ``at`` (unix seconds) is the
+    script's time, ``stored_at`` that or the time at which the line was read, which says nothing of
+    its pace."""
 
     attempt: int
     rank: int | None
