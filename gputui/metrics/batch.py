@@ -264,8 +264,8 @@ class EarlierLines:
         self._is_whole = not state.byte_offset
         self._places = {}
         rows = self._connection.execute(
-            "SELECT generation, byte_offset, rank, step, iif(step IS NULL, data, data ->> '$.epoch') "
-            "FROM metrics WHERE source_id = ? AND generation >= ? AND generation < ?",
+            "SELECT generation, byte_offset, rank, step, iif(step IS NULL, data, data ->> "
+            "'$.epoch') FROM metrics WHERE source_id = ? AND generation >= ? AND generation < ?",
             (self._source_id, *self._versions),
         )
         for generation, offset, rank, step, other in rows:
@@ -361,8 +361,8 @@ def _replace(
 def _store_rejected(connection: sqlite3.Connection, source_id: int, batch: Batch, now: float) -> None:
     (stored,) = connection.execute("SELECT count(*) FROM rejected_lines WHERE source_id = ?", (source_id,)).fetchone()
     connection.executemany(
-        "INSERT OR IGNORE INTO rejected_lines "
-        "(source_id, generation, byte_offset, attempt, at, reason, excerpt) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        "INSERT OR IGNORE INTO rejected_lines (source_id, generation, byte_offset, attempt, at, "
+        "reason, excerpt) VALUES (?, ?, ?, ?, ?, ?, ?)",
         [
             (source_id, generation, offset, batch.attempt, now, reason, shown)
             for generation, offset, reason, shown in batch.rejected[: max(0, MAX_REJECTED - stored)]

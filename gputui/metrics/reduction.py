@@ -104,9 +104,9 @@ def _stored_lines(connection: sqlite3.Connection, source_id: int) -> list[Metric
     """The first lines behind the last stretch, at most one more than a stretch."""
     last = envelopes.last_stretch(connection, source_id)
     rows = connection.execute(
-        "SELECT generation, byte_offset, attempt, step, at, data FROM metrics "
-        "WHERE source_id = ? AND (generation, byte_offset) >= (?, ?) AND (rank IS NULL OR rank = 0) "
-        "AND step IS NOT NULL ORDER BY generation, byte_offset LIMIT ?",
+        "SELECT generation, byte_offset, attempt, step, at, data FROM metrics WHERE source_id = ? "
+        "AND (generation, byte_offset) >= (?, ?) AND (rank IS NULL OR rank = 0) AND step IS NOT "
+        "NULL ORDER BY generation, byte_offset LIMIT ?",
         (source_id, *((0, 0) if last is None else last.end), STRETCH_LINES + 1),
     )
     return [

@@ -81,9 +81,9 @@ def lines(
     new = tuple.__new__
     for source_id, begin, end in places:
         rows = connection.execute(
-            "SELECT attempt, step, at, data FROM metrics WHERE source_id = ? AND (generation, byte_offset) >= (?, ?) "
-            "AND (generation, byte_offset) < (?, ?) AND (rank IS NULL OR rank = 0) AND step IS NOT NULL "
-            "ORDER BY generation, byte_offset",
+            "SELECT attempt, step, at, data FROM metrics WHERE source_id = ? AND (generation, "
+            "byte_offset) >= (?, ?) AND (generation, byte_offset) < (?, ?) AND (rank IS NULL OR "
+            "rank = 0) AND step IS NOT NULL ORDER BY generation, byte_offset",
             (source_id, *begin, *end),
         )
         for attempt, step, at, data in rows:

@@ -310,9 +310,9 @@ def _between(
 # --- ranks --------------------------------------------------------------------------------------------------------
 
 _LINES = (
-    "SELECT rank, attempt, step, at, data FROM metrics WHERE source_id = ? AND (generation, byte_offset) >= (?, ?) "
-    "AND (generation, byte_offset) < (?, ?) AND rank IS NOT NULL AND step IS NOT NULL "
-    "ORDER BY generation, byte_offset LIMIT ?"
+    "SELECT rank, attempt, step, at, data FROM metrics WHERE source_id = ? AND (generation, "
+    "byte_offset) >= (?, ?) AND (generation, byte_offset) < (?, ?) AND rank IS NOT NULL AND step "
+    "IS NOT NULL ORDER BY generation, byte_offset LIMIT ?"
 )
 
 _RankLine = tuple[int, int, int, float | None, str]

@@ -48,9 +48,9 @@ def event_lines(connection: sqlite3.Connection, run_id: str) -> list[CurveLine]:
     """The newest lines of a run with an event, oldest first. Raises sqlite3.Error."""
     rows = connection.execute(
         "SELECT m.attempt, m.step, m.at, m.data FROM metric_sources AS s CROSS JOIN metrics AS m "
-        "INDEXED BY metrics_with_event ON m.source_id = s.source_id AND instr(m.data, '\"event\"') > 0 "
-        "WHERE s.run_id = ? AND (m.rank IS NULL OR m.rank = 0) AND m.step IS NOT NULL "
-        "ORDER BY m.source_id DESC, m.at DESC LIMIT ?",
+        "INDEXED BY metrics_with_event ON m.source_id = s.source_id AND instr(m.data, "
+        "'\"event\"') > 0 WHERE s.run_id = ? AND (m.rank IS NULL OR m.rank = 0) AND m.step IS NOT "
+        "NULL ORDER BY m.source_id DESC, m.at DESC LIMIT ?",
         (run_id, EVENTS_KEPT),
     )
     lines = [CurveLine(attempt, step, at, orjson.loads(data)) for attempt, step, at, data in rows.fetchall()]

@@ -96,8 +96,8 @@ def join(position: int, entries: Sequence[Entry]) -> Entry:
 
 
 _STRETCH = (
-    "SELECT source_id, attempt, number, generation, byte_offset, end_generation, end_offset, line_count, "
-    "min_step, max_step, min_at, max_at FROM metric_stretches"
+    "SELECT source_id, attempt, number, generation, byte_offset, end_generation, end_offset, "
+    "line_count, min_step, max_step, min_at, max_at FROM metric_stretches"
 )
 
 
@@ -138,8 +138,8 @@ def entries(
 ) -> Iterator[Entry]:
     """The entries of one metric and level with places in [begin, end), in order."""
     rows = connection.execute(
-        "SELECT number, entries FROM metric_envelopes WHERE source_id = ? AND attempt = ? AND name = ? AND level = ? "
-        "AND number BETWEEN ? AND ? ORDER BY number",
+        "SELECT number, entries FROM metric_envelopes WHERE source_id = ? AND attempt = ? AND "
+        "name = ? AND level = ? AND number BETWEEN ? AND ? ORDER BY number",
         (source_id, attempt, name, level, begin // FAN, (end - 1) // FAN),
     )
     for number, packed in rows:

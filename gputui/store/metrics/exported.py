@@ -140,9 +140,9 @@ def _lines(
             continue
         room = most - len(lines)
         rows = connection.execute(
-            "SELECT generation, byte_offset, attempt, rank, step, at, data FROM metrics WHERE source_id = ? "
-            "AND (generation, byte_offset) >= (?, ?) AND (generation, byte_offset) < (?, ?) "
-            "ORDER BY generation, byte_offset LIMIT ?",
+            "SELECT generation, byte_offset, attempt, rank, step, at, data FROM metrics WHERE "
+            "source_id = ? AND (generation, byte_offset) >= (?, ?) AND (generation, byte_offset) "
+            "< (?, ?) ORDER BY generation, byte_offset LIMIT ?",
             (source_id, *since, *until, room + 1),
         ).fetchall()
         for _, _, attempt, rank, step, at, text in rows[:room]:
@@ -164,23 +164,23 @@ def _notes(connection: sqlite3.Connection, run_id: str, after: Mapping[str, int]
     ).fetchall()
     notes = list(_attempts(attempts, after.get("attempt", 0)))
     for number, attempt, at, kind, rank, step, summary in connection.execute(
-        "SELECT incident_id, attempt, at, kind, rank, step, summary FROM incidents WHERE run_id = ? "
-        "AND incident_id > ?",
+        "SELECT incident_id, attempt, at, kind, rank, step, summary FROM incidents WHERE run_id = "
+        "? AND incident_id > ?",
         (run_id, after.get("incident", 0)),
     ).fetchall():
         data = {"kind": kind, "summary": summary, "rank": rank, "step": step}
         notes.append(Note("incident", attempt, at, number, data))
     for number, attempt, at, verdict, reason, params, resume_from in connection.execute(
-        "SELECT decision_id, attempt, at, verdict, reason, params, resume_from FROM decisions WHERE run_id = ? "
-        "AND decision_id > ?",
+        "SELECT decision_id, attempt, at, verdict, reason, params, resume_from FROM decisions "
+        "WHERE run_id = ? AND decision_id > ?",
         (run_id, after.get("decision", 0)),
     ).fetchall():
         resumed = None if resume_from is None else PurePath(resume_from).name
         data = {"verdict": verdict, "reason": reason, "changed": json.loads(params), "resume_from": resumed}
         notes.append(Note("decision", attempt, at, number, data))
     for number, at, state, cause in connection.execute(
-        "SELECT transition_id, at, to_state, cause FROM transitions WHERE run_id = ? AND transition_id > ? "
-        "AND to_state IN ('succeeded', 'failed', 'stopped')",
+        "SELECT transition_id, at, to_state, cause FROM transitions WHERE run_id = ? AND "
+        "transition_id > ? AND to_state IN ('succeeded', 'failed', 'stopped')",
         (run_id, after.get("end", 0)),
     ).fetchall():
         begun = [row[0] for row in attempts if row[1] <= at]

@@ -34,8 +34,8 @@ class Intake(Struct, frozen=True):
 def intake(connection: sqlite3.Connection, run_id: str) -> Intake:
     """The statistics of one run. Raises sqlite3.Error."""
     sources = connection.execute(
-        "SELECT source_id, format, byte_offset, line_count, rejected_count FROM metric_sources WHERE run_id = ? "
-        "ORDER BY source_id",
+        "SELECT source_id, format, byte_offset, line_count, rejected_count FROM metric_sources "
+        "WHERE run_id = ? ORDER BY source_id",
         (run_id,),
     ).fetchall()
     stored = sum(lines for *_, lines, _ in sources)
@@ -52,8 +52,9 @@ def intake(connection: sqlite3.Connection, run_id: str) -> Intake:
         reason, example = row if row is not None else (None, None)
     unread = None if stored else without_metrics(connection).get(run_id)
     row = connection.execute(
-        "SELECT r.ended_at IS NOT NULL, iif(r.state = 'succeeded', a.last_step, NULL) FROM runs AS r "
-        "LEFT JOIN attempts AS a ON a.run_id = r.run_id AND a.number = r.attempt WHERE r.run_id = ?",
+        "SELECT r.ended_at IS NOT NULL, iif(r.state = 'succeeded', a.last_step, NULL) FROM runs "
+        "AS r LEFT JOIN attempts AS a ON a.run_id = r.run_id AND a.number = r.attempt WHERE "
+        "r.run_id = ?",
         (run_id,),
     ).fetchone()
     is_over, step = row or (False, None)
@@ -79,8 +80,8 @@ def output_read(connection: sqlite3.Connection, run_id: str, attempt: int) -> li
     """The output files from which an attempt's metrics are read: pattern of the path, and bytes
     read so far. Raises sqlite3.Error."""
     return connection.execute(
-        "SELECT s.path, s.byte_offset FROM metric_sources AS s JOIN metric_boundaries AS b USING (source_id) "
-        "WHERE s.run_id = ? AND s.format = 'output' AND b.attempt = ?",
+        "SELECT s.path, s.byte_offset FROM metric_sources AS s JOIN metric_boundaries AS b USING "
+        "(source_id) WHERE s.run_id = ? AND s.format = 'output' AND b.attempt = ?",
         (run_id, attempt),
     ).fetchall()
 

@@ -54,8 +54,8 @@ def newest(
     lines: list[PastLine] = []
     for source_id, position in reached.items():
         rows = connection.execute(
-            "SELECT attempt, rank, step, at, data FROM metrics WHERE source_id = ? "
-            "AND (generation, byte_offset) < (?, ?) ORDER BY generation DESC, byte_offset DESC LIMIT ?",
+            "SELECT attempt, rank, step, at, data FROM metrics WHERE source_id = ? AND "
+            "(generation, byte_offset) < (?, ?) ORDER BY generation DESC, byte_offset DESC LIMIT ?",
             (source_id, *position, limit),
         )
         lines += [_line(row) for row in rows.fetchall()]
@@ -111,8 +111,8 @@ def sampled(
             generation = min(bisect_right(ends, edge), newest_generation)
             begin = ends[generation - 1] if generation else 0
             rows = connection.execute(
-                "SELECT attempt, rank, step, at, data FROM metrics WHERE source_id = ? AND generation = ? "
-                "AND byte_offset <= ? ORDER BY byte_offset DESC LIMIT ?",
+                "SELECT attempt, rank, step, at, data FROM metrics WHERE source_id = ? AND "
+                "generation = ? AND byte_offset <= ? ORDER BY byte_offset DESC LIMIT ?",
                 (source_id, generation, edge - begin, _PROBE_LINES),
             )
             for line in map(_line, rows):
@@ -166,8 +166,9 @@ def _position_at(connection: sqlite3.Connection, source_id: int, end: FilePositi
         (source_id, at),
     ).fetchone()
     later: FilePosition | None = connection.execute(
-        "SELECT generation, byte_offset FROM metrics WHERE source_id = ? AND (generation, byte_offset) >= (?, ?) "
-        "AND (generation, byte_offset) < (?, ?) AND at > ? ORDER BY generation, byte_offset LIMIT 1",
+        "SELECT generation, byte_offset FROM metrics WHERE source_id = ? AND (generation, "
+        "byte_offset) >= (?, ?) AND (generation, byte_offset) < (?, ?) AND at > ? ORDER BY "
+        "generation, byte_offset LIMIT 1",
         (source_id, *(begin or (0, 0)), *end, at),
     ).fetchone()
     if later is not None or begin is not None:

@@ -108,8 +108,8 @@ def rank_means(connection: sqlite3.Connection, run_id: str, attempt: int, ranks:
     lines: dict[int, dict[int, dict[str, Any]]] = {}
     for source_id, until in end_positions(connection, run_id).items():
         rows = connection.execute(
-            "SELECT attempt, rank, step, data FROM metrics WHERE source_id = ? AND (generation, byte_offset) < (?, ?) "
-            "ORDER BY generation DESC, byte_offset DESC LIMIT ?",
+            "SELECT attempt, rank, step, data FROM metrics WHERE source_id = ? AND (generation, "
+            "byte_offset) < (?, ?) ORDER BY generation DESC, byte_offset DESC LIMIT ?",
             (source_id, *until, (STEPS_COMPARED + 2) * ranks),
         )
         for number, rank, step, text in rows:
@@ -207,8 +207,8 @@ def _newest(
 
         return past.newest_values(connection, run_id, at)
     rows = connection.execute(
-        "SELECT n.attempt, n.rank, n.data FROM metric_newest AS n JOIN metric_sources AS s USING (source_id) "
-        "WHERE s.run_id = ? ORDER BY n.source_id, n.attempt, n.rank",
+        "SELECT n.attempt, n.rank, n.data FROM metric_newest AS n JOIN metric_sources AS s USING "
+        "(source_id) WHERE s.run_id = ? ORDER BY n.source_id, n.attempt, n.rank",
         (run_id,),
     )
     newest = []
@@ -272,9 +272,10 @@ def reported_values(
     any_of = " OR ".join("instr(data, ?)" for _ in metrics)
     for source_id, generation, offset in sources:
         rows = connection.execute(
-            "SELECT attempt, step, at, data FROM metrics WHERE source_id = ? "  # noqa: S608 - fixed words
-            "AND (generation, byte_offset) >= (?, ?) AND (generation, byte_offset) < (?, ?) "
-            f"AND step IS NOT NULL AND coalesce(rank, 0) = 0 AND ({any_of}) ORDER BY generation, byte_offset",
+            "SELECT attempt, step, at, data FROM metrics WHERE "  # noqa: S608 - fixed words
+            "source_id = ? AND (generation, byte_offset) >= (?, ?) AND (generation, byte_offset) "
+            f"< (?, ?) AND step IS NOT NULL AND coalesce(rank, 0) = 0 AND ({any_of}) ORDER BY "
+            "generation, byte_offset",
             (source_id, *after.get(source_id, (0, 0)), generation, offset, *(f'"{name}"' for name in metrics)),
         )
         for attempt, step, at, text in rows:

@@ -44,11 +44,13 @@ class StepTimes(Struct, frozen=True):
         """Whether the attempt wrote ``step`` again after a later one, as when steps are counted
         within an epoch."""
         query = (
-            "SELECT 1 FROM metrics AS again WHERE again.source_id = ? AND again.attempt = ? AND again.step = ? "
-            "AND coalesce(again.rank, 0) = 0 AND again.data ->> '$.event' IS NULL AND EXISTS "
-            "(SELECT 1 FROM metrics AS later WHERE later.source_id = again.source_id AND later.attempt = again.attempt "
-            "AND later.step > again.step AND coalesce(later.rank, 0) = 0 AND later.data ->> '$.event' IS NULL "
-            "AND (later.generation, later.byte_offset) < (again.generation, again.byte_offset)) LIMIT 1"
+            "SELECT 1 FROM metrics AS again WHERE again.source_id = ? AND again.attempt = ? AND "
+            "again.step = ? AND coalesce(again.rank, 0) = 0 AND again.data ->> '$.event' IS NULL "
+            "AND EXISTS (SELECT 1 FROM metrics AS later WHERE later.source_id = again.source_id "
+            "AND later.attempt = again.attempt AND later.step > again.step AND "
+            "coalesce(later.rank, 0) = 0 AND later.data ->> '$.event' IS NULL AND "
+            "(later.generation, later.byte_offset) < (again.generation, again.byte_offset)) LIMIT "
+            "1"
         )
         return any(
             self.connection.execute(query, (source, attempt, step)).fetchone() is not None
@@ -97,8 +99,9 @@ class StepTimes(Struct, frozen=True):
             stretch = self._stretch(source, attempt, at)
             if stretch is not None:
                 following = self.connection.execute(
-                    "SELECT generation, byte_offset FROM metric_stretches WHERE source_id = ? AND attempt = ? "
-                    "AND (generation, byte_offset) > (?, ?) ORDER BY generation, byte_offset LIMIT 1",
+                    "SELECT generation, byte_offset FROM metric_stretches WHERE source_id = ? AND "
+                    "attempt = ? AND (generation, byte_offset) > (?, ?) ORDER BY generation, "
+                    "byte_offset LIMIT 1",
                     (source, attempt, *stretch),
                 ).fetchone()
                 begin, end = stretch, following or end
@@ -188,17 +191,18 @@ class StepTimes(Struct, frozen=True):
         source, begin, end = section
         order = "DESC" if is_newest else ""
         return self.connection.execute(
-            f"SELECT {columns} FROM metrics WHERE source_id = ? AND attempt = ? AND step IS NOT NULL "  # noqa: S608
-            "AND at IS NOT NULL AND (generation, byte_offset) >= (?, ?) AND (generation, byte_offset) < (?, ?) "
-            f"AND data ->> '$.event' IS NULL {where} ORDER BY generation {order}, byte_offset {order}",
+            f"SELECT {columns} FROM metrics WHERE source_id = ? AND attempt = ? AND "  # noqa: S608
+            "step IS NOT NULL AND at IS NOT NULL AND (generation, byte_offset) >= (?, ?) AND "
+            f"(generation, byte_offset) < (?, ?) AND data ->> '$.event' IS NULL {where} ORDER BY "
+            f"generation {order}, byte_offset {order}",
             (source, attempt, *begin, *end, *values),
         )
 
     def _stretch(self, source: int, attempt: int, at: float) -> FilePosition | None:
         """The begin of the stretch with the lines of a moment: a few hundred of millions of lines."""
         begin: FilePosition | None = self.connection.execute(
-            "SELECT generation, byte_offset FROM metric_stretches WHERE source_id = ? AND attempt = ? "
-            "AND min_at <= ? ORDER BY number DESC LIMIT 1",
+            "SELECT generation, byte_offset FROM metric_stretches WHERE source_id = ? AND attempt "
+            "= ? AND min_at <= ? ORDER BY number DESC LIMIT 1",
             (source, attempt, at),
         ).fetchone()
         return begin
@@ -209,8 +213,8 @@ class StepTimes(Struct, frozen=True):
         ).fetchall()
         for (source,) in sources:
             bounds = self.connection.execute(
-                "SELECT attempt, generation, byte_offset FROM metric_boundaries WHERE source_id = ? AND attempt >= ? "
-                "ORDER BY attempt, generation, byte_offset",
+                "SELECT attempt, generation, byte_offset FROM metric_boundaries WHERE source_id = "
+                "? AND attempt >= ? ORDER BY attempt, generation, byte_offset",
                 (source, attempt),
             ).fetchall()
             begin = next(((row[1], row[2]) for row in bounds if row[0] == attempt), (0, 0))

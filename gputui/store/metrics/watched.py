@@ -82,8 +82,8 @@ def newest_lines(
 def observations(connection: sqlite3.Connection, run_id: str, attempt: int) -> list[ObservationRow]:
     """The observations of an attempt, oldest first."""
     rows = connection.execute(
-        "SELECT kind, at, text, rank, step, ends FROM observations WHERE run_id = ? AND attempt = ? "
-        "ORDER BY observation_id",
+        "SELECT kind, at, text, rank, step, ends FROM observations WHERE run_id = ? AND attempt = "
+        "? ORDER BY observation_id",
         (run_id, attempt),
     )
     return [
