@@ -197,24 +197,22 @@ class EarlierLines:
         self._places: dict[object, list[FilePosition]] = {}
         # After a restart amid a version, which lines it has is not known: none is dropped.
         self._is_whole = False
-        # What the newest batch found, which may not be stored after all.
-        self._begun: FilePosition | None = None
-        self._found: list[tuple[object, FilePosition]] = []
 
     @contextmanager
     def comparison(self, state: SourceState, attempt: int) -> Iterator[EarlierLines]:
-        """Compare the lines of one batch, those after ``state``; ``replaced`` is what is left of
-        stored lines, by position, after values were dropped from them. Raises sqlite3.Error."""
+        """Compare the lines of one batch, those after ``state``; call `forget` if it is not stored.
+        ``replaced`` is what is left of stored lines, by position, after values were dropped from
+        them. Raises sqlite3.Error."""
         with self._connect() as connection:
             self._connection, self._attempt = connection, attempt
             self.replaced: dict[FilePosition, dict[str, Any]] = {}
             if self._versions != (state.first_generation, state.generation):
                 self._load(state)
-            elif self._begun == state.position:
-                for key, place in self._found:
-                    self._places.setdefault(key, []).append(place)
-            self._begun, self._found = state.position, []
             yield self
+
+    def forget(self) -> None:
+        """Read what is stored again for the next comparison."""
+        self._versions = None
 
     def unknown(
         self, rank: int | None, step: int | None, values: Mapping[str, Any], data: str
@@ -232,7 +230,7 @@ class EarlierLines:
             if not shared or any(before[name] != values[name] for name in shared):
                 continue
             if not is_event or before == values:
-                self._take(key, place)
+                self._places[key].remove(place)
                 new -= shared
         if not new:
             return None
@@ -244,12 +242,8 @@ class EarlierLines:
             if changed and attempt == self._attempt and self._is_whole:
                 self.replaced[place] = {name: value for name, value in before.items() if name not in changed}
                 if place in self._places[key]:
-                    self._take(key, place)
+                    self._places[key].remove(place)
         return {name: value for name, value in values.items() if name in NOT_METRICS or name in new}
-
-    def _take(self, key: object, place: FilePosition) -> None:
-        self._places[key].remove(place)
-        self._found.append((key, place))
 
     def _line(self, place: FilePosition) -> tuple[int, dict[str, Any]]:
         """The attempt and the values of a stored line, after what was replaced so far."""

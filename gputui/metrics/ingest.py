@@ -206,7 +206,7 @@ class MetricsIngest:
         the state behind it, which must be committed by then.
         """
         stored: list[tuple[OpenSource, Batch]] = []
-        changed: list[OpenSource] = []
+        changed: list[tuple[OpenSource, Batch | None]] = []
         began = time.monotonic()
         try:
             for source in list(queue):
@@ -219,7 +219,7 @@ class MetricsIngest:
                     continue
                 if not self._connection.in_transaction:
                     self._connection.execute("BEGIN IMMEDIATE")
-                changed.append(source)
+                changed.append((source, batch))
                 if batch is None:
                     source.reducer.take(self._connection, ())
                     continue
@@ -233,8 +233,10 @@ class MetricsIngest:
             if self._connection.in_transaction:
                 self._connection.execute("COMMIT")
         except BaseException:
-            for source in changed:
+            for source, batch in changed:
                 source.reducer.forget()
+                if batch is not None and batch.earlier is not None:
+                    batch.earlier.forget()
             # After some errors, such as a full disk, SQLite has already rolled back.
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
@@ -248,7 +250,7 @@ class MetricsIngest:
             self._note_stored(source, batch, ended=ended)
             if batch.more and not source.is_aside:
                 queue.append(source)
-        queue.extend(one for one in changed if one.reducer.is_behind and one not in queue)
+        queue.extend(one for one, _ in changed if one.reducer.is_behind and one not in queue)
 
     def _note_stored(self, source: OpenSource, batch: Batch, *, ended: bool) -> None:
         """Go on behind a batch that was committed."""
