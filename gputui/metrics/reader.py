@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -49,28 +49,6 @@ class Boundary(NamedTuple):
     generation: int
     byte_offset: int
     attempt: int
-
-
-class SourceReader(Protocol):
-    """Reads one source. It is stateless: the given state is the read position, and the returned
-    state is valid once it is committed. ``is_cut``: the last search for files ended early."""
-
-    @property
-    def is_cut(self) -> bool: ...
-
-    def read(
-        self, state: SourceState, boundaries: Sequence[Boundary], *, budget_bytes: int = ..., ended: bool = ...
-    ) -> Batch | None:
-        """The new lines after ``state``, or None, also before the first boundary. ``ended``:
-        nothing more will be written, so an unfinished last line is final. Raises OSError if the
-        file cannot be read."""
-
-    def end_state(self, state: SourceState, at_most: int | None = None) -> SourceState:
-        """The state after everything that exists now, where the next attempt begins. With
-        ``at_most``, the state at this offset, or at the start if the file is shorter."""
-
-    def close(self) -> None:
-        """Close open files; reading may continue afterwards."""
 
 
 class LineOwner(NamedTuple):
@@ -113,7 +91,7 @@ class FileReader:
         self,
         source_id: int,
         path: str,
-        file_format: LineFormat | RecordFormat,
+        file_format: LineFormat,
         redactor: Redactor,
         earlier: EarlierLines,
         *,
@@ -132,9 +110,11 @@ class FileReader:
 
     @property
     def is_cut(self) -> bool:
+        """Whether the last search for files ended early."""
         return self._file.matches is not None and self._file.matches.is_cut
 
     def close(self) -> None:
+        """Close open files; reading may continue afterwards."""
         self._file.close()
 
     def read(
@@ -145,6 +125,9 @@ class FileReader:
         budget_bytes: int = BATCH_BYTES,
         ended: bool = False,
     ) -> Batch | None:
+        """The new lines after ``state``, or None, also before the first boundary; valid once they
+        are committed with the batch's state. ``ended``: an unfinished last line is final. Raises
+        OSError."""
         if not boundaries:
             return None
         # Check the path before reading the old file to its end: a writer that has opened a new file
@@ -183,6 +166,8 @@ class FileReader:
         return None
 
     def end_state(self, state: SourceState, at_most: int | None = None) -> SourceState:
+        """The state after everything that exists now, where the next attempt begins. With
+        ``at_most``, the state at this offset, or at the start if the file is shorter."""
         status = self._file.status(at_once=True)
         following = state.generation + (state.inode is not None)
         descriptor = None if status is None else self._file.open_current(status.st_ino)
@@ -413,7 +398,7 @@ class HistoryReader:
         budget_bytes: int = BATCH_BYTES,
         ended: bool = False,
     ) -> Batch | None:
-        """As SourceReader.read. The budget is one of lines and time."""
+        """As FileReader.read. The budget is one of lines and time."""
         if not boundaries or not self._has_history(state, at_once=ended):
             return None
         start, count = state.byte_offset, len(self._entries)
@@ -445,7 +430,7 @@ class HistoryReader:
         return batch
 
     def end_state(self, state: SourceState, at_most: int | None = None) -> SourceState:
-        """As SourceReader.end_state, in entries. With ``at_most``, which is in bytes, the start."""
+        """As FileReader.end_state, in entries. With ``at_most``, which is in bytes, the start."""
         if at_most is not None or not self._has_history(None, at_once=True):
             return state
         generation = state.generation + (not self._begins_as(state))
@@ -482,3 +467,6 @@ class HistoryReader:
                 self._file, self._modified_at, self._entries = file, status.st_mtime, history
                 return True
         return False
+
+
+SourceReader = FileReader | HistoryReader

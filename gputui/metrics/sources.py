@@ -237,7 +237,7 @@ class SourceTable:
         )
 
     def end(self, row: SourceRow, at_most: int | None = None, *, is_aside: bool = False) -> Callable[[], SourceState]:
-        """Find the state at the end of a source, as SourceReader.end_state, with the call of the
+        """Find the state at the end of a source, as FileReader.end_state, with the call of the
         result."""
         reader, state = self.reader(row, is_aside=is_aside), self.position(row.source_id)[0]
 

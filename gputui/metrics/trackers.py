@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from gputui.core.config import open_regular
+from gputui.metrics.formats import LineFormat
 
 MAX_RECORD_BYTES = 64 << 20
 """A larger length means that the file is damaged."""
@@ -40,7 +41,7 @@ class DamagedRecordError(ValueError):
 
 
 @dataclass(frozen=True)
-class RecordFormat:
+class RecordFormat(LineFormat):
     """A format of records: the glob of its files below the profile's folder, ``frames`` to split
     data (which begins so many bytes from the start of the file), and ``scalars`` to make a record a
     metrics line, None without any. Both raise DamagedRecordError."""
@@ -48,15 +49,6 @@ class RecordFormat:
     pattern: str
     frames: Callable[[bytes, int], Frames]
     scalars: Callable[[bytes], dict[str, Any] | None]
-    breaks_at_return = False
-    has_header = False
-
-    @property
-    def learned(self) -> Mapping[str, Sequence[int]]:
-        return {}
-
-    def begin(self, header: bytes, attempts_first: bytes = b"") -> None:
-        """As LineFormat.begin; records have no header."""
 
 
 def _as_line(values: Mapping[str, Any], step: Any, time: Any) -> dict[str, Any] | None:
