@@ -311,8 +311,7 @@ def store_batch(
     if before.generation < after.generation and not after.byte_offset:
         # The file is read again from its start, with its rejected lines.
         forgotten = connection.execute(
-            "DELETE FROM rejected_lines WHERE source_id = ? AND generation >= ?",
-            (source_id, after.first_generation),
+            "DELETE FROM rejected_lines WHERE source_id = ? AND generation >= ?", (source_id, after.first_generation)
         )
         connection.execute(
             "UPDATE metric_sources SET rejected_count = rejected_count - ? WHERE source_id = ?",
@@ -347,8 +346,7 @@ def _replace(
     connection.executemany(f"DELETE FROM metrics {where}", emptied)  # noqa: S608
     connection.executemany(f"UPDATE metrics SET data = ? {where}", kept)  # noqa: S608
     connection.execute(
-        "UPDATE metric_sources SET line_count = line_count - ? WHERE source_id = ?",
-        (len(emptied), source_id),
+        "UPDATE metric_sources SET line_count = line_count - ? WHERE source_id = ?", (len(emptied), source_id)
     )
 
 

@@ -15,15 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from gputui.core.redaction import BY_LOOK, Redactor
-from gputui.metrics.batch import (
-    STARTS_AGAIN,
-    Batch,
-    IngestReport,
-    MetricsNote,
-    SourceState,
-    StepOrder,
-    store_batch,
-)
+from gputui.metrics.batch import STARTS_AGAIN, Batch, IngestReport, MetricsNote, SourceState, StepOrder, store_batch
 from gputui.metrics.files import MOST_ENTRIES
 from gputui.metrics.formats import DEFAULT_READING, Reading
 from gputui.metrics.reader import Boundary, SourceReader
@@ -119,11 +111,7 @@ class MetricsIngest:
         self._table.register(run_id, path, kind, reading)
 
     def begin_attempt(
-        self,
-        run_id: str,
-        attempt: int,
-        rank_output: str = OUTPUT,
-        ends: Mapping[int, SourceState] | None = None,
+        self, run_id: str, attempt: int, rank_output: str = OUTPUT, ends: Mapping[int, SourceState] | None = None
     ) -> None:
         """Record, inside the caller's transaction, that lines behind ``ends`` (`SourceEnds.of`;
         None to find them now) belong to ``attempt``. ``rank_output`` is a glob, below the attempt's

@@ -19,15 +19,7 @@ from msgspec.structs import replace
 
 from gputui.core.config import read_regular
 from gputui.core.redaction import Redactor
-from gputui.metrics.batch import (
-    BATCH_BYTES,
-    BATCH_LINES,
-    READ_SECONDS,
-    Batch,
-    EarlierLines,
-    MetricsNote,
-    SourceState,
-)
+from gputui.metrics.batch import BATCH_BYTES, BATCH_LINES, READ_SECONDS, Batch, EarlierLines, MetricsNote, SourceState
 from gputui.metrics.contract import MAX_LINE_BYTES, TOO_LONG, Parsed, Rejected, parse_values
 from gputui.metrics.files import FollowedFile, Matches, ends, ends_after, fingerprint, is_unchanged
 from gputui.metrics.formats import LineFormat
