@@ -242,6 +242,7 @@ class Followed:
 
     def __init__(self, name: str, request: ChartRequest, cuts: Mapping[int, float], resolution: float = 0.0) -> None:
         self.name = name
+        self.last: float | None = None
         self._resolution = resolution
         self._request = request
         self._cuts = cuts
@@ -262,6 +263,7 @@ class Followed:
         self._was_placed = True
         window = self._request.window
         if window is None or window[0] <= x <= window[1]:
+            self.last = value
             is_redone = line.step >= self._cuts.get(line.attempt, math.inf)
             self._changed_buckets(line.attempt, is_redone=is_redone).append(x, value)
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import orjson
 from msgspec.structs import replace
@@ -23,8 +22,6 @@ from gputui.metrics.curves.lines import (
     Layout,
     Paces,
     Part,
-    new_buckets,
-    smooth_bins,
 )
 from gputui.metrics.curves.markers import EVENTS_KEPT, event_lines, event_marker, markers
 from gputui.metrics.curves.model import (
@@ -37,13 +34,11 @@ from gputui.metrics.curves.model import (
     RankCurve,
     RankCurves,
     Window,
-    is_set,
 )
-from gputui.metrics.draw.envelope import Bin, Buckets
 from gputui.store.attempts import Attempt, read_attempts
 from gputui.store.metrics import envelopes, queries
 from gputui.store.metrics.envelopes import Stretch
-from gputui.store.metrics.queries import FilePosition, as_float
+from gputui.store.metrics.queries import FilePosition
 
 LINES_AT_ONCE = 8192
 """With more new lines than these, starting over is quicker than following."""
@@ -310,13 +305,12 @@ def _between(
 # --- ranks --------------------------------------------------------------------------------------------------------
 
 _LINES = (
-    "SELECT rank, attempt, step, at, data FROM metrics WHERE source_id = ? AND (generation, "
-    "byte_offset) >= (?, ?) AND (generation, byte_offset) < (?, ?) AND rank IS NOT NULL AND step "
-    "IS NOT NULL ORDER BY generation, byte_offset LIMIT ?"
+    "SELECT rank, attempt, step, at, data FROM metrics WHERE source_id = ? "
+    "AND (generation, byte_offset) >= (?, ?) AND (generation, byte_offset) < (?, ?) "
+    "AND rank IS NOT NULL AND step IS NOT NULL ORDER BY generation, byte_offset LIMIT ?"
 )
 
-_RankLine = tuple[int, int, int, float | None, str]
-"""Rank, attempt, step, moment in UTC unix seconds, and the line as it is stored."""
+_Place = tuple[int, FilePosition, FilePosition]
 
 
 class _RankReader:
@@ -327,10 +321,8 @@ class _RankReader:
         self._run_id = run_id
         self._asked: tuple[object, ...] | None = None
         self._until: dict[int, FilePosition] = {}
-        self._buckets: dict[str, dict[int, Buckets]] = {}
-        self._attempts: dict[tuple[str, int], int] = {}
+        self._followed: dict[tuple[str, int], Followed] = {}
         self._is_sampled = False
-        self._answer: tuple[ChartRequest, Mapping[str, RankCurves]] | None = None
 
     def reset(self) -> None:
         """Read everything again next time: places on the axis have changed."""
@@ -347,32 +339,34 @@ class _RankReader:
         """The curves of all ranks for each metric. ``names`` maps requested names to those in the
         store. Steps that a later attempt did again are left out. Raises sqlite3.Error."""
         asked = (tuple(names.items()), request.axis, request.window, request.bins, request.is_log)
-        until, _ = run_lines.sources(connection, self._run_id)
-        lines: Iterable[_RankLine]
+        until, limit = run_lines.sources(connection, self._run_id)[0], -1
         if asked != self._asked or until.keys() != self._until.keys():
-            self._buckets = {name: {} for name in names.values()}
-            self._attempts = {}
-            lines = self._from_the_beginning(connection, axis_map, cuts, request)
-        elif until == self._until and self._answer is not None and self._answer[0] == request:
-            return self._answer[1]
+            self._followed = {}
+            found = run_lines.layout(connection, self._run_id)
+            places, limit = self._places(found, axis_map, cuts, request)
         else:
             places = _between(self._until, until)
-            lines = itertools.chain.from_iterable(
-                connection.execute(_LINES, (source_id, *begin, *end, -1)) for source_id, begin, end in places
-            )
         # Incomplete until all lines were taken: a failed read starts over.
-        self._asked, self._answer = None, None
-        for line in lines:
-            self._take(line, axis_map, cuts, request)
+        self._asked = None
+        for number, (source_id, begin, end) in enumerate(places):
+            most = -1 if number >= len(places) - len(until) else limit
+            for rank, attempt, step, at, data in connection.execute(_LINES, (source_id, *begin, *end, most)):
+                x = axis_map.place(attempt, step, at)
+                if x is None:
+                    continue
+                line = CurveLine(attempt, step, at, orjson.loads(data))
+                for name in names.values():
+                    followed = self._followed.get((name, rank))
+                    if followed is None:
+                        followed = self._followed[name, rank] = Followed(name, request, cuts)
+                    followed.take(line, x)
         self._asked, self._until = asked, until
-        curves = {each: self._curves(name, request) for each, name in names.items()}
-        self._answer = (request, curves)
-        return curves
+        return {each: self._curves(name, request) for each, name in names.items()}
 
-    def _from_the_beginning(
-        self, connection: sqlite3.Connection, axis_map: AxisMap, cuts: Mapping[int, float], request: ChartRequest
-    ) -> Iterator[_RankLine]:
-        found = run_lines.layout(connection, self._run_id)
+    def _places(
+        self, found: Layout, axis_map: AxisMap, cuts: Mapping[int, float], request: ChartRequest
+    ) -> tuple[list[_Place], int]:
+        """The lines to read, those after the last stretches at the end, and the most of each stretch."""
         parts = run_lines.parts(found.stretches, axis_map, request.window, cuts)
         stretches = [stretch for part in parts if part.share != "redone" for stretch in part.stretches]
         of_rank_0 = sum(stretch.line_count for stretch in found.stretches)
@@ -384,35 +378,12 @@ class _RankReader:
             # From each stretch enough lines for two of every rank.
             stretches = stretches[:: -(-len(stretches) // max(1, request.bins))]
             limit = max(2 * ranks, RANK_LINES_AT_ONCE // len(stretches))
-        for stretch in stretches:
-            yield from connection.execute(_LINES, (stretch.source_id, *stretch.begin, *stretch.end, limit))
-        for source_id, begin, end in found.unreduced():
-            yield from connection.execute(_LINES, (source_id, *begin, *end, -1))
-
-    def _take(self, line: _RankLine, axis_map: AxisMap, cuts: Mapping[int, float], request: ChartRequest) -> None:
-        rank, attempt, step, at, data = line
-        x = axis_map.place(attempt, step, at) if step < cuts.get(attempt, math.inf) else None
-        if x is None or (request.window is not None and not request.window[0] <= x <= request.window[1]):
-            return
-        values = orjson.loads(data)
-        for name, of_rank in self._buckets.items():
-            value = as_float(values.get(name))
-            if value is None:
-                continue
-            buckets = of_rank.get(rank)
-            if buckets is None:
-                buckets = of_rank[rank] = new_buckets(request)
-            if self._attempts.setdefault((name, rank), attempt) != attempt:
-                self._attempts[name, rank] = attempt
-                buckets.append(x, None)
-            buckets.append(x, value)
+        return [*((one.source_id, one.begin, one.end) for one in stretches), *found.unreduced()], limit
 
     def _curves(self, name: str, request: ChartRequest) -> RankCurves:
-        wants_smooth = request.smoothing > 0 and not is_set(name)
-        start, end = request.window or (-math.inf, math.inf)
         curves = []
-        for rank, buckets in sorted(self._buckets[name].items()):
-            bins: Sequence[Bin] = buckets.bins(max(2, request.bins), start, end)
-            bins = smooth_bins(bins, request.smoothing) if wants_smooth else bins
-            curves.append(RankCurve(rank, tuple(bins), buckets.last_value))
+        for (of, rank), followed in sorted(self._followed.items()):
+            if of == name and followed.last is not None:
+                curve = followed.curve(request, followed.last)
+                curves.append(RankCurve(rank, curve.smooth or curve.bins, followed.last))
         return RankCurves(tuple(curves), self._is_sampled)
