@@ -151,22 +151,21 @@ class ChartData(Struct, frozen=True):
     ranked: Mapping[str, RankCurves] = msgspec.field(default_factory=dict)
 
 
-_MORE_IS_BETTER = frozenset(
-    {
-        "accuracy", "acc", "f1", "auc", "bleu", "rouge", "map", "iou", "precision", "recall", "reward", "score", "mfu",
-        "samples_per_s", "tokens_per_s", "images_per_s", "steps_per_s", "throughput", "retrieval", "hit",
-    }
-)  # fmt: skip
+_MORE_IS_BETTER = frozenset({
+    "accuracy", "acc", "f1", "auc", "bleu", "rouge", "map", "iou", "precision", "recall", "reward",
+    "score", "mfu", "samples_per_s", "tokens_per_s", "images_per_s", "steps_per_s", "throughput",
+    "retrieval", "hit",
+})  # fmt: skip
 _LESS_IS_BETTER = frozenset({"loss", "error", "err", "perplexity", "ppl", "time", "wer", "mse", "mae"})
-_NOT_MEASURED = frozenset(
-    {
-        "lr", "learning_rate", "epoch", "step", "samples", "tokens", "loss_scale", "weight_decay", "momentum",
-        "batch_size", "grad_accum", "gradient_accumulation_steps", "world_size", "parameters",
-    }
-)  # fmt: skip
-
-_OF_THE_RUN = frozenset({"batch_size", "grad_accum", "gradient_accumulation_steps", "world_size", "parameters"})
-_TOTALS = ("total_steps", "total_epochs", "max_steps", "max_epochs", "total_samples", "total_tokens")
+_OF_THE_RUN = frozenset({
+    "batch_size", "grad_accum", "gradient_accumulation_steps", "world_size", "parameters",
+})  # fmt: skip
+_TOTALS = frozenset({
+    "total_steps", "total_epochs", "max_steps", "max_epochs", "total_samples", "total_tokens",
+})  # fmt: skip
+_NOT_MEASURED = _OF_THE_RUN | {
+    "lr", "learning_rate", "epoch", "step", "samples", "tokens", "loss_scale", "weight_decay", "momentum",
+}  # fmt: skip
 
 EXPRESSION_MARK = "~"
 _GLOB = frozenset("*?[")
@@ -196,7 +195,7 @@ def is_set(name: str) -> bool:
 def is_of_the_run(name: str) -> bool:
     """Whether a metric tells what a run is, such as its batch size, rather than how it goes: most
     often one value."""
-    return name.casefold() in _OF_THE_RUN or name.casefold() in _TOTALS
+    return name.casefold() in _OF_THE_RUN | _TOTALS
 
 
 class NameFilter(Struct, frozen=True):

@@ -23,21 +23,11 @@ _DOT_WIDTH = 7.0
 
 # Okabe and Ito's colours, which the colour-blind tell apart (jfly.uni-koeln.de/color).
 COLOURS: Mapping[str, str] = {
-    "series.0": "#0072b2",
-    "series.1": "#d55e00",
-    "series.2": "#009e73",
-    "series.3": "#cc79a7",
-    "series.4": "#e69f00",
-    "series.5": "#56b4e9",
-    "good": "#009e73",
-    "dim": "#9a9a9a",
-    "shadow": "#b0b0b0",
-    "marker": "#707070",
-    "bad": "#c00000",
-    "axis": "#505050",
-    "text": "#202020",
-    "grid": "#e4e4e4",
-}
+    "series.0": "#0072b2", "series.1": "#d55e00", "series.2": "#009e73", "series.3": "#cc79a7",
+    "series.4": "#e69f00", "series.5": "#56b4e9", "good": "#009e73", "dim": "#9a9a9a",
+    "shadow": "#b0b0b0", "marker": "#707070", "bad": "#c00000", "axis": "#505050",
+    "text": "#202020", "grid": "#e4e4e4",
+}  # fmt: skip
 
 Point = tuple[float, float]
 
