@@ -24,8 +24,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from gputui.agent import lock
-from gputui.agent.context import AgentContext
-from gputui.agent.jobs import Job
+from gputui.agent.context import AgentContext, Job
 from gputui.agent.lifecycle.run_files import attempt_dir
 from gputui.core.config import PRIVATE_DIR_MODE, Workspace
 from gputui.core.units import bytes_text, duration

@@ -48,7 +48,7 @@ WHERE s.format NOT IN ('{PRINTED}', '{ATTEMPT_OUTPUT}')
 
 
 class PendingWork(Protocol):
-    """Work in another thread, as `gputui.agent.jobs.Job`."""
+    """Work in another thread, as `gputui.agent.context.Job`."""
 
     @property
     def is_over(self) -> bool: ...

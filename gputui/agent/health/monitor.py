@@ -8,22 +8,24 @@ then the attempt is ended.
 
 from __future__ import annotations
 
+import json
 import logging
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from gputui.agent.context import AgentContext
-from gputui.agent.health.gpu_faults import lost_gpu
-from gputui.agent.health.incident_folder import incident_folder
-from gputui.agent.health.stack_dump import DEADLINE_SECONDS, StackDump
+from gputui.agent.health.incident_folder import DEADLINE_SECONDS, StackDump, incident_folder
 from gputui.agent.health.watched import LINES_PER_LOOK, StoredCourse, WatchedAttempt, read_history, take_snapshot
 from gputui.agent.lifecycle.active_run import LiveAttempt
 from gputui.agent.lifecycle.run_files import ResolvedRun, attempt_dir
 from gputui.core import units
 from gputui.core.text import clean
+from gputui.machine.xid import FALLEN_OFF_THE_BUS, FIRMWARE_SILENT
+from gputui.recovery import hardware
+from gputui.recovery.evidence import ObservedCause, Sighting
 from gputui.recovery.policies import Policy
 from gputui.recovery.watch.attempt import LOOK_SECONDS
 from gputui.recovery.watch.numbers import MemorySample
@@ -32,6 +34,8 @@ from gputui.recovery.watch.silence import EARLY_LINES, silence
 from gputui.runs.process_readings import available_bytes
 from gputui.runs.processes import AttemptProcess, ProcessScan
 from gputui.runs.repository import transaction
+from gputui.store import samples, series
+from gputui.store.attempts import Attempt
 from gputui.store.metrics.watched import ObservationRow, newest_lines, observations, put_observation
 from gputui.store.run_states import RunState
 from gputui.store.runs import get_run
@@ -320,3 +324,70 @@ class HealthMonitor:
                 )
                 if named.rowcount:
                     self._tell(watched, "hang", rank, text, ends=True)
+
+
+# Events shortly before an attempt's start count too.
+EARLY_SECONDS = 1.0
+_GONE = FIRMWARE_SILENT | {FALLEN_OFF_THE_BUS}
+
+
+def hardware_evidence(
+    connection: sqlite3.Connection, attempt: Attempt, nproc: int, *, ended_at: float
+) -> tuple[ObservedCause, ...]:
+    """The driver's reports about an attempt's GPUs while it ran."""
+    seen = sightings(connection, attempt.gpus, _since(attempt), ended_at)
+    return hardware.observations(seen, attempt.gpus, nproc, ended_at=ended_at)
+
+
+def lost_gpu(connection: sqlite3.Connection, attempt: Attempt, until: float, now: float) -> ObservedCause | None:
+    """A GPU of the attempt that has been off the bus or unresponsive since before ``until``."""
+    gone = []
+    for report in _reports(connection, attempt.gpus, _since(attempt), now):
+        is_loss = report.what == "lost" or report.code in _GONE
+        if report.what == "returned" or (report.at <= until and is_loss):
+            gone.append(report)
+    found = hardware.observations(gone, attempt.gpus, len(attempt.gpus), ended_at=now)
+    return next(iter(found), None)
+
+
+def sightings(connection: sqlite3.Connection, gpus: Sequence[str], since: float, until: float) -> list[Sighting]:
+    """Driver events and risen error counters of these GPUs between two times (UTC unix seconds)."""
+    seen = _reports(connection, gpus, since, until)
+    for uuid in gpus:
+        row = connection.execute("SELECT gpu_id FROM gpus WHERE uuid = ?", (uuid,)).fetchone()
+        if row is not None:
+            seen += _risen(connection, uuid, row[0], since, until)
+    return seen
+
+
+def _since(attempt: Attempt) -> float:
+    begun = attempt.created_at if attempt.started_at is None else attempt.started_at
+    return begun - EARLY_SECONDS
+
+
+def _reports(connection: sqlite3.Connection, gpus: Sequence[str], since: float, until: float) -> list[Sighting]:
+    rows = connection.execute(
+        "SELECT at, uuid, event, code FROM gpu_events WHERE at BETWEEN ? AND ? "
+        "AND event IN ('xid', 'lost', 'returned') AND uuid IN (SELECT value FROM json_each(?))",
+        (since, until, json.dumps(list(gpus))),
+    )
+    return [Sighting(*row) for row in rows]
+
+
+def _risen(connection: sqlite3.Connection, uuid: str, gpu_id: int, since: float, until: float) -> Iterator[Sighting]:
+    """Times when a GPU's counter of ECC errors rose or row remapping failed."""
+    counted: int | None = None
+    failed: bool | None = None
+    columns = ("ecc_uncorrected", "row_remap_failed")
+    rows = samples.between(connection, series.SLOW, gpu_id, columns, since, until)
+    for at, errors, remap_failed in rows:
+        if errors is not None:
+            # The first value is from before the attempt; a smaller one means that the driver
+            # restarted.
+            if counted is not None and errors > counted:
+                yield Sighting(at, uuid, "ecc", errors - counted)
+            counted = errors
+        if remap_failed is not None:
+            if remap_failed and failed is False:
+                yield Sighting(at, uuid, "remap")
+            failed = bool(remap_failed)

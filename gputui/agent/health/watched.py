@@ -11,11 +11,10 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from gputui.agent.jobs import Job
+from gputui.agent.context import AgentContext, Job
 from gputui.core.config import open_regular
 from gputui.metrics.formats import PRINTED_STREAMS
 from gputui.recovery.checkpoints.files import list_checkpoints
@@ -43,9 +42,6 @@ from gputui.store.database import open_reader
 from gputui.store.metrics.queries import FilePosition
 from gputui.store.metrics.step_times import StepTimes
 from gputui.store.metrics.watched import earlier_starts, ended_for_hang, newest_lines
-
-if TYPE_CHECKING:
-    from gputui.agent.context import AgentContext
 
 # Only the newest lines are read, so that a check is short even if lines arrive faster than a
 # thousand a second.

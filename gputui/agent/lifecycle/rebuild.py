@@ -18,8 +18,7 @@ from msgspec.structs import replace
 from gputui.agent.context import AgentContext
 from gputui.agent.health.incident_folder import incident_folder
 from gputui.agent.lifecycle import checkpoint_survey
-from gputui.agent.lifecycle.attempt_launch import rank_output
-from gputui.agent.lifecycle.run_files import attempt_numbers, open_metrics, read_record
+from gputui.agent.lifecycle.run_files import attempt_numbers, open_metrics, rank_output, read_record
 from gputui.core.config import read_regular
 from gputui.core.redaction import Redactor, redact_params
 from gputui.recovery.kinds import KINDS

@@ -23,6 +23,8 @@ from gputui.recovery.policies import POLICIES, NoticeTarget, Policy, PolicyError
 from gputui.runs.checkpoint_names import explicit_step
 from gputui.runs.command import in_run
 from gputui.runs.foreign_json import read_foreign_json
+from gputui.runs.launchers import LAUNCHERS
+from gputui.runs.logs import node_folder
 from gputui.runs.redaction import secrets_of
 from gputui.runs.spec import Phase, RunSpec, SpecError, spec_of
 from gputui.runs.submission import SPEC_FILE, read_spec
@@ -44,6 +46,13 @@ def attempt_numbers(run_dir: Path) -> list[int]:
     """The attempts that were prepared, in order, by their folders."""
     names = [path.parent.name for path in run_dir.glob("attempts/[0-9]*/attempt.json")]
     return sorted(int(name) for name in names if name.isdigit())
+
+
+def rank_output(spec: RunSpec, gpus_given: int, folder: Path) -> str:
+    """Path of the first rank's output below the attempt's ``folder``, as
+    `MetricsIngest.begin_attempt` expects it."""
+    output = LAUNCHERS[spec.launcher].rank_output(spec.ranks_on(gpus_given))
+    return str(node_folder(folder).relative_to(folder) / output)
 
 
 def read_record(path: Path) -> dict[str, Any] | None:

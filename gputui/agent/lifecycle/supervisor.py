@@ -16,10 +16,8 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from gputui.agent.context import AgentContext
-from gputui.agent.error_barrier import Parts
+from gputui.agent.context import AgentContext, Job, Parts
 from gputui.agent.health.monitor import HealthMonitor
-from gputui.agent.jobs import Job
 from gputui.agent.lifecycle import execution, run_files
 from gputui.agent.lifecycle.active_run import (
     ActiveRun,
@@ -34,8 +32,8 @@ from gputui.agent.lifecycle.active_run import (
 from gputui.agent.lifecycle.admission import Admission
 from gputui.agent.lifecycle.checkpoint_survey import CheckpointSurveys
 from gputui.agent.lifecycle.ending import end_attempt, machine_context
+from gputui.agent.lifecycle.execution import findings_of
 from gputui.agent.lifecycle.gpus import LOOK_SECONDS, GpuRelease
-from gputui.agent.lifecycle.postmortem import findings_of
 from gputui.agent.lifecycle.run_files import attempt_dir, resolved_run
 from gputui.agent.lifecycle.waiting import ReadinessChecks, RecoveryWaits
 from gputui.agent.outbox import Outbox

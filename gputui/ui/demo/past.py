@@ -16,10 +16,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.agent.context import AgentContext
-from gputui.agent.lifecycle.attempt_launch import prepare_attempt
+from gputui.agent.lifecycle.admission import prepare_attempt
 from gputui.agent.lifecycle.ending import end_attempt
-from gputui.agent.lifecycle.execution import read_rest
-from gputui.agent.lifecycle.postmortem import evidence_to_read, examine
+from gputui.agent.lifecycle.execution import evidence_to_read, examine, read_rest
 from gputui.agent.lifecycle.run_files import attempt_dir, open_metrics, resolved_run
 from gputui.agent.lifecycle.scheduler import Start
 from gputui.core.config import PRIVATE_DIR_MODE, Workspace

@@ -10,8 +10,7 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from gputui.agent.health.gpu_faults import sightings
-from gputui.agent.health.monitor import HealthMonitor
+from gputui.agent.health.monitor import HealthMonitor, sightings
 from gputui.agent.lifecycle.active_run import LiveAttempt
 from gputui.agent.lifecycle.run_files import ResolvedRun
 from gputui.core.redaction import BY_LOOK

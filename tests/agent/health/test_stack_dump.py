@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gputui.agent.health.incident_folder import LOG_CHARACTERS
-from gputui.agent.health.stack_dump import StackDump, abort
+from gputui.agent.health.incident_folder import LOG_CHARACTERS, StackDump, abort
 from gputui.core.redaction import Redactor
 from gputui.runs.identity import ProcessIdentity, identify
 from gputui.runs.processes import AttemptProcess
@@ -64,7 +63,7 @@ def test_stacks_by_py_spy_and_logs_are_kept_without_secrets(
 def test_the_rank_that_the_others_wait_for_is_named_from_the_stacks_in_the_logs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gputui.agent.health.stack_dump.shutil.which", lambda *_, **__: None)
+    monkeypatch.setattr("gputui.agent.health.incident_folder.shutil.which", lambda *_, **__: None)
     library = tmp_path / "site-packages" / "torch" / "distributed"
     scripts = [library / "all_reduce.py", tmp_path / "data.py"]
     ranks = []

@@ -21,7 +21,7 @@ from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle import checkpoint_survey
 from gputui.agent.lifecycle.active_run import ActiveRuns, PostmortemTask
 from gputui.agent.lifecycle.checkpoint_survey import TWO_HOMES, scan, search_of
-from gputui.agent.lifecycle.postmortem import examine
+from gputui.agent.lifecycle.execution import examine
 from gputui.agent.lifecycle.waiting import CHECKED_SECONDS, ReadinessChecks
 from gputui.core.config import Workspace, locate
 from gputui.core.redaction import Redactor

@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from gputui.agent.context import AgentContext
-from gputui.agent.error_barrier import TROUBLE_SECONDS
+from gputui.agent.context import TROUBLE_SECONDS, AgentContext
 from gputui.agent.lifecycle import checkpoint_survey
 from gputui.agent.lifecycle.active_run import ActiveRun, LiveAttempt, Postmortem
-from gputui.agent.lifecycle.postmortem import EXAMINE_SECONDS
+from gputui.agent.lifecycle.execution import EXAMINE_SECONDS
 from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.core.config import Workspace
 from gputui.runs import repository
