@@ -39,6 +39,8 @@ JOBS_AT_ONCE = 8
 PATIENCE_SECONDS = 30.0
 # A thread that hangs on an unresponsive file system cannot be killed, so their number is limited.
 THREADS_MOST = 32
+# How long the result of a job that is asked for is kept.
+KEPT_SECONDS = 30.0
 
 
 class JobTimeoutError(OSError):
@@ -53,6 +55,7 @@ class Job(Generic[T]):
         self.name = name
         self.deadline_seconds = deadline_seconds
         self.begun_at: float | None = None
+        self.ended_at = math.inf
         self.future: Future[T] = Future()
         self.thread = Thread(target=self._run, name=name, daemon=True)
         self._jobs = jobs
@@ -83,6 +86,8 @@ class Job(Generic[T]):
                 raise
             except BaseException as error:
                 self.future.set_exception(error)
+        self.ended_at = self._jobs.clock()
+        self._jobs.has_news = True
         self._jobs.wake()
 
 
@@ -95,6 +100,9 @@ class Jobs:
     wake: Callable[[], None]
     clock: Callable[[], float]
     at_once: int = JOBS_AT_ONCE
+    has_news: bool = False
+    """A job has ended since this was last reset."""
+    _asked: dict[str, Job[Any]] = field(default_factory=dict)
     _started: list[Job[Any]] = field(default_factory=list)
     _waiting: deque[Job[Any]] = field(default_factory=deque)
 
@@ -104,6 +112,14 @@ class Jobs:
         self._waiting.append(job)
         self.turn()
         return job
+
+    def ask(self, name: str, work: Callable[[], T], *, deadline_seconds: float) -> Job[T] | None:
+        """The job of this name once it is over, which is then forgotten; None before. It is
+        started if there is none, or if its result was not asked for within KEPT_SECONDS."""
+        self.turn()
+        if name not in self._asked:
+            self._asked[name] = self.start(name, work, deadline_seconds=deadline_seconds)
+        return self._asked.pop(name) if self._asked[name].future.done() else None
 
     @property
     def is_busy(self) -> bool:
@@ -123,6 +139,9 @@ class Jobs:
                     job.future.set_exception(JobTimeoutError(text))
             young += age < PATIENCE_SECONDS and not job.future.done()
         self._started = [job for job in self._started if job.thread.is_alive()]
+        for name, job in list(self._asked.items()):
+            if now - job.ended_at > KEPT_SECONDS:
+                del self._asked[name]
         while self._waiting and young < self.at_once and len(self._started) < THREADS_MOST:
             job = self._waiting[0]
             try:

@@ -24,7 +24,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from gputui.agent import lock
-from gputui.agent.context import AgentContext, Job
+from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.run_files import attempt_dir
 from gputui.core.config import PRIVATE_DIR_MODE, Workspace
 from gputui.core.units import bytes_text, duration
@@ -110,20 +110,18 @@ class OrphanWatch:
     context: AgentContext
     next_at: float = 0.0
     seen: set[ProcessIdentity] = field(default_factory=set)
-    scan: Job[list[orphans.MarkedProcess]] | None = None
 
     def turn(self, now: float) -> None:
         """Start a scan if it is due, and report its results; ``now`` is monotonic. Raises
         sqlite3.Error, or OSError if procfs cannot be read."""
-        if self.scan is None and now >= self.next_at:
-            self.next_at = now + LOOK_SECONDS
-            find = partial(orphans.find_marked, self.context.workspace.runs)
-            name = "looking for orphans"
-            self.scan = self.context.jobs.start(name, find, deadline_seconds=ORPHANS_SECONDS)
-        if self.scan is None or not self.scan.is_over:
+        if now < self.next_at:
             return
-        scan, self.scan = self.scan, None
-        marked = scan.result()
+        find = partial(orphans.find_marked, self.context.workspace.runs)
+        job = self.context.jobs.ask("orphans", find, deadline_seconds=ORPHANS_SECONDS)
+        if job is None:
+            return
+        self.next_at = now + LOOK_SECONDS
+        marked = job.result()
         connection = self.context.connection
         found = orphans.orphans(marked, repository.run_statuses(connection)) if marked else []
         for orphan in found:
@@ -203,29 +201,24 @@ class LogBounds:
     context: AgentContext
     quota: Quota = field(default_factory=Quota)
     next_at: float = 0.0
-    job: Job[list[_Trimmed]] | None = None
     unreported: list[_Trimmed] = field(default_factory=list)
     reported: set[Path] = field(default_factory=set)
 
     def turn(self, now: float, attempts: Iterable[Attempt]) -> None:
         """Report the results of the last check, and start another if it is due; ``now`` is
         monotonic. Raises sqlite3.Error without losing results."""
-        if self.job is not None:
-            if not self.job.is_over:
-                return
-            job, self.job = self.job, None
-            self.unreported = job.result()
-        while self.unreported:
-            self._report(self.unreported[0])
-            self.unreported.pop(0)
         if now >= self.next_at:
-            self.next_at = now + LOOK_SECONDS
             # The bytes read as metrics only grow, so a stale number is safe: it keeps too much.
             read = partial(intake.output_read, self.context.connection)
             checks = [(each, read(each.run_id, each.number)) for each in attempts]
             work = partial(_bound_logs, self.context.workspace, checks, self.quota)
-            name = "bounding the logs"
-            self.job = self.context.jobs.start(name, work, deadline_seconds=DEADLINE_SECONDS)
+            job = self.context.jobs.ask("bounding logs", work, deadline_seconds=DEADLINE_SECONDS)
+            if job is not None:
+                self.next_at = now + LOOK_SECONDS
+                self.unreported += job.result()
+        while self.unreported:
+            self._report(self.unreported[0])
+            self.unreported.pop(0)
 
     def _report(self, trimmed: _Trimmed) -> None:
         run_id, number = trimmed.attempt.run_id, trimmed.attempt.number

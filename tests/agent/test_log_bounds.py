@@ -51,7 +51,8 @@ def test_a_log_that_is_written_on_loses_its_middle_and_nothing_else(tmp_path: Pa
 
 def looked(bounds: LogBounds, now: float, number: int) -> None:
     bounds.turn(now, [Attempt("job-1", number, "running", {}, (), {}, 0.0)])
-    wait_until(lambda: bounds.job is None or bounds.job.is_over, what="the look")
+    wait_until(lambda: not bounds.context.jobs.is_busy, what="the look")
+    bounds.turn(now, [])
 
 
 def test_the_agent_tells_what_it_dropped_once(workspace: Workspace, connection: sqlite3.Connection) -> None:

@@ -469,7 +469,7 @@ class History:
         search = self.search(run)
         seen = checkpoint_survey.scan(search, self.now)
         with transaction(self.connection) as connection:
-            checkpoints.note_scan(connection, run.run_id, run.attempts, seen.folder, self.now)
+            checkpoints.note_scan(connection, run.run_id, run.attempts, str(seen.search.real_folder), self.now)
             checkpoint_survey.write(connection, search, seen.rows)
         if seen.claim is not None:
             os.close(seen.claim)

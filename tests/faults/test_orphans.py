@@ -100,7 +100,7 @@ def test_the_agent_tells_each_orphan_once(machine: Machine, leave: Leave) -> Non
 def look(watch: OrphanWatch, now: float) -> None:
     """A turn, and the one in which what its job has found is taken."""
     watch.turn(now)
-    wait_until(lambda: watch.scan is None or watch.scan.is_over, 60, "the scan")
+    wait_until(lambda: not watch.context.jobs.is_busy, 60, "the scan")
     watch.turn(now)
 
 

@@ -62,11 +62,7 @@ def answer_all(supervisor: Supervisor) -> int:
     """Answer pending commands, oldest first, each in its own transaction; return the number
     answered. Raises sqlite3.OperationalError if the database is locked."""
     waiting = commands.pending(supervisor.context.connection)
-    answered = sum(_answer_one(supervisor, command) for command in waiting)
-    pending = {command.command_id for command in waiting}
-    for key in supervisor.searches.keys() - pending:
-        del supervisor.searches[key]
-    return answered
+    return sum(_answer_one(supervisor, command) for command in waiting)
 
 
 def _answer_one(supervisor: Supervisor, command: PendingCommand) -> bool:
@@ -250,23 +246,20 @@ def resume(supervisor: Supervisor, command: PendingCommand) -> None:
         why = "a secret is not stored, so that a resume cannot change it; launch the run again"
         raise RefusedError(why)
     params, named = {**target.params, **changes}, command.args.get("from")
-    if command.command_id not in supervisor.searches:
-        search = search_now(context, target)
-        if search is None:
-            # Only its target sees the checkpoints and chooses at the start, unless one is named.
-            anew = replace(target, resume_from=None)
-            if named is None and not attempts_to_resume(context.connection, context.workspace, anew):
-                text = f"no attempt of {run_id} has begun; gputui restart begins it"
-                raise RefusedError(text, commands.NO_CHECKPOINT)
-            requeue(supervisor, target, command, params, None if named is None else str(named))
-            return
-        path = None if named is None else Path(str(named))
-        name = f"reading checkpoints in {folder if path is None else path.parent}"
-        work = partial(for_person, search, path)
-        job = context.jobs.start(name, work, deadline_seconds=SEARCH_SECONDS)
-        supervisor.searches[command.command_id] = (search, job)
-    search, job = supervisor.searches[command.command_id]
-    if not job.is_over:
+    search = search_now(context, target)
+    if search is None:
+        # Only its target sees the checkpoints and chooses at the start, unless one is named.
+        anew = replace(target, resume_from=None)
+        if named is None and not attempts_to_resume(context.connection, context.workspace, anew):
+            text = f"no attempt of {run_id} has begun; gputui restart begins it"
+            raise RefusedError(text, commands.NO_CHECKPOINT)
+        requeue(supervisor, target, command, params, None if named is None else str(named))
+        return
+    path = None if named is None else Path(str(named))
+    name = f"command {command.command_id}: reading checkpoints of {run_id}"
+    work = partial(for_person, search, path)
+    job = context.jobs.ask(name, work, deadline_seconds=SEARCH_SECONDS)
+    if job is None:
         raise UnansweredError
     try:
         choice = job.result()

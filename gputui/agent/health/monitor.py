@@ -84,11 +84,6 @@ class HealthMonitor:
             self.waiting = list(living)[::-1]
             holders = Counter(uuid for attempt in living for uuid in attempt.record.gpus)
             self.shared = frozenset(uuid for uuid, count in holders.items() if count > 1)
-        queued = {id(attempt) for attempt in self.waiting}
-        for attempt in living:
-            # Its history has been read: check it in this round.
-            if attempt.history is not None and attempt.history.is_over and id(attempt) not in queued:
-                self.waiting.append(attempt)
         alive = {id(attempt) for attempt in living}
         while self.waiting:
             attempt = self.waiting.pop()
@@ -143,15 +138,11 @@ class HealthMonitor:
         """The attempt's state from the store; None while a job reads it, which takes long for a
         long run."""
         context, record = self.context, attempt.record
-        if attempt.history is None:
-            clocks, stored = (context.monotonic(), context.now()), self.stored(record.run_id)
-            read = partial(read_history, context.workspace.database, record, *clocks, stored)
-            name = f"reading the newest lines of {record.run_id}"
-            attempt.history = context.jobs.start(name, read, deadline_seconds=HISTORY_SECONDS)
-        if not attempt.history.is_over:
-            return None
-        history, attempt.history = attempt.history, None
-        return history.result()
+        clocks, stored = (context.monotonic(), context.now()), self.stored(record.run_id)
+        read = partial(read_history, context.workspace.database, record, *clocks, stored)
+        name = f"reading the newest lines of {record.run_id}"
+        job = context.jobs.ask(name, read, deadline_seconds=HISTORY_SECONDS)
+        return None if job is None else job.result()
 
     def _remember(self, attempt: LiveAttempt, watched: WatchedAttempt) -> None:
         """Take over the findings of a former agent: do not report them again, and end the attempt

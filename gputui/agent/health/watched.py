@@ -168,12 +168,11 @@ _GROUP = re.compile(
 class SetupChecks:
     """The checks of one attempt, each of which observes something once. Times are monotonic."""
 
-    metrics_job: Job[str | None] | None = None
     metrics_at: float = -math.inf
     # The last check for a process group, and how many found ranks without connections.
     group_at: float = -math.inf
     ungrouped_checks: int = 0
-    script_job: Job[bool] | None = None
+    size: int = 0
     is_grouped: bool = False
     is_start_known: bool = False
 
@@ -204,17 +203,18 @@ class SetupChecks:
 
     def _metrics(self, context: AgentContext, watch: AttemptWatch, spec: RunSpec) -> Iterator[Observation]:
         """Why a run that trains has no metrics line; it would look like one that is starting."""
-        if self.metrics_job is not None and self.metrics_job.is_over:
-            job, self.metrics_job = self.metrics_job, None
+        if context.monotonic() < self.metrics_at + METRICS_SECONDS:
+            return
+        record, run_dir = watch.record, context.workspace.run_dir(watch.record.run_id)
+        began = record.started_at or record.created_at
+        work = partial(missing_metrics, spec, run_dir, record.number, began)
+        name = f"looking for what {record.run_id} prints and saves"
+        job = context.jobs.ask(name, work, deadline_seconds=JOB_SECONDS)
+        if job is not None:
+            self.metrics_at = context.monotonic()
             with suppress(OSError):
                 if (text := job.result()) is not None:
                     yield Observation("no_metrics", text=text)
-        elif self.metrics_job is None and context.monotonic() >= self.metrics_at + METRICS_SECONDS:
-            self.metrics_at, record = context.monotonic(), watch.record
-            began, run_dir = record.started_at or record.created_at, context.workspace.run_dir
-            work = partial(missing_metrics, spec, run_dir(record.run_id), record.number, began)
-            name = f"looking for what {record.run_id} prints and saves"
-            self.metrics_job = context.jobs.start(name, work, deadline_seconds=JOB_SECONDS)
 
     def _group(
         self, context: AgentContext, watch: AttemptWatch, spec: RunSpec, processes: Callable[[], list[AttemptProcess]]
@@ -224,24 +224,25 @@ class SetupChecks:
         counts as one."""
         if context.monotonic() < self.group_at + GROUP_SECONDS:
             return
-        self.group_at = context.monotonic()
-        ranks = [process for process in processes() if process.rank is not None]
-        if (size := len({process.rank for process in ranks})) < 2:
+        if self.ungrouped_checks < UNGROUPED_CHECKS:
+            self.group_at = context.monotonic()
+            ranks = [process for process in processes() if process.rank is not None]
+            self.size = len({process.rank for process in ranks})
+            if self.size > 1:
+                self.is_grouped = any(is_connected(process.identity.pid) for process in ranks)
+                self.ungrouped_checks += not self.is_grouped
             return
-        self.is_grouped = any(is_connected(process.identity.pid) for process in ranks)
-        self.ungrouped_checks += not self.is_grouped
-        if self.is_grouped:
-            return
-        if self.ungrouped_checks == UNGROUPED_CHECKS:
-            name, work = f"reading the script of {watch.record.run_id}", partial(makes_group, spec)
-            self.script_job = context.jobs.start(name, work, deadline_seconds=JOB_SECONDS)
-        elif self.script_job is not None and self.script_job.is_over:
+        name, work = f"reading the script of {watch.record.run_id}", partial(makes_group, spec)
+        job = context.jobs.ask(name, work, deadline_seconds=JOB_SECONDS)
+        if job is not None:
             # The ranks of other scripts may be meant to work apart.
             self.is_grouped = True
             with suppress(OSError):
-                self.is_grouped = not self.script_job.result()
+                self.is_grouped = not job.result()
             if not self.is_grouped:
-                text = f"its {size} ranks have not made the process group of their script: each trains its own model"
+                text = (
+                    f"its {self.size} ranks have not made the process group of their script: each trains its own model"
+                )
                 yield Observation("no_group", text=text, since=watch.progress.step)
 
 

@@ -6,6 +6,7 @@ What must outlive the agent is in the store and in the run's folder.
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -35,7 +36,7 @@ UNKILLABLE_SECONDS = 30.0
 class CheckpointScan(NamedTuple):
     """Result of a scan at a time (UTC unix seconds); ``claim`` locks the folder."""
 
-    folder: str
+    search: CheckpointSearch
     rows: Rows
     at: float
     claim: int | None
@@ -43,11 +44,9 @@ class CheckpointScan(NamedTuple):
 
 @dataclass(slots=True)
 class CheckpointWatch:
-    """The time of an attempt's next scan for checkpoints (monotonic), the scan that runs now, and
-    the real folder."""
+    """The next scan for an attempt's checkpoints (monotonic), the one that runs, the real folder."""
 
-    due_at: float
-    search: CheckpointSearch | None = None
+    due_at: float = -math.inf
     job: Job[CheckpointScan] | None = None
     is_reported: bool = False
     folder: str | None = None
@@ -55,32 +54,29 @@ class CheckpointWatch:
 
 @dataclass(slots=True)
 class LiveAttempt:
-    """An attempt that may have live processes."""
+    """An attempt that may have live processes. Times are monotonic."""
 
     record: Attempt
     executor: ExecutorProcess
     # Memory in use on each of its GPUs before it began, by UUID.
     baseline_bytes: Mapping[str, int | None] = field(default_factory=dict)
-    # When this executor was started (monotonic).
-    served_since: float = float("-inf")
-    # The run's resolved specification; None if this version cannot read it.
+    # When this executor was started.
+    served_since: float = -math.inf
+    # The run's resolved specification, set when the executor is watched.
     resolved: ResolvedRun | None = None
-    # After a restart of the agent, the job that reads ``watched`` from the store.
-    history: Job[WatchedAttempt] | None = None
     watched: WatchedAttempt | None = None
-    # Health checks are skipped until then after an unexpected error (monotonic).
-    unwatched_until: float = float("-inf")
-    checkpoint_watch: CheckpointWatch | None = None
+    # Health checks are skipped until then after an unexpected error.
+    unwatched_until: float = -math.inf
+    checkpoint_watch: CheckpointWatch = field(default_factory=CheckpointWatch)
     # The stored placement; None on this machine, or before the first report.
     placement: PlacementView | None = None
-    # When the reports of a remote executor were last read (monotonic).
-    reports_read_at: float = float("-inf")
+    # When the reports of a remote executor were last read.
+    reports_read_at: float = -math.inf
 
 
 class PostmortemTask(Struct, frozen=True):
     """Input of a postmortem. ``checkpoints`` is None if the profile names none; ``unanswered`` is
-    why their folder must not be read, such as a file system that hangs. ``shared_with`` are runs
-    that used its GPU shortly before the end."""
+    why their folder must not be read. ``shared_with`` are runs that used its GPU near the end."""
 
     folder: Path
     attempt: Attempt
@@ -97,9 +93,9 @@ class PostmortemTask(Struct, frozen=True):
     shared_with: tuple[str, ...] = ()
 
 
-class PostmortemResult(Struct, frozen=True):
+class PostmortemResult(NamedTuple):
     """Result of a postmortem, redacted. ``incident`` is the cause if the attempt failed.
-    ``checkpoints`` is the updated ledger, with candidates to resume from after a failure; None if
+    ``checkpoints`` is the updated ledger, after a failure with candidates to resume from; None if
     the profile names no checkpoints. ``unmatched``: the pattern never matched a file."""
 
     evidence: Evidence
@@ -118,10 +114,9 @@ class Adopting:
 
 @dataclass(slots=True)
 class Starting:
-    """The executor was started; the command has shown no activity. ``looked_at`` is the last check
-    (monotonic)."""
+    """The command has shown no activity; ``looked_at`` is the last check (monotonic)."""
 
-    looked_at: float = float("-inf")
+    looked_at: float = -math.inf
 
 
 @dataclass(slots=True)
@@ -132,8 +127,8 @@ class Running:
 @dataclass(slots=True)
 class Sweeping:
     """The executor has ended; its leftover processes are being killed since ``since`` (monotonic).
-    ``is_reading_rest``: its metrics files hold more than one turn can read. ``ended_clock``
-    (monotonic) and ``ended_at`` (UTC unix seconds) are the time when no process was left."""
+    ``is_reading_rest``: its metrics files hold more than one turn can read. No process was left at
+    ``ended_clock`` (monotonic), which is ``ended_at`` (UTC unix seconds)."""
 
     since: float | None = None
     is_reading_rest: bool = False
@@ -143,59 +138,37 @@ class Sweeping:
     def end_leftovers(self, left: list[ProcessIdentity], now: float) -> bool:
         """Signal the leftover processes: SIGTERM first, SIGKILL later. True if they have survived
         that for too long. ``now`` is monotonic."""
-        if self.since is None:
-            self.since = now
-            for process in left:
-                send_signal(process, signal.SIGTERM)
-                send_signal(process, signal.SIGCONT)
-        elif now - self.since > TERM_BEFORE_KILL_SECONDS:
-            for process in left:
-                send_signal(process, signal.SIGKILL)
+        is_first = self.since is None
+        self.since = now if self.since is None else self.since
+        is_late = now - self.since > TERM_BEFORE_KILL_SECONDS
+        for process in left if is_first or is_late else ():
+            send_signal(process, signal.SIGKILL if is_late else signal.SIGTERM)
+            send_signal(process, signal.SIGCONT)
         return now - self.since > UNKILLABLE_SECONDS
 
 
 @dataclass(slots=True)
 class Postmortem:
-    """A job examines what the attempt left. If it fails, the run returns to ``swept``.
-    ``is_reported``: the run's page says so."""
+    """A job examines what the attempt left; if it fails, the run returns to ``swept``."""
 
     swept: Sweeping
     task: PostmortemTask
     job: Job[PostmortemResult]
+    # Whether the run's page says so.
     is_reported: bool = False
-
-
-class Readiness(NamedTuple):
-    """Result of a scan before an attempt: the ledger with what lies there, and, if the chosen
-    checkpoint is not there any more, the choice of another one."""
-
-    rows: Rows
-    choice: CheckpointChoice | None = None
-
-
-class ReadinessCheck(NamedTuple):
-    """A job that lists the checkpoint folder before an attempt, and checks that the one at ``path``
-    is still the chosen one."""
-
-    path: str | None
-    search: CheckpointSearch
-    job: Job[Readiness]
 
 
 @dataclass(slots=True)
 class Waiting:
-    """No attempt exists; the run waits for the next one. ``due_at`` (monotonic) is the end of its
-    back-off, None once it is queued. ``disk``, with ``disk_text``, and ``pruning`` check
-    preconditions. Of a queued run, ``checked`` says whether ``check`` found it ready to begin from
-    a checkpoint, which one, and when (monotonic); ``short_since`` (monotonic) is set while GPUs are
-    missing that only a person or the driver can bring back."""
+    """No attempt exists; the run waits for the next one. Times are monotonic."""
 
+    # The end of its back-off, None once it is queued.
     due_at: float | None = None
-    disk: Job[tuple[int, int]] | None = None
+    # The last answer about the disk.
     disk_text: str | None = None
-    pruning: Job[list[Path]] | None = None
-    check: ReadinessCheck | None = None
-    checked: tuple[bool, str | None, float] | None = None
+    # Whether the queued run may begin from a checkpoint, which one, and when that was checked.
+    checked: tuple[bool, str | None, float] = (False, None, -math.inf)
+    # Since when GPUs are missing that only a person or the driver can bring back.
     short_since: float | None = None
 
 
@@ -253,20 +226,22 @@ class ActiveRuns:
 
     def attempt(self, run_id: str) -> LiveAttempt | None:
         """The run's attempt that may have live processes."""
-        run = self._runs.get(run_id)
-        return None if run is None else run.attempt
+        return self._runs[run_id].attempt if run_id in self._runs else None
 
-    def attempts(self) -> list[LiveAttempt]:
-        """All attempts that may have live processes."""
-        return [run.attempt for run in self._runs.values() if run.attempt is not None]
+    def attempts(self, *phases: type[Phase]) -> list[LiveAttempt]:
+        """All attempts that may have live processes; with ``phases``, those in one of them."""
+        runs = [run for run in self if not phases or isinstance(run.phase, phases)]
+        return [run.attempt for run in runs if run.attempt is not None]
 
     def running(self) -> list[LiveAttempt]:
         """All attempts whose command is not known to have ended."""
-        runs = [run for run in self._runs.values() if isinstance(run.phase, Starting | Running)]
-        return [run.attempt for run in runs if run.attempt is not None]
+        return self.attempts(Starting, Running)
+
+    def sweeping(self) -> list[Sweeping]:
+        return [run.phase for run in self if isinstance(run.phase, Sweeping)]
 
     def releasing(self) -> list[tuple[ActiveRun, Releasing]]:
-        return [(run, entry) for run in self._runs.values() for entry in run.releasing]
+        return [(run, entry) for run in self for entry in run.releasing]
 
     def waiting(self) -> list[tuple[ActiveRun, Waiting]]:
         return [(run, run.phase) for run in self if isinstance(run.phase, Waiting)]
@@ -280,9 +255,6 @@ class ActiveRuns:
 
     def forget_idle(self) -> None:
         """Drop runs without state worth keeping."""
-        idle = (None, Waiting())
-        self._runs = {
-            run_id: run
-            for run_id, run in self._runs.items()
-            if run.phase not in idle or run.attempt is not None or run.releasing
-        }
+        for run in self:
+            if run.phase in (None, Waiting()) and run.attempt is None and not run.releasing:
+                del self._runs[run.run_id]

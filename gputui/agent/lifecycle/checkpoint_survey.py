@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import fcntl
 import logging
-import math
 import os
 import sqlite3
 from collections.abc import Collection, Sequence
@@ -30,12 +29,11 @@ from gputui.recovery.history import training_began_at
 from gputui.runs.command import checkpoint_directory
 from gputui.runs.executors import Executors, far
 from gputui.runs.repository import transaction
-from gputui.runs.spec import SpecError, spec_of
+from gputui.runs.spec import spec_of
 from gputui.runs.submission import write_private
 from gputui.store import checkpoints
 from gputui.store.attempts import read_attempts
 from gputui.store.checkpoints import CheckpointRow
-from gputui.store.events import EventKind
 from gputui.store.metrics.step_times import StepTimes
 from gputui.store.run_history import read_incidents, read_transitions
 from gputui.store.runs import Run, get_run
@@ -233,7 +231,7 @@ def claim(folder: Path, home: Path) -> int | None:
 def scan(search: CheckpointSearch, now: float) -> CheckpointScan:
     """Scan the folder of an attempt at ``now`` (UTC unix seconds). Raises what `surveyed` raises."""
     descriptor = claim(search.real_folder, search.home)
-    return CheckpointScan(str(search.real_folder), surveyed(search, lambda: now), now, descriptor)
+    return CheckpointScan(search, surveyed(search, lambda: now), now, descriptor)
 
 
 @dataclass(slots=True)
@@ -248,51 +246,41 @@ class CheckpointSurveys:
         """Store finished scans and start those that are due, the longest waiting first, until the
         turn is spent. Raises sqlite3.Error."""
         now = self.context.monotonic()
-        watches = []
-        for attempt in living:
-            if attempt.checkpoint_watch is None:
-                attempt.checkpoint_watch = CheckpointWatch(-math.inf)
-            watches.append((attempt.record, attempt.checkpoint_watch))
-        for record, watch in sorted(watches, key=lambda pair: pair[1].due_at):
-            if watch.job is None and now < watch.due_at:
-                continue
-            if watch.job is None:
-                self._begin(record.run_id, watch)
-            elif watch.job.is_over:
-                self._take(record.number, watch)
+        watches = [(attempt.checkpoint_watch, attempt.record) for attempt in living]
+        for watch, record in sorted(watches, key=lambda pair: pair[0].due_at):
+            if now < watch.due_at:
+                break
+            self._look(watch, record.run_id, record.number)
             if self.context.turn.is_spent():
                 return
-        for folder in self.claims.keys() - {watch.folder for _, watch in watches}:
+        for folder in self.claims.keys() - {watch.folder for watch, _ in watches}:
             os.close(self.claims.pop(folder))
 
-    def _begin(self, run_id: str, watch: CheckpointWatch) -> None:
-        run, now = get_run(self.context.connection, run_id), self.context.now()
-        watch.search, watch.due_at = None, self.context.monotonic() + SCAN_SECONDS
-        # The run fails when its attempt ends if its specification cannot be read.
-        with suppress(SpecError):
-            watch.search = None if run is None else search_now(self.context, run)
-        if watch.search is not None:
-            name = f"looking for checkpoints in {watch.search.folder}"
-            work = partial(scan, watch.search, now)
-            watch.job = self.context.jobs.start(name, work, deadline_seconds=DEADLINE_SECONDS)
-
-    def _take(self, number: int, watch: CheckpointWatch) -> None:
-        search, job = watch.search, watch.job
-        assert search is not None and job is not None
-        watch.job, watch.due_at = None, self.context.monotonic() + SCAN_SECONDS
+    def _look(self, watch: CheckpointWatch, run_id: str, number: int) -> None:
+        context = self.context
+        if watch.job is None:
+            run = get_run(context.connection, run_id)
+            search = None if run is None else search_now(context, run)
+            if search is None:
+                watch.due_at = context.monotonic() + SCAN_SECONDS
+                return
+            name, work = f"looking into {search.folder}", partial(scan, search, context.now())
+            watch.job = context.jobs.start(name, work, deadline_seconds=DEADLINE_SECONDS)
+        if not watch.job.is_over:
+            return
+        job, watch.job = watch.job, None
+        watch.due_at = context.monotonic() + SCAN_SECONDS
         try:
             seen = job.result()
         except Exception as error:
+            text = f"its checkpoints cannot be looked for: {error}"
             if not watch.is_reported:
                 watch.is_reported = True
-                text = f"its checkpoints cannot be looked for in {search.folder}: {error}"
-                note, key = self.context.note, str(search.folder)
-                kind: EventKind = "checkpoints_unreadable"
-                note(kind, text, search.run_id, key=key, severity="warning")
+                context.note("checkpoints_unreadable", text, run_id, severity="warning")
             return
-        watch.is_reported, watch.folder = False, seen.folder
+        watch.is_reported, watch.folder = False, str(seen.search.real_folder)
         if seen.claim is not None:
-            self.claims[seen.folder] = seen.claim
-        with transaction(self.context.connection) as connection:
-            checkpoints.note_scan(connection, search.run_id, number, seen.folder, seen.at)
-            write(connection, search, seen.rows)
+            self.claims[watch.folder] = seen.claim
+        with transaction(context.connection) as connection:
+            checkpoints.note_scan(connection, run_id, number, watch.folder, seen.at)
+            write(connection, seen.search, seen.rows)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from gputui.agent.context import AgentContext, Job, Parts
+from gputui.agent.context import AgentContext, Parts
 from gputui.agent.health.monitor import HealthMonitor
 from gputui.agent.lifecycle import execution, run_files
 from gputui.agent.lifecycle.active_run import (
@@ -38,7 +38,6 @@ from gputui.agent.lifecycle.run_files import attempt_dir, resolved_run
 from gputui.agent.lifecycle.waiting import ReadinessChecks, RecoveryWaits
 from gputui.agent.outbox import Outbox
 from gputui.machine.gpu_model import Occupant
-from gputui.recovery.checkpoints.search import CheckpointChoice, CheckpointSearch
 from gputui.runs import notices, repository
 from gputui.runs.executors.base import Executor, ExecutorGoneError
 from gputui.runs.executors.process import ExecutorProcess, find, start
@@ -70,8 +69,6 @@ class Supervisor:
     has_more_to_start: bool = False
     # Runs that this round has not stepped yet, the next one last: a round may take several turns.
     unstepped: list[str] = field(default_factory=list)
-    # Searches for checkpoints, by the id of the command that waits for the result.
-    searches: dict[int, tuple[CheckpointSearch, Job[CheckpointChoice]]] = field(default_factory=dict)
     parts: Parts = field(init=False)
     release: GpuRelease = field(init=False)
     health: HealthMonitor = field(init=False)
@@ -269,9 +266,10 @@ class Supervisor:
         is_due = (
             parts.do("draining", self.release.turn),
             parts.do("waits", self.waits.turn),
-            self.readiness.is_one_over(),
+            self.context.jobs.has_news,
             self.context.ingest.ends.has_new(),
         )
+        self.context.jobs.has_news = False
         self.needs_schedule = self.needs_schedule or any(is_due)
         if self.needs_schedule and self.context.turn.postpones("starting"):
             self.has_more_to_start = True
@@ -305,16 +303,14 @@ class Supervisor:
         if self.unstepped or self.has_more_to_start or self.health.waiting or is_reading:
             return now
         pause = self.release.next_look_seconds()
-        phases = [run.phase for run in self.runs if isinstance(run.phase, Sweeping)]
-        if any(phase.since is not None for phase in phases):
+        if any(phase.since is not None for phase in self.runs.sweeping()):
             pause = LOOK_SECONDS
         due = [self.waits.next_due(), None if pause is None else now + pause]
         return min((at for at in due if at is not None), default=None)
 
     def is_reading_rest(self) -> bool:
         """Whether an ended attempt has unread metrics."""
-        phases = [run.phase for run in self.runs if isinstance(run.phase, Sweeping)]
-        return any(phase.is_reading_rest for phase in phases)
+        return any(phase.is_reading_rest for phase in self.runs.sweeping())
 
     def is_busy(self) -> bool:
         """Whether a run needs an agent."""
@@ -362,9 +358,8 @@ class Supervisor:
             note()
         if live is not None:
             live.executor.ask_to_end(at_once=at_once)
-            if live.checkpoint_watch is not None:
-                # An up-to-date ledger shows what the stop would lose.
-                live.checkpoint_watch.due_at = context.monotonic()
+            # An up-to-date ledger shows what the stop would lose.
+            live.checkpoint_watch.due_at = context.monotonic()
         self.needs_schedule = True
 
     def occupants(self) -> list[Occupant]:

@@ -14,15 +14,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from gputui.agent.context import AgentContext, Parts
-from gputui.agent.lifecycle.active_run import ActiveRuns, Readiness, ReadinessCheck, Waiting
+from gputui.agent.lifecycle.active_run import ActiveRuns, Waiting
 from gputui.agent.lifecycle.checkpoint_survey import claim, search_now, write
 from gputui.agent.lifecycle.ending import give_up
 from gputui.core import units
-from gputui.recovery.checkpoints.ledger import newest_first
+from gputui.recovery.checkpoints.ledger import Rows, newest_first
 from gputui.recovery.checkpoints.removal import prune
 from gputui.recovery.checkpoints.search import (
     CheckpointChoice,
@@ -125,9 +126,9 @@ class RecoveryWaits:
         if folder is None:
             return None
         if condition.kind == "prune":
-            return self._not_pruned(run, folder, waiting, condition.keep)
+            return self._not_pruned(run, folder, condition.keep)
         share = 0.05 if condition.kind == "room" else 1.0
-        return self._no_room(folder, waiting, condition.bytes_needed, share)
+        return self._no_room(run.run_id, folder, waiting, condition.bytes_needed, share)
 
     def _hot(self, run: Run, margin_celsius: float) -> str | None:
         recorder = self.context.recorder
@@ -147,15 +148,13 @@ class RecoveryWaits:
                 return f"for GPU {facts.index} to cool to {below:.0f} °C (now {celsius:.0f} °C)"
         return None
 
-    def _no_room(self, folder: Path, waiting: Waiting, needed: int, or_share: float) -> str | None:
+    def _no_room(self, run_id: str, folder: Path, waiting: Waiting, needed: int, or_share: float) -> str | None:
         """Why the disk lacks room for ``needed`` bytes, or for that share of the disk if it is
         less; None if it has."""
-        if waiting.disk is None:
-            name, work = f"looking at {folder}", partial(disk_bytes, folder)
-            waiting.disk = self.context.jobs.start(name, work, deadline_seconds=LOOK_SECONDS)
-        if not waiting.disk.is_over:
+        name, work = f"looking at {folder} for {run_id}", partial(disk_bytes, folder)
+        job = self.context.jobs.ask(name, work, deadline_seconds=LOOK_SECONDS)
+        if job is None:
             return waiting.disk_text or f"for {folder} to answer"
-        job, waiting.disk = waiting.disk, None
         try:
             free, total = job.result()
         except OSError as error:
@@ -168,18 +167,14 @@ class RecoveryWaits:
             waiting.disk_text = f"for {room} ({units.bytes_text(free)} free)"
         return waiting.disk_text
 
-    def _not_pruned(self, run: Run, folder: Path, waiting: Waiting, keep: int) -> str | None:
-        context = self.context
-        if waiting.pruning is None:
-            search = search_now(context, run)
-            if search is None:
-                return None
-            work = partial(prune, search, keep, run.resume_from)
-            name = f"pruning {folder}"
-            waiting.pruning = context.jobs.start(name, work, deadline_seconds=PRUNE_SECONDS)
-        if not waiting.pruning.is_over:
+    def _not_pruned(self, run: Run, folder: Path, keep: int) -> str | None:
+        context, search = self.context, search_now(self.context, run)
+        if search is None:
+            return None
+        name, work = f"pruning {folder}", partial(prune, search, keep, run.resume_from)
+        job = context.jobs.ask(name, work, deadline_seconds=PRUNE_SECONDS)
+        if job is None:
             return "for old checkpoints to be removed"
-        job, waiting.pruning = waiting.pruning, None
         try:
             text = f"removed {len(job.result())} old checkpoints"
             context.note("checkpoints_pruned", text, run.run_id)
@@ -200,6 +195,15 @@ def disk_bytes(folder: Path) -> tuple[int, int]:
 # --- before an attempt --------------------------------------------------------------------------
 
 
+class Readiness(NamedTuple):
+    """The ledger of a search with what lies in the folder, and the choice of another checkpoint if
+    the chosen one is not there any more."""
+
+    search: CheckpointSearch
+    rows: Rows
+    choice: CheckpointChoice | None = None
+
+
 @dataclass(slots=True)
 class ReadinessChecks:
     """Looks into the checkpoint folders of queued runs before they start, each in a job."""
@@ -207,57 +211,47 @@ class ReadinessChecks:
     context: AgentContext
     runs: ActiveRuns
 
-    def is_one_over(self) -> bool:
-        """Whether a check has ended whose result is not used yet."""
-        checks = [phase.check for _, phase in self.runs.waiting()]
-        return any(check is not None and check.job.is_over for check in checks)
-
     def may_start(self, run: Run) -> bool:
         """Whether the run may start now. A checkpoint that is not there any more is replaced by the
         next best one; without one, the run fails. Raises sqlite3.Error."""
-        context, now = self.context, self.context.monotonic()
+        context, now, path = self.context, self.context.monotonic(), run.resume_from
         waiting = self.runs.waiting_of(run.run_id)
-        check = waiting.check
-        if check is None or check.path != run.resume_from:
-            is_ready, path, checked_at = waiting.checked or (False, None, float("-inf"))
-            if path == run.resume_from and now - checked_at < CHECKED_SECONDS:
-                return is_ready
-            search = search_now(context, run)
-            if search is None:
-                return True
-            name, work = f"looking into {search.folder}", partial(readiness, search, run.resume_from)
-            job = context.jobs.start(name, work, deadline_seconds=DEADLINE_SECONDS)
-            waiting.check = ReadinessCheck(run.resume_from, search, job)
+        is_ready, checked, checked_at = waiting.checked
+        if path == checked and now - checked_at < CHECKED_SECONDS:
+            return is_ready
+        search = search_now(context, run)
+        if search is None:
+            return True
+        name, work = f"looking before {run.run_id} begins from {path}", partial(readiness, search, path)
+        job = context.jobs.ask(name, work, deadline_seconds=DEADLINE_SECONDS)
+        if job is None:
             return False
-        if not check.job.is_over:
-            return False
-        waiting.check, waiting.checked = None, (False, run.resume_from, now)
+        waiting.checked = (False, path, now)
         try:
-            ready = check.job.result()
+            ready = job.result()
         except OSError as error:
-            what = check.search.folder if check.path is None else Path(check.path).name
+            what = search.folder if path is None else Path(path).name
             reason = f"waits until {what} can be read: {error.strerror or error}"
             repository.set_waiting_for(context.connection, run.run_id, reason)
             return False
         if ready.choice is not None:
-            self._choose_again(run, check, ready.choice, waiting)
-        else:
-            with transaction(context.connection) as connection:
-                write(connection, check.search, ready.rows)
-            waiting.checked = (True, run.resume_from, now)
-            return True
-        return False
+            self._choose_again(run, ready, ready.choice, waiting)
+            return False
+        with transaction(context.connection) as connection:
+            write(connection, ready.search, ready.rows)
+        waiting.checked = (True, path, now)
+        return True
 
-    def _choose_again(self, run: Run, check: ReadinessCheck, choice: CheckpointChoice, waiting: Waiting) -> None:
-        changed = f"{Path(check.path or '').name} was removed or overwritten after it was chosen"
+    def _choose_again(self, run: Run, ready: Readiness, choice: CheckpointChoice, waiting: Waiting) -> None:
+        changed = f"{Path(run.resume_from or '').name} was removed or overwritten after it was chosen"
         best = choice.usable[0].path if choice.usable else None
         with transaction(self.context.connection) as connection:
-            write(connection, check.search, choice.rows)
+            write(connection, ready.search, choice.rows)
             if best is not None:
                 repository.set_next_attempt(
                     connection, run.run_id, params=run.params, resume_from=str(best), not_before=run.not_before
                 )
-                text, key = f"{changed}; continuing from {best.name}", check.path
+                text, key = f"{changed}; continuing from {best.name}", run.resume_from
                 note = partial(self.context.note, "checkpoint_replaced", text, run.run_id)
                 note(key=key, severity="warning")
         if best is None:
@@ -275,8 +269,8 @@ def readiness(search: CheckpointSearch, resume_from: str | None, wall: Callable[
     rows = surveyed(search, wall)
     chosen = next((row for row in newest_first(search.rows) if row.path == resume_from), None)
     if chosen is None or is_unchanged(chosen):
-        return Readiness(rows)
+        return Readiness(search, rows)
     choice = choose(rows, search.attempts, 1, folder=search.folder)
     if choice.unreadable is not None and not choice.is_lost:
         raise OSError(f"{choice.unreadable}; gputui stop ends the wait")
-    return Readiness(rows, choice)
+    return Readiness(search, rows, choice)

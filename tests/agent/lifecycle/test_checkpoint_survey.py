@@ -122,7 +122,7 @@ class Bench:
         seen = scan(search, self.now)
         with transaction(self.connection) as connection:
             if search.writer is not None:
-                checkpoints.note_scan(connection, "a-1", search.writer, seen.folder, self.now)
+                checkpoints.note_scan(connection, "a-1", search.writer, str(self.folder), self.now)
             checkpoint_survey.write(connection, search, seen.rows)
         return self.usable()
 
@@ -452,7 +452,7 @@ def chosen(bench: Bench, name: str) -> None:
 def decided(bench: Bench, checking: ReadinessChecks) -> bool:
     """Whether it may start, once its folder was looked into."""
     assert not checking.may_start(bench.run())
-    wait_until(checking.is_one_over, what="the look")
+    wait_until(lambda: not bench.context.jobs.is_busy, what="the look")
     return checking.may_start(bench.run())
 
 
