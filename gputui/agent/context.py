@@ -117,9 +117,10 @@ class Jobs:
         """The job of this name once it is over, which is then forgotten; None before. It is
         started if there is none, or if its result was not asked for within KEPT_SECONDS."""
         self.turn()
-        if name not in self._asked:
+        job = self._asked.get(name)
+        if job is None:
             self._asked[name] = self.start(name, work, deadline_seconds=deadline_seconds)
-        return self._asked.pop(name) if self._asked[name].future.done() else None
+        return self._asked.pop(name) if job is not None and job.future.done() else None
 
     @property
     def is_busy(self) -> bool:
