@@ -23,10 +23,9 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from gputui.agent import lock
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.run_files import attempt_dir
-from gputui.core.config import PRIVATE_DIR_MODE, Workspace
+from gputui.core.config import PRIVATE_DIR_MODE, PRIVATE_FILE_MODE, Workspace
 from gputui.core.units import bytes_text, duration
 from gputui.machine.systemd import logout_end
 from gputui.runs import orphans, repository
@@ -84,7 +83,36 @@ class Housekeeping:
         self.log_bounds.turn(now, living)
         if now >= self.log_at:
             self.log_at = now + LOG_SECONDS
-            lock.rotate(self.context.workspace.agent_log)
+            rotate(self.context.workspace.agent_log)
+
+
+AGENT_LOG_BYTES = 4 << 20
+KEPT = 3
+"""Number of files: the current one and its two predecessors, ``.1`` and ``.2``."""
+
+
+def rotate(path: Path, limit_bytes: int = AGENT_LOG_BYTES) -> bool:
+    """Rotate the log if it exceeds the limit; return whether it did. Raises OSError.
+
+    The file is copied and truncated, not renamed, because the agent, the sampler and the process
+    that started them keep it open for appending. Lines written during the copy are copied too.
+    """
+    if not path.exists() or path.stat().st_size <= limit_bytes:
+        return False
+    for number in range(KEPT - 1, 1, -1):
+        older = path.with_name(f"{path.name}.{number - 1}")
+        if older.exists():
+            older.replace(path.with_name(f"{path.name}.{number}"))
+    temporary = path.with_name(f"{path.name}.tmp")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    descriptor = os.open(temporary, flags, PRIVATE_FILE_MODE)
+    with path.open("r+b", buffering=0) as source, os.fdopen(descriptor, "wb") as copy:
+        while source.tell() < os.fstat(source.fileno()).st_size:
+            shutil.copyfileobj(source, copy)
+        copy.flush()
+        source.truncate(0)
+    temporary.replace(path.with_name(f"{path.name}.1"))
+    return True
 
 
 def note_predecessor(context: AgentContext) -> None:

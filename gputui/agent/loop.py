@@ -4,34 +4,39 @@ time."""
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import json
 import logging
 import math
 import os
+import resource
 import selectors
 import signal
 import sqlite3
 import sys
 import time
-import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import Struct
 
 from gputui.agent.commands import dispatch
+from gputui.agent.commands.dispatch import Doorbell
 from gputui.agent.context import AgentContext, roll_back
 from gputui.agent.health.alerting import Alerting
 from gputui.agent.housekeeping import Housekeeping, note_predecessor
 from gputui.agent.lifecycle.execution import note_report, read_rest
 from gputui.agent.lifecycle.rebuild import rebuild
 from gputui.agent.lifecycle.supervisor import Supervisor
-from gputui.agent.lock import AgentLock, HidingFormatter, why_unwritable
 from gputui.agent.recording.output import FileOutput
 from gputui.agent.sinks import Sinks
 from gputui.agent.studies import Studies
-from gputui.core.config import Workspace
+from gputui.core.config import PRIVATE_FILE_MODE, Workspace
+from gputui.core.redaction import Redactor, secrets_in
+from gputui.core.yaml_forms.quantities import format_size
 from gputui.machine.gpu_model import FastTick
 from gputui.machine.sampler_client import SamplerClient, SamplerCommand
 from gputui.metrics.ingest import PUMP_SECONDS
@@ -40,9 +45,6 @@ from gputui.runs.identity import identify
 from gputui.store.database import StoreCorruptError, open_writer, set_aside, suspect_mark
 from gputui.store.events import add_event
 from gputui.version import VERSION
-
-if TYPE_CHECKING:
-    from watchdog.observers.api import BaseObserver
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +60,38 @@ OCCUPANTS_SECONDS = 2.0
 UNWRITABLE_SECONDS = 0.5
 RESTING_SECONDS = 0.05
 TICKET_SECONDS = 3600.0
+
+
+class AgentRunningError(Exception):
+    """Another agent holds the lock."""
+
+
+@dataclass(slots=True)
+class AgentLock:
+    """The held lock. Its file is never unlinked: a lock on an unlinked file protects nothing."""
+
+    descriptor: int
+
+    @classmethod
+    def take(cls, path: Path) -> AgentLock:
+        """Take the lock. Raises AgentRunningError if another process holds it, OSError if the file
+        cannot be used."""
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE_MODE)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(descriptor)
+            raise AgentRunningError(f"an agent already runs for {path.parent}") from error
+        return cls(descriptor)
+
+    def describe(self, record: dict[str, Any]) -> None:
+        """Write who holds the lock into its file."""
+        data = json.dumps(record).encode()
+        os.pwrite(self.descriptor, data.ljust(os.fstat(self.descriptor).st_size), 0)
+
+    def release(self) -> None:
+        os.ftruncate(self.descriptor, 0)
+        os.close(self.descriptor)
 
 
 class AgentOptions(Struct, frozen=True):
@@ -405,49 +439,6 @@ class Agent:
         log.info("agent ended")
 
 
-class Doorbell:
-    """File notifications that wake the agent when a client has written a command: ``ring`` is
-    called from another thread when an entry of ``folder`` changes. Without them (no inotify watch
-    or thread is left) the loop polls."""
-
-    def __init__(self, folder: Path, ring: Callable[[], None]) -> None:
-        self._folder = folder
-        self._ring = ring
-        self._observer: BaseObserver | None = None
-
-    @property
-    def is_heard(self) -> bool:
-        """Whether notifications work."""
-        return self._observer is not None
-
-    def start(self) -> None:
-        """Start to listen. A failure is logged and leaves `is_heard` False."""
-        from watchdog import events
-        from watchdog.observers.inotify import InotifyObserver
-
-        handler = events.FileSystemEventHandler()
-        handler.on_any_event = lambda _event: self._ring()  # type: ignore[assignment, method-assign]
-        kinds: list[Any] = [events.FileCreatedEvent, events.FileModifiedEvent]
-        # A touched file; watchdog 6 called it modified.
-        kinds.append(getattr(events, "FileAttribEvent", events.FileModifiedEvent))
-        # Harmless: watchdog warns about folders that come and go quickly.
-        warnings.filterwarnings("ignore", "Callback with id", RuntimeWarning)
-        observer = InotifyObserver()
-        try:
-            observer.schedule(handler, str(self._folder), event_filter=kinds)
-            observer.start()
-            self._observer = observer
-        except (OSError, RuntimeError) as error:
-            log.warning("commands are looked for instead of listened for: %s", error)
-
-    def stop(self) -> None:
-        """Stop the threads, if there are any."""
-        observer, self._observer = self._observer, None
-        if observer is not None:
-            observer.stop()
-            observer.join()
-
-
 def describe_failure(workspace: Workspace, error: sqlite3.DatabaseError) -> str:
     """Message for a database error that ends the agent. If the file may be damaged, a marker file
     makes the next agent check it."""
@@ -459,6 +450,26 @@ def describe_failure(workspace: Workspace, error: sqlite3.DatabaseError) -> str:
         with contextlib.suppress(OSError):
             suspect_mark(workspace.database).touch()
     return f"{workspace.database}: {error}; {remedy}"
+
+
+def why_unwritable() -> str:
+    """What may keep this process from writing, as the end of a sentence."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    text = "see whether its disk is full"
+    if soft != resource.RLIM_INFINITY:
+        text += f", or whether it reached the limit of {format_size(soft)} per file (ulimit -f)"
+    return text
+
+
+class HidingFormatter(logging.Formatter):
+    """Redacts the secrets of the agent's environment from log lines and tracebacks."""
+
+    def __init__(self, pattern: str, date_pattern: str) -> None:
+        super().__init__(pattern, date_pattern)
+        self._redactor = Redactor(secrets_in(os.environ, {}))
+
+    def format(self, record: logging.LogRecord) -> str:
+        return self._redactor.text(super().format(record))
 
 
 def log_to_stderr() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import logging
+import os
+import resource
 import shutil
 import sqlite3
 import sys
@@ -12,8 +15,15 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-from gputui.agent.lock import AgentLock, AgentRunningError, raise_limits
-from gputui.agent.loop import LINGER_SECONDS, Agent, AgentOptions, describe_failure, log_to_stderr
+from gputui.agent.loop import (
+    LINGER_SECONDS,
+    Agent,
+    AgentLock,
+    AgentOptions,
+    AgentRunningError,
+    describe_failure,
+    log_to_stderr,
+)
 from gputui.agent.recording.output import FileOutput, record_line, record_shape
 from gputui.core.config import Workspace
 from gputui.core.text import clip
@@ -134,6 +144,21 @@ def _run(
         except AgentUnreachableError as error:
             return _failed(error)
     return 0
+
+
+_RAISED = (resource.RLIMIT_FSIZE, resource.RLIMIT_CPU, resource.RLIMIT_AS, resource.RLIMIT_NOFILE)
+
+
+def raise_limits() -> None:
+    """Raise the limits that would end this process or its writes: as root to the highest value,
+    else to the hard limit."""
+    for number in _RAISED:
+        _, hard = resource.getrlimit(number)
+        # The number of files has no unlimited value: the hard limit is what the system gives.
+        is_unlimited = os.geteuid() == 0 and number != resource.RLIMIT_NOFILE
+        for most in (hard, resource.RLIM_INFINITY if is_unlimited else hard):
+            with contextlib.suppress(OSError, ValueError):
+                resource.setrlimit(number, (most, most))
 
 
 def _failed(why: object) -> int:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gputui.agent.lock import HidingFormatter, rotate
+from gputui.agent.housekeeping import rotate
+from gputui.agent.loop import HidingFormatter
 from gputui.core.redaction import REDACTED
 
 INHERITED, OWN = "inherited-secret", "of-the-run-alone"

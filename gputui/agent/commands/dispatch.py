@@ -10,15 +10,16 @@ from __future__ import annotations
 import logging
 import shutil
 import sqlite3
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
 from gputui.agent import housekeeping
-from gputui.agent.commands import handlers, study_commands
+from gputui.agent.commands import handlers
 from gputui.agent.commands.handlers import RefusedError, UnansweredError, answer, find_run, refuse_id_as_name
 from gputui.agent.context import roll_back
 from gputui.agent.lifecycle.active_run import Adopting
@@ -51,6 +52,9 @@ from gputui.store.hardware import clear
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run, get_run
 from gputui.studies.rows import adopt_run, keep_cost
+
+if TYPE_CHECKING:
+    from watchdog.observers.api import BaseObserver
 
 log = logging.getLogger(__name__)
 
@@ -388,12 +392,55 @@ HANDLERS: dict[str, Callable[[Supervisor, PendingCommand], None]] = {
     "orphans_ended": handlers.orphans_ended,
     "alert_ack": handlers.acknowledge,
     "alert_silence": handlers.silence,
-    "study": study_commands.begin,
-    "study_pause": study_commands.pause,
-    "study_resume": study_commands.resume,
-    "study_stop": study_commands.stop,
-    "study_extend": study_commands.extend,
-    "study_enqueue": study_commands.enqueue,
-    "study_prune": study_commands.prune,
-    "study_keep": study_commands.keep,
+    "study": handlers.begin_study,
+    "study_pause": handlers.pause_study,
+    "study_resume": handlers.resume_study,
+    "study_stop": handlers.stop_study,
+    "study_extend": handlers.extend_study,
+    "study_enqueue": handlers.enqueue_trial,
+    "study_prune": handlers.prune_trial,
+    "study_keep": handlers.keep_trial,
 }
+
+
+class Doorbell:
+    """File notifications that wake the agent when a client has written a command: ``ring`` is
+    called from another thread when an entry of ``folder`` changes. Without them (no inotify watch
+    or thread is left) the loop polls."""
+
+    def __init__(self, folder: Path, ring: Callable[[], None]) -> None:
+        self._folder = folder
+        self._ring = ring
+        self._observer: BaseObserver | None = None
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether notifications work."""
+        return self._observer is not None
+
+    def start(self) -> None:
+        """Start to listen. A failure is logged and leaves `is_heard` False."""
+        from watchdog import events
+        from watchdog.observers.inotify import InotifyObserver
+
+        handler = events.FileSystemEventHandler()
+        handler.on_any_event = lambda _event: self._ring()  # type: ignore[assignment, method-assign]
+        kinds: list[Any] = [events.FileCreatedEvent, events.FileModifiedEvent]
+        # A touched file; watchdog 6 called it modified.
+        kinds.append(getattr(events, "FileAttribEvent", events.FileModifiedEvent))
+        # Harmless: watchdog warns about folders that come and go quickly.
+        warnings.filterwarnings("ignore", "Callback with id", RuntimeWarning)
+        observer = InotifyObserver()
+        try:
+            observer.schedule(handler, str(self._folder), event_filter=kinds)
+            observer.start()
+            self._observer = observer
+        except (OSError, RuntimeError) as error:
+            log.warning("commands are looked for instead of listened for: %s", error)
+
+    def stop(self) -> None:
+        """Stop the threads, if there are any."""
+        observer, self._observer = self._observer, None
+        if observer is not None:
+            observer.stop()
+            observer.join()
