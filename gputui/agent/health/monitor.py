@@ -24,7 +24,7 @@ from gputui.agent.lifecycle.run_files import ResolvedRun, attempt_dir
 from gputui.core import units
 from gputui.core.text import clean
 from gputui.machine.xid import FALLEN_OFF_THE_BUS, FIRMWARE_SILENT
-from gputui.recovery import hardware
+from gputui.recovery import evidence
 from gputui.recovery.evidence import ObservedCause, Sighting
 from gputui.recovery.policies import Policy
 from gputui.recovery.watch.attempt import LOOK_SECONDS
@@ -327,7 +327,7 @@ def hardware_evidence(
 ) -> tuple[ObservedCause, ...]:
     """The driver's reports about an attempt's GPUs while it ran."""
     seen = sightings(connection, attempt.gpus, _since(attempt), ended_at)
-    return hardware.observations(seen, attempt.gpus, nproc, ended_at=ended_at)
+    return evidence.observations(seen, attempt.gpus, nproc, ended_at=ended_at)
 
 
 def lost_gpu(connection: sqlite3.Connection, attempt: Attempt, until: float, now: float) -> ObservedCause | None:
@@ -337,7 +337,7 @@ def lost_gpu(connection: sqlite3.Connection, attempt: Attempt, until: float, now
         is_loss = report.what == "lost" or report.code in _GONE
         if report.what == "returned" or (report.at <= until and is_loss):
             gone.append(report)
-    found = hardware.observations(gone, attempt.gpus, len(attempt.gpus), ended_at=now)
+    found = evidence.observations(gone, attempt.gpus, len(attempt.gpus), ended_at=now)
     return next(iter(found), None)
 
 
