@@ -1,15 +1,16 @@
 """Parser of Python tracebacks in logs. Pure.
 
-An exception counts only as an interpreter prints it: at the start of a line (after the prefixes of PyTorch and
-torchrun), after the header and its frames. A line that merely quotes an exception does not count.
+An exception counts only as an interpreter prints it: at the start of a line (after the prefixes of
+PyTorch and torchrun), after the header and its frames. A line that merely quotes one does not.
 """
 
 from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import PurePath
+from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -65,8 +66,9 @@ _FOREIGN = ("site-packages", "dist-packages", "<frozen", "/lib/python")
 
 
 class Raised(Struct, frozen=True):
-    """One exception: its type as printed, its message (one or more lines), its location in the user's code, and the
-    functions that it passed through (``torch/serialization.py in load``), outermost first."""
+    """One exception: its type as printed, its message (one or more lines), its location in the
+    user's code, and the functions that it passed through (``torch/serialization.py in load``),
+    outermost first."""
 
     type: str
     message: str
@@ -82,8 +84,9 @@ class Raised(Struct, frozen=True):
 class Chain(Struct, frozen=True):
     """An exception and those that it was raised from, earliest first.
 
-    ``trailing`` is the number of later lines that an ending interpreter does not write: if there are many, the
-    exception was caught and the program continued. ``ranked``: PyTorch printed it as the end of a rank.
+    ``trailing`` is the number of later lines that an ending interpreter does not write: if there
+    are many, the exception was caught and the program continued. ``ranked``: PyTorch printed it as
+    the end of a rank.
     """
 
     raised: tuple[Raised, ...]
@@ -103,17 +106,23 @@ Stack = tuple[StackFrame, ...]
 """Frames, the innermost first."""
 
 
-class _Line(Struct, frozen=True):
+class _Line(NamedTuple):
     text: str
     ranked: bool
 
 
-def plain(text: str) -> str:
-    """A log without escape sequences, and without what another program writes before each line of a traceback: a rank
-    (srun), an actor (Ray), a service (compose), a time, a logger.
+class _Span(NamedTuple):
+    """An exception, and its range of lines."""
 
-    Such a prefix is recognized by the lines of one traceback that begin with it, apart from their numbers.
-    """
+    chain: Chain
+    start: int
+    end: int
+
+
+def plain(text: str) -> str:
+    """A log without escape sequences, and without what another program writes before each line of a
+    traceback: a rank (srun), an actor (Ray), a service (compose), a time, a logger. Such a prefix
+    is known by the lines of one traceback that begin with it, apart from their numbers."""
     lines = lines_of(SEQUENCE.sub("", text))
     prefixes: set[str] = set()
     for at, line in enumerate(lines):
@@ -123,77 +132,72 @@ def plain(text: str) -> str:
             if any(follows.match(after) for after in lines[at + 1 : at + MAX_FRAMES]):
                 prefixes.add(prefix)
     if prefixes:
-        # Of two prefixes that begin alike, as those of nested groups do, the longer one is removed.
+        # Of two prefixes that begin alike, as in nested groups, the longer one is removed.
         pattern = re.compile("|".join(sorted(prefixes, key=len, reverse=True)))
-        lines = [line[match.end() :] if (match := pattern.match(line)) else line for line in lines]
-        lines = [(_LINKS[0] if match["next"] else "") if (match := _DIVIDER.match(line)) else line for line in lines]
+        for at, line in enumerate(lines):
+            line = line[match.end() :] if (match := pattern.match(line)) else line
+            divider = _DIVIDER.match(line)
+            lines[at] = line if divider is None else _LINKS[0] if divider["next"] else ""
     return _joined(lines)
 
 
 def bare(line: str) -> str:
     """A line without the prefixes ``[default0]:`` and ``[rank0]:``."""
-    return line[_PREFIX.match(line).end() :]  # type: ignore[union-attr]  # the pattern matches every line
+    return _PREFIX.sub("", line, count=1)
 
 
 def by_rank(text: str) -> tuple[str, dict[int, str]]:
-    """Split the log of several ranks into lines without a rank prefix, and the lines of each rank."""
-    unranked: list[str] = []
-    of_rank: dict[int, list[str]] = {}
+    """The lines without a rank prefix in the log of several ranks, and the lines of each rank."""
+    of_rank: dict[int | None, list[str]] = {None: []}
     for line in lines_of(text):
         match = _RANKED.match(line)
-        if match is None:
-            unranked.append(line)
-        else:
-            of_rank.setdefault(int(match[1]), []).append(line)
-    return _joined(unranked), {rank: _joined(lines) for rank, lines in of_rank.items()}
+        of_rank.setdefault(None if match is None else int(match[1]), []).append(line)
+    unranked = _joined(of_rank.pop(None))
+    return unranked, {rank: _joined(lines) for rank, lines in of_rank.items() if rank is not None}
 
 
 def last_chain(text: str, skip: Callable[[Chain], bool] = lambda _: False) -> Chain | None:
-    """The last exception of a log, with its causes, or None.
-
-    Exceptions to ``skip`` are passed over; their lines do not count as trailing.
-    """
-    matches = [(line, _PREFIX.match(line)) for line in lines_of(text)]
-    lines = [_Line(line[match.end() :], match[1] is not None) for line, match in matches if match is not None]
-    skipped: list[str] = []
-    for chain, start, end in reversed(_chains(lines)):
-        behind = [line.text for line in lines[end:]]
-        if not skip(chain):
-            return replace(chain, trailing=_trailing([*behind, *skipped]))
-        skipped = [*behind, *skipped]
-        del lines[start:]
+    """The last exception of a log, with its causes, or None. Exceptions to ``skip`` are passed
+    over; their lines do not count as trailing."""
+    matches = ((line, _PREFIX.match(line)) for line in lines_of(text))
+    lines = [_Line(line[match.end() :], match[1] is not None) for line, match in matches if match]
+    behind: list[str] = []
+    for span in reversed(_spans(lines)):
+        behind = [*(line.text for line in lines[span.end :]), *behind]
+        if not skip(span.chain):
+            dumped = next((at for at, line in enumerate(behind) if _DUMP.match(line)), None)
+            return replace(span.chain, trailing=sum(not _NOISE.match(line) for line in behind[:dumped]))
+        del lines[span.start :]
     return None
 
 
-def _chains(lines: list[_Line]) -> list[tuple[Chain, int, int]]:
-    """All exceptions of a log, each with its range of lines."""
-    chains: list[tuple[Chain, int, int]] = []
+def _spans(lines: Sequence[_Line]) -> list[_Span]:
+    """All exceptions of a log."""
+    spans: list[_Span] = []
     at = 0
     while at < len(lines):
-        line = lines[at].text
-        if (line.endswith(_HEADER) and not line.endswith("Original " + _HEADER)) or _BOX_HEADER.match(line):
-            raised = _traceback(lines, at)
+        line, found = lines[at].text, None
+        is_original = line.endswith("Original " + _HEADER)
+        if (line.endswith(_HEADER) and not is_original) or _BOX_HEADER.match(line):
+            found = _traceback(lines, at)
         elif _SYNTAX.match(line):
-            raised = Raised(*_exception(line), *_frames(lines[max(0, at - 4) : at])), at + 1
-        else:
+            found = Raised(*_exception(line), *_frames(lines[max(0, at - 4) : at])), at + 1
+        if found is None:
             at += 1
             continue
-        if raised is None:
-            at += 1
-            continue
-        exception, after = raised
-        between = [line.text for line in lines[chains[-1][2] : at] if line.text] if chains else []
-        if len(between) == 1 and between[0] in _LINKS:
-            before, start, _ = chains.pop()
-            chains.append((Chain((*before.raised, exception), 0, lines[at].ranked), start, after))
-        else:
-            chains.append((Chain((exception,), 0, lines[at].ranked), at, after))
-        at = after
-    return chains
+        (raised, end), before = found, None
+        if spans:
+            between = [line.text for line in lines[spans[-1].end : at] if line.text]
+            before = spans.pop() if len(between) == 1 and between[0] in _LINKS else None
+        causes, start = (before.chain.raised, before.start) if before else ((), at)
+        spans.append(_Span(Chain((*causes, raised), 0, lines[at].ranked), start, end))
+        at = end
+    return spans
 
 
 def main_stacks(text: str) -> list[Stack]:
-    """The stacks of main threads, or of those that got the signal, in dumps by Python's faulthandler or by py-spy."""
+    """The stacks of main threads, or of those that got the signal, in dumps by Python's
+    faulthandler or by py-spy."""
     stacks: list[list[StackFrame]] = []
     frames: list[StackFrame] = []
     for line in map(bare, lines_of(text)):
@@ -218,7 +222,7 @@ def place(stack: Stack) -> str:
 
 
 def fatal_where(text: str) -> str | None:
-    """The location in Python code when native code crashed, from the output of Python's faulthandler."""
+    """The location in Python code when native code crashed, by Python's faulthandler."""
     lines = [bare(line) for line in lines_of(text)]
     starts = [at for at, line in enumerate(lines) if _DUMP.match(line)]
     stacks = main_stacks(_joined(lines[starts[-1] :])) if starts else []
@@ -227,83 +231,76 @@ def fatal_where(text: str) -> str | None:
 
 def parse_message(text: str, callstack: str | None = None) -> Chain:
     """The exception of an error file: ``Type: message``, and its traceback if there is one."""
-    chain = last_chain(callstack) if callstack else None
-    if chain is not None:
-        # The recorded message is complete; that of the traceback may have been cut.
-        last = chain.raised[-1]
-        type_name, message = _exception(text)
-        if type_name.rsplit(".", 1)[-1] == last.type.rsplit(".", 1)[-1]:
-            return Chain((*chain.raised[:-1], replace(last, message=message)))
-        return chain
     type_name, message = _exception(text)
-    return Chain((Raised(type_name, message),))
+    chain = last_chain(callstack) if callstack else None
+    if chain is None:
+        return Chain((Raised(type_name, message),))
+    last = chain.raised[-1]
+    if type_name.rsplit(".", 1)[-1] != last.type.rsplit(".", 1)[-1]:
+        return chain
+    # The recorded message is complete; that of the traceback may have been cut.
+    return Chain((*chain.raised[:-1], replace(last, message=message)))
 
 
-def _traceback(lines: list[_Line], header: int) -> tuple[Raised, int] | None:
+def _traceback(lines: Sequence[_Line], header: int) -> tuple[Raised, int] | None:
     """The exception below a header, and the number of the line after it."""
-    at = header + 1
     # Other processes may write in between: a few unexpected lines are skipped.
     strange = 0
-    while at < len(lines) and strange <= 3:
+    for at in range(header + 1, len(lines)):
         line = lines[at].text
         if line.startswith((" ", "\t", *_BOX)) or not line:
-            at += 1
             continue
         if at > header + 1 and _EXCEPTION.match(line):
             type_name, message = _exception(line)
             end, more = _continuation(lines, at)
             if not more and _BOX_HEADER.match(lines[header].text):
                 end, message = _unwrapped(lines, at, message, len(lines[header].text))
-            where, path = _frames(lines[header:at])
-            return Raised(type_name, "\n".join([message, *more]).strip(), where, path), end
-        if line.endswith(_HEADER):
-            return None
+            message = "\n".join([message, *more]).strip()
+            return Raised(type_name, message, *_frames(lines[header:at])), end
         strange += 1
-        at += 1
+        if line.endswith(_HEADER) or strange > 3:
+            return None
     return None
 
 
-def _unwrapped(lines: list[_Line], at: int, message: str, width: int) -> tuple[int, str]:
-    """The line after a message below a box, and the message, which rich breaks where the next word does not fit."""
-    after = at + 1
-    while (
-        after < len(lines)
-        and after - at < MAX_MESSAGE_LINES
-        and lines[after].text.strip()
-        and len(f"{lines[after - 1].text.rstrip()} {lines[after].text.split()[0]}") > width
-    ):
-        message = f"{message.rstrip()} {lines[after].text.strip()}"
-        after += 1
-    return after, message
+def _unwrapped(lines: Sequence[_Line], at: int, message: str, width: int) -> tuple[int, str]:
+    """The line after a message below a box, and the message, which rich breaks where the next word
+    does not fit."""
+    before = lines[at].text
+    for after in range(at + 1, min(len(lines), at + MAX_MESSAGE_LINES)):
+        words = lines[after].text.split()
+        if not words or len(f"{before.rstrip()} {words[0]}") <= width:
+            return after, message
+        before = lines[after].text
+        message = f"{message.rstrip()} {before.strip()}"
+    return min(len(lines), at + MAX_MESSAGE_LINES), message
 
 
-def _continuation(lines: list[_Line], at: int) -> tuple[int, list[str]]:
+def _continuation(lines: Sequence[_Line], at: int) -> tuple[int, list[str]]:
     """The line after a message that starts in line ``at``, and the message's further lines."""
     ranked = lines[at].ranked
-    continued: list[str] = []
-    original = False  # inside the traceback that a data loader worker sent along
-    last_error = False
-    after = at + 1
-    while after < len(lines) and len(continued) < MAX_MESSAGE_LINES:
-        line = lines[after]
+    more: list[str] = []
+    is_original = False  # inside the traceback that a data loader worker sent along
+    is_last_error = False
+    for line in lines[at + 1 : at + 1 + MAX_MESSAGE_LINES]:
+        is_header, starts_original = line.text.endswith(_HEADER), line.text.startswith("Original ")
         if ranked:
-            if not line.ranked or (line.text.endswith(_HEADER) and not line.text.startswith("Original ")):
+            is_next = is_header and not starts_original
+            if not line.ranked or is_next or line.text in _LINKS:
                 break
-            if line.text in _LINKS:
-                break
-        elif line.text.startswith("Original " + _HEADER):
-            original = True
-        elif original and _EXCEPTION.match(line.text):
-            original = False
-        elif not (_CONTINUES.match(line.text) or last_error) or line.text.endswith(_HEADER):
+        elif starts_original and is_header:
+            is_original = True
+        elif is_original and _EXCEPTION.match(line.text):
+            is_original = False
+        elif is_header or not (_CONTINUES.match(line.text) or is_last_error):
             break
-        last_error = line.text.startswith("Last error:")
-        continued.append(line.text)
-        after += 1
-    return after, continued
+        is_last_error = line.text.startswith("Last error:")
+        more.append(line.text)
+    return at + 1 + len(more), more
 
 
 def _exception(line: str) -> tuple[str, str]:
+    """The type and the message of an exception as printed."""
     first, newline, rest = line.partition("\n")
     match = _EXCEPTION.match(first)
     if match is None:
@@ -312,18 +309,15 @@ def _exception(line: str) -> tuple[str, str]:
 
 
 def _frames(lines: Iterable[_Line]) -> tuple[str | None, tuple[str, ...]]:
-    """The innermost frame of the user's code, else the innermost frame (``train.py:28 in main``), and all frames."""
+    """The innermost frame of the user's code, else the innermost one (``train.py:28 in main``), and
+    all frames."""
     own = other = None
     path: list[str] = []
-    for line in lines:
-        match = _FRAME.match(line.text)
-        if match is None:
-            continue
-        file = PurePath(match["file"])
+    for match in filter(None, (_FRAME.match(line.text) for line in lines)):
+        file, function = PurePath(match["file"]), match["function"] or "<module>"
+        path.append(f"{file.parent.name}/{file.name} in {function}")
         where = f"{file.name}:{match['line']}"
-        if match["function"] and match["function"] != "<module>":
-            where += f" in {match['function']}"
-        path.append(f"{file.parent.name}/{file.name} in {match['function'] or '<module>'}")
+        where += "" if function == "<module>" else f" in {function}"
         if any(part in match["file"] for part in _FOREIGN):
             other = where
         else:
@@ -331,16 +325,7 @@ def _frames(lines: Iterable[_Line]) -> tuple[str | None, tuple[str, ...]]:
     return own or other, tuple(path[-MAX_FRAMES:])
 
 
-def _trailing(lines: list[str]) -> int:
-    count = 0
-    for line in lines:
-        if _DUMP.match(line):
-            break
-        count += not _NOISE.match(line)
-    return count
-
-
-def _joined(lines: list[str]) -> str:
+def _joined(lines: Iterable[str]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
