@@ -99,7 +99,7 @@ class MetricsIngest:
         self._report = IngestReport()
         self._bytes_per_second = float(_FIRST_BYTES_PER_SECOND)
 
-    # --- inside the caller's transaction --------------------------------------------------------------------------
+    # --- inside the caller's transaction ----------------------------------------------------------
 
     def open_source(self, run_id: str, path: str, kind: str, reading: Reading = DEFAULT_READING) -> None:
         """Register a source of a run's metrics, inside the caller's transaction or not. Idempotent.
@@ -144,7 +144,7 @@ class MetricsIngest:
         self._sources.clear()
         self._unopened = None
 
-    # --- in separate transactions ---------------------------------------------------------------------------------
+    # --- in separate transactions -----------------------------------------------------------------
 
     def pump(self, budget_seconds: float = PUMP_SECONDS) -> IngestReport:
         """Store new whole lines of all runs with an attempt, for about ``budget_seconds``, a batch
@@ -326,7 +326,7 @@ class MetricsIngest:
             source.reported.add((note.kind, note.key))
             self._report.notes.append((source.row.run_id, note))
 
-    # --- open sources ---------------------------------------------------------------------------------------------
+    # --- open sources -----------------------------------------------------------------------------
 
     def _refreshed(self, run_id: str | None) -> list[OpenSource]:
         """The open sources of one run or of all, after opening those that the store has since."""

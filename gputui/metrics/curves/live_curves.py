@@ -302,7 +302,7 @@ def _between(
     return [(source_id, since[source_id], end) for source_id, end in until.items() if since[source_id] != end]
 
 
-# --- ranks --------------------------------------------------------------------------------------------------------
+# --- ranks ----------------------------------------------------------------------------------------
 
 _LINES = (
     "SELECT rank, attempt, step, at, data FROM metrics WHERE source_id = ? "
