@@ -1,4 +1,4 @@
-"""Charts as files: what is in the curves is in the file, and any curve makes a file."""
+"""Charts as files, and as text by plotext, which takes anything a series may hold."""
 
 from __future__ import annotations
 
@@ -13,7 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gputui.metrics.draw.envelope import reduce
-from gputui.metrics.draw.export import CSV_COLUMNS, ChartExportError, csv_text, export, kind_of, png_bytes, svg_text
+from gputui.metrics.draw.export import (
+    CSV_COLUMNS,
+    ChartExportError,
+    csv_text,
+    export,
+    kind_of,
+    plot_text,
+    png_bytes,
+    svg_text,
+)
 from gputui.metrics.draw.parts import Curve, Marker, XAxis, YAxis
 from gputui.metrics.draw.picture import Drawing, Label, Path, picture
 
@@ -88,3 +97,28 @@ def test_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(ChartExportError, match="needs pillow"):
         export("png", DRAWING)
+
+
+@given(
+    st.lists(st.tuples(st.floats(-1e9, 1e9), st.floats()), max_size=30),
+    st.integers(20, 150),
+    st.integers(8, 40),
+    st.booleans(),
+)
+def test_any_series_fits(points: list[tuple[float, float]], width: int, height: int, log_y: bool) -> None:
+    text = plot_text(
+        [("loss", reduce(points, 2 * width)), ("val", reduce(points[:3], 9))], width, height, title="run", log_y=log_y
+    )
+    lines = text.split("\n")
+    assert len(lines) <= height
+    assert max(map(len, lines)) <= width
+    assert "\x1b" not in text
+
+
+def test_values_at_the_ends_of_what_a_float_can_be() -> None:
+    """Each of these once ended the whole process from inside plotext's library."""
+    extremes = [5e-324, 2.2e-308, 1e-300, 1.0, 1e300, 1.7976931348623157e308]
+    for first in extremes:
+        for second in (*extremes, *(-value for value in extremes)):
+            bins = reduce([(0.0, first), (1e-300, second), (1e9, first)], 120)
+            assert all(plot_text([("a", bins)], 60, 12, log_y=log_y) for log_y in (False, True)), (first, second)

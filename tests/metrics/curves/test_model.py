@@ -1,4 +1,4 @@
-"""A moving average over bins."""
+"""Names of metrics, and the moving average."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import pytest
 
 from gputui.metrics.curves.lines import smooth_bins
-from gputui.metrics.curves.model import is_set
+from gputui.metrics.curves.model import filter_names, is_set
 from gputui.metrics.draw.envelope import reduce
 
 
@@ -26,3 +26,27 @@ def test_what_is_set_and_what_is_measured() -> None:
     settings = ["lr", "learning_rate", "epoch", "optim/lr", "lr_head", "train.lr", "total_steps", "base_lr"]
     measured = ["loss", "val/loss", "grad_norm", "samples_per_s", "blr", "colour", "total_loss", "train/total_loss"]
     assert [name for name in settings + measured if is_set(name)] == settings
+
+
+NAMES = ("loss", "val/loss", "val/acc", "lr", "grad_norm", "Layer.0.norm")
+
+
+def test_patterns() -> None:
+    expected: dict[str, tuple[str, ...]] = {
+        "": NAMES,
+        "loss": ("loss", "val/loss"),
+        "LOSS": ("loss", "val/loss"),
+        "val/*": ("val/loss", "val/acc"),
+        "l?": ("lr",),
+        "loss lr": ("loss", "val/loss", "lr"),
+        "!val": ("loss", "lr", "grad_norm", "Layer.0.norm"),
+        "loss !val/*": ("loss",),
+        "~^l": ("loss", "lr", "Layer.0.norm"),
+        "~norm$": ("grad_norm", "Layer.0.norm"),
+        "~a b": (),
+        "nothing": (),
+        "*": NAMES,
+        "[": (),
+    }
+    assert {pattern: filter_names(NAMES, pattern).names for pattern in expected} == expected
+    assert {filter_names(NAMES, pattern).problem for pattern in expected} == {None}
