@@ -14,7 +14,7 @@ import orjson
 
 from gputui.store.metrics import envelopes
 from gputui.store.metrics.envelopes import BLOCK_LINES, FAN, STRETCH_LINES, Entry
-from gputui.store.metrics.queries import NOT_METRICS, as_float, named_by_event
+from gputui.store.metrics.queries import END, NOT_METRICS, START, as_float, named_by_event, rows_between
 
 MAX_NAMES = 500
 """The metrics that are reduced per stretch; a script that invents a name for each line must not
@@ -103,15 +103,14 @@ def _closed(lines: Sequence[MetricLine]) -> int:
 def _stored_lines(connection: sqlite3.Connection, source_id: int) -> list[MetricLine]:
     """The first lines behind the last stretch, at most one more than a stretch."""
     last = envelopes.last_stretch(connection, source_id)
-    rows = connection.execute(
-        "SELECT generation, byte_offset, attempt, step, at, data FROM metrics WHERE source_id = ? "
-        "AND (generation, byte_offset) >= (?, ?) AND (rank IS NULL OR rank = 0) AND step IS NOT "
-        "NULL ORDER BY generation, byte_offset LIMIT ?",
-        (source_id, *((0, 0) if last is None else last.end), STRETCH_LINES + 1),
-    )
+    rows = rows_between(
+        connection, source_id, START if last is None else last.end, END,
+        columns="generation, byte_offset, attempt, step, at, data",
+        where="AND (rank IS NULL OR rank = 0) AND step IS NOT NULL", limit=STRETCH_LINES + 1,
+    )  # fmt: skip
     return [
         MetricLine(generation, offset, attempt, step, at, named_by_event(orjson.loads(data)))
-        for generation, offset, attempt, step, at, data in rows.fetchall()
+        for generation, offset, attempt, step, at, data in rows
     ]
 
 

@@ -18,7 +18,7 @@ from gputui.metrics.curves.model import AttemptCurve, ChartRequest, MetricCurve,
 from gputui.metrics.draw.envelope import Bin, Buckets
 from gputui.store.metrics import envelopes
 from gputui.store.metrics.envelopes import FAN, Entry, Stretch
-from gputui.store.metrics.queries import FilePosition, as_float, named_by_event
+from gputui.store.metrics.queries import FilePosition, as_float, named_by_event, rows_between
 
 LINES_IN_FULL = 4096
 """A window with at most this many lines is read line by line: about 10 ms."""
@@ -79,13 +79,9 @@ def lines(
 ) -> Iterator[CurveLine]:
     """The lines of some (source, begin, end), in the order in which they were written."""
     new = tuple.__new__
+    where = "AND (rank IS NULL OR rank = 0) AND step IS NOT NULL"
     for source_id, begin, end in places:
-        rows = connection.execute(
-            "SELECT attempt, step, at, data FROM metrics WHERE source_id = ? AND (generation, "
-            "byte_offset) >= (?, ?) AND (generation, byte_offset) < (?, ?) AND (rank IS NULL OR "
-            "rank = 0) AND step IS NOT NULL ORDER BY generation, byte_offset",
-            (source_id, *begin, *end),
-        )
+        rows = rows_between(connection, source_id, begin, end, columns="attempt, step, at, data", where=where)
         for attempt, step, at, data in rows:
             yield new(CurveLine, (attempt, step, at, named_by_event(orjson.loads(data))))
 

@@ -304,12 +304,6 @@ def _between(
 
 # --- ranks ----------------------------------------------------------------------------------------
 
-_LINES = (
-    "SELECT rank, attempt, step, at, data FROM metrics WHERE source_id = ? "
-    "AND (generation, byte_offset) >= (?, ?) AND (generation, byte_offset) < (?, ?) "
-    "AND rank IS NOT NULL AND step IS NOT NULL ORDER BY generation, byte_offset LIMIT ?"
-)
-
 _Place = tuple[int, FilePosition, FilePosition]
 
 
@@ -350,7 +344,9 @@ class _RankReader:
         self._asked = None
         for number, (source_id, begin, end) in enumerate(places):
             most = -1 if number >= len(places) - len(until) else limit
-            for rank, attempt, step, at, data in connection.execute(_LINES, (source_id, *begin, *end, most)):
+            where = "AND rank IS NOT NULL AND step IS NOT NULL"
+            rows = queries.rows_between(connection, source_id, begin, end, where=where, limit=most)
+            for attempt, rank, step, at, data in rows:
                 x = axis_map.place(attempt, step, at)
                 if x is None:
                     continue

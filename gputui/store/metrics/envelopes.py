@@ -12,6 +12,8 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from gputui.store.metrics.queries import FilePosition, end_positions
+
 BLOCK_LINES = 32
 FAN = 16
 STRETCH_LINES = BLOCK_LINES * FAN
@@ -53,8 +55,8 @@ class Stretch(NamedTuple):
     source_id: int
     attempt: int
     number: int
-    begin: tuple[int, int]
-    end: tuple[int, int]
+    begin: FilePosition
+    end: FilePosition
     line_count: int
     min_step: int
     max_step: int
@@ -104,11 +106,8 @@ _STRETCH = (
 def unreduced_bytes(connection: sqlite3.Connection, run_id: str) -> int:
     """Bytes of a run's files that are not reduced yet: those since the last stretch, and those
     stored by an older gputui. Raises sqlite3.Error."""
-    sources = connection.execute(
-        "SELECT source_id, generation, byte_offset FROM metric_sources WHERE run_id = ?", (run_id,)
-    ).fetchall()
     total = 0
-    for source_id, generation, offset in sources:
+    for source_id, (generation, offset) in end_positions(connection, run_id).items():
         last = last_stretch(connection, source_id)
         total += offset - (last.end[1] if last is not None and last.end[0] == generation else 0)
     return total

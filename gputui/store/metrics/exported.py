@@ -14,7 +14,7 @@ import orjson
 from msgspec import Struct
 
 from gputui.store.database import one_moment
-from gputui.store.metrics.queries import FilePosition, StoredLine
+from gputui.store.metrics.queries import START, FilePosition, StoredLine, rows_between
 
 NoteKind = Literal["attempt", "incident", "decision", "end"]
 _ORDER: dict[NoteKind, int] = {"attempt": 0, "incident": 1, "decision": 2, "end": 3}
@@ -133,18 +133,14 @@ def _lines(
     positions = dict(after)
     has_more = False
     for source_id, path, generation, byte_offset in sources:
-        since, until = after.get(path, (0, 0)), (generation, byte_offset)
+        since, until = after.get(path, START), (generation, byte_offset)
         if since > until:
             raise HistoryLostError(run_id)
         if since == until:
             continue
         room = most - len(lines)
-        rows = connection.execute(
-            "SELECT generation, byte_offset, attempt, rank, step, at, data FROM metrics WHERE "
-            "source_id = ? AND (generation, byte_offset) >= (?, ?) AND (generation, byte_offset) "
-            "< (?, ?) ORDER BY generation, byte_offset LIMIT ?",
-            (source_id, *since, *until, room + 1),
-        ).fetchall()
+        columns = "generation, byte_offset, attempt, rank, step, at, data"
+        rows = rows_between(connection, source_id, since, until, columns=columns, limit=room + 1).fetchall()
         for _, _, attempt, rank, step, at, text in rows[:room]:
             lines.append(StoredLine(attempt, rank, step, at, orjson.loads(text)))
         if len(rows) > room:

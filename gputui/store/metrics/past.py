@@ -15,7 +15,14 @@ from typing import NamedTuple
 
 import orjson
 
-from gputui.store.metrics.queries import FilePosition, as_float, end_positions, named_by_event
+from gputui.store.metrics.queries import (
+    START,
+    FilePosition,
+    as_float,
+    end_positions,
+    named_by_event,
+    rows_between,
+)
 
 NEWEST_LINES = 400
 """The newest values are taken from this many lines; a metric written less often counts as unknown.
@@ -53,12 +60,7 @@ def newest(
     """The last lines of each source, newest first."""
     lines: list[PastLine] = []
     for source_id, position in reached.items():
-        rows = connection.execute(
-            "SELECT attempt, rank, step, at, data FROM metrics WHERE source_id = ? AND "
-            "(generation, byte_offset) < (?, ?) ORDER BY generation DESC, byte_offset DESC LIMIT ?",
-            (source_id, *position, limit),
-        )
-        lines += [_line(row) for row in rows.fetchall()]
+        lines += map(_line, rows_between(connection, source_id, START, position, is_newest_first=True, limit=limit))
     return lines
 
 
@@ -88,13 +90,8 @@ def _first(connection: sqlite3.Connection, source_id: int, end: FilePosition, at
         "ORDER BY generation, byte_offset LIMIT 1",
         (source_id, attempt),
     ).fetchone()
-    rows = connection.execute(
-        "SELECT attempt, rank, step, at, data FROM metrics WHERE source_id = ? "
-        "AND (generation, byte_offset) >= (?, ?) AND (generation, byte_offset) < (?, ?) "
-        "ORDER BY generation, byte_offset LIMIT ?",
-        (source_id, *(begin or (0, 0)), *end, FIRST_LINES),
-    )
-    return [_line(row) for row in rows.fetchall() if row[0] == attempt]
+    rows = rows_between(connection, source_id, begin or START, end, limit=FIRST_LINES)
+    return [_line(row) for row in rows if row[0] == attempt]
 
 
 def sampled(
@@ -110,11 +107,10 @@ def sampled(
             edge = ends[-1] * number // count - 1
             generation = min(bisect_right(ends, edge), newest_generation)
             begin = ends[generation - 1] if generation else 0
-            rows = connection.execute(
-                "SELECT attempt, rank, step, at, data FROM metrics WHERE source_id = ? AND "
-                "generation = ? AND byte_offset <= ? ORDER BY byte_offset DESC LIMIT ?",
-                (source_id, generation, edge - begin, _PROBE_LINES),
-            )
+            rows = rows_between(
+                connection, source_id, (generation, 0), (generation, edge - begin + 1),
+                is_newest_first=True, limit=_PROBE_LINES,
+            )  # fmt: skip
             for line in map(_line, rows):
                 if line.rank in (None, 0) and line.step is not None and name in line.values:
                     points.append((line.step, line.values[name]))
@@ -165,12 +161,10 @@ def _position_at(connection: sqlite3.Connection, source_id: int, end: FilePositi
         "ORDER BY generation DESC, byte_offset DESC LIMIT 1",
         (source_id, at),
     ).fetchone()
-    later: FilePosition | None = connection.execute(
-        "SELECT generation, byte_offset FROM metrics WHERE source_id = ? AND (generation, "
-        "byte_offset) >= (?, ?) AND (generation, byte_offset) < (?, ?) AND at > ? ORDER BY "
-        "generation, byte_offset LIMIT 1",
-        (source_id, *(begin or (0, 0)), *end, at),
-    ).fetchone()
+    later: FilePosition | None = rows_between(
+        connection, source_id, begin or START, end, at,
+        columns="generation, byte_offset", where="AND at > ?", limit=1,
+    ).fetchone()  # fmt: skip
     if later is not None or begin is not None:
         return later or end
     timed = connection.execute("SELECT 1 FROM metrics WHERE source_id = ? AND at IS NOT NULL LIMIT 1", (source_id,))

@@ -28,6 +28,33 @@ Cursor = Mapping[int, FilePosition]
 """The position up to which lines were read, by source_id."""
 
 
+START: FilePosition = (0, 0)
+END: FilePosition = (1 << 62, 1 << 62)
+"""Before and behind all lines."""
+
+
+def rows_between(
+    connection: sqlite3.Connection,
+    source_id: int,
+    begin: FilePosition,
+    end: FilePosition,
+    *values: Any,
+    columns: str = "attempt, rank, step, at, data",
+    where: str = "",
+    is_newest_first: bool = False,
+    limit: int = -1,
+) -> sqlite3.Cursor:
+    """Query the lines of a source from one position up to another. ``where`` begins with AND;
+    ``values`` are its. Raises sqlite3.Error."""
+    order = "DESC" if is_newest_first else "ASC"
+    return connection.execute(
+        f"SELECT {columns} FROM metrics WHERE source_id = ? "  # noqa: S608
+        "AND (generation, byte_offset) >= (?, ?) AND (generation, byte_offset) < (?, ?) "
+        f"{where} ORDER BY generation {order}, byte_offset {order} LIMIT ?",
+        (source_id, *begin, *end, *values, limit),
+    )
+
+
 class RankLine(Struct, frozen=True):
     """The newest values that one rank wrote. ``rank`` is None if its lines name none."""
 
@@ -107,12 +134,9 @@ def rank_means(connection: sqlite3.Connection, run_id: str, attempt: int, ranks:
     most `STEPS_COMPARED`; empty if there is none. Raises sqlite3.Error."""
     lines: dict[int, dict[int, dict[str, Any]]] = {}
     for source_id, until in end_positions(connection, run_id).items():
-        rows = connection.execute(
-            "SELECT attempt, rank, step, data FROM metrics WHERE source_id = ? AND (generation, "
-            "byte_offset) < (?, ?) ORDER BY generation DESC, byte_offset DESC LIMIT ?",
-            (source_id, *until, (STEPS_COMPARED + 2) * ranks),
-        )
-        for number, rank, step, text in rows:
+        most = (STEPS_COMPARED + 2) * ranks
+        rows = rows_between(connection, source_id, START, until, is_newest_first=True, limit=most)
+        for number, rank, step, _, text in rows:
             if number == attempt and rank is not None and step is not None:
                 lines.setdefault(step, {}).setdefault(rank, {}).update(orjson.loads(text))
     shared = sorted((step for step, of_ranks in lines.items() if len(of_ranks) == ranks), reverse=True)
@@ -136,14 +160,14 @@ def report_seconds(connection: sqlite3.Connection, attempt: int, reached: Mappin
     unknown. Raises sqlite3.Error."""
     newest: list[tuple[float, int]] = []
     for source_id, until in reached.items():
-        rows = connection.execute(
-            "SELECT at, step FROM (SELECT attempt, rank, step, at FROM metrics WHERE source_id = ? "
-            "AND (generation, byte_offset) < (?, ?) ORDER BY generation DESC, byte_offset DESC LIMIT ?) "
-            "WHERE attempt = ? AND coalesce(rank, 0) = 0 AND step IS NOT NULL AND at IS NOT NULL",
-            (source_id, *until, _MOST_REPORT_LINES, attempt),
-        )
+        rows = rows_between(
+            connection, source_id, START, until,
+            columns="attempt, rank, step, at", is_newest_first=True, limit=_MOST_REPORT_LINES,
+        )  # fmt: skip
         reports: list[tuple[float, int]] = []
-        for at, step in rows:
+        for number, rank, step, at in rows:
+            if number != attempt or rank or step is None or at is None:
+                continue
             if reports and step == reports[-1][1]:
                 # A step was done at the time of its first line.
                 reports.pop()
@@ -237,12 +261,7 @@ class StoredLine(Struct, frozen=True):
 def lines(connection: sqlite3.Connection, run_id: str) -> Iterator[StoredLine]:
     """Every line of a run in the order written, fetched a few at a time."""
     for source_id, until in end_positions(connection, run_id).items():
-        rows = connection.execute(
-            "SELECT attempt, rank, step, at, data FROM metrics WHERE source_id = ? "
-            "AND (generation, byte_offset) < (?, ?) ORDER BY generation, byte_offset",
-            (source_id, *until),
-        )
-        for attempt, rank, step, at, text in rows:
+        for attempt, rank, step, at, text in rows_between(connection, source_id, START, until):
             yield StoredLine(attempt, rank, step, at, orjson.loads(text))
 
 
@@ -265,20 +284,14 @@ def reported_values(
     """The values of ``metrics`` in lines after a cursor, in order, and the next cursor. Lines
     without a step, or without the metric ``by`` unless it is "step", are skipped. Raises
     sqlite3.Error."""
-    sources = connection.execute(
-        "SELECT source_id, generation, byte_offset FROM metric_sources WHERE run_id = ? ORDER BY source_id", (run_id,)
-    ).fetchall()
+    reached = end_positions(connection, run_id)
     reported: list[ReportedValue] = []
     any_of = " OR ".join("instr(data, ?)" for _ in metrics)
-    for source_id, generation, offset in sources:
-        rows = connection.execute(
-            "SELECT attempt, step, at, data FROM metrics WHERE "  # noqa: S608 - fixed words
-            "source_id = ? AND (generation, byte_offset) >= (?, ?) AND (generation, byte_offset) "
-            f"< (?, ?) AND step IS NOT NULL AND coalesce(rank, 0) = 0 AND ({any_of}) ORDER BY "
-            "generation, byte_offset",
-            (source_id, *after.get(source_id, (0, 0)), generation, offset, *(f'"{name}"' for name in metrics)),
-        )
-        for attempt, step, at, text in rows:
+    where = f"AND step IS NOT NULL AND coalesce(rank, 0) = 0 AND ({any_of})"
+    names = [f'"{name}"' for name in metrics]
+    for source_id, until in reached.items():
+        rows = rows_between(connection, source_id, after.get(source_id, START), until, *names, where=where)
+        for attempt, _, step, at, text in rows:
             data = orjson.loads(text)
             position = None if by == "step" else as_float(data.get(by))
             if by != "step" and position is None:
@@ -286,4 +299,4 @@ def reported_values(
             for name in metrics:
                 if (value := as_float(data.get(name))) is not None:
                     reported.append(ReportedValue(name, step, position, value, attempt, at))
-    return reported, {source_id: (generation, offset) for source_id, generation, offset in sources}
+    return reported, reached

@@ -10,13 +10,12 @@ from typing import Any
 
 from msgspec import Struct
 
-from gputui.store.metrics.queries import FilePosition
+from gputui.store.metrics.queries import END, START, FilePosition, rows_between
 
 # A run is ended for bad values only after this many lines in a row.
 _LINES_OF_TROUBLE = 5
 _MOST_GAPS = 8
 _MOST_ATTEMPTS = 3
-_END = (1 << 62, 1 << 62)
 _FIRST_RANK = "AND coalesce(rank, 0) = 0"
 _LOSS_IS_KNOWN = f"AND data ->> '$.loss' IS NOT NULL {_FIRST_RANK}"
 
@@ -189,14 +188,11 @@ class StepTimes(Struct, frozen=True):
         self, columns: str, attempt: int, section: Section, where: str, *values: Any, is_newest: bool
     ) -> sqlite3.Cursor:
         source, begin, end = section
-        order = "DESC" if is_newest else ""
-        return self.connection.execute(
-            f"SELECT {columns} FROM metrics WHERE source_id = ? AND attempt = ? AND "  # noqa: S608
-            "step IS NOT NULL AND at IS NOT NULL AND (generation, byte_offset) >= (?, ?) AND "
-            f"(generation, byte_offset) < (?, ?) AND data ->> '$.event' IS NULL {where} ORDER BY "
-            f"generation {order}, byte_offset {order}",
-            (source, attempt, *begin, *end, *values),
-        )
+        is_step = "AND attempt = ? AND step IS NOT NULL AND at IS NOT NULL AND data ->> '$.event' IS NULL"
+        return rows_between(
+            self.connection, source, begin, end, attempt, *values,
+            columns=columns, where=f"{is_step} {where}", is_newest_first=is_newest,
+        )  # fmt: skip
 
     def _stretch(self, source: int, attempt: int, at: float) -> FilePosition | None:
         """The begin of the stretch with the lines of a moment: a few hundred of millions of lines."""
@@ -217,6 +213,6 @@ class StepTimes(Struct, frozen=True):
                 "? AND attempt >= ? ORDER BY attempt, generation, byte_offset",
                 (source, attempt),
             ).fetchall()
-            begin = next(((row[1], row[2]) for row in bounds if row[0] == attempt), (0, 0))
-            end = next(((row[1], row[2]) for row in bounds if row[0] > attempt), _END)
+            begin = next(((row[1], row[2]) for row in bounds if row[0] == attempt), START)
+            end = next(((row[1], row[2]) for row in bounds if row[0] > attempt), END)
             yield source, begin, end

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import orjson
 from msgspec import Struct
 
-from gputui.store.metrics.queries import Cursor, FilePosition, as_float, end_positions
+from gputui.store.metrics.queries import START, Cursor, FilePosition, as_float, end_positions, rows_between
 
 WATCHED = frozenset({
     "loss", "val/loss", "grad_norm", "step_time", "comm_time", "data_time", "epoch", "lr", "lr_expected",
@@ -51,15 +51,10 @@ def newest_lines(
     lines: list[WatchedLine] = []
     sources, all_read_since = 0, -math.inf
     for source_id, until in reached.items():
-        since = after.get(source_id, (0, 0))
+        since = after.get(source_id, START)
         if since == until:
             continue
-        rows = connection.execute(
-            "SELECT attempt, rank, step, at, data FROM metrics WHERE source_id = ? "
-            "AND (generation, byte_offset) >= (?, ?) AND (generation, byte_offset) < (?, ?) "
-            "ORDER BY generation DESC, byte_offset DESC LIMIT ?",
-            (source_id, *since, *until, limit),
-        ).fetchall()
+        rows = rows_between(connection, source_id, since, until, is_newest_first=True, limit=limit).fetchall()
         sources += bool(rows)
         if len(rows) == limit and rows[-1][3] is not None:
             # Its older lines were not read.
