@@ -47,24 +47,26 @@ class JobTimeoutError(OSError):
     """The job did not end within its deadline; the message contains both."""
 
 
+@dataclass(eq=False)
 class Job(Generic[T]):
     """Slow work in a daemon thread, created by ``Jobs.start``. ``deadline_seconds`` counts from
     ``begun_at`` (monotonic seconds), which is None while the job waits for a thread."""
 
-    def __init__(self, jobs: Jobs, name: str, work: Callable[[], T], deadline_seconds: float) -> None:
-        self.name = name
-        self.deadline_seconds = deadline_seconds
-        self.begun_at: float | None = None
-        self.ended_at = math.inf
-        self.future: Future[T] = Future()
-        self.thread = Thread(target=self._run, name=name, daemon=True)
-        self._jobs = jobs
-        self._work = work
+    jobs: Jobs
+    name: str
+    work: Callable[[], T]
+    deadline_seconds: float
+    begun_at: float | None = None
+    ended_at: float = math.inf
+    future: Future[T] = field(default_factory=Future)
+
+    def __post_init__(self) -> None:
+        self.thread = Thread(target=self._run, name=self.name, daemon=True)
 
     @property
     def is_over(self) -> bool:
         """Whether the work has returned or raised, or its deadline has passed."""
-        self._jobs.turn()
+        self.jobs.turn()
         return self.future.done()
 
     def result(self) -> T:
@@ -81,14 +83,14 @@ class Job(Generic[T]):
         # The deadline may have settled it.
         with suppress(InvalidStateError):
             try:
-                self.future.set_result(self._work())
+                self.future.set_result(self.work())
             except InvalidStateError:
                 raise
             except BaseException as error:
                 self.future.set_exception(error)
-        self.ended_at = self._jobs.clock()
-        self._jobs.has_news = True
-        self._jobs.wake()
+        self.ended_at = self.jobs.clock()
+        self.jobs.has_news = True
+        self.jobs.wake()
 
 
 @dataclass(slots=True)

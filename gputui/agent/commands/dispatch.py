@@ -284,14 +284,12 @@ def resume(supervisor: Supervisor, command: PendingCommand) -> None:
 
 def none_usable(run_id: str, folder: Path, choice: CheckpointChoice) -> str:
     """Why a run cannot be resumed, and what to do instead."""
+    again = f"gputui restart {run_id} begins it again"
     if choice.unreadable is not None:
-        why = f"the checkpoints of {run_id} cannot be read now: {choice.unreadable}"
-        return f"{why}; gputui restart {run_id} begins the run again without them"
+        return f"the checkpoints of {run_id} cannot be read now: {choice.unreadable}; {again}"
     why = f" ({skips})" if (skips := passed_over(choice.refused)) else ""
-    return (
-        f"no valid checkpoint of this training in {folder}{why}; gputui resume {run_id} --from "
-        f"PATH resumes from one that you choose, gputui restart {run_id} begins it again"
-    )
+    named = f"gputui resume {run_id} --from PATH resumes from one that you choose"
+    return f"no valid checkpoint of this training in {folder}{why}; {named}, {again}"
 
 
 def requeue(

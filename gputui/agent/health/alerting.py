@@ -77,16 +77,6 @@ class SavedState(Struct):
     incident_id: int = 0
 
 
-def parse_state(text: str) -> SavedState | None:
-    """The stored state, None if it is unreadable."""
-    try:
-        # The JSON of msgspec has neither NaN nor infinities.
-        return msgspec.convert(json.loads(text), SavedState, strict=False)
-    except (ValueError, msgspec.ValidationError) as error:
-        log.warning("the alerts' stored state is unreadable (%s); they start without it", error)
-        return None
-
-
 class RunRules(NamedTuple):
     """The rules for one run and its GPUs, by its profile. ``peak`` is the learning rate parameter
     of ``attempt``."""
@@ -147,16 +137,19 @@ class Alerting:
         """Restore the state of a former agent. Raises sqlite3.Error."""
         connection = self.context.connection
         text = alerts.engine_state(connection)
-        stored = None if text is None else parse_state(text)
-        if stored is None:
-            # Incidents before the first evaluation raise no alert.
-            newest = "SELECT coalesce(max(incident_id), 0) FROM incidents"
-            stored = SavedState(incident_id=connection.execute(newest).fetchone()[0])
-        self.state = stored
+        # Incidents before the first evaluation raise no alert.
+        newest = "SELECT coalesce(max(incident_id), 0) FROM incidents"
+        self.state = SavedState(incident_id=connection.execute(newest).fetchone()[0])
+        try:
+            if text is not None:
+                # The JSON of msgspec has neither NaN nor infinities.
+                self.state = msgspec.convert(json.loads(text), SavedState, strict=False)
+        except (ValueError, msgspec.ValidationError) as error:
+            log.warning("the alerts' stored state is unreadable (%s); they start anew", error)
         for view in alerts.lasting(connection):
             key = Key(view.rule, cast("SubjectKind", view.subject_kind), view.subject_id)
             self.ids[key] = view.alert_id
-        self.engine.adopt(stored.engine, self.ids.keys())
+        self.engine.adopt(self.state.engine, self.ids.keys())
         self.saved_at = self.context.monotonic()
 
     def turn(self) -> None:
@@ -352,15 +345,13 @@ class Alerting:
 
     def _holder(self, uuid: str) -> str | None:
         """Description of the process that holds most of a GPU's memory."""
-        processes = self.context.recorder.processes.get(uuid)
-        if not processes:
+        recorder = self.context.recorder
+        most = max(recorder.processes.get(uuid) or (), key=lambda each: each.memory_bytes or 0, default=None)
+        if most is None:
             return None
-        most = max(processes, key=lambda process: process.memory_bytes or 0)
-        owner = self.context.recorder.owner(most)
-        if owner is not None:
+        if (owner := recorder.owner(most)) is not None:
             return owner[0] if owner[1] is None else f"{owner[0]} rank {owner[1]}"
-        words = [word for word in (most.user, most.command) if word]
-        return " · ".join(words) if words else f"pid {most.pid}"
+        return " · ".join(word for word in (most.user, most.command) if word) or f"pid {most.pid}"
 
     # --- rows -------------------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -194,41 +195,39 @@ POLL_SECONDS = 0.05
 DEADLINE_SECONDS = 120.0
 
 
+@dataclass(slots=True)
 class StackDump:
     """The dump of one hung attempt's processes, written to ``folder``."""
 
-    def __init__(
-        self, processes: Sequence[AttemptProcess], attempt_dir: Path, folder: Path, redactor: Redactor
-    ) -> None:
-        self._processes = processes
-        self._redactor = redactor
-        self._attempt_dir = attempt_dir
-        self._folder = folder
-        self._stacks: dict[int, Stack] = {}
+    processes: Sequence[AttemptProcess]
+    attempt_dir: Path
+    folder: Path
+    redactor: Redactor
+    _stacks: dict[int, Stack] = field(default_factory=dict)
 
     def write(self) -> tuple[int | None, str] | None:
         """Write the dump, and return the rank that holds up the others, as `lagging_rank` does.
         Afterwards the ranks have ended, unless they took longer than ABORT_SECONDS."""
-        ranks = [process for process in self._processes if process.rank is not None]
-        others = [process.identity for process in self._processes if process.rank is None]
-        targets = ranks or self._processes
+        ranks = [process for process in self.processes if process.rank is not None]
+        others = [process.identity for process in self.processes if process.rank is None]
+        targets = ranks or self.processes
         try:
-            self._folder.mkdir(mode=PRIVATE_DIR_MODE, parents=True, exist_ok=True)
-            self._keep("processes.txt", describe(self._processes))
+            self.folder.mkdir(mode=PRIVATE_DIR_MODE, parents=True, exist_ok=True)
+            self._keep("processes.txt", describe(self.processes))
             self._keep("stacks.txt", "".join(f"{line}\n" for line in self._spy(targets)))
             abort(targets, others if ranks else ())
             self._keep_logs()
         except OSError as error:
-            log.warning("%s: the evidence is incomplete: %s", self._folder, error)
+            log.warning("%s: the evidence is incomplete: %s", self.folder, error)
         if not self._stacks or self._stacks.keys() != {process.rank for process in ranks}:
             return None
         return lagging_rank(self._stacks, linecache.getline)
 
     def _keep(self, name: str, text: str, most: int = LOG_CHARACTERS) -> int:
         """Write the redacted end of a text; return its number of characters."""
-        content = self._redactor.text(text)[-most:]
+        content = self.redactor.text(text)[-most:]
         if content:
-            write_text(self._folder / name, content)
+            write_text(self.folder / name, content)
         return len(content)
 
     def _note_stack(self, rank: int | None, text: str) -> None:
@@ -272,7 +271,7 @@ class StackDump:
     def _keep_logs(self) -> None:
         """Copy the end of every log, which contains the stacks."""
         remaining = ALL_LOGS_CHARACTERS
-        for number, entry in enumerate(rank_logs(self._attempt_dir)):
+        for number, entry in enumerate(rank_logs(self.attempt_dir)):
             name = "launcher" if entry.rank is None else f"rank{entry.rank}"
             if remaining > 0:
                 text, most = tail_text(entry.path, READ_BYTES), min(LOG_CHARACTERS, remaining)

@@ -45,7 +45,6 @@ from gputui.runs.spec import RunSpec, SpecError, spec_of
 from gputui.runs.submission import SPEC_FILE, read_spec, write_private
 from gputui.store import queue
 from gputui.store.attempts import Attempt, get_attempt
-from gputui.store.events import last_kind
 from gputui.store.gpu_use import study_peaks
 from gputui.store.run_history import met_incident
 from gputui.store.run_states import RunState
@@ -293,21 +292,13 @@ class Admission:
             context.note("gpu_lock_unusable", problem, run.run_id, severity="warning")
 
     def _cannot_start(self, run: Run, error: Exception) -> None:
-        file, connection = self.context.workspace.run_dir(run.run_id) / SPEC_FILE, self.context.connection
+        file = self.context.workspace.run_dir(run.run_id) / SPEC_FILE
         if not file.exists():
             give_up(self.context, run, f"{file} or its folder is gone; launch the run again")
-            return
-        if isinstance(error, UnusableSpecError):
+        elif isinstance(error, UnusableSpecError):
             give_up(self.context, run, f"cannot start: {error}")
-            return
-        text = f"cannot start: {error}; trying again"
-        if run.waiting_for == text:
-            return
-        last = last_kind(connection, run.run_id, ("cannot_start", "attempt_started", "requeued"))
-        with transaction(connection):
-            repository.set_waiting_for(connection, run.run_id, text)
-            if last is None or last[0] != "cannot_start":
-                self.context.note("cannot_start", text, run.run_id, severity="warning")
+        elif run.waiting_for != (text := f"cannot start: {error}; trying again"):
+            repository.set_waiting_for(self.context.connection, run.run_id, text)
 
 
 NEWEST_CHECKPOINT = "{newest checkpoint}"
