@@ -297,7 +297,8 @@ def pause_study(supervisor: Supervisor, command: PendingCommand) -> None:
         study = _find_study(supervisor, command)
         if study.state not in (StudyState.RUNNING, StudyState.PAUSED):
             raise RefusedError(f"{study.study_id} is {study.state}")
-        _move(supervisor, command, study, StudyState.PAUSED, "paused")
+        state = _move_study(supervisor, command, study, StudyState.PAUSED, "paused")
+        answer(supervisor, command, {"id": study.study_id, "state": state})
 
 
 def resume_study(supervisor: Supervisor, command: PendingCommand) -> None:
@@ -313,7 +314,8 @@ def resume_study(supervisor: Supervisor, command: PendingCommand) -> None:
         connection.execute(
             "UPDATE trials SET starts = 0 WHERE study_id = ? AND state = 'launching' AND run_id IS NULL", (study_id,)
         )
-        _move(supervisor, command, study, StudyState.RUNNING, "resumed")
+        state = _move_study(supervisor, command, study, StudyState.RUNNING, "resumed")
+        answer(supervisor, command, {"id": study.study_id, "state": state})
 
 
 def stop_study(supervisor: Supervisor, command: PendingCommand) -> None:
@@ -322,7 +324,8 @@ def stop_study(supervisor: Supervisor, command: PendingCommand) -> None:
         study = _find_study(supervisor, command)
         if study.state.is_over:
             raise RefusedError(f"{study.study_id} is {study.state} already")
-        _move(supervisor, command, study, StudyState.STOPPING, "stopped")
+        state = _move_study(supervisor, command, study, StudyState.STOPPING, "stopped")
+        answer(supervisor, command, {"id": study.study_id, "state": state})
 
 
 def extend_study(supervisor: Supervisor, command: PendingCommand) -> None:
@@ -341,7 +344,7 @@ def extend_study(supervisor: Supervisor, command: PendingCommand) -> None:
         extended = replace(spec, budget=budget).to_json()
         values = (json.dumps(extended), study.study_id)
         connection.execute("UPDATE studies SET spec = ? WHERE study_id = ?", values)
-        state = _reopen(supervisor, command, study, "extended")
+        state = _reopened(supervisor, command, study, "extended")
         result = {"id": study.study_id, "state": state, "budget": dict(extended["budget"])}
         answer(supervisor, command, result)
 
@@ -371,7 +374,7 @@ def enqueue_trial(supervisor: Supervisor, command: PendingCommand) -> None:
         number = rows.next_number(connection, study_id)
         state, origin = TrialState.ENQUEUED, "enqueued"
         rows.insert_trial(connection, study_id, number, params, state=state, origin=origin, now=now)
-        _reopen(supervisor, command, study, "a point was added")
+        _reopened(supervisor, command, study, "a point was added")
         text = f"trial {number} of {study_id} was added"
         result = {"id": study_id, "trial": number, "params": params, "text": text}
         answer(supervisor, command, result)
@@ -448,22 +451,18 @@ def _trial_to_change(supervisor: Supervisor, command: PendingCommand) -> tuple[S
     raise RefusedError(f"{study.study_id} has no trial {number}")
 
 
-def _reopen(supervisor: Supervisor, command: PendingCommand, study: StudyRecord, does: str) -> StudyState:
+def _reopened(supervisor: Supervisor, command: PendingCommand, study: StudyRecord, does: str) -> StudyState:
     """Continue a study that is over; return its state."""
-    if not study.state.is_over:
-        return study.state
-    _change(supervisor, command, study, StudyState.RUNNING, does)
-    return StudyState.RUNNING
+    target = StudyState.RUNNING if study.state.is_over else study.state
+    return _move_study(supervisor, command, study, target, does)
 
 
-def _move(supervisor: Supervisor, command: PendingCommand, study: StudyRecord, target: StudyState, does: str) -> None:
-    """Move a study and answer, in the transaction that read it."""
-    if study.state is not target:
-        _change(supervisor, command, study, target, does)
-    answer(supervisor, command, {"id": study.study_id, "state": target})
-
-
-def _change(supervisor: Supervisor, command: PendingCommand, study: StudyRecord, target: StudyState, does: str) -> None:
+def _move_study(
+    supervisor: Supervisor, command: PendingCommand, study: StudyRecord, target: StudyState, does: str
+) -> StudyState:
+    """Move a study to a state, unless it is there; return that."""
     connection, now, actor = supervisor.context.connection, supervisor.context.now(), command.actor
-    cause = f"{does} by {actor}"
-    rows.move_study(connection, study, target, cause=cause, actor=actor, now=now)
+    if study.state is not target:
+        cause = f"{does} by {actor}"
+        rows.move_study(connection, study, target, cause=cause, actor=actor, now=now)
+    return target

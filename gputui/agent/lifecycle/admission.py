@@ -54,8 +54,6 @@ from gputui.studies.sharing import trials_on_gpu
 # A GPU that is reset, or whose driver is reloaded, is back within minutes.
 MISSING_SECONDS = 300.0
 LEAST_CPU_RANKS = 16
-# A run waits for its file system without a word for this long.
-ANSWER_SECONDS = 2.0
 # How long the memory peaks of a study's trials are cached.
 PEAKS_SECONDS = 5.0
 
@@ -65,14 +63,11 @@ def waits_for_predecessor(connection: sqlite3.Connection, run: Run) -> str | Non
     has started before. Raises sqlite3.Error."""
     for run_id in spec_of(run).after if not run.attempt else ():
         predecessor = get_run(connection, run_id)
-        ends = f"gputui stop {run.run_id}"
-        if predecessor is None:
-            return f"waits for {run_id}, which was removed; {ends} ends that"
-        if predecessor.state is RunState.SUCCEEDED:
-            continue
-        if predecessor.state.is_over:
-            return f"waits for {run_id}, which {predecessor.state}; gputui resume {run_id}, or {ends}"
-        return f"waits for {run_id} to succeed"
+        state = "was removed" if predecessor is None else predecessor.state
+        if state is not RunState.SUCCEEDED:
+            is_over = predecessor is None or predecessor.state.is_over
+            ends = f", which {state}; gputui stop {run.run_id} ends that"
+            return f"waits for {run_id}{ends if is_over else ' to succeed'}"
     return None
 
 
@@ -91,8 +86,6 @@ class Admission:
     may_start: Callable[[Run], bool]
     # By study: the time of the query (monotonic), and the peaks in bytes by GPU model.
     _peaks: dict[str, tuple[float, dict[str, int]]] = field(init=False, default_factory=dict)
-    # When the ends of a run's metrics files were first asked for, by run (monotonic).
-    _asked_at: dict[str, float] = field(init=False, default_factory=dict)
 
     def availability(self) -> list[GpuAvailability] | None:
         """The availability of each GPU, or None before the first inventory."""
@@ -237,14 +230,10 @@ class Admission:
         """Whether the ends of the run's metrics files are known, behind which the new attempt's
         lines begin. They are read in the background: the file system may not answer."""
         awaited = self.context.ingest.ends.awaited(run.run_id)
-        if awaited is None:
-            self._asked_at.pop(run.run_id, None)
-            return True
-        now, text = self.context.monotonic(), f"waits for {awaited} to answer"
-        is_late = now - self._asked_at.setdefault(run.run_id, now) >= ANSWER_SECONDS
-        if is_late and run.waiting_for != text:
+        text = f"waits for {awaited} to answer"
+        if awaited is not None and run.waiting_for != text:
             repository.set_waiting_for(self.context.connection, run.run_id, text)
-        return False
+        return awaited is None
 
     def _start(self, start: Start) -> None:
         context, run = self.context, start.run
