@@ -171,9 +171,6 @@ class OrphanWatch:
         self.seen = {orphan.identity for orphan in found}
 
 
-# --- logs of attempts ---------------------------------------------------------------------------
-
-
 class Quota(Struct, frozen=True):
     """The disk that one log file may take, and what is kept of a larger one."""
 

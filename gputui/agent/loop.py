@@ -159,8 +159,6 @@ class Agent:
         self._shown_turn = 0.0
         self._shown_health: tuple[str, int] | None = None
 
-    # --- life -------------------------------------------------------------------------------------
-
     def run(self) -> None:
         """Run until a signal arrives, the duration is over, or no client needs the agent."""
         self._catch_signals()
@@ -293,8 +291,6 @@ class Agent:
         elif is_one_resting:
             time.sleep(RESTING_SECONDS)
 
-    # --- what wakes it ----------------------------------------------------------------------------
-
     def _catch_signals(self) -> None:
         def ask_to_stop(_number: int, _frame: object) -> None:
             self.stopping = True
@@ -332,8 +328,6 @@ class Agent:
         if unread and read_rest(self.context, unread[0], PUMP_SECONDS):
             del unread[0]
         return report.more or bool(self._unread_runs)
-
-    # --- once a second ----------------------------------------------------------------------------
 
     def _housekeeping(self, now: float) -> None:
         parts = self.supervisor.parts
@@ -385,8 +379,6 @@ class Agent:
         elif now - self._needed_at >= options.linger_seconds:
             log.info("no client needs an agent now")
             self.stopping = True
-
-    # --- start and end ----------------------------------------------------------------------------
 
     def _open_store(self) -> sqlite3.Connection:
         path = self.workspace.database

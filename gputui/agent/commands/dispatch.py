@@ -116,9 +116,6 @@ def done(supervisor: Supervisor, command: PendingCommand, run_id: str, **more: A
     answer(supervisor, command, {"id": run_id, "state": state, **more})
 
 
-# --- launch -------------------------------------------------------------------------------------
-
-
 def run(supervisor: Supervisor, command: PendingCommand) -> None:
     """Queue a new run."""
     context = supervisor.context
@@ -188,9 +185,6 @@ def refuse_impossible_gpus(supervisor: Supervisor, spec: RunSpec) -> None:
         asked += f" with {bytes_text(needed)}" if needed else ""
         have = inventory.problem or f"this machine has {len(large)} such; gputui gpus lists all"
         raise RefusedError(f"the run asks for {asked}: {have}; choose with --gpus")
-
-
-# --- stop, restart, resume ----------------------------------------------------------------------
 
 
 def stop(supervisor: Supervisor, command: PendingCommand) -> None:
@@ -323,9 +317,6 @@ def requeue(
         context.note("requeued", text, run_id, key=verb)
         done(supervisor, command, run_id, resume_from=resume_from, resume_step=step, passed_over=skips or None)
     supervisor.needs_schedule = True
-
-
-# --- removal, quarantine ------------------------------------------------------------------------
 
 
 def remove(supervisor: Supervisor, command: PendingCommand) -> None:

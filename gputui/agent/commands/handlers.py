@@ -131,9 +131,6 @@ def orphans_ended(supervisor: Supervisor, command: PendingCommand) -> None:
         answer(supervisor, command, {"noted": len(processes)})
 
 
-# --- the queue ----------------------------------------------------------------------------------
-
-
 def pause(supervisor: Supervisor, command: PendingCommand) -> None:
     """Start no new runs until the queue is resumed; running and recovering runs continue."""
     context, actor = supervisor.context, command.actor
@@ -198,9 +195,6 @@ def _new_priorities(supervisor: Supervisor, target: Run, args: Mapping[str, obje
     if isinstance(priority, bool) or not isinstance(priority, int):
         raise RefusedError("say where to: --first, --last or --priority N")
     return {target.run_id: priority}
-
-
-# --- alerts -------------------------------------------------------------------------------------
 
 
 def acknowledge(supervisor: Supervisor, command: PendingCommand) -> None:

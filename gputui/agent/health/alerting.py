@@ -131,8 +131,6 @@ class Alerting:
         delivery = self.machine_delivery
         return None if delivery is None else NoticeTarget(delivery.command, delivery.webhook)
 
-    # --- what the loop calls ----------------------------------------------------------------------
-
     def begin(self) -> None:
         """Restore the state of a former agent. Raises sqlite3.Error."""
         connection = self.context.connection
@@ -190,8 +188,6 @@ class Alerting:
         alerts.put_engine_state(self.context.connection, text, self.context.now())
         self.saved_at = self.context.monotonic()
 
-    # --- rules ------------------------------------------------------------------------------------
-
     def _reload(self) -> None:
         """Read the machine's file if it has changed; an invalid one leaves the rules unchanged."""
         path = self.context.workspace.alerts
@@ -233,8 +229,6 @@ class Alerting:
         rules = with_overrides(self.machine, profile.rules, "profile")
         self.runs[run_id] = RunRules(rules, profile.schedule, number, peak)
         return self.runs[run_id]
-
-    # --- evaluation -------------------------------------------------------------------------------
 
     def _is_fresh(self, at: float) -> bool:
         limit = max(SILENT_SECONDS, SILENT_INTERVALS * self.interval_seconds)
@@ -353,8 +347,6 @@ class Alerting:
             return owner[0] if owner[1] is None else f"{owner[0]} rank {owner[1]}"
         return " · ".join(word for word in (most.user, most.command) if word) or f"pid {most.pid}"
 
-    # --- rows -------------------------------------------------------------------------------------
-
     def _write(self) -> None:
         """Write rows, events, messages and the state in one transaction, then the log."""
         now = self.context.now()
@@ -418,8 +410,6 @@ class Alerting:
         self.context.note(kind, text, view.run_id, key=key.rule, severity=severity, subject="alert", at=now)
         return view
 
-
-# --- NCCL's complaints --------------------------------------------------------------------------
 
 NCCL_SECONDS = 10.0
 # Of a log that grows faster, only the end is read.

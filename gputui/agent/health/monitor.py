@@ -155,8 +155,6 @@ class HealthMonitor:
         if watched.ending is not None:
             self._begin_end(attempt, watched)
 
-    # --- checks -----------------------------------------------------------------------------------
-
     def _feed(self, attempt: LiveAttempt, watched: WatchedAttempt, policy: Policy) -> None:
         """Pass the new lines to the detectors, and act on what they see."""
         watch, context = watched.watch, self.context
@@ -235,8 +233,6 @@ class HealthMonitor:
         run_dir = self.context.workspace.run_dir(attempt.record.run_id)
         return attempt.executor.kind.processes(self.scan, run_dir, attempt.record)
 
-    # --- observations -----------------------------------------------------------------------------
-
     def _act_on(self, attempt: LiveAttempt, watched: WatchedAttempt, seen: Observation, policy: Policy) -> None:
         """End the attempt if its policy ends those with such an observation, else show it."""
         if watched.ending is not None:
@@ -271,8 +267,6 @@ class HealthMonitor:
             key=kind,
             severity="error" if ends else "warning",
         )
-
-    # --- early ends -------------------------------------------------------------------------------
 
     def _begin_end(self, attempt: LiveAttempt, watched: WatchedAttempt) -> None:
         if watched.ending not in ("hang", "rank_left_early"):

@@ -145,8 +145,6 @@ def take_snapshot(processes: Sequence[AttemptProcess], at: float, *, with_connec
     return ProcessSnapshot(at, ranks, others, size, is_closed)
 
 
-# --- checks of its setup ------------------------------------------------------------------------
-
 METRICS_SECONDS = 6.0
 # A run that trains has printed so many lines without a metrics line.
 PRINTED_LINES = 200

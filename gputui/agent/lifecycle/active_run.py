@@ -104,9 +104,6 @@ class PostmortemResult(NamedTuple):
     unmatched: UnmatchedPattern | None = None
 
 
-# --- phases -------------------------------------------------------------------------------------
-
-
 @dataclass(slots=True)
 class Adopting:
     """The former agent, or a former executor, left an attempt that is not taken over yet."""
@@ -173,9 +170,6 @@ class Waiting:
 
 
 Phase = Adopting | Starting | Running | Sweeping | Postmortem | Waiting
-
-
-# --- runs ---------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True, eq=False)

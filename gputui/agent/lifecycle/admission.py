@@ -149,8 +149,6 @@ class Admission:
                 give_up(self.context, run, f"this gputui cannot read it: {error}; launch it again")
             return False
 
-    # --- shared and missing GPUs ------------------------------------------------------------------
-
     def _may_share(self, run: Run) -> bool:
         """Whether the run is a trial that shares its GPU, until it runs out of memory there."""
         spec = spec_of(run)
@@ -223,8 +221,6 @@ class Admission:
             repository.set_gpu_count(connection, run.run_id, remaining)
             text = f"{reason}: {result.note}"
             self.context.note("gpus_reduced", text, run.run_id, severity="warning")
-
-    # --- starts -----------------------------------------------------------------------------------
 
     def _answers(self, run: Run) -> bool:
         """Whether the ends of the run's metrics files are known, behind which the new attempt's

@@ -111,9 +111,6 @@ def write(connection: sqlite3.Connection, search: CheckpointSearch, rows: Sequen
     checkpoints.save(connection, search.run_id, search.rows, rows)
 
 
-# --- the ledger at the begin and the end of attempts --------------------------------------------
-
-
 def attempt_begins(connection: sqlite3.Connection, run: Run, number: int, folder: Path | None, own: Path) -> None:
     """Record in the ledger that an attempt begins from ``run.resume_from``: what is in it lay there
     before. Works inside the caller's transaction, after the attempt's row was written. ``own`` is
@@ -200,9 +197,6 @@ def attempts_to_resume(connection: sqlite3.Connection, workspace: Workspace, run
         failed = not is_external and not span.has_worked
         course.append({"attempt": span.number, "until": until, "failed": failed, "base": base})
     return course
-
-
-# --- scans --------------------------------------------------------------------------------------
 
 
 def claim(folder: Path, home: Path) -> int | None:

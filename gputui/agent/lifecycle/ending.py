@@ -99,9 +99,6 @@ class _End:
         return None if found is None else found[0]
 
 
-# --- the three ends -----------------------------------------------------------------------------
-
-
 def _stopped(end: _End) -> None:
     context, run, attempt, record = end.context, end.run, end.attempt, dict(end.task.exit_record or {})
     connection, ended_at = context.connection, end.task.ended_at
@@ -276,9 +273,6 @@ def machine_context(
         notifies=resolved.notice is not None,
         no_pruning=None if is_own else outside,
     )
-
-
-# --- rows ---------------------------------------------------------------------------------------
 
 
 def insert_row(connection: sqlite3.Connection, table: str, **values: object) -> int:

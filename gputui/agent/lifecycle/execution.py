@@ -180,9 +180,6 @@ def _note_running(context: AgentContext, run_id: str, attempt: int, cause: str) 
         repository.move(context.connection, run, RunState.RUNNING, cause=cause, now=now)
 
 
-# --- sweeping -----------------------------------------------------------------------------------
-
-
 def sweep(attempt: LiveAttempt, phase: Sweeping, context: AgentContext, *, read_until: float) -> Sweeping | Postmortem:
     """Kill leftover processes, read metrics until ``read_until`` (monotonic), and await another
     sample of the GPUs. Return Postmortem when all is done. Raises SpecError if the run's
@@ -337,9 +334,6 @@ def findings_of(run: ActiveRun, phase: Postmortem, context: AgentContext) -> Pos
     if why is not None:
         run.phase = begin_postmortem(phase.swept, replace(task, unanswered=why), context)
     return None
-
-
-# --- the job ------------------------------------------------------------------------------------
 
 
 def examine(task: PostmortemTask) -> PostmortemResult:

@@ -96,9 +96,6 @@ def catch_up(context: AgentContext, run: Run) -> bool:
     return True
 
 
-# --- files --------------------------------------------------------------------------------------
-
-
 class _DamagedPlanError(Exception):
     """An attempt.json that is damaged or belongs to another run."""
 
@@ -151,9 +148,6 @@ def _read_attempts(folder: Path) -> list[_Attempt]:
             raise _DamagedPlanError(f"{own}/attempt.json is damaged: {error!r}") from error
         attempts.append(attempt)
     return attempts
-
-
-# --- rows ---------------------------------------------------------------------------------------
 
 
 def _insert(context: AgentContext, folder: Path, spec: RunSpec, attempts: Sequence[_Attempt]) -> None:

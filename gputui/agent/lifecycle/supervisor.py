@@ -89,8 +89,6 @@ class Supervisor:
         self.admission = Admission(context, runs, self.parts, self.release, self._spawn, self.readiness.may_start)
         self.waits = RecoveryWaits(context, runs, self.parts, self.admission.is_understood)
 
-    # --- adoption ---------------------------------------------------------------------------------
-
     def adopt(self) -> None:
         """Adopt every run of a former agent that may have live processes, and continue to release
         the GPUs of ended attempts."""
@@ -161,8 +159,6 @@ class Supervisor:
             # The signal may not have been sent; an executor ignores the second.
             live.executor.ask_to_end(at_once=record.stop_requested == KILL)
 
-    # --- starts -----------------------------------------------------------------------------------
-
     def _spawn(
         self,
         record: Attempt,
@@ -195,8 +191,6 @@ class Supervisor:
         attempt.resolved = resolved_run(self.context.workspace, run)
         attempt.executor.watch(self.selector)
         self.runs.of(run.run_id).begin(attempt)
-
-    # --- one turn of the loop ---------------------------------------------------------------------
 
     def turn(self) -> None:
         """Do everything that is due. Called often; cheap if nothing changed."""
@@ -322,8 +316,6 @@ class Supervisor:
             or notices.is_owing(self.context.connection)
             or self.context.janitor.has_lines
         )
-
-    # --- what the command handlers and the loop call ----------------------------------------------
 
     def stop(
         self,

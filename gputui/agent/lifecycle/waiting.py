@@ -192,9 +192,6 @@ def disk_bytes(folder: Path) -> tuple[int, int]:
     return usage.free, usage.total
 
 
-# --- before an attempt --------------------------------------------------------------------------
-
-
 class Readiness(NamedTuple):
     """The ledger of a search with what lies in the folder, and the choice of another checkpoint if
     the chosen one is not there any more."""
