@@ -255,12 +255,11 @@ def resume(supervisor: Supervisor, command: PendingCommand) -> None:
         return
     path = None if named is None else Path(str(named))
     name = f"command {command.command_id}: reading checkpoints of {run_id}"
-    work = partial(for_person, search, path)
-    job = context.jobs.ask(name, work, deadline_seconds=SEARCH_SECONDS)
+    job = context.jobs.ask(name, partial(_searched, search, path), deadline_seconds=SEARCH_SECONDS)
     if job is None:
         raise UnansweredError
     try:
-        choice = job.result()
+        search, choice = job.result()
     except NotUsableError as error:
         kind = None if error.may_pass else commands.NO_CHECKPOINT
         raise RefusedError(str(error), kind) from error
@@ -274,6 +273,10 @@ def resume(supervisor: Supervisor, command: PendingCommand) -> None:
         raise RefusedError(none_usable(run_id, folder, choice), kind)
     best = str(choice.usable[0].path)
     requeue(supervisor, target, command, params, best, (search, choice))
+
+
+def _searched(search: CheckpointSearch, path: Path | None) -> tuple[CheckpointSearch, CheckpointChoice]:
+    return search, for_person(search, path)
 
 
 def none_usable(run_id: str, folder: Path, choice: CheckpointChoice) -> str:

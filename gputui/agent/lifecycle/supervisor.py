@@ -135,9 +135,8 @@ class Supervisor:
         kind = self.context.executors.of(spec_of(run).target)
         run_dir = self.context.workspace.run_dir(run_id)
         folder = attempt_dir(self.context.workspace, run_id, record.number)
-        process = find(kind, run_dir, record.number)
-        if record.executor is not None:
-            process = ProcessIdentity(*record.executor)
+        process = ProcessIdentity(*record.executor) if record.executor else None
+        process = process or find(kind, run_dir, record.number)
         lock = folder / "attempt.lock"
         if process is not None and is_alive(process) and has_open(process.pid, lock) is False:
             raise RuntimeError(f"pid {process.pid} serves another folder: this home is a copy")

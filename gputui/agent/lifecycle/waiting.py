@@ -171,7 +171,7 @@ class RecoveryWaits:
         context, search = self.context, search_now(self.context, run)
         if search is None:
             return None
-        name, work = f"pruning {folder}", partial(prune, search, keep, run.resume_from)
+        name, work = f"pruning for {run.run_id}", partial(prune, search, keep, run.resume_from)
         job = context.jobs.ask(name, work, deadline_seconds=PRUNE_SECONDS)
         if job is None:
             return "for old checkpoints to be removed"
