@@ -70,11 +70,11 @@ class Housekeeping:
     def begin(self) -> None:
         """Warn once per database if a logout would end the agent, and go on with removals. Raises
         sqlite3.Error."""
+        go_on_removing(self.context)
         end = logout_end()
         if end is not None and not has_event(self.context.connection, "logout_ends_agent"):
             text = f"{end.problem}: {end.remedy}"
             self.context.note("logout_ends_agent", text, severity="warning")
-        go_on_removing(self.context)
 
     def turn(self, now: float, living: Iterable[Attempt]) -> None:
         """Do what is due; ``now`` is monotonic, ``living`` are the attempts that run. Raises

@@ -42,7 +42,6 @@ from gputui.runs import repository
 from gputui.runs.command import checkpoint_directory
 from gputui.runs.identity import is_gone
 from gputui.runs.redaction import redact_spec
-from gputui.runs.repository import transaction
 from gputui.runs.spec import RunSpec, Scalar, SpecError, spec_of
 from gputui.runs.submission import SPEC_FILE, read_ticket
 from gputui.store import alerts, commands
@@ -152,7 +151,7 @@ def enter_run(
 ) -> None:
     """Insert the rows of a new run, and answer. Raises sqlite3.Error with nothing changed."""
     context, trial = supervisor.context, spec.trial or 0
-    with transaction(context.connection) as connection:
+    with repository.transaction(context.connection) as connection:
         repository.insert_run(
             connection,
             run_id=run_id,
@@ -267,7 +266,7 @@ def resume(supervisor: Supervisor, command: PendingCommand) -> None:
         why = f"{error.strerror or error}; see whether its file system answers"
         raise RefusedError(f"{folder}: {why}") from error
     if not choice.usable:
-        with transaction(context.connection) as connection:
+        with repository.transaction(context.connection) as connection:
             write_ledger(connection, search, choice.rows)
         kind = commands.NO_CHECKPOINT if choice.unreadable is None else None
         raise RefusedError(none_usable(run_id, folder, choice), kind)
@@ -301,7 +300,7 @@ def requeue(
     is resumed without it continues from the checkpoint that its target finds."""
     context, run_id, verb = supervisor.context, target.run_id, command.verb
     actor, now, skips, step = command.actor, context.now(), "", None
-    with transaction(context.connection) as connection:
+    with repository.transaction(context.connection) as connection:
         if found is not None:
             search, choice = found
             write_ledger(connection, search, choice.rows)
@@ -340,7 +339,7 @@ def remove(supervisor: Supervisor, command: PendingCommand) -> None:
     except OSError as error:
         raise RefusedError(f"cannot remove {folder}: {error}") from error
     try:
-        with transaction(context.connection) as connection:
+        with repository.transaction(context.connection) as connection:
             repository.release_leases(connection, run_id)
             keep_cost(connection, run_id)
             connection.execute("DELETE FROM runs WHERE run_id = ?", (run_id,))
@@ -361,7 +360,7 @@ def remove(supervisor: Supervisor, command: PendingCommand) -> None:
 def clear_gpu(supervisor: Supervisor, command: PendingCommand) -> None:
     """End the quarantine of a GPU."""
     uuid = str(command.args.get("uuid") or "")
-    with transaction(supervisor.context.connection) as connection:
+    with repository.transaction(supervisor.context.connection) as connection:
         if not clear(connection, uuid):
             raise RefusedError(f"{uuid} is not in quarantine; gputui gpus shows those that are")
         text = f"{uuid} was cleared by {command.actor}"

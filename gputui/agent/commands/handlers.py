@@ -21,7 +21,6 @@ from gputui.recovery.watch.engine import MAX_SECONDS
 from gputui.recovery.watch.rules import RULES
 from gputui.runs import repository
 from gputui.runs.labels import LabelError, checked_labels, checked_tag, store_labels, write_labels
-from gputui.runs.repository import transaction
 from gputui.runs.submission import read_ticket
 from gputui.store import alerts, commands, queue
 from gputui.store.alerts import ANY_SUBJECT, AlertView
@@ -91,7 +90,7 @@ def label(supervisor: Supervisor, command: PendingCommand) -> None:
     ]
     folder = context.workspace.run_dir(target.run_id)
     try:
-        with transaction(context.connection) as connection:
+        with repository.transaction(context.connection) as connection:
             store_labels(connection, target.run_id, labels)
             for key, is_changed, message in events:
                 if is_changed:
@@ -112,7 +111,7 @@ def orphans_ended(supervisor: Supervisor, command: PendingCommand) -> None:
     processes = command.args.get("processes")
     if not isinstance(processes, list) or not all(isinstance(each, dict) for each in processes):
         raise RefusedError("the command does not name the processes that were ended")
-    with transaction(supervisor.context.connection) as connection:
+    with repository.transaction(supervisor.context.connection) as connection:
         for process in processes:
             run_id, pid = str(process.get("run_id")), str(process.get("pid"))
             known = get_run(connection, run_id) is not None
@@ -134,7 +133,7 @@ def orphans_ended(supervisor: Supervisor, command: PendingCommand) -> None:
 def pause(supervisor: Supervisor, command: PendingCommand) -> None:
     """Start no new runs until the queue is resumed; running and recovering runs continue."""
     context, actor = supervisor.context, command.actor
-    with transaction(context.connection) as connection:
+    with repository.transaction(context.connection) as connection:
         if queue.pause(connection) is None:
             queue.set_pause(connection, actor=actor, now=context.now())
             context.note("queue_paused", f"the queue was paused by {actor}", severity="warning")
@@ -144,7 +143,7 @@ def pause(supervisor: Supervisor, command: PendingCommand) -> None:
 
 def resume(supervisor: Supervisor, command: PendingCommand) -> None:
     """Resume the queue."""
-    with transaction(supervisor.context.connection) as connection:
+    with repository.transaction(supervisor.context.connection) as connection:
         if queue.pause(connection) is not None:
             queue.clear_pause(connection)
             text = f"the queue was resumed by {command.actor}"
@@ -160,7 +159,7 @@ def move(supervisor: Supervisor, command: PendingCommand) -> None:
     if target.state not in (RunState.QUEUED, RunState.RECOVERING):
         why = "only a run that waits has a place in the queue"
         raise RefusedError(f"{target.run_id} is {target.state}; {why}")
-    with transaction(supervisor.context.connection) as connection:
+    with repository.transaction(supervisor.context.connection) as connection:
         priorities = _new_priorities(supervisor, target, command.args)
         for run_id, new in priorities.items():
             queue.set_priority(connection, run_id, new)
@@ -208,7 +207,7 @@ def acknowledge(supervisor: Supervisor, command: PendingCommand) -> None:
     else:
         raise RefusedError("say which alerts, by their numbers")
     text = "no alert is unacknowledged"
-    with transaction(supervisor.context.connection) as connection:
+    with repository.transaction(supervisor.context.connection) as connection:
         for alert in wanted:
             alerts.acknowledge(connection, alert.alert_id, now=now, actor=actor)
         if wanted:
@@ -241,7 +240,7 @@ def silence(supervisor: Supervisor, command: PendingCommand) -> None:
     title, actor = RULES[rule].title if rule in RULES else rule, command.actor
     does = f"silenced for {units.duration(seconds)}" if seconds else "no longer silenced"
     text, until = f"{title} {whose} is {does}", supervisor.context.now() + seconds
-    with transaction(supervisor.context.connection) as connection:
+    with repository.transaction(supervisor.context.connection) as connection:
         count = alerts.silence(connection, rule, kind, subject_id, until=until, actor=actor)
         supervisor.context.note("alert_silenced", f"{text} by {actor}", key=rule, subject="alert")
         result = {"rule": rule, "subject": kind, "subject_id": subject_id, "silenced": count}
@@ -276,7 +275,7 @@ def begin_study(supervisor: Supervisor, command: PendingCommand) -> None:
         raise RefusedError(text) from error
     source, now = str(command.args.get("source") or ""), context.now()
     try:
-        with transaction(connection):
+        with repository.transaction(connection):
             rows.begin_study(connection, study_id, spec, source=source, now=now, actor=command.actor)
             answer(supervisor, command, {"id": study_id, "state": StudyState.RUNNING})
     except (sqlite3.Error, WithdrawnError):
@@ -287,7 +286,7 @@ def begin_study(supervisor: Supervisor, command: PendingCommand) -> None:
 
 def pause_study(supervisor: Supervisor, command: PendingCommand) -> None:
     """Begin no more trials; running ones continue."""
-    with transaction(supervisor.context.connection):
+    with repository.transaction(supervisor.context.connection):
         study = _find_study(supervisor, command)
         if study.state not in (StudyState.RUNNING, StudyState.PAUSED):
             raise RefusedError(f"{study.study_id} is {study.state}")
@@ -298,7 +297,7 @@ def pause_study(supervisor: Supervisor, command: PendingCommand) -> None:
 def resume_study(supervisor: Supervisor, command: PendingCommand) -> None:
     """Resume a paused or stopped study with the trials that were stopped with it; failed launches
     are repeated."""
-    with transaction(supervisor.context.connection) as connection:
+    with repository.transaction(supervisor.context.connection) as connection:
         study = _find_open(supervisor, command)
         study_id = study.study_id
         if study.state.is_over and study.state is not StudyState.STOPPED:
@@ -314,7 +313,7 @@ def resume_study(supervisor: Supervisor, command: PendingCommand) -> None:
 
 def stop_study(supervisor: Supervisor, command: PendingCommand) -> None:
     """Stop all trials and the study."""
-    with transaction(supervisor.context.connection):
+    with repository.transaction(supervisor.context.connection):
         study = _find_study(supervisor, command)
         if study.state.is_over:
             raise RefusedError(f"{study.study_id} is {study.state} already")
@@ -324,7 +323,7 @@ def stop_study(supervisor: Supervisor, command: PendingCommand) -> None:
 
 def extend_study(supervisor: Supervisor, command: PendingCommand) -> None:
     """Add to the budget of a study; one that is over continues."""
-    with transaction(supervisor.context.connection) as connection:
+    with repository.transaction(supervisor.context.connection) as connection:
         study = _find_open(supervisor, command)
         spec = study_spec(study)
         budget = spec.budget
@@ -346,7 +345,7 @@ def extend_study(supervisor: Supervisor, command: PendingCommand) -> None:
 def enqueue_trial(supervisor: Supervisor, command: PendingCommand) -> None:
     """Add a trial by hand, which runs next. Parameters that are not given are those of the best
     trial."""
-    with transaction(supervisor.context.connection) as connection:
+    with repository.transaction(supervisor.context.connection) as connection:
         study = _find_open(supervisor, command)
         study_id, spec, now = study.study_id, study_spec(study), supervisor.context.now()
         if spec.pbt is not None:
@@ -400,7 +399,7 @@ def prune_trial(supervisor: Supervisor, command: PendingCommand) -> None:
 
 def keep_trial(supervisor: Supervisor, command: PendingCommand) -> None:
     """Never cut a trial short, or with ``keep`` false leave it to the pruner again."""
-    with transaction(supervisor.context.connection) as connection:
+    with repository.transaction(supervisor.context.connection) as connection:
         study, trial = _trial_to_change(supervisor, command)
         study_id, number = study.study_id, trial.number
         if study_spec(study).pruner.kind == "none":

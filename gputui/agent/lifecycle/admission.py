@@ -40,7 +40,6 @@ from gputui.runs.gpu_locks import GpuHeldError, HeldLocks
 from gputui.runs.launchers.base import OUTPUT, Placement
 from gputui.runs.logs import FIRST_NODE
 from gputui.runs.redaction import redact_launch, restore, secrets_of
-from gputui.runs.repository import transaction
 from gputui.runs.spec import RunSpec, SpecError, spec_of
 from gputui.runs.submission import SPEC_FILE, read_spec, write_private
 from gputui.store import queue
@@ -135,7 +134,7 @@ class Admission:
             elif outcome.run.waiting_for != outcome.reason:
                 reasons.append((outcome.reason, run_id))
         if reasons:
-            with transaction(connection):
+            with repository.transaction(connection):
                 connection.executemany("UPDATE runs SET waiting_for = ? WHERE run_id = ?", reasons)
         return is_done
 
@@ -210,7 +209,7 @@ class Admission:
         if isinstance(result, SkippedAction):
             give_up(self.context, run, f"{reason}; {result.why}")
             return
-        with transaction(self.context.connection) as connection:
+        with repository.transaction(self.context.connection) as connection:
             repository.set_next_attempt(
                 connection,
                 run.run_id,
@@ -373,7 +372,7 @@ def prepare_attempt(
     except OSError as error:
         raise LaunchError(str(error)) from error
     stored = redact_launch(launch, Redactor(secrets_of(spec)))
-    with transaction(connection):
+    with repository.transaction(connection):
         repository.release_leases(connection, run.run_id, keep=uuids)
         repository.take_leases(connection, run.run_id, uuids, now, shared=shares_gpus)
         if start.replaced:

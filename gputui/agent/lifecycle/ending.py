@@ -32,7 +32,6 @@ from gputui.runs import notices, repository
 from gputui.runs.command import checkpoint_directory
 from gputui.runs.identity import is_of_another_user
 from gputui.runs.notices import Way
-from gputui.runs.repository import transaction
 from gputui.runs.spec import Scalar, spec_of
 from gputui.store.attempts import Attempt, get_attempt, read_attempts
 from gputui.store.events import EventKind, Severity, has_event
@@ -114,7 +113,7 @@ def _stopped(end: _End) -> None:
     if (unsound := end.unsound_since()) is not None:
         record["unsound_since"] = unsound
         cause += f"; {UNSOUND} {units.count(unsound)}"
-    with transaction(connection):
+    with repository.transaction(connection):
         _close(end, "stopped", record)
         end.move(RunState.STOPPED, cause, ended_at)
         end.note("stopped", cause, at=ended_at)
@@ -173,7 +172,7 @@ def _succeeded(end: _End) -> None:
     if remarks:
         record["remarks"] = remarks
         cause += f", but {'; '.join(remarks)}"
-    with transaction(end.context.connection):
+    with repository.transaction(end.context.connection):
         _close(end, "succeeded", record)
         _settle_last_decision(end, "succeeded")
         end.move(RunState.SUCCEEDED, cause, ended_at)
@@ -185,7 +184,7 @@ def _failed(end: _End, machine: MachineContext | None) -> None:
     run_id, ended_at, now = end.run.run_id, end.task.ended_at, context.now()
     plan = _plan(end, machine)
     retries = plan.verdict == "retry"
-    with transaction(connection):
+    with repository.transaction(connection):
         _close(end, "failed", end.task.exit_record or {}, plan)
         _settle_last_decision(end, "met another incident")
         _write_rows(end, plan)
@@ -386,7 +385,7 @@ def give_up(context: AgentContext, run: Run, reason: str) -> None:
     kind, summary = "unknown", "it could not be started"
     if incidents := read_incidents(context.connection, run.run_id):
         kind, summary = incidents[-1].kind, incidents[-1].summary
-    with transaction(context.connection) as connection:
+    with repository.transaction(context.connection) as connection:
         repository.move(connection, run, RunState.FAILED, cause=reason, now=now)
         repository.release_leases(connection, run.run_id)
         add_notices(context, notice, run, kind, summary, reason, False)

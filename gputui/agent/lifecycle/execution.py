@@ -42,7 +42,6 @@ from gputui.runs.executors.base import Executor
 from gputui.runs.executors.process import is_of_former_boot
 from gputui.runs.foreign_json import time_in
 from gputui.runs.logs import rank_logs
-from gputui.runs.repository import transaction
 from gputui.store import placements
 from gputui.store.attempts import Attempt, fellows, get_attempt
 from gputui.store.events import has_event
@@ -98,7 +97,7 @@ def _note_placement(attempt: LiveAttempt, folder: Path, context: AgentContext) -
     if placement == attempt.placement:
         return
     run_id, number = attempt.record.run_id, attempt.record.number
-    with transaction(context.connection) as connection:
+    with repository.transaction(context.connection) as connection:
         before = attempt.placement or placements.read(connection, run_id, number)
         placements.write(connection, run_id, number, placement)
         told = (placement.state, placement.restarts)
@@ -122,7 +121,7 @@ def _note_start(attempt: LiveAttempt, folder: Path, context: AgentContext) -> No
     run_id, number = attempt.record.run_id, attempt.record.number
     at = time_in(started.get("at")) or context.now()
     # One transaction, because nothing is read again once the attempt has a start.
-    with transaction(context.connection) as connection:
+    with repository.transaction(context.connection) as connection:
         repository.set_attempt_started(connection, run_id, number, at)
         if isinstance(chosen := started.get("resumed_from"), str):
             repository.set_resumed_from(connection, run_id, number, chosen)
@@ -154,7 +153,7 @@ def _is_seen_alive(attempt: LiveAttempt, folder: Path, context: AgentContext) ->
         if age < ALIVE_SECONDS or not any(path.stat().st_size for path in paths if path.exists()):
             return False
         cause = "its command wrote its first output"
-    with transaction(context.connection):
+    with repository.transaction(context.connection):
         _note_running(context, record.run_id, record.number, cause)
     return True
 
@@ -163,7 +162,7 @@ def note_report(context: AgentContext, report: IngestReport) -> None:
     """Store the results of reading metrics: runs with a first step are running, and each note
     becomes an event once per run. Raises sqlite3.Error."""
     if report.progress:
-        with transaction(context.connection):
+        with repository.transaction(context.connection):
             for run_id, attempt in sorted(report.progress):
                 _note_running(context, run_id, attempt, "first step read")
     for run_id, note in report.notes:

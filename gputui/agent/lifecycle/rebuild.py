@@ -28,7 +28,6 @@ from gputui.runs.foreign_json import read_foreign_json, time_in
 from gputui.runs.labels import read_labels, store_labels
 from gputui.runs.processes import processes_of
 from gputui.runs.redaction import redact_launch, redact_spec, secrets_of
-from gputui.runs.repository import transaction
 from gputui.runs.spec import RunSpec, Scalar, SpecError
 from gputui.runs.submission import MAX_SPEC_BYTES, SPEC_FILE, read_spec, ticket_inodes
 from gputui.store.attempts import get_attempt
@@ -90,7 +89,7 @@ def catch_up(context: AgentContext, run: Run) -> bool:
         log.warning("%s cannot be compared with its folder: %s", run.run_id, error)
         return False
     cause = f"{_CAUSE}: attempt {attempts[-1].number} is newer than the database"
-    with transaction(connection):
+    with repository.transaction(connection):
         _insert_attempts(context, folder, spec, attempts, cause)
         context.note("runs_rebuilt", cause, run.run_id, severity="warning")
     return True
@@ -153,7 +152,7 @@ def _read_attempts(folder: Path) -> list[_Attempt]:
 def _insert(context: AgentContext, folder: Path, spec: RunSpec, attempts: Sequence[_Attempt]) -> None:
     """Insert the rows of one run, its attempts and its leases."""
     now = context.now()
-    with transaction(context.connection) as connection:
+    with repository.transaction(context.connection) as connection:
         (highest,) = connection.execute("SELECT coalesce(max(sequence), 0) FROM runs").fetchone()
         repository.insert_run(
             connection,

@@ -43,7 +43,6 @@ from gputui.runs.executors.base import Executor, ExecutorGoneError
 from gputui.runs.executors.process import ExecutorProcess, find, start
 from gputui.runs.gpu_locks import GpuLocks
 from gputui.runs.identity import ProcessIdentity, has_open, is_alive
-from gputui.runs.repository import transaction
 from gputui.runs.shim import PASSING
 from gputui.runs.spec import spec_of
 from gputui.store.attempts import Attempt, get_attempt
@@ -330,7 +329,7 @@ class Supervisor:
         ``note`` writes in the same transaction."""
         context, run_id, now = self.context, run.run_id, self.context.now()
         live = self.runs.attempt(run_id)
-        with transaction(context.connection) as connection:
+        with repository.transaction(context.connection) as connection:
             if not run.state.has_attempt:
                 cause = reason or f"stopped by {actor}"
                 target = RunState.STOPPED

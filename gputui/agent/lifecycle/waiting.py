@@ -35,7 +35,6 @@ from gputui.recovery.checkpoints.search import (
 from gputui.recovery.effects import Precondition
 from gputui.runs import repository
 from gputui.runs.command import checkpoint_directory
-from gputui.runs.repository import transaction
 from gputui.runs.spec import spec_of
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run, get_run
@@ -115,7 +114,7 @@ class RecoveryWaits:
                 self.context.note("wait_timed_out", text, run_id, key=key, severity="warning")
             left.pop(0)
             repository.set_preconditions(connection, run_id, left)
-        with transaction(connection):
+        with repository.transaction(connection):
             repository.move(connection, run, RunState.QUEUED, cause="the wait is over", now=now)
         return True
 
@@ -234,7 +233,7 @@ class ReadinessChecks:
         if ready.choice is not None:
             self._choose_again(run, ready, ready.choice, waiting)
             return False
-        with transaction(context.connection) as connection:
+        with repository.transaction(context.connection) as connection:
             write(connection, ready.search, ready.rows)
         waiting.checked = (True, path, now)
         return True
@@ -242,7 +241,7 @@ class ReadinessChecks:
     def _choose_again(self, run: Run, ready: Readiness, choice: CheckpointChoice, waiting: Waiting) -> None:
         changed = f"{Path(run.resume_from or '').name} was removed or overwritten after it was chosen"
         best = choice.usable[0].path if choice.usable else None
-        with transaction(self.context.connection) as connection:
+        with repository.transaction(self.context.connection) as connection:
             write(connection, ready.search, choice.rows)
             if best is not None:
                 repository.set_next_attempt(
