@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from gputui.store.database import insert, update
+
 Way = Literal["command", "webhook"]
 
 
@@ -34,20 +36,17 @@ def put(
     now: float,
 ) -> None:
     """Add a message about an attempt. It must hold no secret. Works inside the caller's transaction."""
-    connection.executemany(
-        "INSERT INTO notices (run_id, attempt, at, way, message, due_at) VALUES (?, ?, ?, ?, ?, ?)",
-        [(run_id, attempt, now, way, json.dumps(dict(message)), now) for way in ways],
-    )
+    for way in ways:
+        text = json.dumps(dict(message))
+        insert(connection, "notices", run_id=run_id, attempt=attempt, at=now, way=way, message=text, due_at=now)
 
 
 def put_of_alert(
     connection: sqlite3.Connection, alert_id: int, ways: Sequence[Way], message: Mapping[str, Any], *, now: float
 ) -> None:
     """Add a message about an alert. It must hold no secret. Works inside the caller's transaction."""
-    connection.executemany(
-        "INSERT INTO notices (alert_id, at, way, message, due_at) VALUES (?, ?, ?, ?, ?)",
-        [(alert_id, now, way, json.dumps(dict(message)), now) for way in ways],
-    )
+    for way in ways:
+        insert(connection, "notices", alert_id=alert_id, at=now, way=way, message=json.dumps(dict(message)), due_at=now)
 
 
 def due(connection: sqlite3.Connection, now: float) -> list[Owed]:
@@ -72,12 +71,12 @@ def note_try(connection: sqlite3.Connection, notice_id: int) -> None:
 
 
 def note_sent(connection: sqlite3.Connection, notice_id: int, now: float) -> None:
-    connection.execute("UPDATE notices SET sent_at = ? WHERE notice_id = ?", (now, notice_id))
+    update(connection, "notices", {"notice_id": notice_id}, sent_at=now)
 
 
 def note_delay(connection: sqlite3.Connection, notice_id: int, due_at: float) -> None:
-    connection.execute("UPDATE notices SET due_at = ? WHERE notice_id = ?", (due_at, notice_id))
+    update(connection, "notices", {"notice_id": notice_id}, due_at=due_at)
 
 
 def note_given_up(connection: sqlite3.Connection, notice_id: int, now: float) -> None:
-    connection.execute("UPDATE notices SET gave_up_at = ? WHERE notice_id = ?", (now, notice_id))
+    update(connection, "notices", {"notice_id": notice_id}, gave_up_at=now)

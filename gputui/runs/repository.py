@@ -23,6 +23,7 @@ from gputui.runs.identity import ProcessIdentity
 from gputui.runs.orphans import RunStatus
 from gputui.runs.spec import RunSpec, Scalar
 from gputui.store import checkpoints
+from gputui.store.database import insert, update
 from gputui.store.run_states import RunState, check_move
 from gputui.store.runs import Run
 
@@ -78,29 +79,24 @@ def insert_run(
     cause: str = "launched",
 ) -> None:
     """A new run, queued."""
-    connection.execute(
-        "INSERT INTO runs (run_id, sequence, name, profile, state, spec, params, created_at, queued_at, priority, "
-        "target, study_id, trial) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (
-            run_id,
-            sequence,
-            name,
-            spec.name,
-            RunState.QUEUED,
-            json.dumps(spec.to_json()),
-            json.dumps(dict(params)),
-            now,
-            now,
-            spec.priority,
-            None if spec.target is None else spec.target["name"],
-            spec.study_id,
-            spec.trial,
-        ),
+    insert(
+        connection,
+        "runs",
+        run_id=run_id,
+        sequence=sequence,
+        name=name,
+        profile=spec.name,
+        state=RunState.QUEUED,
+        spec=json.dumps(spec.to_json()),
+        params=json.dumps(dict(params)),
+        created_at=now,
+        queued_at=now,
+        priority=spec.priority,
+        target=None if spec.target is None else spec.target["name"],
+        study_id=spec.study_id,
+        trial=spec.trial,
     )
-    connection.execute(
-        "INSERT INTO transitions (run_id, at, from_state, to_state, cause, actor) VALUES (?, ?, NULL, ?, ?, ?)",
-        (run_id, now, RunState.QUEUED, cause, actor),
-    )
+    insert(connection, "transitions", run_id=run_id, at=now, to_state=RunState.QUEUED, cause=cause, actor=actor)
 
 
 def move(
@@ -109,25 +105,14 @@ def move(
     """Move a run to another state and record the cause. Raises ForbiddenMoveError."""
     check_move(run.state, target)
     cause = redact_text(cause)
-    connection.execute(
-        "UPDATE runs SET state = ?, reason = ?, waiting_for = NULL, "
-        "ended_at = CASE WHEN ? THEN ? ELSE NULL END, "
-        "queued_at = CASE WHEN ? THEN ? ELSE queued_at END WHERE run_id = ?",
-        (
-            target,
-            cause if target.is_over or target is RunState.RECOVERING else None,
-            target.is_over,
-            now,
-            # A run that continues after an incident keeps its place in the queue.
-            target is RunState.QUEUED and run.state is not RunState.RECOVERING,
-            now,
-            run.run_id,
-        ),
-    )
-    connection.execute(
-        "INSERT INTO transitions (run_id, at, from_state, to_state, cause, actor) VALUES (?, ?, ?, ?, ?, ?)",
-        (run.run_id, now, run.state, target, cause, actor),
-    )
+    changes: dict[str, object] = {"ended_at": now if target.is_over else None}
+    if target is RunState.QUEUED and run.state is not RunState.RECOVERING:
+        # A run that continues after an incident keeps its place in the queue.
+        changes["queued_at"] = now
+    reason = cause if target.is_over or target is RunState.RECOVERING else None
+    update(connection, "runs", {"run_id": run.run_id}, state=target, reason=reason, waiting_for=None, **changes)
+    states = {"from_state": run.state, "to_state": target}
+    insert(connection, "transitions", run_id=run.run_id, at=now, cause=cause, actor=actor, **states)
 
 
 def stop_reason_of_study(connection: sqlite3.Connection, run_id: str) -> str | None:
@@ -149,19 +134,17 @@ def set_next_attempt(
     not_before: float | None,
 ) -> None:
     """Set what the run's next attempt starts with, and when."""
-    connection.execute(
-        "UPDATE runs SET params = ?, resume_from = ?, not_before = ? WHERE run_id = ?",
-        (json.dumps(dict(params)), resume_from, not_before, run_id),
-    )
+    text = json.dumps(dict(params))
+    update(connection, "runs", {"run_id": run_id}, params=text, resume_from=resume_from, not_before=not_before)
 
 
 def set_gpu_count(connection: sqlite3.Connection, run_id: str, count: int | None) -> None:
     """Set the number of GPUs of the run's next attempts; None for that of its specification."""
-    connection.execute("UPDATE runs SET gpu_count = ? WHERE run_id = ?", (count, run_id))
+    update(connection, "runs", {"run_id": run_id}, gpu_count=count)
 
 
 def set_waiting_for(connection: sqlite3.Connection, run_id: str, text: str | None) -> None:
-    connection.execute("UPDATE runs SET waiting_for = ? WHERE run_id = ?", (text, run_id))
+    update(connection, "runs", {"run_id": run_id}, waiting_for=text)
 
 
 def run_statuses(connection: sqlite3.Connection) -> dict[str, RunStatus]:
@@ -174,19 +157,18 @@ def insert_attempt(
     connection: sqlite3.Connection, run: Run, *, number: int, gpus: Sequence[str], launch: Launch, now: float
 ) -> None:
     """Add an attempt in state ``starting``, whose executor is not known yet."""
-    connection.execute(
-        "INSERT INTO attempts (run_id, number, state, params, gpus, launch, created_at, resumed_from, resumed_step) "
-        "VALUES (?, ?, 'starting', ?, ?, ?, ?, ?, ?)",
-        (
-            run.run_id,
-            number,
-            json.dumps(dict(run.params)),
-            json.dumps(list(gpus)),
-            json.dumps(launch.to_json()),
-            now,
-            run.resume_from,
-            _resumed_step(connection, run),
-        ),
+    insert(
+        connection,
+        "attempts",
+        run_id=run.run_id,
+        number=number,
+        state="starting",
+        params=json.dumps(dict(run.params)),
+        gpus=json.dumps(list(gpus)),
+        launch=json.dumps(launch.to_json()),
+        created_at=now,
+        resumed_from=run.resume_from,
+        resumed_step=_resumed_step(connection, run),
     )
     connection.execute(
         "UPDATE runs SET attempt = ?, started_at = coalesce(started_at, ?) WHERE run_id = ?", (number, now, run.run_id)
@@ -202,10 +184,8 @@ def _resumed_step(connection: sqlite3.Connection, run: Run) -> int | None:
 
 
 def set_executor(connection: sqlite3.Connection, run_id: str, number: int, executor: ProcessIdentity) -> None:
-    connection.execute(
-        "UPDATE attempts SET shim_pid = ?, shim_start_ticks = ?, boot_id = ? WHERE run_id = ? AND number = ?",
-        (executor.pid, executor.start_ticks, executor.boot_id, run_id, number),
-    )
+    values = {"shim_pid": executor.pid, "shim_start_ticks": executor.start_ticks, "boot_id": executor.boot_id}
+    update(connection, "attempts", {"run_id": run_id, "number": number}, **values)
 
 
 def set_attempt_started(connection: sqlite3.Connection, run_id: str, number: int, at: float) -> None:
@@ -217,17 +197,13 @@ def set_attempt_started(connection: sqlite3.Connection, run_id: str, number: int
 
 def set_resumed_from(connection: sqlite3.Connection, run_id: str, number: int, path: str) -> None:
     """Store the checkpoint of an attempt whose target chose it at the start."""
-    connection.execute(
-        "UPDATE attempts SET resumed_from = ?, resumed_step = ? WHERE run_id = ? AND number = ?",
-        (path, step_in_name(PurePath(path)), run_id, number),
-    )
+    step = step_in_name(PurePath(path))
+    update(connection, "attempts", {"run_id": run_id, "number": number}, resumed_from=path, resumed_step=step)
 
 
 def request_stop(connection: sqlite3.Connection, run_id: str, number: int, intent: str) -> None:
     """Store the intent before any signal is sent: an exit status does not distinguish a stop from a crash."""
-    connection.execute(
-        "UPDATE attempts SET stop_requested = ? WHERE run_id = ? AND number = ?", (intent, run_id, number)
-    )
+    update(connection, "attempts", {"run_id": run_id, "number": number}, stop_requested=intent)
 
 
 def end_attempt(
@@ -240,18 +216,15 @@ def end_attempt(
     exit_record: Mapping[str, Any] | None,
 ) -> None:
     record = dict(exit_record or {})
-    connection.execute(
-        "UPDATE attempts SET state = ?, ended_at = ?, exit_code = ?, exit_signal = ?, exit = ? "
-        "WHERE run_id = ? AND number = ?",
-        (
-            state,
-            ended_at,
-            _whole(record.get("code")),
-            _whole(record.get("signal")),
-            json.dumps(BY_LOOK.value(record)) if record else None,
-            run_id,
-            number,
-        ),
+    update(
+        connection,
+        "attempts",
+        {"run_id": run_id, "number": number},
+        state=state,
+        ended_at=ended_at,
+        exit_code=_whole(record.get("code")),
+        exit_signal=_whole(record.get("signal")),
+        exit=json.dumps(BY_LOOK.value(record)) if record else None,
     )
 
 
@@ -308,10 +281,7 @@ def take_leases(
         ).fetchone()
         if held is None or bool(held[0]) != shared:
             end_lease(connection, run_id, uuid)
-            connection.execute(
-                "INSERT INTO leases (gpu_uuid, run_id, since, is_shared) VALUES (?, ?, ?, ?)",
-                (uuid, run_id, now, shared),
-            )
+            insert(connection, "leases", gpu_uuid=uuid, run_id=run_id, since=now, is_shared=shared)
 
 
 def release_leases(connection: sqlite3.Connection, run_id: str, keep: Sequence[str] = ()) -> None:
@@ -349,10 +319,8 @@ def put_next_attempt(
     """Replace the row. Works inside the caller's transaction."""
     drop_next_attempt(connection, run_id)
     if env or preconditions:
-        connection.execute(
-            "INSERT INTO next_attempts (run_id, env, preconditions, since) VALUES (?, ?, ?, ?)",
-            (run_id, json.dumps(dict(env)), json.dumps([dict(one) for one in preconditions]), now),
-        )
+        wanted = json.dumps([dict(one) for one in preconditions])
+        insert(connection, "next_attempts", run_id=run_id, env=json.dumps(dict(env)), preconditions=wanted, since=now)
 
 
 def get_next_attempt(connection: sqlite3.Connection, run_id: str) -> NextAttempt:
@@ -366,7 +334,7 @@ def get_next_attempt(connection: sqlite3.Connection, run_id: str) -> NextAttempt
 def set_preconditions(connection: sqlite3.Connection, run_id: str, preconditions: Sequence[Mapping[str, Any]]) -> None:
     """Store the preconditions that are not met yet."""
     text = json.dumps([dict(one) for one in preconditions])
-    connection.execute("UPDATE next_attempts SET preconditions = ? WHERE run_id = ?", (text, run_id))
+    update(connection, "next_attempts", {"run_id": run_id}, preconditions=text)
 
 
 def drop_next_attempt(connection: sqlite3.Connection, run_id: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from gputui.store.database import insert
 from gputui.store.events import Severity
 
 ANY_SUBJECT = "*"
@@ -102,18 +103,14 @@ def silences(connection: sqlite3.Connection, now: float) -> dict[tuple[str, str,
 
 def raise_alert(connection: sqlite3.Connection, values: Mapping[str, Any]) -> int:
     """Insert an alert from ``values`` (columns of the table), silenced if its rule is; return its id."""
-    names = list(values)
-    cursor = connection.execute(
-        f"INSERT INTO alerts ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})",  # noqa: S608 - our own names
-        [values[name] for name in names],
-    )
+    alert_id = insert(connection, "alerts", **values)
     connection.execute(
         "UPDATE alerts SET (silenced_until, silenced_by) = (SELECT until, actor FROM alert_silences AS s "
         "WHERE s.rule = alerts.rule AND s.subject_kind = alerts.subject_kind AND s.until > alerts.raised_at "
         "AND s.subject_id IN (alerts.subject_id, '*') ORDER BY s.subject_id = '*' LIMIT 1) WHERE alert_id = ?",
-        (cursor.lastrowid,),
+        (alert_id,),
     )
-    return int(cursor.lastrowid or 0)
+    return alert_id
 
 
 def clear_alert(connection: sqlite3.Connection, alert_id: int, *, now: float, why: str) -> None:
@@ -134,10 +131,8 @@ def silence(
 ) -> int:
     """Silence a rule for a subject, or for ANY_SUBJECT, until a time; a time in the past ends a
     silence. Return the number of active alerts that it concerns."""
-    connection.execute(
-        "INSERT OR REPLACE INTO alert_silences (rule, subject_kind, subject_id, until, actor) VALUES (?, ?, ?, ?, ?)",
-        (rule, subject_kind, subject_id, until, actor),
-    )
+    subject = {"subject_kind": subject_kind, "subject_id": subject_id}
+    insert(connection, "alert_silences", "REPLACE", rule=rule, until=until, actor=actor, **subject)
     cursor = connection.execute(
         "UPDATE alerts SET silenced_until = ?, silenced_by = ? WHERE cleared_at IS NULL AND rule = ? "
         "AND subject_kind = ? AND (? = '*' OR subject_id = ?)",
@@ -163,4 +158,4 @@ def engine_state(connection: sqlite3.Connection) -> str | None:
 
 
 def put_engine_state(connection: sqlite3.Connection, state: str, now: float) -> None:
-    connection.execute("INSERT OR REPLACE INTO alert_engine (id, at, state) VALUES (1, ?, ?)", (now, state))
+    insert(connection, "alert_engine", "REPLACE", id=1, at=now, state=state)

@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct
 
@@ -208,6 +208,27 @@ def named_rows(connection: sqlite3.Connection, query: str, *values: object, **na
     cursor = connection.execute(query, named or values)
     names = [column[0] for column in cursor.description]
     return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+
+
+def insert(
+    connection: sqlite3.Connection,
+    table: str,
+    clash: Literal["ABORT", "IGNORE", "REPLACE"] = "ABORT",
+    /,
+    **values: object,
+) -> int:
+    """Insert a row of ``values`` by column; ``clash`` is what happens to a row with its key. Returns the row's id.
+    Raises sqlite3.Error."""
+    marks = ", ".join(f":{name}" for name in values)
+    statement = f"INSERT OR {clash} INTO {table} ({', '.join(values)}) VALUES ({marks})"  # noqa: S608 - names only
+    return int(connection.execute(statement, values).lastrowid or 0)
+
+
+def update(connection: sqlite3.Connection, table: str, key: Mapping[str, object], /, **values: object) -> None:
+    """Set ``values`` in the row with this ``key``, both by column. Raises sqlite3.Error."""
+    changes = ", ".join(f"{name} = ?" for name in values)
+    where = " AND ".join(f"{name} = ?" for name in key)
+    connection.execute(f"UPDATE {table} SET {changes} WHERE {where}", (*values.values(), *key.values()))  # noqa: S608
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import Literal, get_args
 from msgspec import Struct
 
 from gputui.core.redaction import redact_text
+from gputui.store.database import insert
 from gputui.store.run_history import newest_rows
 
 # The meaning of ``key`` is in brackets; without brackets it is NULL.
@@ -128,10 +129,17 @@ def add_event(
     attempt: int | None = None,
 ) -> None:
     """Insert an event at ``now`` (UTC unix seconds). The message is redacted."""
-    connection.execute(
-        "INSERT INTO events (at, severity, subject, run_id, attempt, kind, key, message) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        (now, severity, subject, run_id, attempt, kind, None if key is None else _storable(key), _storable(message)),
+    insert(
+        connection,
+        "events",
+        at=now,
+        severity=severity,
+        subject=subject,
+        run_id=run_id,
+        attempt=attempt,
+        kind=kind,
+        key=None if key is None else _storable(key),
+        message=_storable(message),
     )
 
 

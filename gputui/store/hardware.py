@@ -18,7 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.store import json_columns, rollups, samples, series
-from gputui.store.database import named_rows
+from gputui.store.database import insert, named_rows
 from gputui.store.rollups import GpuHistory, HostHistory
 from gputui.store.samples import sample_means
 from gputui.store.series import GpuProcess, GpuSample, GpuState, HostSample
@@ -412,10 +412,9 @@ def quarantine(
     connection: sqlite3.Connection, uuids: Sequence[str], *, run_id: str, attempt: int, reason: str, now: float
 ) -> None:
     """Quarantine GPUs; one that is in quarantine already keeps its reason. Works inside the caller's transaction."""
-    connection.executemany(
-        "INSERT OR IGNORE INTO gpu_quarantine (gpu_uuid, since, run_id, attempt, reason) VALUES (?, ?, ?, ?, ?)",
-        [(uuid, now, run_id, attempt, reason) for uuid in uuids],
-    )
+    where = {"run_id": run_id, "attempt": attempt}
+    for uuid in uuids:
+        insert(connection, "gpu_quarantine", "IGNORE", gpu_uuid=uuid, since=now, reason=reason, **where)
 
 
 def clear(connection: sqlite3.Connection, uuid: str) -> bool:

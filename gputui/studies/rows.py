@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gputui.store.attempts import alone_seconds, fellows, read_attempts
+from gputui.store.database import insert
 from gputui.store.events import Severity, add_event
 from gputui.store.studies import StudyRecord, StudyState, TrialState, Wish
 from gputui.studies.spec import StudySpec
@@ -53,10 +54,8 @@ def _move(
     actor: str,
     now: float,
 ) -> None:
-    connection.execute(
-        "INSERT INTO study_moves (study_id, at, from_state, to_state, cause, actor) VALUES (?, ?, ?, ?, ?, ?)",
-        (study_id, now, origin, target, cause, actor),
-    )
+    states = {"from_state": origin, "to_state": target}
+    insert(connection, "study_moves", study_id=study_id, at=now, cause=cause, actor=actor, **states)
     severities: dict[StudyState, Severity] = {StudyState.FAILED: "error", StudyState.PAUSED: "warning"}
     text = f"study {target}: {cause}"
     add_event(
@@ -78,21 +77,19 @@ def insert_trial(
     parent: int | None = None,
 ) -> None:
     """Insert a trial. Raises sqlite3.IntegrityError if its number is taken."""
-    connection.execute(
-        "INSERT INTO trials (study_id, number, state, origin, params, sampler, starts, command_id, parent, created_at) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (
-            study_id,
-            number,
-            state,
-            origin,
-            json.dumps(dict(params)),
-            json.dumps(dict(sampler or {})),
-            int(command_id is not None),
-            command_id,
-            parent,
-            now,
-        ),
+    insert(
+        connection,
+        "trials",
+        study_id=study_id,
+        number=number,
+        state=state,
+        origin=origin,
+        params=json.dumps(dict(params)),
+        sampler=json.dumps(dict(sampler or {})),
+        starts=int(command_id is not None),
+        command_id=command_id,
+        parent=parent,
+        created_at=now,
     )
 
 

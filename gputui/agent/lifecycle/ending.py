@@ -4,7 +4,6 @@ of the decision."""
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +33,7 @@ from gputui.runs.identity import is_of_another_user
 from gputui.runs.notices import Way
 from gputui.runs.spec import Scalar, spec_of
 from gputui.store.attempts import Attempt, get_attempt, read_attempts
+from gputui.store.database import insert
 from gputui.store.events import EventKind, Severity, has_event
 from gputui.store.hardware import quarantine
 from gputui.store.metrics.step_times import StepTimes
@@ -274,13 +274,6 @@ def machine_context(
     )
 
 
-def insert_row(connection: sqlite3.Connection, table: str, **values: object) -> int:
-    """Insert a row; return its id."""
-    marks = ", ".join(f":{name}" for name in values)
-    statement = f"INSERT INTO {table} ({', '.join(values)}) VALUES ({marks})"  # noqa: S608
-    return int(connection.execute(statement, values).lastrowid or 0)
-
-
 def _close(end: _End, state: str, record: Mapping[str, Any], plan: RecoveryPlan | None = None) -> None:
     """Write the end of the attempt and of its checkpoints, in the caller's transaction."""
     connection, attempt, task, findings = end.context.connection, end.attempt, end.task, end.findings
@@ -309,7 +302,7 @@ def _close(end: _End, state: str, record: Mapping[str, Any], plan: RecoveryPlan 
 def _write_rows(end: _End, plan: RecoveryPlan) -> None:
     connection, incident = end.context.connection, end.findings.incident
     own: dict[str, object] = {"run_id": end.run.run_id, "attempt": end.attempt.number}
-    incident_id = insert_row(
+    incident_id = insert(
         connection,
         "incidents",
         **own,
@@ -322,7 +315,7 @@ def _write_rows(end: _End, plan: RecoveryPlan) -> None:
         evidence=json.dumps(incident.evidence_lines),
         witnesses=json.dumps(incident.witnesses),
     )
-    insert_row(
+    insert(
         connection,
         "decisions",
         **own,

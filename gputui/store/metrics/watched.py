@@ -8,7 +8,9 @@ from collections.abc import Mapping
 
 import orjson
 from msgspec import Struct
+from msgspec.structs import asdict
 
+from gputui.store.database import insert
 from gputui.store.metrics.queries import START, Cursor, FilePosition, as_float, end_positions, rows_between
 
 WATCHED = frozenset({
@@ -88,11 +90,7 @@ def observations(connection: sqlite3.Connection, run_id: str, attempt: int) -> l
 
 def put_observation(connection: sqlite3.Connection, run_id: str, attempt: int, row: ObservationRow) -> None:
     """Insert an observation; of each kind, the first one of an attempt stays."""
-    connection.execute(
-        "INSERT OR IGNORE INTO observations (run_id, attempt, at, kind, rank, step, text, ends) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        (run_id, attempt, row.at, row.kind, row.rank, row.step, row.text, row.ends),
-    )
+    insert(connection, "observations", "IGNORE", run_id=run_id, attempt=attempt, **asdict(row))
 
 
 def ended_for_hang(connection: sqlite3.Connection, run_id: str, attempt: int) -> bool:
