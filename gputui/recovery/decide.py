@@ -1,4 +1,4 @@
-"""The decision after an incident. Pure: the same incident, history and policy give the same plan."""
+"""The decision after an incident. Pure: the same input gives the same plan."""
 
 from __future__ import annotations
 
@@ -179,11 +179,11 @@ class ResumePoint(Struct, frozen=True):
         )
 
     def path(self, back: int) -> str | None:
-        """The checkpoint ``back`` places before the best; None, for a start from scratch, without one."""
+        """The checkpoint ``back`` places before the best; None for a start from scratch."""
         return str(self.usable[back].path) if back < len(self.usable) else None
 
     def rollback(self, count: int) -> tuple[Result, int]:
-        """Go back ``count`` checkpoints before the best, at most to the oldest; also return the number."""
+        """Go back ``count`` checkpoints before the best, if there are so many; and how many."""
         best = self.usable[0].seen if self.usable else 0
         older = [index for index, info in enumerate(self.usable) if info.seen < best]
         if not self.configured or self.chosen_there or not older:
@@ -412,7 +412,7 @@ def _skips(results: Iterable[Result]) -> list[str]:
 
 
 def _try_rung(rung: Rung, context: ActionContext, points: ResumePoint) -> tuple[tuple[Result, ...], int, float]:
-    """Results of a rung's actions, the number of checkpoints to go back, and the seconds to wait."""
+    """Results of a rung's actions, how many checkpoints to go back, and the seconds to wait."""
     results: list[Result] = []
     back, seconds = 0, 0.0
     for action in rung:

@@ -42,7 +42,7 @@ class KilledRank(Struct, frozen=True):
 
 
 class ExitRecord(Struct, frozen=True):
-    """The executor's ``exit.json``. One of ``code`` and ``signal`` is set unless nothing was started.
+    """The executor's ``exit.json``: ``code`` or ``signal`` unless nothing was started.
 
     ``target`` is the name of the run's target, None for this machine; if the target ended the
     attempt, ``ended_by`` is the kind and ``ended_reason`` its message. ``stop_signal`` is the first
@@ -117,7 +117,7 @@ class ExitRecord(Struct, frozen=True):
 
 
 class ErrorFile(Struct, frozen=True):
-    """An error file of torchelastic. ``rank`` is None for torchrun's copy of the first failure's file."""
+    """An error file of torchelastic. ``rank`` is None for torchrun's copy of the first one."""
 
     rank: int | None
     message: str

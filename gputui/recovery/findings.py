@@ -206,7 +206,7 @@ def _supervision(evidence: Evidence, got_signal: int | None) -> Iterator[Finding
 def _rank_processes(
     evidence: Evidence, report: LauncherReport, own_ranks: Collection[int], *, is_last: bool
 ) -> Iterator[_Process]:
-    """The ranks of a report's table and output, and ``own_ranks`` with their logs and error files."""
+    """The ranks in a report's table and output, and ``own_ranks`` with their files."""
     failures = {failure.rank: failure for failure in reversed(report.failures)}
     unranked_output, output_by_rank = by_rank(report.rest)
     errors: dict[int | None, ErrorFile] = {}

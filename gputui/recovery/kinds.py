@@ -10,7 +10,7 @@ SHARED_OOM = "shared_gpu_oom"
 
 
 class Tier(IntEnum):
-    """The distance of a finding from the cause. A nearer one wins, whatever the order in the log."""
+    """The distance of a finding from the cause. A nearer one wins, whatever the log's order."""
 
     CAUSE = 0
     SYMPTOM = 1  # a process timed out waiting; the one it waited for often looks healthy in the log

@@ -364,7 +364,7 @@ def is_wrapper_line(line: str) -> bool:
 
 
 def wrapped_code(text: str) -> int | None:
-    """The exit code of the innermost process that a wrapper reports; negative for a signal, or None."""
+    """The exit code of the innermost process that a wrapper reports; negative for a signal."""
     for line in lines_of(text):
         if (match := _MAKE.match(line)) is not None:
             if match["code"] is not None:

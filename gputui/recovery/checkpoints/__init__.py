@@ -1,1 +1,1 @@
-"""Checkpoints of runs: what lies in their folders, whose it is, and which one the next attempt may resume from."""
+"""Checkpoints: what lies in a run's folder, whose it is, and what may be resumed from."""

@@ -114,7 +114,7 @@ def identified(file: FoundCheckpoint, known: Mapping[str, tuple[str, str]]) -> F
 
 
 def content_of(path: Path) -> str:
-    """The identity of a checkpoint: size and hash, of a folder one line per file. Raises OSError."""
+    """The identity of a checkpoint: size and hash, of a folder a line a file. Raises OSError."""
     if not path.is_dir():
         return _content_of_file(path)
     files = _saved(files_of(path))
@@ -128,7 +128,7 @@ def has_lost_files(content: str, before: str) -> bool:
 
 
 def kept_files(content: str, before: str) -> set[str]:
-    """The lines of a folder's files that stayed when others were written again; empty if all were."""
+    """The lines of a folder's files that stayed when others were rewritten; empty if all were."""
     now, then = set(content.splitlines()), set(before.splitlines())
     return now & then if now - then else set()
 

@@ -46,6 +46,7 @@ LINE_CLOCK_SECONDS = 1.0
 MOST_SHOWN = 5
 
 Rows = tuple[CheckpointRow, ...]
+AnyRows = Sequence[CheckpointRow]
 
 
 class AttemptSpan(Struct, frozen=True):
@@ -60,6 +61,9 @@ class AttemptSpan(Struct, frozen=True):
     last_step: int | None
     has_worked: bool
     gpu_count: int = 0
+
+
+Spans = Sequence[AttemptSpan]
 
 
 def attempt_spans(attempts: Sequence[Attempt], *, has_metrics: bool, now: float) -> tuple[AttemptSpan, ...]:
@@ -124,9 +128,7 @@ class UnsoundLoss(Struct, frozen=True):
         return f"may have been written after the trouble began: {last}"
 
 
-def attempt_begins(
-    rows: Sequence[CheckpointRow], attempts: Sequence[AttemptSpan], number: int, resume_from: str | None
-) -> Rows:
+def attempt_begins(rows: AnyRows, attempts: Spans, number: int, resume_from: str | None) -> Rows:
     """The ledger when attempt ``number`` begins from ``resume_from``: checkpoints seen after that
     one leave the course, once the attempt has made a step. ``attempts`` are those before it."""
     worked = CheckpointCourse.of(rows, attempts).worked
@@ -145,11 +147,7 @@ def attempt_begins(
 
 
 def attempt_ended(
-    rows: Sequence[CheckpointRow],
-    attempts: Sequence[AttemptSpan],
-    number: int,
-    kind: str | None = None,
-    trouble: UnsoundLoss | None = None,
+    rows: AnyRows, attempts: Spans, number: int, kind: str | None = None, trouble: UnsoundLoss | None = None
 ) -> Rows:
     """The ledger when attempt ``number`` has ended, with or without an incident of ``kind``; with
     ``trouble`` if its loss was bad in the end, whatever it ended by.
@@ -190,7 +188,7 @@ def attempt_ended(
     return tuple(map(doubted, rows))
 
 
-def rolled_back(rows: Sequence[CheckpointRow], path: str, why: str) -> Rows:
+def rolled_back(rows: AnyRows, path: str, why: str) -> Rows:
     """The ledger with everything left that was seen after the checkpoint at ``path``."""
     base = _at(rows, path)
     if base is None:
@@ -203,9 +201,7 @@ def rolled_back(rows: Sequence[CheckpointRow], path: str, why: str) -> Rows:
     )
 
 
-def chosen_by_person(
-    rows: Sequence[CheckpointRow], attempts: Sequence[AttemptSpan], file: FoundCheckpoint, step: int | None, now: float
-) -> Rows:
+def chosen_by_person(rows: AnyRows, attempts: Spans, file: FoundCheckpoint, step: int | None, now: float) -> Rows:
     """The ledger when a person chose a checkpoint, at ``step`` if the ledger has no other: later
     ones are left; all others if it is not of this course. ``now`` is UTC unix seconds."""
     same = sorted((row for row in rows if row.content == file.content), key=lambda row: row.path != file.path)
@@ -239,7 +235,7 @@ def chosen_by_person(
     )
 
 
-def _at(rows: Sequence[CheckpointRow], path: str) -> CheckpointRow | None:
+def _at(rows: AnyRows, path: str) -> CheckpointRow | None:
     """The newest entry at a path, one that is still there first."""
     found = (row for row in rows if row.path == path)
     return max(found, key=lambda row: (row.gone_at is None, row.seen), default=None)
@@ -262,7 +258,7 @@ class CheckpointCourse(Struct, frozen=True):
     parts: Mapping[tuple[int, str], CheckpointRow]
 
     @classmethod
-    def of(cls, rows: Sequence[CheckpointRow], attempts: Sequence[AttemptSpan]) -> CheckpointCourse:
+    def of(cls, rows: AnyRows, attempts: Spans) -> CheckpointCourse:
         begun = (span.number for span in reversed(attempts) if span.resumed_from is None)
         worked = {row.attempt for row in rows if row.is_written}
         worked |= {span.number for span in attempts if span.has_worked}
@@ -290,19 +286,19 @@ class CheckpointCourse(Struct, frozen=True):
         return None
 
 
-def newest_first(rows: Sequence[CheckpointRow]) -> list[CheckpointRow]:
+def newest_first(rows: AnyRows) -> list[CheckpointRow]:
     """The rows of what is there, of copies the one that tells its step first."""
     there = (row for row in rows if row.gone_at is None)
     return sorted(there, key=lambda row: (-row.seen, explicit_step(row.name) is None, row.path))
 
 
-def candidates_by_age(rows: Sequence[CheckpointRow], attempts: Sequence[AttemptSpan]) -> list[CheckpointRow]:
+def candidates_by_age(rows: AnyRows, attempts: Spans) -> list[CheckpointRow]:
     """The files that may be resumed from, the one seen last first."""
     course = CheckpointCourse.of(rows, attempts)
     return [row for row in newest_first(rows) if course.exclusion_reason(row) is None]
 
 
-def candidates(rows: Sequence[CheckpointRow], attempts: Sequence[AttemptSpan]) -> list[CheckpointRow]:
+def candidates(rows: AnyRows, attempts: Spans) -> list[CheckpointRow]:
     """The checkpoints that may be resumed from, best first: the newest ones, then doubtful ones,
     which still lose less than a start from scratch. Of the files that the ranks wrote in one save,
     the last one."""
@@ -313,8 +309,8 @@ def candidates(rows: Sequence[CheckpointRow], attempts: Sequence[AttemptSpan]) -
     return sorted(one_per_save.values(), key=lambda row: row.failed_starts)
 
 
-def refused(rows: Sequence[CheckpointRow], attempts: Sequence[AttemptSpan]) -> list[tuple[CheckpointRow, str]]:
-    """The checkpoints that are passed over and why, newest first, with doubtful and damaged ones."""
+def refused(rows: AnyRows, attempts: Spans) -> list[tuple[CheckpointRow, str]]:
+    """The checkpoints that are passed over and why, newest first, with doubtful and cut ones."""
     course = CheckpointCourse.of(rows, attempts)
     found = []
     for row in newest_first(rows):
@@ -324,7 +320,7 @@ def refused(rows: Sequence[CheckpointRow], attempts: Sequence[AttemptSpan]) -> l
     return found
 
 
-def newest_uncertain(rows: Sequence[CheckpointRow], attempts: Sequence[AttemptSpan]) -> CheckpointRow | None:
+def newest_uncertain(rows: AnyRows, attempts: Spans) -> CheckpointRow | None:
     """The newest contested or cut checkpoint that would otherwise be a candidate, or None."""
     course = CheckpointCourse.of(rows, attempts)
     own = (row for row in newest_first(rows) if course.departure_reason(row) is None)
@@ -332,7 +328,7 @@ def newest_uncertain(rows: Sequence[CheckpointRow], attempts: Sequence[AttemptSp
     return next((row for row in open_rows if row.verdict == "cut" or row.origin == "contested"), None)
 
 
-def lost_choice(rows: Sequence[CheckpointRow], attempts: Sequence[AttemptSpan]) -> tuple[CheckpointRow, str] | None:
+def lost_choice(rows: AnyRows, attempts: Spans) -> tuple[CheckpointRow, str] | None:
     """The checkpoint that a person chose for this course if it is gone or could not be loaded, and
     why it is lost. A start from scratch instead would overwrite earlier ones without consent."""
     course = CheckpointCourse.of(rows, attempts)
@@ -350,7 +346,7 @@ def lost_choice(rows: Sequence[CheckpointRow], attempts: Sequence[AttemptSpan]) 
 # --- for people -------------------------------------------------------------------------------
 
 
-def checkpoints_sentence(rows: Sequence[CheckpointRow], attempts: Sequence[AttemptSpan]) -> str:
+def checkpoints_sentence(rows: AnyRows, attempts: Spans) -> str:
     """Text on what could be resumed from, and what is passed over. ``rows`` are not empty."""
     usable = candidates(rows, attempts)
     text = "Checkpoints: none of this training can be resumed from."
@@ -365,7 +361,7 @@ def checkpoints_sentence(rows: Sequence[CheckpointRow], attempts: Sequence[Attem
     return clean(f"{text} Passed over: {'; '.join(others)}." if others else text)
 
 
-def checkpoints_shape(rows: Sequence[CheckpointRow], attempts: Sequence[AttemptSpan]) -> list[dict[str, Any]]:
+def checkpoints_shape(rows: AnyRows, attempts: Spans) -> list[dict[str, Any]]:
     """One item per checkpoint for ``gputui show --json``, newest first; ``refused`` is why it would
     not be resumed from, or null."""
     reasons = {row.path: why for row, why in refused(rows, attempts)}

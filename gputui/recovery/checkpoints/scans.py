@@ -15,9 +15,10 @@ from msgspec.structs import replace
 from gputui.recovery.checkpoints.files import FoundCheckpoint, has_lost_files
 from gputui.recovery.checkpoints.ledger import (
     LINE_CLOCK_SECONDS,
-    AttemptSpan,
+    AnyRows,
     CheckpointCourse,
     Rows,
+    Spans,
     UnsoundLoss,
     new_row,
     newest_first,
@@ -43,7 +44,7 @@ class FolderScan(Struct, frozen=True, kw_only=True):
 
     now: float
     since: float
-    attempts: Sequence[AttemptSpan]
+    attempts: Spans
     writer: int | None
     step_of: Callable[[CheckpointRow], int | None]
     may_be_at: Callable[[int, int, float, float], bool]
@@ -89,7 +90,7 @@ class FolderScan(Struct, frozen=True, kw_only=True):
         return self.may_be_at(self.writer or 0, known.step, self.since, self.now)
 
 
-def after_scan(rows: Sequence[CheckpointRow], found: Sequence[FoundCheckpoint], scan: FolderScan) -> Rows:
+def after_scan(rows: AnyRows, found: Sequence[FoundCheckpoint], scan: FolderScan) -> Rows:
     """The ledger after a scan that found these files. If nothing known is left in a folder, it may
     be a mount that went away, and its entries stay."""
 
@@ -148,7 +149,7 @@ def after_scan(rows: Sequence[CheckpointRow], found: Sequence[FoundCheckpoint], 
     return (*there.values(), *_not_found(rows, there, scan))
 
 
-def _in_order(entries: Sequence[CheckpointRow], is_dated: bool) -> list[CheckpointRow]:
+def _in_order(entries: AnyRows, is_dated: bool) -> list[CheckpointRow]:
     """What appeared in one scan in the order of the steps: of the names, if all tell one and no
     time that can be true contradicts; else of the metrics."""
     named = {row.path: explicit_step(row.name) for row in entries}
@@ -159,9 +160,7 @@ def _in_order(entries: Sequence[CheckpointRow], is_dated: bool) -> list[Checkpoi
     return sorted(by_name, key=lambda entry: -1 if entry.step is None else entry.step)
 
 
-def _not_found(
-    rows: Sequence[CheckpointRow], there: Mapping[str, CheckpointRow], scan: FolderScan
-) -> list[CheckpointRow]:
+def _not_found(rows: AnyRows, there: Mapping[str, CheckpointRow], scan: FolderScan) -> list[CheckpointRow]:
     """The entries of what was not found, those that are gone among them."""
 
     def folder_of(path: str) -> PurePath:
@@ -182,9 +181,7 @@ def _not_found(
 class CheckpointSteps:
     """The steps of a run's checkpoints. Every method raises sqlite3.Error."""
 
-    def __init__(
-        self, connection: sqlite3.Connection, run_id: str, attempts: Sequence[AttemptSpan], folder: PurePath
-    ) -> None:
+    def __init__(self, connection: sqlite3.Connection, run_id: str, attempts: Spans, folder: PurePath) -> None:
         self._times = StepTimes(connection, run_id)
         self._attempts = {span.number: span for span in attempts}
         self._folder = folder

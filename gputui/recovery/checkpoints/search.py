@@ -27,7 +27,7 @@ from gputui.recovery.checkpoints.files import (
     measured,
 )
 from gputui.recovery.checkpoints.formats import CheckpointInfo, validate
-from gputui.recovery.checkpoints.ledger import AttemptSpan, Rows, UnsoundLoss
+from gputui.recovery.checkpoints.ledger import AnyRows, AttemptSpan, Rows, Spans, UnsoundLoss
 from gputui.recovery.checkpoints.scans import CheckpointSteps, FolderScan, after_scan
 from gputui.runs.checkpoint_names import explicit_step, step_in_name
 from gputui.store.checkpoints import CheckpointRow, Neighbour, Verdict
@@ -117,7 +117,7 @@ class CheckpointChoice(Struct, frozen=True):
 
 
 class UnmatchedPattern(Struct, frozen=True):
-    """No file matches the pattern. ``lookalike`` is a similar file, ``pattern`` a glob for it, or None."""
+    """No file matches the pattern; ``lookalike`` is a similar one, ``pattern`` a glob for it."""
 
     lookalike: Path | None = None
     pattern: str | None = None
@@ -184,7 +184,7 @@ def is_unchanged(row: CheckpointRow) -> bool:
         return False
 
 
-def _last_save_judged(rows: Rows, ended: AttemptSpan, attempts: Sequence[AttemptSpan], steps: CheckpointSteps) -> Rows:
+def _last_save_judged(rows: Rows, ended: AttemptSpan, attempts: Spans, steps: CheckpointSteps) -> Rows:
     """The ledger with the last save of an attempt that has ended judged: its end may have cut it
     short. Whatever was saved before was left behind by a training that went on."""
     own = [row for row in ledger.newest_first(rows) if row.is_written and row.attempt == ended.number]
@@ -224,7 +224,7 @@ def _kept_file(row: CheckpointRow, rows: Rows) -> str | None:
     return min(kept).rsplit(" ", 2)[0] if kept else None
 
 
-def _lacking_file(row: CheckpointRow, rows: Rows, ended: AttemptSpan, attempts: Sequence[AttemptSpan]) -> str | None:
+def _lacking_file(row: CheckpointRow, rows: Rows, ended: AttemptSpan, attempts: Spans) -> str | None:
     """A file, or one of a rank, that the saves before had and this one lacks, to complete "the
     checkpoint …"; None if there is none. Saves of as many GPUs are compared, whose names differ
     only in numbers."""
@@ -292,8 +292,8 @@ def _entries_below(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def choose(
-    rows: Sequence[CheckpointRow],
-    attempts: Sequence[AttemptSpan],
+    rows: AnyRows,
+    attempts: Spans,
     wanted: int,
     check: Validate = validate,
     folder: Path | None = None,
@@ -367,9 +367,7 @@ def choose(
     return replace(choice, unreadable=unreadable, doubted=doubt, is_lost=is_lost)
 
 
-def _checked_save(
-    row: CheckpointRow, rows: Sequence[CheckpointRow], check: Validate, is_same: IsSame
-) -> CheckpointInfo:
+def _checked_save(row: CheckpointRow, rows: AnyRows, check: Validate, is_same: IsSame) -> CheckpointInfo:
     """The result of a check, with the other ranks' files of the save. Changed files are others."""
 
     def checked(one: CheckpointRow) -> CheckpointInfo:
@@ -395,7 +393,7 @@ def _checked_save(
     return info
 
 
-def _without_content(folder: Path, missing: Sequence[CheckpointRow]) -> str | None:
+def _without_content(folder: Path, missing: AnyRows) -> str | None:
     """A message if the folder of the missing checkpoints is empty, gone or another one, or None."""
     try:
         if all(name.startswith(".gputui") for name in os.listdir(folder)):
@@ -409,9 +407,9 @@ def _without_content(folder: Path, missing: Sequence[CheckpointRow]) -> str | No
 
 
 def _refused(
-    rows: Rows, attempts: Sequence[AttemptSpan], usable: Sequence[CheckpointInfo], damaged: Sequence[CheckpointInfo]
+    rows: Rows, attempts: Spans, usable: Sequence[CheckpointInfo], damaged: Sequence[CheckpointInfo]
 ) -> tuple[CheckpointInfo, ...]:
-    """The checkpoints that are passed over: newer ones than the first usable one, and damaged ones."""
+    """The checkpoints that are passed over: damaged ones, and those newer than the usable."""
     taken = {str(info.path) for info in usable}
     reasons = {str(info.path): info.why for info in damaged}
     best = usable[0].seen if usable else 0

@@ -3,5 +3,5 @@
 In: metrics lines, readings of processes and GPUs, the time. Out: observations, which a rule shows,
 makes an alert of, or ends an attempt for. `rules` is the table, `attempt` has the detectors of an
 attempt (`silence`, `numbers` and `course`), `machine` those of GPUs and host, `engine` the states
-of alerts, `overrides` a user's changes. Read `rules` first.
+of alerts and a user's changes. Read `rules` first.
 """

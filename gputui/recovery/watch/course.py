@@ -46,7 +46,7 @@ MIN_SAMPLES = 100
 
 
 class BestLoss(Struct):
-    """The best value of a metric to minimize, its step, epoch and training time, and the first value."""
+    """The best value of a metric to minimize, when it was, and the first value."""
 
     value: float | None = None
     step: int | None = None
@@ -308,7 +308,7 @@ class MetricsCourse(Struct):
         return found or Observation("no_improvement", applies=not is_moot)
 
     def _slow_steps(self, rules: RuleSet) -> Observation:
-        """The step time in milliseconds. Its limit is at least a multiple of the run's own median."""
+        """The step time in milliseconds; its limit is at least a multiple of the median."""
         seconds, usual = self.step_time.value, self.usual_step_seconds
         if seconds is None or usual is None:
             return Observation("slow_steps")
@@ -318,7 +318,7 @@ class MetricsCourse(Struct):
         return Observation("slow_steps", 1000.0 * seconds, limit, text)
 
     def _data_wait(self, rules: RuleSet) -> Observation:
-        """A step's wait for data in milliseconds. Its limit is at least a share of the step time."""
+        """A step's wait for data in milliseconds; its limit is at least a share of the step."""
         wait, step, limits = self.data_time.value, self.step_time.value, rules["data_wait"].limits
         if wait is None:
             return Observation("data_wait")

@@ -46,7 +46,7 @@ class Overrides(Struct, frozen=True):
 
 
 def of_profile(alerts: str | Mapping[str, Any] | None) -> Overrides:
-    """The overrides in a profile's ``alerts:``: a mapping, ``standard`` or ``off``. Raises ValueError."""
+    """The overrides of a profile: a mapping, ``standard`` or ``off``. Raises ValueError."""
     if isinstance(alerts, Mapping):
         return overrides_from(alerts)
     is_off = alerts is None or alerts == "off"
@@ -84,7 +84,7 @@ def _override(given: object) -> Override:
 
 
 def parse_seconds(value: object) -> float | None:
-    """A duration in seconds: a number, or text such as ``90 s``, ``5 min``, ``2h``, ``1 d``; or None."""
+    """A duration in seconds: a number, or text such as ``90 s``, ``2h``; None if it is none."""
     seconds = parse_duration(value) if isinstance(value, str) else value
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
         return None
@@ -109,7 +109,7 @@ def with_overrides(rules: RuleSet, overrides: Mapping[str, Override], source: st
     return {**rules, **changed}
 
 
-# --- in words ---------------------------------------------------------------------------------------------------------
+# --- in words ---------------------------------------------------------------------------------
 
 
 def sentence(rule: Rule, seen: Observation, subject: str) -> str:

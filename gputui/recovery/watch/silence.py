@@ -132,7 +132,7 @@ class ProgressSilence(Struct, frozen=True):
 
 
 def silence(course: StepProgress, seconds: float, hang_after: float) -> ProgressSilence:
-    """The assessment of ``seconds`` of silence; ``hang_after`` is the shortest that may be a hang."""
+    """The assessment of a silence; ``hang_after`` is the shortest that may be a hang."""
     phase, pace = course.phase, course.pace
     gap = longest = pace.longest_gap
     factor = 1.0
