@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sqlite3
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -56,12 +55,13 @@ class GpuHold(Struct, frozen=True):
 
 @dataclass(slots=True)
 class _Device:
-    """One GPU or the host: its spans, and the final bins of each field."""
+    """One GPU or the host: the final bins of each field; its spans in order; how many of these are
+    final, and the last of them that has a place."""
 
     placed: list[list[Bin]]
-    spans: dict[int, SampleSpan] = field(default_factory=dict)
-    placed_until: int | None = None
-    last_placed: int | None = None
+    spans: list[SampleSpan] = field(default_factory=list)
+    settled: int = 0
+    last_placed: SampleSpan | None = None
 
 
 class HardwareCurves:
@@ -104,7 +104,16 @@ class HardwareCurves:
         for uuid in uuids:
             fields = host_fields if uuid is None else gpu_fields
             device = self._devices.setdefault(uuid, _Device([[] for _ in fields]))
-            self._bring_up(connection, device, uuid, fields, moments)
+            # New spans, and the newest known one, which may have grown.
+            first = device.spans[-1].number if device.spans else math.floor(moments[0] / self._seconds)
+            grid = (self._seconds, first, math.floor(moments[1] / self._seconds), self._looked_at)
+            if uuid is None:
+                found = [*host_spans(connection, [_HOST[name] for name in fields], *grid)]
+            else:
+                found = [*gpu_spans(connection, uuid, [_GPU[name] for name in fields], *grid)]
+            if found and device.spans and found[0].number == first:
+                device.spans.pop()
+            device.spans += found
             own = [stay for stay in stays if stay.uuid == uuid]
             drawn = _bins(device, own, axis_map, cuts, request.window, self._seconds)
             for name, bins in zip(fields, drawn, strict=True):
@@ -150,25 +159,6 @@ class HardwareCurves:
         share = min(1.0, SAMPLES_AT_ONCE / (length * sources))
         self._looked_at = min(self._seconds, max(self._seconds * share, LEAST_SECONDS))
 
-    def _bring_up(
-        self,
-        connection: sqlite3.Connection,
-        device: _Device,
-        uuid: str | None,
-        fields: Sequence[HardwareField],
-        moments: Window,
-    ) -> None:
-        """Read new spans, and the newest known one, which may have grown."""
-        first = max(device.spans, default=math.floor(moments[0] / self._seconds))
-        last = math.floor(moments[1] / self._seconds)
-        grid = (self._seconds, first, last, self._looked_at)
-        if uuid is None:
-            found = host_spans(connection, [_HOST[name] for name in fields], *grid)
-        else:
-            found = gpu_spans(connection, uuid, [_GPU[name] for name in fields], *grid)
-        for span in found:
-            device.spans[span.number] = span
-
 
 def _bins(
     device: _Device,
@@ -180,17 +170,12 @@ def _bins(
 ) -> list[tuple[Bin, ...]]:
     """The bins of each field, from spans of ``seconds``. Final spans with a known place are placed
     once."""
-    if not device.spans:
-        return [() for _ in device.placed]
-    newest = max(device.spans)
-    begin = min(device.spans) if device.placed_until is None else device.placed_until
+    spans = device.spans
     later: list[list[Bin]] = [[] for _ in device.placed]
     before, into = device.last_placed, device.placed
-    numbers = sorted(device.spans)
-    for at in range(bisect_left(numbers, begin), len(numbers)):
-        number = numbers[at]
-        span = device.spans[number]
-        if number == newest or not _is_settled(axis_map, span):
+    for at in range(device.settled, len(spans)):
+        span = spans[at]
+        if at == len(spans) - 1 or not _is_settled(axis_map, span):
             into = later
         stay = next((each for each in stays if each.begin <= span.last_at and span.first_at <= each.end), None)
         if stay is not None:
@@ -199,23 +184,23 @@ def _bins(
             if start is not None and end is not None and not (window and (end < window[0] or start > window[1])):
                 is_apart = (
                     before is not None
-                    and (number - before) * seconds > max(seconds, APART_SECONDS)
-                    and _is_unusual(device, numbers, at, span.first_at - device.spans[before].last_at)
+                    and (span.number - before.number) * seconds > max(seconds, APART_SECONDS)
+                    and _is_unusual(spans, at, span.first_at - before.last_at)
                 )
                 for bins, (count, low, high, mean) in zip(into, span.values, strict=True):
                     if count:
                         bins.append(Bin(start, end, low, high, mean, mean, count, gap_before=is_apart))
-                before = number
+                before = span
         if into is device.placed:
-            device.placed_until, device.last_placed = number + 1, before
+            device.settled, device.last_placed = at + 1, before
     return [(*done, *rest) for done, rest in zip(device.placed, later, strict=True)]
 
 
-def _is_unusual(device: _Device, numbers: Sequence[int], at: int, apart: float) -> bool:
+def _is_unusual(spans: Sequence[SampleSpan], at: int, apart: float) -> bool:
     """Whether ``apart`` seconds before the span at place ``at`` are more than the distance of the
     samples around."""
-    spans = [device.spans[number] for number in numbers[max(0, at - 1 - _AROUND) : at + 1 + _AROUND]]
-    gaps = [later.first_at - earlier.last_at for earlier, later in pairwise(spans)]
+    around = spans[max(0, at - 1 - _AROUND) : at + 1 + _AROUND]
+    gaps = [later.first_at - earlier.last_at for earlier, later in pairwise(around)]
     here = min(at - 1, _AROUND)
     sides = [median(side) for side in (gaps[:here], gaps[here + 1 :]) if side]
     return apart > APART_INTERVALS * max(sides, default=0.0)
