@@ -110,22 +110,11 @@ def test_several_rotations_while_nobody_looks(script: Script) -> None:
         script.bench.steps(number)
         os.utime(script.file, ns=(0, time.time_ns() + number * 10**9))
     shutil.copy(script.file, script.bench.folder / "metrics.jsonl.bak")
+    script.rename("metrics.jsonl.0")
+    script.file.touch()
     script.look()
     script.look()
     assert script.steps() == [1, 2, 3, 4, 5]
-
-
-def test_the_unread_files_before_an_empty_one(script: Script) -> None:
-    script.bench.steps(1)
-    script.look()
-    for number in (2, 3):
-        script.rename(f"metrics.jsonl.{number}")
-        script.bench.steps(number)
-        os.utime(script.file, ns=(0, time.time_ns() + number * 10**9))
-    script.rename("metrics.jsonl.4")
-    script.file.touch()
-    script.look()
-    assert script.steps() == [1, 2, 3]
 
 
 def test_a_deleted_file_is_read_to_its_end_where_it_is_still_open(bench: Bench) -> None:

@@ -89,21 +89,6 @@ def csv_bench(tmp_path: Path) -> Bench:
     return made
 
 
-def test_a_column_more_at_the_first_validation(csv_bench: Bench) -> None:
-    """As Lightning's CSVLogger does: the file is written whole under the new header, and then appended to."""
-    for step in range(100):
-        csv_bench.append(("step,loss\n" if not step else "") + f"{step},{1 / (step + 1)}\n")
-        csv_bench.pump()
-    rows = csv_rows(*range(100))
-    write(csv_bench, "in place", csv_text([*rows, {"step": 100, "val": 0.5}], ("loss", "step", "val")))
-    csv_bench.pump()
-    csv_bench.append("0.25,101,\n")
-    csv_bench.pump()
-    assert steps(csv_bench) == list(range(102))
-    assert csv_bench.data()[-2:] == [{"step": 100, "val": 0.5}, {"step": 101, "loss": 0.25}]
-    assert csv_bench.rejected() == []
-
-
 @table(
     ("versions", "data"),
     [
@@ -145,20 +130,6 @@ def test_versions_of_a_csv_file(tmp_path: Path, versions: list[str], data: list[
         bench.pump()
     assert bench.data() == data
     assert bench.counts() == (len(data), 0)
-    bench.connection.close()
-
-
-@table("at", [0, 9, 300, -1])
-def test_a_file_that_is_seen_while_it_is_written_again(tmp_path: Path, at: int) -> None:
-    bench = Bench(tmp_path, kind="csv", name="metrics.csv")
-    bench.begin()
-    write(bench, "in place", range(100))
-    bench.pump()
-    longer = csv_text(csv_rows(*range(120)))
-    for text in (longer[:at], longer):
-        write(bench, "in place", text)
-        assert bench.notes() == []
-    assert steps(bench) == list(range(120))
     bench.connection.close()
 
 
