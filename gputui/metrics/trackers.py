@@ -62,15 +62,20 @@ def _as_line(values: Mapping[str, Any], step: Any, time: Any) -> dict[str, Any] 
 
 # --- protocol buffers (protobuf.dev, "Encoding") --------------------------------------------------
 
+# Per record; each field takes half a microsecond.
+MAX_FIELDS = 10_000
+
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 
 
-def _fields(message: bytes) -> dict[int, list[Any]]:
-    """The values of each field of a message: integers, or bytes of what has a length. Raises
-    DamagedRecordError."""
+def _fields(message: bytes, left: Iterator[int]) -> dict[int, list[Any]]:
+    """The values of each field of a message: integers, or bytes of what has a length. ``left``
+    counts the fields that the record may still have. Raises DamagedRecordError."""
     fields: dict[int, list[Any]] = {}
     position = 0
     while position < len(message):
+        if next(left, None) is None:
+            raise DamagedRecordError(f"more than {MAX_FIELDS} fields")
         key, position = _varint(message, position)
         wire = key & 7
         value: int | bytes
@@ -147,23 +152,24 @@ def event_frames(data: bytes, _offset: int) -> Frames:
 def event_scalars(record: bytes) -> dict[str, Any] | None:
     """The scalars of an event as a metrics line, with step and time; None without any. Raises
     DamagedRecordError."""
-    event = _fields(record)
+    left = iter(range(MAX_FIELDS))
+    event = _fields(record, left)
     values: dict[str, Any] = {}
     for summary in _messages(event, 5):
-        for content in _messages(_fields(summary), 1):
-            value = _fields(content)
+        for content in _messages(_fields(summary, left), 1):
+            value = _fields(content, left)
             scalar = _unpacked("<f", value.get(2, ()))
             for tensor in _messages(value, 8):
-                scalar = _tensor_scalar(_fields(tensor))
+                scalar = _tensor_scalar(_fields(tensor, left), left)
             if scalar is not None:
                 values[_text(value, 1)] = scalar
     step = next((step for step in event.get(2, ()) if isinstance(step, int)), 0)
     return _as_line(values, step, _unpacked("<d", event.get(1, ())))
 
 
-def _tensor_scalar(tensor: Mapping[int, list[Any]]) -> float | None:
+def _tensor_scalar(tensor: Mapping[int, list[Any]], left: Iterator[int]) -> float | None:
     """The number of a tensor without dimensions; None for any other tensor."""
-    if any(_fields(shape).get(2) for shape in _messages(tensor, 2)):
+    if any(_fields(shape, left).get(2) for shape in _messages(tensor, 2)):
         return None
     dtype = tensor.get(1, [0])[-1]
     integers = [*tensor.get(7, ()), *tensor.get(10, ())]
@@ -219,9 +225,10 @@ def wandb_scalars(record: bytes) -> dict[str, Any] | None:
     """The numbers of a record of history as a metrics line, with step and time; None for other
     records. Raises DamagedRecordError."""
     values: dict[str, Any] = {}
-    for history in _messages(_fields(record), 2):
-        for content in _messages(_fields(history), 1):
-            item = _fields(content)
+    left = iter(range(MAX_FIELDS))
+    for history in _messages(_fields(record, left), 2):
+        for content in _messages(_fields(history, left), 1):
+            item = _fields(content, left)
             text = b"".join(_messages(item, 16))
             if len(text) <= _NUMBER_BYTES:
                 with contextlib.suppress(ValueError, RecursionError):
