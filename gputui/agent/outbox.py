@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sqlite3
 import subprocess
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from sqlite3 import Connection
 from typing import Any, NamedTuple
 
 from gputui.agent.context import AgentContext, Job
@@ -195,7 +195,7 @@ class AlertDelivery:
     owed_at: deque[float] = field(default_factory=deque)
     left_out: int = 0
 
-    def owe(self, connection: sqlite3.Connection, delivery: Delivery | None, alert: AlertView, now: float) -> None:
+    def owe(self, connection: Connection, delivery: Delivery | None, alert: AlertView, now: float) -> None:
         """Queue the messages about an alert that was raised or cleared; ``now`` is UTC unix
         seconds. Works inside the caller's transaction."""
         if delivery is None:

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from sqlite3 import Connection
 
 from gputui.agent.context import AgentContext
 from gputui.agent.health.incident_folder import DEADLINE_SECONDS, StackDump, incident_folder
@@ -317,14 +318,14 @@ _GONE = FIRMWARE_SILENT | {FALLEN_OFF_THE_BUS}
 
 
 def hardware_evidence(
-    connection: sqlite3.Connection, attempt: Attempt, nproc: int, *, ended_at: float
+    connection: Connection, attempt: Attempt, nproc: int, *, ended_at: float
 ) -> tuple[ObservedCause, ...]:
     """The driver's reports about an attempt's GPUs while it ran."""
     seen = sightings(connection, attempt.gpus, _since(attempt), ended_at)
     return evidence.observations(seen, attempt.gpus, nproc, ended_at=ended_at)
 
 
-def lost_gpu(connection: sqlite3.Connection, attempt: Attempt, until: float, now: float) -> ObservedCause | None:
+def lost_gpu(connection: Connection, attempt: Attempt, until: float, now: float) -> ObservedCause | None:
     """A GPU of the attempt that has been off the bus or unresponsive since before ``until``."""
     gone = []
     for report in _reports(connection, attempt.gpus, _since(attempt), now):
@@ -335,7 +336,7 @@ def lost_gpu(connection: sqlite3.Connection, attempt: Attempt, until: float, now
     return next(iter(found), None)
 
 
-def sightings(connection: sqlite3.Connection, gpus: Sequence[str], since: float, until: float) -> list[Sighting]:
+def sightings(connection: Connection, gpus: Sequence[str], since: float, until: float) -> list[Sighting]:
     """Driver events and risen error counters of these GPUs between two times (UTC unix seconds)."""
     seen = _reports(connection, gpus, since, until)
     for uuid in gpus:
@@ -350,7 +351,7 @@ def _since(attempt: Attempt) -> float:
     return begun - EARLY_SECONDS
 
 
-def _reports(connection: sqlite3.Connection, gpus: Sequence[str], since: float, until: float) -> list[Sighting]:
+def _reports(connection: Connection, gpus: Sequence[str], since: float, until: float) -> list[Sighting]:
     rows = connection.execute(
         "SELECT at, uuid, event, code FROM gpu_events WHERE at BETWEEN ? AND ? "
         "AND event IN ('xid', 'lost', 'returned') AND uuid IN (SELECT value FROM json_each(?))",
@@ -359,7 +360,7 @@ def _reports(connection: sqlite3.Connection, gpus: Sequence[str], since: float, 
     return [Sighting(*row) for row in rows]
 
 
-def _risen(connection: sqlite3.Connection, uuid: str, gpu_id: int, since: float, until: float) -> Iterator[Sighting]:
+def _risen(connection: Connection, uuid: str, gpu_id: int, since: float, until: float) -> Iterator[Sighting]:
     """Times when a GPU's counter of ECC errors rose or row remapping failed."""
     counted: int | None = None
     failed: bool | None = None

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import math
 import re
-import sqlite3
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from sqlite3 import Connection
 
 from msgspec import Struct
 
@@ -79,7 +79,7 @@ class WatchedAttempt:
 
 
 def begin(
-    connection: sqlite3.Connection, record: Attempt, clock: float, wall: float, stored: StoredCourse | None = None
+    connection: Connection, record: Attempt, clock: float, wall: float, stored: StoredCourse | None = None
 ) -> WatchedAttempt:
     """The state derived from stored lines, so that a new agent does not start from nothing."""
     run_id, number, pace = record.run_id, record.number, StepPace()
@@ -244,7 +244,7 @@ class SetupChecks:
                 yield Observation("no_group", text=text, since=watch.progress.step)
 
 
-def _another_checkpoint(connection: sqlite3.Connection, watch: AttemptWatch, given: str) -> Iterator[Observation]:
+def _another_checkpoint(connection: Connection, watch: AttemptWatch, given: str) -> Iterator[Observation]:
     """A later checkpoint than it was given: one that is passed over, perhaps because it was written
     after a NaN."""
     record = watch.record

@@ -6,12 +6,12 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-import sqlite3
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from sqlite3 import Connection
 from typing import Any
 
 import msgspec
@@ -59,7 +59,7 @@ class _KeptLedger(Struct):
 
 
 def search_of(
-    connection: sqlite3.Connection,
+    connection: Connection,
     workspace: Workspace,
     run: Run,
     now: float,
@@ -106,12 +106,12 @@ def search_now(context: AgentContext, run: Run, ended_at: float | None = None) -
     return search_of(connection, context.workspace, run, now, executors=executors, ended_at=ended_at)
 
 
-def write(connection: sqlite3.Connection, search: CheckpointSearch, rows: Sequence[CheckpointRow]) -> None:
+def write(connection: Connection, search: CheckpointSearch, rows: Sequence[CheckpointRow]) -> None:
     """Store the changed rows of the ledger in the caller's transaction."""
     checkpoints.save(connection, search.run_id, search.rows, rows)
 
 
-def attempt_begins(connection: sqlite3.Connection, run: Run, number: int, folder: Path | None, own: Path) -> None:
+def attempt_begins(connection: Connection, run: Run, number: int, folder: Path | None, own: Path) -> None:
     """Record in the ledger that an attempt begins from ``run.resume_from``: what is in it lay there
     before. Works inside the caller's transaction, after the attempt's row was written. ``own`` is
     the attempt's folder."""
@@ -129,7 +129,7 @@ def attempt_begins(connection: sqlite3.Connection, run: Run, number: int, folder
 
 
 def attempt_ended(
-    connection: sqlite3.Connection, search: CheckpointSearch, rows: Rows, own: Path, *, is_seen: bool, now: float
+    connection: Connection, search: CheckpointSearch, rows: Rows, own: Path, *, is_seen: bool, now: float
 ) -> None:
     """Store the ledger at the end of an attempt, whose folder is ``own``, in the caller's
     transaction. Unless its checkpoints were seen, the next scan finds what it left."""
@@ -150,7 +150,7 @@ def keep(own: Path, rows: Rows, at: float) -> None:
         log.warning("%s cannot be written: %s", own / LEDGER_FILE, error)
 
 
-def restore(connection: sqlite3.Connection, run_id: str, run_dir: Path) -> None:
+def restore(connection: Connection, run_id: str, run_dir: Path) -> None:
     """Put the ledger that the newest attempt of a run kept, if one can be read, in the place of the
     stored one, in the caller's transaction."""
     files = list(run_dir.glob(f"attempts/[0-9]*/{LEDGER_FILE}"))
@@ -163,7 +163,7 @@ def restore(connection: sqlite3.Connection, run_id: str, run_dir: Path) -> None:
             return
 
 
-def attempts_to_resume(connection: sqlite3.Connection, workspace: Workspace, run: Run) -> list[dict[str, Any]]:
+def attempts_to_resume(connection: Connection, workspace: Workspace, run: Run) -> list[dict[str, Any]]:
     """The attempts whose checkpoints the next attempt may resume from, if only its target sees the
     checkpoints; none if it begins from the start or from a named checkpoint. See
     `gputui.runs.executors.far.Course`."""

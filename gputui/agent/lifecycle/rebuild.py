@@ -10,6 +10,7 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from sqlite3 import Connection
 from typing import Any
 
 from msgspec import Struct
@@ -252,7 +253,7 @@ def _end_attempt(context: AgentContext, run_id: str, attempt: _Attempt, state: s
     return ended_at
 
 
-def _run(connection: sqlite3.Connection, run_id: str) -> Run:
+def _run(connection: Connection, run_id: str) -> Run:
     run = get_run(connection, run_id)
     assert run is not None
     return run
