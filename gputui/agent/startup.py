@@ -75,16 +75,12 @@ def record(
     """
     try:
         workspace.create()
-    except OSError as error:
-        text = f"cannot use {workspace.state}: {error.strerror}; choose another --home"
-        raise RecordError(text) from error
-    if samples is not None:
-        try:
+        if samples is not None:
             samples.start()
-        except OSError as error:
-            text = f"cannot write {error.filename}: {error.strerror}; choose another --output"
-            raise RecordError(text) from error
-    lock = _take_over(workspace)
+        lock = _take_over(workspace)
+    except OSError as error:
+        text = f"cannot write {error.filename or workspace.state}: {error.strerror}"
+        raise RecordError(f"{text}; choose another --home or --output") from error
     options = AgentOptions(
         recording=True,
         interval_seconds=interval_seconds,
@@ -115,9 +111,6 @@ def _take_over(workspace: Workspace) -> AgentLock:
                 raise RecordError(text) from error
             stop_agent(workspace)
             time.sleep(0.05)
-        except OSError as error:
-            text = f"cannot use {workspace.agent_lock}: {error.strerror}"
-            raise RecordError(text) from error
 
 
 def _run(
