@@ -19,7 +19,6 @@ EventKind = Literal[
     # the life of a run
     "launched",
     "attempt_started",
-    "cannot_start",
     "limits_refused",
     "stop_requested",
     "stopped",
@@ -50,7 +49,6 @@ EventKind = Literal[
     "sink_incomplete",  # [name of the sink]
     "sink_recovered",  # [name of the sink]
     "checkpoints_unmatched",  # [pattern]
-    "checkpoints_shared",
     "checkpoints_unreadable",  # [folder]
     "checkpoint_replaced",  # [path]
     "no_checkpoint_there",
@@ -97,7 +95,7 @@ EVENT_COLUMNS = ("event_id", "at", "severity", "subject", "run_id", "attempt", "
 SINK_KINDS: tuple[EventKind, ...] = ("sink_failed", "sink_incomplete", "sink_recovered")
 DATA_KINDS: tuple[EventKind, ...] = (
     *SINK_KINDS, "steps_restarted", "times_unknown", "metrics_unanswered", "metrics_doubtful", "metrics_search_cut",
-    "checkpoints_unmatched", "checkpoints_shared", "checkpoints_unreadable", "no_checkpoint_there",
+    "checkpoints_unmatched", "checkpoints_unreadable", "no_checkpoint_there",
 )  # fmt: skip
 """Lasting conditions of a run's metrics, checkpoints and sinks, and their ends; not what happened to one file once."""
 

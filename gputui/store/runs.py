@@ -224,11 +224,6 @@ def has_live_trials(connection: sqlite3.Connection, study_id: str, *, besides: s
     return row is not None
 
 
-def unknown_runs(connection: sqlite3.Connection) -> list[Run]:
-    """Runs whose state is unknown to this version, in the order of their launch."""
-    return _read(connection, f"WHERE r.state NOT IN {_KNOWN} ORDER BY r.sequence")
-
-
 def queued_runs(connection: sqlite3.Connection) -> list[Run]:
     """The queued runs in the order of the queue."""
     return _read(connection, f"WHERE r.state = 'queued' ORDER BY {ORDER}")

@@ -56,7 +56,6 @@ class CheckpointSearch(Struct, frozen=True):
         writer: the attempt that lived since the last scan; None if none did.
         since: when that was (UTC unix seconds).
         neighbours: other runs of the home that may have written since.
-        intruder: why what appears may be of another home; None if it is not.
     """
 
     database: Path
@@ -68,7 +67,6 @@ class CheckpointSearch(Struct, frozen=True):
     writer: int | None = None
     since: float = 0.0
     neighbours: tuple[Neighbour, ...] = ()
-    intruder: str | None = None
 
     @property
     def real_folder(self) -> Path:
@@ -82,8 +80,6 @@ class CheckpointSearch(Struct, frozen=True):
 
     def intruder_at(self, path: str) -> str | None:
         """Why what appeared at a path may be of somebody else."""
-        if self.intruder is not None:
-            return self.intruder
         folder = str(self.real_folder)
         others = (each.run_id for each in self.neighbours if each.may_have_written(path, folder))
         return next((f"may be of {other}, which had the same folder" for other in others), None)
