@@ -103,6 +103,8 @@ def find_pieces(words: Sequence[str]) -> list[tuple[int, int]]:
         depth += word.count("[") - word.count("]")
         if depth <= 0:
             depth = 0
+            if not word.endswith("]"):
+                raise PieceError(f"the optional piece {words[first]} … ends within a word, {word}")
             if not any(_PLACEHOLDER.search(part) for part in words[first : index + 1]):
                 piece = " ".join(words[first : index + 1])
                 raise PieceError(f"the optional piece {piece} names no {{parameter}} that decides whether it is there")
@@ -119,7 +121,11 @@ def expand(words: Sequence[str], params: Mapping[str, Scalar], run_dir: str, che
     dropped, so that ``[--amp {amp}]`` becomes the flag ``--amp``.
     """
     values = values_for(params, run_dir, checkpoint)
-    decided: dict[str, Scalar] = {**params, "checkpoint": checkpoint, "checkpoint_step": checkpoint}
+    decided: dict[str, Scalar] = {
+        **params,
+        "checkpoint": checkpoint,
+        "checkpoint_step": checkpoint,
+    }  # whether there is one
     expanded: list[str] = []
     end = 0
     for first, after in find_pieces(words):

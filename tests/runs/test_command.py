@@ -104,7 +104,10 @@ def test_optional_pieces(args: str, params: dict[str, Scalar], expected: str) ->
     assert launch(command).argv == ("make", *words)
 
 
-@table("words", ["[--clip {clip}", "[--a {a} [--b {b}]]", "[--verbose]", "[--a {a}] [lr={lr} [--b", "[-x 1 ]"])
+@table(
+    "words",
+    ["[--clip {clip}", "[--a {a} [--b {b}]]", "[--verbose]", "[--a {a}] [lr={lr} [--b", "[-x 1 ]", "[--lr {lr}]x"],
+)
 def test_pieces_that_cannot_be_understood(words: str) -> None:
     with pytest.raises(PieceError):
         find_pieces(words.split())

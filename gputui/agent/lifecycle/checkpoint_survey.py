@@ -225,7 +225,12 @@ def claim(folder: Path, home: Path) -> int | None:
 def scan(search: CheckpointSearch, now: float) -> CheckpointScan:
     """Scan the folder of an attempt at ``now`` (UTC unix seconds). Raises what `surveyed` raises."""
     descriptor = claim(search.real_folder, search.home)
-    return CheckpointScan(search, surveyed(search, lambda: now), now, descriptor)
+    try:
+        return CheckpointScan(search, surveyed(search, lambda: now), now, descriptor)
+    except BaseException:
+        if descriptor is not None:
+            os.close(descriptor)
+        raise
 
 
 @dataclass(slots=True)

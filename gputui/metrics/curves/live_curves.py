@@ -11,18 +11,10 @@ from msgspec.structs import replace
 
 from gputui.core.text import clean
 from gputui.metrics.curves import lines as run_lines
-from gputui.metrics.curves.axis import AxisMap, AxisTimeline, Pairs, cuts_of
+from gputui.metrics.curves.axis import AxisMap, AxisTimeline, Epochs, Paces, Pairs, cuts_of
+from gputui.metrics.curves.bins import RESOLUTION, CurveBuilder
 from gputui.metrics.curves.hardware import HardwareCurves
-from gputui.metrics.curves.lines import (
-    EPOCH,
-    RESOLUTION,
-    CurveLine,
-    Epochs,
-    Followed,
-    Layout,
-    Paces,
-    Part,
-)
+from gputui.metrics.curves.lines import EPOCH, CurveLine, Layout, Part
 from gputui.metrics.curves.markers import EVENTS_KEPT, event_lines, event_marker, markers
 from gputui.metrics.curves.model import (
     ChartData,
@@ -61,7 +53,7 @@ class RunCurves:
         self._paces = Paces()
         self._hardware = HardwareCurves()
         self._events: list[ChartMarker] = []
-        self._followed: dict[str, Followed] = {}
+        self._followed: dict[str, CurveBuilder] = {}
         self._newest: Mapping[str, float] = {}
         self._names: tuple[str, ...] = ()
         self._rank_names: frozenset[str] = frozenset()
@@ -236,7 +228,7 @@ class RunCurves:
         in_full = reduced <= run_lines.LINES_IN_FULL
         # Lines beside entries get bins as wide as theirs.
         resolution = 0.0 if in_full or request.is_log else self._entry_width(parts, level)
-        new = [Followed(name, request, self._cuts, resolution) for name in names]
+        new = [CurveBuilder(name, request, self._cuts, resolution) for name in names]
         self._followed |= {each.name: each for each in new}
         level_of = self._log_level_of(request) if request.is_log else lambda _: level
         for part, at in run_lines.by_level(parts, level_of):
@@ -277,7 +269,7 @@ class RunCurves:
                 entries += part.line_count / (envelopes.BLOCK_LINES * envelopes.FAN**level)
         return span / entries if entries else 0.0
 
-    def _read_lines(self, lines: Iterable[CurveLine], followed: Sequence[Followed]) -> None:
+    def _read_lines(self, lines: Iterable[CurveLine], followed: Sequence[CurveBuilder]) -> None:
         place = self._map.place
         for line in lines:
             x = place(line.attempt, line.step, line.at)
@@ -315,7 +307,7 @@ class _RankReader:
         self._run_id = run_id
         self._asked: tuple[object, ...] | None = None
         self._until: dict[int, FilePosition] = {}
-        self._followed: dict[tuple[str, int], Followed] = {}
+        self._followed: dict[tuple[str, int], CurveBuilder] = {}
         self._is_sampled = False
 
     def reset(self) -> None:
@@ -354,7 +346,7 @@ class _RankReader:
                 for name in names.values():
                     followed = self._followed.get((name, rank))
                     if followed is None:
-                        followed = self._followed[name, rank] = Followed(name, request, cuts)
+                        followed = self._followed[name, rank] = CurveBuilder(name, request, cuts)
                     followed.take(line, x)
         self._asked, self._until = asked, until
         return {each: self._curves(name, request) for each, name in names.items()}

@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.metrics.curves.axis import AxisTimeline, cuts_of, interpolate
-from gputui.metrics.curves.lines import AttemptBins, joined_curve
+from gputui.metrics.curves.bins import AttemptBins, joined_curve
 from gputui.metrics.curves.model import ChartData, HardwareCurve, MetricCurve, RankCurve
 from gputui.metrics.draw.envelope import Bin
 from gputui.store.attempts import Attempt, read_attempts

@@ -122,9 +122,9 @@ def content_of(path: Path) -> str:
     return text if len(files) <= MOST_NAMED else f"{len(files)} files {_digest(text.encode())}"
 
 
-def has_lost_files(content: str, before: str) -> bool:
-    """Whether a folder is what it was before but for files that it lacks now."""
-    return content != before and set(content.splitlines()) < set(before.splitlines())
+def is_part_of(content: str, whole: str) -> bool:
+    """Whether a folder has some of the files of another content and no other; False if either has too many to name."""
+    return set(content.splitlines()) < set(whole.splitlines())
 
 
 def kept_files(content: str, before: str) -> set[str]:

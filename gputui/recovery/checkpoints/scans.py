@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.recovery.checkpoints.files import FoundCheckpoint, has_lost_files
+from gputui.recovery.checkpoints.files import FoundCheckpoint, is_part_of
 from gputui.recovery.checkpoints.ledger import (
     LINE_CLOCK_SECONDS,
     AnyRows,
@@ -114,14 +114,14 @@ def after_scan(rows: AnyRows, found: Sequence[FoundCheckpoint], scan: FolderScan
         if known is not None and not scan.saves_again(known, file, is_left):
             now |= {"modified_at": file.modified_ns / 1e9, "is_settled": True, "gone_at": None}
             there[file.path] = replace(known, **now)
-        elif row is not None and has_lost_files(file.content, row.content):
+        elif row is not None and is_part_of(file.content, row.content):
             # Its deletion goes on, or was interrupted.
             why = "lost a part of it since it was saved"
             there[file.path] = replace(row, **now, content=file.content, verdict="struck", why=why)
         elif (
             row is not None
             and row.is_settled
-            and has_lost_files(row.content, file.content)
+            and is_part_of(row.content, file.content)
             and (scan.writer is None or row.seen < newest)
         ):
             # A tool has added a file, such as merged weights: no save, and as sound as before.

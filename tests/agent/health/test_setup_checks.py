@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from gputui.agent.context import AgentContext
-from gputui.agent.health.watched import PRINTED_LINES, SetupChecks, makes_group, missing_metrics
+from gputui.agent.health.setup_checks import PRINTED_LINES, SetupChecks, makes_group, missing_metrics
 from gputui.core.config import Workspace
 from gputui.recovery.watch.attempt import AttemptWatch
 from gputui.recovery.watch.silence import StepPace, StepProgress
@@ -32,7 +32,7 @@ def test_ranks_that_train_alone(
     connected: bool, text: str, found: list[str],
 ) -> None:  # fmt: skip
     (tmp_path / "a.py").write_text(text)
-    monkeypatch.setattr("gputui.agent.health.watched.is_connected", lambda pid: connected)
+    monkeypatch.setattr("gputui.agent.health.setup_checks.is_connected", lambda pid: connected)
     clock = [0.0]
     context = AgentContext.of(connection, workspace, wake=lambda: None, monotonic=lambda: clock[0])
     checks, described = SetupChecks(), replace(spec("torchrun"), workdir=str(tmp_path))

@@ -290,7 +290,7 @@ def test_a_first_checkpoint_that_was_cut_short_means_the_beginning(
     bench.connection.close()
 
 
-def test_two_homes_in_one_folder_are_told_apart_and_stopped(tmp_path: Path) -> None:
+def test_two_homes_in_one_folder_are_told_apart_and_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
     searches = []
@@ -304,6 +304,11 @@ def test_two_homes_in_one_folder_are_told_apart_and_stopped(tmp_path: Path) -> N
     with pytest.raises(OSError, match=TWO_HOMES):
         scan(searches[1], BEGIN)
     os.close(first.claim)
+    with monkeypatch.context() as patched:
+        # A scan that fails gives the folder back.
+        patched.setattr(checkpoint_survey, "surveyed", lambda *_: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            scan(searches[0], BEGIN)
     after = scan(searches[1], BEGIN)
     assert after.claim is not None
     os.close(after.claim)
