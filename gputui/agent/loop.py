@@ -25,7 +25,8 @@ from msgspec import Struct
 
 from gputui.agent.commands import dispatch
 from gputui.agent.commands.dispatch import Doorbell
-from gputui.agent.context import AgentContext, roll_back
+from gputui.agent.context import AgentContext
+from gputui.agent.error_barrier import roll_back
 from gputui.agent.health.alerting import Alerting
 from gputui.agent.housekeeping import Housekeeping, note_predecessor
 from gputui.agent.lifecycle.execution import note_report, read_rest

@@ -13,7 +13,8 @@ from functools import partial
 from sqlite3 import Connection
 from typing import Any, NamedTuple
 
-from gputui.agent.context import AgentContext, Job
+from gputui.agent.context import AgentContext
+from gputui.agent.jobs import Job
 from gputui.agent.lifecycle.run_files import notice_of
 from gputui.core.redaction import Redactor, secrets_in
 from gputui.core.text import clean

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from gputui.agent.context import Jobs, JobTimeoutError
+from gputui.agent.jobs import Jobs, JobTimeoutError
 from tests.conftest import wait_until
 
 

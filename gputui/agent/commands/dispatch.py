@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from gputui.agent import housekeeping
 from gputui.agent.commands import handlers
 from gputui.agent.commands.handlers import RefusedError, UnansweredError, answer, find_run, refuse_id_as_name
-from gputui.agent.context import roll_back
+from gputui.agent.error_barrier import roll_back
 from gputui.agent.lifecycle.active_run import Adopting
 from gputui.agent.lifecycle.checkpoint_survey import attempts_to_resume, search_now
 from gputui.agent.lifecycle.checkpoint_survey import write as write_ledger

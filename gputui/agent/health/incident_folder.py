@@ -35,7 +35,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from gputui.agent.context import Jobs
+from gputui.agent.jobs import Jobs
 from gputui.core.config import PRIVATE_DIR_MODE, PRIVATE_FILE_MODE
 from gputui.core.redaction import Redactor, redact_params, redact_text
 from gputui.recovery.classify import Incident

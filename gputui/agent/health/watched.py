@@ -11,8 +11,8 @@ from sqlite3 import Connection
 
 from msgspec import Struct
 
-from gputui.agent.context import Job
 from gputui.agent.health.setup_checks import SetupChecks
+from gputui.agent.jobs import Job
 from gputui.recovery.watch.attempt import AttemptWatch, ProcessSnapshot
 from gputui.recovery.watch.course import MetricsCourse
 from gputui.recovery.watch.rules import Observation

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct
 
-from gputui.agent.context import Job
 from gputui.agent.health.watched import WatchedAttempt
+from gputui.agent.jobs import Job
 from gputui.agent.lifecycle.run_files import ResolvedRun
 from gputui.core.redaction import BY_LOOK, Redactor
 from gputui.recovery.checkpoints.ledger import Rows

@@ -18,7 +18,8 @@ from typing import Any
 
 from msgspec.structs import asdict, replace
 
-from gputui.agent.context import AgentContext, Parts
+from gputui.agent.context import AgentContext
+from gputui.agent.error_barrier import Parts
 from gputui.agent.lifecycle import checkpoint_survey
 from gputui.agent.lifecycle.active_run import ActiveRuns, Adopting
 from gputui.agent.lifecycle.ending import give_up

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from gputui.agent.context import AgentContext, Parts
+from gputui.agent.context import AgentContext
+from gputui.agent.error_barrier import Parts
 from gputui.agent.health.monitor import HealthMonitor
 from gputui.agent.lifecycle import execution, run_files
 from gputui.agent.lifecycle.active_run import (

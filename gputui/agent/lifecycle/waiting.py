@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from gputui.agent.context import AgentContext, Parts
+from gputui.agent.context import AgentContext
+from gputui.agent.error_barrier import Parts
 from gputui.agent.lifecycle.active_run import ActiveRuns, Waiting
 from gputui.agent.lifecycle.checkpoint_survey import claim, search_now, write
 from gputui.agent.lifecycle.ending import give_up

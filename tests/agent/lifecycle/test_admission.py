@@ -8,7 +8,8 @@ import sqlite3
 import pytest
 from msgspec.structs import replace
 
-from gputui.agent.context import AgentContext, Parts
+from gputui.agent.context import AgentContext
+from gputui.agent.error_barrier import Parts
 from gputui.agent.lifecycle.active_run import ActiveRuns
 from gputui.agent.lifecycle.admission import MISSING_SECONDS, PEAKS_SECONDS, Admission
 from gputui.agent.lifecycle.gpus import GpuRelease

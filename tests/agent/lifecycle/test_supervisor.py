@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from gputui.agent.context import TROUBLE_SECONDS, AgentContext
+from gputui.agent.context import AgentContext
+from gputui.agent.error_barrier import TROUBLE_SECONDS
 from gputui.agent.lifecycle import checkpoint_survey
 from gputui.agent.lifecycle.active_run import ActiveRun, LiveAttempt, Postmortem
 from gputui.agent.lifecycle.execution import EXAMINE_SECONDS

@@ -1,0 +1,135 @@
+"""Slow work that the loop must not do: threads with a deadline."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from dataclasses import dataclass, field
+from threading import Thread
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+JOBS_AT_ONCE = 8
+# A job that takes longer may hang; it does not count towards JOBS_AT_ONCE, so others can start.
+PATIENCE_SECONDS = 30.0
+# A thread that hangs on an unresponsive file system cannot be killed, so their number is limited.
+THREADS_MOST = 32
+# How long the result of a job that is asked for is kept.
+KEPT_SECONDS = 30.0
+
+
+class JobTimeoutError(OSError):
+    """The job did not end within its deadline; the message contains both."""
+
+
+@dataclass(eq=False)
+class Job(Generic[T]):
+    """Slow work in a daemon thread, created by ``Jobs.start``. ``deadline_seconds`` counts from
+    ``begun_at`` (monotonic seconds), which is None while the job waits for a thread."""
+
+    jobs: Jobs
+    name: str
+    work: Callable[[], T]
+    deadline_seconds: float
+    begun_at: float | None = None
+    ended_at: float = math.inf
+    future: Future[T] = field(default_factory=Future)
+
+    def __post_init__(self) -> None:
+        self.thread = Thread(target=self._run, name=self.name, daemon=True)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the work has returned or raised, or its deadline has passed."""
+        self.jobs.turn()
+        return self.future.done()
+
+    def result(self) -> T:
+        """The value that the work returned.
+
+        Raises the error of the work, JobTimeoutError after the deadline, RuntimeError if the job
+        is not over.
+        """
+        if not self.is_over:
+            raise RuntimeError(f"{self.name} is not over")
+        return self.future.result()
+
+    def _run(self) -> None:
+        # The deadline may have settled it.
+        with suppress(InvalidStateError):
+            try:
+                self.future.set_result(self.work())
+            except InvalidStateError:
+                raise
+            except BaseException as error:
+                self.future.set_exception(error)
+        self.ended_at = self.jobs.clock()
+        self.jobs.has_news = True
+        self.jobs.wake()
+
+
+@dataclass(slots=True)
+class Jobs:
+    """All jobs of one agent. About ``at_once`` of them run, never more than THREADS_MOST; the
+    others wait in order. ``wake`` starts the loop's next turn from any thread; ``clock`` returns
+    monotonic seconds."""
+
+    wake: Callable[[], None]
+    clock: Callable[[], float]
+    at_once: int = JOBS_AT_ONCE
+    has_news: bool = False
+    """A job has ended since this was last reset."""
+    _asked: dict[str, Job[Any]] = field(default_factory=dict)
+    _started: list[Job[Any]] = field(default_factory=list)
+    _waiting: deque[Job[Any]] = field(default_factory=deque)
+
+    def start(self, name: str, work: Callable[[], T], *, deadline_seconds: float) -> Job[T]:
+        """Run ``work`` in a thread, now or after another job."""
+        job = Job(self, name, work, deadline_seconds)
+        self._waiting.append(job)
+        self.turn()
+        return job
+
+    def ask(self, name: str, work: Callable[[], T], *, deadline_seconds: float) -> Job[T] | None:
+        """The job of this name once it is over, which is then forgotten; None before. It is
+        started if there is none, or if its result was not asked for within KEPT_SECONDS."""
+        self.turn()
+        job = self._asked.get(name)
+        if job is None:
+            self._asked[name] = self.start(name, work, deadline_seconds=deadline_seconds)
+        return self._asked.pop(name) if job is not None and job.future.done() else None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether any job runs or waits."""
+        self.turn()
+        return bool(self._waiting) or any(not job.future.done() for job in self._started)
+
+    def turn(self) -> None:
+        """Fail jobs past their deadline and start waiting ones. Cheap; called in each turn."""
+        now = self.clock()
+        young = 0
+        for job in self._started:
+            age = now - (job.begun_at or 0.0)
+            if age > job.deadline_seconds:
+                text = f"{job.name}: no answer within {job.deadline_seconds:.0f} s"
+                with suppress(InvalidStateError):
+                    job.future.set_exception(JobTimeoutError(text))
+            young += age < PATIENCE_SECONDS and not job.future.done()
+        self._started = [job for job in self._started if job.thread.is_alive()]
+        for name, job in list(self._asked.items()):
+            if now - job.ended_at > KEPT_SECONDS:
+                del self._asked[name]
+        while self._waiting and young < self.at_once and len(self._started) < THREADS_MOST:
+            job = self._waiting[0]
+            try:
+                job.thread.start()
+            except RuntimeError:
+                return  # the system has no thread left: tried again in the next turn
+            job.begun_at = now
+            self._started.append(self._waiting.popleft())
+            young += 1
