@@ -323,7 +323,9 @@ class History:
         search = self.search(run)
         ready = readiness(search, path, lambda: self.now)
         with transaction(self.connection) as connection:
-            checkpoint_survey.write(connection, search, ready.rows if ready.choice is None else ready.choice.rows)
+            checkpoint_survey.write_ledger(
+                connection, search, ready.rows if ready.choice is None else ready.choice.rows
+            )
         self.saw(run)
         return ready.choice is None
 
@@ -470,7 +472,7 @@ class History:
         seen = checkpoint_survey.scan(search, self.now)
         with transaction(self.connection) as connection:
             checkpoints.note_scan(connection, run.run_id, run.attempts, str(seen.search.real_folder), self.now)
-            checkpoint_survey.write(connection, search, seen.rows)
+            checkpoint_survey.write_ledger(connection, search, seen.rows)
         if seen.claim is not None:
             os.close(seen.claim)
         self.saw(run)
@@ -540,7 +542,7 @@ class History:
         if path is None:
             self.check(run, choice, 1)
         with transaction(self.connection) as connection:
-            checkpoint_survey.write(connection, search, choice.rows)
+            checkpoint_survey.write_ledger(connection, search, choice.rows)
             checkpoint_survey.keep(self.own_folder(run), choice.rows, self.now)
         if path is None:
             return None if not choice.usable else str(choice.usable[0].path)

@@ -23,8 +23,7 @@ from gputui.agent.commands import handlers
 from gputui.agent.commands.handlers import RefusedError, UnansweredError, answer, find_run, refuse_id_as_name
 from gputui.agent.error_barrier import roll_back
 from gputui.agent.lifecycle.active_run import Adopting
-from gputui.agent.lifecycle.checkpoint_survey import attempts_to_resume, search_now
-from gputui.agent.lifecycle.checkpoint_survey import write as write_ledger
+from gputui.agent.lifecycle.checkpoint_survey import attempts_to_resume, search_now, write_ledger
 from gputui.agent.lifecycle.rebuild import catch_up
 from gputui.agent.lifecycle.run_files import open_metrics
 from gputui.agent.lifecycle.supervisor import Supervisor

@@ -106,7 +106,7 @@ def search_now(context: AgentContext, run: Run, ended_at: float | None = None) -
     return search_of(connection, context.workspace, run, now, executors=executors, ended_at=ended_at)
 
 
-def write(connection: Connection, search: CheckpointSearch, rows: Sequence[CheckpointRow]) -> None:
+def write_ledger(connection: Connection, search: CheckpointSearch, rows: Sequence[CheckpointRow]) -> None:
     """Store the changed rows of the ledger in the caller's transaction."""
     checkpoints.save(connection, search.run_id, search.rows, rows)
 
@@ -133,7 +133,7 @@ def attempt_ended(
 ) -> None:
     """Store the ledger at the end of an attempt, whose folder is ``own``, in the caller's
     transaction. Unless its checkpoints were seen, the next scan finds what it left."""
-    write(connection, search, rows)
+    write_ledger(connection, search, rows)
     newest = search.attempts[-1]
     if is_seen:
         at = max(now, newest.ended_at or now)
@@ -282,4 +282,4 @@ class CheckpointSurveys:
             self.claims[watch.folder] = seen.claim
         with transaction(context.connection) as connection:
             checkpoints.note_scan(connection, run_id, number, watch.folder, seen.at)
-            write(connection, seen.search, seen.rows)
+            write_ledger(connection, seen.search, seen.rows)

@@ -21,7 +21,7 @@ import msgspec
 from gputui.agent.context import AgentContext
 from gputui.agent.error_barrier import Parts
 from gputui.agent.lifecycle.active_run import ActiveRuns, Waiting
-from gputui.agent.lifecycle.checkpoint_survey import claim, search_now, write
+from gputui.agent.lifecycle.checkpoint_survey import claim, search_now, write_ledger
 from gputui.agent.lifecycle.ending import give_up
 from gputui.core import units
 from gputui.recovery.checkpoints.ledger import Rows, newest_first
@@ -235,7 +235,7 @@ class ReadinessChecks:
             self._choose_again(run, ready, ready.choice, waiting)
             return False
         with repository.transaction(context.connection) as connection:
-            write(connection, ready.search, ready.rows)
+            write_ledger(connection, ready.search, ready.rows)
         waiting.checked = (True, path, now)
         return True
 
@@ -243,7 +243,7 @@ class ReadinessChecks:
         changed = f"{Path(run.resume_from or '').name} was removed or overwritten after it was chosen"
         best = choice.usable[0].path if choice.usable else None
         with repository.transaction(self.context.connection) as connection:
-            write(connection, ready.search, choice.rows)
+            write_ledger(connection, ready.search, choice.rows)
             if best is not None:
                 repository.set_next_attempt(
                     connection, run.run_id, params=run.params, resume_from=str(best), not_before=run.not_before

@@ -123,7 +123,7 @@ class Bench:
         with transaction(self.connection) as connection:
             if search.writer is not None:
                 checkpoints.note_scan(connection, "a-1", search.writer, str(self.folder), self.now)
-            checkpoint_survey.write(connection, search, seen.rows)
+            checkpoint_survey.write_ledger(connection, search, seen.rows)
         return self.usable()
 
     def end(self, kind: str | None = "killed") -> list[str]:
