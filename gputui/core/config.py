@@ -14,24 +14,19 @@ from msgspec import Struct
 PRIVATE_DIR_MODE = 0o700
 PRIVATE_FILE_MODE = 0o600
 
-# File systems on which SQLite's WAL does not work: its shared-memory index needs one machine's memory.
-# https://www.sqlite.org/wal.html, "Overview", disadvantage 2. Names as in /proc/self/mountinfo.
-NETWORK_FILE_SYSTEMS = frozenset(
-    {
-        "nfs", "nfs4", "cifs", "smb3", "smbfs", "ncpfs", "9p", "afs", "coda", "ceph", "glusterfs", "davfs",
-        "lustre", "beegfs", "beegfs_nodev", "fhgfs", "gpfs", "mmfs", "wekafs", "panfs", "pvfs2", "orangefs", "vast",
-        "daos", "quobyte", "gfs", "gfs2", "ocfs2", "acfs", "cvfs", "snfs", "mfs", "moosefs",
-    }
-)  # fmt: skip
-# Most of what is mounted through FUSE is a service or another machine (fuse.sshfs, .juicefs, .s3fs, .gcsfuse, .rclone,
-# .glusterfs, .ceph-fuse, .mountpoint-s3, plain "fuse" …), and new ones come every year; these show a local disk.
-LOCAL_FUSE_FILE_SYSTEMS = frozenset(
-    {
-        "fuse.fuse-overlayfs", "fuse.bindfs", "fuse.mergerfs", "fuse.unionfs", "fuse.unionfs-fuse", "fuse.encfs",
-        "fuse.gocryptfs", "fuse.cryfs", "fuse.securefs", "fuse.ntfs-3g", "fuse.exfat", "fuse.ext2", "fuse.fuse-ext2",
-        "fuse.ext4", "fuse.apfs", "fuse.zfs-fuse", "fuse.lxcfs",
-    }
-)  # fmt: skip
+# SQLite's WAL needs one machine's memory: https://www.sqlite.org/wal.html, "Overview". Names as in
+# /proc/self/mountinfo.
+NETWORK_FILE_SYSTEMS = frozenset({
+    "nfs", "nfs4", "cifs", "smb3", "smbfs", "ncpfs", "9p", "afs", "coda", "ceph", "glusterfs", "davfs",
+    "lustre", "beegfs", "beegfs_nodev", "fhgfs", "gpfs", "mmfs", "wekafs", "panfs", "pvfs2", "orangefs", "vast",
+    "daos", "quobyte", "gfs", "gfs2", "ocfs2", "acfs", "cvfs", "snfs", "mfs", "moosefs",
+})  # fmt: skip
+# Most of what is mounted through FUSE is a service or another machine; these show a local disk.
+LOCAL_FUSE_FILE_SYSTEMS = frozenset({
+    "fuse.fuse-overlayfs", "fuse.bindfs", "fuse.mergerfs", "fuse.unionfs", "fuse.unionfs-fuse", "fuse.encfs",
+    "fuse.gocryptfs", "fuse.cryfs", "fuse.securefs", "fuse.ntfs-3g", "fuse.exfat", "fuse.ext2", "fuse.fuse-ext2",
+    "fuse.ext4", "fuse.apfs", "fuse.zfs-fuse", "fuse.lxcfs",
+})  # fmt: skip
 
 
 def file_identity(path: Path) -> tuple[int, int, int] | None:
@@ -44,9 +39,9 @@ def file_identity(path: Path) -> tuple[int, int, int] | None:
 
 
 def own_python() -> tuple[str, dict[str, str]]:
-    """The interpreter of this installation, and what a child that it starts with gputui's modules needs in its
-    environment. Where its file was removed under this living process, that is the program that this process runs, which
-    the kernel keeps, with the paths that it has."""
+    """The interpreter of this installation, and what a child that it starts with gputui's modules
+    needs in its environment. Where its file was removed under this living process, that is the
+    program that this process runs, which the kernel keeps, with the paths that it has."""
     if Path(sys.executable).exists():
         return sys.executable, {}
     paths = os.pathsep.join(path for path in sys.path if path)
@@ -54,8 +49,8 @@ def own_python() -> tuple[str, dict[str, str]]:
 
 
 def is_network_file_system(kind: str | None) -> bool:
-    """Whether a file system, by its name in /proc/self/mountinfo, may be shared with other machines; what is not known
-    counts as local, but for FUSE."""
+    """Whether a file system, by its name in /proc/self/mountinfo, may be shared with other
+    machines; what is not known counts as local, but for FUSE."""
     if kind is None:
         return False
     is_fuse = kind == "fuse" or kind.startswith("fuse.")
@@ -108,7 +103,8 @@ class Workspace(Struct, frozen=True):
 
     @property
     def agent_stopped(self) -> Path:
-        """Present once a person ended the agent on purpose, until the next one starts: no shim starts one then."""
+        """Present once a person ended the agent on purpose, until the next one starts: no shim
+        starts one then."""
         return self.state / "agent.stopped"
 
     @property
@@ -122,12 +118,14 @@ class Workspace(Struct, frozen=True):
 
     @property
     def doorbell(self) -> Path:
-        """Touched by whoever wrote a command row, so that the agent, which listens there, looks at once."""
+        """Touched by whoever wrote a command row, so that the agent, which listens there, looks at
+        once."""
         return self.runs / ".doorbell"
 
     @property
     def settings(self) -> Path:
-        """What a person chose about the screen; beside the profiles, among what is configuration."""
+        """What a person chose about the screen; beside the profiles, among what is
+        configuration."""
         return self.profiles.parent / "settings.json"
 
     @property
@@ -158,7 +156,8 @@ def locate(
     *,
     checkout: Path | None = None,
 ) -> Workspace:
-    """The workspace meant by ``--home``, else ``$GPUTUI_HOME``, else ``checkout``, else the XDG directories.
+    """The workspace meant by ``--home``, else ``$GPUTUI_HOME``, else ``checkout``, else the XDG
+    directories.
 
     Symbolic links are followed: a run's processes are known by its folder, whichever way led there.
     """
@@ -174,10 +173,11 @@ def locate(
 
 
 def own_checkout(prefix: str = sys.prefix) -> Path | None:
-    """The checkout that this gputui is run from by a ``.venv`` of its own, as ``make run`` makes it; else None.
+    """The checkout that this gputui is run from by a ``.venv`` of its own, as ``make run`` makes
+    it; else None.
 
-    Such a checkout is its own home: its command shows the runs that its ``make run`` shows, whoever else on the machine
-    has a gputui.
+    Such a checkout is its own home: its command shows the runs that its ``make run`` shows, whoever
+    else on the machine has a gputui.
     """
     checkout = Path(__file__).resolve().parents[2]
     is_own = Path(prefix).name == ".venv" and Path(prefix).parent.resolve() == checkout
@@ -200,7 +200,8 @@ def _shipped(name: str) -> Path:
 
 
 def file_system_of(path: Path, mountinfo: str) -> str | None:
-    """The type of the file system that holds ``path``, from the text of /proc/self/mountinfo (proc(5))."""
+    """The type of the file system that holds ``path``, from the text of /proc/self/mountinfo
+    (proc(5))."""
     best, best_type = "", None
     target = str(path)
     for line in mountinfo.splitlines():
@@ -216,8 +217,9 @@ def file_system_of(path: Path, mountinfo: str) -> str | None:
 
 
 def open_regular(path: Path, *, flags: int = 0) -> BufferedReader:
-    """A regular file for reading; ``flags`` are more of os.open's. Raises OSError, also for anything that is no such
-    file: the open of a FIFO waits for its other end, the reading of a device has no end."""
+    """A regular file for reading; ``flags`` are more of os.open's. Raises OSError, also for
+    anything that is no such file: the open of a FIFO waits for its other end, the reading of a
+    device has no end."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -226,7 +228,8 @@ def open_regular(path: Path, *, flags: int = 0) -> BufferedReader:
 
 
 def read_regular(path: Path, most_bytes: int) -> bytes:
-    """What is in a regular file. Raises OSError as `open_regular` does, and ValueError if it is larger."""
+    """What is in a regular file. Raises OSError as `open_regular` does, and ValueError if it is
+    larger."""
     with open_regular(path) as file:
         raw = file.read(most_bytes + 1)
     if len(raw) > most_bytes:

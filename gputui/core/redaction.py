@@ -1,9 +1,9 @@
 """What must not be shown or stored: secrets in environments, parameters, command lines and texts.
 
-Pure. A secret is known by the name that it goes by (``HF_TOKEN``, ``--api-key``), by its own look (``hf_…``,
-``AKIA…``), and, to a `Redactor`, by being a value that must not appear anywhere. The true values live only in the
-run's own files, readable by their owner; everything that goes into the database, a log or a terminal passes through
-here first. Doing it twice changes nothing.
+Pure. A secret is known by the name that it goes by (``HF_TOKEN``, ``--api-key``), by its own look
+(``hf_…``, ``AKIA…``), and, to a `Redactor`, by being a value that must not appear anywhere. The
+true values live only in the run's own files, readable by their owner; everything that goes into the
+database, a log or a terminal passes through here first. Doing it twice changes nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-# Environment: to hide too much costs nothing but a word in a list. TOKENIZERS_PARALLELISM is not a token.
+# Environment: to hide too much costs nothing but a word in a list. TOKENIZERS_PARALLELISM is not a
+# token.
 _ENV_NAME = re.compile(
     r"SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|APIKEY|AUTHORIZATION|TOKEN(?!I[ZS])|KEYS?(?=[_.-]|$)"
     r"|(?:^|[_.-])(?:PG|DB)?PASS$|(?:^|[_.-])(?:PAT|DSN|COOKIE)$|CONNECTION_?STRING|(?:^|[_.-])WEBHOOK"
@@ -29,8 +30,8 @@ _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]*)?")
 # "Missing KEY: layer.0" is a sentence.
 _WORDS = frozenset({"token", "TOKEN", "TOKENS", "KEY", "KEYS"})
 
-# Parameters and options: pad_token, user_token and sort_key are daily words of training, so a "token" or "key" among
-# other words is not enough.
+# Parameters and options: pad_token, user_token and sort_key are daily words of training, so a
+# "token" or "key" among other words is not enough.
 _PARAMETER_NAME = re.compile(
     r"secret|password|passwd|passphrase|credential|apikey|authorization|connection[_.-]?string"
     r"|^token$"
@@ -70,15 +71,18 @@ _COMMAND_LINE_BYTES = 16 << 10
 
 # A shorter one would also be found in words that have nothing to do with it.
 SHORTEST_SECRET = 6
-# Shorter ones are found as whole words only, and not at all where they are a mere word or number (``memory``).
+# Shorter ones are found as whole words only, and not at all where they are a mere word or number
+# (``memory``).
 _LONG_SECRET = 12
-# One of several kinds of characters is found anywhere from here on: hardly any word holds it by chance.
+# One of several kinds of characters is found anywhere from here on: hardly any word holds it by
+# chance.
 _MIXED_SECRET = 8
 _MERE_WORD = re.compile(r"[^\W\d_]+|[\d.,+-]+")
 # Where a word begins; a line's end that is written as \n and a color are no part of it.
 _WORD_BEGINS = r"(?:(?<![A-Za-z0-9])|(?<=\\[nrt])|(?<=\x1b\[m)|(?<=\x1b\[\dm)|(?<=\x1b\[\d\dm)|(?<=\x1b\[\d;\d\dm))"
 
-# Each begins at a word's edge and is as long as its issuer makes it, so that ordinary words are left alone.
+# Each begins at a word's edge and is as long as its issuer makes it, so that ordinary words are
+# left alone.
 _SECRET_TEXT = re.compile(
     r"(?<![A-Za-z0-9])(?:"
     r"hf_[A-Za-z0-9]{20,}"  # Hugging Face
@@ -118,7 +122,8 @@ _SCHEME = re.compile(
     re.IGNORECASE,
 )
 
-# Quoted, quoted within quotes, cut off, an object, or up to where words end. What is hidden beyond it is no loss.
+# Quoted, quoted within quotes, cut off, an object, or up to where words end. What is hidden beyond
+# it is no loss.
 _VALUE = re.compile(
     r"\{\\*[\"'][^\n]{0,4096}\}|\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*'"
     r"|\\+[\"'][^\"'\\\n]*|[\"'][^\"'\n]*|[^\s\"',;&\\][^\s\"',;&]*"
@@ -135,7 +140,8 @@ _OPTION = re.compile(
 
 
 class Redactor:
-    """Takes secrets out of what it is given, those by name and look and ``known``, the values that must not appear."""
+    """Takes secrets out of what it is given, those by name and look and ``known``, the values that
+    must not appear."""
 
     def __init__(self, known: Iterable[str] = ()) -> None:
         texts = {each for each in known if REDACTED not in each and _can_be_found(each)}
@@ -165,7 +171,8 @@ class Redactor:
         return REDACTED if isinstance(value, str) and value and is_secret_parameter(name) else self.value(value)
 
     def value(self, value: Any) -> Any:
-        """Plain data, as JSON gives it, with every text in it redacted; values under a secret name are removed."""
+        """Plain data, as JSON gives it, with every text in it redacted; values under a secret name
+        are removed."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):
@@ -187,13 +194,14 @@ BY_LOOK = Redactor()
 
 
 def redact_text(text: str) -> str:
-    """The text with everything in it that looks like a secret, or follows the name of one, replaced."""
+    """The text with everything in it that looks like a secret, or follows the name of one,
+    replaced."""
     return _hide(text, [])
 
 
 def _hide(text: str, found: list[str]) -> str:
-    """As `redact_text`; ``found`` gets what was hidden, but for what is known by its look. The work grows with the
-    text's length only: whoever writes a log must not be able to stop the agent."""
+    """As `redact_text`; ``found`` gets what was hidden, but for what is known by its look. The work
+    grows with the text's length only: whoever writes a log must not be able to stop the agent."""
 
     def cut(match: re.Match[str]) -> str:
         before: str = next(group for group in match.groups() if group is not None)
@@ -214,10 +222,12 @@ def _hide(text: str, found: list[str]) -> str:
 
 
 def redact_named(text: str, is_secret: Callable[[str, str, bool], bool], found: list[str] | None = None) -> str:
-    """The text without the values after names in it: ``name=value``, ``"name": "value"``, ``--name value``.
+    """The text without the values after names in it: ``name=value``, ``"name": "value"``, ``--name
+    value``.
 
-    ``is_secret`` is asked with the name, the value, and whether the name may be a word of a sentence (``name: value``);
-    first, to find out whether the value is worth a look, with a dash for it. ``found`` gets the values.
+    ``is_secret`` is asked with the name, the value, and whether the name may be a word of a
+    sentence (``name: value``); first, to find out whether the value is worth a look, with a dash
+    for it. ``found`` gets the values.
     """
     hidden: list[str] = [] if found is None else found
     if "=" in text or ":" in text:
@@ -228,8 +238,8 @@ def redact_named(text: str, is_secret: Callable[[str, str, bool], bool], found: 
 def _without_named(
     head: re.Pattern[str], text: str, is_secret: Callable[[str, str, bool], bool], hidden: list[str]
 ) -> str:
-    """``head`` ends where a value begins. What is no secret's name is passed over alone: behind it may be one
-    (``ValueError: password=x``)."""
+    """``head`` ends where a value begins. What is no secret's name is passed over alone: behind it
+    may be one (``ValueError: password=x``)."""
     pieces, done = [], 0
     for found in head.finditer(text):
         name, is_word = found["name"].lstrip("-"), found["between"].lstrip().startswith(":")
@@ -249,8 +259,8 @@ def _without_named(
 
 
 def redact(env: Mapping[str, str]) -> dict[str, str]:
-    """An environment as it may be shown: secrets by name vanish whole, those within a value are cut out. An empty
-    value stays, for it shows that something is missing."""
+    """An environment as it may be shown: secrets by name vanish whole, those within a value are cut
+    out. An empty value stays, for it shows that something is missing."""
     return {
         name: REDACTED if value and is_secret_variable(name, value) else redact_text(value)
         for name, value in env.items()
@@ -269,12 +279,14 @@ def redact_params(params: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def redact_argv(argv: Sequence[str]) -> tuple[str, ...]:
-    """A command line as it may be shown: ``--api-key X``, ``--api-key=X`` and ``api_key=X`` lose their X."""
+    """A command line as it may be shown: ``--api-key X``, ``--api-key=X`` and ``api_key=X`` lose
+    their X."""
     return _hide_argv(argv, [])
 
 
 def _hide_argv(argv: Sequence[str], found: list[str]) -> tuple[str, ...]:
-    """As `redact_argv`; ``found`` gets what was hidden. What looks like an option is not among it."""
+    """As `redact_argv`; ``found`` gets what was hidden. What looks like an option is not among
+    it."""
     shown: list[str] = []
     hide_next = False
     is_curl = False
@@ -304,7 +316,8 @@ def _hide_argv(argv: Sequence[str], found: list[str]) -> tuple[str, ...]:
 
 
 def _has_no_value(argv: Sequence[str], at: int) -> bool:
-    """Whether a word that looks like an option has no value, so that it may be the value of the one before it."""
+    """Whether a word that looks like an option has no value, so that it may be the value of the one
+    before it."""
     return "=" not in argv[at] and (at + 1 == len(argv) or argv[at + 1].startswith("-"))
 
 
@@ -314,14 +327,16 @@ def _curl_option(argv: Sequence[str], at: int) -> str:
 
 
 def redact_command_line(raw: bytes) -> str:
-    """The words of /proc/PID/cmdline as one line that may be stored and shown; far more than is shown is looked at."""
+    """The words of /proc/PID/cmdline as one line that may be stored and shown; far more than is
+    shown is looked at."""
     words = raw[:_COMMAND_LINE_BYTES].rstrip(b"\0").decode("utf-8", "replace").split("\0")
     return " ".join(redact_argv(words)).strip()
 
 
 def secrets_in(env: Mapping[str, str], params: Mapping[str, Any], *argvs: Sequence[str]) -> set[str]:
-    """The values in an environment, in parameters and in command lines that must not appear anywhere else: secret by
-    their names, or found within a text. What is known by its look needs no list."""
+    """The values in an environment, in parameters and in command lines that must not appear
+    anywhere else: secret by their names, or found within a text. What is known by its look needs no
+    list."""
     named = {name: value for name, value in env.items() if is_secret_variable(name, value)}
     texts = {name: value for name, value in params.items() if isinstance(value, str)}
     found = [*named.values(), *(value for name, value in texts.items() if is_secret_parameter(name))]
@@ -342,7 +357,8 @@ def _can_be_found(value: str) -> bool:
 
 
 def _as_pattern(value: str) -> str:
-    """Where a known value is found: one that may be a word, or a part of one, only as a whole word."""
+    """Where a known value is found: one that may be a word, or a part of one, only as a whole
+    word."""
     pattern = re.escape(value)
     if len(value) >= _MIXED_SECRET and _MERE_WORD.fullmatch(value) is None:
         return pattern

@@ -1,7 +1,7 @@
 """How many terminal cells a text takes, and cutting or padding text to a number of cells.
 
-Widths are those that terminals agree on for text that went through `gputui.core.text.clean`: combining marks
-take none, East Asian wide characters and emoji two, everything else one.
+Widths are those that terminals agree on for text that went through `gputui.core.text.clean`:
+combining marks take none, East Asian wide characters and emoji two, everything else one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _PLAIN_RANGES: Final = (
 )
 
 PLAIN: Final = frozenset(chr(code) for first, last in _PLAIN_RANGES for code in range(first, last + 1))
-"""Characters that every terminal draws exactly one cell wide and that change nothing around them."""
+"""Characters that every terminal draws exactly one cell wide and that change nothing around
+them."""
 
 
 @lru_cache(8192)
@@ -56,7 +57,8 @@ def cell_width(text: str) -> int:
 
 def clip(text: str, width: int, ellipsis: str = "…") -> str:
     """`text` cut to at most `width` cells; a cut text ends with `ellipsis` where that fits."""
-    # A cell holds four characters at most (`clean` leaves three marks behind one): a long text need not be measured.
+    # A cell holds four characters at most (`clean` leaves three marks behind one): a long text need
+    # not be measured.
     if len(text) <= 4 * max(0, width) and cell_width(text) <= width:
         return text
     if width <= 0:
@@ -115,11 +117,13 @@ REPLACEMENT: Final = "\ufffd"
 """Replaces a character that cannot be shown."""
 
 MARKS_PER_CHARACTER: Final = 3
-"""Combining marks kept behind one character: enough for every script in use, too few to paint over other lines."""
+"""Combining marks kept behind one character: enough for every script in use, too few to paint over
+other lines."""
 
 _TAB_COLUMNS: Final = 4
 
-# Colours and "erase to the end of the line" are what programs write all the time; nothing is lost with them.
+# Colours and "erase to the end of the line" are what programs write all the time; nothing is lost
+# with them.
 _DECORATION = re.compile(r"(?:\x1b\[|\x9b)[0-9;:]*[mK]")
 SEQUENCE = re.compile(
     r"(?:\x1b\]|\x9d)[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)"  # operating system command: title, clipboard, link
@@ -130,7 +134,8 @@ SEQUENCE = re.compile(
 _VARIATION_SELECTORS: Final = (*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))
 _SKIN_TONES: Final = range(0x1F3FB, 0x1F400)
 _REGIONAL_INDICATORS: Final = range(0x1F1E6, 0x1F200)
-# Their widths differ between terminals; without them the character in front, or a flag's two letters, remains.
+# Their widths differ between terminals; without them the character in front, or a flag's two
+# letters, remains.
 _REDUCED: Final[dict[int, str | None]] = {
     **dict.fromkeys(_VARIATION_SELECTORS),
     **dict.fromkeys(_SKIN_TONES),
@@ -146,9 +151,10 @@ _ZERO_WIDTH_JOINER: Final = "\u200d"
 def clean(text: str, *, newlines: bool = False) -> str:
     """`text` as it may be written to a terminal.
 
-    Colour sequences vanish; every other escape sequence becomes one "␛"; other controls become their picture ("␇");
-    characters that reverse, hide or take no room (bidirectional controls, zero-width spaces, lone surrogates, private
-    use) become "\ufffd"; tabs become spaces. Joined emoji fall apart into single ones, flags into letters.
+    Colour sequences vanish; every other escape sequence becomes one "␛"; other controls become
+    their picture ("␇"); characters that reverse, hide or take no room (bidirectional controls,
+    zero-width spaces, lone surrogates, private use) become "\ufffd"; tabs become spaces. Joined
+    emoji fall apart into single ones, flags into letters.
 
     Args:
         text: anything.

@@ -1,4 +1,5 @@
-"""Quantities as people read them. None, for unknown, is written "–"; numbers that are not finite "nan" and "inf"."""
+"""Quantities as people read them. None, for unknown, is written "–"; numbers that are not finite
+"nan" and "inf"."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,7 +16,8 @@ _THIN: Final = " "
 
 
 def _of_numbers(write: Callable[Concatenate[float, P], str]) -> Callable[Concatenate[float | None, P], str]:
-    """Let a function that writes finite numbers write any value: "–" for None, "nan", "inf" and "-inf"."""
+    """Let a function that writes finite numbers write any value: "–" for None, "nan", "inf" and
+    "-inf"."""
 
     @wraps(write)
     def text(value: float | None, /, *args: P.args, **kwargs: P.kwargs) -> str:
@@ -41,7 +43,8 @@ def _three_digits(value: float) -> str:
 
 
 def _scaled(value: float, base: float, units: tuple[str, ...]) -> tuple[float, str]:
-    """`value` divided by a power of `base`, so that three digits are enough, and that power's unit."""
+    """`value` divided by a power of `base`, so that three digits are enough, and that power's
+    unit."""
     index = 0
     while abs(value) >= base * (1 - 5e-4) and index < len(units) - 1:
         value /= base
@@ -91,7 +94,8 @@ def celsius(temperature_celsius: float) -> str:
 
 @_of_numbers
 def short_number(value: float) -> str:
-    """A number in few cells: "0.00123" → "1.23e-3", "41 200" → "41.2k", 1 902 000 → "1.9M", 3.214 → "3.21"."""
+    """A number in few cells: "0.00123" → "1.23e-3", "41 200" → "41.2k", 1 902 000 → "1.9M", 3.214 →
+    "3.21"."""
     size = abs(value)
     if size == 0:
         return "0"
@@ -104,7 +108,8 @@ def short_number(value: float) -> str:
 
 @_of_numbers
 def rate(value: float) -> str:
-    """A rate with all of three digits, so that it holds still while it changes a little: "2.50", "41.0", "1.20k"."""
+    """A rate with all of three digits, so that it holds still while it changes a little: "2.50",
+    "41.0", "1.20k"."""
     size = abs(value)
     if size < 0.01 or size >= 1e21:
         return short_number(value)
@@ -120,8 +125,8 @@ def gpu_hours(value: float) -> str:
 
 @_of_numbers
 def metric_value(value: float) -> str:
-    """A metric's value with four significant digits: "1.902", "9.8e-04" → "9.8e-4", "nan"; whole numbers as they are:
-    "60", "30210"."""
+    """A metric's value with four significant digits: "1.902", "9.8e-04" → "9.8e-4", "nan"; whole
+    numbers as they are: "60", "30210"."""
     size = abs(value)
     if size < 1e6 and value == int(value):
         return f"{value:.0f}"
@@ -145,7 +150,8 @@ def count_of(number: int, noun: str) -> str:
 
 @_of_numbers
 def duration(seconds: float) -> str:
-    """A span of time in its two largest units: "47 s", "3 min 20 s", "1 h 42 min", "2 d 5 h"; below 10 s "2.4 s"."""
+    """A span of time in its two largest units: "47 s", "3 min 20 s", "1 h 42 min", "2 d 5 h"; below
+    10 s "2.4 s"."""
     sign = "-" if seconds < 0 else ""
     seconds = abs(seconds)
     if seconds < 9.95:
@@ -165,7 +171,8 @@ def duration(seconds: float) -> str:
 
 @_of_numbers
 def age(seconds: float) -> str:
-    """How long ago, in one unit: "now", "47 s", "12 min", "3 h", "9 d". A clock that ran back shows as "now"."""
+    """How long ago, in one unit: "now", "47 s", "12 min", "3 h", "9 d". A clock that ran back shows
+    as "now"."""
     if seconds < 1:
         return "now"
     for limit, size, unit in ((60, 1, "s"), (3600, 60, "min"), (86400, 3600, "h")):
@@ -181,7 +188,8 @@ def ago(seconds: float | None) -> str:
 
 
 def aligned(texts: Sequence[str]) -> list[str]:
-    """The texts of numbers with blanks at their ends, so that right-aligned decimal points are below each other."""
+    """The texts of numbers with blanks at their ends, so that right-aligned decimal points are
+    below each other."""
     ends = [len(text) - text.index(".") if "." in text else 0 for text in texts]
     widest = max(ends, default=0)
     return [text + " " * (widest - end) if text != UNKNOWN else text for text, end in zip(texts, ends, strict=True)]

@@ -14,8 +14,8 @@ from gputui.core.units import count, duration, gpu_hours
 from gputui.recovery.decide import Resumption
 from gputui.recovery.history import queued_by_person, resumptions
 from gputui.runs.checkpoint_names import step_words
-from gputui.store import json_columns
 from gputui.store.attempts import Attempt, ended_seconds
+from gputui.store.database import json_mapping
 from gputui.store.metrics.step_times import StepTimes
 from gputui.store.run_history import DecisionView, IncidentView, TransitionView
 from gputui.store.run_states import RunState
@@ -85,7 +85,7 @@ def tell(
 
 
 def _ran(run: Run, attempt: Attempt, now: float, went_on: Resumption | None) -> str:
-    ranks = json_columns.mapping(run.spec_json).get("nproc")
+    ranks = json_mapping(run.spec_json).get("nproc")
     where = f"{ranks} CPU ranks" if isinstance(ranks, int) and ranks > 1 else "the CPU"
     if attempt.gpus:
         where = f"{len(attempt.gpus)} GPU{'' if len(attempt.gpus) == 1 else 's'}"

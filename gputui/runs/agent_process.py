@@ -1,7 +1,9 @@
-"""The agent as a process: find, start and stop it, for its clients. Imports nothing of the agent."""
+"""The agent as a process: find, start and stop it, for its clients. Imports nothing of the
+agent."""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import math
@@ -11,15 +13,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
-from types import TracebackType
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from gputui.core.config import PRIVATE_FILE_MODE, Workspace
-from gputui.runs.identity import ProcessIdentity, has_open, is_alive, is_held, is_stopped, send_signal
+from gputui.runs.identity import ProcessIdentity, has_open, identity_in, is_alive, is_held, is_stopped, send_signal
 
 START_TIMEOUT_SECONDS = 15.0
 STOP_TIMEOUT_SECONDS = 15.0
@@ -33,8 +34,8 @@ LEAST_FREE_BYTES = 64 << 10
 RUN_MARKS = ("GPUTUI_RUN_ID", "GPUTUI_RUN_DIR", "GPUTUI_ATTEMPT", "GPUTUI_METRICS", "GPUTUI_CHECKPOINT")
 # Marks an agent that was started from inside a run, which the run's shim must not end.
 AGENT_MARK = "GPUTUI_AGENT"
-# torchrun sets these for its ranks (https://docs.pytorch.org/docs/stable/elastic/run.html, "Environment Variables"). An
-# agent started by a rank must not pass them on to other runs.
+# torchrun sets these for its ranks (https://docs.pytorch.org/docs/stable/elastic/run.html,
+# "Environment Variables"). An agent started by a rank must not pass them on to other runs.
 RANK_MARKS = (
     "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE",
     "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
@@ -46,7 +47,7 @@ class AgentUnreachableError(Exception):
 
 
 class AgentStoppedError(AgentUnreachableError):
-    """The agent was stopped by a signal: it does nothing until continued, and no other can start while it lives."""
+    """The agent was stopped by a signal: it does nothing until continued, and no other can start."""
 
     def __init__(self, pid: int) -> None:
         super().__init__(
@@ -60,8 +61,8 @@ class AgentStoppedError(AgentUnreachableError):
 
 
 class AgentIdentity(Struct, frozen=True):
-    """The content of the agent's lock file. ``doing`` is the long task of an agent that is not yet ready, else
-    None."""
+    """The content of the agent's lock file. ``doing`` is the long task of an agent that is not yet
+    ready, else None."""
 
     process: ProcessIdentity
     version: str
@@ -75,24 +76,16 @@ def read_identity(workspace: Workspace) -> AgentIdentity | None:
     """The running agent of this workspace, or None."""
     try:
         data = json.loads(workspace.agent_lock.read_text("utf-8"))
-        process = ProcessIdentity(int(data["pid"]), int(data["start_ticks"]), str(data["boot_id"]))
-        doing = data.get("doing")
-        identity = AgentIdentity(
-            process,
-            str(data["version"]),
-            float(data["started_at"]),
-            bool(data["recording"]),
-            bool(data["ready"]),
-            doing if isinstance(doing, str) else None,
-        )
+        identity = msgspec.convert({**data, "process": identity_in(data)}, AgentIdentity)
     except (OSError, ValueError, KeyError, TypeError):
         return None
     # In a copied home, the file names the agent of the original.
-    return identity if is_alive(process) and has_open(process.pid, workspace.agent_lock) is not False else None
+    is_ours = is_alive(identity.process) and has_open(identity.process.pid, workspace.agent_lock) is not False
+    return identity if is_ours else None
 
 
 def stopped_agent(workspace: Workspace) -> AgentStoppedError | None:
-    """The error to report if the agent of this workspace was stopped; None if it was not or none runs."""
+    """The error to report if the agent of this workspace was stopped; else None."""
     identity = read_identity(workspace)
     return AgentStoppedError(identity.process.pid) if identity is not None and is_stopped(identity.process) else None
 
@@ -105,40 +98,39 @@ def ensure_agent(
 ) -> AgentIdentity:
     """The running agent, started if there is none.
 
-    Waits without limit while the agent checks the database for damage, and calls ``report`` if that takes longer than
-    a second.
+    Waits without limit while the agent checks the database for damage, and calls ``report`` if that
+    takes longer than a second.
 
-    Raises AgentUnreachableError when it does not start in time or ends at once, AgentStoppedError when it was stopped.
+    Raises AgentUnreachableError when it does not start in time or ends at once, AgentStoppedError
+    when it was stopped.
     """
     doing: str | None = None
-    stopped_at: float | None = None
-    report_at = math.inf
+    since = stopped_at = math.inf
     deadline = time.monotonic() + timeout_seconds
     process: subprocess.Popen[bytes] | None = None
     while True:
-        identity = read_identity(workspace)
+        now, identity = time.monotonic(), read_identity(workspace)
         if identity is not None and is_stopped(identity.process):
-            stopped_at = stopped_at or time.monotonic()
-            if time.monotonic() - stopped_at >= _STOPPED_SECONDS:
+            stopped_at = min(stopped_at, now)
+            if now - stopped_at >= _STOPPED_SECONDS:
                 raise AgentStoppedError(identity.process.pid)
             time.sleep(_POLL_SECONDS)
             continue
-        stopped_at = None
+        stopped_at = math.inf
         if identity is not None and identity.ready:
             return identity
         if identity is None and process is None:
             process = spawn_agent(workspace)
         if identity is not None and identity.doing is not None:
-            now = time.monotonic()
             deadline = now + timeout_seconds
             if identity.doing != doing:
-                doing, report_at = identity.doing, now + _REPORT_SECONDS
-            elif now >= report_at:
-                report_at = math.inf
+                doing, since = identity.doing, now
+            elif now - since >= _REPORT_SECONDS:
+                since = math.inf
                 report(doing)
         if process is not None and process.poll() not in (None, 0):
             raise AgentUnreachableError(exit_reason(workspace))
-        if time.monotonic() > deadline:
+        if now > deadline:
             raise AgentUnreachableError(
                 f"the agent did not start within {timeout_seconds:.0f} s; its log is {workspace.agent_log}"
             )
@@ -146,7 +138,8 @@ def ensure_agent(
 
 
 def spawn_agent(workspace: Workspace) -> subprocess.Popen[bytes]:
-    """Start an agent detached from this terminal: own session, no standard input, output to its log.
+    """Start an agent detached from this terminal: own session, no standard input, output to its
+    log.
 
     Raises AgentUnreachableError.
     """
@@ -188,7 +181,8 @@ def agent_argv(workspace: Workspace) -> list[str]:
 
 
 def agent_for_executor(workspace: Workspace) -> dict[str, Any]:
-    """The entry ``agent`` of attempt.json, by which a shim starts an agent if none runs when its attempt ends."""
+    """The entry ``agent`` of attempt.json, by which a shim starts an agent if none runs when its
+    attempt ends."""
     return {
         "argv": agent_argv(workspace),
         "unset": [*RUN_MARKS, *RANK_MARKS],
@@ -220,24 +214,15 @@ def stop_agent(workspace: Workspace, *, timeout_seconds: float = STOP_TIMEOUT_SE
     return True
 
 
-class ViewPresence:
-    """Context of an open view, which keeps the agent running. The kernel drops the lock of a killed view."""
-
-    def __init__(self, workspace: Workspace) -> None:
-        self._path: Path = workspace.views_lock
-        self._descriptor: int | None = None
-
-    def __enter__(self) -> ViewPresence:
-        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE_MODE)
-        fcntl.flock(self._descriptor, fcntl.LOCK_SH)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+@contextlib.contextmanager
+def view_presence(workspace: Workspace) -> Iterator[None]:
+    """Keep the agent running while a view is open. The kernel drops the lock of a killed view."""
+    descriptor = os.open(workspace.views_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE_MODE)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def has_views(workspace: Workspace) -> bool:
@@ -246,15 +231,13 @@ def has_views(workspace: Workspace) -> bool:
 
 
 def exit_reason(workspace: Workspace) -> str:
-    """Why a started agent exited at once: a problem of its home, the last line of its log, or where that log is."""
+    """Why a started agent exited at once: a problem of its home, the last line of its log, or where
+    that log is."""
     try:
+        # The log of a full disk has only older lines.
         if shutil.disk_usage(workspace.state).free < LEAST_FREE_BYTES:
-            # The log is on the same full disk, so its lines are older.
             return f"the disk of {workspace.state} is full; free some space"
+        lines = workspace.agent_log.read_text("utf-8", "replace").strip().splitlines()
     except OSError as error:
         return f"cannot use {workspace.state}: {error.strerror}; choose another --home"
-    try:
-        lines = workspace.agent_log.read_text("utf-8", "replace").strip().splitlines()
-    except OSError:
-        lines = []
     return lines[-1].removeprefix("gputui: ") if lines else f"the agent ended at once; its log is {workspace.agent_log}"

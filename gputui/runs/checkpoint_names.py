@@ -19,9 +19,9 @@ _SUFFIX = re.compile(r"\.[A-Za-z][A-Za-z0-9]*$")
 def step_in_name(path: PurePath, folder: PurePath | None = None) -> int | None:
     """The step in a name, or None.
 
-    It is the number after ``step``, ``iter``, ``checkpoint`` or ``ckpt`` in the name itself or else in its nearest
-    folder below ``folder``. Without such a word it is the only number of the nearest part that has exactly one and no
-    epoch, loss, rank or version.
+    It is the number after ``step``, ``iter``, ``checkpoint`` or ``ckpt`` in the name itself or else
+    in its nearest folder below ``folder``. Without such a word it is the only number of the nearest
+    part that has exactly one and no epoch, loss, rank or version.
     """
     inside = path.relative_to(folder).parts if folder is not None and path.is_relative_to(folder) else (path.name,)
     stems = [_stem(part) for part in reversed(inside)]
@@ -42,7 +42,8 @@ def explicit_step(name: str) -> int | None:
 
 
 def step_words(name: str, step: int) -> str:
-    """``step 40``; ``about step 40`` if inferred from times, unless the name has that step, from 0 or 1."""
+    """``step 40``; ``about step 40`` if inferred from times, unless the name has that step, from 0
+    or 1."""
     named = step_in_name(PurePath(name))
     return f"{'' if named is not None and abs(named - step) < 2 else 'about '}step {count(step)}"
 
@@ -52,7 +53,8 @@ def is_step_named(name: str) -> bool:
 
 
 def _stem(name: str) -> str:
-    """A name without file suffixes: ``step_4.pt.gz`` is ``step_4``, and ``val_loss=0.12.ckpt`` keeps its fraction."""
+    """A name without file suffixes: ``step_4.pt.gz`` is ``step_4``, and ``val_loss=0.12.ckpt``
+    keeps its fraction."""
     while (shorter := _SUFFIX.sub("", name)) != name and shorter:
         name = shorter
     return name

@@ -11,8 +11,8 @@ Status = Literal["pass", "warn", "fail", "skip"]
 
 
 class CheckResult(Struct, frozen=True):
-    """The result of one check. ``detail`` is the finding, in one sentence; ``remedy`` what to do about it, if
-    anything."""
+    """The result of one check. ``detail`` is the finding, in one sentence; ``remedy`` what to do
+    about it, if anything."""
 
     name: str
     status: Status

@@ -1,6 +1,8 @@
-"""The difference between the code of two runs, by the commit and the diff that each was launched with.
+"""The difference between the code of two runs, by the commit and the diff that each was launched
+with.
 
-If a checkout still has both commits, git compares the code. Otherwise the two stored diffs are shown.
+If a checkout still has both commits, git compares the code. Otherwise the two stored diffs are
+shown.
 """
 
 from __future__ import annotations
@@ -38,9 +40,9 @@ class _Code(NamedTuple):
 
 
 def run_code_diff(runs: Path, one: str, other: str) -> list[str]:
-    """The lines of the diff from the code of the run ``one`` to that of ``other``, after a head line for each, with
-    the secrets of both redacted. ``runs`` is the folder of all runs. Runs git, which may take seconds. Raises
-    CodeUnknownError or SpecError."""
+    """The lines of the diff from the code of the run ``one`` to that of ``other``, after a head
+    line for each, with the secrets of both redacted. ``runs`` is the folder of all runs. Runs git,
+    which may take seconds. Raises CodeUnknownError or SpecError."""
     codes: list[_Code] = []
     secrets: list[str] = []
     heads: list[str] = []

@@ -1,4 +1,5 @@
-"""The code that a run is launched with: the commit of its working directory, and the changes since."""
+"""The code that a run is launched with: the commit of its working directory, and the changes
+since."""
 
 from __future__ import annotations
 
@@ -15,9 +16,9 @@ CUT = "\n… cut here: the diff is longer\n"
 
 
 def read_code(workdir: Path) -> dict[str, Any] | None:
-    """``{commit, branch, changed_files, diff}`` of the git checkout around a folder; None if it is in none, or git
-    fails. ``branch`` is None for a detached HEAD. ``diff`` is from the commit to the tracked files; ``changed_files``
-    counts untracked files too."""
+    """``{commit, branch, changed_files, diff}`` of the git checkout around a folder; None if it is
+    in none, or git fails. ``branch`` is None for a detached HEAD. ``diff`` is from the commit to
+    the tracked files; ``changed_files`` counts untracked files too."""
     names = run_git(workdir, "rev-parse", "HEAD", "--abbrev-ref", "HEAD")
     if names is None or len(names.split()) != 2:
         return None
@@ -61,8 +62,8 @@ def run_git(
     given: str = "",
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> str | None:
-    """The output of git in a checkout, with ``given`` as its input; None if it fails or takes longer than
-    ``seconds``."""
+    """The output of git in a checkout, with ``given`` as its input; None if it fails or takes
+    longer than ``seconds``."""
     # Programs that a checkout configures to run along with git must not run.
     argv = ["git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-C", str(checkout), *words]
     try:

@@ -1,4 +1,5 @@
-"""The exact command of one attempt, and the paths in its specification, with placeholders filled in.
+"""The exact command of one attempt, and the paths in its specification, with placeholders filled
+in.
 
 Pure, so that ``check``, the launch screen and the agent show and run the same command.
 """
@@ -22,16 +23,18 @@ from gputui.store.runs import Run
 
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_.-]*)\}")
 
-# An optional piece begins with an option or name=; a list such as [0.9,0.999] or [{a},{b}] is a value.
+# An optional piece begins with an option or name=; a list such as [0.9,0.999] or [{a},{b}] is a
+# value.
 _PIECE = re.compile(r"\[(?=-|[+~]{0,2}[A-Za-z_][\w.@/-]*=)")
 
-# The shim's grace exceeds that of torchrun's agent by this much, so that torchrun can still write which rank failed.
+# The shim's grace exceeds that of torchrun's agent by this much, so that torchrun can still write
+# which rank failed.
 SHIM_MARGIN_SECONDS = 5.0
 
 
 class Launch(Struct, frozen=True):
-    """What the shim starts: an argument vector, run without a shell; the environment added to the user's; the working
-    directory; and how long a stop may take."""
+    """What the shim starts: an argument vector, run without a shell; the environment added to the
+    user's; the working directory; and how long a stop may take."""
 
     argv: tuple[str, ...]
     env: dict[str, str]
@@ -71,7 +74,8 @@ def substitute(text: str, values: Mapping[str, str]) -> str:
 
 
 def flag_tokens(params: Mapping[str, Scalar]) -> tuple[str, ...]:
-    """``--key value`` for each parameter: underscores become dashes, None is left out, booleans are true or false."""
+    """``--key value`` for each parameter: underscores become dashes, None is left out, booleans are
+    true or false."""
     tokens: list[str] = []
     for name, value in params.items():
         if value is not None:
@@ -84,7 +88,8 @@ class PieceError(ValueError):
 
 
 def find_pieces(words: Sequence[str]) -> list[tuple[int, int]]:
-    """The optional pieces ``[--option {parameter}]`` in a command line's words, as (first word, word after the last).
+    """The optional pieces ``[--option {parameter}]`` in a command line's words, as (first word,
+    word after the last).
 
     Raises PieceError for one that is not closed, holds another, or has no parameter.
     """
@@ -117,8 +122,8 @@ def find_pieces(words: Sequence[str]) -> list[tuple[int, int]]:
 def expand(words: Sequence[str], params: Mapping[str, Scalar], run_dir: str, checkpoint: str | None) -> tuple[str, ...]:
     """A command line's words with placeholders and optional pieces resolved.
 
-    An optional piece is left out if a parameter in it is None or false. A word in it that is only a true parameter is
-    dropped, so that ``[--amp {amp}]`` becomes the flag ``--amp``.
+    An optional piece is left out if a parameter in it is None or false. A word in it that is only a
+    true parameter is dropped, so that ``[--amp {amp}]`` becomes the flag ``--amp``.
     """
     values = values_for(params, run_dir, checkpoint)
     decided: dict[str, Scalar] = {
@@ -161,8 +166,9 @@ def build_launch(
     placement: Placement,
     checkpoint: str | None,
 ) -> Launch:
-    """The command of one attempt. The GPUs of ``placement`` are UUIDs or indices, as the profile requires. Raises
-    ValueError if the script resumes by a step that the checkpoint's name does not have."""
+    """The command of one attempt. The GPUs of ``placement`` are UUIDs or indices, as the profile
+    requires. Raises ValueError if the script resumes by a step that the checkpoint's name does not
+    have."""
     values = values_for(params, run_dir, checkpoint)
     resume = () if spec.checkpoints is None else tuple(spec.checkpoints.resume)
     templates = (*spec.program, *(spec.args or ()), *spec.env.values(), *resume)
@@ -182,7 +188,8 @@ def build_launch(
         "PYTHONFAULTHANDLER": "1",
         "OMP_NUM_THREADS": "1",
         "TORCHELASTIC_ERROR_FILE": f"{node_dir}/error.json",
-        # A variable and not torchrun's option: torch before 2.12 refuses the option, and accelerate has none.
+        # A variable and not torchrun's option: torch before 2.12 refuses the option, and accelerate
+        # has none.
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(max(1, round(spec.grace_seconds))),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": ",".join(placement.nodes[0].gpus),
@@ -214,7 +221,8 @@ def checkpoint_directory(spec: RunSpec, run_dir: Path) -> Path | None:
 
 
 def in_run(text: str, spec: RunSpec, run_dir: Path) -> Path:
-    """A path of the profile with placeholders filled in; a relative one is below the working directory."""
+    """A path of the profile with placeholders filled in; a relative one is below the working
+    directory."""
     path = Path(substitute(text, values_for(spec.params, str(run_dir), None)))
     return path if path.is_absolute() else Path(spec.workdir) / path
 

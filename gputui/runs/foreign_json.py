@@ -1,7 +1,7 @@
 """Read JSON of other programs: the shim, torchrun, or a script that overwrote their files.
 
-The result can be stored and shown: no NaN, no integer beyond an SQLite column, no lone surrogate (a Python message has
-them for a file name that is not UTF-8), no excessive nesting or size.
+The result can be stored and shown: no NaN, no integer beyond an SQLite column, no lone surrogate (a
+Python message has them for a file name that is not UTF-8), no excessive nesting or size.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _LATEST = 253_402_300_799.0
 
 
 def read_foreign_json(path: Path, most_bytes: int = MAX_BYTES) -> Any:
-    """The value in a regular file. Raises OSError, also for anything else than a regular file (a FIFO would block), and
-    ValueError if it is no JSON or too large."""
+    """The value in a regular file. Raises OSError, also for anything else than a regular file (a
+    FIFO would block), and ValueError if it is no JSON or too large."""
     raw = read_regular(path, most_bytes)
     try:
         return _storable(json.loads(raw.decode("utf-8", "replace")))

@@ -1,7 +1,8 @@
 """The lock files of GPUs, by which homes and users of one machine keep off each other's GPUs.
 
-Each GPU has one file in a folder that all users share. The starter of an attempt holds it until it ends: alone, or with
-others that share it, as trials of a study do. Whoever takes no lock is seen by the driver's list of processes.
+Each GPU has one file in a folder that all users share. The starter of an attempt holds it until it
+ends: alone, or with others that share it, as trials of a study do. Whoever takes no lock is seen by
+the driver's list of processes.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class GpuLocks(Struct, frozen=True):
         """The locks that a home uses. Simulated GPUs and their locks are private to it."""
         if workspace.scenario.exists():
             return cls(workspace.state / "locks")
-        # World-writable and sticky in some distributions, and then the same for all users; elsewhere /tmp is.
+        # World-writable and sticky in some distributions, and then the same for all users;
+        # elsewhere /tmp is.
         run_lock = Path("/run/lock")
         mode = run_lock.stat().st_mode if run_lock.is_dir() else 0
         return cls(run_lock if mode & 0o1002 == 0o1002 else Path("/tmp"))  # noqa: S108 - see open_lock
@@ -63,9 +65,6 @@ class GpuLocks(Struct, frozen=True):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
-        except OSError:
-            # A file system without such locks.
-            return False
         finally:
             os.close(descriptor)
         return False
@@ -73,22 +72,19 @@ class GpuLocks(Struct, frozen=True):
     def take(self, uuids: Sequence[str], *, shared: bool = False) -> HeldLocks:
         """Lock all GPUs or none: alone, or ``shared`` with others that share them.
 
-        Raises GpuHeldError. A lock file that another user made unusable is skipped: it must not keep anyone from a GPU.
+        Raises GpuHeldError. A lock file that another user made unusable is skipped: it must not
+        keep anyone from a GPU.
         """
         problems: list[str] = []
         usable: dict[str, str] = {}
+        self.folder.mkdir(PRIVATE_DIR_MODE, exist_ok=True)
         for uuid in uuids:
             path = self.path(uuid)
             try:
-                self.folder.mkdir(PRIVATE_DIR_MODE, exist_ok=True)
                 os.close(open_lock(str(path)))
-            except OSError as error:
-                problems.append(
-                    f"{path} cannot be locked ({error.strerror}); have it removed, "
-                    "for it keeps users from seeing each other"
-                )
-            else:
                 usable[str(path)] = uuid
+            except OSError as error:
+                problems.append(f"{path} cannot be locked ({error.strerror}); have it removed")
         held, conflict = take_locks(list(usable), shared=shared)
         if conflict:
             raise GpuHeldError(f"{usable[conflict[0]]} is held by another home or user: fuser -v {conflict[0]}")

@@ -1,4 +1,5 @@
-"""Process identity as (PID, start time, boot), because PIDs are reused; signals, environments and owners by it."""
+"""Process identity as (PID, start time, boot), because PIDs are reused; signals, environments and
+owners by it."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import signal
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 
@@ -23,13 +24,14 @@ log = logging.getLogger(__name__)
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
-# Fields of /proc/PID/stat after the command's closing parenthesis, counted from 0: proc_pid_stat(5).
+# Fields of /proc/PID/stat after the command's closing parenthesis, counted from 0:
+# proc_pid_stat(5).
 _STATE, _PARENT, _USER, _START_TICKS = 0, 1, 11, 19
 
 
 class ProcessIdentity(NamedTuple):
-    """One process of one boot and PID namespace (`boot_id`). ``start_ticks`` is field 22 of /proc/PID/stat, in clock
-    ticks since boot."""
+    """One process of one boot and PID namespace (`boot_id`). ``start_ticks`` is field 22 of
+    /proc/PID/stat, in clock ticks since boot."""
 
     pid: int
     start_ticks: int
@@ -37,8 +39,8 @@ class ProcessIdentity(NamedTuple):
 
 
 class ProcessStat(Struct, frozen=True):
-    """What /proc/PID/stat tells. ``state`` is the letter of proc_pid_stat(5); ``cpu_seconds`` is of the process,
-    ``children_seconds`` of its children that it has waited for."""
+    """What /proc/PID/stat tells. ``state`` is the letter of proc_pid_stat(5); ``cpu_seconds`` is of
+    the process, ``children_seconds`` of its children that it has waited for."""
 
     pid: int
     parent_pid: int
@@ -62,8 +64,8 @@ def is_of_this_boot(recorded: str) -> bool:
 
 
 def is_elsewhere(identity: ProcessIdentity) -> bool:
-    """Whether the process is of another PID namespace of this boot, as in a container: nothing can be said of it by its
-    PID, and it cannot be signalled."""
+    """Whether the process is of another PID namespace of this boot, as in a container: nothing can
+    be said of it by its PID, and it cannot be signalled."""
     return identity.boot_id != boot_id() and is_of_this_boot(identity.boot_id)
 
 
@@ -118,26 +120,30 @@ def has_open(pid: int, path: Path) -> bool | None:
         return None
     for descriptor in descriptors:
         with contextlib.suppress(OSError):
-            found = descriptor.stat()
             # A moved file keeps its inode number. Where numbers do not last, the path does.
-            if (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino) or descriptor.readlink() == place:
+            if os.path.samestat(descriptor.stat(), wanted) or descriptor.readlink() == place:
                 return True
     return False
 
 
-def asker() -> dict[str, int | str]:
-    """This process as the asker in a command's row. A command whose asker is gone is not carried out."""
-    stat = read_stat(os.getpid())
-    ticks = 0 if stat is None else stat.start_ticks
-    return {"pid": os.getpid(), "start_ticks": ticks, "boot_id": boot_id()}
+def identity_in(record: Mapping[str, Any]) -> ProcessIdentity:
+    """The identity that a file or row names. Raises KeyError, TypeError or ValueError."""
+    return ProcessIdentity(int(record["pid"]), int(record["start_ticks"]), str(record["boot_id"]))
+
+
+def asker() -> dict[str, Any]:
+    """This process as the asker in a command's row. A command whose asker is gone is not carried
+    out."""
+    own = identify(os.getpid())
+    assert own is not None
+    return own._asdict()
 
 
 def is_gone(asked: object) -> bool:
-    """Whether the process in `asker` is known to be gone; False without one, or for another container."""
-    if not isinstance(asked, Mapping):
-        return False
+    """Whether the process in `asker` is known to be gone; False without one, or for another
+    container."""
     try:
-        identity = ProcessIdentity(int(asked["pid"]), int(asked["start_ticks"]), str(asked["boot_id"]))
+        identity = identity_in(asked)  # type: ignore[arg-type]
     except (KeyError, TypeError, ValueError):
         return False
     return not is_elsewhere(identity) and not is_alive(identity)
@@ -152,8 +158,8 @@ def is_of_another_user(pid: int) -> bool:
 
 
 def open_pidfd(pid: int) -> int | None:
-    """A descriptor of the process that has ``pid`` now, readable when it ends. None if a sandbox forbids the call, or
-    this Python lacks it, as those do that conda builds with old kernel headers.
+    """A descriptor of the process that has ``pid`` now, readable when it ends. None if a sandbox
+    forbids the call, or this Python lacks it, as those do that conda builds with old kernel headers.
 
     Raises ProcessLookupError when no process has that number.
     """
@@ -168,48 +174,35 @@ def open_pidfd(pid: int) -> int | None:
 def send_signal(identity: ProcessIdentity, number: int) -> bool:
     """Signal this process; False if it is gone or the kernel forbids it, which is logged.
 
-    The identity is checked after a pidfd is opened, so that a reused PID is never signalled. Without pidfds, the check
-    right before the signal leaves a window of microseconds.
+    The identity is checked after a pidfd is opened, so that a reused PID is never signalled. Without
+    pidfds, the check right before the signal leaves a window of microseconds.
     """
     if identity.boot_id != boot_id():
         return False
+    descriptor: int | None = None
     try:
         descriptor = open_pidfd(identity.pid)
+        if not is_alive(identity):
+            return False
+        if descriptor is None:
+            os.kill(identity.pid, number)
+        else:
+            signal.pidfd_send_signal(descriptor, number)
     except ProcessLookupError:
         return False
-    try:
-        if is_alive(identity):
-            deliver(identity.pid, descriptor, number)
-            return True
-    except ProcessLookupError:
-        pass
     except PermissionError:
         # Not a warning: in a command or a screen, warnings go to the terminal.
         log.info("process %d cannot be signalled: it is another user's", identity.pid)
+        return False
     finally:
         if descriptor is not None:
             os.close(descriptor)
-    return False
-
-
-def deliver(pid: int, descriptor: int | None, number: int) -> None:
-    """Signal through a pidfd, or by number if there is none or the sandbox forbids its use. Raises ProcessLookupError
-    and PermissionError as kill(2)."""
-    try:
-        if descriptor is not None:
-            signal.pidfd_send_signal(descriptor, number)
-            return
-    except ProcessLookupError:
-        raise
-    except (OSError, AttributeError):
-        # EPERM may come from a sandbox or another user's process: kill(2) distinguishes them.
-        pass
-    os.kill(pid, number)
+    return True
 
 
 def is_being_killed(identity: ProcessIdentity) -> bool:
-    """Whether a SIGKILL is pending for this process, which is stuck in the kernel and will never run its program again
-    (proc_pid_status(5), SigPnd and ShdPnd)."""
+    """Whether a SIGKILL is pending for this process, which is stuck in the kernel and will never
+    run its program again (proc_pid_status(5), SigPnd and ShdPnd)."""
     try:
         lines = Path(f"/proc/{identity.pid}/status").read_text("utf-8", "replace").splitlines()
     except OSError:
@@ -229,7 +222,8 @@ def private_bytes(pid: int) -> int | None:
 
 
 def environment_of(pid: int) -> dict[str, str]:
-    """The environment a process was started with, by name; empty if it is gone or another user's."""
+    """The environment a process was started with, by name; empty if it is gone or another
+    user's."""
     return {os.fsdecode(name): os.fsdecode(value) for name, value in shim.environment_of(pid).items()}
 
 
@@ -245,24 +239,22 @@ class Holder(Struct, frozen=True):
 
 
 def take(path: Path, *, is_agents: bool) -> int:
-    """Lock ``path`` for this process until the descriptor is closed or the process ends. Raises HeldElsewhereError or
-    OSError."""
+    """Lock ``path`` for this process until the descriptor is closed or the process ends. Raises
+    HeldElsewhereError or OSError."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE_MODE)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         os.close(descriptor)
         raise HeldElsewhereError(str(path)) from error
-    own = identify(os.getpid())
-    assert own is not None
-    facts = {"pid": own.pid, "start_ticks": own.start_ticks, "boot_id": boot_id(), "is_agents": is_agents}
-    record = json.dumps(facts).encode()
+    record = json.dumps({**asker(), "is_agents": is_agents}).encode()
     os.pwrite(descriptor, record.ljust(os.fstat(descriptor).st_size), 0)
     return descriptor
 
 
 def is_held(path: Path) -> bool:
-    """Whether any process holds the lock, alone or with others, also one of another PID namespace."""
+    """Whether any process holds the lock, alone or with others, also one of another PID
+    namespace."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -280,8 +272,7 @@ def holder(path: Path) -> Holder | None:
     """The process that locked it last, which may be long gone."""
     try:
         data = json.loads(path.read_text("utf-8"))
-        identity = ProcessIdentity(int(data["pid"]), int(data["start_ticks"]), str(data["boot_id"]))
-        return Holder(identity, data["is_agents"] is True)
+        return Holder(identity_in(data), data["is_agents"] is True)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -291,10 +282,9 @@ class SignalRefusedError(Exception):
 
 
 def send_checked_signal(pid: int, start_ticks: int | None, number: signal.Signals) -> None:
-    """Signal the process that has ``pid`` and began at ``start_ticks`` (field 22 of /proc/PID/stat).
+    """Signal the process that has ``pid`` and began at ``start_ticks``, as a person asks for it.
 
-    The process is checked after a pidfd is opened, so that a reused PID is never signalled. Without pidfds, the check
-    comes right before the signal. Raises SignalRefusedError.
+    Raises SignalRefusedError.
     """
     if start_ticks is None:
         raise SignalRefusedError(
@@ -302,37 +292,7 @@ def send_checked_signal(pid: int, start_ticks: int | None, number: signal.Signal
         )
     if pid in (1, os.getpid()):
         raise SignalRefusedError(f"PID {pid} is {'this screen' if pid != 1 else 'the first process of the system'}.")
-    try:
-        descriptor = open_pidfd(pid)
-    except ProcessLookupError:
-        raise SignalRefusedError(f"PID {pid} has ended.") from None
-    try:
-        stat = read_stat(pid)
-        if stat is None or stat.is_dead:
-            raise SignalRefusedError(f"PID {pid} has ended.")
-        if stat.start_ticks != start_ticks:
-            raise SignalRefusedError(f"PID {pid} is another process by now; the one on the list has ended.")
-        _check_ours(pid)
-        deliver(pid, descriptor, number)
-    except ProcessLookupError:
-        raise SignalRefusedError(f"PID {pid} has ended.") from None
-    except PermissionError:
-        raise SignalRefusedError(f"The kernel does not let you signal PID {pid}.") from None
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
-
-
-def _check_ours(pid: int) -> None:
-    """Check that the process is this user's and in this PID namespace. Raises SignalRefusedError."""
-    folder = Path("/proc") / str(pid)
-    try:
-        owner = folder.stat().st_uid
-        if owner != os.geteuid():
-            raise SignalRefusedError(f"PID {pid} is another user's; only its owner may signal it from here.")
-        if (folder / "ns" / "pid").stat().st_ino != Path("/proc/self/ns/pid").stat().st_ino:
-            raise SignalRefusedError(f"PID {pid} runs in a container; signal it there.")
-    except OSError as error:
-        if isinstance(error, FileNotFoundError):
-            raise SignalRefusedError(f"PID {pid} has ended.") from None
-        raise SignalRefusedError(f"gputui cannot identify PID {pid} ({error.strerror}).") from None
+    if is_of_another_user(pid):
+        raise SignalRefusedError(f"PID {pid} is another user's; only its owner may signal it from here.")
+    if not send_signal(ProcessIdentity(pid, start_ticks, boot_id()), number):
+        raise SignalRefusedError(f"PID {pid} has ended, or is another process by now.")

@@ -1,6 +1,8 @@
-"""What a run inherits from the shell that launches it: environment, resource limits, nice value, CPU affinity, umask.
+"""What a run inherits from the shell that launches it: environment, resource limits, nice value,
+CPU affinity, umask.
 
-It is stored in the private specification only, and applied to the command, never to gputui's own processes.
+It is stored in the private specification only, and applied to the command, never to gputui's own
+processes.
 """
 
 from __future__ import annotations
@@ -40,8 +42,8 @@ _LIMITS = {
 
 
 class LaunchShell(Struct, frozen=True):
-    """``limits`` are (soft, hard) by the names of getrlimit(2) without RLIMIT_, -1 is unlimited; ``affinity`` lists
-    CPUs. None is unknown: the command inherits the agent's."""
+    """``limits`` are (soft, hard) by the names of getrlimit(2) without RLIMIT_, -1 is unlimited;
+    ``affinity`` lists CPUs. None is unknown: the command inherits the agent's."""
 
     environment: Mapping[str, str] = msgspec.field(default_factory=dict)
     limits: Mapping[str, tuple[int, int]] = msgspec.field(default_factory=dict)

@@ -1,9 +1,9 @@
 """The log files of an attempt, read in bounded pieces.
 
-Each node of the attempt has a folder, ``nodes/<number>``. torchrun writes each rank's streams there to
-``ranks/<id>_<random>/attempt_0/<local rank>/{stdout,stderr}.log``. The output of the launcher, or of the only process
-of a run without torchrun, is in ``output.log``. The text is not sanitized: pass it through
-`gputui.core.text.clean` before it reaches a terminal.
+Each node of the attempt has a folder, ``nodes/<number>``. torchrun writes each rank's streams there
+to ``ranks/<id>_<random>/attempt_0/<local rank>/{stdout,stderr}.log``. The output of the launcher,
+or of the only process of a run without torchrun, is in ``output.log``. The text is not sanitized:
+pass it through `gputui.core.text.clean` before it reaches a terminal.
 """
 
 from __future__ import annotations
@@ -46,10 +46,11 @@ class RankLog(Struct, frozen=True):
 
 
 class LogWindow(Struct, frozen=True):
-    """A piece of a log: its text, the byte offsets that it spans, and the file's size when it was read.
+    """A piece of a log: its text, the byte offsets that it spans, and the file's size when it was
+    read.
 
-    ``start`` differs from the requested offset if the file has shrunk below it or a gap begins there (the middle of a
-    log that grew too large is dropped). The next window starts at ``end``.
+    ``start`` differs from the requested offset if the file has shrunk below it or a gap begins
+    there (the middle of a log that grew too large is dropped). The next window starts at ``end``.
     """
 
     text: str
@@ -59,47 +60,41 @@ class LogWindow(Struct, frozen=True):
 
 
 def node_folder(attempt_dir: Path) -> Path:
-    """The folder of an attempt's first node. An attempt of an older gputui has its files in its own folder."""
+    """The folder of an attempt's first node; the attempt's own if it has none."""
     folder = attempt_dir / FIRST_NODE
     return folder if folder.is_dir() else attempt_dir
 
 
 def node_folders(attempt_dir: Path) -> list[tuple[int, Path]]:
     """The folders of an attempt's nodes, each with the number of its first rank."""
-    first = node_folder(attempt_dir)
+    first = (0, node_folder(attempt_dir))
     others = [path for path in attempt_dir.glob(f"{NODES}/[1-9]*") if path.name.isdigit()]
-    if not others:
-        return [(0, first)]
     try:
-        ranks = int(read_foreign_json(attempt_dir / "attempt.json")["asks"]["ranks"])
+        ranks = int(read_foreign_json(attempt_dir / "attempt.json")["asks"]["ranks"]) if others else 0
     except (OSError, ValueError, KeyError, TypeError):
-        return [(0, first)]
-    return [(0, first), *((int(path.name) * ranks, path) for path in sorted(others, key=lambda one: int(one.name)))]
+        return [first]
+    return [first, *sorted((int(path.name) * ranks, path) for path in others)]
 
 
 def rank_logs(attempt_dir: Path) -> list[RankLog]:
-    """The log files of an attempt that exist: the launcher's, then each rank's standard output and error."""
+    """The log files of an attempt that exist: the launcher's, then each rank's standard output and
+    error, the newest of each."""
+    found: dict[tuple[int, Stream], Path] = {}
     nodes = node_folders(attempt_dir)
-    found: dict[tuple[int, Stream], tuple[int, Path]] = {}
     streams: tuple[Stream, ...] = ("stdout", "stderr")
     for first_rank, node in nodes:
         for stream in streams:
-            for path in node.glob(f"ranks/*/attempt_*/*/{stream}.log"):
-                name = path.parent.name
-                if not (name.isascii() and name.isdigit()):
-                    continue
-                key = (first_rank + int(name), stream)
-                changed = _modified_ns(path)
-                if key not in found or found[key][0] < changed:
-                    found[key] = (changed, path)
-    order = sorted(found, key=lambda key: (key[0], streams.index(key[1])))
-    logs = [RankLog(rank, stream, found[rank, stream][1]) for rank, stream in order]
+            paths = [path for path in node.glob(f"ranks/*/attempt_*/*/{stream}.log") if path.parent.name.isdecimal()]
+            for path in sorted(paths, key=_modified_ns):
+                found[first_rank + int(path.parent.name), stream] = path
+    logs = [RankLog(rank, stream, found[rank, stream]) for rank, stream in sorted(found, key=lambda key: key[0])]
     launchers = [RankLog(None, "output", node / "output.log") for _, node in nodes]
     return [*(log for log in launchers if log.path.is_file()), *logs]
 
 
 def lines_of(text: str) -> list[str]:
-    """The lines of a log, with carriage returns as line ends, each at most MAX_LINE_CHARACTERS long."""
+    """The lines of a log, with carriage returns as line ends, each at most MAX_LINE_CHARACTERS
+    long."""
     lines = _LINE_END.split(text)
     if lines and not lines[-1]:
         lines.pop()
@@ -107,8 +102,9 @@ def lines_of(text: str) -> list[str]:
 
 
 def printed_lines(text: str, begun: str = "") -> tuple[list[str], str]:
-    """The lines of a log as a terminal shows them: of the states that carriage returns overwrite, such as those of a
-    progress bar, the last that is not blank. Also returns an unfinished line, which is ``begun`` for the next piece."""
+    """The lines of a log as a terminal shows them: of the states that carriage returns overwrite,
+    such as those of a progress bar, the last that is not blank. Also returns an unfinished line,
+    which is ``begun`` for the next piece."""
     *complete, rest = (begun + text).split("\n")
     lines = [last_state(line) for line in complete]
     if rest and not rest.endswith("\r"):
@@ -128,7 +124,8 @@ def _cut(line: str) -> str:
 def tail_text(path: Path, max_bytes: int) -> str:
     """The end of a log: whole lines of its last ``max_bytes`` bytes, ending in line feeds.
 
-    Invalid UTF-8 becomes "\ufffd". Raises OSError if the file cannot be read or is not a regular one.
+    Invalid UTF-8 becomes "\ufffd". Raises OSError if the file cannot be read or is not a regular
+    one.
     """
     data, start, _ = _read(path, None, max_bytes)
     if start > 0:
@@ -145,23 +142,18 @@ def read_window(
 ) -> LogWindow:
     """Whole lines from byte ``offset`` on, at most ``max_bytes`` long in total.
 
-    An unfinished line is included only with ``partial``, or if it fills the whole window. Carriage returns are line
-    ends unless ``as_written``. Raises OSError as `tail_text` does.
+    An unfinished line is included only with ``partial``, or if it fills the whole window. Carriage
+    returns are line ends unless ``as_written``. Raises OSError as `tail_text` does.
     """
     data, start, size = _read(path, offset, max_bytes)
     end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
-    if end == 0 and len(data) >= max_bytes:
-        # The end of this line can never fit the window.
-        end = _whole_characters(data) or len(data)
-    elif partial:
-        end = _whole_characters(data)
+    if partial or (end == 0 and len(data) >= max_bytes):
+        # The end of a line as long as the window can never fit.
+        end = _whole_characters(data) or (len(data) if len(data) >= max_bytes else 0)
     text = data[:end].decode("utf-8", "replace")
-    if as_written:
-        return LogWindow(text, start, start + end, size)
-    lines = lines_of(text)
-    text = "\n".join(lines)
-    if lines and data[end - 1 : end] in (b"\n", b"\r"):
-        text += "\n"
+    if not as_written:
+        lines = lines_of(text)
+        text = "\n".join(lines) + ("\n" if lines and data[end - 1 : end] in (b"\n", b"\r") else "")
     return LogWindow(text, start, start + end, size)
 
 
@@ -179,19 +171,14 @@ def _read(path: Path, offset: int | None, max_bytes: int) -> tuple[bytes, int, i
         size = os.fstat(descriptor).st_size
         start = max(0, size - max_bytes) if offset is None else offset if offset <= size else 0
         start, until = _around_gaps(descriptor, start, size, from_end=offset is None)
-        max_bytes = min(max_bytes, until - start)
         file.seek(start)
-        data = bytearray()
-        while len(data) < max_bytes:
-            piece = file.read(max_bytes - len(data))
-            if not piece:
-                break
-            data += piece
-    return bytes(data), start, size
+        data = file.read(min(max_bytes, until - start))
+    return data, start, size
 
 
 def _around_gaps(descriptor: int, start: int, size: int, *, from_end: bool) -> tuple[int, int]:
-    """(start, end) of the next stretch of data that has no gap of a bounded log; with ``from_end`` of the last one."""
+    """(start, end) of the next stretch of data that has no gap of a bounded log; with ``from_end``
+    of the last one."""
     try:
         while start < size:
             start = os.lseek(descriptor, start, os.SEEK_DATA)
@@ -243,7 +230,8 @@ class LevelReader:
         """The level of the next line."""
         if self._in_traceback:
             bare = _PREFIX.sub("", line)
-            # The first line that is not indented names the exception. A traceback without one ends at an empty line.
+            # The first line that is not indented names the exception. A traceback without one ends
+            # at an empty line.
             self._in_traceback = bare.startswith((" ", "\t"))
             if bare.strip():
                 return Level.ERROR
@@ -268,7 +256,8 @@ _GLOG = re.compile(
     (?:\.(?P<fraction>\d{1,6})\d*)?""",
     re.VERBOSE,
 )
-# Text before a timestamp: in brackets, a level, a name with a colon, a quoted word (of JSON), a separator.
+# Text before a timestamp: in brackets, a level, a name with a colon, a quoted word (of JSON), a
+# separator.
 _BEFORE_STAMP = re.compile(
     r"""\[[^\]]{0,60}\] | \([^)]{0,60}\) | <[^>]{0,60}> | (?:DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL)\b |
     [\w.@/-]{1,40}: | "\w{1,20}" | [\s{|:,-]""",
@@ -277,9 +266,9 @@ _BEFORE_STAMP = re.compile(
 
 
 def line_time(line: str, near: float) -> float | None:
-    """When the line was written, in UTC unix seconds; None if no timestamp is at its start, after the prefixes of
-    launchers and loggers. A timestamp without a zone is local time; one without a year is in the year that brings it
-    nearest to ``near`` (UTC unix seconds)."""
+    """When the line was written, in UTC unix seconds; None if no timestamp is at its start, after
+    the prefixes of launchers and loggers. A timestamp without a zone is local time; one without a
+    year is in the year that brings it nearest to ``near`` (UTC unix seconds)."""
     position = 0
     while position < _BEGINS_WITHIN:
         if found := _ISO.match(line, position):
@@ -295,8 +284,8 @@ def line_time(line: str, near: float) -> float | None:
 
 
 def lines_by(lines: Sequence[str], at: float) -> int | None:
-    """The number of lines written by a time (UTC unix seconds); None if no line has a time. Lines are in time order,
-    and one without a time belongs to the line before it."""
+    """The number of lines written by a time (UTC unix seconds); None if no line has a time. Lines
+    are in time order, and one without a time belongs to the line before it."""
     later: int | None = None
     # The time asked for is mostly near the end.
     for number in range(len(lines) - 1, -1, -1):

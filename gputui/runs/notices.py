@@ -1,4 +1,5 @@
-"""Rows of messages to send: written in the transaction of what they report, and sent at least once."""
+"""Rows of messages to send: written in the transaction of what they report, and sent at least
+once."""
 
 from __future__ import annotations
 
@@ -9,13 +10,14 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from gputui.store.database import insert, update
+from gputui.store.database import insert, records, update
 
 Way = Literal["command", "webhook"]
 
 
 class Owed(Struct, frozen=True):
-    """One unsent message by one way, about an attempt of a run or about an alert. ``tries`` counts those begun."""
+    """One unsent message by one way, about an attempt of a run or about an alert. ``tries`` counts
+    those begun."""
 
     notice_id: int
     run_id: str | None
@@ -35,7 +37,8 @@ def put(
     *,
     now: float,
 ) -> None:
-    """Add a message about an attempt. It must hold no secret. Works inside the caller's transaction."""
+    """Add a message about an attempt. It must hold no secret. Works inside the caller's
+    transaction."""
     for way in ways:
         text = json.dumps(dict(message))
         insert(connection, "notices", run_id=run_id, attempt=attempt, at=now, way=way, message=text, due_at=now)
@@ -44,19 +47,16 @@ def put(
 def put_of_alert(
     connection: sqlite3.Connection, alert_id: int, ways: Sequence[Way], message: Mapping[str, Any], *, now: float
 ) -> None:
-    """Add a message about an alert. It must hold no secret. Works inside the caller's transaction."""
+    """Add a message about an alert. It must hold no secret. Works inside the caller's
+    transaction."""
     for way in ways:
         insert(connection, "notices", alert_id=alert_id, at=now, way=way, message=json.dumps(dict(message)), due_at=now)
 
 
 def due(connection: sqlite3.Connection, now: float) -> list[Owed]:
     """The messages to send now, oldest first."""
-    rows = connection.execute(
-        "SELECT notice_id, run_id, attempt, alert_id, way, message, tries FROM notices "
-        "WHERE sent_at IS NULL AND gave_up_at IS NULL AND due_at <= ? ORDER BY notice_id",
-        (now,),
-    )
-    return [Owed(row[0], row[1], row[2], row[3], row[4], json.loads(row[5]), row[6]) for row in rows]
+    waiting = "sent_at IS NULL AND gave_up_at IS NULL AND due_at <= ?"
+    return records(connection, Owed, f"SELECT * FROM notices WHERE {waiting} ORDER BY notice_id", now)  # noqa: S608
 
 
 def is_owing(connection: sqlite3.Connection) -> bool:
@@ -66,7 +66,8 @@ def is_owing(connection: sqlite3.Connection) -> bool:
 
 
 def note_try(connection: sqlite3.Connection, notice_id: int) -> None:
-    """Count a try before it begins, so that a message that crashes the agent is not sent forever."""
+    """Count a try before it begins, so that a message that crashes the agent is not sent
+    forever."""
     connection.execute("UPDATE notices SET tries = tries + 1 WHERE notice_id = ?", (notice_id,))
 
 

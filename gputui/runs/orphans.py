@@ -1,5 +1,5 @@
-"""Processes of this home's runs that outlived their attempt: found by tag, classified by the database, and ended by
-identity."""
+"""Processes of this home's runs that outlived their attempt: found by tag, classified by the
+database, and ended by identity."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _PAUSE_SECONDS = 0.05
 
 
 class MarkedProcess(Struct, frozen=True):
-    """A living process of this user with the tag of one of this home's runs, or a descendant of one. ``attempt`` is
-    None if the tag lacks it."""
+    """A living process of this user with the tag of one of this home's runs, or a descendant of
+    one. ``attempt`` is None if the tag lacks it."""
 
     identity: ProcessIdentity
     run_id: str
@@ -37,7 +37,8 @@ class RunStatus(Struct, frozen=True):
 
 
 def find_marked(runs: Path) -> list[MarkedProcess]:
-    """Every process of this user with the tag of a run in the folder ``runs``, and its descendants without a tag."""
+    """Every process of this user with the tag of a run in the folder ``runs``, and its descendants
+    without a tag."""
     scan = ProcessScanner().scan()
     return [
         MarkedProcess(
@@ -49,8 +50,8 @@ def find_marked(runs: Path) -> list[MarkedProcess]:
 
 
 def orphans(processes: Sequence[MarkedProcess], runs: Mapping[str, RunStatus]) -> list[MarkedProcess]:
-    """The processes whose attempt is over. ``runs`` must be read after the processes, so that an attempt that began in
-    between has no orphans."""
+    """The processes whose attempt is over. ``runs`` must be read after the processes, so that an
+    attempt that began in between has no orphans."""
     return [process for process in processes if _is_over(process, runs.get(process.run_id))]
 
 

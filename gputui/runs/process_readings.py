@@ -1,4 +1,5 @@
-"""State, CPU, memory, I/O and sockets of an attempt's processes, from procfs. Cheap enough for every few seconds."""
+"""State, CPU, memory, I/O and sockets of an attempt's processes, from procfs. Cheap enough for
+every few seconds."""
 
 from __future__ import annotations
 
@@ -14,8 +15,9 @@ from gputui.runs.processes import AttemptProcess, command_of
 
 
 class ProcessReading(Struct, frozen=True):
-    """One process. CPU time includes that of reaped children; ``queued_seconds`` is how long its main thread waited for
-    a core; ``private_bytes`` is unshared resident memory. None is unknown."""
+    """One process. CPU time includes that of reaped children; ``queued_seconds`` is how long its
+    main thread waited for a core; ``private_bytes`` is unshared resident memory. None is
+    unknown."""
 
     pid: int
     start_ticks: int
@@ -43,7 +45,8 @@ def read_process(identity: ProcessIdentity) -> ProcessReading | None:
 
 
 def describe(processes: Iterable[AttemptProcess]) -> str:
-    """A table of processes for a post-mortem: rank, state, kernel function its main thread waits in, command."""
+    """A table of processes for a post-mortem: rank, state, kernel function its main thread waits
+    in, command."""
     rows = [f"{'pid':>8} {'rank':>5} state {'waits in':<24} command"]
     for process in processes:
         identity, rank = process.identity, process.rank
@@ -91,7 +94,8 @@ def _io(pid: int) -> int | None:
 
 
 class Socket(NamedTuple):
-    """An Internet socket: its ends as ``HOST:PORT`` in the kernel's hexadecimal form, and its state (proc_net(5))."""
+    """An Internet socket: its ends as ``HOST:PORT`` in the kernel's hexadecimal form, and its state
+    (proc_net(5))."""
 
     local: str
     remote: str
@@ -110,7 +114,8 @@ def read_sockets() -> dict[str, Socket]:
 
 
 def sockets_of(pid: int, sockets: Mapping[str, Socket]) -> list[Socket] | None:
-    """The ``sockets`` that a process holds, none if it has ended; None if unknown, as in another network namespace."""
+    """The ``sockets`` that a process holds, none if it has ended; None if unknown, as in another
+    network namespace."""
     folder = Path("/proc", str(pid))
     try:
         if (folder / "ns" / "net").stat().st_ino != Path("/proc/self/ns/net").stat().st_ino:
@@ -127,8 +132,8 @@ def sockets_of(pid: int, sockets: Mapping[str, Socket]) -> list[Socket] | None:
 
 
 def reaches_out(held: Sequence[Socket], own: Iterable[Socket]) -> bool:
-    """Whether one of the sockets ``held`` by a process is connected to another machine, or to a program of this machine
-    that holds none of its attempt's ``own`` sockets."""
+    """Whether one of the sockets ``held`` by a process is connected to another machine, or to a
+    program of this machine that holds none of its attempt's ``own`` sockets."""
     ports = {socket.local.partition(":")[2] for socket in own}
     for socket in filter(_is_connected, held):
         (local, _, _), (host, _, port) = socket.local.partition(":"), socket.remote.partition(":")
@@ -141,7 +146,8 @@ def reaches_out(held: Sequence[Socket], own: Iterable[Socket]) -> bool:
 
 
 def is_connected(pid: int) -> bool:
-    """Whether a process has a socket with any peer; True also if unknown. An ended process has none."""
+    """Whether a process has a socket with any peer; True also if unknown. An ended process has
+    none."""
     held = sockets_of(pid, read_sockets())
     return held is None or any(map(_is_connected, held))
 

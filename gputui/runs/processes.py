@@ -1,8 +1,9 @@
 """The processes of runs, wherever they are watched, ended, counted or shown.
 
-A process is found by the shim's list (``processes.json``, also when the shim is gone), by the process tree below the
-known processes, and by the tag in its environment. Each finds what the others miss: a program that sets its title
-overwrites its environment, and that of sudo's child cannot be read.
+A process is found by the shim's list (``processes.json``, also when the shim is gone), by the
+process tree below the known processes, and by the tag in its environment. Each finds what the
+others miss: a program that sets its title overwrites its environment, and that of sudo's child
+cannot be read.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ _Place = tuple[int | None, int | None]
 
 
 class AttemptProcess(Struct, frozen=True):
-    """A living process. ``rank`` is None for those without one, such as torchrun; ``local_world_size`` is the number
-    of ranks on this machine, None if unknown."""
+    """A living process. ``rank`` is None for those without one, such as torchrun;
+    ``local_world_size`` is the number of ranks on this machine, None if unknown."""
 
     identity: ProcessIdentity
     rank: int | None = None
@@ -66,8 +67,8 @@ class Owner(NamedTuple):
 
 
 class ProcessScanner:
-    """Scans all processes of the machine repeatedly. A tag is read while its process is young and then remembered, for
-    the process may overwrite its environment later."""
+    """Scans all processes of the machine repeatedly. A tag is read while its process is young and
+    then remembered, for the process may overwrite its environment later."""
 
     def __init__(self) -> None:
         self._tags: dict[tuple[int, int], Mapping[bytes, bytes]] = {}
@@ -132,8 +133,8 @@ class ProcessScan:
         ]
 
     def owned(self, runs: Path) -> dict[int, Owner]:
-        """The owner of each process of the runs in the folder ``runs``, by PID: by its own tag or that of its nearest
-        tagged ancestor."""
+        """The owner of each process of the runs in the folder ``runs``, by PID: by its own tag or
+        that of its nearest tagged ancestor."""
         tagged = {pid: _owner_in(each, runs) for pid, each in self.environments.items()}
         found: dict[int, Owner] = {}
         waiting = [(pid, owner) for pid, owner in tagged.items() if owner is not None]
@@ -153,8 +154,8 @@ def processes_of(run_dir: Path, attempt: int | None = None) -> list[AttemptProce
 
 
 def tagged_processes(run_dir: Path | str, attempt: int | None = None) -> list[ProcessIdentity]:
-    """Every living process with the tag of a run, or of one ``attempt``. The tag is the run's folder, because its id
-    is unique within one home only."""
+    """Every living process with the tag of a run, or of one ``attempt``. The tag is the run's
+    folder, because its id is unique within one home only."""
     scan = ProcessScanner().scan()
     return [
         ProcessIdentity(pid, scan.stats[pid].start_ticks, boot_id())
@@ -202,7 +203,8 @@ def _is_of(environment: Mapping[bytes, bytes], run_dir: Path | str, attempt: int
 
 
 def _place(pid: int, environment: Mapping[bytes, bytes], listed: _Place | None, run_dir: Path) -> _Place:
-    """Rank and local world size of a process by its environment, else the shim's list, else the log it writes."""
+    """Rank and local world size of a process by its environment, else the shim's list, else the log
+    it writes."""
     rank, size = shim.place_in(environment)
     if listed is not None:
         rank, size = listed[0] if rank is None else rank, listed[1] if size is None else size
@@ -225,7 +227,8 @@ def _listed(run_dir: Path, attempt: int | None) -> dict[ProcessIdentity, _Place]
     """The processes of this boot that the shims of a run have listed."""
     found: dict[ProcessIdentity, _Place] = {}
     folders = (run_dir / "attempts").glob("*" if attempt is None else str(attempt))
-    # started.json names the command alone, and exists even if a full disk left no room for the list.
+    # started.json names the command alone, and exists even if a full disk left no room for the
+    # list.
     for path in (folder / name for folder in folders for name in ("started.json", "processes.json")):
         try:
             record = read_foreign_json(path, _LIST_BYTES)
@@ -248,9 +251,9 @@ def _whole(value: object) -> int | None:
 
 
 class HostProcess(Struct, frozen=True):
-    """One process. ``cpu_percent`` is of one core, since the previous reading (None in the first); ``memory_bytes`` is
-    unshared resident memory. ``run_id`` and ``rank`` come from its own tag or its ancestors'. ``running_seconds`` is
-    since its start."""
+    """One process. ``cpu_percent`` is of one core, since the previous reading (None in the first);
+    ``memory_bytes`` is unshared resident memory. ``run_id`` and ``rank`` come from its own tag or
+    its ancestors'. ``running_seconds`` is since its start."""
 
     pid: int
     parent_pid: int
@@ -266,7 +269,8 @@ class HostProcess(Struct, frozen=True):
 
 
 class ProcessTable:
-    """Reads the processes repeatedly; one per thread. ``runs`` is the folder of this home's runs."""
+    """Reads the processes repeatedly; one per thread. ``runs`` is the folder of this home's
+    runs."""
 
     def __init__(self, runs: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._runs = runs
@@ -306,7 +310,8 @@ class ProcessTable:
 
 
 def command_of(pid: int) -> str:
-    """The command line of a process without its secrets, or the name of its program; "" if it has ended."""
+    """The command line of a process without its secrets, or the name of its program; "" if it has
+    ended."""
     for name in ("cmdline", "comm"):  # a zombie has no command line
         try:
             text = redact_command_line(Path(f"/proc/{pid}/{name}").read_bytes())

@@ -1,4 +1,5 @@
-"""Redaction of launches and specifications; pure. `gputui.core.redaction` decides what is a secret."""
+"""Redaction of launches and specifications; pure. `gputui.core.redaction` decides what is a
+secret."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from gputui.runs.spec import RunSpec, Scalar
 
 
 def secrets_of(spec: RunSpec) -> set[str]:
-    """The secrets of a specification, for redaction wherever they appear: a script may print them, and placeholders
-    may put them under harmless names."""
+    """The secrets of a specification, for redaction wherever they appear: a script may print them,
+    and placeholders may put them under harmless names."""
     argvs = [
         tuple(spec.sinks.values()),
         # The bracket of an optional piece is no part of the option's name.
@@ -31,7 +32,8 @@ def secrets_of(spec: RunSpec) -> set[str]:
 
 
 def redact_launch(launch: Launch, redactor: Redactor = BY_LOOK) -> Launch:
-    """A launch as it may be stored and shown. ``redactor`` knows the secrets of the specification behind it."""
+    """A launch as it may be stored and shown. ``redactor`` knows the secrets of the specification
+    behind it."""
     return replace(launch, argv=redactor.argv(launch.argv), env=redactor.env(launch.env))
 
 
@@ -55,7 +57,8 @@ def redact_spec(spec: RunSpec) -> RunSpec:
 
 
 def _redact_recovery(recovery: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The settings without the webhook's address, which is itself a credential, and without secrets of the command."""
+    """The settings without the webhook's address, which is itself a credential, and without secrets
+    of the command."""
     notify = recovery.get("notify")
     if not isinstance(notify, Mapping):
         return recovery
@@ -68,10 +71,12 @@ def _redact_recovery(recovery: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def restore(params: Mapping[str, Scalar], original: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Stored parameters with each redacted value taken from ``original``, the parameters of the private specification.
-    A person cannot enter a value with the redaction mark, so it comes from there.
+    """Stored parameters with each redacted value taken from ``original``, the parameters of the
+    private specification. A person cannot enter a value with the redaction mark, so it comes from
+    there.
 
-    Raises ValueError for one that ``original`` lacks: a command line with the mark in it would be wrong.
+    Raises ValueError for one that ``original`` lacks: a command line with the mark in it would be
+    wrong.
     """
     restored: dict[str, Scalar] = {}
     for name, value in params.items():

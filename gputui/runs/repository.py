@@ -5,6 +5,7 @@ Every function works inside the caller's transaction; none commits.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import sqlite3
@@ -23,7 +24,7 @@ from gputui.runs.identity import ProcessIdentity
 from gputui.runs.orphans import RunStatus
 from gputui.runs.spec import RunSpec, Scalar
 from gputui.store import checkpoints
-from gputui.store.database import insert, update
+from gputui.store.database import insert, records, update
 from gputui.store.run_states import RunState, check_move
 from gputui.store.runs import Run
 
@@ -49,8 +50,8 @@ def fitting_name(text: str) -> str:
 
 
 def next_run_id(connection: sqlite3.Connection, name: str, taken_folders: set[str]) -> tuple[str, int]:
-    """A new id ``name-N`` and the run's place in the order of all runs. N counts per name; ids whose folder still
-    exists, and names of other runs, are skipped."""
+    """A new id ``name-N`` and the run's place in the order of all runs. N counts per name; ids
+    whose folder still exists, and names of other runs, are skipped."""
     sequence = connection.execute("SELECT coalesce(max(sequence), 0) + 1 FROM runs").fetchone()[0]
     # By id: a run that was renamed keeps the id of its launch.
     start = f"{name}-"
@@ -60,9 +61,7 @@ def next_run_id(connection: sqlite3.Connection, name: str, taken_folders: set[st
         (len(start), start),
     )
     taken = taken_folders | {row[0] for row in rows}
-    number = 1
-    while f"{name}-{number}" in taken:
-        number += 1
+    number = next(number for number in itertools.count(1) if f"{name}-{number}" not in taken)
     return f"{name}-{number}", int(sequence)
 
 
@@ -157,6 +156,10 @@ def insert_attempt(
     connection: sqlite3.Connection, run: Run, *, number: int, gpus: Sequence[str], launch: Launch, now: float
 ) -> None:
     """Add an attempt in state ``starting``, whose executor is not known yet."""
+    resumed_step = None
+    if run.resume_from is not None:
+        resumed_step = checkpoints.step_of(connection, run.run_id, run.resume_from)
+        resumed_step = step_in_name(PurePath(run.resume_from)) if resumed_step is None else resumed_step
     insert(
         connection,
         "attempts",
@@ -168,19 +171,11 @@ def insert_attempt(
         launch=json.dumps(launch.to_json()),
         created_at=now,
         resumed_from=run.resume_from,
-        resumed_step=_resumed_step(connection, run),
+        resumed_step=resumed_step,
     )
     connection.execute(
         "UPDATE runs SET attempt = ?, started_at = coalesce(started_at, ?) WHERE run_id = ?", (number, now, run.run_id)
     )
-
-
-def _resumed_step(connection: sqlite3.Connection, run: Run) -> int | None:
-    """The step of the checkpoint that a run resumes from, by the ledger or else by its name."""
-    if run.resume_from is None:
-        return None
-    known = checkpoints.step_of(connection, run.run_id, run.resume_from)
-    return known if known is not None else step_in_name(PurePath(run.resume_from))
 
 
 def set_executor(connection: sqlite3.Connection, run_id: str, number: int, executor: ProcessIdentity) -> None:
@@ -202,7 +197,8 @@ def set_resumed_from(connection: sqlite3.Connection, run_id: str, number: int, p
 
 
 def request_stop(connection: sqlite3.Connection, run_id: str, number: int, intent: str) -> None:
-    """Store the intent before any signal is sent: an exit status does not distinguish a stop from a crash."""
+    """Store the intent before any signal is sent: an exit status does not distinguish a stop from a
+    crash."""
     update(connection, "attempts", {"run_id": run_id, "number": number}, stop_requested=intent)
 
 
@@ -216,20 +212,14 @@ def end_attempt(
     exit_record: Mapping[str, Any] | None,
 ) -> None:
     record = dict(exit_record or {})
-    update(
-        connection,
-        "attempts",
-        {"run_id": run_id, "number": number},
-        state=state,
-        ended_at=ended_at,
-        exit_code=_whole(record.get("code")),
-        exit_signal=_whole(record.get("signal")),
-        exit=json.dumps(BY_LOOK.value(record)) if record else None,
-    )
+    ends = {f"exit_{name}": record.get(name) for name in ("code", "signal") if isinstance(record.get(name), int)}
+    ends["exit"] = json.dumps(BY_LOOK.value(record)) if record else None
+    update(connection, "attempts", {"run_id": run_id, "number": number}, state=state, ended_at=ended_at, **ends)
 
 
 class GpuHolders(NamedTuple):
-    """The runs that lease a GPU, oldest lease first, and the study whose trials share it, if any."""
+    """The runs that lease a GPU, oldest lease first, and the study whose trials share it, if
+    any."""
 
     run_ids: tuple[str, ...]
     shared_by: str | None
@@ -252,7 +242,7 @@ def cpu_ranks(connection: sqlite3.Connection) -> int:
     """The number of ranks of active attempts without GPUs on this machine."""
     alive = json.dumps([state for state in RunState if state.has_attempt])
     row = connection.execute(
-        "SELECT coalesce(sum(iif(json_valid(spec), spec ->> '$.nproc', 1)), 0) FROM runs "
+        "SELECT coalesce(sum(spec ->> '$.nproc'), 0) FROM runs "
         "JOIN attempts ON attempts.run_id = runs.run_id AND attempts.number = runs.attempt "
         "WHERE runs.state IN (SELECT value FROM json_each(?)) AND attempts.gpus = '[]' AND runs.target IS NULL",
         (alive,),
@@ -262,10 +252,9 @@ def cpu_ranks(connection: sqlite3.Connection) -> int:
 
 def leases_in_use(connection: sqlite3.Connection) -> set[str]:
     """The leased GPUs without those of runs that wait for their next attempt."""
-    states = json.dumps([RunState.QUEUED, RunState.RECOVERING])
     rows = connection.execute(
-        "SELECT gpu_uuid FROM leases JOIN runs USING (run_id) WHERE state NOT IN (SELECT value FROM json_each(?))",
-        (states,),
+        "SELECT gpu_uuid FROM leases JOIN runs USING (run_id) WHERE state NOT IN (?, ?)",
+        (RunState.QUEUED, RunState.RECOVERING),
     )
     return {uuid for (uuid,) in rows.fetchall()}
 
@@ -273,8 +262,8 @@ def leases_in_use(connection: sqlite3.Connection) -> set[str]:
 def take_leases(
     connection: sqlite3.Connection, run_id: str, uuids: Sequence[str], now: float, *, shared: bool = False
 ) -> None:
-    """Lease more GPUs to a run, all or none. Raises sqlite3.IntegrityError if another run holds one, unless both leases
-    are ``shared`` and both runs are trials of one study."""
+    """Lease more GPUs to a run, all or none. Raises sqlite3.IntegrityError if another run holds
+    one, unless both leases are ``shared`` and both runs are trials of one study."""
     for uuid in sorted(uuids):
         held = connection.execute(
             "SELECT is_shared FROM leases WHERE gpu_uuid = ? AND run_id = ?", (uuid, run_id)
@@ -295,13 +284,10 @@ def end_lease(connection: sqlite3.Connection, run_id: str, uuid: str) -> None:
     connection.execute("DELETE FROM leases WHERE run_id = ? AND gpu_uuid = ?", (run_id, uuid))
 
 
-def _whole(value: Any) -> int | None:
-    return value if isinstance(value, int) else None
-
-
 class NextAttempt(Struct, frozen=True):
-    """Environment and preconditions of a run's next attempt, in a row that the attempt's start deletes. ``env``
-    overrides the profile's variables; ``since`` is when both were decided (UTC unix seconds)."""
+    """Environment and preconditions of a run's next attempt, in a row that the attempt's start
+    deletes. ``env`` overrides the profile's variables; ``since`` is when both were decided (UTC
+    unix seconds)."""
 
     env: Mapping[str, str] = msgspec.field(default_factory=dict)
     preconditions: tuple[Mapping[str, Any], ...] = ()
@@ -325,10 +311,8 @@ def put_next_attempt(
 
 def get_next_attempt(connection: sqlite3.Connection, run_id: str) -> NextAttempt:
     """The row of a run; an empty one if there is none."""
-    row = connection.execute(
-        "SELECT env, preconditions, since FROM next_attempts WHERE run_id = ?", (run_id,)
-    ).fetchone()
-    return NextAttempt() if row is None else NextAttempt(json.loads(row[0]), tuple(json.loads(row[1])), row[2])
+    query = "SELECT * FROM next_attempts WHERE run_id = ?"
+    return next(iter(records(connection, NextAttempt, query, run_id)), NextAttempt())
 
 
 def set_preconditions(connection: sqlite3.Connection, run_id: str, preconditions: Sequence[Mapping[str, Any]]) -> None:

@@ -1,6 +1,7 @@
 """A run's specification: its resolved profile, frozen at the launch.
 
-It is stored with the run and never changes. Recovery changes only parameters, which are stored per attempt.
+It is stored with the run and never changes. Recovery changes only parameters, which are stored per
+attempt.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ from msgspec import Struct
 from gputui.runs.executors import EXECUTORS
 from gputui.runs.launch_shell import LaunchShell
 from gputui.runs.launchers import LAUNCHERS
-from gputui.store.json_columns import UNREADABLE
+from gputui.store.database import UNREADABLE
 from gputui.store.runs import Run
 
 Scope = Literal["rank", "global"]
 Scalar = str | int | float | bool | None
 MetricsKind = Literal["jsonl", "csv", "hf", "tensorboard", "wandb", "stdout", "stderr", "output"]
 
-# The parameters that recovery may change, and their usual names, for profiles that do not map the role.
+# The parameters that recovery may change, and their usual names, for profiles that do not map the
+# role.
 ROLE_NAMES: dict[str, tuple[str, ...]] = {
     "batch_size": ("batch_size",),
     "grad_accum": ("grad_accum", "gradient_accumulation_steps"),
@@ -41,8 +43,9 @@ class SpecError(ValueError):
 
 
 class GpuRequest(Struct, frozen=True):
-    """The GPUs that a run requests: any ``count`` free ones, or exactly those in ``uuids``; none for a CPU run.
-    ``min_count`` is the fewest with which recovery may continue when GPUs fail; None is ``count``."""
+    """The GPUs that a run requests: any ``count`` free ones, or exactly those in ``uuids``; none
+    for a CPU run. ``min_count`` is the fewest with which recovery may continue when GPUs fail; None
+    is ``count``."""
 
     count: int = 0
     uuids: tuple[str, ...] = ()
@@ -51,9 +54,9 @@ class GpuRequest(Struct, frozen=True):
 
 
 class MetricsSpec(Struct, frozen=True):
-    """One source of a run's metrics. ``path`` may hold ``{run_dir}`` and a glob (hf); ``patterns`` are regular
-    expressions with named groups, for printed metrics. ``step`` names the column or group of the step, None for the
-    usual names; ``units`` are factors of values, by name."""
+    """One source of a run's metrics. ``path`` may hold ``{run_dir}`` and a glob (hf); ``patterns``
+    are regular expressions with named groups, for printed metrics. ``step`` names the column or
+    group of the step, None for the usual names; ``units`` are factors of values, by name."""
 
     kind: MetricsKind
     path: str | None = None
@@ -63,7 +66,8 @@ class MetricsSpec(Struct, frozen=True):
 
 
 class CheckpointSpec(Struct, frozen=True):
-    """The folder and glob of checkpoints, and the arguments that resume from one (tokens, with ``{checkpoint}``)."""
+    """The folder and glob of checkpoints, and the arguments that resume from one (tokens, with
+    ``{checkpoint}``)."""
 
     directory: str
     pattern: str
@@ -71,7 +75,8 @@ class CheckpointSpec(Struct, frozen=True):
 
 
 class Phase(Struct, frozen=True):
-    """A part of a run with its own parameters, up to the checkpoint of step ``until``; None for the last phase."""
+    """A part of a run with its own parameters, up to the checkpoint of step ``until``; None for the
+    last phase."""
 
     until: int | None
     params: Mapping[str, Scalar]
@@ -80,10 +85,10 @@ class Phase(Struct, frozen=True):
 class RunSpec(Struct, frozen=True):
     """Everything needed to start an attempt but its parameters, GPUs and checkpoint.
 
-    ``launcher`` is a name in LAUNCHERS. ``program`` is what follows the interpreter (``("train.py",)`` or
-    ``("-m", "trainer")``), or a whole command. ``args`` are tokens, split once as a shell would; None means
-    ``--key value`` for each parameter. Placeholders are substituted inside tokens, so that a value can never become two
-    arguments.
+    ``launcher`` is a name in LAUNCHERS. ``program`` is what follows the interpreter
+    (``("train.py",)`` or ``("-m", "trainer")``), or a whole command. ``args`` are tokens, split
+    once as a shell would; None means ``--key value`` for each parameter. Placeholders are
+    substituted inside tokens, so that a value can never become two arguments.
     """
 
     name: str
@@ -102,7 +107,8 @@ class RunSpec(Struct, frozen=True):
     metrics: tuple[MetricsSpec, ...] = ()
     checkpoints: CheckpointSpec | None = None
     roles: Mapping[str, str] = msgspec.field(default_factory=dict)
-    # By parameter: the number that recovery keeps it a multiple of, and whether it counts per rank or over all ranks.
+    # By parameter: the number that recovery keeps it a multiple of, and whether it counts per rank
+    # or over all ranks.
     multiples: Mapping[str, int] = msgspec.field(default_factory=dict)
     scopes: Mapping[str, Scope] = msgspec.field(default_factory=dict)
     recovery: Mapping[str, Any] = msgspec.field(default_factory=lambda: {"policy": "standard"})
@@ -122,7 +128,8 @@ class RunSpec(Struct, frozen=True):
     trials_per_gpu: int = 1
     # The ids of runs that must have succeeded before its first attempt starts.
     after: tuple[str, ...] = ()
-    # The code of its working directory at the launch (`code_version`); its diff is in the private specification only.
+    # The code of its working directory at the launch (`code_version`); its diff is in the private
+    # specification only.
     code: Mapping[str, Any] | None = None
     # Parameters that change at checkpoints; those of the first phase are in ``params`` already.
     phases: tuple[Phase, ...] = ()
@@ -172,7 +179,8 @@ def parse_spec(text: str) -> RunSpec:
 
 
 def spec_of(run: Run) -> RunSpec:
-    """The specification of a run. Raises SpecError, also if the parameters of its next attempt are damaged."""
+    """The specification of a run. Raises SpecError, also if the parameters of its next attempt are
+    damaged."""
     if run.params is UNREADABLE:
         raise SpecError("its parameters are damaged")
     return parse_spec(run.spec_json)

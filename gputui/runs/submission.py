@@ -1,5 +1,6 @@
-"""Submit a run to the agent. The specification is passed in a private file that the command row names, because it may
-hold secrets (a token in the environment), which must never be in the database."""
+"""Submit a run to the agent. The specification is passed in a private file that the command row
+names, because it may hold secrets (a token in the environment), which must never be in the
+database."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ def submit_ticket(
     *,
     now: float,
 ) -> int:
-    """Submit a command with a private specification. Returns the command's id. Raises OSError or sqlite3.Error."""
+    """Submit a command with a private specification. Returns the command's id. Raises OSError or
+    sqlite3.Error."""
     ticket = write_ticket(workspace, spec)
     try:
         words = {**args, "ticket": ticket, "asker": asker()}

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import sqlite3
+from datetime import UTC, datetime
+from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import asdict
+
+from gputui.core.units import bytes_text
+from gputui.store.database import records, room
+from gputui.store.json_shapes import iso
+from gputui.store.rollups import bounds, first_sample
 
 
 class AgentView(Struct, frozen=True):
-    """The agent's row. Times are UTC unix seconds; ``gpu_problem`` is a sentence that says why there are no GPUs, or
-    why they are not read; else None."""
+    """The agent's row. Times are UTC unix seconds; ``gpu_problem`` is a sentence that says why
+    there are no GPUs, or why they are not read; else None."""
 
     pid: int
     version: str
@@ -27,14 +35,7 @@ class AgentView(Struct, frozen=True):
 
 def read_agent(connection: sqlite3.Connection) -> AgentView | None:
     """The newest agent of this store, live or not; None before the first one."""
-    row = connection.execute(
-        "SELECT pid, version, started_at, heartbeat_at, ended_at, recording, interval_seconds, source, driver_version, "
-        "gpu_problem, sampler_state, sampler_silent_seconds FROM agent"
-    ).fetchone()
-    if row is None:
-        return None
-    values = [*row[:5], bool(row[5]), *row[6:]]
-    return AgentView(*values)
+    return next(iter(records(connection, AgentView, "SELECT * FROM agent")), None)
 
 
 DAY_SECONDS = 86400.0
@@ -46,8 +47,11 @@ LEAST_BYTES = 16 << 20
 
 
 class Retention(Struct, frozen=True):
-    """Maximum ages in seconds; ``events_seconds`` applies to events and cleared alerts. ``size_bytes`` limits the
-    database by deleting the oldest samples, then the oldest minutes. None: no limit."""
+    """Maximum ages in seconds; ``events_seconds`` applies to events and cleared alerts.
+
+    ``size_bytes`` limits the database by deleting the oldest samples, then the oldest minutes.
+    None: no limit.
+    """
 
     raw_seconds: float | None = RAW_SECONDS
     minutes_seconds: float | None = 90 * DAY_SECONDS
@@ -64,3 +68,42 @@ def age_words(seconds: float | None) -> str:
         if seconds >= 2 * size or seconds == size:
             return f"{seconds / size:g} {word}{'' if seconds == size else 's'}"
     return f"{seconds / 3600:g} hours"
+
+
+class RecordStatus(Struct, frozen=True):
+    """Extent, size and limits of the record, for `gputui agent status`. Times are UTC unix seconds,
+    None if nothing is recorded. ``problem`` is why record.yaml cannot be used."""
+
+    retention: Retention
+    problem: str | None
+    began_at: float | None = None
+    raw_since: float | None = None
+    file_bytes: int | None = None
+    used_bytes: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        times = {"began_at": iso(self.began_at), "raw_since": iso(self.raw_since)}
+        return {**asdict(self), **times, "retention": asdict(self.retention)}
+
+    def lines(self) -> list[str]:
+        """The status as text."""
+        kept = self.retention
+        limit = "any size" if kept.size_bytes is None else f"at most {bytes_text(kept.size_bytes)}"
+        found = [] if self.problem is None else [f"record.yaml is not used: {self.problem}"]
+        if self.began_at is not None and self.used_bytes is not None:
+            day = datetime.fromtimestamp(self.began_at, UTC).strftime("%Y-%m-%d")
+            found.append(f"record      since {day}, {bytes_text(self.used_bytes)} of {limit}")
+        found.append(
+            f"kept        samples {age_words(kept.raw_seconds)}, minutes {age_words(kept.minutes_seconds)}, "
+            f"hours {age_words(kept.hours_seconds)}, events and alerts {age_words(kept.events_seconds)}"
+        )
+        return found
+
+
+def record_status(connection: sqlite3.Connection | None, retention: Retention, problem: str | None) -> RecordStatus:
+    """The status; ``connection`` is None if nothing is recorded. Raises sqlite3.Error."""
+    if connection is None:
+        return RecordStatus(retention, problem)
+    began, taken = first_sample(connection), room(connection)
+    raw_since = None if began is None else max(began, bounds(connection).raw_since)
+    return RecordStatus(retention, problem, began, raw_since, taken.file_bytes, taken.used_bytes)

@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from gputui.store.database import insert
+from gputui.store.database import insert, records
 from gputui.store.events import Severity
 
 ANY_SUBJECT = "*"
@@ -56,12 +56,8 @@ class AlertView(Struct, frozen=True):
         return self.lasts and self.acknowledged_at is None and not self.is_silenced(now)
 
 
-_COLUMNS = ", ".join(AlertView.__struct_fields__)
-
-
 def _read(connection: sqlite3.Connection, condition: str, *values: object) -> list[AlertView]:
-    rows = connection.execute(f"SELECT {_COLUMNS} FROM alerts WHERE {condition}", values)  # noqa: S608 - fixed texts
-    return [AlertView(*row) for row in rows]
+    return records(connection, AlertView, f"SELECT * FROM alerts WHERE {condition}", *values)  # noqa: S608 - fixed texts
 
 
 def lasting(connection: sqlite3.Connection, at: float | None = None) -> list[AlertView]:
@@ -70,14 +66,13 @@ def lasting(connection: sqlite3.Connection, at: float | None = None) -> list[Ale
     order = f"ORDER BY {_SEVEREST_FIRST}, raised_at DESC, alert_id DESC"
     if at is None:
         return _read(connection, f"cleared_at IS NULL {order}")
-    return _read(connection, f"raised_at <= ? AND coalesce(cleared_at, ?) >= ? {order}", at, at, at)
+    return _read(connection, f"raised_at <= ?1 AND coalesce(cleared_at, ?1) >= ?1 {order}", at)
 
 
 def cleared(connection: sqlite3.Connection, limit: int, before: float | None = None) -> list[AlertView]:
     """The newest alerts that were cleared (until ``before``, if given), those raised last first."""
-    until = float("inf") if before is None else before
-    order = "ORDER BY raised_at DESC, alert_id DESC LIMIT ?"
-    return _read(connection, f"cleared_at <= ? AND raised_at <= ? {order}", until, until, limit)
+    where = "cleared_at NOTNULL AND (?1 IS NULL OR cleared_at <= ?1) ORDER BY raised_at DESC, alert_id DESC LIMIT ?2"
+    return _read(connection, where, before, limit)
 
 
 def of_run(connection: sqlite3.Connection, run_id: str) -> list[AlertView]:
@@ -102,7 +97,8 @@ def silences(connection: sqlite3.Connection, now: float) -> dict[tuple[str, str,
 
 
 def raise_alert(connection: sqlite3.Connection, values: Mapping[str, Any]) -> int:
-    """Insert an alert from ``values`` (columns of the table), silenced if its rule is; return its id."""
+    """Insert an alert from ``values`` (columns of the table), silenced if its rule is; return its
+    id."""
     alert_id = insert(connection, "alerts", **values)
     connection.execute(
         "UPDATE alerts SET (silenced_until, silenced_by) = (SELECT until, actor FROM alert_silences AS s "

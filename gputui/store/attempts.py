@@ -1,7 +1,5 @@
-"""Attempts of runs, as they are or as they were at a past moment (``at``, UTC unix seconds; None is now), and what they
-cost: GPU-hours, and energy from the GPUs' counters.
-
-Every function raises sqlite3.Error.
+"""Attempts of runs, now or at a past moment (``at``, UTC unix seconds; None is now), and what they
+cost: GPU-hours, and energy from the GPUs' counters. Every reader raises sqlite3.Error.
 """
 
 from __future__ import annotations
@@ -14,14 +12,13 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.store import json_columns
-from gputui.store.database import named_rows
+from gputui.store.database import json_items, named_rows, records
 
 Json = Any
 
 
 class Attempt(Struct, frozen=True):
-    """One attempt of a run: its inputs and its end. ``executor`` has the fields of its executor's
+    """One attempt of a run: its inputs and its end. ``executor`` has the fields of its process's
     `runs.identity.ProcessIdentity`, None until that is known."""
 
     run_id: str
@@ -45,9 +42,6 @@ class Attempt(Struct, frozen=True):
     executor: tuple[int, int, str] | None = None
 
 
-_PLAIN = [name for name in Attempt.__struct_fields__ if name not in ("params", "gpus", "launch", "exit", "executor")]
-
-
 def read_attempts(connection: sqlite3.Connection, run_id: str, at: float | None = None) -> list[Attempt]:
     """The attempts of a run in order; at a past time each without later changes."""
     attempts = _read(connection, "run_id = ? ORDER BY number", run_id)
@@ -58,15 +52,14 @@ def get_attempt(connection: sqlite3.Connection, run_id: str, number: int) -> Att
     return next(iter(_read(connection, "run_id = ? AND number = ?", run_id, number)), None)
 
 
-def newest_attempt(connection: sqlite3.Connection, run_id: str, at: float) -> Attempt | None:
-    """The newest attempt at a time (UTC unix seconds), in its current state."""
-    return next(
-        iter(_read(connection, "run_id = ? AND created_at <= ? ORDER BY number DESC LIMIT 1", run_id, at)), None
-    )
+def _read(connection: sqlite3.Connection, condition: str, *values: object) -> list[Attempt]:
+    executor = "iif(shim_pid NOTNULL, json_array(shim_pid, shim_start_ticks, boot_id), NULL) AS executor"
+    return records(connection, Attempt, f"SELECT *, {executor} FROM attempts WHERE {condition}", *values)  # noqa: S608
 
 
 class FellowStay(Struct, frozen=True):
-    """An attempt of another run on the same GPU, from ``begin`` to ``end``, UTC unix seconds; None is still there."""
+    """An attempt of another run on the same GPU, from ``begin`` to ``end``, UTC unix seconds; None
+    is still there."""
 
     run_id: str
     begin: float
@@ -80,26 +73,12 @@ def fellows(connection: sqlite3.Connection, run_id: str, number: int) -> list[Fe
         "JOIN runs AS other ON other.study_id = own.study_id AND other.run_id != own.run_id "
         "JOIN attempts AS b ON b.run_id = other.run_id AND b.gpus = a.gpus "
         "WHERE a.run_id = ? AND a.number = ? AND a.gpus != '[]' "
-        "AND iif(json_valid(own.spec), own.spec ->> '$.trials_per_gpu', 1) > 1 "
+        "AND own.spec ->> '$.trials_per_gpu' > 1 "
         "AND b.started_at < coalesce(a.ended_at, 9e999) AND coalesce(b.ended_at, 9e999) > a.started_at "
         "ORDER BY b.started_at, b.run_id",
         (run_id, number),
     )
     return [FellowStay(*row) for row in rows]
-
-
-def _read(connection: sqlite3.Connection, condition: str, *values: object) -> list[Attempt]:
-    return [
-        Attempt(
-            **{name: row[name] for name in _PLAIN},
-            params=json_columns.mapping(row["params"]),
-            gpus=tuple(json_columns.items(row["gpus"])),
-            launch=json_columns.mapping(row["launch"]),
-            exit=None if row["exit"] is None else json_columns.mapping(row["exit"]),
-            executor=None if row["shim_pid"] is None else (row["shim_pid"], row["shim_start_ticks"], row["boot_id"]),
-        )
-        for row in named_rows(connection, f"SELECT * FROM attempts WHERE {condition}", *values)  # noqa: S608
-    ]
 
 
 def ended_seconds(attempts: Iterable[Attempt]) -> float | None:
@@ -117,24 +96,13 @@ def attempt_at(attempt: Attempt, at: float) -> Attempt:
     started = attempt.started_at if is_by(attempt.started_at, at) else None
     # A run that was rebuilt from its folder has no time of its first step.
     stepped = is_by(attempt.first_step_at if attempt.first_step_at is not None else attempt.started_at, at)
-    known = replace(
-        attempt,
-        started_at=started,
-        first_step_at=attempt.first_step_at if stepped else None,
-        first_step=attempt.first_step if stepped else None,
-    )
-    if is_by(attempt.ended_at, at):
-        return known
-    return replace(
-        known,
-        state="starting" if started is None else "running",
-        ended_at=None,
-        exit_code=None,
-        exit_signal=None,
-        exit=None,
-        last_step=None,
-        stop_requested=None,
-    )
+    changes: dict[str, Any] = {"started_at": started}
+    if not stepped:
+        changes |= {"first_step_at": None, "first_step": None}
+    if not is_by(attempt.ended_at, at):
+        later = ("ended_at", "exit_code", "exit_signal", "exit", "last_step", "stop_requested")
+        changes |= {**dict.fromkeys(later), "state": "starting" if started is None else "running"}
+    return replace(attempt, **changes)
 
 
 def is_by(time: float | None, at: float) -> bool:
@@ -147,8 +115,8 @@ CounterReading = tuple[float, float]
 
 
 def consumed_joules(earlier: CounterReading, later: CounterReading) -> float:
-    """Energy between two readings of one counter, which starts when the driver is loaded
-    (nvmlDeviceGetTotalEnergyConsumption). After a restart its value is a lower bound."""
+    """Energy between two readings of one counter, which starts when the driver is loaded; after a
+    restart a lower bound."""
     (_, before), (_, after) = earlier, later
     return after - before if after >= before else after
 
@@ -156,10 +124,9 @@ def consumed_joules(earlier: CounterReading, later: CounterReading) -> float:
 def energy_between(
     readings: Iterable[CounterReading], begin: float, end: float, longest_seconds: float
 ) -> float | None:
-    """Joules consumed from ``begin`` to ``end``; None if no two neighbouring readings overlap that time.
+    """Joules consumed from ``begin`` to ``end``; None if no two neighbouring readings overlap it.
 
-    Readings are ordered by time. Power is assumed constant between two readings; pairs more than ``longest_seconds``
-    apart are ignored.
+    Power is constant between two readings; those more than ``longest_seconds`` apart are ignored.
     """
     total: float | None = None
     for earlier, later in itertools.pairwise(readings):
@@ -171,8 +138,8 @@ def energy_between(
 
 
 def own_seconds(begin: float, end: float, others: Sequence[tuple[float, float]]) -> float:
-    """A run's share of a GPU's time from ``begin`` to ``end``: ``others`` used the GPU from their begin to their end,
-    and shared time is divided equally."""
+    """A run's share of a GPU's time: shared time is divided equally among it and the ``others``,
+    each with its begin and end."""
     return sum(seconds / (1 + count) for seconds, count in _shared_parts(begin, end, others))
 
 
@@ -184,8 +151,7 @@ def alone_seconds(begin: float, end: float, others: Sequence[tuple[float, float]
 def _shared_parts(begin: float, end: float, others: Sequence[tuple[float, float]]) -> Iterator[tuple[float, int]]:
     """Parts of the time with a constant set of users: duration, and number of others."""
     if end <= begin:
-        # The clock was set back.
-        return
+        return  # the clock was set back
     overlaps = [(max(begin, since), min(end, until)) for since, until in others if since < end and until > begin]
     for earlier, later in itertools.pairwise(sorted({begin, end, *itertools.chain.from_iterable(overlaps)})):
         yield later - earlier, sum(since <= earlier and later <= until for since, until in overlaps)
@@ -196,9 +162,11 @@ JOULES_PER_KWH = 3.6e6
 
 
 class AttemptCost(Struct, frozen=True):
-    """The resources of one attempt so far, with its share of shared GPUs. ``seconds`` and ``gpu_hours`` are None before
-    it starts. ``energy_joules`` is the sum over ``measured_gpus`` of its ``gpu_count`` GPUs, those with a readable
-    counter; None if there is none. ``is_final``: the attempt is over, and its energy is complete."""
+    """The resources of one attempt so far, with its share of shared GPUs; None before it starts.
+
+    ``energy_joules`` is the sum over ``measured_gpus`` of its ``gpu_count`` GPUs, those with a
+    readable counter. ``is_final``: the attempt is over, and its energy is complete.
+    """
 
     attempt: int
     gpu_count: int
@@ -210,8 +178,8 @@ class AttemptCost(Struct, frozen=True):
 
 
 class RunCost(Struct, frozen=True):
-    """The sum over a run's attempts. ``energy_is_partial``: some GPU has no counter, so the energy is a lower bound. A
-    run without GPUs costs 0 GPU-hours, and its energy is None."""
+    """The sum over a run's attempts. ``energy_is_partial``: some GPU has no counter, so the energy
+    is a lower bound. A run without GPUs costs 0 GPU-hours, and its energy is None."""
 
     gpu_hours: float | None
     energy_joules: float | None
@@ -224,16 +192,27 @@ class RunCost(Struct, frozen=True):
 
 
 def run_cost(connection: sqlite3.Connection, run_id: str, now: float) -> RunCost:
-    """The resources of a run up to ``now`` (UTC unix seconds). Raises sqlite3.Error."""
-    rows = connection.execute(
-        "SELECT a.number, iif(json_valid(a.gpus), json_array_length(a.gpus), 0), "
-        "a.started_at, a.ended_at, sum(e.energy_joules), "
-        "count(e.energy_joules), coalesce(sum(e.settled), 0) FROM attempts AS a "
+    """The resources of a run up to ``now`` (UTC unix seconds)."""
+    rows = named_rows(
+        connection,
+        "SELECT a.number, a.gpus, a.started_at, a.ended_at, sum(e.energy_joules) AS joules, "
+        "count(e.energy_joules) AS measured, coalesce(sum(e.settled), 0) AS settled FROM attempts AS a "
         "LEFT JOIN attempt_energy AS e ON e.run_id = a.run_id AND e.attempt = a.number "
         "WHERE a.run_id = ? GROUP BY a.number ORDER BY a.number",
-        (run_id,),
+        run_id,
     )
-    return total([_attempt_cost(connection, run_id, now, *row) for row in rows])
+    costs = []
+    for row in rows:
+        gpu_count, begin, ended_at = len(json_items(row["gpus"])), row["started_at"], row["ended_at"]
+        seconds = hours = None
+        if begin is not None:
+            seconds = max(0.0, (now if ended_at is None else ended_at) - begin)
+            stays = fellows(connection, run_id, row["number"])
+            others = [(stay.begin, now if stay.end is None else stay.end) for stay in stays]
+            hours = gpu_count * own_seconds(begin, begin + seconds, others) / SECONDS_PER_HOUR
+        is_final = ended_at is not None and row["settled"] >= gpu_count
+        costs.append(AttemptCost(row["number"], gpu_count, seconds, hours, row["joules"], row["measured"], is_final))
+    return total(costs)
 
 
 def total(attempts: Sequence[AttemptCost]) -> RunCost:
@@ -247,24 +226,3 @@ def total(attempts: Sequence[AttemptCost]) -> RunCost:
         any(cost.measured_gpus < cost.gpu_count for cost in begun),
         tuple(attempts),
     )
-
-
-def _attempt_cost(
-    connection: sqlite3.Connection,
-    run_id: str,
-    now: float,
-    number: int,
-    gpu_count: int,
-    started_at: float | None,
-    ended_at: float | None,
-    joules: float | None,
-    measured: int,
-    settled: int,
-) -> AttemptCost:
-    seconds = None if started_at is None else max(0.0, (now if ended_at is None else ended_at) - started_at)
-    hours = None
-    if started_at is not None and seconds is not None:
-        others = [(stay.begin, now if stay.end is None else stay.end) for stay in fellows(connection, run_id, number)]
-        hours = gpu_count * own_seconds(started_at, started_at + seconds, others) / SECONDS_PER_HOUR
-    is_final = ended_at is not None and settled >= gpu_count
-    return AttemptCost(number, gpu_count, seconds, hours, joules, measured, is_final)

@@ -1,17 +1,18 @@
-"""Rows of the checkpoint ledger (table ``checkpoints``). Its rules are in `gputui.recovery.checkpoints.ledger`."""
+"""Rows of the checkpoint ledger (table ``checkpoints``). Its rules are in
+`gputui.recovery.checkpoints.ledger`."""
 
 from __future__ import annotations
 
 import re
+import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from msgspec import Struct
-from msgspec.structs import astuple
+from msgspec.structs import asdict
 
-if TYPE_CHECKING:
-    import sqlite3
+from gputui.store.database import insert, records, update
 
 # Checkpoints that are gone are recognized if they come back, but no more than these.
 MOST_GONE = 1000
@@ -24,19 +25,20 @@ Verdict = Literal["unexamined", "valid", "invalid", "doubtful", "cut", "left", "
 
 
 class CheckpointRow(Struct, frozen=True):
-    """One place of one checkpoint of a run. Copies of a checkpoint have equal rows but for their place.
+    """One place of one checkpoint of a run. Copies of a checkpoint have equal rows but for their
+    place.
 
     Attributes:
         seen: the place in the order in which the run's checkpoints were seen first.
-        content: its identity; stamp: changes when the file is written, see `gputui.recovery.checkpoints.files`.
-        attempt: the attempt in whose life it appeared; for a foreign or named one, the newest attempt then.
+        content: its identity; stamp: changes when the file is written (`recovery.checkpoints.files`).
+        attempt: the attempt in whose life it appeared; of a foreign or named one, the newest then.
         unseen_at, seen_at: UTC unix seconds of the last scan without it and of the first with it.
-        modified_at: its time on the disk, for people only; saved_at: the same, None unless it can be true.
-        step: from its name where the metrics allow it, else the newest step in the metrics; None is unknown.
+        modified_at: its time on the disk, for people; saved_at: the same, None unless it can be true.
+        step: from its name where the metrics allow it, else the metrics' newest; None is unknown.
         is_settled: it has stopped growing; is_rewrite: its attempt wrote over another one there.
         why: completes "the checkpoint …" for its verdict or origin.
         failed_starts: number of attempts that resumed from it and ended before a step.
-        left_by: the attempt that began from an earlier checkpoint; counts once that attempt has worked.
+        left_by: the attempt that began from an earlier one; counts once that attempt has worked.
         base_of: the newest attempt that began from it.
         gone_at: when it was seen to be gone; None while it is there.
     """
@@ -73,7 +75,8 @@ class CheckpointRow(Struct, frozen=True):
 
     @property
     def name_of_save(self) -> str:
-        """The path without a rank's number, which is the same for the files that the ranks write in one save."""
+        """The path without a rank's number, which is the same for the files that the ranks write in
+        one save."""
         return _RANK.sub(r"\1#", self.path)
 
     @property
@@ -82,7 +85,8 @@ class CheckpointRow(Struct, frozen=True):
         return tuple(number for _, number in _RANK.findall(self.path))
 
     def is_with(self, other: CheckpointRow) -> bool:
-        """Whether the ranks of one attempt wrote both in the same place, so that neither is whole without the other."""
+        """Whether the ranks of one attempt wrote both in the same place, so that neither is whole
+        without the other."""
         return self.attempt == other.attempt and self.name_of_save == other.name_of_save
 
     def is_later_than(self, other: CheckpointRow) -> bool:
@@ -103,24 +107,19 @@ class Neighbour(Struct, frozen=True):
         return Path(path).is_relative_to(self.folder) and (not is_above or "/" in self.pattern)
 
 
-_FIELDS = CheckpointRow.__struct_fields__
-_COLUMNS = ", ".join(_FIELDS)
-
-
 def of_run(connection: sqlite3.Connection, run_id: str, *, with_gone: bool = False) -> list[CheckpointRow]:
     """The ledger of a run, as seen, without or with the newest of those that are gone."""
-    query = f"SELECT {_COLUMNS} FROM checkpoints WHERE run_id = ? AND gone_at IS"  # noqa: S608 - names only
-    rows = connection.execute(f"{query} NULL", (run_id,)).fetchall()
+    query = "SELECT * FROM checkpoints WHERE run_id = ? AND gone_at IS"
+    found = records(connection, CheckpointRow, f"{query} NULL", run_id)
     if with_gone:
-        rows += connection.execute(f"{query} NOT NULL ORDER BY seen DESC LIMIT {MOST_GONE}", (run_id,)).fetchall()
-    place = _FIELDS.index("is_settled")
-    found = [CheckpointRow(*(*row[:place], bool(row[place]), bool(row[place + 1]), *row[place + 2 :])) for row in rows]
+        gone = f"{query} NOT NULL ORDER BY seen DESC LIMIT {MOST_GONE}"
+        found += records(connection, CheckpointRow, gone, run_id)
     return sorted(found, key=lambda row: (row.seen, row.path))
 
 
 def former(connection: sqlite3.Connection, run_id: str, at: float) -> list[tuple[Any, ...]]:
-    """The path, attempt (None if unknown), step, size and time of each checkpoint that was there at a past time (UTC
-    unix seconds) and is no more."""
+    """The path, attempt (None if unknown), step, size and time of each checkpoint that was there at
+    a past time (UTC unix seconds) and is no more."""
     return connection.execute(
         "SELECT path, iif(origin = 'run', attempt, NULL), step, size_bytes, modified_at FROM checkpoints "
         "WHERE run_id = ?1 AND seen_at <= ?2 AND gone_at > ?2 ORDER BY seen",
@@ -134,12 +133,9 @@ def save(
     """Write the changed rows. Works inside the caller's transaction."""
     former = {(row.path, row.seen): row for row in before}
     changed = [row for row in after if former.get((row.path, row.seen)) != row]
-    marks = ", ".join("?" * (len(_FIELDS) + 1))
-    connection.executemany(
-        f"INSERT OR REPLACE INTO checkpoints (run_id, {_COLUMNS}) VALUES ({marks})",  # noqa: S608 - names only
-        # A place is free once what was there is marked as gone.
-        [(run_id, *astuple(row)) for row in sorted(changed, key=lambda row: row.gone_at is None)],
-    )
+    # A place is free once what was there is marked as gone.
+    for row in sorted(changed, key=lambda row: row.gone_at is None):
+        insert(connection, "checkpoints", "REPLACE", run_id=run_id, **asdict(row))
 
 
 def step_of(connection: sqlite3.Connection, run_id: str, path: str | None) -> int | None:
@@ -151,25 +147,29 @@ def step_of(connection: sqlite3.Connection, run_id: str, path: str | None) -> in
 
 
 def neighbours(connection: sqlite3.Connection, run_id: str, since: float) -> list[Neighbour]:
-    """The checkpoint folders of other runs' attempts that live, or lived since a time (UTC unix seconds)."""
-    rows = connection.execute(
-        "SELECT DISTINCT a.run_id, checkpoint_folder, coalesce(iif(json_valid(r.spec), "
-        "r.spec ->> '$.checkpoints.pattern', NULL), '**/*') FROM attempts AS a JOIN runs AS r USING (run_id) "
+    """The checkpoint folders of other runs' attempts that live, or lived since a time (UTC unix
+    seconds)."""
+    return records(
+        connection,
+        Neighbour,
+        "SELECT DISTINCT a.run_id, checkpoint_folder AS folder, coalesce(iif(json_valid(r.spec), "
+        "r.spec ->> '$.checkpoints.pattern', NULL), '**/*') AS pattern "
+        "FROM attempts AS a JOIN runs AS r USING (run_id) "
         "WHERE checkpoint_folder IS NOT NULL AND a.run_id != ? AND (a.ended_at IS NULL OR a.ended_at >= ?)",
-        (run_id, since),
+        run_id,
+        since,
     )
-    return [Neighbour(*row) for row in rows.fetchall()]
 
 
 def note_scan(connection: sqlite3.Connection, run_id: str, number: int, folder: str | None, at: float) -> None:
-    """Store the real path of an attempt's checkpoint folder, if known, and when it was looked into (UTC seconds)."""
-    values = "checkpoint_folder = coalesce(?, checkpoint_folder), scanned_at = ?"
-    query = f"UPDATE attempts SET {values} WHERE run_id = ? AND number = ?"  # noqa: S608 - names only
-    connection.execute(query, (folder, at, run_id, number))
+    """Store the real path of an attempt's checkpoint folder, if known, and when it was looked
+    into."""
+    values = {"scanned_at": at} | ({} if folder is None else {"checkpoint_folder": folder})
+    update(connection, "attempts", {"run_id": run_id, "number": number}, **values)
 
 
 def scanned_at(connection: sqlite3.Connection, run_id: str, number: int) -> float | None:
-    """When the checkpoint folder was looked into in the life of an attempt (UTC unix seconds); None if not yet."""
+    """When the checkpoint folder was looked into in the life of an attempt; None if not yet."""
     query = "SELECT scanned_at FROM attempts WHERE run_id = ? AND number = ?"
     row = connection.execute(query, (run_id, number)).fetchone()
     return None if row is None else row[0]

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from gputui.core.config import PRIVATE_FILE_MODE
+from gputui.store.database import insert, json_mapping, records
 
 
 class WithdrawnError(Exception):
@@ -20,7 +21,8 @@ class WithdrawnError(Exception):
 
 
 class NotWithdrawnError(Exception):
-    """A command that was not answered in time could not be withdrawn: it may still be carried out."""
+    """A command that was not answered in time could not be withdrawn: it may still be carried
+    out."""
 
 
 # How long a withdrawal is retried; a disk may be full for a moment.
@@ -39,15 +41,15 @@ NO_CHECKPOINT = "no_checkpoint"
 
 
 class CommandAnswer(Struct, frozen=True):
-    """The answer to a command. ``answered_at`` is UTC unix seconds, None if the command was withdrawn. ``reason`` is a
-    sentence if it was refused; ``result`` is for example ``{id, state}``, or ``{refusal}`` with the kind of a
-    refusal."""
+    """The answer to a command. ``answered_at`` is UTC unix seconds, None if the command was
+    withdrawn. ``reason`` is a sentence if it was refused; ``result`` is for example ``{id,
+    state}``, or ``{refusal}`` with the kind of a refusal."""
 
     command_id: int
     verb: str
     state: CommandState
     reason: str | None
-    result: dict[str, Any] | None
+    result: Mapping[str, Any] | None
     answered_at: float | None
 
     @property
@@ -67,32 +69,26 @@ def submit(
     doorbell: Path | None = None,
 ) -> int:
     """Insert a command and wake the agent; return the command's id. Raises sqlite3.Error."""
-    cursor = connection.execute(
-        "INSERT INTO commands (created_at, verb, run_id, args, actor) VALUES (?, ?, ?, ?, ?)",
-        (now, verb, None if run_id is None else _storable(run_id), json.dumps(dict(args)), _storable(actor)),
-    )
+    about = None if run_id is None else _storable(run_id)
+    words = {"args": json.dumps(dict(args)), "actor": _storable(actor)}
+    command_id = insert(connection, "commands", created_at=now, verb=verb, run_id=about, **words)
     if doorbell is not None:
         # Without the notification, the agent finds the row a little later.
         with contextlib.suppress(OSError):
             doorbell.touch(mode=PRIVATE_FILE_MODE)
-    return int(cursor.lastrowid or 0)
+    return command_id
 
 
 def answer(connection: sqlite3.Connection, command_id: int) -> CommandAnswer | None:
     """The agent's answer, or None if there is none yet."""
-    row = connection.execute(
-        "SELECT verb, state, reason, result, answered_at FROM commands WHERE command_id = ? AND state <> 'pending'",
-        (command_id,),
-    ).fetchone()
-    if row is None:
-        return None
-    return CommandAnswer(command_id, row[0], row[1], row[2], json.loads(row[3]) if row[3] else None, row[4])
+    query = "SELECT * FROM commands WHERE command_id = ? AND state <> 'pending'"
+    return next(iter(records(connection, CommandAnswer, query, command_id)), None)
 
 
 def arguments(connection: sqlite3.Connection, command_id: int) -> dict[str, Any]:
     """The arguments of a command. Raises sqlite3.Error."""
     row = connection.execute("SELECT args FROM commands WHERE command_id = ?", (command_id,)).fetchone()
-    return {} if row is None else _arguments(row[0])
+    return {} if row is None else dict(json_mapping(row[0]))
 
 
 def patience_seconds(verb: str) -> float:
@@ -109,9 +105,10 @@ def wait_for_answer(
     pause: Callable[[float], None] = time.sleep,
     is_in_vain: Callable[[], bool] = lambda: False,
 ) -> CommandAnswer | None:
-    """Wait for the agent's answer. Without one in time, or if ``is_in_vain`` (called once a second), withdraw the
-    command and return None, so that the agent does not carry it out after the client has gone. Raises NotWithdrawnError
-    if the withdrawal cannot be written, or sqlite3.Error."""
+    """Wait for the agent's answer. Without one in time, or if ``is_in_vain`` (called once a
+    second), withdraw the command and return None, so that the agent does not carry it out after the
+    client has gone. Raises NotWithdrawnError if the withdrawal cannot be written, or
+    sqlite3.Error."""
     deadline = clock() + timeout_seconds
     asked_at = clock()
     while (found := answer(connection, command_id)) is None:
@@ -145,22 +142,14 @@ class PendingCommand(Struct, frozen=True):
     command_id: int
     verb: str
     run_id: str | None
-    args: dict[str, Any]
+    args: Mapping[str, Any]
     actor: str
 
 
 def pending(connection: sqlite3.Connection) -> list[PendingCommand]:
     """The pending commands, oldest first."""
-    # Read as bytes: a row with invalid UTF-8 must not hide the others.
-    rows = connection.execute(
-        "SELECT command_id, cast(verb AS BLOB), cast(run_id AS BLOB), cast(args AS BLOB), cast(actor AS BLOB) "
-        "FROM commands WHERE state = 'pending' ORDER BY command_id"
-    ).fetchall()
-    commands = []
-    for command_id, *values in rows:
-        verb, run_id, args, actor = (None if value is None else value.decode("utf-8", "replace") for value in values)
-        commands.append(PendingCommand(command_id, verb or "", run_id, _arguments(args or ""), actor or ""))
-    return commands
+    query = "SELECT * FROM commands WHERE state = 'pending' ORDER BY command_id"
+    return records(connection, PendingCommand, query)
 
 
 def give_answer(
@@ -172,17 +161,13 @@ def give_answer(
     reason: str | None = None,
     result: Mapping[str, Any] | None = None,
 ) -> None:
-    """Answer a command, as the agent, in the transaction of its changes. Raises WithdrawnError if it is not pending."""
+    """Answer a command, as the agent, in the transaction of its changes. Raises WithdrawnError if
+    it is not pending."""
+    told = None if result is None else json.dumps(dict(result))
     answered = connection.execute(
         "UPDATE commands SET state = ?, reason = ?, result = ?, answered_at = ? "
         "WHERE command_id = ? AND state = 'pending'",
-        (
-            state,
-            None if reason is None else _storable(reason),
-            None if result is None else json.dumps(dict(result)),
-            now,
-            command_id,
-        ),
+        (state, None if reason is None else _storable(reason), told, now, command_id),
     )
     if answered.rowcount != 1:
         raise WithdrawnError(f"command {command_id} was withdrawn")
@@ -191,11 +176,3 @@ def give_answer(
 def _storable(text: str) -> str:
     """The text with undecodable bytes of file names escaped, because SQLite stores valid UTF-8."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-def _arguments(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}

@@ -1,6 +1,7 @@
 """Events: a kind and a key for programs, and a sentence for people.
 
-In: calls of `add_event`. Out: rows of the table ``events``. Programs query kind and key, never ``message``.
+In: calls of `add_event`. Out: rows of the table ``events``. Programs query kind and key, never
+``message``.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from msgspec import Struct
 
 from gputui.core.redaction import redact_text
 from gputui.store.database import insert
-from gputui.store.run_history import newest_rows
+from gputui.store.run_history import appended
 
 # The meaning of ``key`` is in brackets; without brackets it is NULL.
 EventKind = Literal[
@@ -91,17 +92,16 @@ EventKind = Literal[
 ]
 Severity = Literal["info", "warning", "error"]
 KINDS: frozenset[str] = frozenset(get_args(EventKind))
-EVENT_COLUMNS = ("event_id", "at", "severity", "subject", "run_id", "attempt", "kind", "key", "message")
 SINK_KINDS: tuple[EventKind, ...] = ("sink_failed", "sink_incomplete", "sink_recovered")
 DATA_KINDS: tuple[EventKind, ...] = (
     *SINK_KINDS, "steps_restarted", "times_unknown", "metrics_unanswered", "metrics_doubtful", "metrics_search_cut",
     "checkpoints_unmatched", "checkpoints_unreadable", "no_checkpoint_there",
 )  # fmt: skip
-"""Lasting conditions of a run's metrics, checkpoints and sinks, and their ends; not what happened to one file once."""
+"""Lasting conditions of a run's metrics, checkpoints and sinks, and their ends."""
 
 
 class EventView(Struct, frozen=True):
-    """One event. ``kind`` and ``key`` are those of `EventKind`, None if an old gputui wrote it."""
+    """One event. ``kind`` and ``key`` are those of `EventKind`."""
 
     event_id: int
     at: float
@@ -127,24 +127,15 @@ def add_event(
     attempt: int | None = None,
 ) -> None:
     """Insert an event at ``now`` (UTC unix seconds). The message is redacted."""
-    insert(
-        connection,
-        "events",
-        at=now,
-        severity=severity,
-        subject=subject,
-        run_id=run_id,
-        attempt=attempt,
-        kind=kind,
-        key=None if key is None else _storable(key),
-        message=_storable(message),
-    )
+    where = {"subject": subject, "run_id": run_id, "attempt": attempt}
+    texts = {"key": None if key is None else _storable(key), "message": _storable(message)}
+    insert(connection, "events", at=now, severity=severity, kind=kind, **where, **texts)
 
 
 def has_event(
     connection: sqlite3.Connection, kind: EventKind, *, run_id: str | None = None, key: str | None = None
 ) -> bool:
-    """Whether an event of this kind and key exists for the run, or without a run if ``run_id`` is None."""
+    """Whether an event of this kind and key exists for the run, or without a run if None."""
     row = connection.execute(
         "SELECT 1 FROM events WHERE run_id IS ? AND kind = ? AND key IS ?",
         (run_id, kind, None if key is None else _storable(key)),
@@ -155,7 +146,7 @@ def has_event(
 def last_kind(
     connection: sqlite3.Connection, run_id: str, among: tuple[EventKind, ...], key: str | None = None
 ) -> tuple[str, float] | None:
-    """Kind and time (UTC unix seconds) of a run's newest event ``among`` these kinds, with the key if one is given."""
+    """Kind and time of a run's newest event ``among`` these kinds, with the key if one is given."""
     marks = ", ".join("?" for _ in among)
     row: tuple[str, float] | None = connection.execute(
         f"SELECT kind, at FROM events WHERE run_id = ? AND kind IN ({marks}) AND (? IS NULL OR key = ?) "  # noqa: S608
@@ -166,25 +157,17 @@ def last_kind(
 
 
 def read_events(
-    connection: sqlite3.Connection,
-    run_id: str | None = None,
-    at: float | None = None,
-    *,
-    limit: int | None = None,
+    connection: sqlite3.Connection, run_id: str | None = None, at: float | None = None, *, limit: int | None = None,
     after_id: int = 0,
-) -> list[EventView]:
-    """Events with an id above ``after_id`` up to the time ``at`` (UTC unix seconds; None: all), oldest first; of more
-    than ``limit``, the newest. Raises sqlite3.Error."""
-    columns = ", ".join(EVENT_COLUMNS)
-    rows = newest_rows(connection, "events", "event_id", columns, run_id, at, limit, after_id)
-    return [EventView(*row) for row in rows]
+) -> list[EventView]:  # fmt: skip
+    """Events, selected like `run_history.read_incidents`. Raises sqlite3.Error."""
+    return appended(connection, EventView, "events", run_id, at, limit, after_id)
 
 
 def newest_event_id(connection: sqlite3.Connection, run_id: str) -> int:
     """The id of a run's newest event, 0 without events."""
-    return int(
-        connection.execute("SELECT coalesce(max(event_id), 0) FROM events WHERE run_id = ?", (run_id,)).fetchone()[0]
-    )
+    row = connection.execute("SELECT coalesce(max(event_id), 0) FROM events WHERE run_id = ?", (run_id,)).fetchone()
+    return int(row[0])
 
 
 def read_data_events(
@@ -196,5 +179,5 @@ def read_data_events(
 
 
 def _storable(text: str) -> str:
-    """The text without secrets, and without file names that are not valid UTF-8, which SQLite does not store."""
+    """The text without secrets and lone surrogates, which SQLite does not store."""
     return redact_text(text).encode("utf-8", "replace").decode("utf-8")

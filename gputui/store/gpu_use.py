@@ -1,19 +1,18 @@
-"""Histograms of utilisation and power of GPUs while they were held; from minutes and hours if samples are deleted."""
+"""Histograms of utilisation and power of GPUs while they were held; from minutes and hours if
+samples are deleted."""
 
 from __future__ import annotations
 
-import json
 import math
 import sqlite3
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec import Struct
 
-from gputui.store import json_columns
-from gputui.store.database import one_moment
+from gputui.store.database import json_items, json_mapping, named_rows, one_moment
 from gputui.store.rollups import bounds, span_seconds
 
 
@@ -27,9 +26,9 @@ class Stay(Struct, frozen=True):
 
 @dataclass(slots=True)
 class GpuCounts:
-    """Number of samples by value, in whole percent and whole watts. The mean of a minute or hour counts with its number
-    of samples, times the share of it that the GPU was held. ``memory_used_bytes_most`` is the maximum that certainly
-    occurred while it was held."""
+    """Number of samples by value, in whole percent and whole watts. The mean of a minute or hour
+    counts with its number of samples, times the share of it that the GPU was held.
+    ``memory_used_bytes_most`` is the maximum that certainly occurred while it was held."""
 
     utilization_percent: Counter[float] = field(default_factory=Counter)
     power_watts: Counter[float] = field(default_factory=Counter)
@@ -45,70 +44,51 @@ def gpu_counts(connection: sqlite3.Connection, stays: Iterable[Stay]) -> GpuCoun
             row = connection.execute("SELECT gpu_id, facts FROM gpus WHERE uuid = ?", (stay.uuid,)).fetchone()
             if row is None:
                 continue
-            most_bytes = counts.memory_used_bytes_most
-            _count_samples(connection, counts, row[0], max(stay.begin, limits.raw_since), stay.end)
-            for name, since, until in (
+            # What the whole host has in use is no peak of the GPU.
+            counts_memory = not json_mapping(row[1]).get("memory_is_unified")
+            for table, since, until in (
+                ("samples", limits.raw_since, math.inf),
                 ("minutes", limits.minutes_since, limits.raw_since),
                 ("hours", -math.inf, limits.minutes_since),
             ):
-                _count_spans(connection, counts, name, row[0], stay, max(stay.begin, since), min(stay.end, until))
-            if json_columns.mapping(row[1]).get("memory_is_unified"):
-                # What the whole host has in use is no peak of the GPU.
-                counts.memory_used_bytes_most = most_bytes
+                begin, end = max(stay.begin, since), min(stay.end, until)
+                if begin < end:
+                    most = _count(connection, counts, table, row[0], stay, begin, end)
+                    if most is not None and counts_memory:
+                        counts.memory_used_bytes_most = max(most, counts.memory_used_bytes_most or 0)
     return counts
 
 
-def _count_samples(connection: sqlite3.Connection, found: GpuCounts, gpu_id: int, begin: float, end: float) -> None:
-    if end <= begin:
-        return
-    where = "FROM gpu_samples WHERE gpu_id = ? AND at >= ? AND at < ?"
-    for column, counts in _counters(found):
-        rows = connection.execute(
-            f"SELECT round({column}) AS value, count(*) {where} AND {column} NOTNULL GROUP BY value",
-            (gpu_id, begin, end),
-        )
-        for value, number in rows:
-            counts[value] += number
-    (used,) = connection.execute(f"SELECT max(memory_used_bytes) {where}", (gpu_id, begin, end)).fetchone()
-    _at_least(found, used)
+def _count(
+    connection: sqlite3.Connection, found: GpuCounts, table: str, gpu_id: int, stay: Stay, begin: float, end: float
+) -> int | None:
+    """Add the samples, minutes or hours of a stay in [begin, end); return its largest memory in
+    use.
 
-
-def _count_spans(
-    connection: sqlite3.Connection, found: GpuCounts, name: str, gpu_id: int, stay: Stay, begin: float, end: float
-) -> None:
-    """Add the minutes or hours of a stay in [begin, end). A span that overlaps in part counts in part; the maximum of a
-    span that the stay covers in part does not count, because it may be from before or after."""
-    if end <= begin:
-        return
+    A span that overlaps in part counts in part, and its maximum not at all, because it may be from
+    before or after.
+    """
+    mean, most, weight, whole = "", "", "1", "at >= :begin AND at < :end"
+    where, seconds = f"FROM gpu_{table} WHERE gpu_id = :gpu_id AND {whole}", 0.0
+    if table != "samples":
+        mean, most, seconds = "_mean", "_max", float(span_seconds(table))
+        weight = "sample_count * (min(at + :seconds, :end) - max(at, :begin)) / :seconds"
+        whole = "at >= :stay_begin AND at + :seconds <= :stay_end"
+        where = f"FROM gpu_{table} WHERE gpu_id = :gpu_id AND at > :begin - :seconds AND at < :end"
     named = {
-        "gpu_id": gpu_id, "seconds": float(span_seconds(name)), "begin": begin, "end": end, "stay_begin": stay.begin,
+        "gpu_id": gpu_id, "seconds": seconds, "begin": begin, "end": end, "stay_begin": stay.begin,
         "stay_end": stay.end,
     }  # fmt: skip
-    where = f"FROM gpu_{name} WHERE gpu_id = :gpu_id AND at > :begin - :seconds AND at < :end"
-    covered = "(min(at + :seconds, :end) - max(at, :begin)) / :seconds"
-    for column, counts in _counters(found):
+    for column, counts in (("utilization_percent", found.utilization_percent), ("power_watts", found.power_watts)):
         rows = connection.execute(
-            f"SELECT round({column}_mean) AS value, sum(sample_count * {covered}) {where} "
-            f"AND {column}_mean NOTNULL GROUP BY value",
+            f"SELECT round({column}{mean}) AS value, sum({weight}) {where} AND {column}{mean} NOTNULL GROUP BY value",
             named,
         )
         for value, number in rows:
-            if samples_covered := round(number):
-                counts[value] += samples_covered
-    (used,) = connection.execute(
-        f"SELECT max(memory_used_bytes_max) {where} AND at >= :stay_begin AND at + :seconds <= :stay_end", named
-    ).fetchone()
-    _at_least(found, used)
-
-
-def _counters(counts: GpuCounts) -> Iterator[tuple[str, Counter[float]]]:
-    yield "utilization_percent", counts.utilization_percent
-    yield "power_watts", counts.power_watts
-
-
-def _at_least(counts: GpuCounts, used: int | None) -> None:
-    if used is not None:
-        counts.memory_used_bytes_most = max(used, counts.memory_used_bytes_most or 0)
+            if round(number):
+                counts[value] += round(number)
+    (used,) = connection.execute(f"SELECT max(memory_used_bytes{most}) {where} AND {whole}", named).fetchone()
+    return None if used is None else int(used)
 
 
 PEAK_METRIC = "gpu_mem_peak"
@@ -120,8 +100,8 @@ PROCESS_SETS_LOOKED_AT = 60
 
 
 class PastPeak(Struct, frozen=True):
-    """One attempt: its parameters, its number of GPUs, the largest peak of its ranks (None if unknown), and whether it
-    ran out of GPU memory."""
+    """One attempt: its parameters, its number of GPUs, the largest peak of its ranks (None if
+    unknown), and whether it ran out of GPU memory."""
 
     run_id: str
     attempt: int
@@ -132,28 +112,31 @@ class PastPeak(Struct, frozen=True):
 
 
 def past_peaks(connection: sqlite3.Connection, profile: str) -> list[PastPeak]:
-    """Attempts of the newest runs of a profile that had GPUs, newest first. Raises sqlite3.Error."""
-    attempts = connection.execute(
-        "SELECT a.run_id, a.number, a.params, iif(json_valid(a.gpus), json_array_length(a.gpus), 0), "
+    """Attempts of the newest runs of a profile that had GPUs, newest first. Raises
+    sqlite3.Error."""
+    attempts = named_rows(
+        connection,
+        "SELECT a.run_id, a.number AS attempt, a.params, json_array_length(a.gpus) AS gpu_count, "
         "EXISTS (SELECT 1 FROM incidents AS i "
-        "  WHERE i.run_id = a.run_id AND i.attempt = a.number AND i.kind = 'cuda_oom') "
+        "  WHERE i.run_id = a.run_id AND i.attempt = a.number AND i.kind = 'cuda_oom') AS ran_out "
         "FROM attempts AS a JOIN runs AS r USING (run_id) "
         "WHERE a.run_id IN (SELECT run_id FROM runs WHERE profile = ? ORDER BY sequence DESC LIMIT ?) "
-        "ORDER BY r.sequence DESC, a.number DESC",
-        (profile, RUNS_LOOKED_AT),
-    ).fetchall()
+        "AND a.gpus != '[]' ORDER BY r.sequence DESC, a.number DESC",
+        profile,
+        RUNS_LOOKED_AT,
+    )
     peaks = []
-    for run_id, number, params, gpu_count, ran_out in attempts:
-        if not gpu_count:
-            continue
-        peak = peak_bytes(connection, run_id, number)
-        if peak is not None or ran_out:
-            peaks.append(PastPeak(run_id, number, json.loads(params), gpu_count, peak, bool(ran_out)))
+    for row in attempts:
+        peak = peak_bytes(connection, row["run_id"], row["attempt"])
+        if peak is not None or row["ran_out"]:
+            changed = {"params": json_mapping(row["params"]), "ran_out": bool(row["ran_out"])}
+            peaks.append(PastPeak(**row | changed, peak_bytes=peak))
     return peaks
 
 
 def peak_bytes(connection: sqlite3.Connection, run_id: str, attempt: int) -> int | None:
-    """The largest last reported peak of an attempt's ranks; None if there is none. Raises sqlite3.Error."""
+    """The largest last reported peak of an attempt's ranks; None if there is none. Raises
+    sqlite3.Error."""
     (peak,) = connection.execute(
         # Text, such as "NaN", would be larger than any number.
         "SELECT max(CASE WHEN json_type(n.data, ?1) IN ('integer', 'real') THEN n.data ->> ?1 END) "
@@ -164,16 +147,15 @@ def peak_bytes(connection: sqlite3.Connection, run_id: str, attempt: int) -> int
 
 
 def study_peaks(connection: sqlite3.Connection, study_id: str) -> dict[str, int]:
-    """The largest measured peak of a study's newest trials with one GPU, in bytes, by the GPU's name. A trial is
-    measured once it has reported a peak, or has ended after a step.
+    """The largest measured peak of a study's newest trials with one GPU, in bytes, by the GPU's
+    name. A trial is measured once it has reported a peak, or has ended after a step.
 
     The driver's figure counts too, because it includes the CUDA context. Raises sqlite3.Error.
     """
     attempts = connection.execute(
         "SELECT g.name, g.gpu_id, a.run_id, a.number, a.ended_at NOTNULL AND a.last_step NOTNULL "
         "FROM (SELECT run_id FROM runs WHERE study_id = ? ORDER BY trial DESC LIMIT ?) AS r "
-        "JOIN attempts AS a USING (run_id) JOIN gpus AS g ON g.uuid = iif(json_valid(a.gpus), a.gpus ->> '$[0]', NULL) "
-        "WHERE iif(json_valid(a.gpus), json_array_length(a.gpus), 0) = 1",
+        "JOIN attempts AS a USING (run_id) JOIN gpus AS g ON a.gpus = json_array(g.uuid)",
         (study_id, RUNS_LOOKED_AT),
     ).fetchall()
     peaks: dict[str, int] = {}
@@ -203,7 +185,8 @@ def _reported_by_ranks(connection: sqlite3.Connection, run_id: str, attempt: int
 
 
 def _listed_by_driver(connection: sqlite3.Connection, gpu_id: int, run_ids: Collection[str]) -> int:
-    """The largest total of one of these runs' processes on a GPU, as listed by the driver; 0 if unknown."""
+    """The largest total of one of these runs' processes on a GPU, as listed by the driver; 0 if
+    unknown."""
     rows = connection.execute(
         "SELECT processes FROM gpu_process_sets WHERE gpu_id = ? AND processes NOTNULL ORDER BY at DESC LIMIT ?",
         (gpu_id, PROCESS_SETS_LOOKED_AT),
@@ -211,7 +194,7 @@ def _listed_by_driver(connection: sqlite3.Connection, gpu_id: int, run_ids: Coll
     most = 0
     for (text,) in rows:
         bytes_by_gpu: Counter[str] = Counter()
-        for process in json_columns.items(text):
+        for process in json_items(text):
             if process.get("run_id") in run_ids:
                 bytes_by_gpu[process["run_id"]] += process.get("memory_bytes") or 0
         most = max(most, *bytes_by_gpu.values(), 0)

@@ -1,13 +1,14 @@
-"""State of GPUs and host, now or at a past time.
+"""State of GPUs and host, now or at a past time ``at`` (UTC unix seconds; None is now).
 
-Every reader takes ``at``, UTC unix seconds; None is now. Each value needs one or two key lookups, however long the
-history is. If the samples of a time are deleted, its minute or hour is used. Every function raises sqlite3.Error.
+Each value needs one or two key lookups, however long the history is. If the samples of a time are
+deleted, its minute or hour is used. Every function raises sqlite3.Error.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import math
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -17,8 +18,8 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.store import json_columns, rollups, samples, series
-from gputui.store.database import insert, named_rows
+from gputui.store import rollups, samples, series
+from gputui.store.database import insert, json_items, json_mapping, named_rows, records
 from gputui.store.rollups import GpuHistory, HostHistory
 from gputui.store.samples import sample_means
 from gputui.store.series import GpuProcess, GpuSample, GpuState, HostSample
@@ -52,9 +53,10 @@ class ProcessView(GpuProcess, frozen=True):
 class GpuView(GpuSample, frozen=True, kw_only=True):
     """A GPU: its newest sample with its facts, slow values, processes and lease.
 
-    ``state`` is ``stale`` if the newest sample is too old; ``age_seconds`` is its age. ``run_id`` leases the GPU, and
-    ``rank`` is the rank of that run's process on it; ``shared_with`` are (id, name) of other trials that share it.
-    ``processes`` is None if the driver gave no list. ``event_text`` is the driver's newest event.
+    ``state`` is ``stale`` if the newest sample is too old; ``age_seconds`` is its age. ``run_id``
+    leases the GPU, and ``rank`` is the rank of that run's process on it; ``shared_with`` are (id,
+    name) of other trials that share it. ``processes`` is None if the driver gave no list.
+    ``event_text`` is the driver's newest event.
     """
 
     index: int
@@ -94,8 +96,8 @@ class GpuEventView(Struct, frozen=True):
 
 
 class Idleness(NamedTuple):
-    """``since`` is the first idle sample, None if the GPU is busy. ``was_busy``: whether it was busy before, within the
-    searched time."""
+    """``since`` is the first idle sample, None if the GPU is busy. ``was_busy``: whether it was
+    busy before, within the searched time."""
 
     since: float | None
     was_busy: bool
@@ -109,35 +111,20 @@ _SAMPLED = (
 
 _GPUS = f"""
 SELECT g.gpu_id, g.first_seen_at, g.uuid, g.position, g.name, g.facts, {", ".join(f"s.{name}" for name in _SAMPLED)},
-    s.state, s.memory_total_bytes, s.throttle_reasons, {{present}} AS present, {{slow}} AS slow,
-    {{processes}} AS processes, {{holders}} AS holders, {{last_seen_at}} AS last_seen_at
+    s.state, s.memory_total_bytes, s.throttle_reasons, iif(:is_past, NULL, g.slow) AS slow,
+    iif(:is_past, CASE (SELECT event FROM gpu_events WHERE uuid = g.uuid AND at <= :at
+            AND event IN ('lost', 'returned') ORDER BY at DESC LIMIT 1)
+        WHEN 'lost' THEN 0 WHEN 'returned' THEN 1 ELSE g.present OR g.last_seen_at > :at END, g.present) AS present,
+    iif(:is_past, (SELECT processes FROM gpu_process_sets WHERE gpu_id = g.gpu_id AND at <= :at
+        ORDER BY at DESC LIMIT 1), g.processes) AS processes,
+    iif(:is_past, NULL, (SELECT json_group_array(json_array(run_id, name)) FROM (SELECT run_id, name FROM leases
+        JOIN runs USING (run_id) WHERE gpu_uuid = g.uuid ORDER BY since, run_id))) AS holders,
+    min(g.last_seen_at, :at) AS last_seen_at
 FROM gpus AS g
 LEFT JOIN gpu_samples AS s
     ON s.gpu_id = g.gpu_id AND s.at = (SELECT max(at) FROM gpu_samples WHERE gpu_id = g.gpu_id AND at <= :at)
+ORDER BY g.position, g.gpu_id
 """  # noqa: S608 - fixed names
-_NOW = _GPUS.format(
-    present="g.present",
-    slow="g.slow",
-    processes="g.processes",
-    holders=(
-        "(SELECT json_group_array(json_array(run_id, name)) FROM (SELECT run_id, name FROM leases "
-        "JOIN runs USING (run_id) WHERE gpu_uuid = g.uuid ORDER BY since, run_id))"
-    ),
-    last_seen_at="g.last_seen_at",
-)
-_THEN = _GPUS.format(
-    present=(
-        "CASE (SELECT event FROM gpu_events WHERE uuid = g.uuid AND at <= :at AND event IN ('lost', 'returned') "
-        "ORDER BY at DESC LIMIT 1) WHEN 'lost' THEN 0 WHEN 'returned' THEN 1 "
-        "ELSE g.present OR g.last_seen_at > :at END"
-    ),
-    slow="NULL",
-    processes=(
-        "(SELECT processes FROM gpu_process_sets WHERE gpu_id = g.gpu_id AND at <= :at ORDER BY at DESC LIMIT 1)"
-    ),
-    holders="NULL",
-    last_seen_at="min(g.last_seen_at, :at)",
-)
 
 
 def read_gpus(
@@ -146,60 +133,52 @@ def read_gpus(
     at: float | None = None,
     holders: Mapping[str, Sequence[tuple[str, str]]] | None = None,
 ) -> list[GpuView]:
-    """All GPUs in the driver's order. Ages are relative to ``now`` (UTC unix seconds). With ``at``, their state at that
-    time; ``holders`` are then the (id, name) of runs that leased them, by UUID."""
-    if at is not None:
-        return _gpus_at(connection, at, holders or {})
-    row = connection.execute("SELECT interval_seconds FROM agent").fetchone()
-    stale_after = stale_after_seconds(row[0] if row else None)
-    reported = _reported(connection)
-    rows = named_rows(
-        connection,
-        f"{_NOW} WHERE g.present = 1 OR g.last_seen_at > :seen ORDER BY g.position, g.gpu_id",
-        at=now + CLOCK_SLACK_SECONDS,
-        seen=now - LOST_SHOWN_SECONDS,
-    )
-    return [_gpu_view(row, reported, now, stale_after) for row in rows]
-
-
-def _gpus_at(
-    connection: sqlite3.Connection, at: float, holders: Mapping[str, Sequence[tuple[str, str]]]
-) -> list[GpuView]:
+    """All GPUs in the driver's order. Ages are relative to ``now`` (UTC unix seconds). With ``at``,
+    their state at that time; ``holders`` are then the (id, name) of runs that leased them, by
+    UUID."""
     reported = _reported(connection, at)
+    interval = connection.execute("SELECT interval_seconds FROM agent").fetchone()
+    until = now + CLOCK_SLACK_SECONDS if at is None else at
     views = []
-    limits = rollups.bounds(connection)
-    for row in named_rows(connection, f"{_THEN} ORDER BY g.position, g.gpu_id", at=at):
-        if row["at"] is None and row["first_seen_at"] > at:
+    for row in named_rows(connection, _GPUS, at=until, is_past=at is not None):
+        if at is None:
+            leased = json_items(row["holders"])
+            view = _gpu_view(row, leased, reported, now, stale_after_seconds(interval[0] if interval else None))
+        elif row["at"] is None and row["first_seen_at"] > at:
             continue
-        gpu_id = row["gpu_id"]
-        times = samples.times_up_to(connection, series.GPU, gpu_id, at, _PACE_SAMPLES)
-        # The interval is the shortest distance of a few samples, because there may be gaps.
-        interval = min((later - earlier for later, earlier in itertools.pairwise(times)), default=None)
-        view = _gpu_view(row, reported, at, stale_after_seconds(interval))
-        if view.at is None and at < limits.raw_since:
-            # The samples of that time are deleted.
-            columns = [kept.column for kept in rollups.GPU_KEPT]
-            means = rollups.then(connection, columns, at, limits, gpu_id)
-            if means is not None:
-                if means["sm_clock_mhz"] is not None:
-                    means["sm_clock_mhz"] = round(means["sm_clock_mhz"])
-                view = replace(view, **means, age_seconds=0.0, state="lost" if view.state == "lost" else "ok")
-        if view.state == "lost" and at - (view.at or view.last_seen_at) > LOST_SHOWN_SECONDS:
-            continue
-        slow = samples.newest(connection, series.SLOW, gpu_id, tuple(series.SLOW.columns), at)
-        holding_runs = holders.get(view.uuid, ())
-        run_id, run_name = holding_runs[0] if holding_runs else (None, None)
-        views.append(
-            replace(
-                view,
-                slow={} if slow is None else dict(zip(series.SLOW.columns, slow[1:], strict=True)),
-                run_id=run_id,
-                run_name=run_name,
-                rank=rank_among(view.processes, run_id),
-                shared_with=tuple(holding_runs[1:]),
-            )
-        )
+        else:
+            view = _gpu_at(connection, row, (holders or {}).get(row["uuid"], ()), reported, at)
+        if view.state != "lost" or until - (view.at or view.last_seen_at) <= LOST_SHOWN_SECONDS:
+            views.append(view)
     return views
+
+
+def _gpu_at(
+    connection: sqlite3.Connection,
+    row: dict[str, Any],
+    holders: Sequence[Sequence[str]],
+    reported: Mapping[str, tuple[float, int | None, str | None]],
+    at: float,
+) -> GpuView:
+    """A GPU at a past time."""
+    times = connection.execute(
+        "SELECT at FROM gpu_samples WHERE gpu_id = ? AND at <= ? ORDER BY at DESC LIMIT ?",
+        (row["gpu_id"], at, _PACE_SAMPLES),
+    ).fetchall()
+    # The interval is the shortest distance of a few samples, because there may be gaps.
+    interval = min((later - earlier for (later,), (earlier,) in itertools.pairwise(times)), default=None)
+    view = _gpu_view(row, holders, reported, at, stale_after_seconds(interval))
+    limits = rollups.bounds(connection)
+    if view.at is None and at < limits.raw_since:
+        columns = [kept.column for kept in rollups.GPU_KEPT]
+        means = rollups.then(connection, columns, at, limits, row["gpu_id"])
+        if means is not None:
+            if means["sm_clock_mhz"] is not None:
+                means["sm_clock_mhz"] = round(means["sm_clock_mhz"])
+            view = replace(view, **means, age_seconds=0.0, state="lost" if view.state == "lost" else "ok")
+    slow = samples.newest(connection, series.SLOW, row["gpu_id"], tuple(series.SLOW.columns), at) or {}
+    slow.pop("at", None)
+    return replace(view, slow=slow)
 
 
 def stale_after_seconds(interval_seconds: float | None) -> float:
@@ -217,12 +196,15 @@ def aged(gpu: GpuView, now: float, stale_after: float) -> GpuView:
 
 
 def _gpu_view(
-    row: Mapping[str, Any], reported: Mapping[str, tuple[float, int | None, str | None]], now: float, stale_after: float
+    row: Mapping[str, Any],
+    holders: Sequence[Sequence[str]],
+    reported: Mapping[str, tuple[float, int | None, str | None]],
+    now: float,
+    stale_after: float,
 ) -> GpuView:
-    """A GPU from a row of `_GPUS` at ``now``; ``reported`` are the newest driver events by UUID (time, code, text)."""
-    holders = [(str(run_id), str(name)) for run_id, name in json_columns.items(row["holders"])]
+    """A GPU from a row of `_GPUS` at ``now``; ``reported`` are the newest driver events by UUID."""
     run_id, run_name = holders[0] if holders else (None, None)
-    facts, processes = json_columns.mapping(row["facts"]), _processes(row["processes"])
+    facts, processes = json_mapping(row["facts"]), _processes(row["processes"])
     age = None if row["at"] is None else max(0.0, now - row["at"])
     state: GpuState
     if not row["present"] or row["state"] == "lost":
@@ -231,7 +213,7 @@ def _gpu_view(
         state = "stale"
     else:
         state = "error" if row["state"] == "error" else "ok"
-    total = row["memory_total_bytes"]
+    total, reasons = row["memory_total_bytes"], row["throttle_reasons"]
     event_at, event_code, event_text = reported.get(row["uuid"]) or (None, None, None)
     return GpuView(
         **{name: row[name] for name in ("uuid", "name", "last_seen_at", *_SAMPLED)},
@@ -239,9 +221,9 @@ def _gpu_view(
         state=state,
         age_seconds=age,
         memory_total_bytes=facts.get("memory_total_bytes") if total is None else total,
-        throttle_reasons=json_columns.words(row["throttle_reasons"]),
+        throttle_reasons=None if reasons is None else json_items(reasons),
         facts=facts,
-        slow=json_columns.mapping(row["slow"]),
+        slow=json_mapping(row["slow"]),
         processes=processes,
         run_id=run_id,
         run_name=run_name,
@@ -249,7 +231,7 @@ def _gpu_view(
         event_at=event_at,
         event_code=event_code,
         event_text=event_text,
-        shared_with=tuple(holders[1:]),
+        shared_with=tuple((other, name) for other, name in holders[1:]),
     )
 
 
@@ -259,9 +241,7 @@ def rank_among(processes: Iterable[ProcessView] | None, run_id: str | None) -> i
     return min(ranks, default=None)
 
 
-def _reported(
-    connection: sqlite3.Connection, at: float | None = None
-) -> dict[str, tuple[float, int | None, str | None]]:
+def _reported(connection: sqlite3.Connection, at: float | None) -> dict[str, tuple[float, int | None, str | None]]:
     """The newest driver event (time, code, text) of each GPU, by UUID."""
     where, order = ("", "event_id") if at is None else ("WHERE at <= ?", "at")
     rows = connection.execute(
@@ -283,11 +263,8 @@ def xid_counts(connection: sqlite3.Connection, since: float, until: float) -> di
 
 def gpu_events(connection: sqlite3.Connection, uuid: str, until: float, limit: int) -> list[GpuEventView]:
     """The newest driver events of one GPU up to a time, newest first."""
-    rows = connection.execute(
-        "SELECT at, event, code, text FROM gpu_events WHERE uuid = ? AND at <= ? ORDER BY event_id DESC LIMIT ?",
-        (uuid, until, limit),
-    )
-    return [GpuEventView(*row) for row in rows]
+    query = "SELECT * FROM gpu_events WHERE uuid = ? AND at <= ? ORDER BY event_id DESC LIMIT ?"
+    return records(connection, GpuEventView, query, uuid, until, limit)
 
 
 def leased_since(connection: sqlite3.Connection, uuid: str) -> float | None:
@@ -298,21 +275,21 @@ def leased_since(connection: sqlite3.Connection, uuid: str) -> float | None:
 
 def idleness(connection: sqlite3.Connection, uuid: str, after: float, now: float) -> Idleness:
     """The idleness of a GPU, from samples since ``after``, but at most LOOK_BACK_SECONDS."""
-    row = connection.execute("SELECT gpu_id FROM gpus WHERE uuid = ?", (uuid,)).fetchone()
     since: float | None = None
-    if row is not None:
-        for at, used in connection.execute(
-            "SELECT at, utilization_percent FROM gpu_samples WHERE gpu_id = ? AND at >= ? AND at <= ? ORDER BY at DESC",
-            (row[0], max(after, now - LOOK_BACK_SECONDS), now + 1.0),
-        ):
-            if used is not None and used > 0:
-                return Idleness(since, was_busy=True)
-            since = at if used is not None else since
+    for at, used in connection.execute(
+        "SELECT at, utilization_percent FROM gpu_samples WHERE gpu_id = (SELECT gpu_id FROM gpus WHERE uuid = ?) "
+        "AND at >= ? AND at <= ? ORDER BY at DESC",
+        (uuid, max(after, now - LOOK_BACK_SECONDS), now + 1.0),
+    ):
+        if used is not None and used > 0:
+            return Idleness(since, was_busy=True)
+        since = at if used is not None else since
     return Idleness(since, was_busy=False)
 
 
 def present_since(connection: sqlite3.Connection, uuid: str) -> dict[int, float]:
-    """For each process on a GPU, by PID, since when the driver has listed it without interruption."""
+    """For each process on a GPU, by PID, since when the driver has listed it without
+    interruption."""
     rows = connection.execute(
         "SELECT at, processes FROM gpu_process_sets WHERE gpu_id = (SELECT gpu_id FROM gpus WHERE uuid = ?) "
         "ORDER BY at DESC LIMIT ?",
@@ -332,8 +309,8 @@ def present_since(connection: sqlite3.Connection, uuid: str) -> dict[int, float]
 def gpu_history(
     connection: sqlite3.Connection, since: float, until: float, buckets: int, uuid: str | None = None
 ) -> dict[str, GpuHistory]:
-    """Means over ``buckets`` equal spans of [since, until), by UUID, of all GPUs or one. GPUs without samples there are
-    left out."""
+    """Means over ``buckets`` equal spans of [since, until), by UUID, of all GPUs or one. GPUs
+    without samples there are left out."""
     gpus = connection.execute("SELECT gpu_id, uuid FROM gpus WHERE uuid = coalesce(?, uuid)", (uuid,)).fetchall()
     histories: dict[str, GpuHistory] = {}
     # One query per GPU: with a single query, SQLite would sort the samples of all GPUs first.
@@ -348,7 +325,8 @@ def gpu_history(
 def memory_temperature_history(
     connection: sqlite3.Connection, uuid: str, since: float, until: float, buckets: int
 ) -> tuple[float | None, ...]:
-    """The mean temperature of a GPU's memory in each of ``buckets`` equal spans of [since, until)."""
+    """The mean temperature of a GPU's memory in each of ``buckets`` equal spans of [since,
+    until)."""
     row = connection.execute("SELECT gpu_id FROM gpus WHERE uuid = ?", (uuid,)).fetchone()
     if row is None:
         return (None,) * buckets
@@ -362,12 +340,12 @@ _HOST_COLUMNS = tuple(name for name in HostSample.__struct_fields__ if name != "
 
 def read_host(connection: sqlite3.Connection, at: float | None = None) -> HostSample | None:
     """The newest sample of the host; with ``at`` (UTC unix seconds), the newest at that time."""
-    row = samples.newest(connection, series.HOST, series.HOST_ID, _HOST_COLUMNS, float("inf") if at is None else at)
-    if row is not None or at is None:
-        return None if row is None else HostSample(*row)
-    columns = [kept.column for kept in rollups.HOST_KEPT]
-    then = rollups.then(connection, columns, at, rollups.bounds(connection))
-    return None if then is None else HostSample(**then)
+    until = math.inf if at is None else at
+    found = samples.newest(connection, series.HOST, series.HOST_ID, _HOST_COLUMNS, until)
+    if found is None and at is not None:
+        columns = [kept.column for kept in rollups.HOST_KEPT]
+        found = rollups.then(connection, columns, at, rollups.bounds(connection))
+    return None if found is None else HostSample(**found)
 
 
 def host_history(connection: sqlite3.Connection, since: float, until: float, buckets: int) -> HostHistory:
@@ -393,7 +371,8 @@ def _processes(text: str | None) -> tuple[ProcessView, ...] | None:
 
 
 class Quarantined(Struct, frozen=True):
-    """A GPU in quarantine. ``since`` is UTC unix seconds; it failed under ``run_id`` and ``attempt``."""
+    """A GPU in quarantine. ``since`` is UTC unix seconds; it failed under ``run_id`` and
+    ``attempt``."""
 
     uuid: str
     since: float
@@ -404,14 +383,14 @@ class Quarantined(Struct, frozen=True):
 
 def quarantined(connection: sqlite3.Connection) -> dict[str, Quarantined]:
     """All GPUs in quarantine by UUID."""
-    rows = connection.execute("SELECT gpu_uuid, since, run_id, attempt, reason FROM gpu_quarantine").fetchall()
-    return {row[0]: Quarantined(*row) for row in rows}
+    found = records(connection, Quarantined, "SELECT *, gpu_uuid AS uuid FROM gpu_quarantine")
+    return {gpu.uuid: gpu for gpu in found}
 
 
 def quarantine(
     connection: sqlite3.Connection, uuids: Sequence[str], *, run_id: str, attempt: int, reason: str, now: float
 ) -> None:
-    """Quarantine GPUs; one that is in quarantine already keeps its reason. Works inside the caller's transaction."""
+    """Quarantine GPUs; one that is in quarantine already keeps its reason."""
     where = {"run_id": run_id, "attempt": attempt}
     for uuid in uuids:
         insert(connection, "gpu_quarantine", "IGNORE", gpu_uuid=uuid, since=now, reason=reason, **where)

@@ -4,32 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import asdict
 
-from gputui.store.agent import AgentView
-from gputui.store.alerts import AlertView
-from gputui.store.attempts import Attempt, AttemptCost, RunCost
-from gputui.store.hardware import GpuView, Quarantined
-from gputui.store.placements import PlacementView
-from gputui.store.run_history import DecisionView, IncidentView
-from gputui.store.runs import Run
 from gputui.store.series import SLOW
+
+if TYPE_CHECKING:
+    from gputui.store.agent import AgentView
+    from gputui.store.alerts import AlertView
+    from gputui.store.attempts import Attempt, AttemptCost, RunCost
+    from gputui.store.hardware import GpuView, Quarantined
+    from gputui.store.placements import PlacementView
+    from gputui.store.run_history import DecisionView, IncidentView
+    from gputui.store.runs import Run
 
 Shape = dict[str, Any]
 
 
 _NO_COST: Shape = {
-    "lost_steps": None,
-    "lost_seconds": None,
-    "lost_gpu_hours": None,
-    "lost_steps_is_at_least": False,
-}
+    **dict.fromkeys(("lost_steps", "lost_seconds", "lost_gpu_hours")), "lost_steps_is_at_least": False,
+}  # fmt: skip
 
 
 def iso(at: float | None) -> str | None:
-    """UTC unix seconds as ISO 8601 with milliseconds and a Z. None for what is no time, as in a damaged row."""
+    """UTC unix seconds as ISO 8601 with milliseconds and a Z; None for what is no time."""
     if at is None:
         return None
     try:
@@ -58,24 +57,17 @@ def gpu_shape(
     step_seconds: float | None = None,
     data_wait_fraction: float | None = None,
 ) -> Shape:
-    """One GPU of ``gputui gpus --json``. ``failed`` is its quarantine, ``xids`` its number of XIDs within a day; the
-    others are figures of its rank."""
+    """One GPU of ``gputui gpus --json``. ``failed`` is its quarantine, ``xids`` its number of XIDs
+    within a day; the others are figures of its rank."""
     return {
-        **{name: getattr(gpu, name) for name in _VIEW_FIELDS},
+        **_of(gpu, *_VIEW_FIELDS),
         "throttle_reasons": None if gpu.throttle_reasons is None else list(gpu.throttle_reasons),
         "state": gpu.state,
         "age_seconds": None if gpu.age_seconds is None else round(gpu.age_seconds, 3),
         "run_id": gpu.run_id,
         "rank": gpu.rank,
         "processes": None if gpu.processes is None else [asdict(process) for process in gpu.processes],
-        "quarantine": None
-        if failed is None
-        else {
-            "since": iso(failed.since),
-            "reason": failed.reason,
-            "run_id": failed.run_id,
-            "attempt": failed.attempt,
-        },
+        "quarantine": failed and {"since": iso(failed.since), **_of(failed, "reason", "run_id", "attempt")},
         "run_name": gpu.run_name,
         "step_seconds": step_seconds,
         "data_wait_fraction": data_wait_fraction,
@@ -92,19 +84,19 @@ def gpu_shape(
     }
 
 
+def _of(record: Any, *names: str) -> Shape:
+    """Fields of a record; those that end in ``_at`` are times."""
+    return {name: iso(getattr(record, name)) if name.endswith("_at") else getattr(record, name) for name in names}
+
+
 def run_shape(run: Run) -> Shape:
     """One run of ``gputui ps --json``. ``reason`` is why it ended, recovers or waits."""
     return {
         "id": run.run_id,
-        "name": run.name,
-        "profile": run.profile,
-        "state": run.state,
-        "attempt": run.attempt,
+        **_of(run, "name", "profile", "state", "attempt"),
         "gpus": list(run.gpus),
         "params": dict(run.params),
-        "created_at": iso(run.created_at),
-        "started_at": iso(run.started_at),
-        "ended_at": iso(run.ended_at),
+        **_of(run, "created_at", "started_at", "ended_at"),
         "reason": run.reason if run.reason is not None else run.waiting_for,
         "target": run.target,
         "placement": None if run.placement is None else _placement_shape(run.placement),
@@ -129,11 +121,12 @@ def show_shape(
     cost_of_failures: Shape | None = None,
     taken: RunCost | None = None,
 ) -> Shape:
-    """``gputui show RUN --json``. Of several incidents of an attempt, the first is shown, because the others follow
-    from it.
+    """``gputui show RUN --json``. Of several incidents of an attempt, the first is shown, because
+    the others follow from it.
 
-    ``costs`` are ``{lost_steps, lost_seconds, lost_gpu_hours}`` by incident, ``cost_of_failures`` their sum, or null
-    without incidents. ``taken`` are the resources that the run and its attempts used.
+    ``costs`` are ``{lost_steps, lost_seconds, lost_gpu_hours}`` by incident, ``cost_of_failures``
+    their sum, or null without incidents. ``taken`` are the resources that the run and its attempts
+    used.
     """
     first: dict[int, IncidentView] = {}
     for incident in incidents:
@@ -156,27 +149,15 @@ def show_shape(
 
 
 def alert_shape(alert: AlertView, now: float) -> Shape:
-    """One alert of ``gputui alerts --json``; ``now`` is UTC unix seconds. ``state`` is ``raised`` or ``cleared``."""
+    """One alert of ``gputui alerts --json``; ``now`` is UTC unix seconds. ``state`` is ``raised``
+    or ``cleared``."""
+    left_out = ("alert_id", "subject_kind", "silenced_by")
     return {
         "id": alert.alert_id,
-        "rule": alert.rule,
-        "severity": alert.severity,
         "state": "raised" if alert.lasts else "cleared",
         "subject": alert.subject_kind,
-        "subject_id": alert.subject_id,
-        "subject_name": alert.subject_name,
-        "run_id": alert.run_id,
-        "raised_at": iso(alert.raised_at),
-        "cleared_at": iso(alert.cleared_at),
-        "cleared_because": alert.cleared_because,
-        "acknowledged_at": iso(alert.acknowledged_at),
-        "acknowledged_by": alert.acknowledged_by,
+        **_of(alert, *(name for name in alert.__struct_fields__ if name not in left_out)),
         "silenced_until": iso(alert.silenced_until) if alert.is_silenced(now) else None,
-        "value": alert.value,
-        "threshold": alert.threshold,
-        "unit": alert.unit,
-        "sentence": alert.sentence,
-        "remedy": alert.remedy,
     }
 
 
@@ -188,7 +169,7 @@ def agent_shape(agent: AgentView | None, *, running: bool, home: str) -> Shape:
         "pid": known.pid if known else None,
         "version": known.version if known else None,
         "started_at": iso(known.started_at) if known else None,
-        "recording": known.recording if known else False,
+        "recording": bool(known and known.recording),
         "home": home,
     }
 

@@ -1,34 +1,31 @@
-"""Placements of remote attempts, as last reported by their executors.
-
-In: placement.json of an attempt's folder (docs/attempts.md). Out: one row per attempt.
-"""
+"""Placements of remote attempts: one row per attempt, as its executor last reported in
+placement.json of the attempt's folder (docs/attempts.md)."""
 
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import Struct
-from msgspec.structs import astuple
+from msgspec.structs import asdict
 
 from gputui.core.redaction import redact_text
-from gputui.store import json_columns
-
-if TYPE_CHECKING:
-    import sqlite3
+from gputui.store.database import insert, records
 
 # A courier reports every few seconds; silence beyond this means an unknown state.
 UNKNOWN_AFTER_SECONDS = 60.0
 STATES = ("submitting", "pending", "configuring", "running", "ending", "requeued", "ended")
 _MAX_TEXT = 300
-_COLUMNS = "job, state, reason, expected_start, nodes, limit_at, restarts, contact_at, problem"
 
 
 class PlacementView(Struct, frozen=True):
-    """``state`` is one of STATES, ``reason`` the target's message about it. ``problem`` is why the last contact with
-    the target failed, or None. ``limit_at`` is when the target will end the attempt, ``contact_at`` the last successful
-    contact; UTC unix seconds."""
+    """``state`` is one of STATES, ``reason`` the target's message about it.
+
+    ``problem`` is why the last contact with the target failed, or None. ``limit_at`` is when the
+    target will end the attempt, ``contact_at`` the last successful contact; UTC unix seconds.
+    """
 
     job: str | None
     state: str
@@ -42,21 +39,15 @@ class PlacementView(Struct, frozen=True):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> PlacementView:
-        """Parse placement.json; missing or malformed values are unknown. Raises ValueError without a valid state."""
+        """Parse placement.json; missing or malformed values are unknown. Raises ValueError without
+        a valid state."""
         if data.get("state") not in STATES:
             raise ValueError(f"no state of an attempt: {data.get('state')!r}")
         nodes, restarts = data.get("nodes"), data.get("restarts")
-        return cls(
-            _text(data.get("job")),
-            str(data["state"]),
-            _text(data.get("reason")),
-            _time(data.get("expected_start")),
-            tuple(str(node)[:_MAX_TEXT] for node in nodes) if isinstance(nodes, list) else (),
-            _time(data.get("limit_at")),
-            restarts if isinstance(restarts, int) else 0,
-            _time(data.get("contact_at")),
-            _text(data.get("problem")),
-        )
+        values: dict[str, Any] = {name: _text(data.get(name)) for name in ("job", "reason", "problem")}
+        values |= {name: _time(data.get(name)) for name in ("expected_start", "limit_at", "contact_at")}
+        values["nodes"] = tuple(str(node)[:_MAX_TEXT] for node in nodes) if isinstance(nodes, list) else ()
+        return cls(state=data["state"], restarts=restarts if isinstance(restarts, int) else 0, **values)
 
     def is_seen_running(self, now: float) -> bool:
         """Whether a recent contact says that the attempt runs."""
@@ -72,26 +63,14 @@ class PlacementView(Struct, frozen=True):
 
 def write(connection: sqlite3.Connection, run_id: str, attempt: int, placement: PlacementView) -> None:
     """Store a placement, replacing the former one. Raises sqlite3.Error."""
-    values = list(astuple(placement))
-    values[4] = json.dumps(placement.nodes)
-    connection.execute(
-        f"INSERT OR REPLACE INTO placements (run_id, attempt, {_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608
-        (run_id, attempt, *values),
-    )
+    values = {**asdict(placement), "nodes": json.dumps(placement.nodes)}
+    insert(connection, "placements", "REPLACE", run_id=run_id, attempt=attempt, **values)
 
 
 def read(connection: sqlite3.Connection, run_id: str, attempt: int) -> PlacementView | None:
     """The stored placement, or None. Raises sqlite3.Error."""
-    row = connection.execute(
-        f"SELECT {_COLUMNS} FROM placements WHERE run_id = ? AND attempt = ?",  # noqa: S608
-        (run_id, attempt),
-    ).fetchone()
-    return None if row is None else from_row(row)
-
-
-def from_row(row: Any) -> PlacementView:
-    """A placement from the columns of `read`."""
-    return PlacementView(*[*row[:4], tuple(json_columns.items(row[4])), *row[5:]])
+    query = "SELECT * FROM placements WHERE run_id = ? AND attempt = ?"
+    return next(iter(records(connection, PlacementView, query, run_id, attempt)), None)
 
 
 def _text(value: object) -> str | None:

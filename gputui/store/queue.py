@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import sqlite3
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-if TYPE_CHECKING:
-    import sqlite3
+from gputui.store.database import insert, records, update
 
 # Higher priorities first, then longer waits. A recovering run keeps its place.
 ORDER = "priority DESC, queued_at, sequence"
@@ -23,8 +22,8 @@ class QueuePause(Struct, frozen=True):
 
 
 class QueueEntry(Struct, frozen=True):
-    """A waiting run. ``position`` counts from 1; ``waiting_for`` is None before the first schedule; ``sequence`` grows
-    with every launch."""
+    """A waiting run. ``position`` counts from 1; ``waiting_for`` is None before the first
+    schedule."""
 
     position: int
     run_id: str
@@ -36,42 +35,36 @@ class QueueEntry(Struct, frozen=True):
 
 def entries(connection: sqlite3.Connection) -> list[QueueEntry]:
     """The waiting runs in the order in which they are served."""
-    rows = connection.execute(
-        f"SELECT run_id, priority, queued_at, waiting_for, sequence FROM runs "  # noqa: S608 - fixed words
-        f"WHERE state = 'queued' ORDER BY {ORDER}"
-    )
-    return [QueueEntry(number, *row) for number, row in enumerate(rows.fetchall(), 1)]
+    place = f"row_number() OVER (ORDER BY {ORDER}) AS position"
+    query = f"SELECT *, {place} FROM runs WHERE state = 'queued' ORDER BY position"  # noqa: S608 - names only
+    return records(connection, QueueEntry, query)
 
 
 def moved(waiting: Sequence[QueueEntry], run_id: str, by: int) -> dict[str, int]:
-    """Changed priorities that move a run by that many places (negative: earlier). None falls, and at an end of the
-    queue nothing changes.
+    """Changed priorities that move a run by that many places (negative: earlier). None falls, and
+    at an end of the queue nothing changes.
 
-    Priorities rise only as far as the order needs: among equals, the run that waits longer stays in front.
+    Priorities rise only as far as needed: among equals, the longer wait stays in front.
     """
     entries = {entry.run_id: entry for entry in waiting}
     wanted = [entry.run_id for entry in waiting if entry.run_id != run_id]
     wanted.insert(max(0, list(entries).index(run_id) + by), run_id)
     priorities = {entry.run_id: entry.priority for entry in waiting}
+    ages = {entry.run_id: (entry.queued_at or 0.0, entry.sequence) for entry in waiting}
     for before, after in reversed(list(itertools.pairwise(wanted))):
-        is_younger = _age(entries[before]) > _age(entries[after])
+        is_younger = ages[before] > ages[after]
         priorities[before] = max(priorities[before], priorities[after] + is_younger)
     return {name: priority for name, priority in priorities.items() if priority != entries[name].priority}
 
 
-def _age(entry: QueueEntry) -> tuple[float, int]:
-    return entry.queued_at or 0.0, entry.sequence
-
-
 def pause(connection: sqlite3.Connection) -> QueuePause | None:
     """The pause, or None while the queue is open."""
-    row = connection.execute("SELECT at, actor FROM queue_pause").fetchone()
-    return None if row is None else QueuePause(*row)
+    return next(iter(records(connection, QueuePause, "SELECT * FROM queue_pause")), None)
 
 
 def set_pause(connection: sqlite3.Connection, *, actor: str, now: float) -> None:
     """Pause the queue; an existing pause is kept."""
-    connection.execute("INSERT OR IGNORE INTO queue_pause (id, at, actor) VALUES (1, ?, ?)", (now, actor))
+    insert(connection, "queue_pause", "IGNORE", id=1, at=now, actor=actor)
 
 
 def clear_pause(connection: sqlite3.Connection) -> None:
@@ -79,4 +72,4 @@ def clear_pause(connection: sqlite3.Connection) -> None:
 
 
 def set_priority(connection: sqlite3.Connection, run_id: str, priority: int) -> None:
-    connection.execute("UPDATE runs SET priority = ? WHERE run_id = ?", (priority, run_id))
+    update(connection, "runs", {"run_id": run_id}, priority=priority)

@@ -1,6 +1,7 @@
-"""Rollups of samples (minutes, hours, days): their summaries, extent, means for charts, and values at a past time.
+"""Rollups of samples (minutes, hours, days): summaries, extent, means for charts, and values at a
+past time.
 
-Times are UTC unix seconds.
+Times are UTC unix seconds. All readers raise sqlite3.Error.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from gputui.store.series import GPU, HOST, HOST_ID, Series
 
 
 class Kept(NamedTuple):
-    """A column of samples and its statistics that are kept. Means are rounded to ``digits`` decimals."""
+    """A column of samples and its statistics that are kept. Means are rounded to ``digits``
+    decimals."""
 
     column: str
     parts: tuple[str, ...]
@@ -58,8 +60,8 @@ def names(kept: Sequence[Kept]) -> list[str]:
 
 @dataclass(slots=True)
 class Gathered:
-    """Samples of one span, added in batches. ``samples`` is their number, ``answered`` the number of those in which the
-    GPU answered."""
+    """Samples of one span, added in batches. ``samples`` is their number, ``answered`` the number
+    of those in which the GPU answered."""
 
     kept: Sequence[Kept]
     samples: int = 0
@@ -74,7 +76,8 @@ class Gathered:
         states: Sequence[str] = (),
         reasons: Sequence[str | None] = (),
     ) -> None:
-        """Add a batch: one sequence per kept column; ``reasons`` are throttle reasons as JSON lists."""
+        """Add a batch: a sequence per kept column; ``reasons`` are throttle reasons as JSON
+        lists."""
         if not self._columns:
             self._columns = [[] for _ in self.kept]
         self.samples += len(columns[0])
@@ -97,7 +100,7 @@ class Gathered:
 
     @property
     def throttled_fraction(self) -> float | None:
-        """The share of samples with a throttle reason; None if the driver reported nothing."""
+        """The share of samples with a throttle reason; None if the driver reported none."""
         return None if not self._known else round(self._throttled / self._known, 4)
 
 
@@ -147,14 +150,9 @@ class Bounds(NamedTuple):
 
 
 def bounds(connection: sqlite3.Connection) -> Bounds:
-    """The extent of samples and minutes. Raises sqlite3.Error."""
+    """The extent of samples and minutes."""
     row = connection.execute("SELECT raw_since, minutes_since FROM record_bounds").fetchone()
     return Bounds(0.0, 0.0) if row is None else Bounds(*row)
-
-
-def spans_for(limits: Bounds, at: float) -> str:
-    """The rollup that contains a time whose samples are deleted: ``minutes`` or ``hours``."""
-    return "minutes" if at >= limits.minutes_since else "hours"
 
 
 def span_seconds(name: str) -> int:
@@ -169,8 +167,9 @@ def means(
     buckets: int,
     gpu_id: int = HOST_ID,
 ) -> list[list[float | None]]:
-    """Means of columns over ``buckets`` equal parts of [since, until), for a GPU or the host, from the longest spans
-    that fit into a part, or from those that still exist. A span counts for the part in which it begins."""
+    """Means of columns over ``buckets`` equal parts of [since, until), for a GPU or the host, from
+    the longest spans that fit into a part, or from those that still exist. A span counts for the
+    part in which it begins."""
     width = (until - since) / buckets
     if width >= DAY:
         name = "days"
@@ -215,8 +214,8 @@ def completed(
 
 
 def held(values: Sequence[float | None]) -> tuple[float | None, ...]:
-    """The values of equal buckets; where samples come less often than buckets, an empty bucket has the value before it.
-    Empty for longer than that, it stays None."""
+    """The values of equal buckets; where samples come less often than buckets, an empty bucket has
+    the value before it. Empty for longer than that, it stays None."""
     known = [place for place, value in enumerate(values) if value is not None]
     if len(known) < 3 or len(known) == len(values):
         return tuple(values)
@@ -233,9 +232,9 @@ def held(values: Sequence[float | None]) -> tuple[float | None, ...]:
 def then(
     connection: sqlite3.Connection, columns: Sequence[str], at: float, limits: Bounds, gpu_id: int = HOST_ID
 ) -> dict[str, Any] | None:
-    """The means of ``columns`` in the minute or hour that contains a time, with ``at`` as its begin, for a GPU or the
-    host; None if unknown. Raises sqlite3.Error."""
-    name = spans_for(limits, at)
+    """The means of ``columns`` in the minute or hour that contains a time, with ``at`` as its
+    begin, for a GPU or the host; None if unknown."""
+    name = "minutes" if at >= limits.minutes_since else "hours"
     means = ", ".join(f"{column}_mean AS {column}" for column in columns)
     table = f"host_{name} WHERE" if gpu_id == HOST_ID else f"gpu_{name} WHERE gpu_id = :gpu_id AND"
     rows = named_rows(
@@ -251,68 +250,42 @@ def then(
 def sampled_around(
     connection: sqlite3.Connection, at: float, limits: Bounds | None = None
 ) -> tuple[float | None, float | None]:
-    """The times of the host's last sample up to a time and of its first one after it, or of their rollups. ``limits``
-    are the result of `bounds`, if known. Raises sqlite3.Error."""
+    """The times of the host's last sample up to a time and of its first one after it, or of their
+    rollups. ``limits`` are the result of `bounds`, if known."""
     limits = bounds(connection) if limits is None else limits
-    before, after = samples.around(connection, HOST, HOST_ID, at)
-    if before is None and limits.raw_since:
-        before = _before(connection, limits, at, "<=")
-    if at < limits.raw_since:
-        after = _after(connection, limits, at, after)
+    places = [("host_samples", math.inf)]
+    if limits.raw_since:
+        places += [("host_minutes", limits.raw_since), ("host_hours", limits.minutes_since)]
+    before: float | None = None
+    after: float | None = None
+    for table, until in places:
+        if before is None:
+            query = f"SELECT max(at) FROM {table} WHERE at <= ? AND at < ?"  # noqa: S608
+            (before,) = connection.execute(query, (at, until)).fetchone()
+        if at < until:
+            query = f"SELECT min(at) FROM {table} WHERE at > ? AND at < ?"  # noqa: S608
+            (earlier,) = connection.execute(query, (at, until)).fetchone()
+            after = after if earlier is None else earlier
     return before, after
-
-
-def sampled_before(connection: sqlite3.Connection, at: float) -> float | None:
-    """The time of the host's last sample before a time."""
-    found = samples.newest(connection, HOST, HOST_ID, (), at, including=False)
-    return _before(connection, bounds(connection), at, "<") if found is None else float(found[0])
-
-
-def _before(connection: sqlite3.Connection, limits: Bounds, at: float, compare: str) -> float | None:
-    for table, until in (("host_minutes", limits.raw_since), ("host_hours", limits.minutes_since)):
-        (begin,) = connection.execute(
-            f"SELECT max(at) FROM {table} WHERE at {compare} ? AND at < ?",  # noqa: S608
-            (at, until),
-        ).fetchone()
-        if begin is not None:
-            return float(begin)
-    return None
-
-
-def _after(connection: sqlite3.Connection, limits: Bounds, at: float, sampled: float | None) -> float | None:
-    for table, until in (("host_hours", limits.minutes_since), ("host_minutes", limits.raw_since)):
-        (begin,) = connection.execute(
-            f"SELECT min(at) FROM {table} WHERE at > ? AND at < ?",  # noqa: S608
-            (at, until),
-        ).fetchone()
-        if begin is not None:
-            return float(begin)
-    return sampled
 
 
 def first_sample(connection: sqlite3.Connection) -> float | None:
     """The time of the host's first known sample."""
-    return sampled_around(connection, float("-inf"))[1]
+    return sampled_around(connection, -math.inf)[1]
 
 
 Values = tuple[int, float | None, float | None, float | None]
 
 
 class SampleSpan(NamedTuple):
-    """The samples of span ``number``. ``values`` has for each requested column the number of known values, the minimum,
-    the maximum and the mean."""
+    """The samples of span ``number``. ``values`` has for each requested column the number of known
+    values, the minimum, the maximum and the mean."""
 
     number: int
     first_at: float
     last_at: float
     samples: int
     values: Sequence[Values]
-
-
-GPU_COLUMNS = frozenset(
-    {"utilization_percent", "memory_used_bytes", "power_watts", "temperature_celsius", "sm_clock_mhz"}
-)
-HOST_COLUMNS = frozenset({"cpu_percent", "memory_used_bytes"})
 
 
 def gpu_spans(
@@ -324,39 +297,42 @@ def gpu_spans(
     last: int,
     looked_at: float,
 ) -> Iterator[SampleSpan]:
-    """The samples of a GPU in the spans from number ``first`` to ``last``; span n begins ``n · seconds`` after 1970.
+    """The samples of a GPU in the spans from number ``first`` to ``last``; span n begins
+    ``n · seconds`` after 1970. Spans without samples are left out.
 
-    Only the first ``looked_at`` seconds of each span are read, which bounds the cost of long spans. Columns are of
-    GPU_COLUMNS. Spans without samples are left out. Raises sqlite3.Error.
+    Only the first ``looked_at`` seconds of each span are read, which bounds the cost of long ones.
     """
-    assert GPU_COLUMNS.issuperset(columns)
-    row = connection.execute("SELECT gpu_id FROM gpus WHERE uuid = ?", (uuid,)).fetchone()
-    if row is None:
+    gpu_id = _gpu_id(connection, uuid)
+    if gpu_id is None:
         return iter(())
     with one_moment(connection):
-        return iter(list(_all_spans(connection, GPU, row[0], columns, seconds, first, last, looked_at)))
+        return iter(list(_all_spans(connection, GPU, gpu_id, columns, seconds, first, last, looked_at)))
 
 
 def host_spans(
     connection: sqlite3.Connection, columns: Sequence[str], seconds: float, first: int, last: int, looked_at: float
 ) -> Iterator[SampleSpan]:
-    """The same for the host; columns are of HOST_COLUMNS."""
-    assert HOST_COLUMNS.issuperset(columns)
+    """The same for the host."""
     with one_moment(connection):
         return iter(list(_all_spans(connection, HOST, HOST_ID, columns, seconds, first, last, looked_at)))
 
 
 def newest_gpu_sample(connection: sqlite3.Connection, uuid: str) -> float | None:
     """The time of a GPU's newest sample (UTC unix seconds)."""
-    row = connection.execute("SELECT gpu_id FROM gpus WHERE uuid = ?", (uuid,)).fetchone()
-    sample = None if row is None else samples.newest(connection, GPU, row[0], (), math.inf)
-    return None if sample is None else float(sample[0])
+    gpu_id = _gpu_id(connection, uuid)
+    sample = None if gpu_id is None else samples.newest(connection, GPU, gpu_id, (), math.inf)
+    return sample["at"] if sample else None
 
 
 def newest_host_sample(connection: sqlite3.Connection) -> float | None:
     """The time of the host's newest sample."""
     sample = samples.newest(connection, HOST, HOST_ID, (), math.inf)
-    return None if sample is None else float(sample[0])
+    return sample["at"] if sample else None
+
+
+def _gpu_id(connection: sqlite3.Connection, uuid: str) -> int | None:
+    row = connection.execute("SELECT gpu_id FROM gpus WHERE uuid = ?", (uuid,)).fetchone()
+    return None if row is None else int(row[0])
 
 
 def _all_spans(
@@ -382,10 +358,24 @@ def _all_spans(
         if begin > end:
             continue
         # Minutes and hours have few rows per span, so all are read.
-        read = looked_at if table == "samples" else seconds
-        values = _OF_SAMPLES if table == "samples" else _OF_ROLLUPS
-        named = {"first": begin, "last": end, "seconds": seconds, "looked_at": read, "gpu_id": gpu_id}
-        yield from _spans(connection, f"{kind}_{table}", values, columns, named)
+        is_raw = table == "samples"
+        named = {
+            "first": begin, "last": end, "seconds": seconds, "looked_at": looked_at if is_raw else seconds,
+            "gpu_id": gpu_id,
+        }  # fmt: skip
+        count, of_column = _OF_SAMPLES if is_raw else _OF_ROLLUPS
+        asked = ", ".join((count, *(of_column.format(name) for name in columns)))
+        source = "" if kind == "host" else "gpu_id = :gpu_id AND"
+        rows = connection.execute(
+            "WITH RECURSIVE spans (n) AS (SELECT :first UNION ALL SELECT n + 1 FROM spans WHERE n < :last) "  # noqa: S608
+            f"SELECT n, min(at), max(at), {asked} FROM spans CROSS JOIN {kind}_{table} AS s "
+            f"ON {source} s.at >= n * :seconds AND s.at < n * :seconds + :looked_at GROUP BY n",
+            named,
+        )
+        for number, first_at, last_at, there, *rest in rows:
+            parts = (rest[i : i + 4] for i in range(0, len(rest), 4))
+            found = [(int(known), low, high, total / known if known else None) for known, low, high, total in parts]
+            yield SampleSpan(number, first_at, last_at, int(there), found)
 
 
 # SQL for the number of samples, and per column for its number of values, extremes and sum.
@@ -395,26 +385,3 @@ _OF_ROLLUPS = (
     "total(CASE WHEN {0}_mean NOTNULL THEN sample_count END), min({0}_min), max({0}_max), "
     "total({0}_mean * sample_count)",
 )
-_SPANS = "WITH RECURSIVE spans (n) AS (SELECT :first UNION ALL SELECT n + 1 FROM spans WHERE n < :last)"
-
-
-def _spans(
-    connection: sqlite3.Connection,
-    table: str,
-    values: tuple[str, str],
-    columns: Sequence[str],
-    named: Mapping[str, float],
-) -> Iterator[SampleSpan]:
-    asked = ", ".join((values[0], *(values[1].format(name) for name in columns)))
-    source = "" if table.startswith("host_") else "gpu_id = :gpu_id AND"
-    rows = connection.execute(
-        f"{_SPANS} SELECT n, min(at), max(at), {asked} FROM spans CROSS JOIN {table} AS s "  # noqa: S608
-        f"ON {source} s.at >= n * :seconds AND s.at < n * :seconds + :looked_at GROUP BY n",
-        named,
-    )
-    for number, first_at, last_at, samples_there, *rest in rows:
-        found = []
-        for i in range(0, len(rest), 4):
-            count, low, high, total = rest[i : i + 4]
-            found.append((int(count), low, high, total / count if count else None))
-        yield SampleSpan(number, first_at, last_at, int(samples_there), found)

@@ -1,20 +1,18 @@
 """The append-only history of runs: incidents, decisions and state transitions.
 
-Every reader takes ``at``, UTC unix seconds, and leaves out later rows; None is now. Every function raises
+Readers take ``at``, UTC unix seconds, and leave out later rows; None is now. All raise
 sqlite3.Error.
 """
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import Struct
 
-from gputui.store import json_columns
-
-if TYPE_CHECKING:
-    import sqlite3
+from gputui.store.database import Record, records
 
 Json = Any
 
@@ -26,8 +24,7 @@ def met_incident(connection: sqlite3.Connection, run_id: str, kind: str) -> bool
 
 
 class IncidentView(Struct, frozen=True):
-    """Why an attempt ended, with its evidence. ``witnesses`` are the sources of the evidence's lines
-    (`recovery.classify.Witness`); older rows have fewer."""
+    """Why an attempt ended, with its evidence. ``witnesses`` are the sources of its lines."""
 
     incident_id: int
     run_id: str
@@ -72,73 +69,46 @@ class TransitionView(Struct, frozen=True):
 
 
 def read_incidents(
-    connection: sqlite3.Connection,
-    run_id: str | None = None,
-    at: float | None = None,
-    *,
-    limit: int | None = None,
+    connection: sqlite3.Connection, run_id: str | None = None, at: float | None = None, *, limit: int | None = None,
     after_id: int = 0,
-) -> list[IncidentView]:
+) -> list[IncidentView]:  # fmt: skip
     """Incidents with an id above ``after_id``, oldest first; of more than ``limit``, the newest."""
-    columns = "incident_id, run_id, attempt, at, kind, rank, step, summary, evidence, witnesses"
-    rows = newest_rows(connection, "incidents", "incident_id", columns, run_id, at, limit, after_id)
-    return [IncidentView(*row[:8], *(tuple(json_columns.items(text)) for text in row[8:10])) for row in rows]
+    return appended(connection, IncidentView, "incidents", run_id, at, limit, after_id)
 
 
 def read_decisions(
-    connection: sqlite3.Connection,
-    run_id: str | None = None,
-    at: float | None = None,
-    *,
-    limit: int | None = None,
+    connection: sqlite3.Connection, run_id: str | None = None, at: float | None = None, *, limit: int | None = None,
     after_id: int = 0,
-) -> list[DecisionView]:
+) -> list[DecisionView]:  # fmt: skip
     """Decisions, selected like `read_incidents`."""
-    columns = (
-        "decision_id, incident_id, run_id, attempt, at, rung, verdict, actions, params, resume_from, "
-        "delay_seconds, reason, outcome"
-    )
-    rows = newest_rows(connection, "decisions", "decision_id", columns, run_id, at, limit, after_id)
-    return [
-        DecisionView(*[*row[:7], tuple(json_columns.items(row[7])), json_columns.mapping(row[8]), *row[9:]])
-        for row in rows
-    ]
+    return appended(connection, DecisionView, "decisions", run_id, at, limit, after_id)
 
 
 def read_transitions(
-    connection: sqlite3.Connection,
-    run_id: str | None = None,
-    at: float | None = None,
-    *,
-    limit: int | None = None,
-    after_id: int = 0,
+    connection: sqlite3.Connection, run_id: str | None = None, at: float | None = None, *, limit: int | None = None
 ) -> list[TransitionView]:
     """State transitions, selected like `read_incidents`."""
-    columns = "transition_id, run_id, at, from_state, to_state, cause, actor"
-    rows = newest_rows(connection, "transitions", "transition_id", columns, run_id, at, limit, after_id)
-    return [TransitionView(*row) for row in rows]
+    return appended(connection, TransitionView, "transitions", run_id, at, limit)
 
 
-def newest_rows(
-    connection: sqlite3.Connection,
-    table: str,
-    key: str,
-    columns: str,
-    run_id: str | None,
-    at: float | None,
-    limit: int | None,
-    after_id: int,
-) -> list[Any]:
-    """Rows of an append-only table, oldest first, selected like `read_incidents`. Names must be constants."""
-    where, arguments = f"{key} > ?", [after_id]
+def appended(
+    connection: sqlite3.Connection, kind: type[Record], table: str, run_id: str | None, at: float | None,
+    limit: int | None, after_id: int = 0,
+) -> list[Record]:  # fmt: skip
+    """Records of an append-only table, whose first field is the id, selected like
+    `read_incidents`."""
+    key = kind.__struct_fields__[0]
+    conditions, values = [f"{key} > ?"], [after_id]
     for condition, value in (("run_id = ?", run_id), ("at <= ?", at)):
         if value is not None:
-            where += f" AND {condition}"
-            arguments.append(value)  # type: ignore[arg-type]
-    order = key if at is None else f"at DESC, {key}"
-    rows = connection.execute(
-        f"SELECT {columns} FROM {table} WHERE {where} ORDER BY {order} DESC LIMIT ?",  # noqa: S608
-        (*arguments, -1 if limit is None else limit),
-    ).fetchall()
-    rows.reverse()
-    return rows
+            conditions.append(condition)
+            values.append(value)  # type: ignore[arg-type]
+    found = records(
+        connection,
+        kind,
+        f"SELECT * FROM {table} WHERE {' AND '.join(conditions)} "  # noqa: S608 - names only
+        f"ORDER BY {key if at is None else f'at DESC, {key}'} DESC LIMIT ?",
+        *values,
+        -1 if limit is None else limit,
+    )
+    return found[::-1]

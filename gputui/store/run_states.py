@@ -11,8 +11,8 @@ from enum import StrEnum
 
 
 class RunState(StrEnum):
-    """The state of a run. One that ``is_over`` changes only by a person's restart or resume. UNKNOWN stands for any
-    stored word that this version does not know."""
+    """The state of a run. One that ``is_over`` changes only by a person's restart or resume.
+    UNKNOWN stands for any other stored word."""
 
     QUEUED = "queued"
     STARTING = "starting"

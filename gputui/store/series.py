@@ -1,8 +1,9 @@
 """The declaration of all values of GPUs and host.
 
-The samplers fill these records, send them through a pipe, and the recorder stores them as rows. So a new field is sent,
-stored, and gets its column when the agent starts next; a field of `GpuSlowSample` is also in the JSON of `gputui gpus`.
-None means that the driver gave no value; it is never replaced by 0.
+The samplers fill these records, send them through a pipe, and the recorder stores them as rows. So
+a new field is sent, stored, and gets its column when the agent starts next; a field of
+`GpuSlowSample` is also in the JSON of `gputui gpus`. None means that the driver gave no value; it
+is never replaced by 0.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ GpuState = Literal["ok", "stale", "lost", "error"]
 
 
 class GpuSample(Struct, frozen=True):
-    """The fast tier, read every tick. ``memory_clock_mhz``, ``performance_state`` and ``power_limit_watts`` may be some
-    seconds older. ``throttle_reasons`` is empty without throttling, and None if the driver does not say."""
+    """The fast tier, read every tick. ``memory_clock_mhz``, ``performance_state`` and
+    ``power_limit_watts`` may be some seconds older. ``throttle_reasons`` is empty without
+    throttling, and None if the driver does not say."""
 
     uuid: str
     state: GpuState = "ok"
@@ -63,8 +65,9 @@ class GpuSlowSample(Struct, frozen=True):
 
 
 class GpuProcess(Struct, frozen=True):
-    """A process that holds memory of a GPU. ``start_ticks`` ties the PID to this machine's procfs. It is None if the
-    PID is not visible here (another PID namespace), and such a PID is never signalled."""
+    """A process that holds memory of a GPU. ``start_ticks`` ties the PID to this machine's procfs.
+    It is None if the PID is not visible here (another PID namespace), and such a PID is never
+    signalled."""
 
     pid: int
     memory_bytes: int | None = None

@@ -1,6 +1,6 @@
-"""Studies, their trials and the values at rungs, now or at a past time.
+"""Studies, their trials and the values at rungs, now or at a past time ``at`` (UTC unix seconds).
 
-Every reader takes ``at`` (UTC unix seconds; None is now) and a connection that may be read-only. Raises sqlite3.Error.
+All readers raise sqlite3.Error.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ from typing import Any, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.store import json_columns
-from gputui.store.database import named_rows
+from gputui.store.database import json_mapping, records
 
 SECONDS_PER_HOUR = 3600.0
 
 
 class StudyState(StrEnum):
-    """The state of a study. ``stopping``: no trial starts, and running ones are asked to stop; ``unknown``: a stored
-    word that this version does not know."""
+    """The state of a study. ``stopping``: no trial starts, and running ones are asked to stop;
+    ``unknown``: any other stored word."""
 
     RUNNING = "running"
     PAUSED = "paused"
@@ -50,8 +49,8 @@ class StudyState(StrEnum):
 
 
 class TrialState(StrEnum):
-    """The state of a trial. ``infeasible``: the point violates a constraint or does not fit this machine; ``stopped``:
-    by a person or a spent budget; ``unknown``: a stored word that this version does not know."""
+    """The state of a trial. ``infeasible``: the point violates a constraint or does not fit this
+    machine; ``stopped``: by a person or a spent budget; ``unknown``: any other stored word."""
 
     ENQUEUED = "enqueued"
     LAUNCHING = "launching"
@@ -84,8 +83,8 @@ Wish = Literal["keep", "prune"]
 
 
 class StudyRecord(Struct, frozen=True):
-    """A study. ``spec_json`` is the resolved specification (`gputui.studies.spec`), ``source`` the text of its file.
-    ``reason`` is why it ended or is paused. Times are UTC unix seconds."""
+    """A study. ``spec_json`` is the resolved specification (`gputui.studies.spec`), ``source`` the
+    text of its file. ``reason`` is why it ended or is paused. Times are UTC unix seconds."""
 
     study_id: str
     sequence: int
@@ -100,10 +99,13 @@ class StudyRecord(Struct, frozen=True):
 
 
 class TrialRecord(Struct, frozen=True):
-    """One trial of a study. ``number`` counts from 0; ``params`` are the tuned values only; ``values`` has one value
-    per objective, empty while unknown or withheld; ``constraints`` are satisfied if at most 0. ``rung`` is the last one
-    passed. ``starts`` is the number of launch commands, ``command_id`` the last of them. ``sampler`` is the sampler's
-    own data. ``wish`` is what a person wants of it."""
+    """One trial of a study.
+
+    ``number`` counts from 0; ``params`` are the tuned values only; ``values`` has one value per
+    objective, empty while unknown or withheld; ``constraints`` are satisfied if at most 0. ``rung``
+    is the last one passed. ``starts`` is the number of launch commands, ``command_id`` the last of
+    them. ``sampler`` is the sampler's own data. ``wish`` is what a person wants of it.
+    """
 
     study_id: str
     number: int
@@ -131,7 +133,8 @@ class TrialRecord(Struct, frozen=True):
 
 
 class RungValue(Struct, frozen=True):
-    """A trial's value at a rung, with step and attempt. ``value`` is None if it was not a number."""
+    """A trial's value at a rung, with step and attempt. ``value`` is None if it was not a
+    number."""
 
     number: int
     rung: int
@@ -143,14 +146,6 @@ class RungValue(Struct, frozen=True):
 
 class StudyNotFoundError(LookupError):
     """No study has this name; the message is one line."""
-
-
-_STUDY_FIELDS = [name for name in StudyRecord.__struct_fields__ if name not in ("state", "spec_json")]
-_TRIAL_FIELDS = [
-    name
-    for name in TrialRecord.__struct_fields__
-    if name not in ("state", "params", "values", "constraints", "sampler")
-]
 
 
 def read_studies(connection: sqlite3.Connection, at: float | None = None) -> list[StudyRecord]:
@@ -170,8 +165,8 @@ def get_study(connection: sqlite3.Connection, study_id: str, at: float | None = 
 def find_study(
     connection: sqlite3.Connection, wanted: str | None, at: float | None = None, *, only: bool = False
 ) -> StudyRecord:
-    """The study with the id ``wanted``, else the newest with that name, or the ``only`` one: what changes a study asks
-    for that. None means the newest of all. Raises StudyNotFoundError."""
+    """The study with the id ``wanted``, else the newest with that name, or the ``only`` one: what
+    changes a study asks for that. None means the newest of all. Raises StudyNotFoundError."""
     studies = read_studies(connection, at)
     if wanted is None and studies:
         return studies[0]
@@ -192,21 +187,22 @@ def read_trials(connection: sqlite3.Connection, study_id: str, at: float | None 
     trials = _trials(connection, "study_id = ?1 AND (?2 IS NULL OR created_at <= ?2) ORDER BY number", study_id, at)
     if at is None:
         return trials
-    begun: dict[int, tuple[str, float | None]] = {
-        number: (run_id, started_at)
-        for number, run_id, started_at in connection.execute(
-            "SELECT r.trial, r.run_id, (SELECT min(a.created_at) FROM attempts AS a WHERE a.run_id = r.run_id) "
-            "FROM runs AS r WHERE r.study_id = ? AND r.created_at <= ? ORDER BY r.sequence",
-            (study_id, at),
-        ).fetchall()
-    }
+    rows = connection.execute(
+        "SELECT r.trial, r.run_id, (SELECT min(a.created_at) FROM attempts AS a WHERE a.run_id = r.run_id) "
+        "FROM runs AS r WHERE r.study_id = ? AND r.created_at <= ? ORDER BY r.sequence",
+        (study_id, at),
+    )
+    begun: dict[int, tuple[str, float | None]] = {number: (run_id, since) for number, run_id, since in rows}
     passed = {passage.number: passage.rung for passage in read_rungs(connection, study_id, at)}
-    return [_trial_at(trial, begun.get(trial.number), passed.get(trial.number), at) for trial in trials]
+    return [
+        _trial_at(trial, *(begun.get(trial.number) or (None, None)), rung=passed.get(trial.number), at=at)
+        for trial in trials
+    ]
 
 
 class TrialReader:
-    """Reads the trials of a study repeatedly, but trials that are over only once, so that a read costs only the active
-    ones. It does not notice that the run of such a trial is removed."""
+    """Reads the trials of a study repeatedly, but those that are over only once. It does not notice
+    that the run of such a trial is removed."""
 
     def __init__(self, connection: sqlite3.Connection, study_id: str) -> None:
         self._connection = connection
@@ -215,12 +211,11 @@ class TrialReader:
 
     def read(self) -> list[TrialRecord]:
         """The trials, ordered by number, which count from 0 without gaps."""
-        unread = (
-            "number >= ? OR number IN (SELECT value FROM json_each(?)) OR state NOT IN (SELECT value FROM json_each(?))"
-        )
+        # A study that is resumed reopens trials.
+        over = ", ".join(f"'{state}'" for state in _VERDICTS)
+        unread = f"number >= ? OR number IN (SELECT value FROM json_each(?)) OR state NOT IN ({over})"  # noqa: S608
         going_on = [trial.number for trial in self._known if not trial.state.is_over]
-        verdicts = json.dumps(sorted(_VERDICTS))
-        known = (len(self._known), json.dumps(going_on), verdicts)
+        known = (len(self._known), json.dumps(going_on))
         for trial in _trials(self._connection, f"study_id = ? AND ({unread}) ORDER BY number", self._study_id, *known):
             self._known[trial.number : trial.number + 1] = [trial]
         return list(self._known)
@@ -230,21 +225,19 @@ def read_rungs(
     connection: sqlite3.Connection, study_id: str, at: float | None = None, *, numbers: Collection[int] | None = None
 ) -> list[RungValue]:
     """The values at rungs, ordered by trial and rung, of the trials in ``numbers`` or of all."""
-    rows = connection.execute(
-        "SELECT number, rung, step, value, attempt, at FROM trial_rungs WHERE study_id = ?1 "
-        "AND (?2 IS NULL OR number IN (SELECT value FROM json_each(?2))) AND (?3 IS NULL OR at <= ?3) "
-        "ORDER BY number, rung",
-        (study_id, None if numbers is None else json.dumps(list(numbers)), at),
+    query = (
+        "SELECT * FROM trial_rungs WHERE study_id = ?1 AND (?3 IS NULL OR at <= ?3) "
+        "AND (?2 IS NULL OR number IN (SELECT value FROM json_each(?2))) ORDER BY number, rung"
     )
-    return [RungValue(*row) for row in rows.fetchall()]
+    return records(connection, RungValue, query, study_id, None if numbers is None else json.dumps(list(numbers)), at)
 
 
 def study_gpu_hours(connection: sqlite3.Connection, study_id: str, now: float) -> float:
-    """GPU-hours of all runs of a study up to ``now`` (UTC unix seconds), including removed ones; 0 on the CPU. Time in
-    which trials share a GPU counts once."""
+    """GPU-hours of all runs of a study up to ``now`` (UTC unix seconds), including removed ones; 0
+    on the CPU. Time in which trials share a GPU counts once."""
     row = connection.execute(
         "WITH stays AS (SELECT g.value AS gpu, a.started_at AS begin, min(coalesce(a.ended_at, ?1), ?1) AS end "
-        "  FROM runs AS r JOIN attempts AS a USING (run_id), json_each(iif(json_valid(a.gpus), a.gpus, '[]')) AS g "
+        "  FROM runs AS r JOIN attempts AS a USING (run_id), json_each(a.gpus) AS g "
         "  WHERE r.study_id = ?2 AND a.started_at <= ?1), "
         "behind AS (SELECT begin, end, coalesce(max(end) OVER (PARTITION BY gpu ORDER BY begin, end "
         "  ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), begin) AS covered FROM stays) "
@@ -266,29 +259,13 @@ def study_wall_seconds(connection: sqlite3.Connection, study_id: str, now: float
 
 
 def _studies(connection: sqlite3.Connection, condition: str, *values: object) -> list[StudyRecord]:
-    rows = named_rows(connection, f"SELECT * FROM studies WHERE {condition}", *values)  # noqa: S608 - fixed texts
-    return [
-        StudyRecord(
-            **{name: row[name] for name in _STUDY_FIELDS}, state=StudyState(row["state"]), spec_json=row["spec"]
-        )
-        for row in rows
-    ]
+    return records(connection, StudyRecord, f"SELECT *, spec AS spec_json FROM studies WHERE {condition}", *values)  # noqa: S608
 
 
 def _trials(connection: sqlite3.Connection, condition: str, *values: object) -> list[TrialRecord]:
-    return [
-        TrialRecord(
-            **{name: row[name] for name in _TRIAL_FIELDS},
-            state=TrialState(row["state"]),
-            params=json_columns.mapping(row["params"]),
-            values=()
-            if row["value"] is None
-            else tuple(json_columns.items(row["objective_values"])) or (row["value"],),
-            constraints=tuple(json_columns.items(row["constraint_values"])),
-            sampler=json_columns.mapping(row["sampler"]),
-        )
-        for row in named_rows(connection, f"SELECT * FROM trials WHERE {condition}", *values)  # noqa: S608
-    ]
+    columns = 'iif(value IS NULL, NULL, coalesce(objective_values, json_array(value))) AS "values"'
+    query = f"SELECT *, {columns}, constraint_values AS constraints FROM trials WHERE {condition}"  # noqa: S608
+    return records(connection, TrialRecord, query, *values)
 
 
 def _study_at(connection: sqlite3.Connection, study: StudyRecord, at: float) -> StudyRecord:
@@ -296,40 +273,29 @@ def _study_at(connection: sqlite3.Connection, study: StudyRecord, at: float) -> 
         "SELECT to_state, cause, at FROM study_moves WHERE study_id = ? AND at <= ? ORDER BY move_id DESC LIMIT 1",
         (study.study_id, at),
     ).fetchone()
-    if row is None:
-        return replace(study, state=StudyState.RUNNING, reason=None, ended_at=None)
-    state = StudyState(row[0])
-    return replace(
-        study,
-        state=state,
-        reason=None if state is StudyState.RUNNING else row[1],
-        ended_at=row[2] if state.is_over else None,
-    )
+    word, cause, since = row or (StudyState.RUNNING, None, None)
+    state = StudyState(word)
+    reason = None if state is StudyState.RUNNING else cause
+    return replace(study, state=state, reason=reason, ended_at=since if state.is_over else None)
 
 
-def _trial_at(trial: TrialRecord, begun: tuple[str, float | None] | None, rung: int | None, at: float) -> TrialRecord:
+def _trial_at(
+    trial: TrialRecord, run_id: str | None, since: float | None, *, rung: int | None, at: float
+) -> TrialRecord:
     if trial.ended_at is not None and trial.ended_at <= at:
         return trial
-    run_id, started_at = begun or (None, None)
-    if started_at is not None and started_at <= at:
-        state = TrialState.RUNNING
-    elif run_id is None and trial.origin == "enqueued":
-        state = TrialState.ENQUEUED
-    else:
-        state = TrialState.LAUNCHING
+    state = TrialState.ENQUEUED if run_id is None and trial.origin == "enqueued" else TrialState.LAUNCHING
+    state = TrialState.RUNNING if since is not None and since <= at else state
     return replace(trial, run_id=run_id, state=state, rung=rung, values=(), constraints=(), reason=None, ended_at=None)
 
 
 def expected_seconds(connection: sqlite3.Connection, profile: str, params: Mapping[str, Any]) -> float | None:
-    """The median duration of a profile's newest successful runs with these parameters; None if there is none."""
-    durations: list[float] = []
+    """The median duration of a profile's newest successful runs with these parameters; None if
+    there is none."""
     rows = connection.execute(
         "SELECT params, ended_at - started_at FROM runs WHERE profile = ? AND state = 'succeeded' "
         "AND started_at IS NOT NULL ORDER BY sequence DESC LIMIT 200",
         (profile,),
     )
-    for text, seconds in rows:
-        trial_params = json_columns.mapping(text)
-        if all(trial_params.get(name) == value for name, value in params.items()):
-            durations.append(seconds)
+    durations = [seconds for text, seconds in rows if params.items() <= json_mapping(text).items()]
     return statistics.median(durations) if durations else None

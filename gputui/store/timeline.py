@@ -1,7 +1,7 @@
 """The timeline of the recorded history: its extent, its gaps, and its incidents, alerts and events.
 
-The host is sampled whenever the recorder runs, independent of the driver, so its samples show when it ran. Each
-function needs only a few key lookups. Times are UTC unix seconds.
+The host is sampled whenever the recorder runs, so its samples show when it ran. Each function needs
+only a few key lookups. Times are UTC unix seconds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import orjson
 from msgspec import Struct
 
 from gputui.store.events import Severity
-from gputui.store.rollups import bounds, first_sample, sampled_around, sampled_before
+from gputui.store.rollups import bounds, first_sample, sampled_around
 
 TickKind = Literal["incident", "alert", "checkpoint", "event"]
 
@@ -48,8 +48,8 @@ class Tick(NamedTuple):
 
 
 class Timeline(Struct, frozen=True):
-    """The history from ``start`` to ``end``: the spans in which the recorder ran, and ticks, oldest first. ``began_at``
-    is the begin of the whole history, None without any."""
+    """The history from ``start`` to ``end``: the spans in which the recorder ran, and ticks, oldest
+    first. ``began_at`` is the begin of the whole history, None without any."""
 
     start: float
     end: float
@@ -84,13 +84,15 @@ def gap_at(connection: sqlite3.Connection, at: float) -> Span | None:
 def recorded(
     connection: sqlite3.Connection, start: float, end: float, pieces: int = 240
 ) -> tuple[tuple[float, float], ...]:
-    """The spans between two times in which the recorder ran, with a resolution of about one of ``pieces``."""
+    """The spans between two times in which the recorder ran, with a resolution of about one of
+    ``pieces``."""
     width = (end - start) / pieces
     spans: list[tuple[float, float]] = []
     limits = bounds(connection)
     at = sampled_around(connection, math.nextafter(start, -math.inf), limits)[1]
     while at is not None and at < end:
-        # The last sample in this piece. The next sample either continues the span or begins a new one.
+        # The last sample in this piece. The next sample either continues the span or begins a new
+        # one.
         edge = min(end, start + (int((at - start) / width) + 1) * width)
         last, following = sampled_around(connection, edge, limits)
         last = max(at, last or at)
@@ -107,7 +109,7 @@ def _is_gap(connection: sqlite3.Connection, last: float, following: float) -> bo
     apart = following - last
     if apart <= GAP_SECONDS:
         return False
-    earlier = sampled_before(connection, last)
+    earlier = sampled_around(connection, math.nextafter(last, -math.inf))[0]
     return earlier is None or apart > GAP_INTERVALS * (last - earlier)
 
 
@@ -147,22 +149,26 @@ def _checkpoints(connection: sqlite3.Connection, start: float, end: float) -> li
         "ORDER BY m.at DESC LIMIT ?",
         (start, end, TICKS_KEPT * 4),
     ).fetchall()
-    checkpoint_ticks = []
-    for at, data in rows:
-        line = orjson.loads(data)
-        if line.get("event") == "checkpoint":
-            checkpoint_ticks.append(Tick(at, "checkpoint", "info", f"checkpoint at step {line.get('step', '–')}"))
-    return checkpoint_ticks
+    lines = [(at, orjson.loads(data)) for at, data in rows]
+    return [
+        Tick(at, "checkpoint", "info", f"checkpoint at step {line.get('step', '–')}")
+        for at, line in lines
+        if line.get("event") == "checkpoint"
+    ]
 
 
 # --- navigation
 
 
 def resolve(connection: sqlite3.Connection, at: float, ticks: int, direction: int, now: float) -> float:
-    """The time that is ``ticks`` events, incidents or alerts after ``at`` (negative: before it). In a gap,
-    ``direction`` (-1, 0 or 1) moves to its edge. The result is within the history and not after ``now``."""
+    """The time that is ``ticks`` events, incidents or alerts after ``at`` (negative: before it). In
+    a gap, ``direction`` (-1, 0 or 1) moves to its edge. The result is within the history and not
+    after ``now``."""
     for _ in range(abs(ticks)):
-        found = _previous_tick(connection, at) if ticks < 0 else _next_tick(connection, at)
+        found = at if ticks < 0 else _tick(connection, at, after=True)
+        if found is not None:
+            # The last of those that count as one.
+            found = _tick(connection, found + math.copysign(TOGETHER_SECONDS, ticks), after=False)
         if found is None:
             break
         at = found
@@ -174,19 +180,9 @@ def resolve(connection: sqlite3.Connection, at: float, ticks: int, direction: in
     return at
 
 
-def _previous_tick(connection: sqlite3.Connection, at: float) -> float | None:
-    times = [
-        connection.execute(f"SELECT max(at) FROM {table} WHERE at < ?", (at - TOGETHER_SECONDS,)).fetchone()[0]  # noqa: S608
-        for _, _, table in _SOURCES
-    ]
-    return max((time for time in times if time is not None), default=None)
-
-
-def _next_tick(connection: sqlite3.Connection, at: float) -> float | None:
-    """The last of the next ticks that count as one."""
-    times = [
-        connection.execute(f"SELECT min(at) FROM {table} WHERE at > ?", (at,)).fetchone()[0]  # noqa: S608
-        for _, _, table in _SOURCES
-    ]
-    first = min((time for time in times if time is not None), default=None)
-    return None if first is None else _previous_tick(connection, first + 2 * TOGETHER_SECONDS)
+def _tick(connection: sqlite3.Connection, at: float, *, after: bool) -> float | None:
+    """The time of the first tick after a time, or of the last one before it."""
+    what = "min(at) FROM {} WHERE at >" if after else "max(at) FROM {} WHERE at <"
+    queries = [f"SELECT {what.format(table)} ?" for _, _, table in _SOURCES]
+    times = [connection.execute(query, (at,)).fetchone()[0] for query in queries]
+    return (min if after else max)((time for time in times if time is not None), default=None)

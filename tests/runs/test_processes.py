@@ -152,7 +152,7 @@ def test_no_signal_to_what_cannot_be_told_for_sure(
     began = ticks(child.pid)
     for pid, since, words in (
         (child.pid, None, "in a container, or outside of ours"),
-        (child.pid, began + 1, "another process by now"),
+        (child.pid, began + 1, "is another process by now"),
         (os.getpid(), ticks(os.getpid()), "this screen"),
         (1, 0, "first process"),
         (4_194_305, 5, "has ended"),

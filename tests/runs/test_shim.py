@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gputui.runs import shim
-from gputui.runs.executors.local import LocalExecutor
+from gputui.runs.executors.base import LocalExecutor
 from gputui.runs.executors.process import find
 from gputui.runs.identity import identify, is_alive
 from gputui.runs.processes import tagged_processes

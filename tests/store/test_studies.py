@@ -107,7 +107,5 @@ def test_a_study_costs_what_its_runs_did_up_to_a_moment(history: sqlite3.Connect
 def test_a_word_that_is_no_state_is_an_unknown_one(history: sqlite3.Connection) -> None:
     history.execute("UPDATE studies SET state = 'zombified'")
     history.execute("UPDATE trials SET state = 'zombified'")
-    history.execute("UPDATE attempts SET gpus = 'no JSON'")
     assert {one.state for one in read_studies(history)} == {StudyState.UNKNOWN}
     assert [one.state for one in read_trials(history, "lr-1")] == [TrialState.UNKNOWN]
-    assert study_gpu_hours(history, "lr-1", 1000.0) == 0.0

@@ -1,9 +1,9 @@
 """YAML as plain data with the place of every key, from the nodes of `yaml.compose`.
 
-Tags never construct objects: the text can only become text, numbers, booleans, null, lists and mappings. Depth, size
-and the expansion of aliases are bounded. Scalars follow YAML 1.1 where people expect it (``off`` is false), and YAML
-1.2 where 1.1 surprises: ``1e-3`` is a number, ``010`` is ten, ``1:30`` and ``2024-01-01`` are text. Keys are always
-text.
+Tags never construct objects: the text can only become text, numbers, booleans, null, lists and
+mappings. Depth, size and the expansion of aliases are bounded. Scalars follow YAML 1.1 where people
+expect it (``off`` is false), and YAML 1.2 where 1.1 surprises: ``1e-3`` is a number, ``010`` is
+ten, ``1:30`` and ``2024-01-01`` are text. Keys are always text.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ _INTEGER = re.compile(r"[-+]?(0b[01_]+|0o[0-7_]+|0x[0-9a-fA-F_]+|[0-9][0-9_]*)")
 _FLOAT = re.compile(r"[-+]?(\.[0-9][0-9_]*|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?")
 _NOT_FINITE = re.compile(r"([-+]?)\.(inf|Inf|INF|nan|NaN|NAN)")
 _TEXT = "tag:yaml.org,2002:str"
-_STRING_TAGS = frozenset({"!", _TEXT})
 _PLAIN = "plain"
 _MERGE = "<<"
 
@@ -47,7 +46,8 @@ class Mark(Struct, frozen=True):
 
 @dataclass(slots=True)
 class Document:
-    """``data`` as Python values, the mark of every key and list item, and duplicate keys (the first counts)."""
+    """``data`` as Python values, the mark of every key and list item, and duplicate keys (the first
+    counts)."""
 
     data: Any
     marks: dict[KeyPath, Mark]
@@ -69,7 +69,8 @@ class YamlError(ValueError):
 
 
 def parse(text: str, is_literal: Callable[[KeyPath], bool] = lambda _: False) -> Document:
-    """Parse one document. Values at places for which ``is_literal`` is true remain text, such as ``on`` and ``1.10``.
+    """Parse one document. Values at places for which ``is_literal`` is true remain text, such as
+    ``on`` and ``1.10``.
 
     Raises YamlError.
     """
@@ -82,6 +83,10 @@ def parse(text: str, is_literal: Callable[[KeyPath], bool] = lambda _: False) ->
     except yaml.MarkedYAMLError as error:
         mark = _mark(error.problem_mark or error.context_mark)
         raise YamlError(f"not valid YAML: {_in_words(error.problem or error.context or '')}", mark) from error
+    except (ValueError, OverflowError, RecursionError) as error:
+        # PyYAML converts the number of an escaped character, or of a version, without a check.
+        words = f"more than {MAX_DEPTH} levels deep" if isinstance(error, RecursionError) else "a number is too large"
+        raise YamlError(f"not valid YAML: {words}", None) from error
     document = Document(None, {(): Mark(1, 1) if root is None else _mark(root.start_mark)})
     if root is not None:
         document.data = _Builder(document, is_literal).build(root, (), ())
@@ -89,62 +94,14 @@ def parse(text: str, is_literal: Callable[[KeyPath], bool] = lambda _: False) ->
 
 
 class _Loader(yaml.SafeLoader):
-    """Composes one document with bounded depth and size, and without tags except that of text."""
-
-    def __init__(self, stream: str) -> None:
-        super().__init__(stream)
-        self._count = 0
-        self._depth = 0
-
-    def get_single_node(self) -> yaml.Node | None:
-        try:
-            return super().get_single_node()
-        except YamlError:
-            raise
-        except (ValueError, OverflowError) as error:
-            # PyYAML converts the number of an escaped character, or of a version, without a check.
-            raise YamlError("not valid YAML: a number is too large", _mark(self.get_mark())) from error
-
-    def compose_document(self) -> yaml.Node | None:
-        root = super().compose_document()
-        following: Any = self.peek_event()  # type: ignore[no-untyped-call]
-        if not isinstance(following, yaml.StreamEndEvent):
-            raise YamlError("one document is expected, but '---' begins another", _mark(following.start_mark))
-        return root
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
-        mark = _mark(event.start_mark)
-        self._count += 1
-        if self._count > MAX_VALUES:
-            raise YamlError(f"more than {MAX_VALUES} values", mark)
-        if self._depth > MAX_DEPTH:
-            raise YamlError(f"nested more than {MAX_DEPTH} levels deep", mark)
-        if isinstance(event, yaml.AliasEvent):
-            if event.anchor not in self.anchors:
-                raise YamlError(f"*{event.anchor} refers to an anchor that is not there", mark)
-        elif event.tag is not None and not (isinstance(event, yaml.ScalarEvent) and event.tag in _STRING_TAGS):
-            tag = event.tag.replace("tag:yaml.org,2002:", "!!")
-            raise YamlError(f"the tag {tag} is not used here; write plain values", mark)
-        else:
-            # An anchor may be redefined; the newest counts.
-            self.anchors.pop(event.anchor, None)
-            if event.tag == "!":
-                # PyYAML would resolve it as if it were plain, even in quotes.
-                event.tag = _TEXT
-        self._depth += 1
-        try:
-            return super().compose_node(parent, index)
-        finally:
-            self._depth -= 1
+    """Composes nodes whose tag only says whether a scalar is plain (no quotes, no tag)."""
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> str:
-        """The tag of a scalar says whether it is plain (no quotes, no tag); `plain_value` interprets it."""
         return _PLAIN if kind is yaml.ScalarNode and implicit[0] else _TEXT
 
 
 class _Builder:
-    """Converts nodes to data. Aliases are expanded here, so the number of values is bounded again."""
+    """Converts nodes to data, with bounds on depth and on the expansion of aliases."""
 
     def __init__(self, document: Document, is_literal: Callable[[KeyPath], bool]) -> None:
         self._document = document
@@ -154,7 +111,7 @@ class _Builder:
 
     def build(self, node: yaml.Node, place: KeyPath, parents: tuple[yaml.Node, ...]) -> Any:
         """The value of a node at ``place``. Raises YamlError."""
-        self._enter(node, parents, node)
+        self._enter(node, parents)
         if isinstance(node, yaml.ScalarNode):
             return node.value if node.tag != _PLAIN or self._is_literal(place) else plain_value(node.value)
         if isinstance(node, yaml.SequenceNode):
@@ -171,9 +128,18 @@ class _Builder:
     def _merged(
         self, node: yaml.Node, place: KeyPath, parents: tuple[yaml.Node, ...]
     ) -> Iterator[tuple[yaml.ScalarNode, yaml.Node]]:
-        """The pairs of the mapping, then those that ``<<`` merges, which never replace its own. ``parents`` include
-        the mapping."""
-        self._check_keys(node, place)
+        """The pairs of the mapping, then those that ``<<`` merges, which never replace its own.
+        ``parents`` include the mapping."""
+        keys = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise YamlError("a key must be a word", _mark(key.start_mark))
+            name = (key.value, _is_merge(key))
+            if name in keys and node not in self._checked:
+                self._document.duplicates.append(((*place, key.value), _mark(key.start_mark)))
+            keys.add(name)
+        # Once for all aliases of the mapping.
+        self._checked.add(node)
         yield from (pair for pair in node.value if not _is_merge(pair[0]))
         for key, value in node.value:
             if not _is_merge(key):
@@ -181,32 +147,24 @@ class _Builder:
             for source in value.value if isinstance(value, yaml.SequenceNode) else [value]:
                 if not isinstance(source, yaml.MappingNode):
                     raise YamlError("<< takes a mapping, or a list of mappings", _mark(key.start_mark))
-                self._enter(source, parents, key)
+                self._enter(source, parents)
                 yield from self._merged(source, place, (*parents, source))
 
-    def _check_keys(self, node: yaml.Node, place: KeyPath) -> None:
-        """Record a mapping's duplicate keys, once for all its aliases. Raises YamlError."""
-        if node in self._checked:
-            return
-        self._checked.add(node)
-        keys = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                raise YamlError("a key must be a word", _mark(key.start_mark))
-            name = (key.value, _is_merge(key))
-            if name in keys:
-                self._document.duplicates.append(((*place, key.value), _mark(key.start_mark)))
-            keys.add(name)
-
-    def _enter(self, node: yaml.Node, parents: tuple[yaml.Node, ...], at: yaml.Node) -> None:
-        """Check that a node can be expanded inside ``parents``; errors are marked at ``at``. Raises YamlError."""
+    def _enter(self, node: yaml.Node, parents: tuple[yaml.Node, ...]) -> None:
+        """Check that a node can be expanded inside ``parents``. Raises YamlError."""
         self._count += 1
+        problem = None
         if self._count > MAX_VALUES:
-            raise YamlError(f"its aliases expand to more than {MAX_VALUES} values", _mark(node.start_mark))
-        if node in parents:
-            raise YamlError("an anchor contains itself", _mark(at.start_mark))
-        if len(parents) > MAX_DEPTH:
-            raise YamlError(f"its aliases nest more than {MAX_DEPTH} levels deep", _mark(at.start_mark))
+            problem = f"more than {MAX_VALUES} values, aliases expanded"
+        elif node in parents:
+            problem = "an anchor contains itself"
+        elif len(parents) > MAX_DEPTH:
+            problem = f"more than {MAX_DEPTH} levels deep, aliases expanded"
+        elif node.tag not in (_PLAIN, _TEXT):
+            tag = node.tag.replace("tag:yaml.org,2002:", "!!")
+            problem = f"the tag {tag} is not used here; write plain values"
+        if problem is not None:
+            raise YamlError(problem, _mark(node.start_mark))
 
 
 def _is_merge(key: yaml.Node) -> bool:
@@ -245,4 +203,6 @@ def _in_words(problem: str) -> str:
         return "a ':' where none can be; check the indentation, or put the text in quotes"
     if "could not find expected ':'" in problem:
         return "a key without ':'"
+    if "found another document" in problem:
+        return "one document is expected, but '---' begins another"
     return problem

@@ -1,4 +1,5 @@
-"""Shared parts of pydantic models for YAML, and pydantic's errors as readable messages with places."""
+"""Shared parts of pydantic models for YAML, and pydantic's errors as readable messages with
+places."""
 
 from __future__ import annotations
 
@@ -52,8 +53,8 @@ Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 
 
 class Model(BaseModel):
-    """Accepts exactly the keys of its fields, with exactly their types. ``called`` is the noun for its keys;
-    ``other_names`` maps names of other tools to keys."""
+    """Accepts exactly the keys of its fields, with exactly their types. ``called`` is the noun for
+    its keys; ``other_names`` maps names of other tools to keys."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, hide_input_in_errors=True)
     called: ClassVar[str] = "key"
@@ -132,10 +133,11 @@ def validated(document: Document, path: Path, form: type[F], context: str | None
 def findings(
     error: ValidationError, form: type[Model], *, empty: Collection[KeyPath] = (), has_one_source: bool = False
 ) -> Iterator[tuple[KeyPath, dict[str, Any]]]:
-    """The place of each error of ``form``, and the fields of a Problem: problem, expected, found, nearest.
+    """The place of each error of ``form``, and the fields of a Problem: problem, expected, found,
+    nearest.
 
-    Keys in ``empty`` have been reported and do not count as missing. With ``has_one_source``, ``metrics`` was no list
-    in the file.
+    Keys in ``empty`` have been reported and do not count as missing. With ``has_one_source``,
+    ``metrics`` was no list in the file.
     """
     for detail in error.errors(include_url=False):
         place = written = tuple(part for part in detail["loc"] if part != "[key]")

@@ -18,9 +18,9 @@ _SHOWN_CHARACTERS = 60
 
 
 class Problem(Struct, frozen=True):
-    """A problem at a place. ``line`` and ``column`` count from 1 and are None for the file as a whole; ``key`` is
-    dotted (``params.lr``), "" for the whole file. ``expected`` and ``found`` describe a value of a wrong type;
-    ``nearest`` is a suggestion."""
+    """A problem at a place. ``line`` and ``column`` count from 1 and are None for the file as a
+    whole; ``key`` is dotted (``params.lr``), "" for the whole file. ``expected`` and ``found``
+    describe a value of a wrong type; ``nearest`` is a suggestion."""
 
     file: str
     line: int | None
@@ -84,7 +84,8 @@ def shorten(text: str) -> str:
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """The one of ``names`` closest to ``name``, or None. Case, dashes and underscores are ignored."""
+    """The one of ``names`` closest to ``name``, or None. Case, dashes and underscores are
+    ignored."""
     plain = {_plain(candidate): candidate for candidate in names}
     found = difflib.get_close_matches(_plain(name)[:100], plain, n=1, cutoff=0.6)
     return plain[found[0]] if found else None
@@ -109,8 +110,8 @@ def nearest_file(name: str, names: Iterable[str]) -> str | None:
 def not_one_of(
     what: str, name: str, known: Iterable[str], other_names: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[str, str | None]:
-    """The message for an unknown name, and the nearest known one. ``other_names`` maps names of other tools to names
-    here."""
+    """The message for an unknown name, and the nearest known one. ``other_names`` maps names of
+    other tools to names here."""
     names = list(known)
     meant = other_names.get(_plain(name)) or nearest(name, names)
     return f"unknown {what}" + ("" if meant else f"; there are {', '.join(names)}"), meant

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from gputui.core.redaction import redact_params
 from gputui.reports.export.sink import About, StudyOfRun
-from gputui.store import json_columns
+from gputui.store.database import UNREADABLE, json_mapping
 from gputui.store.metrics import queries
 from gputui.store.metrics.queries import StoredLine
 from gputui.store.runs import Run, find_run, has_live_trials
@@ -55,8 +55,8 @@ class Subject(Struct, frozen=True):
 def read_subject(connection: sqlite3.Connection, run_id: str, metrics: tuple[str, ...] = ()) -> Subject:
     """The run, with all metrics or those named. Parameters are those of the launch without secrets."""
     run = find_run(connection, run_id)
-    spec = json_columns.mapping(run.spec_json)
-    params = dict(run.params if spec is json_columns.UNREADABLE else spec.get("params") or {})
+    spec = json_mapping(run.spec_json)
+    params = dict(run.params if spec is UNREADABLE else spec.get("params") or {})
 
     def names() -> tuple[str, ...]:
         return tuple(queries.metric_names(connection, run.run_id))

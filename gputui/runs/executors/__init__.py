@@ -1,8 +1,9 @@
-"""Executors: the programs that run an attempt on a target, by the attempt contract (docs/attempts.md).
+"""Executors: the programs that run an attempt on a target, by the attempt contract
+(docs/attempts.md).
 
 In: an attempt's folder with its attempt.json. Out: the files of the contract, with exit.json last.
-The agent starts the program, signals it and, where possible, replaces it; it knows nothing else of it.
-Read first: base.py, then process.py. The registry below is the one place that names the kinds.
+The agent starts the program, signals it and, where possible, replaces it; it knows nothing else of
+it. Read first: base.py, then process.py. The registry below is the one place that names the kinds.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 LOCAL = "local"
 EXECUTORS = {
-    LOCAL: "gputui.runs.executors.local:LocalExecutor",
+    LOCAL: "gputui.runs.executors.base:LocalExecutor",
     "ray": "gputui.runs.executors.ray:RayExecutor",
     "slurm": "gputui.runs.executors.slurm:SlurmExecutor",
     "ssh": "gputui.runs.executors.ssh:SshExecutor",
@@ -33,7 +34,8 @@ class Executors:
         self._made = dict(made or {})
 
     def of(self, target: Mapping[str, Any] | None) -> Executor:
-        """The executor of a specification's target; None is this machine. Raises KeyError for an unknown kind."""
+        """The executor of a specification's target; None is this machine. Raises KeyError for an
+        unknown kind."""
         kind = LOCAL if target is None else str(target["kind"])
         if kind not in self._made:
             module, _, name = EXECUTORS[kind].partition(":")
@@ -42,8 +44,8 @@ class Executors:
 
 
 def chooses_start(spec: RunSpec | None) -> bool:
-    """Whether only the run's target sees its checkpoints, and so chooses the one to resume from. False without a
-    valid specification."""
+    """Whether only the run's target sees its checkpoints, and so chooses the one to resume from.
+    False without a valid specification."""
     if spec is None or spec.target is None or spec.checkpoints is None:
         return False
     return not Executors().of(spec.target).sees_checkpoints(spec.target)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gputui.runs import shim
 from gputui.runs.checks import CheckResult
+from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.launchers.base import ANY_PORT, Placement
 from gputui.store.attempts import Attempt
 
@@ -15,13 +18,6 @@ if TYPE_CHECKING:
     from gputui.runs.command import Launch
     from gputui.runs.executors.options import TargetOptions
     from gputui.runs.processes import AttemptProcess, ProcessScan
-    from gputui.runs.spec import RunSpec
-import sys
-from typing import TYPE_CHECKING
-
-from gputui.runs.launchers import LAUNCHERS
-
-if TYPE_CHECKING:
     from gputui.runs.spec import RunSpec
 
 
@@ -33,11 +29,13 @@ class Executor(ABC):
     """A program that keeps the attempt contract.
 
     Attributes:
-        places_gpus: attempts run on this machine's GPUs, so that leases and lock files apply to them.
-        is_replaceable: if the program dies without exit.json, a new one can find the attempt by its folder; else the
-            attempt has ended with it.
+        places_gpus: attempts run on this machine's GPUs, so that leases and lock files apply to
+            them.
+        is_replaceable: if the program dies without exit.json, a new one can find the attempt by its
+            folder; else the attempt has ended with it.
         sees_processes: the attempt's processes are this machine's.
-        file_name: the program's script, which identifies a process that has not yet written started.json.
+        file_name: the program's script, which identifies a process that has not yet written
+            started.json.
     """
 
     places_gpus = True
@@ -47,7 +45,8 @@ class Executor(ABC):
 
     @abstractmethod
     def program(self, folder: Path, locks: Sequence[int] = ()) -> tuple[str, ...]:
-        """The command that runs the attempt in ``folder`` and inherits the descriptors in ``locks``.
+        """The command that runs the attempt in ``folder`` and inherits the descriptors in
+        ``locks``.
 
         Raises ExecutorGoneError.
         """
@@ -61,8 +60,8 @@ class Executor(ABC):
         return True
 
     def clear(self, folder: Path, target: Mapping[str, Any]) -> None:  # noqa: B027 - most have nothing elsewhere
-        """Remove the files on the target of the run in ``folder``; may take long. Raises OSError if it should be tried
-        again."""
+        """Remove the files on the target of the run in ``folder``; may take long. Raises OSError if
+        it should be tried again."""
 
     def checks(self, spec: RunSpec) -> list[CheckResult]:
         """The quick checks of what a run needs."""
@@ -77,15 +76,31 @@ class Executor(ABC):
         raise NotImplementedError
 
     def survey(self, target: Mapping[str, Any]) -> Iterator[CheckResult]:
-        """Check step by step whether the target can be used; each step may take until its own deadline."""
+        """Check step by step whether the target can be used; each step may take until its own
+        deadline."""
         raise NotImplementedError
 
     def processes(self, scan: ProcessScan, run_dir: Path, attempt: Attempt) -> list[AttemptProcess]:
-        """The living processes of an attempt without the executor's own; none if it does not see them."""
+        """The living processes of an attempt without the executor's own; none if it does not see
+        them."""
         if not self.sees_processes:
             return []
         own = None if attempt.executor is None else attempt.executor[0]
         return [process for process in scan.processes_of(run_dir, attempt.number) if process.pid != own]
+
+
+class LocalExecutor(Executor):
+    """Runs attempts on this machine by the shim, which needs only the standard library of Python 3.9."""
+
+    file_name = Path(shim.__file__).name
+
+    def program(self, folder: Path, locks: Sequence[int] = ()) -> tuple[str, ...]:
+        for needed in (sys.executable, shim.__file__):
+            if not Path(needed).is_file():
+                raise ExecutorGoneError(
+                    f"{needed} is gone; install gputui again, then gputui agent stop and gputui agent start"
+                )
+        return (sys.executable, "-I", "-S", shim.__file__, str(folder), *map(str, locks))
 
 
 class CourierExecutor(Executor):

@@ -1,5 +1,5 @@
-"""The process that runs an attempt: start it, find it after a restart, watch it and ask it to end. For all
-executors."""
+"""The process that runs an attempt: start it, find it after a restart, watch it and ask it to end.
+For all executors."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gputui.runs.agent_process import AGENT_MARK
-from gputui.runs.executors.base import Executor
-from gputui.runs.executors.local import LocalExecutor
+from gputui.runs.executors.base import Executor, LocalExecutor
 from gputui.runs.foreign_json import read_foreign_json
 from gputui.runs.identity import (
     ProcessIdentity,
@@ -34,8 +33,8 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
 
 
 def start(executor: Executor, run_dir: Path, attempt: int, locks: Sequence[int] = ()) -> ProcessIdentity | None:
-    """Start the program of an attempt: own session, no standard input, no inherited descriptors but ``locks``, which it
-    then holds. None if it ended at once.
+    """Start the program of an attempt: own session, no standard input, no inherited descriptors but
+    ``locks``, which it then holds. None if it ended at once.
 
     Raises ExecutorGoneError and OSError.
     """
@@ -61,16 +60,18 @@ def start(executor: Executor, run_dir: Path, attempt: int, locks: Sequence[int] 
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(descriptor)
-    # `release` reaps by PID. Without a return code, Popen would warn about a process that outlives it.
+    # `release` reaps by PID. Without a return code, Popen would warn about a process that outlives
+    # it.
     process.returncode = 0
     return identify(process.pid)
 
 
 def find(executor: Executor, run_dir: Path, attempt: int) -> ProcessIdentity | None:
-    """The living process of an attempt whose agent died before storing it, or whose database was lost.
+    """The living process of an attempt whose agent died before storing it, or whose database was
+    lost.
 
-    started.json names it. Before that exists, it is the process whose arguments are the attempt's folder and a program
-    of this name, wherever the program is installed.
+    started.json names it. Before that exists, it is the process whose arguments are the attempt's
+    folder and a program of this name, wherever the program is installed.
     """
     folder = run_dir / "attempts" / str(attempt)
     recorded = named_in(folder)
@@ -88,7 +89,8 @@ def find(executor: Executor, run_dir: Path, attempt: int) -> ProcessIdentity | N
 
 
 def serves(identity: ProcessIdentity, folder: Path) -> bool:
-    """Whether the process serves the attempt in ``folder``: one of another PID namespace while it holds the lock."""
+    """Whether the process serves the attempt in ``folder``: one of another PID namespace while it
+    holds the lock."""
     return is_held(folder / "attempt.lock") if is_elsewhere(identity) else is_alive(identity)
 
 
@@ -102,14 +104,16 @@ def named_in(folder: Path) -> ProcessIdentity | None:
 
 
 def is_of_former_boot(attempt: Attempt, folder: Path) -> bool:
-    """Whether the machine was rebooted since the attempt began, by the process in its row or its folder."""
+    """Whether the machine was rebooted since the attempt began, by the process in its row or its
+    folder."""
     process = attempt.executor or named_in(folder)
     return process is not None and not is_of_this_boot(process[-1])
 
 
 @dataclass(slots=True)
 class ExecutorProcess:
-    """The process that runs the attempt in ``folder``; ``identity`` is None if it could not be started."""
+    """The process that runs the attempt in ``folder``; ``identity`` is None if it could not be
+    started."""
 
     identity: ProcessIdentity | None
     folder: Path
@@ -123,7 +127,8 @@ class ExecutorProcess:
         return self.identity is not None and serves(self.identity, self.folder)
 
     def watch(self, selector: selectors.BaseSelector) -> None:
-        """Wake the selector when the process ends. Without a pidfd, its end is noticed by polling."""
+        """Wake the selector when the process ends. Without a pidfd, its end is noticed by
+        polling."""
         if self.identity is None or not is_alive(self.identity):
             return
         with contextlib.suppress(ProcessLookupError):

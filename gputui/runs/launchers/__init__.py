@@ -1,8 +1,8 @@
 """Launchers: build an attempt's command from a specification, and read the reports that it leaves.
 
-In: a `RunSpec` with a `Placement`. Out: an argument vector, environment variables, globs of logs, reports and checks.
-Each launcher is one file and is named only here; no other code depends on which one a run has.
-Read first: base.py.
+In: a `RunSpec` with a `Placement`. Out: an argument vector, environment variables, globs of logs,
+reports and checks. Each launcher is one file and is named only here; no other code depends on which
+one a run has. Read first: base.py.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from gputui.runs.launchers.base import Launcher
 from gputui.runs.launchers.kinds import Accelerate, Command, Deepspeed, Python, Torchrun
 
 FOR_RANKS, FOR_SCRIPT, FOR_COMMAND = Torchrun(), Python(), Command()
-"""The defaults for a profile or command line without a launcher: a script with several ranks, one with a single
-process, and a whole command."""
+"""The defaults for a profile or command line without a launcher: a script with several ranks, one
+with a single process, and a whole command."""
 
 LAUNCHERS: dict[str, Launcher] = {
     one.name: one for one in (FOR_RANKS, Accelerate(), Deepspeed(), FOR_SCRIPT, FOR_COMMAND)

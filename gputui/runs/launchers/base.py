@@ -1,4 +1,5 @@
-"""The base class of launchers: builds the argument vector of an attempt, and names the files of its output."""
+"""The base class of launchers: builds the argument vector of an attempt, and names the files of its
+output."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ RANK_OUTPUT = "ranks/*/attempt_0/0/{stream}.log"
 
 
 class Node(Struct, frozen=True):
-    """One machine of an attempt: host name or address, the GPUs of its CUDA_VISIBLE_DEVICES (may be empty), and number
-    of ranks."""
+    """One machine of an attempt: host name or address, the GPUs of its CUDA_VISIBLE_DEVICES (may be
+    empty), and number of ranks."""
 
     host: str
     gpus: tuple[str, ...]
@@ -33,9 +34,9 @@ class Node(Struct, frozen=True):
 
 
 class Placement(Struct, frozen=True):
-    """The nodes of an attempt. Rank 0 is on the first one, where ``port`` is the free TCP port of the rendezvous, or
-    ANY_PORT. ``number`` is the node whose command is built. With several nodes, the first host, the port and the number
-    may be placeholders that each node fills in."""
+    """The nodes of an attempt. Rank 0 is on the first one, where ``port`` is the free TCP port of
+    the rendezvous, or ANY_PORT. ``number`` is the node whose command is built. With several nodes,
+    the first host, the port and the number may be placeholders that each node fills in."""
 
     nodes: tuple[Node, ...]
     port: int | str
@@ -58,8 +59,9 @@ class Placement(Struct, frozen=True):
 
 
 class Invocation(Struct, frozen=True):
-    """The program of one attempt. ``words`` are the script or ``-m module``, or the whole command, with all arguments;
-    ``folder`` is that of the attempt's first node; ``name`` is unique to the attempt on this machine."""
+    """The program of one attempt. ``words`` are the script or ``-m module``, or the whole command,
+    with all arguments; ``folder`` is that of the attempt's first node; ``name`` is unique to the
+    attempt on this machine."""
 
     words: tuple[str, ...]
     folder: str
@@ -70,7 +72,8 @@ class Typed(Struct, frozen=True):
     """The command line of a launcher as a person types it, for `gputui init`.
 
     Attributes:
-        programs: names of its program, or of its module after ``python -m``; subcommand: the word after it.
+        programs: names of its program, or of its module after ``python -m``; subcommand: the word
+            after it.
         count: options for the number of processes; flags: options without a value.
         replaced: options that gputui sets itself and drops from a typed line; None for all.
     """
@@ -87,8 +90,10 @@ class Launcher:
 
     Attributes:
         name: the value of a profile's key ``launcher``.
-        title: its name in sentences about an end that is no rank's; None if it is the program itself.
-        takes_command: its profile has the key ``command``; else ``script`` or ``module``, and an interpreter.
+        title: its name in sentences about an end that is no rank's; None if it is the program
+            itself.
+        takes_command: its profile has the key ``command``; else ``script`` or ``module``, and an
+            interpreter.
         starts_ranks: it starts ``nproc`` processes.
         only_relays: its exit code only says that a rank ended or that the launcher failed.
         needs_port: it cannot find a free port itself for ANY_PORT.
@@ -111,13 +116,13 @@ class Launcher:
         raise NotImplementedError
 
     def environment(self, placement: Placement, invocation: Invocation) -> dict[str, str]:
-        """Variables besides those of every attempt. PET_LOG_DIR is torchrun's default of --log-dir, so that the error
-        files are found of any torchrun that the program starts."""
+        """Variables besides those of every attempt. PET_LOG_DIR is torchrun's default of --log-dir,
+        so that the error files are found of any torchrun that the program starts."""
         return {"PET_LOG_DIR": f"{invocation.folder}/ranks"}
 
     def rank_output(self, ranks: int) -> str:
-        """A glob below a node's folder of its first rank's output, with ``{stream}`` (stdout or stderr) if each has its
-        own file."""
+        """A glob below a node's folder of its first rank's output, with ``{stream}`` (stdout or
+        stderr) if each has its own file."""
         return OUTPUT
 
     def log_files(self, folder: Path, ranks: int) -> list[Path]:

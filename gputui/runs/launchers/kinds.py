@@ -1,4 +1,5 @@
-"""The launchers: torchrun (whose own restarts are turned off), Accelerate, DeepSpeed, python, and any command."""
+"""The launchers: torchrun (whose own restarts are turned off), Accelerate, DeepSpeed, python, and
+any command."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ class Torchrun(Launcher):
 
     def argv(self, spec: RunSpec, placement: Placement, invocation: Invocation) -> tuple[str, ...]:
         node = placement.nodes[0]
-        # On several nodes, c10d compares host names, which may resolve differently on each; static does not.
+        # On several nodes, c10d compares host names, which may resolve differently on each; static
+        # does not.
         backend = "c10d" if len(placement.nodes) == 1 else "static"
         own = f"--local-addr={node.host}" if len(placement.nodes) == 1 else f"--node-rank={placement.number}"
         return (
@@ -49,7 +51,8 @@ class Torchrun(Launcher):
 
 
 class Accelerate(Launcher):
-    """Starts ranks by accelerate.commands.launch; a single one has no torchrun agent and so no separate log."""
+    """Starts ranks by accelerate.commands.launch; a single one has no torchrun agent and so no
+    separate log."""
 
     name = title = "accelerate"
     starts_ranks = True

@@ -1,8 +1,8 @@
 """Parse launchers' failure reports: which rank failed first, and how the others were ended. Pure.
 
-A command may run several launchers, in sequence or nested, so its output may hold several reports. Formats:
-``torch.distributed.elastic.multiprocessing.errors.ChildFailedError.format_msg`` of PyTorch 2 (torchrun, accelerate),
-``torch.multiprocessing.spawn`` and the process observer of Lightning 2.
+A command may run several launchers, in sequence or nested, so its output may hold several reports.
+Formats: ``torch.distributed.elastic.multiprocessing.errors.ChildFailedError.format_msg`` of PyTorch
+2 (torchrun, accelerate), ``torch.multiprocessing.spawn`` and the process observer of Lightning 2.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ REPORTERS = ("torchrun", "the launcher")
 
 
 class RankFailure(Struct, frozen=True):
-    """The entry of one rank. ``exit_code`` is negative for a signal. ``time`` is local, in whole seconds: that of the
-    error file, else when torchrun noticed. An unknown ``time`` is empty, an unknown ``pid`` 0."""
+    """The entry of one rank. ``exit_code`` is negative for a signal. ``time`` is local, in whole
+    seconds: that of the error file, else when torchrun noticed. An unknown ``time`` is empty, an
+    unknown ``pid`` 0."""
 
     rank: int
     local_rank: int
@@ -71,12 +72,14 @@ class RankFailure(Struct, frozen=True):
 
 
 class LauncherReport(Struct, frozen=True):
-    """The report in a launcher's output. ``root`` is the launcher's guess at the cause, which may be wrong if a peer
-    was lost.
+    """The report in a launcher's output. ``root`` is the launcher's guess at the cause, which may
+    be wrong if a peer was lost.
 
     Attributes:
-        root, others: the failed ranks; None and empty if torchrun was killed before it could write them.
-        launcher: the author, as named in sentences; ended_itself: it kills its own process along with the ranks.
+        root, others: the failed ranks; None and empty if torchrun was killed before it could write
+            them.
+        launcher: the author, as named in sentences; ended_itself: it kills its own process along
+            with the ranks.
         asked: PIDs that torchrun asked to end; forced: those that it then killed.
         got_signal: the signal that asked torchrun itself to end.
         rest: the output up to and with the report, without torchrun's table.
@@ -104,8 +107,8 @@ class _Entry:
 
 
 def parse_reports(text: str) -> list[LauncherReport]:
-    """Parse a command's output: a report for each table of torchrun, in order, and one for the text after the last
-    table, if not blank. Missing parts are None or empty; no text gives no report."""
+    """Parse a command's output: a report for each table of torchrun, in order, and one for the text
+    after the last table, if not blank. Missing parts are None or empty; no text gives no report."""
     lines = lines_of(text)
     reports = []
     at = 0
@@ -151,7 +154,8 @@ def _report(lines: list[str], root: RankFailure | None, others: tuple[RankFailur
 
 
 def _of_other_launcher(lines: list[str]) -> LauncherReport:
-    """The report of text without a table: that of another launcher, if one wrote it, else only the text."""
+    """The report of text without a table: that of another launcher, if one wrote it, else only the
+    text."""
     report = _report(lines, None)
     for line in lines:
         for pattern in _OTHERS:

@@ -9,8 +9,7 @@ import click
 from gputui.core.config import PRIVATE_FILE_MODE
 from gputui.runs.agent_process import AgentUnreachableError, read_identity, stop_agent
 from gputui.store import json_shapes
-from gputui.store.agent import Retention, read_agent
-from gputui.store.record_status import RecordStatus, record_status
+from gputui.store.agent import RecordStatus, Retention, read_agent, record_status
 from gputui.ui.cli.context import EXIT_UNREACHABLE, Session, fail, json_option, print_json, say
 
 

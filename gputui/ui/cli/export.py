@@ -85,7 +85,7 @@ def _manifest(
     out: Path | None,
     force: bool,
 ) -> None:
-    from gputui.runs.manifests.job import ManifestError, write_manifest
+    from gputui.runs.manifests import ManifestError, write_manifest
     from gputui.ui.cli import launch_spec
 
     spec = launch_spec.resolve_spec(launch_spec.load_profile(session, profile), changes, gpus, None)

@@ -15,8 +15,9 @@ from gputui.runs.executors import chooses_start
 from gputui.runs.redaction import secrets_of
 from gputui.runs.spec import SpecError, known_spec
 from gputui.runs.submission import SPEC_FILE, read_spec
-from gputui.store import checkpoints, json_columns, json_shapes
+from gputui.store import checkpoints, json_shapes
 from gputui.store.attempts import RunCost, read_attempts, run_cost
+from gputui.store.database import json_mapping
 from gputui.store.metrics import intake
 from gputui.store.metrics.intake import intake_words
 from gputui.store.metrics.step_times import StepTimes
@@ -65,7 +66,7 @@ def command(session: Session, run: str | None, with_diff: bool, against: str | N
         shape = json_shapes.show_shape(view, attempts, incidents, decisions, story.by_incident(costs), sums, taken)
         shape["attempts"] = [{**each, "went_on": went_on.get(each["number"])} for each in shape["attempts"]]
         sinks = sinks_of(view, session.workspace.run_dir(view.run_id))
-        code = json_columns.mapping(view.spec_json).get("code")
+        code = json_mapping(view.spec_json).get("code")
         print_json(
             {**shape, **row_shape(row), "sinks": sinks, "checkpoints": checkpoints_shape(saved, spans), "code": code}
         )
@@ -82,7 +83,7 @@ def command(session: Session, run: str | None, with_diff: bool, against: str | N
     if view.target is not None:
         say("target      " + placement_words(view, now)[0])
     say("parameters  " + ("  ".join(f"{name}={shown_param(value)}" for name, value in view.params.items()) or "none"))
-    code = json_columns.mapping(view.spec_json).get("code") or {}
+    code = json_mapping(view.spec_json).get("code") or {}
     if (words := code_words(code)) is not None:
         more = f"; gputui show {view.run_id} --diff" if code.get("changed_files") else ""
         say(f"code        {words}{more}")

@@ -12,9 +12,9 @@ from gputui.core.config import Workspace
 from gputui.runs.agent_process import (
     AgentStoppedError,
     AgentUnreachableError,
-    ViewPresence,
     ensure_agent,
     read_identity,
+    view_presence,
 )
 from gputui.runs.identity import ProcessIdentity, is_stopped, open_pidfd
 
@@ -62,7 +62,7 @@ class AgentKeeper:
     def _run(self) -> None:
         try:
             self._workspace.create()
-            with ViewPresence(self._workspace):
+            with view_presence(self._workspace):
                 self._keep()
         except OSError as error:
             self._say(f"Cannot use {self._workspace.state}: {error.strerror}; choose another --home.")

@@ -22,7 +22,6 @@ from textual.message import Message
 from gputui.core.config import Workspace
 from gputui.core.text import clean
 from gputui.runs.identity import asker
-from gputui.store import json_columns
 from gputui.store.commands import (
     ANSWER_SECONDS,
     CommandAnswer,
@@ -31,7 +30,7 @@ from gputui.store.commands import (
     wait_for_answer,
 )
 from gputui.store.commands import submit as insert_command
-from gputui.store.database import StoreError, StoreMissingError, is_locked, open_commander
+from gputui.store.database import StoreError, StoreMissingError, is_locked, json_mapping, open_commander
 from gputui.store.runs import Run
 from gputui.ui.tui.layout.words import RUN_SIGNS, run_sign
 from gputui.ui.tui.shell import Shell
@@ -154,7 +153,7 @@ class Commands:
             return
         if run.state in ("queued", "recovering"):
             effect = f"It is {run_sign(run.state).word} and has no process now; it will not start again."
-        elif json_columns.mapping(run.spec_json).get("checkpoints") is not None:
+        elif json_mapping(run.spec_json).get("checkpoints") is not None:
             effect = "It gets the time to write a checkpoint, then its processes end."
         else:
             effect = "It saves no checkpoints: its steps are lost, then its processes end."

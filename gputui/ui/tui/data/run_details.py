@@ -17,8 +17,9 @@ from gputui.runs.code_version import code_words
 from gputui.runs.command import checkpoint_directory, sinks_of
 from gputui.runs.executors import chooses_start
 from gputui.runs.spec import known_spec
-from gputui.store import checkpoints, json_columns
+from gputui.store import checkpoints
 from gputui.store.attempts import Attempt, read_attempts
+from gputui.store.database import json_mapping
 from gputui.store.events import EventView, newest_event_id, read_data_events
 from gputui.store.metrics import intake
 from gputui.store.metrics.step_times import StepTimes
@@ -235,11 +236,11 @@ class RunPageReader:
 
 def launched_params(run: Run) -> Mapping[str, object]:
     """The parameters that a run was launched with."""
-    params = json_columns.mapping(run.spec_json).get("params")
+    params = json_mapping(run.spec_json).get("params")
     return params if isinstance(params, dict) else {}
 
 
 def launched_code(run: Run) -> str | None:
     """The code version that a run was launched with, in words; None if unknown."""
-    words = code_words(json_columns.mapping(run.spec_json).get("code"))
+    words = code_words(json_mapping(run.spec_json).get("code"))
     return None if words is None else clean(words)
