@@ -10,6 +10,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from gputui.core.units import count_of
+
 GIT_SECONDS = 5.0
 MOST_DIFF_BYTES = 256 << 10
 CUT = "\n… cut here: the diff is longer\n"
@@ -46,13 +48,9 @@ def code_words(code: Any) -> str | None:
     """``1a2b3c4d on main, 2 files changed``; None if unknown."""
     if not isinstance(code, Mapping) or not code.get("commit"):
         return None
-    words = str(code["commit"])[:8]
-    if code.get("branch"):
-        words += f" on {code['branch']}"
-    count = code.get("changed_files")
-    if isinstance(count, int) and count:
-        words += f", {count} file{'' if count == 1 else 's'} changed"
-    return words
+    branch, count = code.get("branch"), code.get("changed_files")
+    words = f"{str(code['commit'])[:8]}{f' on {branch}' if branch else ''}"
+    return f"{words}, {count_of(count, 'file')} changed" if count else words
 
 
 def run_git(

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
@@ -46,7 +47,7 @@ class Launch(Struct, frozen=True):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Launch:
-        return cls(tuple(data["argv"]), dict(data["env"]), str(data["cwd"]), float(data["grace_seconds"]))
+        return msgspec.convert(data, cls)
 
 
 def format_value(value: Scalar) -> str:
@@ -96,22 +97,20 @@ def find_pieces(words: Sequence[str]) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     first, depth = 0, 0
     for index, word in enumerate(words):
-        is_opening = _PIECE.match(word) is not None
-        if depth and is_opening:
-            raise PieceError(
-                f"the optional piece {words[first]} … holds another, {word}; write them one after the other"
-            )
-        if is_opening:
+        if _PIECE.match(word) is not None:
+            if depth:
+                raise PieceError(
+                    f"the optional piece {words[first]} … holds another, {word}; write them one after the other"
+                )
             first = index
         elif not depth:
             continue
         depth += word.count("[") - word.count("]")
         if depth <= 0:
-            depth = 0
+            depth, piece = 0, " ".join(words[first : index + 1])
             if not word.endswith("]"):
                 raise PieceError(f"the optional piece {words[first]} … ends within a word, {word}")
-            if not any(_PLACEHOLDER.search(part) for part in words[first : index + 1]):
-                piece = " ".join(words[first : index + 1])
+            if not _PLACEHOLDER.search(piece):
                 raise PieceError(f"the optional piece {piece} names no {{parameter}} that decides whether it is there")
             found.append((first, index + 1))
     if depth:

@@ -41,8 +41,6 @@ def _storable(value: Any) -> Any:
     match value:
         case str():
             return value.encode("utf-8", "replace").decode("utf-8")
-        case bool():
-            return value
         case int():
             return value if value in _WHOLE else None
         case float():

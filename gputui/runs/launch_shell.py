@@ -19,7 +19,6 @@ from msgspec import Struct
 
 # The kernel's own limit is smaller with the usual stack size (execve(2)).
 MAX_ENVIRONMENT_BYTES = 2 << 20
-_MAX_CPUS = 1 << 16
 
 # Variables of one terminal, session or service, which are stale or wrong an hour later.
 _OF_A_SESSION = re.compile(
@@ -33,10 +32,10 @@ _OF_ANOTHER_RUN = re.compile(
     r"GPUTUI_.*|RANK|LOCAL_RANK|GROUP_RANK|ROLE_RANK|ROLE_NAME|(?:LOCAL_|GROUP_|ROLE_)?WORLD_SIZE|MASTER_ADDR|MASTER_PORT"
     r"|TORCHELASTIC_.*"
 )
+# OFILE is another name of NOFILE.
 _LIMITS = {
     name.removeprefix("RLIMIT_"): getattr(resource, name)
     for name in dir(resource)
-    # OFILE is another name of NOFILE.
     if name.startswith("RLIMIT_") and name != "RLIMIT_OFILE"
 }
 
@@ -65,12 +64,14 @@ def capture(environ: Mapping[str, str] | None = None) -> LaunchShell:
             f"the environment of this shell takes {size >> 10} KiB, more than the {MAX_ENVIRONMENT_BYTES >> 10} KiB "
             "that a run can be given; unset what it does not need",
         )
+    # os.umask can only read the umask by setting it for all threads.
+    status = Path("/proc/self/status").read_text("utf-8", "replace")
     return LaunchShell(
         environment=environment,
         limits={name: resource.getrlimit(number) for name, number in _LIMITS.items()},
         nice=os.getpriority(os.PRIO_PROCESS, 0),
         affinity=tuple(sorted(os.sched_getaffinity(0))),
-        umask=_umask(),
+        umask=next(int(line.split()[1], 8) for line in status.splitlines() if line.startswith("Umask:")),
     )
 
 
@@ -81,12 +82,3 @@ def passed_on(environ: Mapping[str, str]) -> dict[str, str]:
         for name, value in environ.items()
         if not _OF_A_SESSION.fullmatch(name) and not _OF_ANOTHER_RUN.fullmatch(name)
     }
-
-
-def _umask() -> int | None:
-    """The umask, read from procfs: os.umask can only read it by setting it for all threads."""
-    try:
-        text = Path("/proc/self/status").read_text("utf-8", "replace")
-        return next((int(line.split()[1], 8) for line in text.splitlines() if line.startswith("Umask:")), None)
-    except (OSError, ValueError):
-        return None

@@ -52,15 +52,16 @@ def find_marked(runs: Path) -> list[MarkedProcess]:
 def orphans(processes: Sequence[MarkedProcess], runs: Mapping[str, RunStatus]) -> list[MarkedProcess]:
     """The processes whose attempt is over. ``runs`` must be read after the processes, so that an
     attempt that began in between has no orphans."""
-    return [process for process in processes if _is_over(process, runs.get(process.run_id))]
 
+    def is_over(process: MarkedProcess) -> bool:
+        run, attempt = runs.get(process.run_id), process.attempt
+        if run is None or run.state.is_over:
+            return run is None or attempt is None or attempt <= run.attempt
+        if attempt is None:
+            return False
+        return attempt < run.attempt or (not run.state.has_attempt and attempt == run.attempt)
 
-def _is_over(process: MarkedProcess, run: RunStatus | None) -> bool:
-    if run is None or run.state.is_over:
-        return run is None or process.attempt is None or process.attempt <= run.attempt
-    if process.attempt is None:
-        return False
-    return process.attempt < run.attempt or (not run.state.has_attempt and process.attempt == run.attempt)
+    return [process for process in processes if is_over(process)]
 
 
 def without_ancestors(processes: Sequence[MarkedProcess], pid: int) -> list[MarkedProcess]:

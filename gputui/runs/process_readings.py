@@ -63,13 +63,8 @@ def describe(processes: Iterable[AttemptProcess]) -> str:
 
 def available_bytes() -> int | None:
     """The host's available memory (MemAvailable), or None."""
-    try:
-        for line in Path("/proc/meminfo").read_text("ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except (OSError, ValueError):
-        return None
-    return None
+    lines = Path("/proc/meminfo").read_text("ascii").splitlines()
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
 
 
 def _text(pid: int, name: str) -> str:
@@ -85,12 +80,11 @@ def _queued(pid: int) -> float | None:
 
 def _io(pid: int) -> int | None:
     """Bytes of read and write calls and, for mapped files, of disk transfers."""
+    counted = ("rchar: ", "wchar: ", "read_bytes: ", "write_bytes: ")
     try:
-        pairs = (line.partition(": ") for line in _text(pid, "io").splitlines())
-        values = {name: int(value) for name, _, value in pairs}
+        return sum(int(line.split()[1]) for line in _text(pid, "io").splitlines() if line.startswith(counted))
     except (OSError, ValueError):
         return None
-    return sum(values.get(name, 0) for name in ("rchar", "wchar", "read_bytes", "write_bytes"))
 
 
 class Socket(NamedTuple):

@@ -72,18 +72,11 @@ def _redact_recovery(recovery: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def restore(params: Mapping[str, Scalar], original: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """Stored parameters with each redacted value taken from ``original``, the parameters of the
-    private specification. A person cannot enter a value with the redaction mark, so it comes from
-    there.
+    private specification.
 
-    Raises ValueError for one that ``original`` lacks: a command line with the mark in it would be
-    wrong.
+    Raises ValueError for one that ``original`` lacks: a command line with the mark would be wrong.
     """
-    restored: dict[str, Scalar] = {}
-    for name, value in params.items():
-        if isinstance(value, str) and REDACTED in value:
-            if name not in original:
-                raise ValueError(f"the secret value of {name} is not stored; launch the run again")
-            restored[name] = original[name]
-        else:
-            restored[name] = value
-    return restored
+    hidden = [name for name, value in params.items() if isinstance(value, str) and REDACTED in value]
+    if missing := [name for name in hidden if name not in original]:
+        raise ValueError(f"the secret value of {missing[0]} is not stored; launch the run again")
+    return {**params, **{name: original[name] for name in hidden}}

@@ -159,12 +159,11 @@ class RunSpec(Struct, frozen=True):
             spec = msgspec.convert(data, cls)
         except (TypeError, ValueError) as error:
             raise SpecError(f"not a run specification: {error}") from error
-        if spec.launcher not in LAUNCHERS or not spec.program:
+        launcher, target = LAUNCHERS.get(spec.launcher), spec.target
+        if launcher is None or not spec.program or not (launcher.takes_command or spec.python):
             raise SpecError(f"not a run specification: launcher {spec.launcher!r}, program {spec.program!r}")
-        if spec.target is not None and (spec.target.get("kind") not in EXECUTORS or "name" not in spec.target):
-            raise SpecError(f"not a run specification: target {spec.target!r}")
-        if not LAUNCHERS[spec.launcher].takes_command and not spec.python:
-            raise SpecError("not a run specification: no interpreter")
+        if target is not None and (target.get("kind") not in EXECUTORS or "name" not in target):
+            raise SpecError(f"not a run specification: target {target!r}")
         return spec
 
 
@@ -174,8 +173,10 @@ def parse_spec(text: str) -> RunSpec:
     """Parse a stored specification. Raises SpecError."""
     try:
         return RunSpec.from_json(json.loads(text))
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise error if isinstance(error, SpecError) else SpecError(f"not a run specification: {error}") from error
+    except SpecError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise SpecError(f"not a run specification: {error}") from error
 
 
 def spec_of(run: Run) -> RunSpec:

@@ -74,11 +74,7 @@ def ticket_path(workspace: Workspace, ticket: str) -> Path:
 
 def ticket_inodes(workspace: Workspace) -> set[int]:
     """The inode of each ticket in the inbox. Raises OSError."""
-    try:
-        with os.scandir(workspace.state / "inbox") as entries:
-            return {entry.inode() for entry in entries}
-    except FileNotFoundError:
-        return set()
+    return {path.stat().st_ino for path in (workspace.state / "inbox").glob("*")}
 
 
 def read_ticket(workspace: Workspace, ticket: str) -> tuple[Path, RunSpec]:
@@ -105,9 +101,7 @@ def read_spec(path: Path) -> RunSpec:
 def write_private(path: Path, record: dict[str, Any]) -> None:
     """Write JSON atomically and durably, readable by its owner only. Raises OSError."""
     temporary = path.with_name(path.name + ".tmp")
-    # O_NONBLOCK: opening a FIFO in its place fails instead of blocking.
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK
-    descriptor = os.open(temporary, flags, PRIVATE_FILE_MODE)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, PRIVATE_FILE_MODE)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             json.dump(record, file)

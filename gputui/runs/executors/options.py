@@ -61,16 +61,23 @@ def sbatch_memory(text: str) -> str:
     return text if size is None else f"{-(-size >> 20)}M"
 
 
-class SlurmOptions(TargetOptions):
-    """What is asked of the cluster, by sbatch's own names where it has one."""
+class CopiedOptions(TargetOptions):
+    """Options of a target to which the code is copied."""
+
+    folder: Folder = Field("gputui-runs", description="where runs lie there, from the home directory")
+    files: list[Inside] = Field(
+        default_factory=list, description="files and folders of the working directory that git does not know"
+    )
+    poll: Annotated[int, Field(ge=1, le=600)] = Field(2, description="seconds between two questions to the target")
+
+
+class SlurmOptions(CopiedOptions):
+    """What is asked of the cluster, by sbatch's own names where it has one; ``folder`` and ``files`` are
+    for a cluster that is reached through ``host``."""
 
     kind: Literal["slurm"]
     host: Host | None = Field(None, description="login node, reached by SSH; this machine if left out")
     config: Line | None = Field(None, description="with host: another file than ~/.ssh/config")
-    folder: Folder = Field("gputui-runs", description="with host: where runs lie there, from the home directory")
-    files: list[Inside] = Field(
-        default_factory=list, description="with host: files and folders of the working directory unknown to git"
-    )
     partition: Word | None = Field(None, description="partition, or several with commas between them")
     account: Word | None = Field(None, description="account that pays")
     qos: Word | None = Field(None, description="quality of service")
@@ -94,24 +101,19 @@ class SlurmOptions(TargetOptions):
     poll: Annotated[int, Field(ge=1, le=600)] = Field(5, description="seconds between two questions to the cluster")
 
 
-class SshOptions(TargetOptions):
+class SshOptions(CopiedOptions):
     """The connection to the machine, and the folder of its files."""
 
     kind: Literal["ssh"]
     host: Host = Field(description="host, user@host, or a name of ~/.ssh/config")
     config: Line | None = Field(None, description="another file than ~/.ssh/config")
-    folder: Folder = Field("gputui-runs", description="where runs lie there, from the home directory")
-    files: list[Inside] = Field(
-        default_factory=list, description="files and folders of the working directory that git does not know"
-    )
     gpus: Word | None = Field(None, description="what CUDA_VISIBLE_DEVICES holds there; all that there are if left out")
-    poll: Annotated[int, Field(ge=1, le=600)] = Field(2, description="seconds between two questions to the machine")
 
 
 _ADDRESS = matching(r"https?://[A-Za-z0-9_.\-\[\]:]+(/[A-Za-z0-9_./~-]*)?", "an address such as http://head:8265")
 
 
-class RayOptions(TargetOptions):
+class RayOptions(CopiedOptions):
     """The cluster's address, the resources to request, and the folder of files."""
 
     kind: Literal["ray"]
@@ -122,15 +124,8 @@ class RayOptions(TargetOptions):
     shared: bool = Field(
         False, description="the cluster's nodes see this home's files under the same paths: nothing is copied"
     )
-    folder: Folder = Field(
-        "gputui-runs", description="where runs lie on a node, from the home directory; not with shared"
-    )
-    files: list[Inside] = Field(
-        default_factory=list, description="files and folders of the working directory that git does not know"
-    )
     cpus: Annotated[int, Field(ge=0, le=4096)] | None = Field(None, description="cores of the job")
     memory_bytes: Annotated[int, Field(ge=1)] | None = Field(None, description="host memory of the job")
     resources: dict[Word, float] = Field(
         default_factory=dict, description="custom resources of the cluster, each with its amount"
     )
-    poll: Annotated[int, Field(ge=1, le=600)] = Field(2, description="seconds between two questions to the cluster")

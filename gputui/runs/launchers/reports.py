@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import signal
 import textwrap
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from datetime import datetime
 
 from msgspec import Struct
@@ -38,8 +38,6 @@ _SPAWN_ENDED = re.compile(
     r"^(?:\w+\.)*ProcessExitedException: process (?P<rank>\d+) terminated with "
     r"(?:signal (?P<signal>SIG\w+)|exit code (?P<code>\d+))"
 )
-_OTHERS = (_LIGHTNING, _SPAWN_RAISED, _SPAWN_ENDED)
-# A report this much older than the last one is of a failure that the command survived.
 SURVIVED_SECONDS = 120.0
 
 _NO_TRACEBACK = re.compile(r"^(?:Signal \d+ \(\S+\) received by PID \d+|To enable traceback see: \S+|<N/A>)$")
@@ -100,12 +98,6 @@ class LauncherReport(Struct, frozen=True):
         return (self.root, *self.others) if self.root is not None else self.others
 
 
-@dataclass(slots=True)
-class _Entry:
-    fields: dict[str, str] = field(default_factory=dict)
-    traceback: list[str] = field(default_factory=list)
-
-
 def parse_reports(text: str) -> list[LauncherReport]:
     """Parse a command's output: a report for each table of torchrun, in order, and one for the text
     after the last table, if not blank. Missing parts are None or empty; no text gives no report."""
@@ -120,45 +112,39 @@ def parse_reports(text: str) -> list[LauncherReport]:
         start = len(head) - 1 - head[::-1].index(_FAILURES) if _FAILURES in head else len(head)
         # Above "Failures:" are a border, the title and another border.
         rest = head[: max(0, start - 3)]
-        roots, others = _failures(entries), _failures(_entries(head, start + 1)[0])
-        reports.append(_report(rest, roots[0] if roots else None, others))
+        roots = _failures(entries)
+        reports.append(_report(rest, roots[0] if roots else None, _failures(_entries(head, start + 1)[0])))
         at = end
     if any(line.strip() for line in lines[at:]):
         reports.append(_of_other_launcher(lines[at:]))
-    last = max((seen for report in reports if report.root and (seen := report.root.at) is not None), default=None)
-    return [report for report in reports if not _survived(report, last)]
+    times = [None if report.root is None else report.root.at for report in reports]
+    last = max((time for time in times if time is not None), default=0.0)
+    # A report this much older than the last one is of a failure that the command survived.
+    oldest = last - SURVIVED_SECONDS
+    return [report for report, time in zip(reports, times, strict=True) if time is None or time >= oldest]
 
 
-def _survived(report: LauncherReport, last: float | None) -> bool:
-    at = None if report.root is None else report.root.at
-    return at is not None and last is not None and at < last - SURVIVED_SECONDS
+def _report(lines: list[str], root: RankFailure | None = None, others: Sequence[RankFailure] = ()) -> LauncherReport:
+    messages = [logged[1] for line in lines if (logged := _LOG.match(line))]
 
+    def numbers(pattern: re.Pattern[str]) -> list[int]:
+        return [int(match[1]) for message in messages if (match := pattern.match(message))]
 
-def _report(lines: list[str], root: RankFailure | None, others: tuple[RankFailure, ...] = ()) -> LauncherReport:
-    asked: set[int] = set()
-    forced: set[int] = set()
-    got_signal: int | None = None
-    for line in lines:
-        logged = _LOG.match(line)
-        if logged is None:
-            continue
-        message = logged[1]
-        if match := _ASKED.match(message):
-            asked.add(int(match[1]))
-        elif match := _FORCED.match(message):
-            forced.add(int(match[1]))
-        elif (match := _GOT_SIGNAL.match(message)) and got_signal is None:
-            got_signal = int(match[1])
-    rest = "".join(f"{line}\n" for line in lines)
-    return LauncherReport(root, others, frozenset(asked), frozenset(forced), got_signal, rest)
+    return LauncherReport(
+        root,
+        tuple(others),
+        asked=frozenset(numbers(_ASKED)),
+        forced=frozenset(numbers(_FORCED)),
+        got_signal=next(iter(numbers(_GOT_SIGNAL)), None),
+        rest="".join(f"{line}\n" for line in lines),
+    )
 
 
 def _of_other_launcher(lines: list[str]) -> LauncherReport:
-    """The report of text without a table: that of another launcher, if one wrote it, else only the
-    text."""
-    report = _report(lines, None)
+    """The report of text without a table: another launcher's, if one wrote it, else only the text."""
+    report = _report(lines)
     for line in lines:
-        for pattern in _OTHERS:
+        for pattern in (_LIGHTNING, _SPAWN_RAISED, _SPAWN_ENDED):
             if match := pattern.search(line):
                 named = match.groupdict()
                 rank, code = int(named["rank"]), named.get("code")
@@ -172,41 +158,40 @@ def _signal_number(name: str | None) -> int:
     return next((number.value for number in signal.Signals if number.name == name), 0)
 
 
-def _failures(entries: list[_Entry]) -> tuple[RankFailure, ...]:
-    return tuple(failure for entry in entries if (failure := _failure(entry)) is not None)
-
-
-def _entries(lines: list[str], at: int) -> tuple[list[_Entry], int]:
-    """The entries from line ``at`` to the next border, and the number of the line after it."""
-    entries: list[_Entry] = []
-    in_traceback = False
+def _entries(lines: list[str], at: int) -> tuple[list[dict[str, str]], int]:
+    """The fields of the entries from line ``at`` to the next border, and the number of the line
+    after it."""
+    entries: list[dict[str, str]] = []
     while at < len(lines) and not _BORDER.match(lines[at]):
         line = lines[at]
         at += 1
         if _INDEX.match(line):
-            entries.append(_Entry())
-            in_traceback = False
-        elif entries and not in_traceback and (match := _FIELD.match(line)):
-            entries[-1].fields[match[1]] = match[2]
-            in_traceback = match[1] == "traceback"
-        elif entries and in_traceback:
-            entries[-1].traceback.append(line)
+            entries.append({})
+        elif entries and "traceback" in entries[-1]:
+            entries[-1]["traceback"] += f"\n{line}"
+        elif entries and (match := _FIELD.match(line)):
+            entries[-1][match[1]] = match[2]
     return entries, at + 1
 
 
-def _failure(entry: _Entry) -> RankFailure | None:
-    rank, code = _RANK.match(entry.fields.get("rank", "")), _EXIT.match(entry.fields.get("exitcode", ""))
-    if rank is None or code is None:
-        return None
-    error_file = entry.fields.get("error_file", "").strip()
-    first = entry.fields.get("traceback", "")
-    traceback = f"{first}\n{textwrap.dedent(chr(10).join(entry.traceback))}".strip()
-    return RankFailure(
-        rank=int(rank[1]),
-        local_rank=int(rank[2]),
-        exit_code=int(code[1]),
-        pid=int(code[2]),
-        time=entry.fields.get("time", "").strip(),
-        error_file=None if error_file in ("", "<N/A>") else error_file,
-        traceback=None if not traceback or _NO_TRACEBACK.match(traceback) else traceback,
-    )
+def _failures(entries: list[dict[str, str]]) -> list[RankFailure]:
+    failures = []
+    for entry in entries:
+        rank, code = _RANK.match(entry.get("rank", "")), _EXIT.match(entry.get("exitcode", ""))
+        if rank is None or code is None:
+            continue
+        error_file = entry.get("error_file", "").strip()
+        first, _, rest = entry.get("traceback", "").partition("\n")
+        traceback = f"{first}\n{textwrap.dedent(rest)}".strip()
+        failures.append(
+            RankFailure(
+                rank=int(rank[1]),
+                local_rank=int(rank[2]),
+                exit_code=int(code[1]),
+                pid=int(code[2]),
+                time=entry.get("time", "").strip(),
+                error_file=None if error_file in ("", "<N/A>") else error_file,
+                traceback=None if not traceback or _NO_TRACEBACK.match(traceback) else traceback,
+            )
+        )
+    return failures
