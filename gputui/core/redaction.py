@@ -176,12 +176,7 @@ class Redactor:
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):
-            return {
-                name: REDACTED
-                if isinstance(item, str) and item and is_secret_parameter(str(name))
-                else self.value(item)
-                for name, item in value.items()
-            }
+            return {name: self.named(str(name), item) for name, item in value.items()}
         if isinstance(value, list | tuple):
             if all(isinstance(item, str) for item in value):
                 return list(self.argv(value))
@@ -270,10 +265,7 @@ def redact(env: Mapping[str, str]) -> dict[str, str]:
 def redact_params(params: Mapping[str, Value]) -> dict[str, Value]:
     """Parameters as they may be shown. Only text is ever replaced."""
     shown: dict[str, Any] = {
-        name: (REDACTED if value and is_secret_parameter(name) else redact_text(value))
-        if isinstance(value, str)
-        else value
-        for name, value in params.items()
+        name: BY_LOOK.named(name, value) if isinstance(value, str) else value for name, value in params.items()
     }
     return shown
 
@@ -291,12 +283,15 @@ def _hide_argv(argv: Sequence[str], found: list[str]) -> tuple[str, ...]:
     hide_next = False
     is_curl = False
     for at, token in enumerate(argv):
-        if hide_next and (not token.startswith("--") or _has_no_value(argv, at)):
+        # What looks like an option may be a value where it has none itself.
+        has_none = "=" not in token and (at + 1 == len(argv) or argv[at + 1].startswith("-"))
+        if hide_next and (not token.startswith("--") or has_none):
             shown.append(REDACTED if token else token)
             if not token.startswith("--"):
                 found.append(token)
             hide_next = False
             continue
+        option = f"{argv[at - 1]} " if argv[at - 1] in ("-u", "-U", "--user", "--proxy-user") else ""
         name, equals, value = token.partition("=")
         is_name = not any(map(str.isspace, name))
         is_secret = is_name and (
@@ -306,24 +301,13 @@ def _hide_argv(argv: Sequence[str], found: list[str]) -> tuple[str, ...]:
         if is_secret and equals and value:
             shown.append(f"{name}={REDACTED}")
             found.append(value)
-        elif is_curl and (user := _CURL_USER.fullmatch(before := _curl_option(argv, at) + token)) is not None:
+        elif is_curl and (user := _CURL_USER.fullmatch(before := option + token)) is not None:
             shown.append(f"{user['before'][len(before) - len(token) :]}{REDACTED}")
             found.append(before[user.end("before") :])
         else:
             shown.append(_hide(token, found))
         is_curl = is_curl or token.rpartition("/")[2] == "curl"
     return tuple(shown)
-
-
-def _has_no_value(argv: Sequence[str], at: int) -> bool:
-    """Whether a word that looks like an option has no value, so that it may be the value of the one
-    before it."""
-    return "=" not in argv[at] and (at + 1 == len(argv) or argv[at + 1].startswith("-"))
-
-
-def _curl_option(argv: Sequence[str], at: int) -> str:
-    before = argv[at - 1]
-    return f"{before} " if before in ("-u", "-U", "--user", "--proxy-user") else ""
 
 
 def redact_command_line(raw: bytes) -> str:
@@ -337,9 +321,9 @@ def secrets_in(env: Mapping[str, str], params: Mapping[str, Any], *argvs: Sequen
     """The values in an environment, in parameters and in command lines that must not appear
     anywhere else: secret by their names, or found within a text. What is known by its look needs no
     list."""
-    named = {name: value for name, value in env.items() if is_secret_variable(name, value)}
     texts = {name: value for name, value in params.items() if isinstance(value, str)}
-    found = [*named.values(), *(value for name, value in texts.items() if is_secret_parameter(name))]
+    found = [value for name, value in env.items() if is_secret_variable(name, value)]
+    found += [value for name, value in texts.items() if is_secret_parameter(name)]
     for text in (*env.values(), *texts.values()):
         _hide(text, found)
     for argv in argvs:

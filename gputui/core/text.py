@@ -96,14 +96,8 @@ def clip_middle(text: str, width: int, ellipsis: str = "…") -> str:
 
 
 def fit(text: str, width: int, align: str = "<", ellipsis: str = "…") -> str:
-    """`text` in exactly `width` cells: cut, or padded with spaces.
-
-    Args:
-        text: one line of harmless text.
-        width: cells to fill.
-        align: "<" puts the padding right, ">" left, "^" on both sides.
-        ellipsis: what ends a cut text.
-    """
+    """`text` in exactly `width` cells: cut, or padded with spaces right ("<"), left (">") or on both
+    sides ("^")."""
     text = clip(text, width, ellipsis)
     space = max(0, width - cell_width(text))
     if align == ">":
@@ -149,16 +143,13 @@ _ZERO_WIDTH_JOINER: Final = "\u200d"
 
 
 def clean(text: str, *, newlines: bool = False) -> str:
-    """`text` as it may be written to a terminal.
+    """`text` as it may be written to a terminal. ``newlines`` keeps "\\n" (and reads "\\r\\n" as
+    "\\n"); otherwise both are shown as pictures.
 
-    Colour sequences vanish; every other escape sequence becomes one "␛"; other controls become
-    their picture ("␇"); characters that reverse, hide or take no room (bidirectional controls,
-    zero-width spaces, lone surrogates, private use) become "\ufffd"; tabs become spaces. Joined
-    emoji fall apart into single ones, flags into letters.
-
-    Args:
-        text: anything.
-        newlines: keep "\\n" (and read "\\r\\n" as "\\n"); otherwise both are shown as pictures.
+    Colour sequences vanish; every other escape sequence becomes one "␛"; other controls become their
+    picture ("␇"); characters that reverse, hide or take no room (bidirectional controls, zero-width
+    spaces, lone surrogates, private use) become "\\ufffd"; tabs become spaces. Joined emoji fall apart
+    into single ones, flags into letters.
     """
     if PLAIN.issuperset(text):
         return text

@@ -52,6 +52,11 @@ def _scaled(value: float, base: float, units: tuple[str, ...]) -> tuple[float, s
     return value, units[index]
 
 
+def _scientific(value: float, decimals: int) -> str:
+    mantissa, _, exponent = f"{value:.{decimals}e}".partition("e")
+    return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+
+
 @_of_numbers
 def bytes_text(count_bytes: float) -> str:
     """Memory and file sizes in binary units: "347 GiB", "1.5 MiB", "12 B"."""
@@ -96,12 +101,10 @@ def celsius(temperature_celsius: float) -> str:
 def short_number(value: float) -> str:
     """A number in few cells: "0.00123" → "1.23e-3", "41 200" → "41.2k", 1 902 000 → "1.9M", 3.214 →
     "3.21"."""
-    size = abs(value)
-    if size == 0:
+    if value == 0:
         return "0"
-    if size < 0.01 or size >= 1e21:
-        mantissa, _, exponent = f"{value:.2e}".partition("e")
-        return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+    if not 0.01 <= abs(value) < 1e21:
+        return _scientific(value, 2)
     scaled, prefix = _scaled(value, 1000, _DECIMAL)
     return _three_digits(scaled) + prefix
 
@@ -110,8 +113,7 @@ def short_number(value: float) -> str:
 def rate(value: float) -> str:
     """A rate with all of three digits, so that it holds still while it changes a little: "2.50",
     "41.0", "1.20k"."""
-    size = abs(value)
-    if size < 0.01 or size >= 1e21:
+    if not 0.01 <= abs(value) < 1e21:
         return short_number(value)
     scaled, prefix = _scaled(value, 1000, _DECIMAL)
     return _all_three_digits(scaled) + prefix
@@ -131,8 +133,7 @@ def metric_value(value: float) -> str:
     if size < 1e6 and value == int(value):
         return f"{value:.0f}"
     if size < 1e-3 or size >= 1e6:
-        mantissa, _, exponent = f"{value:.3e}".partition("e")
-        return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+        return _scientific(value, 3)
     decimals = max(0, 3 - math.floor(math.log10(size)))
     return f"{value:.{decimals}f}"
 

@@ -24,7 +24,7 @@ class Owed(Struct, frozen=True):
     attempt: int | None
     alert_id: int | None
     way: Way
-    message: Mapping[str, Any]
+    message: dict[str, Any]
     tries: int
 
 

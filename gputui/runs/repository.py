@@ -289,7 +289,7 @@ class NextAttempt(Struct, frozen=True):
     deletes. ``env`` overrides the profile's variables; ``since`` is when both were decided (UTC
     unix seconds)."""
 
-    env: Mapping[str, str] = msgspec.field(default_factory=dict)
+    env: dict[str, str] = msgspec.field(default_factory=dict)
     preconditions: tuple[Mapping[str, Any], ...] = ()
     since: float = 0.0
 

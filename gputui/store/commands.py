@@ -49,7 +49,7 @@ class CommandAnswer(Struct, frozen=True):
     verb: str
     state: CommandState
     reason: str | None
-    result: Mapping[str, Any] | None
+    result: dict[str, Any] | None
     answered_at: float | None
 
     @property
@@ -142,7 +142,7 @@ class PendingCommand(Struct, frozen=True):
     command_id: int
     verb: str
     run_id: str | None
-    args: Mapping[str, Any]
+    args: dict[str, Any]
     actor: str
 
 

@@ -198,6 +198,10 @@ def json_items(text: str | None) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, list) else ()
 
 
+def _json_dict(text: str | None) -> dict[str, Any]:
+    return dict(json_mapping(text))
+
+
 def _parse(text: str | None) -> Any:
     try:
         return None if text is None else json.loads(text)
@@ -213,7 +217,7 @@ def records(
 ) -> list[Record]:
     """The rows of a query as records of ``kind``, whose fields are columns; others are left out.
 
-    JSON columns fill fields of mappings and tuples. Raises sqlite3.Error.
+    JSON columns fill fields of mappings (read-only), dicts and tuples. Raises sqlite3.Error.
     """
     cursor = connection.execute(query, named or values)
     converters = _converters(kind)
@@ -244,6 +248,8 @@ def _converter(kind: Any) -> Callable[[Any], Any] | None:
         convert = json_items
     elif origin is Mapping:
         convert = json_mapping
+    elif origin is dict:
+        convert = _json_dict
     elif isinstance(origin, type) and (origin is bool or issubclass(origin, Enum)):
         convert = origin
     else:

@@ -86,15 +86,14 @@ def within(least: float, most: float = UNBOUNDED, *, whole: bool = False, what: 
 
 
 def _words(given: object) -> object:
+    # A command may contain a secret, as an address may, so neither is shown.
     if not isinstance(given, list) or not all(isinstance(word, str) and "\0" not in word for word in given):
-        # A command may contain a secret, so it is not shown.
         raise problem("expected a list of words such as [notify-send, gputui]")
     return given
 
 
 def _webhook(given: object) -> object:
     if given is not None and not (isinstance(given, str) and re.fullmatch(r"https?://[^\s/]\S*", given)):
-        # An address may contain a secret, so it is not shown.
         raise problem("expected an address that begins with http:// or https://")
     return given
 

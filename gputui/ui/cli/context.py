@@ -132,7 +132,7 @@ class Session(Struct, frozen=True):
             fail(f"the agent does not answer; its log is {self.workspace.agent_log}", EXIT_UNREACHABLE)
         if answer.state == "refused":
             fail(answer.reason or "refused", EXIT_REFUSED)
-        return dict(answer.result or {})
+        return answer.result or {}
 
     def _is_in_vain(self) -> bool:
         """Whether no agent will answer. One that ended while the command was written, because no client needed it, is
