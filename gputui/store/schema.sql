@@ -1,4 +1,4 @@
--- The schema of a new home, equal to what all migrations make of an old one (tests/store/test_schema_page.py). A change
+-- The schema of a new home, equal to what all migrations make of an old one (tests/store/test_database.py). A change
 -- goes into a new migration and in here. A new value of a GPU or the host needs neither: see gputui/store/series.py.
 
 CREATE TABLE agent (

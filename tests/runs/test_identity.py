@@ -1,16 +1,26 @@
-"""Telling a process from another one that was given its number."""
+"""Processes of runs: identity, readings, the agent's, GPU locks."""
 
 from __future__ import annotations
 
 import fcntl
 import json
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
+
+from gputui.core.config import Workspace
+from gputui.runs import agent_process
+from gputui.runs.agent_process import AgentUnreachableError, ensure_agent, exit_reason
 from gputui.runs.executors.process import ExecutorProcess, find
+from gputui.runs.gpu_locks import GpuHeldError, GpuLocks
 from gputui.runs.identity import (
     asker,
     environment_of,
@@ -20,8 +30,11 @@ from gputui.runs.identity import (
     read_stat,
     send_signal,
 )
+from gputui.runs.process_readings import Socket, is_connected, reaches_out, read_sockets, sockets_of
 from gputui.runs.processes import tagged_processes
 from tests.conftest import wait_until
+from tests.tables import table
+from tests.texts import mentions
 
 
 def test_this_process_is_alive_as_itself_only() -> None:
@@ -86,3 +99,98 @@ def test_a_process_of_another_pid_namespace_is_judged_by_its_lock_alone(tmp_path
     assert not send_signal(identity, signal.SIGCONT)
     assert not is_gone(identity._asdict())
     assert not is_gone(asker()) and is_gone({**asker(), "boot_id": "another boot/1"})
+
+
+def test_a_full_disk_is_told_whatever_its_log_says(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    workspace.agent_log.write_text("INFO of yesterday\n")
+    full = SimpleNamespace(free=agent_process.LEAST_FREE_BYTES - 1)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
+    assert mentions(exit_reason(workspace), workspace.state, "full")
+
+
+def test_an_interpreter_that_is_gone_is_named(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A living screen whose Python was removed or upgraded asks for an agent."""
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(AgentUnreachableError, match="/nowhere/python"):
+        ensure_agent(workspace)
+
+
+UUIDS = ("GPU-a", "GPU-b")
+
+
+@pytest.fixture
+def locks(tmp_path: Path) -> GpuLocks:
+    return GpuLocks(tmp_path / "locks")
+
+
+def test_simulated_gpus_are_locked_in_their_own_home(workspace: Workspace) -> None:
+    workspace.scenario.touch()
+    assert GpuLocks.of(workspace).folder == workspace.state / "locks"
+    workspace.scenario.unlink()
+    assert GpuLocks.of(workspace).folder in (Path("/run/lock"), Path("/tmp"))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_gpu_is_held_by_one_and_all_or_none_are_taken(locks: GpuLocks, shared: bool) -> None:
+    taken = locks.take(["GPU-b"], shared=shared)
+    with pytest.raises(GpuHeldError, match="GPU-b is held by another home"):
+        locks.take(UUIDS)
+    assert not locks.is_held("GPU-a") and locks.is_held("GPU-b")
+    if shared:
+        locks.take(["GPU-b"], shared=True).close()
+    taken.close()
+    assert not locks.is_held("GPU-b")
+    taken = locks.take(UUIDS)
+    assert taken.problems == () and len(taken.paths) == 2
+    assert {Path(path).stat().st_mode & 0o777 for path in taken.paths} == {0o600}
+    taken.close()
+    # Where everybody may make files, everybody must be able to lock this one.
+    locks.folder.chmod(0o1777)
+    assert [Path(path).stat().st_mode & 0o777 for path in locks.take(["GPU-c"], shared=shared).paths] == [0o644]
+
+
+def test_what_is_no_lock_file_keeps_nobody_from_a_gpu(locks: GpuLocks) -> None:
+    locks.folder.mkdir()
+    locks.path("GPU-a").symlink_to("elsewhere")
+    os.mkfifo(locks.path("GPU-b"))
+    taken = locks.take(UUIDS)
+    assert taken.descriptors == () and len(taken.problems) == 2
+    assert not any(map(locks.is_held, UUIDS))
+
+
+def held() -> list[Socket]:
+    return sockets_of(os.getpid(), read_sockets()) or []
+
+
+def test_a_connection_within_the_attempt_does_not_count() -> None:
+    with ExitStack() as stack:
+        before = held()
+        assert not reaches_out(before, before)
+        listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        stack.enter_context(socket.create_connection(listening.getsockname()))
+        # Also before it is accepted.
+        assert is_connected(os.getpid()) and not reaches_out(held(), held())
+        stack.enter_context(listening.accept()[0])
+        assert not reaches_out(held(), held()) and reaches_out(held(), before)
+
+
+MAPPED = "0000000000000000FFFF0000"
+LOOPBACK = "0" * 24 + "01000000"
+
+
+@table(("local", "remote", "state", "expected"), [
+    ("0A00000A", "0A00000A:0006", "01", False), ("0A00000A", "0A00000A:0007", "01", True),
+    ("0100007F", "0200007F:0007", "08", False), ("0A00000A", "08080808:0006", "02", True),
+    ("0A00000A", "08080808:0006", "07", True), ("00000000", "00000000:0000", "0A", False),
+    (LOOPBACK, f"{LOOPBACK}:0006", "01", False), (f"{MAPPED}0A00000A", f"{MAPPED}0100007F:0006", "01", False),
+    (f"{MAPPED}0A00000A", f"{MAPPED}08080808:0006", "01", True),
+    (MAPPED + "0" * 8, f"{MAPPED}00000000:0000", "0A", False),
+    ("B80D0120" + "0" * 24, "B80D0120" + "0" * 23 + "1:0006", "01", True),
+])  # fmt: skip
+def test_only_ends_beyond_the_attempt_count(local: str, remote: str, state: str, expected: bool) -> None:
+    one = Socket(f"{local}:0005", remote, state)
+    assert reaches_out([one], [one, Socket("0A00000A:0006", "0A00000A:0005", "01")]) is expected
+
+
+def test_an_ended_process_has_no_connection() -> None:
+    assert sockets_of(2**22 + 1, {}) == [] and not is_connected(2**22 + 1)

@@ -1,4 +1,4 @@
-"""What every launcher keeps to, and that nobody else knows one by its name."""
+"""Launchers: their commands, and the reports and tracebacks that they leave, as text."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from msgspec.structs import replace
 from gputui.recovery.classify import classify
 from gputui.recovery.evidence import ExitRecord, collect
 from gputui.recovery.findings import reports_of
+from gputui.recovery.tracebacks import StackFrame, fatal_where, last_chain, main_stacks
 from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.launchers.base import OUTPUT, Invocation, Launcher, Placement
+from gputui.runs.launchers.reports import LauncherReport, parse_reports
 from gputui.runs.spec import GpuRequest, RunSpec
+from tests.recovery.attempts import recorded, report, traceback
 from tests.tables import table
 
 INVOCATION = Invocation(("train.py", "--lr", "0.1"), "/runs/r-1/attempts/2", "r-1.2")
@@ -77,3 +80,113 @@ class TestDeepspeed:
         wanted = replace(spec(self.deepspeed), gpus=GpuRequest(2))
         assert [one.status for one in self.deepspeed.checks(wanted)] == ["pass"]
         assert [one.status for one in self.deepspeed.checks(replace(wanted, nproc=4))] == ["pass", "fail"]
+
+
+RECORDED = {case.name: case.files["output.log"] for case in recorded() if "output.log" in case.files}
+
+
+def test_a_report_names_every_failed_rank() -> None:
+    found = one(RECORDED["oom"])
+    assert found.root is not None
+    assert (found.root.rank, found.root.local_rank, found.root.exit_code) == (1, 1, 1)
+    assert found.root.error_file is not None and found.root.error_file.endswith("/attempt_0/1/error.json")
+    assert found.root.traceback is not None
+    assert found.root.traceback.splitlines()[-1].startswith("torch.OutOfMemoryError: CUDA out of memory.")
+    assert [(other.rank, other.exit_code) for other in found.others] == [(0, -15)]
+    assert found.asked == {found.others[0].pid} and found.forced == frozenset() and found.got_signal is None
+    assert found.root.time == "2026-11-21_02:33:32" and found.root.at is not None
+    assert "Root Cause" not in found.rest and "ChildFailedError" in found.rest
+
+
+def test_a_stop_leaves_no_report() -> None:
+    found = one(RECORDED["stopped_rank_forced"])
+    assert found.root is None and found.failures == ()
+    assert found.got_signal == 15 and len(found.asked) == 2 and len(found.forced) == 1
+
+
+def test_the_reports_of_all_launchers_of_a_command_are_read_with_what_was_printed_before_each() -> None:
+    text = (
+        "stage 1\n" + report({0: 1}, root=0) + "stage 2\n" + report({0: -15, 1: -9}, root=1) + "make: *** [t] Error 1\n"
+    )
+    first, second, behind = parse_reports(text)
+    assert first.root is not None and first.root.rank == 0 and first.rest.startswith("stage 1\n")
+    assert second.root is not None and second.root.exit_code == -9 and second.rest.startswith("stage 2\n")
+    assert behind.root is None and behind.rest == "make: *** [t] Error 1\n"
+
+
+@table("line, rank, code", [
+    ("[rank: 1] Child process with PID 77 terminated with code -9. Forcefully terminating all other", 1, -9),
+    ("torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with signal SIGKILL", 1, -9),
+    ("torch.multiprocessing.spawn.ProcessExitedException: process 3 terminated with exit code 7", 3, 7),
+    ("-- Process 2 terminated with the following error:", 2, 1),
+])  # fmt: skip
+def test_other_launchers_name_the_rank_that_ended_first(line: str, rank: int, code: int) -> None:
+    (found,) = parse_reports(f"step 1\n{line}\n")
+    assert found.root is not None and (found.root.rank, found.root.exit_code) == (rank, code)
+
+
+def one(text: str) -> LauncherReport:
+    found, *behind = parse_reports(text)
+    assert not behind
+    return found
+
+
+def test_a_chain_is_read_from_the_first_cause_to_the_last_exception() -> None:
+    text = (
+        traceback("KeyError: 'a'", function="load")
+        + "\nDuring handling of the above exception, another exception occurred:\n\n"
+        + traceback("ValueError: b", function="main")
+        + "\nThe above exception was the direct cause of the following exception:\n\n"
+        + traceback("RuntimeError: c\n  with a second line")
+    )
+    chain = last_chain(text)
+    assert chain is not None
+    assert [raised.text for raised in chain.raised] == [
+        "KeyError: 'a'",
+        "ValueError: b",
+        "RuntimeError: c\n  with a second line",
+    ]
+    assert chain.raised[0].where == "train.py:88 in load"
+
+
+def test_prefixes_of_ranks_and_of_torchrun_are_taken_off() -> None:
+    text = "".join(f"[default1]:{line}\n" for line in traceback("ValueError: b", rank=1).splitlines())
+    chain = last_chain(text)
+    assert chain is not None and chain.ranked and chain.raised[-1].text == "ValueError: b"
+
+
+def test_frames_of_libraries_are_passed_over() -> None:
+    text = (
+        "Traceback (most recent call last):\n"
+        '  File "/home/me/train.py", line 12, in fit\n    loss.backward()\n'
+        '  File "/venv/lib/python3.11/site-packages/torch/_tensor.py", line 581, in backward\n    engine()\n'
+        "RuntimeError: element 0 of tensors does not require grad\n"
+    )
+    chain = last_chain(text)
+    assert chain is not None and chain.raised[-1].where == "train.py:12 in fit"
+    assert chain.raised[-1].path[-1] == "torch/_tensor.py in backward"
+
+
+def test_the_fault_handlers_own_frames() -> None:
+    text = (
+        "Fatal Python error: Segmentation fault\n\n"
+        'Thread 0x00007f (most recent call first):\n  File "/usr/lib/python3.11/threading.py", line 327 in wait\n\n'
+        "Current thread 0x00007e [python] (most recent call first):\n"
+        '  File "/usr/lib/python3.11/ctypes/__init__.py", line 519 in string_at\n'
+        '  File "/home/me/train.py", line 35 in main\n'
+    )
+    assert fatal_where(text) == "train.py:35 in main"
+    assert fatal_where("nothing\n") is None
+    assert (
+        fatal_where("Fatal Python error: Aborted\n\nCurrent thread 0x1 (most recent call first):\n  <no frame>\n")
+        is None
+    )
+
+
+def test_the_stack_of_the_main_thread_by_py_spy() -> None:
+    text = (
+        'Process 7: python train.py\n\nThread 7 (idle): "MainThread"\n    Event.wait (/home/me/a (2)/train.py:6)\n'
+        '    <module> (train.py:9)\nThread 9 (active+gil): "Feeder"\n    run (threading.py:982)\n'
+    )
+    (stack,) = main_stacks(text)
+    assert stack == (StackFrame("/home/me/a (2)/train.py", 6, "Event.wait"), StackFrame("train.py", 9, "<module>"))

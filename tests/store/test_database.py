@@ -1,0 +1,235 @@
+"""The database: locks, schema, moves of runs, the queue, leases, events."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import re
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from gputui.core.config import Workspace
+from gputui.runs import repository
+from gputui.runs.repository import transaction
+from gputui.store.database import StoreCorruptError, StoreLockedError, is_locked, open_reader, open_writer
+from gputui.store.events import SINK_KINDS, add_event, has_event, last_kind
+from gputui.store.hardware import read_gpus
+from gputui.store.queue import QueueEntry, moved
+from gputui.store.run_states import MOVES, ForbiddenMoveError, RunState, check_move
+from gputui.store.series import GPU, HOST, SLOW
+from tests.stores import open_store
+
+
+@pytest.mark.parametrize("code", [sqlite3.SQLITE_BUSY, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_BUSY_SNAPSHOT])
+def test_locks_are_known_by_their_code(code: int) -> None:
+    error = sqlite3.OperationalError("locking protocol")
+    error.sqlite_errorcode = code
+    assert is_locked(error) and is_locked(StoreLockedError("another program"))
+
+
+def test_a_held_database_is_locked_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "gputui.db"
+    open_writer(path).close()
+    monkeypatch.setattr("gputui.store.database.BUSY_TIMEOUT_SECONDS", 0.01)
+    with closing(sqlite3.connect(path, isolation_level=None)) as holder:
+        # As a backup program does: nobody else may even read.
+        holder.execute("PRAGMA locking_mode = EXCLUSIVE")
+        holder.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(StoreLockedError):
+            open_reader(path)
+    path.write_bytes(b"no database at all" * 100)
+    with pytest.raises(StoreCorruptError) as caught:
+        open_reader(path)
+    assert not is_locked(caught.value)
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "schema.md"
+
+
+def test_the_questions_of_the_page_have_answers(workspace: Workspace) -> None:
+    # What comes behind is about an exported file.
+    text = PAGE.read_text("utf-8").partition("## One run as a file")[0]
+    questions = re.findall(r"```sql\n(.*?)```", text, re.DOTALL)
+    named = {
+        name for row in re.findall(r"^\| (`.+?) \|", text, re.MULTILINE) for name in re.findall(r"`([a-z_]+)`", row)
+    }
+    open_writer(workspace.database).close()
+    with closing(open_reader(workspace.database)) as connection:
+        for question in questions:
+            assert connection.execute(question).fetchall() == []
+        there = {row[0] for row in connection.execute("SELECT name FROM sqlite_master")}
+    assert len(questions) >= 5
+    assert named >= {"gpu_hours", "runs", "metric_points"} and named <= there
+
+
+def test_freed_pages_of_a_new_database_can_be_given_back(workspace: Workspace) -> None:
+    with closing(open_writer(workspace.database)) as connection:
+        assert connection.execute("PRAGMA auto_vacuum").fetchone() == (2,)
+    with closing(sqlite3.connect(workspace.database)) as connection:
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+def test_the_schema_has_a_column_for_each_hardware_value(workspace: Workspace) -> None:
+    with closing(open_writer(workspace.database)) as connection:
+        for series in (GPU, SLOW, HOST):
+            there = {row[1] for row in connection.execute(f"PRAGMA table_info({series.table})")}
+            assert set(series.columns) <= there
+
+
+def test_every_state_has_its_moves_and_every_move_its_state() -> None:
+    assert set(MOVES) == set(RunState)
+    assert set().union(*MOVES.values()) == set(RunState) - {RunState.UNKNOWN}
+
+
+def test_any_other_word_is_an_unknown_state_of_which_processes_may_exist() -> None:
+    state = RunState("zombified")
+    assert state is RunState.UNKNOWN
+    assert state.has_attempt and not state.is_over
+
+
+def test_only_a_new_queueing_leads_out_of_the_end() -> None:
+    for state in RunState:
+        if state.is_over:
+            assert MOVES[state] == {RunState.QUEUED}
+
+
+def test_forbidden_moves_are_refused() -> None:
+    with pytest.raises(ForbiddenMoveError, match="from queued to running"):
+        check_move(RunState.QUEUED, RunState.RUNNING)
+    check_move(RunState.RUNNING, RunState.RECOVERING)
+
+
+def test_an_attempt_always_ends_somewhere() -> None:
+    for state in RunState:
+        if state.has_attempt:
+            assert any(target.is_over for target in MOVES[state])
+
+
+def entry(run_id: str, priority: int, waited_since: float, sequence: int = 0) -> QueueEntry:
+    return QueueEntry(0, run_id, priority, waited_since, None, sequence)
+
+
+def served(entries: list[QueueEntry], priorities: dict[str, int] | None = None) -> list[str]:
+    """As the store orders them."""
+    given = priorities or {}
+    return [
+        each.run_id
+        for each in sorted(entries, key=lambda e: (-given.get(e.run_id, e.priority), e.queued_at or 0.0, e.sequence))
+    ]
+
+
+def test_one_place_among_equals_is_one_place() -> None:
+    waiting = [entry("a", 0, 1.0), entry("b", 0, 2.0), entry("c", 0, 3.0)]
+    assert moved(waiting, "c", -1) == {"a": 1, "c": 1}
+    assert served(waiting, moved(waiting, "c", -1)) == ["a", "c", "b"]
+    assert served(waiting, moved(waiting, "a", 1)) == ["b", "a", "c"]
+    assert moved(waiting, "a", -1) == {} == moved(waiting, "c", 1)
+
+
+def test_any_move_leads_to_the_wanted_order_and_nobody_falls() -> None:
+    for seed in range(20):
+        chance = random.Random(seed)
+        entries = [entry(f"r{n}", chance.randint(-2, 2), float(chance.randint(0, 3)), n) for n in range(6)]
+        order = served(entries)
+        waiting = [next(each for each in entries if each.run_id == run_id) for run_id in order]
+        for place, by in itertools.product(range(6), (-1, 1)):
+            wanted = list(order)
+            run_id = wanted.pop(place)
+            wanted.insert(max(0, place + by), run_id)
+            raised = moved(waiting, run_id, by)
+            assert served(waiting, raised) == wanted
+            assert all(raised[each.run_id] > each.priority for each in waiting if each.run_id in raised)
+
+
+NOW = 1_790_000_000.0
+UUID = "GPU-0"
+
+
+@pytest.fixture
+def store(workspace: Workspace) -> Iterator[sqlite3.Connection]:
+    """Runs a and b of study s, c of another, x and y of none."""
+    with closing(open_store(workspace.database)) as connection:
+        for number, (name, study) in enumerate([("a", "s"), ("b", "s"), ("c", "t"), ("x", None), ("y", None)]):
+            connection.execute(
+                "INSERT INTO runs (run_id, sequence, name, profile, state, attempt, spec, params, created_at, "
+                "study_id) VALUES (?, ?, ?, 'p', 'running', 1, '{}', '{}', ?, ?)",
+                (name, number, f"name of {name}", NOW, study),
+            )
+        yield connection
+
+
+def lease(store: sqlite3.Connection, run_id: str, *, shared: bool) -> bool:
+    """Whether the run got the UUID."""
+    try:
+        with transaction(store):
+            repository.take_leases(store, run_id, [UUID], NOW, shared=shared)
+    except sqlite3.IntegrityError:
+        return False
+    return True
+
+
+def test_only_trials_of_one_study_share_a_gpu(store: sqlite3.Connection) -> None:
+    assert lease(store, "a", shared=True) and lease(store, "b", shared=True)
+    assert repository.leases(store) == {UUID: (("a", "b"), "s")}
+    refused = [lease(store, name, shared=shared) for name in ("c", "x") for shared in (True, False)]
+    assert refused == [False] * 4
+    assert not lease(store, "b", shared=False), "nobody has it alone while another is there"
+    repository.end_lease(store, "a", UUID)
+    assert lease(store, "b", shared=False) and not lease(store, "a", shared=True)
+    assert repository.leases(store) == {UUID: (("b",), None)}
+
+
+def test_runs_of_no_study_never_share(store: sqlite3.Connection) -> None:
+    assert lease(store, "x", shared=True)
+    assert not lease(store, "y", shared=True)
+    assert lease(store, "x", shared=True), "its own again"
+
+
+def test_a_shared_gpu_is_listed_once_with_all_its_runs(store: sqlite3.Connection) -> None:
+    processes = [{"pid": 7, "run_id": "b", "rank": 3}, {"pid": 8, "run_id": "a", "rank": 1}]
+    store.execute(
+        "INSERT INTO gpus (uuid, position, name, facts, first_seen_at, last_seen_at, processes, present) "
+        "VALUES (?, 0, 'H', '{}', ?, ?, ?, 1)",
+        (UUID, time.time(), time.time(), json.dumps(processes)),
+    )
+    assert [(gpu.run_ids, gpu.rank) for gpu in read_gpus(store, time.time())] == [((), None)]
+    assert lease(store, "a", shared=True) and lease(store, "b", shared=True)
+    (gpu,) = read_gpus(store, time.time())
+    assert (gpu.run_id, gpu.run_name, gpu.rank) == ("a", "name of a", 1)
+    assert gpu.shared_with == (("b", "name of b"),) and gpu.run_ids == ("a", "b")
+
+
+@pytest.mark.parametrize("run_id", ["a-1", None])
+def test_an_event_is_found_by_run_kind_and_key_alone(tmp_path: Path, run_id: str | None) -> None:
+    with closing(open_store(tmp_path / "new.db")) as connection:
+        add_event(connection, "orphan", "process 5 is alive", now=1.0, key="5", run_id=run_id)
+        assert has_event(connection, "orphan", run_id=run_id, key="5")
+        for kind, run, key in (
+            ("orphan", run_id, "6"), ("orphan", run_id, None), ("orphan", "b-1", "5"), ("log_trimmed", run_id, "5"),
+        ):  # fmt: skip
+            assert not has_event(connection, kind, run_id=run, key=key)
+
+
+def test_the_newest_kind_counts(tmp_path: Path) -> None:
+    with closing(open_store(tmp_path / "new.db")) as connection:
+        for at, kind, key in ((1.0, "sink_failed", "csv"), (2.0, "sink_recovered", "csv"), (3.0, "sink_failed", "x")):
+            add_event(connection, kind, "a sentence", now=at, key=key, run_id="a-1")
+        add_event(connection, "attempt_started", "sink csv: a sentence", now=4.0, run_id="a-1")
+        assert last_kind(connection, "a-1", SINK_KINDS, "csv") == ("sink_recovered", 2.0)
+        assert last_kind(connection, "a-1", SINK_KINDS) == ("sink_failed", 3.0)
+        assert last_kind(connection, "a-2", SINK_KINDS) is None
+
+
+def test_secrets_and_what_is_not_utf_8_are_not_stored(tmp_path: Path) -> None:
+    with closing(open_store(tmp_path / "new.db")) as connection:
+        secret = "https://me:hunter2hunter2@host/x"
+        add_event(connection, "log_trimmed", f"{secret} \udcff", now=1.0, key=f"{secret}\udcff")
+        assert has_event(connection, "log_trimmed", key=f"{secret}\udcff")
+        (row,) = connection.execute("SELECT message, key FROM events")
+        assert not any("hunter2" in text for text in row)
