@@ -21,7 +21,6 @@ from msgspec.structs import replace
 from gputui.store import rollups, samples, series
 from gputui.store.database import insert, json_items, json_mapping, named_rows, records
 from gputui.store.rollups import GpuHistory, HostHistory
-from gputui.store.samples import sample_means
 from gputui.store.series import GpuProcess, GpuSample, GpuState, HostSample
 
 Json = Any
@@ -309,30 +308,46 @@ def present_since(connection: sqlite3.Connection, uuid: str) -> dict[int, float]
 def gpu_history(
     connection: sqlite3.Connection, since: float, until: float, buckets: int, uuid: str | None = None
 ) -> dict[str, GpuHistory]:
-    """Means over ``buckets`` equal spans of [since, until), by UUID, of all GPUs or one. GPUs
-    without samples there are left out."""
+    """Means over ``buckets`` equal spans of [since, until), by UUID, of all GPUs or one. GPUs without
+    samples there are left out."""
     gpus = connection.execute("SELECT gpu_id, uuid FROM gpus WHERE uuid = coalesce(?, uuid)", (uuid,)).fetchall()
     histories: dict[str, GpuHistory] = {}
     # One query per GPU: with a single query, SQLite would sort the samples of all GPUs first.
     for gpu_id, name in gpus:
-        table = sample_means(connection, series.GPU, gpu_id, rollups.GPU_MEANS, since, until, buckets)
-        table = rollups.completed(connection, table, rollups.GPU_MEANS, since, until, gpu_id)
-        if any(value is not None for series in table for value in series):
-            histories[name] = GpuHistory(*(rollups.held(series) for series in table))
+        table = _means(connection, series.GPU, GpuHistory.__struct_fields__, since, until, buckets, gpu_id)
+        if any(value is not None for column in table for value in column):
+            histories[name] = GpuHistory(*table)
     return histories
 
 
 def memory_temperature_history(
     connection: sqlite3.Connection, uuid: str, since: float, until: float, buckets: int
 ) -> tuple[float | None, ...]:
-    """The mean temperature of a GPU's memory in each of ``buckets`` equal spans of [since,
-    until)."""
+    """The mean temperature of a GPU's memory in each of ``buckets`` equal spans of [since, until)."""
     row = connection.execute("SELECT gpu_id FROM gpus WHERE uuid = ?", (uuid,)).fetchone()
     if row is None:
         return (None,) * buckets
-    columns = ("memory_temperature_celsius",)
-    table = sample_means(connection, series.SLOW, row[0], columns, since, until, buckets)
-    return rollups.held(rollups.completed(connection, table, columns, since, until, row[0])[0])
+    return _means(connection, series.SLOW, ("memory_temperature_celsius",), since, until, buckets, row[0])[0]
+
+
+def host_history(connection: sqlite3.Connection, since: float, until: float, buckets: int) -> HostHistory:
+    """Means over ``buckets`` equal spans of [since, until)."""
+    return HostHistory(*_means(connection, series.HOST, HostHistory.__struct_fields__, since, until, buckets))
+
+
+def _means(
+    connection: sqlite3.Connection, one: series.Series, columns: Sequence[str], since: float, until: float,
+    buckets: int, gpu_id: int = series.HOST_ID,
+) -> list[tuple[float | None, ...]]:  # fmt: skip
+    """Means of samples, completed by rollups where samples are deleted."""
+    table = samples.sample_means(connection, one, gpu_id, columns, since, until, buckets)
+    if since < rollups.bounds(connection).raw_since:
+        older = rollups.means(connection, columns, since, until, buckets, gpu_id)
+        table = [
+            [rest if own is None else own for own, rest in zip(*both, strict=True)]
+            for both in zip(table, older, strict=True)
+        ]
+    return [rollups.held(column) for column in table]
 
 
 _HOST_COLUMNS = tuple(name for name in HostSample.__struct_fields__ if name != "at")
@@ -348,24 +363,11 @@ def read_host(connection: sqlite3.Connection, at: float | None = None) -> HostSa
     return None if found is None else HostSample(**found)
 
 
-def host_history(connection: sqlite3.Connection, since: float, until: float, buckets: int) -> HostHistory:
-    """Means over ``buckets`` equal spans of [since, until)."""
-    columns = (
-        "cpu_percent", "memory_used_bytes", "disk_read_bytes_per_second", "disk_write_bytes_per_second",
-        "network_received_bytes_per_second", "network_sent_bytes_per_second",
-    )  # fmt: skip
-    table = sample_means(connection, series.HOST, series.HOST_ID, columns, since, until, buckets)
-    table = rollups.completed(connection, table, columns, since, until)
-    return HostHistory(*(rollups.held(series) for series in table))
-
-
 @lru_cache(maxsize=256)
 def _processes(text: str | None) -> tuple[ProcessView, ...] | None:
     """The processes of a GPU, None if the driver gave no list."""
-    if text is None:
-        return None
     try:
-        return msgspec.json.decode(text, type=tuple[ProcessView, ...])
+        return None if text is None else msgspec.json.decode(text, type=tuple[ProcessView, ...])
     except msgspec.MsgspecError:
         return ()
 

@@ -118,9 +118,6 @@ MINUTE = 60
 HOUR = 3600
 DAY = 86_400
 
-GPU_MEANS = ("utilization_percent", "memory_used_bytes", "power_watts", "temperature_celsius")
-"""The columns of `GpuHistory`, in its order."""
-
 
 class GpuHistory(Struct, frozen=True):
     """Means of one GPU over equal buckets, oldest first; None without samples."""
@@ -193,24 +190,6 @@ def means(
         for series, value in zip(means_by_column, values, strict=True):
             series[bucket] = value
     return means_by_column
-
-
-def completed(
-    connection: sqlite3.Connection,
-    table: list[list[float | None]],
-    columns: Sequence[str],
-    since: float,
-    until: float,
-    gpu_id: int = HOST_ID,
-) -> list[list[float | None]]:
-    """Means of samples, a list per column, completed by rollups where samples are deleted."""
-    if since >= bounds(connection).raw_since:
-        return table
-    older = means(connection, columns, since, until, len(table[0]), gpu_id)
-    return [
-        [b if a is None else a for a, b in zip(newer, rest, strict=True)]
-        for newer, rest in zip(table, older, strict=True)
-    ]
 
 
 def held(values: Sequence[float | None]) -> tuple[float | None, ...]:

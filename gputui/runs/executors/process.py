@@ -127,20 +127,13 @@ class ExecutorProcess:
         return self.identity is not None and serves(self.identity, self.folder)
 
     def watch(self, selector: selectors.BaseSelector) -> None:
-        """Wake the selector when the process ends. Without a pidfd, its end is noticed by
-        polling."""
-        if self.identity is None or not is_alive(self.identity):
-            return
-        with contextlib.suppress(ProcessLookupError):
-            self._descriptor = open_pidfd(self.identity.pid)
-        if self._descriptor is None:
-            return
-        try:
-            selector.register(self._descriptor, selectors.EVENT_READ, None)
-            self._selector = selector
-        except OSError:
-            os.close(self._descriptor)
-            self._descriptor = None
+        """Wake the selector when the process ends. Without a pidfd, its end is noticed by polling."""
+        if self.identity is not None and is_alive(self.identity):
+            with contextlib.suppress(ProcessLookupError):
+                self._descriptor = open_pidfd(self.identity.pid)
+            if self._descriptor is not None:
+                selector.register(self._descriptor, selectors.EVENT_READ, None)
+                self._selector = selector
 
     def release(self) -> None:
         """Close what `watch` opened, and reap the process if it is our child. Idempotent."""
