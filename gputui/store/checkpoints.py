@@ -21,7 +21,12 @@ MOST_GONE = 1000
 _RANK = re.compile(r"(?<![A-Za-z])(ranks?[_=.-]?)(\d+)", re.IGNORECASE)
 
 Origin = Literal["run", "foreign", "contested", "named"]
+"""``run``: it appeared while an attempt of the run lived; ``foreign``: while none did; ``contested``:
+while one of another run lived too; ``named``: a person chose it."""
+
 Verdict = Literal["unexamined", "valid", "invalid", "doubtful", "cut", "left", "struck"]
+"""``doubtful``: attempts that resumed from it made no step; ``cut``: the end of its attempt may have
+cut its save short; ``left``: by a rollback or a person's choice; ``struck``: never to be used."""
 
 
 class CheckpointRow(Struct, frozen=True):
@@ -84,14 +89,14 @@ class CheckpointRow(Struct, frozen=True):
         """The numbers of ranks in the path."""
         return tuple(number for _, number in _RANK.findall(self.path))
 
-    def is_with(self, other: CheckpointRow) -> bool:
+    def is_same_save_as(self, other: CheckpointRow) -> bool:
         """Whether the ranks of one attempt wrote both in the same place, so that neither is whole
         without the other."""
         return self.attempt == other.attempt and self.name_of_save == other.name_of_save
 
     def is_later_than(self, other: CheckpointRow) -> bool:
         """Whether it was seen after the other one, and is no part of the same save."""
-        return self.seen > other.seen and not self.is_with(other)
+        return self.seen > other.seen and not self.is_same_save_as(other)
 
 
 class Neighbour(Struct, frozen=True):

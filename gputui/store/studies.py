@@ -103,7 +103,8 @@ class TrialRecord(Struct, frozen=True):
 
     ``number`` counts from 0; ``params`` are the tuned values only; ``values`` has one value per
     objective, empty while unknown or withheld; ``constraints`` are satisfied if at most 0. ``rung``
-    is the last one passed. ``starts`` is the number of launch commands, ``command_id`` the last of
+    is the last one passed. ``origin`` says who proposed it, ``parent`` and ``generation`` are of a
+    population. ``starts`` is the number of launch commands, ``command_id`` the last of
     them. ``sampler`` is the sampler's own data. ``wish`` is what a person wants of it.
     """
 
@@ -144,7 +145,7 @@ class RungValue(Struct, frozen=True):
     at: float
 
 
-class StudyNotFoundError(LookupError):
+class StudyLookupError(LookupError):
     """No study has this name; the message is one line."""
 
 
@@ -166,20 +167,20 @@ def find_study(
     connection: sqlite3.Connection, wanted: str | None, at: float | None = None, *, only: bool = False
 ) -> StudyRecord:
     """The study with the id ``wanted``, else the newest with that name, or the ``only`` one: what
-    changes a study asks for that. None means the newest of all. Raises StudyNotFoundError."""
+    changes a study asks for that. None means the newest of all. Raises StudyLookupError."""
     studies = read_studies(connection, at)
     if wanted is None and studies:
         return studies[0]
     found = [study for study in studies if study.study_id == wanted] or [s for s in studies if s.name == wanted]
     if only and len(found) > 1:
         ids = ", ".join(study.study_id for study in found[:6])
-        raise StudyNotFoundError(f"{wanted!r} is the name of {ids}; give the id of one")
+        raise StudyLookupError(f"{wanted!r} is the name of {ids}; give the id of one")
     if found:
         return found[0]
     words = list(dict.fromkeys(word for study in studies for word in (study.study_id, study.name)))
     near = difflib.get_close_matches(wanted or "", words, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]}?" if near else "gputui studies lists them"
-    raise StudyNotFoundError(f"no study {wanted!r}; {hint}" if wanted else "no study yet; gputui study run begins one")
+    raise StudyLookupError(f"no study {wanted!r}; {hint}" if wanted else "no study yet; gputui study run begins one")
 
 
 def read_trials(connection: sqlite3.Connection, study_id: str, at: float | None = None) -> list[TrialRecord]:
@@ -235,6 +236,7 @@ def read_rungs(
 def study_gpu_hours(connection: sqlite3.Connection, study_id: str, now: float) -> float:
     """GPU-hours of all runs of a study up to ``now`` (UTC unix seconds), including removed ones; 0
     on the CPU. Time in which trials share a GPU counts once."""
+    # The union of the stays on each GPU: `covered` is the end of all stays before.
     row = connection.execute(
         "WITH stays AS (SELECT g.value AS gpu, a.started_at AS begin, min(coalesce(a.ended_at, ?1), ?1) AS end "
         "  FROM runs AS r JOIN attempts AS a USING (run_id), json_each(a.gpus) AS g "

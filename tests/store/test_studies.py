@@ -11,7 +11,7 @@ import pytest
 from gputui.core.config import Workspace
 from gputui.store.database import open_writer
 from gputui.store.studies import (
-    StudyNotFoundError,
+    StudyLookupError,
     StudyState,
     TrialState,
     find_study,
@@ -67,7 +67,7 @@ def test_a_study_is_found_by_its_id_or_as_the_newest_of_its_name(history: sqlite
     assert find_study(history, "lr", 150.0).study_id == "lr-1"
     assert find_study(history, "lr-1", only=True).study_id == "lr-1"
     for wanted in ("lr", "lr-", "rl"):
-        with pytest.raises(StudyNotFoundError):
+        with pytest.raises(StudyLookupError):
             find_study(history, wanted, only=True)
 
 

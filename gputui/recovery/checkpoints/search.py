@@ -186,7 +186,7 @@ def _last_save_judged(rows: Rows, ended: AttemptSpan, attempts: Spans, steps: Ch
     own = [row for row in ledger.newest_first(rows) if row.is_written and row.attempt == ended.number]
     if not own:
         return rows
-    last = {row.path for row in own if row.seen == own[0].seen or row.is_with(own[0])}
+    last = {row.path for row in own if row.seen == own[0].seen or row.is_same_save_as(own[0])}
     reason = None
     if own[0].verdict not in ("cut", "struck"):
         if not steps.has_stepped(ended.number, own[0].seen_at):
@@ -376,7 +376,7 @@ def _checked_save(row: CheckpointRow, rows: AnyRows, check: Validate, is_same: I
     info = checked(row)
     for part in rows if row.is_written and row.ranks else ():
         is_there = part.path != row.path and part.is_written and part.gone_at is None
-        if is_there and part.is_with(row) and (info.valid or info.is_unknown):
+        if is_there and part.is_same_save_as(row) and (info.valid or info.is_unknown):
             found = checked(part)
             if not found.valid:
                 info = replace(

@@ -357,11 +357,11 @@ def _find(
     connection: sqlite3.Connection, wanted: str | None, at: float | None = None, *, only: bool = False
 ) -> StudyRecord:
     """The named study, the newest for None; ends the command if there is none, or not the ``only`` one."""
-    from gputui.store.studies import StudyNotFoundError, find_study
+    from gputui.store.studies import StudyLookupError, find_study
 
     try:
         return find_study(connection, wanted, at, only=only)
-    except StudyNotFoundError as error:
+    except StudyLookupError as error:
         fail(str(error), EXIT_REFUSED)
 
 
