@@ -146,7 +146,7 @@ class RungValue(Struct, frozen=True):
 
 
 class StudyLookupError(LookupError):
-    """No study has this name; the message is one line."""
+    """No study has this name, or several have; the message is one line."""
 
 
 def read_studies(connection: sqlite3.Connection, at: float | None = None) -> list[StudyRecord]:
