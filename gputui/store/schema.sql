@@ -1,5 +1,5 @@
--- The schema of a new home, equal to what all migrations make of an old one (tests/store/test_database.py). A change
--- goes into a new migration and in here. A new value of a GPU or the host needs neither: see gputui/store/series.py.
+-- The schema of a new home. Each change raises SCHEMA_VERSION in gputui/store/database.py. A new value of a GPU or the
+-- host needs no change here: see gputui/store/series.py.
 
 CREATE TABLE agent (
     id INTEGER PRIMARY KEY CHECK (id = 1),
