@@ -103,8 +103,7 @@ class Workspace(Struct, frozen=True):
 
     @property
     def agent_stopped(self) -> Path:
-        """Present once a person ended the agent on purpose, until the next one starts: no shim
-        starts one then."""
+        """Present from when a person ended the agent until the next start: no shim starts one then."""
         return self.state / "agent.stopped"
 
     @property
@@ -118,14 +117,12 @@ class Workspace(Struct, frozen=True):
 
     @property
     def doorbell(self) -> Path:
-        """Touched by whoever wrote a command row, so that the agent, which listens there, looks at
-        once."""
+        """Touched after a command row was written: the agent listens there."""
         return self.runs / ".doorbell"
 
     @property
     def settings(self) -> Path:
-        """What a person chose about the screen; beside the profiles, among what is
-        configuration."""
+        """What a person chose about the screen."""
         return self.profiles.parent / "settings.json"
 
     @property
@@ -200,8 +197,7 @@ def _shipped(name: str) -> Path:
 
 
 def file_system_of(path: Path, mountinfo: str) -> str | None:
-    """The type of the file system that holds ``path``, from the text of /proc/self/mountinfo
-    (proc(5))."""
+    """The type of the file system that holds ``path``, by the text of /proc/self/mountinfo."""
     best, best_type = "", None
     target = str(path)
     for line in mountinfo.splitlines():
@@ -217,9 +213,7 @@ def file_system_of(path: Path, mountinfo: str) -> str | None:
 
 
 def open_regular(path: Path, *, flags: int = 0) -> BufferedReader:
-    """A regular file for reading; ``flags`` are more of os.open's. Raises OSError, also for
-    anything that is no such file: the open of a FIFO waits for its other end, the reading of a
-    device has no end."""
+    """A regular file for reading; ``flags`` are more of os.open's. Raises OSError, also for a FIFO or device."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -228,8 +222,7 @@ def open_regular(path: Path, *, flags: int = 0) -> BufferedReader:
 
 
 def read_regular(path: Path, most_bytes: int) -> bytes:
-    """What is in a regular file. Raises OSError as `open_regular` does, and ValueError if it is
-    larger."""
+    """What is in a regular file. Raises OSError, and ValueError if it is larger."""
     with open_regular(path) as file:
         raw = file.read(most_bytes + 1)
     if len(raw) > most_bytes:

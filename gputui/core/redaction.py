@@ -140,8 +140,7 @@ _OPTION = re.compile(
 
 
 class Redactor:
-    """Takes secrets out of what it is given, those by name and look and ``known``, the values that
-    must not appear."""
+    """Takes out secrets by name and look, and the ``known`` values that must not appear."""
 
     def __init__(self, known: Iterable[str] = ()) -> None:
         texts = {each for each in known if REDACTED not in each and _can_be_found(each)}
@@ -171,8 +170,7 @@ class Redactor:
         return REDACTED if isinstance(value, str) and value and is_secret_parameter(name) else self.value(value)
 
     def value(self, value: Any) -> Any:
-        """Plain data, as JSON gives it, with every text in it redacted; values under a secret name
-        are removed."""
+        """Plain data, as JSON gives it, with every text in it redacted."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):
@@ -189,8 +187,7 @@ BY_LOOK = Redactor()
 
 
 def redact_text(text: str) -> str:
-    """The text with everything in it that looks like a secret, or follows the name of one,
-    replaced."""
+    """The text without what looks like a secret, or follows the name of one."""
     return _hide(text, [])
 
 
@@ -271,14 +268,12 @@ def redact_params(params: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def redact_argv(argv: Sequence[str]) -> tuple[str, ...]:
-    """A command line as it may be shown: ``--api-key X``, ``--api-key=X`` and ``api_key=X`` lose
-    their X."""
+    """A command line as it may be shown: ``--api-key X``, ``api_key=X`` lose their X."""
     return _hide_argv(argv, [])
 
 
 def _hide_argv(argv: Sequence[str], found: list[str]) -> tuple[str, ...]:
-    """As `redact_argv`; ``found`` gets what was hidden. What looks like an option is not among
-    it."""
+    """As `redact_argv`; ``found`` gets what was hidden but what looks like an option."""
     shown: list[str] = []
     hide_next = False
     is_curl = False
@@ -311,8 +306,7 @@ def _hide_argv(argv: Sequence[str], found: list[str]) -> tuple[str, ...]:
 
 
 def redact_command_line(raw: bytes) -> str:
-    """The words of /proc/PID/cmdline as one line that may be stored and shown; far more than is
-    shown is looked at."""
+    """The words of /proc/PID/cmdline as one line that may be stored and shown."""
     words = raw[:_COMMAND_LINE_BYTES].rstrip(b"\0").decode("utf-8", "replace").split("\0")
     return " ".join(redact_argv(words)).strip()
 
@@ -341,8 +335,7 @@ def _can_be_found(value: str) -> bool:
 
 
 def _as_pattern(value: str) -> str:
-    """Where a known value is found: one that may be a word, or a part of one, only as a whole
-    word."""
+    """Where a known value is found: one that may be a part of a word only as a whole word."""
     pattern = re.escape(value)
     if len(value) >= _MIXED_SECRET and _MERE_WORD.fullmatch(value) is None:
         return pattern

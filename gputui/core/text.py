@@ -34,8 +34,7 @@ _PLAIN_RANGES: Final = (
 )
 
 PLAIN: Final = frozenset(chr(code) for first, last in _PLAIN_RANGES for code in range(first, last + 1))
-"""Characters that every terminal draws exactly one cell wide and that change nothing around
-them."""
+"""Characters that every terminal draws one cell wide and that change nothing around them."""
 
 
 @lru_cache(8192)
@@ -96,8 +95,7 @@ def clip_middle(text: str, width: int, ellipsis: str = "…") -> str:
 
 
 def fit(text: str, width: int, align: str = "<", ellipsis: str = "…") -> str:
-    """`text` in exactly `width` cells: cut, or padded with spaces right ("<"), left (">") or on both
-    sides ("^")."""
+    """`text` in exactly `width` cells: cut, or padded right ("<"), left (">") or on both sides ("^")."""
     text = clip(text, width, ellipsis)
     space = max(0, width - cell_width(text))
     if align == ">":
@@ -111,8 +109,7 @@ REPLACEMENT: Final = "\ufffd"
 """Replaces a character that cannot be shown."""
 
 MARKS_PER_CHARACTER: Final = 3
-"""Combining marks kept behind one character: enough for every script in use, too few to paint over
-other lines."""
+"""Combining marks kept behind one character: enough for every script in use."""
 
 _TAB_COLUMNS: Final = 4
 

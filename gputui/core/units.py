@@ -1,5 +1,4 @@
-"""Quantities as people read them. None, for unknown, is written "–"; numbers that are not finite
-"nan" and "inf"."""
+"""Quantities as people read them. None, for unknown, is "–"; not finite "nan" and "inf"."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -16,8 +15,7 @@ _THIN: Final = " "
 
 
 def _of_numbers(write: Callable[Concatenate[float, P], str]) -> Callable[Concatenate[float | None, P], str]:
-    """Let a function that writes finite numbers write any value: "–" for None, "nan", "inf" and
-    "-inf"."""
+    """Let a function that writes finite numbers write any: "–" for None, "nan", "inf"."""
 
     @wraps(write)
     def text(value: float | None, /, *args: P.args, **kwargs: P.kwargs) -> str:
@@ -43,8 +41,7 @@ def _three_digits(value: float) -> str:
 
 
 def _scaled(value: float, base: float, units: tuple[str, ...]) -> tuple[float, str]:
-    """`value` divided by a power of `base`, so that three digits are enough, and that power's
-    unit."""
+    """`value` divided by a power of `base` so that three digits suffice, and the power's unit."""
     index = 0
     while abs(value) >= base * (1 - 5e-4) and index < len(units) - 1:
         value /= base
@@ -99,8 +96,7 @@ def celsius(temperature_celsius: float) -> str:
 
 @_of_numbers
 def short_number(value: float) -> str:
-    """A number in few cells: "0.00123" → "1.23e-3", "41 200" → "41.2k", 1 902 000 → "1.9M", 3.214 →
-    "3.21"."""
+    """A number in few cells: "1.23e-3", "41.2k", "1.9M", "3.21"."""
     if value == 0:
         return "0"
     if not 0.01 <= abs(value) < 1e21:
@@ -111,8 +107,7 @@ def short_number(value: float) -> str:
 
 @_of_numbers
 def rate(value: float) -> str:
-    """A rate with all of three digits, so that it holds still while it changes a little: "2.50",
-    "41.0", "1.20k"."""
+    """A rate with all of three digits, so that it holds still: "2.50", "41.0", "1.20k"."""
     if not 0.01 <= abs(value) < 1e21:
         return short_number(value)
     scaled, prefix = _scaled(value, 1000, _DECIMAL)
@@ -127,8 +122,7 @@ def gpu_hours(value: float) -> str:
 
 @_of_numbers
 def metric_value(value: float) -> str:
-    """A metric's value with four significant digits: "1.902", "9.8e-04" → "9.8e-4", "nan"; whole
-    numbers as they are: "60", "30210"."""
+    """A metric's value with four significant digits: "1.902", "9.8e-4"; whole numbers as they are."""
     size = abs(value)
     if size < 1e6 and value == int(value):
         return f"{value:.0f}"
@@ -151,8 +145,7 @@ def count_of(number: int, noun: str) -> str:
 
 @_of_numbers
 def duration(seconds: float) -> str:
-    """A span of time in its two largest units: "47 s", "3 min 20 s", "1 h 42 min", "2 d 5 h"; below
-    10 s "2.4 s"."""
+    """A span of time in its two largest units: "47 s", "3 min 20 s", "2 d 5 h", "2.4 s"."""
     sign = "-" if seconds < 0 else ""
     seconds = abs(seconds)
     if seconds < 9.95:
@@ -172,8 +165,7 @@ def duration(seconds: float) -> str:
 
 @_of_numbers
 def age(seconds: float) -> str:
-    """How long ago, in one unit: "now", "47 s", "12 min", "3 h", "9 d". A clock that ran back shows
-    as "now"."""
+    """How long ago, in one unit: "now", "47 s", "12 min", "3 h", "9 d"."""
     if seconds < 1:
         return "now"
     for limit, size, unit in ((60, 1, "s"), (3600, 60, "min"), (86400, 3600, "h")):
@@ -189,8 +181,7 @@ def ago(seconds: float | None) -> str:
 
 
 def aligned(texts: Sequence[str]) -> list[str]:
-    """The texts of numbers with blanks at their ends, so that right-aligned decimal points are
-    below each other."""
+    """The texts of numbers, padded so that right-aligned decimal points are below each other."""
     ends = [len(text) - text.index(".") if "." in text else 0 for text in texts]
     widest = max(ends, default=0)
     return [text + " " * (widest - end) if text != UNKNOWN else text for text, end in zip(texts, ends, strict=True)]

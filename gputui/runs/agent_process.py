@@ -1,5 +1,4 @@
-"""The agent as a process: find, start and stop it, for its clients. Imports nothing of the
-agent."""
+"""The agent as a process: find, start and stop it, for its clients."""
 
 from __future__ import annotations
 
@@ -61,8 +60,7 @@ class AgentStoppedError(AgentUnreachableError):
 
 
 class AgentIdentity(Struct, frozen=True):
-    """The content of the agent's lock file. ``doing`` is the long task of an agent that is not yet
-    ready, else None."""
+    """The content of the agent's lock file. ``doing``: its long task before it is ready."""
 
     process: ProcessIdentity
     version: str
@@ -181,8 +179,7 @@ def agent_argv(workspace: Workspace) -> list[str]:
 
 
 def agent_for_executor(workspace: Workspace) -> dict[str, Any]:
-    """The entry ``agent`` of attempt.json, by which a shim starts an agent if none runs when its
-    attempt ends."""
+    """The entry ``agent`` of attempt.json, by which a shim starts an agent if none runs."""
     return {
         "argv": agent_argv(workspace),
         "unset": [*RUN_MARKS, *RANK_MARKS],
@@ -231,8 +228,7 @@ def has_views(workspace: Workspace) -> bool:
 
 
 def exit_reason(workspace: Workspace) -> str:
-    """Why a started agent exited at once: a problem of its home, the last line of its log, or where
-    that log is."""
+    """Why a started agent exited at once: its home, its log's last line, or where that is."""
     try:
         # The log of a full disk has only older lines.
         if shutil.disk_usage(workspace.state).free < LEAST_FREE_BYTES:

@@ -42,8 +42,7 @@ def explicit_step(name: str) -> int | None:
 
 
 def step_words(name: str, step: int) -> str:
-    """``step 40``; ``about step 40`` if inferred from times, unless the name has that step, from 0
-    or 1."""
+    """``step 40``; ``about step 40`` if it was inferred and the name has another one."""
     named = step_in_name(PurePath(name))
     return f"{'' if named is not None and abs(named - step) < 2 else 'about '}step {count(step)}"
 
@@ -53,8 +52,7 @@ def is_step_named(name: str) -> bool:
 
 
 def _stem(name: str) -> str:
-    """A name without file suffixes: ``step_4.pt.gz`` is ``step_4``, and ``val_loss=0.12.ckpt``
-    keeps its fraction."""
+    """A name without file suffixes; ``val_loss=0.12.ckpt`` keeps its fraction."""
     while (shorter := _SUFFIX.sub("", name)) != name and shorter:
         name = shorter
     return name

@@ -11,8 +11,7 @@ Status = Literal["pass", "warn", "fail", "skip"]
 
 
 class CheckResult(Struct, frozen=True):
-    """The result of one check. ``detail`` is the finding, in one sentence; ``remedy`` what to do
-    about it, if anything."""
+    """The result of one check: the finding in one sentence, and a ``remedy`` if there is one."""
 
     name: str
     status: Status

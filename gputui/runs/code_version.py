@@ -1,5 +1,4 @@
-"""The code that a run is launched with: the commit of its working directory, and the changes
-since."""
+"""The code that a run is launched with: the commit of its folder, and the changes since."""
 
 from __future__ import annotations
 
@@ -60,8 +59,7 @@ def run_git(
     given: str = "",
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> str | None:
-    """The output of git in a checkout, with ``given`` as its input; None if it fails or takes
-    longer than ``seconds``."""
+    """The output of git in a checkout, with ``given`` as its input; None if it fails or is late."""
     # Programs that a checkout configures to run along with git must not run.
     argv = ["git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-C", str(checkout), *words]
     try:

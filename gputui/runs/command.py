@@ -75,8 +75,7 @@ def substitute(text: str, values: Mapping[str, str]) -> str:
 
 
 def flag_tokens(params: Mapping[str, Scalar]) -> tuple[str, ...]:
-    """``--key value`` for each parameter: underscores become dashes, None is left out, booleans are
-    true or false."""
+    """``--key value`` for each parameter: dashes for underscores, None is left out."""
     tokens: list[str] = []
     for name, value in params.items():
         if value is not None:
@@ -220,8 +219,7 @@ def checkpoint_directory(spec: RunSpec, run_dir: Path) -> Path | None:
 
 
 def in_run(text: str, spec: RunSpec, run_dir: Path) -> Path:
-    """A path of the profile with placeholders filled in; a relative one is below the working
-    directory."""
+    """A path of the profile with placeholders filled in, in the working directory if relative."""
     path = Path(substitute(text, values_for(spec.params, str(run_dir), None)))
     return path if path.is_absolute() else Path(spec.workdir) / path
 

@@ -1,5 +1,4 @@
-"""Process identity as (PID, start time, boot), because PIDs are reused; signals, environments and
-owners by it."""
+"""Process identity as (PID, start time, boot), because PIDs are reused; signals by it."""
 
 from __future__ import annotations
 
@@ -132,16 +131,14 @@ def identity_in(record: Mapping[str, Any]) -> ProcessIdentity:
 
 
 def asker() -> dict[str, Any]:
-    """This process as the asker in a command's row. A command whose asker is gone is not carried
-    out."""
+    """This process as the asker in a command's row."""
     own = identify(os.getpid())
     assert own is not None
     return own._asdict()
 
 
 def is_gone(asked: object) -> bool:
-    """Whether the process in `asker` is known to be gone; False without one, or for another
-    container."""
+    """Whether the process in `asker` is known to be gone; False for another container."""
     try:
         identity = identity_in(asked)  # type: ignore[arg-type]
     except (KeyError, TypeError, ValueError):
@@ -222,8 +219,7 @@ def private_bytes(pid: int) -> int | None:
 
 
 def environment_of(pid: int) -> dict[str, str]:
-    """The environment a process was started with, by name; empty if it is gone or another
-    user's."""
+    """The environment a process was started with; empty if it is gone or another user's."""
     return {os.fsdecode(name): os.fsdecode(value) for name, value in shim.environment_of(pid).items()}
 
 
@@ -239,8 +235,7 @@ class Holder(Struct, frozen=True):
 
 
 def take(path: Path, *, is_agents: bool) -> int:
-    """Lock ``path`` for this process until the descriptor is closed or the process ends. Raises
-    HeldElsewhereError or OSError."""
+    """Lock ``path`` until the descriptor is closed. Raises HeldElsewhereError or OSError."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE_MODE)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -253,8 +248,7 @@ def take(path: Path, *, is_agents: bool) -> int:
 
 
 def is_held(path: Path) -> bool:
-    """Whether any process holds the lock, alone or with others, also one of another PID
-    namespace."""
+    """Whether any process holds the lock, alone or with others."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

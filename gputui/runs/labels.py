@@ -38,8 +38,7 @@ class Labels(NamedTuple):
 
 
 def checked_labels(name: str, tags: Iterable[str], note: str) -> Labels:
-    """Labels as they are stored: each tag once and in order, the note on one line with secrets
-    redacted. Raises LabelError."""
+    """Labels as they are stored: tags once and in order, secrets redacted. Raises LabelError."""
     typed = _without_secret(name, "name")
     if not typed or fitting_name(typed) != typed:
         raise LabelError(f"{typed!r} is no name; {fitting_name(typed)!r} would be (letters, digits, . _ -, at most 60)")

@@ -77,8 +77,7 @@ def node_folders(attempt_dir: Path) -> list[tuple[int, Path]]:
 
 
 def rank_logs(attempt_dir: Path) -> list[RankLog]:
-    """The log files of an attempt that exist: the launcher's, then each rank's standard output and
-    error, the newest of each."""
+    """The log files of an attempt that exist: the launcher's, then the newest of each rank."""
     found: dict[tuple[int, Stream], Path] = {}
     nodes = node_folders(attempt_dir)
     streams: tuple[Stream, ...] = ("stdout", "stderr")
@@ -93,8 +92,7 @@ def rank_logs(attempt_dir: Path) -> list[RankLog]:
 
 
 def lines_of(text: str) -> list[str]:
-    """The lines of a log, with carriage returns as line ends, each at most MAX_LINE_CHARACTERS
-    long."""
+    """The lines of a log, of at most MAX_LINE_CHARACTERS; carriage returns end lines."""
     lines = _LINE_END.split(text)
     if lines and not lines[-1]:
         lines.pop()
@@ -177,8 +175,7 @@ def _read(path: Path, offset: int | None, max_bytes: int) -> tuple[bytes, int, i
 
 
 def _around_gaps(descriptor: int, start: int, size: int, *, from_end: bool) -> tuple[int, int]:
-    """(start, end) of the next stretch of data that has no gap of a bounded log; with ``from_end``
-    of the last one."""
+    """(start, end) of the next stretch without a gap; with ``from_end`` of the last one."""
     try:
         while start < size:
             start = os.lseek(descriptor, start, os.SEEK_DATA)

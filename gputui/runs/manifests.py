@@ -72,8 +72,7 @@ _Dumper.add_representer(str, _text)
 
 
 def job_of(spec: RunSpec, *, image: str | None, gpu_type: str | None) -> PortableJob:
-    """The job of a profile's first attempt. Raises ManifestError if a secret would be on its
-    command line."""
+    """The job of a profile's first attempt. Raises ManifestError for a secret in its command."""
     name = re.sub(r"[^a-z0-9-]+", "-", spec.name.lower()).strip("-")[:40] or "run"
     run_dir = f"{RUNS}/{name}"
     launch = build_launch(

@@ -1,5 +1,4 @@
-"""Rows of messages to send: written in the transaction of what they report, and sent at least
-once."""
+"""Messages to send, written in the transaction of what they report, sent at least once."""
 
 from __future__ import annotations
 
@@ -16,8 +15,7 @@ Way = Literal["command", "webhook"]
 
 
 class Owed(Struct, frozen=True):
-    """One unsent message by one way, about an attempt of a run or about an alert. ``tries`` counts
-    those begun."""
+    """An unsent message about an attempt or an alert. ``tries`` counts those begun."""
 
     notice_id: int
     run_id: str | None
@@ -37,8 +35,7 @@ def put(
     *,
     now: float,
 ) -> None:
-    """Add a message about an attempt. It must hold no secret. Works inside the caller's
-    transaction."""
+    """Add a message about an attempt. It must hold no secret."""
     for way in ways:
         text = json.dumps(dict(message))
         insert(connection, "notices", run_id=run_id, attempt=attempt, at=now, way=way, message=text, due_at=now)
@@ -47,8 +44,7 @@ def put(
 def put_of_alert(
     connection: sqlite3.Connection, alert_id: int, ways: Sequence[Way], message: Mapping[str, Any], *, now: float
 ) -> None:
-    """Add a message about an alert. It must hold no secret. Works inside the caller's
-    transaction."""
+    """Add a message about an alert. It must hold no secret."""
     for way in ways:
         insert(connection, "notices", alert_id=alert_id, at=now, way=way, message=json.dumps(dict(message)), due_at=now)
 
@@ -66,8 +62,7 @@ def is_owing(connection: sqlite3.Connection) -> bool:
 
 
 def note_try(connection: sqlite3.Connection, notice_id: int) -> None:
-    """Count a try before it begins, so that a message that crashes the agent is not sent
-    forever."""
+    """Count a try before it begins: one that crashes the agent must not be sent forever."""
     connection.execute("UPDATE notices SET tries = tries + 1 WHERE notice_id = ?", (notice_id,))
 
 

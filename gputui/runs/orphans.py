@@ -1,5 +1,4 @@
-"""Processes of this home's runs that outlived their attempt: found by tag, classified by the
-database, and ended by identity."""
+"""Processes of this home's runs that outlived their attempt: found by tag, ended by identity."""
 
 from __future__ import annotations
 
@@ -37,8 +36,7 @@ class RunStatus(Struct, frozen=True):
 
 
 def find_marked(runs: Path) -> list[MarkedProcess]:
-    """Every process of this user with the tag of a run in the folder ``runs``, and its descendants
-    without a tag."""
+    """This user's processes with the tag of a run in ``runs``, and their untagged descendants."""
     scan = ProcessScanner().scan()
     return [
         MarkedProcess(

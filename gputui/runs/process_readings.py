@@ -1,5 +1,4 @@
-"""State, CPU, memory, I/O and sockets of an attempt's processes, from procfs. Cheap enough for
-every few seconds."""
+"""State, CPU, memory, I/O and sockets of an attempt's processes, cheaply, from procfs."""
 
 from __future__ import annotations
 
@@ -45,8 +44,7 @@ def read_process(identity: ProcessIdentity) -> ProcessReading | None:
 
 
 def describe(processes: Iterable[AttemptProcess]) -> str:
-    """A table of processes for a post-mortem: rank, state, kernel function its main thread waits
-    in, command."""
+    """A table for a post-mortem: rank, state, kernel function it waits in, command."""
     rows = [f"{'pid':>8} {'rank':>5} state {'waits in':<24} command"]
     for process in processes:
         identity, rank = process.identity, process.rank
@@ -88,8 +86,7 @@ def _io(pid: int) -> int | None:
 
 
 class Socket(NamedTuple):
-    """An Internet socket: its ends as ``HOST:PORT`` in the kernel's hexadecimal form, and its state
-    (proc_net(5))."""
+    """An Internet socket: its ends as hexadecimal ``HOST:PORT``, and its state (proc_net(5))."""
 
     local: str
     remote: str
@@ -108,8 +105,7 @@ def read_sockets() -> dict[str, Socket]:
 
 
 def sockets_of(pid: int, sockets: Mapping[str, Socket]) -> list[Socket] | None:
-    """The ``sockets`` that a process holds, none if it has ended; None if unknown, as in another
-    network namespace."""
+    """The ``sockets`` that a process holds; None if unknown, as in another namespace."""
     folder = Path("/proc", str(pid))
     try:
         if (folder / "ns" / "net").stat().st_ino != Path("/proc/self/ns/net").stat().st_ino:
@@ -140,8 +136,7 @@ def reaches_out(held: Sequence[Socket], own: Iterable[Socket]) -> bool:
 
 
 def is_connected(pid: int) -> bool:
-    """Whether a process has a socket with any peer; True also if unknown. An ended process has
-    none."""
+    """Whether a process has a socket with any peer; True also if unknown."""
     held = sockets_of(pid, read_sockets())
     return held is None or any(map(_is_connected, held))
 

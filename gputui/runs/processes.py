@@ -203,8 +203,7 @@ def _is_of(environment: Mapping[bytes, bytes], run_dir: Path | str, attempt: int
 
 
 def _place(pid: int, environment: Mapping[bytes, bytes], listed: _Place | None, run_dir: Path) -> _Place:
-    """Rank and local world size of a process by its environment, else the shim's list, else the log
-    it writes."""
+    """Rank and local world size by its environment, else the shim's list, else its log."""
     rank, size = shim.place_in(environment)
     if listed is not None:
         rank, size = listed[0] if rank is None else rank, listed[1] if size is None else size
@@ -269,8 +268,7 @@ class HostProcess(Struct, frozen=True):
 
 
 class ProcessTable:
-    """Reads the processes repeatedly; one per thread. ``runs`` is the folder of this home's
-    runs."""
+    """Reads the processes of the runs in the folder ``runs`` repeatedly; one per thread."""
 
     def __init__(self, runs: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._runs = runs
@@ -310,8 +308,7 @@ class ProcessTable:
 
 
 def command_of(pid: int) -> str:
-    """The command line of a process without its secrets, or the name of its program; "" if it has
-    ended."""
+    """The command line of a process without its secrets, or its name; "" if it has ended."""
     for name in ("cmdline", "comm"):  # a zombie has no command line
         try:
             text = redact_command_line(Path(f"/proc/{pid}/{name}").read_bytes())

@@ -1,5 +1,4 @@
-"""Redaction of launches and specifications; pure. `gputui.core.redaction` decides what is a
-secret."""
+"""Redaction of launches and specifications; pure."""
 
 from __future__ import annotations
 
@@ -32,8 +31,7 @@ def secrets_of(spec: RunSpec) -> set[str]:
 
 
 def redact_launch(launch: Launch, redactor: Redactor = BY_LOOK) -> Launch:
-    """A launch as it may be stored and shown. ``redactor`` knows the secrets of the specification
-    behind it."""
+    """A launch as it may be stored and shown. ``redactor`` knows its specification's secrets."""
     return replace(launch, argv=redactor.argv(launch.argv), env=redactor.env(launch.env))
 
 
@@ -57,8 +55,7 @@ def redact_spec(spec: RunSpec) -> RunSpec:
 
 
 def _redact_recovery(recovery: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The settings without the webhook's address, which is itself a credential, and without secrets
-    of the command."""
+    """The settings without the webhook's address and without secrets of the command."""
     notify = recovery.get("notify")
     if not isinstance(notify, Mapping):
         return recovery

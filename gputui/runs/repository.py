@@ -197,8 +197,7 @@ def set_resumed_from(connection: sqlite3.Connection, run_id: str, number: int, p
 
 
 def request_stop(connection: sqlite3.Connection, run_id: str, number: int, intent: str) -> None:
-    """Store the intent before any signal is sent: an exit status does not distinguish a stop from a
-    crash."""
+    """Store the intent before any signal: an exit status does not tell a stop from a crash."""
     update(connection, "attempts", {"run_id": run_id, "number": number}, stop_requested=intent)
 
 
@@ -218,8 +217,7 @@ def end_attempt(
 
 
 class GpuHolders(NamedTuple):
-    """The runs that lease a GPU, oldest lease first, and the study whose trials share it, if
-    any."""
+    """The runs that lease a GPU, oldest first, and the study whose trials share it, if any."""
 
     run_ids: tuple[str, ...]
     shared_by: str | None

@@ -66,8 +66,7 @@ class MetricsSpec(Struct, frozen=True):
 
 
 class CheckpointSpec(Struct, frozen=True):
-    """The folder and glob of checkpoints, and the arguments that resume from one (tokens, with
-    ``{checkpoint}``)."""
+    """Folder and glob of checkpoints, and the tokens that resume from ``{checkpoint}``."""
 
     directory: str
     pattern: str
@@ -75,8 +74,7 @@ class CheckpointSpec(Struct, frozen=True):
 
 
 class Phase(Struct, frozen=True):
-    """A part of a run with its own parameters, up to the checkpoint of step ``until``; None for the
-    last phase."""
+    """Parameters up to the checkpoint of step ``until``, None for the last phase."""
 
     until: int | None
     params: Mapping[str, Scalar]
@@ -180,8 +178,7 @@ def parse_spec(text: str) -> RunSpec:
 
 
 def spec_of(run: Run) -> RunSpec:
-    """The specification of a run. Raises SpecError, also if the parameters of its next attempt are
-    damaged."""
+    """The specification of a run. Raises SpecError, also for damaged parameters."""
     if run.params is UNREADABLE:
         raise SpecError("its parameters are damaged")
     return parse_spec(run.spec_json)

@@ -47,8 +47,7 @@ def submit_ticket(
     *,
     now: float,
 ) -> int:
-    """Submit a command with a private specification. Returns the command's id. Raises OSError or
-    sqlite3.Error."""
+    """Submit a command with a private specification; return its id. Raises OSError, sqlite3.Error."""
     ticket = write_ticket(workspace, spec)
     try:
         words = {**args, "ticket": ticket, "asker": asker()}

@@ -61,8 +61,7 @@ def _read(connection: sqlite3.Connection, condition: str, *values: object) -> li
 
 
 def lasting(connection: sqlite3.Connection, at: float | None = None) -> list[AlertView]:
-    """The alerts that are active now, or were at a past time: the severest first, then the
-    newest."""
+    """The alerts that are active now, or were then: the severest first, then the newest."""
     order = f"ORDER BY {_SEVEREST_FIRST}, raised_at DESC, alert_id DESC"
     if at is None:
         return _read(connection, f"cleared_at IS NULL {order}")
@@ -97,8 +96,7 @@ def silences(connection: sqlite3.Connection, now: float) -> dict[tuple[str, str,
 
 
 def raise_alert(connection: sqlite3.Connection, values: Mapping[str, Any]) -> int:
-    """Insert an alert from ``values`` (columns of the table), silenced if its rule is; return its
-    id."""
+    """Insert an alert from columns, silenced if its rule is; return its id."""
     alert_id = insert(connection, "alerts", **values)
     connection.execute(
         "UPDATE alerts SET (silenced_until, silenced_by) = (SELECT until, actor FROM alert_silences AS s "

@@ -58,8 +58,7 @@ def _read(connection: sqlite3.Connection, condition: str, *values: object) -> li
 
 
 class FellowStay(Struct, frozen=True):
-    """An attempt of another run on the same GPU, from ``begin`` to ``end``, UTC unix seconds; None
-    is still there."""
+    """An attempt of another run on the same GPU from ``begin`` to ``end`` (None: still there)."""
 
     run_id: str
     begin: float
@@ -115,8 +114,7 @@ CounterReading = tuple[float, float]
 
 
 def consumed_joules(earlier: CounterReading, later: CounterReading) -> float:
-    """Energy between two readings of one counter, which starts when the driver is loaded; after a
-    restart a lower bound."""
+    """Energy between two readings of one counter; after a restart a lower bound."""
     (_, before), (_, after) = earlier, later
     return after - before if after >= before else after
 
@@ -138,8 +136,7 @@ def energy_between(
 
 
 def own_seconds(begin: float, end: float, others: Sequence[tuple[float, float]]) -> float:
-    """A run's share of a GPU's time: shared time is divided equally among it and the ``others``,
-    each with its begin and end."""
+    """A run's share of a GPU's time, which is divided equally with the ``others`` (begin, end)."""
     return sum(seconds / (1 + count) for seconds, count in _shared_parts(begin, end, others))
 
 

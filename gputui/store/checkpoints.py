@@ -1,5 +1,4 @@
-"""Rows of the checkpoint ledger (table ``checkpoints``). Its rules are in
-`gputui.recovery.checkpoints.ledger`."""
+"""Rows of the checkpoint ledger; its rules are in `gputui.recovery.checkpoints.ledger`."""
 
 from __future__ import annotations
 
@@ -80,8 +79,7 @@ class CheckpointRow(Struct, frozen=True):
 
     @property
     def name_of_save(self) -> str:
-        """The path without a rank's number, which is the same for the files that the ranks write in
-        one save."""
+        """The path without a rank's number: the same for all files of one save."""
         return _RANK.sub(r"\1#", self.path)
 
     @property
@@ -90,8 +88,7 @@ class CheckpointRow(Struct, frozen=True):
         return tuple(number for _, number in _RANK.findall(self.path))
 
     def is_same_save_as(self, other: CheckpointRow) -> bool:
-        """Whether the ranks of one attempt wrote both in the same place, so that neither is whole
-        without the other."""
+        """Whether ranks of one attempt wrote both as one save, whole only together."""
         return self.attempt == other.attempt and self.name_of_save == other.name_of_save
 
     def is_later_than(self, other: CheckpointRow) -> bool:
@@ -152,8 +149,7 @@ def step_of(connection: sqlite3.Connection, run_id: str, path: str | None) -> in
 
 
 def neighbours(connection: sqlite3.Connection, run_id: str, since: float) -> list[Neighbour]:
-    """The checkpoint folders of other runs' attempts that live, or lived since a time (UTC unix
-    seconds)."""
+    """The checkpoint folders of other runs' attempts that live, or lived since a time."""
     return records(
         connection,
         Neighbour,
@@ -167,8 +163,7 @@ def neighbours(connection: sqlite3.Connection, run_id: str, since: float) -> lis
 
 
 def note_scan(connection: sqlite3.Connection, run_id: str, number: int, folder: str | None, at: float) -> None:
-    """Store the real path of an attempt's checkpoint folder, if known, and when it was looked
-    into."""
+    """Store the real path of an attempt's checkpoint folder, if known, and the scan's time."""
     values = {"scanned_at": at} | ({} if folder is None else {"checkpoint_folder": folder})
     update(connection, "attempts", {"run_id": run_id, "number": number}, **values)
 

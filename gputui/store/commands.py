@@ -21,8 +21,7 @@ class WithdrawnError(Exception):
 
 
 class NotWithdrawnError(Exception):
-    """A command that was not answered in time could not be withdrawn: it may still be carried
-    out."""
+    """A command that was not answered could not be withdrawn: it may still be carried out."""
 
 
 # How long a withdrawal is retried; a disk may be full for a moment.
@@ -161,8 +160,7 @@ def give_answer(
     reason: str | None = None,
     result: Mapping[str, Any] | None = None,
 ) -> None:
-    """Answer a command, as the agent, in the transaction of its changes. Raises WithdrawnError if
-    it is not pending."""
+    """Answer a command in the transaction of its changes. Raises WithdrawnError."""
     told = None if result is None else json.dumps(dict(result))
     answered = connection.execute(
         "UPDATE commands SET state = ?, reason = ?, result = ?, answered_at = ? "

@@ -185,8 +185,7 @@ UNREADABLE: Mapping[str, Any] = MappingProxyType({})
 
 @lru_cache(maxsize=512)
 def json_mapping(text: str | None) -> Mapping[str, Any]:
-    """A column with a JSON object; UNREADABLE if it is anything else, so that one bad row never
-    breaks a view."""
+    """A column with a JSON object; UNREADABLE for anything else: one bad row breaks no view."""
     value = _parse(text)
     return MappingProxyType(value) if isinstance(value, dict) else UNREADABLE
 

@@ -1,5 +1,4 @@
-"""Histograms of utilisation and power of GPUs while they were held; from minutes and hours if
-samples are deleted."""
+"""Histograms of utilisation and power of GPUs while they were held, and memory peaks."""
 
 from __future__ import annotations
 
@@ -112,8 +111,7 @@ class PastPeak(Struct, frozen=True):
 
 
 def past_peaks(connection: sqlite3.Connection, profile: str) -> list[PastPeak]:
-    """Attempts of the newest runs of a profile that had GPUs, newest first. Raises
-    sqlite3.Error."""
+    """Attempts of the newest runs of a profile that had GPUs, newest first."""
     attempts = named_rows(
         connection,
         "SELECT a.run_id, a.number AS attempt, a.params, json_array_length(a.gpus) AS gpu_count, "
@@ -135,8 +133,7 @@ def past_peaks(connection: sqlite3.Connection, profile: str) -> list[PastPeak]:
 
 
 def peak_bytes(connection: sqlite3.Connection, run_id: str, attempt: int) -> int | None:
-    """The largest last reported peak of an attempt's ranks; None if there is none. Raises
-    sqlite3.Error."""
+    """The largest last reported peak of an attempt's ranks; None if there is none."""
     (peak,) = connection.execute(
         # Text, such as "NaN", would be larger than any number.
         "SELECT max(CASE WHEN json_type(n.data, ?1) IN ('integer', 'real') THEN n.data ->> ?1 END) "
@@ -185,8 +182,7 @@ def _reported_by_ranks(connection: sqlite3.Connection, run_id: str, attempt: int
 
 
 def _listed_by_driver(connection: sqlite3.Connection, gpu_id: int, run_ids: Collection[str]) -> int:
-    """The largest total of one of these runs' processes on a GPU, as listed by the driver; 0 if
-    unknown."""
+    """The largest total of one of these runs' processes on a GPU, by the driver; or 0."""
     rows = connection.execute(
         "SELECT processes FROM gpu_process_sets WHERE gpu_id = ? AND processes NOTNULL ORDER BY at DESC LIMIT ?",
         (gpu_id, PROCESS_SETS_LOOKED_AT),

@@ -95,8 +95,7 @@ class GpuEventView(Struct, frozen=True):
 
 
 class Idleness(NamedTuple):
-    """``since`` is the first idle sample, None if the GPU is busy. ``was_busy``: whether it was
-    busy before, within the searched time."""
+    """``since`` is the first idle sample, None if the GPU is busy; ``was_busy``: before that."""
 
     since: float | None
     was_busy: bool
@@ -287,8 +286,7 @@ def idleness(connection: sqlite3.Connection, uuid: str, after: float, now: float
 
 
 def present_since(connection: sqlite3.Connection, uuid: str) -> dict[int, float]:
-    """For each process on a GPU, by PID, since when the driver has listed it without
-    interruption."""
+    """For each process on a GPU, by PID, since when the driver has listed it unbroken."""
     rows = connection.execute(
         "SELECT at, processes FROM gpu_process_sets WHERE gpu_id = (SELECT gpu_id FROM gpus WHERE uuid = ?) "
         "ORDER BY at DESC LIMIT ?",
@@ -308,8 +306,7 @@ def present_since(connection: sqlite3.Connection, uuid: str) -> dict[int, float]
 def gpu_history(
     connection: sqlite3.Connection, since: float, until: float, buckets: int, uuid: str | None = None
 ) -> dict[str, GpuHistory]:
-    """Means over ``buckets`` equal spans of [since, until), by UUID, of all GPUs or one. GPUs without
-    samples there are left out."""
+    """Means over ``buckets`` equal spans of [since, until), by UUID, of GPUs with samples."""
     gpus = connection.execute("SELECT gpu_id, uuid FROM gpus WHERE uuid = coalesce(?, uuid)", (uuid,)).fetchall()
     histories: dict[str, GpuHistory] = {}
     # One query per GPU: with a single query, SQLite would sort the samples of all GPUs first.
@@ -323,7 +320,7 @@ def gpu_history(
 def memory_temperature_history(
     connection: sqlite3.Connection, uuid: str, since: float, until: float, buckets: int
 ) -> tuple[float | None, ...]:
-    """The mean temperature of a GPU's memory in each of ``buckets`` equal spans of [since, until)."""
+    """The mean temperature of a GPU's memory in ``buckets`` equal spans of [since, until)."""
     row = connection.execute("SELECT gpu_id FROM gpus WHERE uuid = ?", (uuid,)).fetchone()
     if row is None:
         return (None,) * buckets
@@ -373,8 +370,7 @@ def _processes(text: str | None) -> tuple[ProcessView, ...] | None:
 
 
 class Quarantined(Struct, frozen=True):
-    """A GPU in quarantine. ``since`` is UTC unix seconds; it failed under ``run_id`` and
-    ``attempt``."""
+    """A GPU in quarantine since a time; it failed under ``run_id`` and ``attempt``."""
 
     uuid: str
     since: float

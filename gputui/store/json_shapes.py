@@ -149,8 +149,7 @@ def show_shape(
 
 
 def alert_shape(alert: AlertView, now: float) -> Shape:
-    """One alert of ``gputui alerts --json``; ``now`` is UTC unix seconds. ``state`` is ``raised``
-    or ``cleared``."""
+    """One alert of ``gputui alerts --json``; ``state`` is ``raised`` or ``cleared``."""
     left_out = ("alert_id", "subject_kind", "silenced_by")
     return {
         "id": alert.alert_id,

@@ -39,8 +39,7 @@ class PlacementView(Struct, frozen=True):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> PlacementView:
-        """Parse placement.json; missing or malformed values are unknown. Raises ValueError without
-        a valid state."""
+        """Parse placement.json; malformed values are unknown. Raises ValueError without a state."""
         if data.get("state") not in STATES:
             raise ValueError(f"no state of an attempt: {data.get('state')!r}")
         nodes, restarts = data.get("nodes"), data.get("restarts")

@@ -22,8 +22,7 @@ class QueuePause(Struct, frozen=True):
 
 
 class QueueEntry(Struct, frozen=True):
-    """A waiting run. ``position`` counts from 1; ``waiting_for`` is None before the first
-    schedule."""
+    """A waiting run. ``position`` counts from 1; ``waiting_for`` is None before a schedule."""
 
     position: int
     run_id: str

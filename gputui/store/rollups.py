@@ -21,8 +21,7 @@ from gputui.store.series import GPU, HOST, HOST_ID, Series
 
 
 class Kept(NamedTuple):
-    """A column of samples and its statistics that are kept. Means are rounded to ``digits``
-    decimals."""
+    """A column of samples and its kept statistics. Means are rounded to ``digits`` decimals."""
 
     column: str
     parts: tuple[str, ...]
@@ -60,8 +59,7 @@ def names(kept: Sequence[Kept]) -> list[str]:
 
 @dataclass(slots=True)
 class Gathered:
-    """Samples of one span, added in batches. ``samples`` is their number, ``answered`` the number
-    of those in which the GPU answered."""
+    """Samples of one span, added in batches. In ``answered`` of them the GPU answered."""
 
     kept: Sequence[Kept]
     samples: int = 0
@@ -76,8 +74,7 @@ class Gathered:
         states: Sequence[str] = (),
         reasons: Sequence[str | None] = (),
     ) -> None:
-        """Add a batch: a sequence per kept column; ``reasons`` are throttle reasons as JSON
-        lists."""
+        """Add a batch: a sequence per kept column; ``reasons`` are JSON lists."""
         if not self._columns:
             self._columns = [[] for _ in self.kept]
         self.samples += len(columns[0])

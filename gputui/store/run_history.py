@@ -95,8 +95,7 @@ def appended(
     connection: sqlite3.Connection, kind: type[Record], table: str, run_id: str | None, at: float | None,
     limit: int | None, after_id: int = 0,
 ) -> list[Record]:  # fmt: skip
-    """Records of an append-only table, whose first field is the id, selected like
-    `read_incidents`."""
+    """Records of a table whose first field is the id, selected like `read_incidents`."""
     key = kind.__struct_fields__[0]
     conditions, values = [f"{key} > ?"], [after_id]
     for condition, value in (("run_id = ?", run_id), ("at <= ?", at)):

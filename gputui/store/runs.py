@@ -111,8 +111,7 @@ class Run(Struct, frozen=True):
         return is_renamed(self.run_id, self.name)
 
     def trained_seconds(self, now: float) -> float | None:
-        """Total duration of its attempts, without the time between them; None before the first
-        one."""
+        """Total duration of its attempts; None before the first one."""
         if self.ended_at is not None or self.attempt_started_at is None or self.attempt_state not in _ALIVE:
             return self.ended_seconds
         return (self.ended_seconds or 0.0) + max(0.0, now - self.attempt_started_at)
@@ -314,8 +313,7 @@ def holders(runs: Iterable[Run]) -> dict[str, list[tuple[str, str]]]:
 
 
 def _move_of_row(run: Run, at: float) -> TransitionView:
-    """The transition of a run that has none, for its history was lost and rebuilt from its
-    folder."""
+    """The transition of a run that has none: it was rebuilt from its folder."""
     state, since = RunState.QUEUED, run.created_at
     if run.state.is_over and is_by(run.ended_at, at):
         state, since = run.state, run.ended_at or at

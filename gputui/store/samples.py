@@ -22,8 +22,7 @@ def between(
     end: float,
     limit: int = -1,
 ) -> list[Row]:
-    """(at, value of each column) of the samples in [begin, end), ordered by time; at most ``limit``
-    (-1: all)."""
+    """(at, value of each column) of the samples in [begin, end) in order, ``limit`` at most."""
     where, key = series.key(gpu_id)
     return connection.execute(
         f"SELECT {', '.join(('at', *columns))} FROM {series.table} WHERE {where} AND at >= ? AND at < ? "  # noqa: S608

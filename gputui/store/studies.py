@@ -134,8 +134,7 @@ class TrialRecord(Struct, frozen=True):
 
 
 class RungValue(Struct, frozen=True):
-    """A trial's value at a rung, with step and attempt. ``value`` is None if it was not a
-    number."""
+    """A trial's value at a rung, with step and attempt; None if it was not a number."""
 
     number: int
     rung: int
@@ -292,8 +291,7 @@ def _trial_at(
 
 
 def expected_seconds(connection: sqlite3.Connection, profile: str, params: Mapping[str, Any]) -> float | None:
-    """The median duration of a profile's newest successful runs with these parameters; None if
-    there is none."""
+    """The median duration of a profile's newest successful runs with these parameters."""
     rows = connection.execute(
         "SELECT params, ended_at - started_at FROM runs WHERE profile = ? AND state = 'succeeded' "
         "AND started_at IS NOT NULL ORDER BY sequence DESC LIMIT 200",

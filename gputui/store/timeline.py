@@ -84,8 +84,7 @@ def gap_at(connection: sqlite3.Connection, at: float) -> Span | None:
 def recorded(
     connection: sqlite3.Connection, start: float, end: float, pieces: int = 240
 ) -> tuple[tuple[float, float], ...]:
-    """The spans between two times in which the recorder ran, with a resolution of about one of
-    ``pieces``."""
+    """The spans in which the recorder ran, with a resolution of about one of ``pieces``."""
     width = (end - start) / pieces
     spans: list[tuple[float, float]] = []
     limits = bounds(connection)

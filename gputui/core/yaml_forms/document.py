@@ -46,8 +46,7 @@ class Mark(Struct, frozen=True):
 
 @dataclass(slots=True)
 class Document:
-    """``data`` as Python values, the mark of every key and list item, and duplicate keys (the first
-    counts)."""
+    """``data``, the mark of every key and list item, and duplicate keys (the first counts)."""
 
     data: Any
     marks: dict[KeyPath, Mark]

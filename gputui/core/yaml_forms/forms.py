@@ -1,5 +1,4 @@
-"""Shared parts of pydantic models for YAML, and pydantic's errors as readable messages with
-places."""
+"""Shared parts of pydantic models for YAML, and pydantic's errors as messages with places."""
 
 from __future__ import annotations
 

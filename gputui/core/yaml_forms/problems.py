@@ -84,8 +84,7 @@ def shorten(text: str) -> str:
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """The one of ``names`` closest to ``name``, or None. Case, dashes and underscores are
-    ignored."""
+    """The one of ``names`` closest to ``name``, or None; case and dashes do not count."""
     plain = {_plain(candidate): candidate for candidate in names}
     found = difflib.get_close_matches(_plain(name)[:100], plain, n=1, cutoff=0.6)
     return plain[found[0]] if found else None

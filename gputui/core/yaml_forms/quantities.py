@@ -44,7 +44,6 @@ def format_sizes(one: int, other: int) -> tuple[str, str]:
 
 
 def parse_duration(text: str) -> float | None:
-    """``90s``, ``5 min``, ``30m``, ``10h``, ``2d``, ``1.5w`` or ``5y`` in seconds; None if
-    invalid."""
+    """``90s``, ``5 min``, ``10h``, ``2d``, ``1.5w`` or ``5y`` in seconds; None if invalid."""
     match = _DURATION.fullmatch(text.strip())
     return None if match is None else float(match[1]) * _SECONDS[match[2]]

@@ -34,8 +34,7 @@ class Executors:
         self._made = dict(made or {})
 
     def of(self, target: Mapping[str, Any] | None) -> Executor:
-        """The executor of a specification's target; None is this machine. Raises KeyError for an
-        unknown kind."""
+        """The executor of a target; None is this machine. Raises KeyError for an unknown kind."""
         kind = LOCAL if target is None else str(target["kind"])
         if kind not in self._made:
             module, _, name = EXECUTORS[kind].partition(":")
@@ -44,8 +43,7 @@ class Executors:
 
 
 def chooses_start(spec: RunSpec | None) -> bool:
-    """Whether only the run's target sees its checkpoints, and so chooses the one to resume from.
-    False without a valid specification."""
+    """Whether only the run's target sees its checkpoints, and so chooses the one to resume from."""
     if spec is None or spec.target is None or spec.checkpoints is None:
         return False
     return not Executors().of(spec.target).sees_checkpoints(spec.target)

@@ -60,8 +60,7 @@ class Executor(ABC):
         return True
 
     def clear(self, folder: Path, target: Mapping[str, Any]) -> None:  # noqa: B027 - most have nothing elsewhere
-        """Remove the files on the target of the run in ``folder``; may take long. Raises OSError if
-        it should be tried again."""
+        """Remove the run's files on the target. Raises OSError if it should be tried again."""
 
     def checks(self, spec: RunSpec) -> list[CheckResult]:
         """The quick checks of what a run needs."""
@@ -76,13 +75,11 @@ class Executor(ABC):
         raise NotImplementedError
 
     def survey(self, target: Mapping[str, Any]) -> Iterator[CheckResult]:
-        """Check step by step whether the target can be used; each step may take until its own
-        deadline."""
+        """Check step by step, each with its own deadline, whether the target can be used."""
         raise NotImplementedError
 
     def processes(self, scan: ProcessScan, run_dir: Path, attempt: Attempt) -> list[AttemptProcess]:
-        """The living processes of an attempt without the executor's own; none if it does not see
-        them."""
+        """The living processes of an attempt without the executor's own, as far as it sees them."""
         if not self.sees_processes:
             return []
         own = None if attempt.executor is None else attempt.executor[0]
@@ -90,7 +87,7 @@ class Executor(ABC):
 
 
 class LocalExecutor(Executor):
-    """Runs attempts on this machine by the shim, which needs only the standard library of Python 3.9."""
+    """Runs attempts on this machine by the shim."""
 
     file_name = Path(shim.__file__).name
 

@@ -1,5 +1,4 @@
-"""The process that runs an attempt: start it, find it after a restart, watch it and ask it to end.
-For all executors."""
+"""The process that runs an attempt: start it, find it again, watch it and ask it to end."""
 
 from __future__ import annotations
 
@@ -89,8 +88,7 @@ def find(executor: Executor, run_dir: Path, attempt: int) -> ProcessIdentity | N
 
 
 def serves(identity: ProcessIdentity, folder: Path) -> bool:
-    """Whether the process serves the attempt in ``folder``: one of another PID namespace while it
-    holds the lock."""
+    """Whether the process lives; one of another PID namespace does while it holds the lock."""
     return is_held(folder / "attempt.lock") if is_elsewhere(identity) else is_alive(identity)
 
 
@@ -104,16 +102,14 @@ def named_in(folder: Path) -> ProcessIdentity | None:
 
 
 def is_of_former_boot(attempt: Attempt, folder: Path) -> bool:
-    """Whether the machine was rebooted since the attempt began, by the process in its row or its
-    folder."""
+    """Whether the machine was rebooted since the attempt began."""
     process = attempt.executor or named_in(folder)
     return process is not None and not is_of_this_boot(process[-1])
 
 
 @dataclass(slots=True)
 class ExecutorProcess:
-    """The process that runs the attempt in ``folder``; ``identity`` is None if it could not be
-    started."""
+    """The process that runs the attempt in ``folder``; None if it could not be started."""
 
     identity: ProcessIdentity | None
     folder: Path
@@ -127,7 +123,7 @@ class ExecutorProcess:
         return self.identity is not None and serves(self.identity, self.folder)
 
     def watch(self, selector: selectors.BaseSelector) -> None:
-        """Wake the selector when the process ends. Without a pidfd, its end is noticed by polling."""
+        """Wake the selector when the process ends; without a pidfd, polling notices it."""
         if self.identity is not None and is_alive(self.identity):
             with contextlib.suppress(ProcessLookupError):
                 self._descriptor = open_pidfd(self.identity.pid)

@@ -1,5 +1,4 @@
-"""The base class of launchers: builds the argument vector of an attempt, and names the files of its
-output."""
+"""The base class of launchers: builds an attempt's command, and names its output's files."""
 
 from __future__ import annotations
 
@@ -25,8 +24,7 @@ RANK_OUTPUT = "ranks/*/attempt_0/0/{stream}.log"
 
 
 class Node(Struct, frozen=True):
-    """One machine of an attempt: host name or address, the GPUs of its CUDA_VISIBLE_DEVICES (may be
-    empty), and number of ranks."""
+    """One machine of an attempt: host, GPUs of its CUDA_VISIBLE_DEVICES, number of ranks."""
 
     host: str
     gpus: tuple[str, ...]
@@ -121,8 +119,7 @@ class Launcher:
         return {"PET_LOG_DIR": f"{invocation.folder}/ranks"}
 
     def rank_output(self, ranks: int) -> str:
-        """A glob below a node's folder of its first rank's output, with ``{stream}`` (stdout or
-        stderr) if each has its own file."""
+        """A glob below a node's folder of its first rank's output, with ``{stream}`` if apart."""
         return OUTPUT
 
     def log_files(self, folder: Path, ranks: int) -> list[Path]:

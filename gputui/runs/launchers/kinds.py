@@ -1,5 +1,4 @@
-"""The launchers: torchrun (whose own restarts are turned off), Accelerate, DeepSpeed, python, and
-any command."""
+"""The launchers: torchrun, Accelerate, DeepSpeed, python, and any command."""
 
 from __future__ import annotations
 
@@ -51,8 +50,7 @@ class Torchrun(Launcher):
 
 
 class Accelerate(Launcher):
-    """Starts ranks by accelerate.commands.launch; a single one has no torchrun agent and so no
-    separate log."""
+    """Starts ranks by accelerate.commands.launch; a single one has no separate log."""
 
     name = title = "accelerate"
     starts_ranks = True

@@ -141,7 +141,7 @@ def _report(lines: list[str], root: RankFailure | None = None, others: Sequence[
 
 
 def _of_other_launcher(lines: list[str]) -> LauncherReport:
-    """The report of text without a table: another launcher's, if one wrote it, else only the text."""
+    """The report of text without a table: another launcher's, or only the text."""
     report = _report(lines)
     for line in lines:
         for pattern in (_LIGHTNING, _SPAWN_RAISED, _SPAWN_ENDED):
@@ -159,8 +159,7 @@ def _signal_number(name: str | None) -> int:
 
 
 def _entries(lines: list[str], at: int) -> tuple[list[dict[str, str]], int]:
-    """The fields of the entries from line ``at`` to the next border, and the number of the line
-    after it."""
+    """The fields of the entries from line ``at`` to the next border, and the line after it."""
     entries: list[dict[str, str]] = []
     while at < len(lines) and not _BORDER.match(lines[at]):
         line = lines[at]
