@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import difflib
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from gputui.core.redaction import Redactor
 from gputui.runs.code_version import code_words, run_git
@@ -28,15 +28,8 @@ class CodeUnknownError(Exception):
 class _Code(NamedTuple):
     run_id: str
     workdir: Path
-    code: Mapping[str, Any]
-
-    @property
-    def commit(self) -> str:
-        return str(self.code["commit"])
-
-    @property
-    def diff(self) -> str:
-        return str(self.code.get("diff") or "")
+    commit: str
+    diff: str
 
 
 def run_code_diff(runs: Path, one: str, other: str) -> list[str]:
@@ -51,7 +44,7 @@ def run_code_diff(runs: Path, one: str, other: str) -> list[str]:
         words = code_words(spec.code)
         if spec.code is None or words is None:
             raise CodeUnknownError(f"{run_id} did not run in a git checkout, or was launched by an older gputui")
-        codes.append(_Code(run_id, Path(spec.workdir), spec.code))
+        codes.append(_Code(run_id, Path(spec.workdir), str(spec.code["commit"]), str(spec.code.get("diff") or "")))
         secrets += secrets_of(spec)
         heads.append(f"{sign} {run_id}: {words}")
     redactor = Redactor(secrets)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from gputui.runs.identity import ProcessIdentity, boot_id, is_alive, is_of_another_user, read_stat, send_signal
+from gputui.runs.identity import ProcessIdentity, is_alive, is_of_another_user, read_stat, send_signal
 from gputui.runs.processes import ProcessScanner, command_of
 from gputui.store.run_states import RunState
 
@@ -39,9 +39,7 @@ def find_marked(runs: Path) -> list[MarkedProcess]:
     """This user's processes with the tag of a run in ``runs``, and their untagged descendants."""
     scan = ProcessScanner().scan()
     return [
-        MarkedProcess(
-            ProcessIdentity(pid, scan.stats[pid].start_ticks, boot_id()), owner.run_id, owner.attempt, command_of(pid)
-        )
+        MarkedProcess(scan.identity(pid), owner.run_id, owner.attempt, command_of(pid))
         for pid, owner in scan.owned(runs).items()
         if not is_of_another_user(pid)
     ]

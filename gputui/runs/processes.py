@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -41,9 +42,6 @@ _COMMAND_MAX_CHARACTERS = 500
 _YOUNG_SECONDS = 10.0
 _TAG, _AGENT = b"GPUTUI_RUN_DIR", AGENT_MARK.encode()
 
-_Place = tuple[int | None, int | None]
-"""Rank, and number of ranks on this machine."""
-
 
 class AttemptProcess(Struct, frozen=True):
     """A living process. ``rank`` is None for those without one, such as torchrun;
@@ -59,11 +57,12 @@ class AttemptProcess(Struct, frozen=True):
 
 
 class Owner(NamedTuple):
-    """The run that a process belongs to, with rank and attempt where they are known."""
+    """The run that a process belongs to, with what else is known of it."""
 
     run_id: str
     rank: int | None
     attempt: int | None
+    local_world_size: int | None = None
 
 
 class ProcessScanner:
@@ -111,41 +110,35 @@ class ProcessScan:
 
     def processes_of(self, run_dir: Path, attempt: int | None = None) -> list[AttemptProcess]:
         """Every process of a run or of one ``attempt``, with its shim, in PID order."""
-        stats = self.stats
-        tagged = {pid: _is_of(values, run_dir, attempt) for pid, values in self.environments.items()}
-        listed = {
-            identity.pid: place
-            for identity, place in _listed(run_dir, attempt).items()
-            if identity.pid in stats and stats[identity.pid].start_ticks == identity.start_ticks
-        }
-        roots = {pid for pid in {*tagged, *listed} if tagged.get(pid, True)}
-        if not roots:
-            return []
-        found = roots | shim.below(roots, self._children, lambda pid: not tagged.get(pid, True))
-        places = {
-            pid: _place(pid, self.environments.get(pid) or shim.environment_of(pid), listed.get(pid), run_dir)
-            for pid in found
-        }
-        parents = {pid: stats[pid].parent_pid for pid in found}
+        owners = self.owned(run_dir.parent, _listed(run_dir, attempt, self.stats))
         return [
-            AttemptProcess(ProcessIdentity(pid, stats[pid].start_ticks, boot_id()), *_inherited(pid, places, parents))
-            for pid in sorted(found)
+            AttemptProcess(self.identity(pid), owner.rank, owner.local_world_size)
+            for pid, owner in sorted(owners.items())
+            if owner.run_id == run_dir.name and attempt in (None, owner.attempt)
         ]
 
-    def owned(self, runs: Path) -> dict[int, Owner]:
-        """The owner of each process of the runs in the folder ``runs``, by PID: by its own tag or
-        that of its nearest tagged ancestor."""
-        tagged = {pid: _owner_in(each, runs) for pid, each in self.environments.items()}
+    def owned(self, runs: Path, listed: Mapping[int, Owner] = MappingProxyType({})) -> dict[int, Owner]:
+        """The owner of each process of the runs in the folder ``runs``, by PID: by its own tag, by what
+        the shims ``listed``, or that of its nearest ancestor that has one."""
+        roots: dict[int, Owner | None] = dict(listed)
+        for pid, environment in self.environments.items():
+            owner, known = _owner_in(environment, runs), listed.get(pid)
+            if owner is not None and known is not None and owner.rank is None:
+                owner = owner._replace(rank=known.rank, local_world_size=known.local_world_size)
+            roots[pid] = owner
         found: dict[int, Owner] = {}
-        waiting = [(pid, owner) for pid, owner in tagged.items() if owner is not None]
+        waiting = [(pid, owner) for pid, owner in roots.items() if owner is not None]
         while waiting:
             pid, owner = waiting.pop()
+            if owner.rank is None:
+                owner = owner._replace(rank=shim.rank_by_output(pid, str(runs)))
             found[pid] = owner
-            for child in self._children.get(pid, ()):
-                if child not in tagged:
-                    rank = shim.rank_by_output(child, str(runs))
-                    waiting.append((child, owner if rank is None else owner._replace(rank=rank)))
+            waiting += [(child, owner) for child in self._children.get(pid, ()) if child not in roots]
         return found
+
+    def identity(self, pid: int) -> ProcessIdentity:
+        """The identity of a process of the scan."""
+        return ProcessIdentity(pid, self.stats[pid].start_ticks, boot_id())
 
 
 def processes_of(run_dir: Path, attempt: int | None = None) -> list[AttemptProcess]:
@@ -154,13 +147,14 @@ def processes_of(run_dir: Path, attempt: int | None = None) -> list[AttemptProce
 
 
 def tagged_processes(run_dir: Path | str, attempt: int | None = None) -> list[ProcessIdentity]:
-    """Every living process with the tag of a run, or of one ``attempt``. The tag is the run's
-    folder, because its id is unique within one home only."""
-    scan = ProcessScanner().scan()
+    """Every living process with the tag of a run, or of one ``attempt``. The tag is the run's folder,
+    because its id is unique within one home only."""
+    scan, place = ProcessScanner().scan(), Path(run_dir)
+    owners = {pid: _owner_in(environment, place.parent) for pid, environment in scan.environments.items()}
     return [
-        ProcessIdentity(pid, scan.stats[pid].start_ticks, boot_id())
-        for pid, environment in scan.environments.items()
-        if _is_of(environment, run_dir, attempt)
+        scan.identity(pid)
+        for pid, owner in owners.items()
+        if owner is not None and owner.run_id == place.name and attempt in (None, owner.attempt)
     ]
 
 
@@ -191,59 +185,29 @@ def _owner_in(environment: Mapping[bytes, bytes], runs: Path | str) -> Owner | N
     folder, run_id = os.path.split(os.fsdecode(environment.get(_TAG, b"")))
     if _AGENT in environment or folder != str(runs) or not run_id:
         return None
-    attempt = environment.get(b"GPUTUI_ATTEMPT", b"")
-    return Owner(run_id, shim.place_in(environment)[0], int(attempt) if attempt.isdigit() else None)
+    attempt, (rank, size) = environment.get(b"GPUTUI_ATTEMPT", b""), shim.place_in(environment)
+    return Owner(run_id, rank, int(attempt) if attempt.isdigit() else None, size)
 
 
-def _is_of(environment: Mapping[bytes, bytes], run_dir: Path | str, attempt: int | None) -> bool:
-    owner = _owner_in(environment, os.path.dirname(run_dir))  # noqa: PTH120 - for every process of the machine
-    if owner is None or owner.run_id != os.path.basename(run_dir):  # noqa: PTH119
-        return False
-    return attempt is None or owner.attempt == attempt
-
-
-def _place(pid: int, environment: Mapping[bytes, bytes], listed: _Place | None, run_dir: Path) -> _Place:
-    """Rank and local world size by its environment, else the shim's list, else its log."""
-    rank, size = shim.place_in(environment)
-    if listed is not None:
-        rank, size = listed[0] if rank is None else rank, listed[1] if size is None else size
-    return shim.rank_by_output(pid, str(run_dir)) if rank is None else rank, size
-
-
-def _inherited(pid: int, places: Mapping[int, _Place], parents: Mapping[int, int]) -> _Place:
-    """The place of a process, completed from its ancestors: the helpers of a rank belong to it."""
-    rank, size = places[pid]
-    for _ in range(_DEEPEST):
-        if pid not in parents or (rank is not None and size is not None):
-            break
-        rank = places[pid][0] if rank is None else rank
-        size = places[pid][1] if size is None else size
-        pid = parents[pid]
-    return rank, size
-
-
-def _listed(run_dir: Path, attempt: int | None) -> dict[ProcessIdentity, _Place]:
-    """The processes of this boot that the shims of a run have listed."""
-    found: dict[ProcessIdentity, _Place] = {}
+def _listed(run_dir: Path, attempt: int | None, living: Mapping[int, ProcessStat]) -> dict[int, Owner]:
+    """The living processes that the shims of a run have listed."""
+    found: dict[int, Owner] = {}
     folders = (run_dir / "attempts").glob("*" if attempt is None else str(attempt))
-    # started.json names the command alone, and exists even if a full disk left no room for the
-    # list.
+    # started.json names the command alone, and exists even if a full disk left no room for the list.
     for path in (folder / name for folder in folders for name in ("started.json", "processes.json")):
         try:
             record = read_foreign_json(path, _LIST_BYTES)
             if record["boot_id"] != boot_id():
                 continue
             for entry in record.get("processes", [record]):
-                identity = ProcessIdentity(int(entry["pid"]), int(entry["start_ticks"]), boot_id())
-                found[identity] = _whole(entry.get("rank")), _whole(entry.get("local_world_size"))
+                stat = living.get(entry["pid"])
+                if stat is not None and stat.start_ticks == entry["start_ticks"]:
+                    number, size = int(path.parent.name), entry.get("local_world_size")
+                    found[stat.pid] = Owner(run_dir.name, entry.get("rank"), number, size)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             # A living shim rewrites it within a second; the tree and the tags cover most of it.
             continue
     return found
-
-
-def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) else None
 
 
 # --- the table of the screen -----------------------------------------------------------------------------------------

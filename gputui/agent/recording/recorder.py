@@ -251,7 +251,7 @@ class Recorder:
                 )
 
     def _process_json(self, process: GpuProcess) -> dict[str, object]:
-        run_id, rank, _ = self._owners.of(process) or (None, None, None)
+        run_id, rank, *_ = self._owners.of(process) or (None, None)
         return {**{name: getattr(process, name) for name in _PROCESS_FIELDS}, "run_id": run_id, "rank": rank}
 
     def _write_inventory(self, inventory: Inventory) -> None:
