@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from gputui.store import samples
 from gputui.store.database import named_rows, one_moment
-from gputui.store.series import GPU, HOST, HOST_ID, Series
+from gputui.store.series import GPU, HOST, HOST_ID
 
 
 class Kept(NamedTuple):
@@ -264,57 +264,40 @@ class SampleSpan(NamedTuple):
     values: Sequence[Values]
 
 
-def gpu_spans(
+def newest_sample(connection: sqlite3.Connection, uuid: str | None) -> float | None:
+    """The time of the newest sample of a GPU, or of the host (None)."""
+    gpu_id = _gpu_id(connection, uuid)
+    sample = samples.newest(connection, HOST if uuid is None else GPU, gpu_id, (), math.inf)
+    return sample["at"] if sample else None
+
+
+def _gpu_id(connection: sqlite3.Connection, uuid: str | None) -> int:
+    """The id of a GPU (-1: there is none), or of the host (None)."""
+    row = connection.execute("SELECT gpu_id FROM gpus WHERE uuid = ?", (uuid,)).fetchone()
+    return HOST_ID if uuid is None else -1 if row is None else int(row[0])
+
+
+def sample_spans(
     connection: sqlite3.Connection,
-    uuid: str,
+    uuid: str | None,
     columns: Sequence[str],
     seconds: float,
     first: int,
     last: int,
     looked_at: float,
-) -> Iterator[SampleSpan]:
-    """The samples of a GPU in the spans from number ``first`` to ``last``; span n begins
-    ``n · seconds`` after 1970. Spans without samples are left out.
+) -> list[SampleSpan]:
+    """The samples of a GPU, or of the host (None), in the spans from number ``first`` to ``last``; span
+    n begins ``n · seconds`` after 1970. Spans without samples are left out.
 
     Only the first ``looked_at`` seconds of each span are read, which bounds the cost of long ones.
     """
-    gpu_id = _gpu_id(connection, uuid)
-    if gpu_id is None:
-        return iter(())
     with one_moment(connection):
-        return iter(list(_all_spans(connection, GPU, gpu_id, columns, seconds, first, last, looked_at)))
+        return list(_spans(connection, uuid, columns, seconds, first, last, looked_at))
 
 
-def host_spans(
-    connection: sqlite3.Connection, columns: Sequence[str], seconds: float, first: int, last: int, looked_at: float
-) -> Iterator[SampleSpan]:
-    """The same for the host."""
-    with one_moment(connection):
-        return iter(list(_all_spans(connection, HOST, HOST_ID, columns, seconds, first, last, looked_at)))
-
-
-def newest_gpu_sample(connection: sqlite3.Connection, uuid: str) -> float | None:
-    """The time of a GPU's newest sample (UTC unix seconds)."""
-    gpu_id = _gpu_id(connection, uuid)
-    sample = None if gpu_id is None else samples.newest(connection, GPU, gpu_id, (), math.inf)
-    return sample["at"] if sample else None
-
-
-def newest_host_sample(connection: sqlite3.Connection) -> float | None:
-    """The time of the host's newest sample."""
-    sample = samples.newest(connection, HOST, HOST_ID, (), math.inf)
-    return sample["at"] if sample else None
-
-
-def _gpu_id(connection: sqlite3.Connection, uuid: str) -> int | None:
-    row = connection.execute("SELECT gpu_id FROM gpus WHERE uuid = ?", (uuid,)).fetchone()
-    return None if row is None else int(row[0])
-
-
-def _all_spans(
+def _spans(
     connection: sqlite3.Connection,
-    series: Series,
-    gpu_id: int,
+    uuid: str | None,
     columns: Sequence[str],
     seconds: float,
     first: int,
@@ -322,8 +305,8 @@ def _all_spans(
     looked_at: float,
 ) -> Iterator[SampleSpan]:
     """Spans from hours, minutes and samples, each where no finer data exist."""
-    limits = bounds(connection)
-    kind = "host" if series is HOST else "gpu"
+    limits, gpu_id = bounds(connection), _gpu_id(connection, uuid)
+    kind = "host" if uuid is None else "gpu"
     for table, since, until in (
         ("hours", float("-inf"), limits.minutes_since),
         ("minutes", limits.minutes_since, limits.raw_since),

@@ -15,7 +15,7 @@ from gputui.metrics.curves.axis import AxisMap, interpolate
 from gputui.metrics.curves.model import ChartRequest, HardwareCurve, HardwareField, Window
 from gputui.metrics.draw.envelope import Bin
 from gputui.store.attempts import Attempt
-from gputui.store.rollups import SampleSpan, gpu_spans, host_spans, newest_gpu_sample, newest_host_sample
+from gputui.store.rollups import SampleSpan, newest_sample, sample_spans
 
 SAMPLES_AT_ONCE = 200_000
 """Most samples read when a chart is opened, about 100 ms; of a longer time, only a part of each
@@ -107,10 +107,8 @@ class HardwareCurves:
             # New spans, and the newest known one, which may have grown.
             first = device.spans[-1].number if device.spans else math.floor(moments[0] / self._seconds)
             grid = (self._seconds, first, math.floor(moments[1] / self._seconds), self._looked_at)
-            if uuid is None:
-                found = [*host_spans(connection, [_HOST[name] for name in fields], *grid)]
-            else:
-                found = [*gpu_spans(connection, uuid, [_GPU[name] for name in fields], *grid)]
+            columns = [(_HOST if uuid is None else _GPU)[name] for name in fields]
+            found = [*sample_spans(connection, uuid, columns, *grid)]
             if found and device.spans and found[0].number == first:
                 device.spans.pop()
             device.spans += found
@@ -136,9 +134,7 @@ class HardwareCurves:
             if reach is not None and stay.uuid in uuids:
                 begins.append(max(stay.begin, reach[0]))
                 ends.append(min(stay.end, reach[1]))
-        sampled = [
-            newest_host_sample(connection) if uuid is None else newest_gpu_sample(connection, uuid) for uuid in uuids
-        ]
+        sampled = [newest_sample(connection, uuid) for uuid in uuids]
         newest = max((at for at in sampled if at is not None), default=None)
         if newest is None or not begins:
             return None
