@@ -26,7 +26,7 @@ _PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_.-]*)\}")
 
 # An optional piece begins with an option or name=; a list such as [0.9,0.999] or [{a},{b}] is a
 # value.
-_PIECE = re.compile(r"\[(?=-|[+~]{0,2}[A-Za-z_][\w.@/-]*=)")
+_PIECE = re.compile(r"\[(?=--?[A-Za-z]|[+~]{0,2}[A-Za-z_][\w.@/-]*=)")
 
 # The shim's grace exceeds that of torchrun's agent by this much, so that torchrun can still write
 # which rank failed.

@@ -254,7 +254,7 @@ def study_wall_seconds(connection: sqlite3.Connection, study_id: str, now: float
     moves = connection.execute(
         "SELECT at, to_state FROM study_moves WHERE study_id = ? AND at <= ? ORDER BY move_id", (study_id, now)
     ).fetchall()
-    ends = [at for at, _ in moves[1:]] + [now]
+    ends = [*(at for at, _ in moves[1:]), now] if moves else []
     goes_on = (StudyState.RUNNING, StudyState.STOPPING)
     return math.fsum(max(0.0, end - at) for (at, state), end in zip(moves, ends, strict=True) if state in goes_on)
 

@@ -473,8 +473,6 @@ class History:
         with transaction(self.connection) as connection:
             checkpoints.note_scan(connection, run.run_id, run.attempts, str(seen.search.real_folder), self.now)
             checkpoint_survey.write_ledger(connection, search, seen.rows)
-        if seen.claim is not None:
-            os.close(seen.claim)
         self.saw(run)
 
     def end(self, run: ModelRun, base: Content | None, kind: str | None) -> CheckpointChoice:

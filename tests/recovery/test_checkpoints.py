@@ -14,7 +14,9 @@ import struct
 import zipfile
 from pathlib import Path
 
-from gputui.recovery.checkpoints.files import list_checkpoints
+import pytest
+
+from gputui.recovery.checkpoints.files import files_of, list_checkpoints
 from gputui.recovery.checkpoints.formats import validate
 from tests.tables import table
 from tests.texts import mentions
@@ -267,3 +269,9 @@ def test_what_cannot_be_checked_and_what_cannot_be_read_is_told_from_damage(tmp_
     assert validate(write(tmp_path / "step_1.raw", b"some format of its own")).is_unknown
     assert validate(folder(tmp_path / "step_2", weights__bin=b"some format of its own")).is_unknown
     assert validate(tmp_path / "gone.pt").is_missing
+
+
+def test_a_folder_that_cannot_be_seen_whole_has_no_content(tmp_path: Path) -> None:
+    """Else its unseen files would count as deleted, and the rest as a cut checkpoint."""
+    with pytest.raises(OSError):
+        files_of(tmp_path / "gone")

@@ -93,6 +93,7 @@ def test_a_value_never_becomes_two_arguments_or_a_placeholder() -> None:
     ("[+trainer.clip={clip}] [-v {v}]", {"clip": None, "v": True}, "-v"), ("[CLIP={clip}]", {"clip": 2}, "CLIP=2"),
     ("[--sizes [{a},{b}]] x", {"a": 1, "b": 2}, "--sizes [1,2] x"),
     ("--betas [0.9,0.99] [{a},{b}] [x] [", {"a": 1, "b": 2}, "--betas [0.9,0.99] [1,2] [x] ["),
+    ("--range [-1,1] [-{a},{b}]", {"a": 1, "b": 2}, "--range [-1,1] [-1,2]"),
     ("[--from {checkpoint}] [--out {run_dir}]", {}, "--out /state/runs/demo-1"),
     ("[--text {text}]", {"text": "a] [--b {c}"}, "--text|a] [--b {c}"),
 ])  # fmt: skip

@@ -26,7 +26,7 @@ from gputui.runs.process_readings import (
 )
 from gputui.runs.processes import AttemptProcess
 from gputui.store.attempts import Attempt
-from gputui.store.database import open_reader
+from gputui.store.database import one_moment, open_reader
 from gputui.store.metrics.queries import FilePosition
 from gputui.store.metrics.watched import earlier_starts, ended_for_hang, newest_lines
 
@@ -100,8 +100,8 @@ def begin(
 def read_history(
     database: Path, record: Attempt, clock: float, wall: float, stored: StoredCourse | None
 ) -> WatchedAttempt:
-    """`begin` with a separate connection. Raises sqlite3.Error."""
-    with closing(open_reader(database)) as connection:
+    """`begin` with a separate connection. Raises StoreError and sqlite3.Error."""
+    with closing(open_reader(database)) as connection, one_moment(connection):
         return begin(connection, record, clock, wall, stored)
 
 

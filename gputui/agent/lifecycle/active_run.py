@@ -7,6 +7,7 @@ What must outlive the agent is in the store and in the run's folder.
 from __future__ import annotations
 
 import math
+import os
 import signal
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -33,13 +34,23 @@ TERM_BEFORE_KILL_SECONDS = 2.0
 UNKILLABLE_SECONDS = 30.0
 
 
+class FolderClaim:
+    """The lock of a checkpoint folder, until nobody has this object any more."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
+
+
 class CheckpointScan(NamedTuple):
     """Result of a scan at a time (UTC unix seconds); ``claim`` locks the folder."""
 
     search: CheckpointSearch
     rows: Rows
     at: float
-    claim: int | None
+    claim: FolderClaim | None
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.agent.context import AgentContext
-from gputui.agent.lifecycle.active_run import CheckpointScan, CheckpointWatch, LiveAttempt
+from gputui.agent.lifecycle.active_run import CheckpointScan, CheckpointWatch, FolderClaim, LiveAttempt
 from gputui.agent.lifecycle.run_files import attempt_dir
 from gputui.core.config import PRIVATE_FILE_MODE, Workspace, read_regular
 from gputui.recovery.checkpoints import ledger
@@ -153,7 +153,7 @@ def keep(own: Path, rows: Rows, at: float) -> None:
 def restore(connection: Connection, run_id: str, run_dir: Path) -> None:
     """Put the ledger that the newest attempt of a run kept, if one can be read, in the place of the
     stored one, in the caller's transaction."""
-    files = list(run_dir.glob(f"attempts/[0-9]*/{LEDGER_FILE}"))
+    files = [path for path in run_dir.glob(f"attempts/*/{LEDGER_FILE}") if path.parent.name.isdigit()]
     for file in sorted(files, key=lambda path: int(path.parent.name), reverse=True):
         with suppress(OSError, ValueError, msgspec.MsgspecError):
             kept = msgspec.json.decode(read_regular(file, MAX_LEDGER_BYTES), type=_KeptLedger)
@@ -199,9 +199,9 @@ def attempts_to_resume(connection: Connection, workspace: Workspace, run: Run) -
     return course
 
 
-def claim(folder: Path, home: Path) -> int | None:
-    """Lock a folder outside of the home until the descriptor is closed; None if it need not or
-    cannot be locked. Raises OSError if attempts of another home write there."""
+def claim(folder: Path, home: Path) -> FolderClaim | None:
+    """Lock a folder outside of the home; None if it need not or cannot be locked. Raises OSError if
+    attempts of another home write there."""
     if not folder.is_dir() or folder.is_relative_to(home):
         return None
     try:
@@ -209,28 +209,25 @@ def claim(folder: Path, home: Path) -> int | None:
         descriptor = os.open(folder / CLAIM_FILE, flags, PRIVATE_FILE_MODE)
     except OSError:
         return None  # nobody can write here, or another user does
+    held = FolderClaim(descriptor)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.truncate(descriptor, 0)
         os.pwrite(descriptor, os.fsencode(home), 0)
-    except OSError:
+    except BlockingIOError:
         holder = os.fsdecode(os.pread(descriptor, 4096, 0))
-        os.close(descriptor)
         if holder not in ("", str(home)):
             raise OSError(f"{TWO_HOMES}: {holder} does too") from None
         return None
-    return descriptor
+    except OSError:
+        return None  # a file system without locks
+    return held
 
 
 def scan(search: CheckpointSearch, now: float) -> CheckpointScan:
     """Scan the folder of an attempt at ``now`` (UTC unix seconds). Raises what `surveyed` raises."""
-    descriptor = claim(search.real_folder, search.home)
-    try:
-        return CheckpointScan(search, surveyed(search, lambda: now), now, descriptor)
-    except BaseException:
-        if descriptor is not None:
-            os.close(descriptor)
-        raise
+    held = claim(search.real_folder, search.home)
+    return CheckpointScan(search, surveyed(search, lambda: now), now, held)
 
 
 @dataclass(slots=True)
@@ -239,7 +236,7 @@ class CheckpointSurveys:
 
     context: AgentContext
     # By folder, the lock that keeps other homes out, while an attempt lives there.
-    claims: dict[str, int] = field(default_factory=dict)
+    claims: dict[str, FolderClaim] = field(default_factory=dict)
 
     def turn(self, living: Collection[LiveAttempt]) -> None:
         """Store finished scans and start those that are due, the longest waiting first, until the
@@ -253,16 +250,18 @@ class CheckpointSurveys:
             if self.context.turn.is_spent():
                 return
         for folder in self.claims.keys() - {watch.folder for watch, _ in watches}:
-            os.close(self.claims.pop(folder))
+            del self.claims[folder]
 
     def _look(self, watch: CheckpointWatch, run_id: str, number: int) -> None:
         context = self.context
         if watch.job is None:
+            # First: a run whose search cannot be made must not keep the others waiting.
+            due_at, watch.due_at = watch.due_at, context.monotonic() + SCAN_SECONDS
             run = get_run(context.connection, run_id)
             search = None if run is None else search_now(context, run)
             if search is None:
-                watch.due_at = context.monotonic() + SCAN_SECONDS
                 return
+            watch.due_at = due_at
             name, work = f"looking into {search.folder}", partial(scan, search, context.now())
             watch.job = context.jobs.start(name, work, deadline_seconds=DEADLINE_SECONDS)
         if not watch.job.is_over:

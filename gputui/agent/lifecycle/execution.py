@@ -7,7 +7,6 @@ lived for a while and written output.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -379,10 +378,7 @@ def _checkpoints(search: CheckpointSearch, task: PostmortemTask, incident: Incid
     try:
         if task.unanswered is not None:
             raise OSError(task.unanswered)
-        seen = checkpoint_survey.scan(search, time.time())
-        rows = seen.rows
-        if seen.claim is not None:
-            os.close(seen.claim)
+        rows = checkpoint_survey.scan(search, time.time()).rows
     except OSError as error:
         # The recorded checkpoints still exist, on a disk that does not answer now.
         unreadable = f"{search.folder}: {error.strerror or error}"

@@ -7,7 +7,6 @@ attempt's, and checks that the checkpoint to start from is still there: days may
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from collections.abc import Callable
@@ -261,8 +260,7 @@ class ReadinessChecks:
 def readiness(search: CheckpointSearch, resume_from: str | None, wall: Callable[[], float] = time.time) -> Readiness:
     """Scan the folder before an attempt. Raises what `surveyed` raises, and OSError if the chosen
     checkpoint is gone and some cannot be read now."""
-    if (held := claim(search.real_folder, search.home)) is not None:
-        os.close(held)
+    claim(search.real_folder, search.home)
     rows = surveyed(search, wall)
     chosen = next((row for row in newest_first(search.rows) if row.path == resume_from), None)
     if chosen is None or is_unchanged(chosen):

@@ -134,9 +134,14 @@ def kept_files(content: str, before: str) -> set[str]:
 
 
 def files_of(path: Path) -> list[Path]:
-    """The regular files below a folder. Raises OSError if it has too many for a checkpoint."""
+    """The regular files below a folder. Raises OSError if not all can be seen, or if it has too many
+    for a checkpoint."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
     found: list[Path] = []
-    for folder, folders, names in os.walk(path):
+    for folder, folders, names in os.walk(path, onerror=fail):
         folders.sort()
         found += [entry for name in sorted(names) if (entry := Path(folder, name)).is_file()]
         if len(found) > MAX_FILES:

@@ -303,7 +303,7 @@ def test_two_homes_in_one_folder_are_told_apart_and_stopped(tmp_path: Path, monk
     assert first.claim is not None and again.claim is None
     with pytest.raises(OSError, match=TWO_HOMES):
         scan(searches[1], BEGIN)
-    os.close(first.claim)
+    del first
     with monkeypatch.context() as patched:
         # A scan that fails gives the folder back.
         patched.setattr(checkpoint_survey, "surveyed", lambda *_: 1 // 0)
@@ -311,7 +311,6 @@ def test_two_homes_in_one_folder_are_told_apart_and_stopped(tmp_path: Path, monk
             scan(searches[0], BEGIN)
     after = scan(searches[1], BEGIN)
     assert after.claim is not None
-    os.close(after.claim)
 
 
 # --- pruning ----------------------------------------------------------------------------------------------------------
