@@ -103,7 +103,8 @@ class Workspace(Struct, frozen=True):
 
     @property
     def agent_stopped(self) -> Path:
-        """Present from when a person ended the agent until the next start: no shim starts one then."""
+        """Present from when a person ended the agent until the next start: no shim starts one
+        then."""
         return self.state / "agent.stopped"
 
     @property
@@ -134,10 +135,7 @@ class Workspace(Struct, frozen=True):
         return self.runs / run_id
 
     def create(self) -> None:
-        """Make the directories, private to the user.
-
-        Raises OSError when they cannot be made.
-        """
+        """Make the directories, private to the user. Raises OSError."""
         for directory in (self.profiles, self.state, self.runs):
             # Whoever may write into a folder above could put another in its place.
             for folder in reversed((directory, *directory.parents)):
@@ -153,11 +151,8 @@ def locate(
     *,
     checkout: Path | None = None,
 ) -> Workspace:
-    """The workspace meant by ``--home``, else ``$GPUTUI_HOME``, else ``checkout``, else the XDG
-    directories.
-
-    Symbolic links are followed: a run's processes are known by its folder, whichever way led there.
-    """
+    """The workspace of ``--home``, else ``$GPUTUI_HOME``, else ``checkout``, else the XDG
+    directories. Links are followed: a run's processes are known by its folder."""
     env = dict(os.environ) if environ is None else environ
     chosen = home or env.get("GPUTUI_HOME") or checkout
     if chosen:
@@ -170,12 +165,8 @@ def locate(
 
 
 def own_checkout(prefix: str = sys.prefix) -> Path | None:
-    """The checkout that this gputui is run from by a ``.venv`` of its own, as ``make run`` makes
-    it; else None.
-
-    Such a checkout is its own home: its command shows the runs that its ``make run`` shows, whoever
-    else on the machine has a gputui.
-    """
+    """The checkout that this gputui is run from by its own ``.venv``, as ``make run`` makes it;
+    else None. It is its own home, whoever else on the machine has a gputui."""
     checkout = Path(__file__).resolve().parents[2]
     is_own = Path(prefix).name == ".venv" and Path(prefix).parent.resolve() == checkout
     return checkout if is_own and (checkout / "state" / "README.md").is_file() else None
@@ -213,7 +204,8 @@ def file_system_of(path: Path, mountinfo: str) -> str | None:
 
 
 def open_regular(path: Path, *, flags: int = 0) -> BufferedReader:
-    """A regular file for reading; ``flags`` are more of os.open's. Raises OSError, also for a FIFO or device."""
+    """A regular file for reading; ``flags`` are more of os.open's. Raises OSError, also for a FIFO
+    or device."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

@@ -215,12 +215,8 @@ def _hide(text: str, found: list[str]) -> str:
 
 def redact_named(text: str, is_secret: Callable[[str, str, bool], bool], found: list[str] | None = None) -> str:
     """The text without the values after names in it: ``name=value``, ``"name": "value"``, ``--name
-    value``.
-
-    ``is_secret`` is asked with the name, the value, and whether the name may be a word of a
-    sentence (``name: value``); first, to find out whether the value is worth a look, with a dash
-    for it. ``found`` gets the values.
-    """
+    value``. ``is_secret`` gets the name, the value (first a dash), and whether the name may be a
+    mere word (``name: value``). ``found`` gets the values."""
     hidden: list[str] = [] if found is None else found
     if "=" in text or ":" in text:
         text = _without_named(_ASSIGNED, text, is_secret, hidden)

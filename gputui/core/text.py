@@ -1,8 +1,5 @@
-"""How many terminal cells a text takes, and cutting or padding text to a number of cells.
-
-Widths are those that terminals agree on for text that went through `gputui.core.text.clean`:
-combining marks take none, East Asian wide characters and emoji two, everything else one.
-"""
+"""Cells that a text takes in a terminal, and cutting or padding text to them, after `clean`:
+combining marks take none, East Asian wide characters and emoji two, everything else one."""
 
 from __future__ import annotations
 
@@ -95,7 +92,8 @@ def clip_middle(text: str, width: int, ellipsis: str = "…") -> str:
 
 
 def fit(text: str, width: int, align: str = "<", ellipsis: str = "…") -> str:
-    """`text` in exactly `width` cells: cut, or padded right ("<"), left (">") or on both sides ("^")."""
+    """`text` in exactly `width` cells: cut, or padded right ("<"), left (">") or on both sides
+    ("^")."""
     text = clip(text, width, ellipsis)
     space = max(0, width - cell_width(text))
     if align == ">":
@@ -143,10 +141,10 @@ def clean(text: str, *, newlines: bool = False) -> str:
     """`text` as it may be written to a terminal. ``newlines`` keeps "\\n" (and reads "\\r\\n" as
     "\\n"); otherwise both are shown as pictures.
 
-    Colour sequences vanish; every other escape sequence becomes one "␛"; other controls become their
-    picture ("␇"); characters that reverse, hide or take no room (bidirectional controls, zero-width
-    spaces, lone surrogates, private use) become "\\ufffd"; tabs become spaces. Joined emoji fall apart
-    into single ones, flags into letters.
+    Colour sequences vanish; every other escape sequence becomes one "␛"; other controls become
+    their picture ("␇"); characters that reverse, hide or take no room (bidirectional controls,
+    zero-width spaces, lone surrogates, private use) become "\\ufffd"; tabs become spaces. Joined
+    emoji fall apart into single ones, flags into letters.
     """
     if PLAIN.issuperset(text):
         return text

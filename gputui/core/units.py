@@ -122,7 +122,8 @@ def gpu_hours(value: float) -> str:
 
 @_of_numbers
 def metric_value(value: float) -> str:
-    """A metric's value with four significant digits: "1.902", "9.8e-4"; whole numbers as they are."""
+    """A metric's value with four significant digits: "1.902", "9.8e-4"; whole numbers as they
+    are."""
     size = abs(value)
     if size < 1e6 and value == int(value):
         return f"{value:.0f}"

@@ -46,7 +46,8 @@ class AgentUnreachableError(Exception):
 
 
 class AgentStoppedError(AgentUnreachableError):
-    """The agent was stopped by a signal: it does nothing until continued, and no other can start."""
+    """The agent was stopped by a signal: it does nothing until continued, and no other can
+    start."""
 
     def __init__(self, pid: int) -> None:
         super().__init__(
@@ -136,11 +137,8 @@ def ensure_agent(
 
 
 def spawn_agent(workspace: Workspace) -> subprocess.Popen[bytes]:
-    """Start an agent detached from this terminal: own session, no standard input, output to its
-    log.
-
-    Raises AgentUnreachableError.
-    """
+    """Start an agent detached from this terminal, with output to its log. Raises
+    AgentUnreachableError."""
     try:
         workspace.create()
         descriptor = os.open(
@@ -191,10 +189,7 @@ def agent_for_executor(workspace: Workspace) -> dict[str, Any]:
 
 
 def stop_agent(workspace: Workspace, *, timeout_seconds: float = STOP_TIMEOUT_SECONDS) -> bool:
-    """End the agent but not its runs. False if none ran.
-
-    Raises AgentUnreachableError when it does not end.
-    """
+    """End the agent but not its runs; False if none ran. Raises AgentUnreachableError."""
     identity = read_identity(workspace)
     if identity is None:
         return False

@@ -1,9 +1,5 @@
-"""The difference between the code of two runs, by the commit and the diff that each was launched
-with.
-
-If a checkout still has both commits, git compares the code. Otherwise the two stored diffs are
-shown.
-"""
+"""The difference between the code of two runs, by the commit and the diff of each launch: by git if
+a checkout still has both commits, else the two stored diffs."""
 
 from __future__ import annotations
 

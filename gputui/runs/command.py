@@ -1,8 +1,5 @@
-"""The exact command of one attempt, and the paths in its specification, with placeholders filled
-in.
-
-Pure, so that ``check``, the launch screen and the agent show and run the same command.
-"""
+"""The exact command of one attempt, with placeholders filled in. Pure: ``check``, the launch screen
+and the agent show and run the same one."""
 
 from __future__ import annotations
 
@@ -88,11 +85,8 @@ class PieceError(ValueError):
 
 
 def find_pieces(words: Sequence[str]) -> list[tuple[int, int]]:
-    """The optional pieces ``[--option {parameter}]`` in a command line's words, as (first word,
-    word after the last).
-
-    Raises PieceError for one that is not closed, holds another, or has no parameter.
-    """
+    """The optional pieces ``[--option {parameter}]`` in words, as (first word, word after the
+    last). Raises PieceError for one that is not closed, holds another, or has no parameter."""
     found: list[tuple[int, int]] = []
     first, depth = 0, 0
     for index, word in enumerate(words):

@@ -1,8 +1,5 @@
-"""Read JSON of other programs: the shim, torchrun, or a script that overwrote their files.
-
-The result can be stored and shown: no NaN, no integer beyond an SQLite column, no lone surrogate (a
-Python message has them for a file name that is not UTF-8), no excessive nesting or size.
-"""
+"""Read JSON of other programs so that it can be stored and shown: no NaN, no integer beyond an
+SQLite column, no lone surrogate, no excessive nesting or size."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """The lock files of GPUs, by which homes and users of one machine keep off each other's GPUs.
 
-Each GPU has one file in a folder that all users share. The starter of an attempt holds it until it
-ends: alone, or with others that share it, as trials of a study do. Whoever takes no lock is seen by
-the driver's list of processes.
+Each GPU has one file in a folder of all users; the starter of an attempt holds it until it ends.
 """
 
 from __future__ import annotations
@@ -70,11 +68,8 @@ class GpuLocks(Struct, frozen=True):
         return False
 
     def take(self, uuids: Sequence[str], *, shared: bool = False) -> HeldLocks:
-        """Lock all GPUs or none: alone, or ``shared`` with others that share them.
-
-        Raises GpuHeldError. A lock file that another user made unusable is skipped: it must not
-        keep anyone from a GPU.
-        """
+        """Lock all GPUs or none: alone, or ``shared`` with others that share them. Raises
+        GpuHeldError. An unusable lock file is skipped: it must not keep anyone from a GPU."""
         problems: list[str] = []
         usable: dict[str, str] = {}
         self.folder.mkdir(PRIVATE_DIR_MODE, exist_ok=True)

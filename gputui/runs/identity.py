@@ -156,7 +156,8 @@ def is_of_another_user(pid: int) -> bool:
 
 def open_pidfd(pid: int) -> int | None:
     """A descriptor of the process that has ``pid`` now, readable when it ends. None if a sandbox
-    forbids the call, or this Python lacks it, as those do that conda builds with old kernel headers.
+    forbids the call, or this Python lacks it, as those do that conda builds with old kernel
+    headers.
 
     Raises ProcessLookupError when no process has that number.
     """
@@ -171,8 +172,8 @@ def open_pidfd(pid: int) -> int | None:
 def send_signal(identity: ProcessIdentity, number: int) -> bool:
     """Signal this process; False if it is gone or the kernel forbids it, which is logged.
 
-    The identity is checked after a pidfd is opened, so that a reused PID is never signalled. Without
-    pidfds, the check right before the signal leaves a window of microseconds.
+    The identity is checked after a pidfd is opened, so that a reused PID is never signalled.
+    Without pidfds, the check right before the signal leaves a window of microseconds.
     """
     if identity.boot_id != boot_id():
         return False
@@ -276,10 +277,7 @@ class SignalRefusedError(Exception):
 
 
 def send_checked_signal(pid: int, start_ticks: int | None, number: signal.Signals) -> None:
-    """Signal the process that has ``pid`` and began at ``start_ticks``, as a person asks for it.
-
-    Raises SignalRefusedError.
-    """
+    """Signal a process as a person asks for it. Raises SignalRefusedError."""
     if start_ticks is None:
         raise SignalRefusedError(
             f"PID {pid} cannot be tied to a process that is seen here: it is in a container, or outside of ours."

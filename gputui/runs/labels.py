@@ -1,7 +1,5 @@
-"""The name, tags and note that a person gives a run.
-
-They are in the database, and in ``labels.json`` of the run's folder in case the database is lost.
-"""
+"""The name, tags and note that a person gives a run; ``labels.json`` keeps them beside the
+database."""
 
 from __future__ import annotations
 

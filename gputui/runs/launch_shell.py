@@ -1,9 +1,5 @@
-"""What a run inherits from the shell that launches it: environment, resource limits, nice value,
-CPU affinity, umask.
-
-It is stored in the private specification only, and applied to the command, never to gputui's own
-processes.
-"""
+"""What a run inherits from the shell that launches it, in the private specification only:
+environment, resource limits, nice value, CPU affinity, umask."""
 
 from __future__ import annotations
 
@@ -52,10 +48,7 @@ class LaunchShell(Struct, frozen=True):
 
 
 def capture(environ: Mapping[str, str] | None = None) -> LaunchShell:
-    """What this process inherited from its shell.
-
-    Raises OSError (E2BIG) if the environment is too large for a program.
-    """
+    """What this process inherited from its shell. Raises OSError (E2BIG) for too much."""
     environment = passed_on(os.environ if environ is None else environ)
     size = sum(len(os.fsencode(name)) + len(os.fsencode(value)) + 2 for name, value in environment.items())
     if size > MAX_ENVIRONMENT_BYTES:

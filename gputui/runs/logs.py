@@ -46,12 +46,8 @@ class RankLog(Struct, frozen=True):
 
 
 class LogWindow(Struct, frozen=True):
-    """A piece of a log: its text, the byte offsets that it spans, and the file's size when it was
-    read.
-
-    ``start`` differs from the requested offset if the file has shrunk below it or a gap begins
-    there (the middle of a log that grew too large is dropped). The next window starts at ``end``.
-    """
+    """A piece of a log: its text, the byte offsets that it spans, and the file's size. ``start``
+    differs from the requested offset if the file has shrunk, or a gap begins there."""
 
     text: str
     start: int
@@ -120,11 +116,8 @@ def _cut(line: str) -> str:
 
 
 def tail_text(path: Path, max_bytes: int) -> str:
-    """The end of a log: whole lines of its last ``max_bytes`` bytes, ending in line feeds.
-
-    Invalid UTF-8 becomes "\ufffd". Raises OSError if the file cannot be read or is not a regular
-    one.
-    """
+    """The whole lines in the last ``max_bytes`` of a log. Raises OSError, also if it is no regular
+    file."""
     data, start, _ = _read(path, None, max_bytes)
     if start > 0:
         # The first line is incomplete. It is dropped unless it is the only one.
@@ -138,11 +131,9 @@ def tail_text(path: Path, max_bytes: int) -> str:
 def read_window(
     path: Path, offset: int, max_bytes: int, *, partial: bool = False, as_written: bool = False
 ) -> LogWindow:
-    """Whole lines from byte ``offset`` on, at most ``max_bytes`` long in total.
-
-    An unfinished line is included only with ``partial``, or if it fills the whole window. Carriage
-    returns are line ends unless ``as_written``. Raises OSError as `tail_text` does.
-    """
+    """Whole lines from byte ``offset`` on, at most ``max_bytes`` long in total; an unfinished one
+    only with ``partial``, or if it fills the window. Carriage returns are line ends unless
+    ``as_written``."""
     data, start, size = _read(path, offset, max_bytes)
     end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
     if partial or (end == 0 and len(data) >= max_bytes):

@@ -1,8 +1,4 @@
-"""Manifests: a profile as a job file of another system, which runs it without gputui.
-
-In: a specification. Out: YAML. Such a run is not tracked here. MANIFESTS is the one place that names
-the systems.
-"""
+"""Manifests: a profile as a job file of another system, which runs it without gputui, untracked."""
 
 from __future__ import annotations
 

@@ -118,8 +118,8 @@ class ProcessScan:
         ]
 
     def owned(self, runs: Path, listed: Mapping[int, Owner] = MappingProxyType({})) -> dict[int, Owner]:
-        """The owner of each process of the runs in the folder ``runs``, by PID: by its own tag, by what
-        the shims ``listed``, or that of its nearest ancestor that has one."""
+        """The owner of each process of the runs in the folder ``runs``, by PID: by its own tag, by
+        what the shims ``listed``, or that of its nearest ancestor that has one."""
         roots: dict[int, Owner | None] = dict(listed)
         for pid, environment in self.environments.items():
             owner, known = _owner_in(environment, runs), listed.get(pid)
@@ -147,8 +147,8 @@ def processes_of(run_dir: Path, attempt: int | None = None) -> list[AttemptProce
 
 
 def tagged_processes(run_dir: Path | str, attempt: int | None = None) -> list[ProcessIdentity]:
-    """Every living process with the tag of a run, or of one ``attempt``. The tag is the run's folder,
-    because its id is unique within one home only."""
+    """Every living process with the tag of a run, or of one ``attempt``. The tag is the run's
+    folder, because its id is unique within one home only."""
     scan, place = ProcessScanner().scan(), Path(run_dir)
     owners = {pid: _owner_in(environment, place.parent) for pid, environment in scan.environments.items()}
     return [
@@ -193,7 +193,8 @@ def _listed(run_dir: Path, attempt: int | None, living: Mapping[int, ProcessStat
     """The living processes that the shims of a run have listed."""
     found: dict[int, Owner] = {}
     folders = (run_dir / "attempts").glob("*" if attempt is None else str(attempt))
-    # started.json names the command alone, and exists even if a full disk left no room for the list.
+    # started.json names the command alone, and exists even if a full disk left no room for the
+    # list.
     for path in (folder / name for folder in folders for name in ("started.json", "processes.json")):
         try:
             record = read_foreign_json(path, _LIST_BYTES)

@@ -68,11 +68,8 @@ def _redact_recovery(recovery: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def restore(params: Mapping[str, Scalar], original: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Stored parameters with each redacted value taken from ``original``, the parameters of the
-    private specification.
-
-    Raises ValueError for one that ``original`` lacks: a command line with the mark would be wrong.
-    """
+    """Stored parameters with each redacted value taken from ``original``, the private ones. Raises
+    ValueError for one that ``original`` lacks."""
     hidden = [name for name, value in params.items() if isinstance(value, str) and REDACTED in value]
     if missing := [name for name in hidden if name not in original]:
         raise ValueError(f"the secret value of {missing[0]} is not stored; launch the run again")

@@ -1,7 +1,5 @@
-"""The rows of runs, attempts and leases: the statements by which the agent writes them.
-
-Every function works inside the caller's transaction; none commits.
-"""
+"""The statements by which the agent writes runs, attempts and leases, in the caller's
+transaction."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""A run's specification: its resolved profile, frozen at the launch.
-
-It is stored with the run and never changes. Recovery changes only parameters, which are stored per
-attempt.
-"""
+"""A run's specification: its resolved profile, frozen at the launch. Recovery changes parameters
+only, which are stored per attempt."""
 
 from __future__ import annotations
 

@@ -29,10 +29,8 @@ MAX_SPEC_BYTES = 64 << 20
 def submit_run(
     workspace: Workspace, connection: sqlite3.Connection, spec: RunSpec, *, name: str | None, actor: str, now: float
 ) -> int:
-    """Ask the agent to queue a run with the environment of this shell and the version of its code.
-
-    Returns the command's id. Raises OSError or sqlite3.Error.
-    """
+    """Ask the agent to queue a run with this shell's environment and the version of its code;
+    return the command's id. Raises OSError or sqlite3.Error."""
     spec = replace(spec, shell=capture(), code=read_code(Path(spec.workdir)))
     return submit_ticket(workspace, connection, "run", spec, {"name": name}, actor, now=now)
 
@@ -47,7 +45,8 @@ def submit_ticket(
     *,
     now: float,
 ) -> int:
-    """Submit a command with a private specification; return its id. Raises OSError, sqlite3.Error."""
+    """Submit a command with a private specification; return its id. Raises OSError,
+    sqlite3.Error."""
     ticket = write_ticket(workspace, spec)
     try:
         words = {**args, "ticket": ticket, "asker": asker()}

@@ -47,11 +47,8 @@ LEAST_BYTES = 16 << 20
 
 
 class Retention(Struct, frozen=True):
-    """Maximum ages in seconds; ``events_seconds`` applies to events and cleared alerts.
-
-    ``size_bytes`` limits the database by deleting the oldest samples, then the oldest minutes.
-    None: no limit.
-    """
+    """Maximum ages in seconds (``events_seconds``: events and cleared alerts) and size of the
+    database, kept by deleting the oldest samples, then the oldest minutes. None: no limit."""
 
     raw_seconds: float | None = RAW_SECONDS
     minutes_seconds: float | None = 90 * DAY_SECONDS

@@ -1,7 +1,5 @@
-"""Alerts, acknowledgements and silences as rows. The agent writes them; views only read.
-
-The writing functions work inside the caller's transaction.
-"""
+"""Alerts, acknowledgements and silences as rows, written by the agent in the caller's
+transaction."""
 
 from __future__ import annotations
 

@@ -34,10 +34,12 @@ class CheckpointRow(Struct, frozen=True):
 
     Attributes:
         seen: the place in the order in which the run's checkpoints were seen first.
-        content: its identity; stamp: changes when the file is written (`recovery.checkpoints.files`).
+        content: its identity; stamp: changes when the file is written
+            (`recovery.checkpoints.files`).
         attempt: the attempt in whose life it appeared; of a foreign or named one, the newest then.
         unseen_at, seen_at: UTC unix seconds of the last scan without it and of the first with it.
-        modified_at: its time on the disk, for people; saved_at: the same, None unless it can be true.
+        modified_at: its time on the disk, for people; saved_at: the same, None unless it can be
+            true.
         step: from its name where the metrics allow it, else the metrics' newest; None is unknown.
         is_settled: it has stopped growing; is_rewrite: its attempt wrote over another one there.
         why: completes "the checkpoint …" for its verdict or origin.

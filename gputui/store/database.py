@@ -51,11 +51,8 @@ class StoreVersionError(StoreError):
 
 
 def open_writer(path: Path, progress: Callable[[str], None] = lambda _: None) -> sqlite3.Connection:
-    """Open the agent's connection, and create the file (0600) with its schema.
-
-    ``progress`` is called with a text before a long check. Raises StoreError (a network file
-    system, no room, no permission), StoreCorruptError or StoreVersionError.
-    """
+    """Open the agent's connection, and create the file (0600) with its schema. ``progress`` gets a
+    text before a long check. Raises StoreError, also for a network file system."""
     kind = file_system_of(path.parent.resolve(), Path("/proc/self/mountinfo").read_text("utf-8", "replace"))
     if is_network_file_system(kind):
         raise StoreError(
@@ -97,11 +94,8 @@ def open_commander(path: Path, *, check_same_thread: bool = True) -> sqlite3.Con
 
 
 def open_reader(path: Path) -> sqlite3.Connection:
-    """Open a view's read-only connection.
-
-    Raises StoreMissingError if nothing was recorded yet, StoreCorruptError, StoreVersionError or
-    StoreError.
-    """
+    """Open a view's read-only connection. Raises StoreMissingError if nothing was recorded yet, or
+    another StoreError."""
     connection = open_commander(path)
     connection.execute("PRAGMA query_only = ON")
     return connection
@@ -214,10 +208,8 @@ Record = TypeVar("Record", bound=Struct)
 def records(
     connection: sqlite3.Connection, kind: type[Record], query: str, *values: object, **named: object
 ) -> list[Record]:
-    """The rows of a query as records of ``kind``, whose fields are columns; others are left out.
-
-    JSON columns fill fields of mappings (read-only), dicts and tuples. Raises sqlite3.Error.
-    """
+    """The rows of a query as records of ``kind``, by the names of columns. JSON columns fill fields
+    of mappings (read-only), dicts and tuples. Raises sqlite3.Error."""
     cursor = connection.execute(query, named or values)
     converters = _converters(kind)
     names = [column[0] for column in cursor.description]
@@ -271,10 +263,8 @@ def insert(
     /,
     **values: object,
 ) -> int:
-    """Insert a row of ``values`` by column; ``clash`` is what happens to a row with its key.
-
-    Returns the row's id. Raises sqlite3.Error.
-    """
+    """Insert a row of ``values`` by column and return its id; ``clash`` is what happens to one with
+    its key. Raises sqlite3.Error."""
     marks = ", ".join(f":{name}" for name in values)
     statement = f"INSERT OR {clash} INTO {table} ({', '.join(values)}) VALUES ({marks})"  # noqa: S608 - names only
     return int(connection.execute(statement, values).lastrowid or 0)

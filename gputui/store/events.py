@@ -1,8 +1,4 @@
-"""Events: a kind and a key for programs, and a sentence for people.
-
-In: calls of `add_event`. Out: rows of the table ``events``. Programs query kind and key, never
-``message``.
-"""
+"""Events: a kind and a key for programs, which never query ``message``, a sentence for people."""
 
 from __future__ import annotations
 

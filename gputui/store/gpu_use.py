@@ -62,11 +62,7 @@ def _count(
     connection: sqlite3.Connection, found: GpuCounts, table: str, gpu_id: int, stay: Stay, begin: float, end: float
 ) -> int | None:
     """Add the samples, minutes or hours of a stay in [begin, end); return its largest memory in
-    use.
-
-    A span that overlaps in part counts in part, and its maximum not at all, because it may be from
-    before or after.
-    """
+    use. A span that overlaps in part counts in part, and its maximum not at all."""
     mean, most, weight, whole = "", "", "1", "at >= :begin AND at < :end"
     where, seconds = f"FROM gpu_{table} WHERE gpu_id = :gpu_id AND {whole}", 0.0
     if table != "samples":

@@ -21,11 +21,8 @@ _MAX_TEXT = 300
 
 
 class PlacementView(Struct, frozen=True):
-    """``state`` is one of STATES, ``reason`` the target's message about it.
-
-    ``problem`` is why the last contact with the target failed, or None. ``limit_at`` is when the
-    target will end the attempt, ``contact_at`` the last successful contact; UTC unix seconds.
-    """
+    """``state`` is one of STATES, ``reason`` the target's message about it, ``problem`` why the
+    last contact failed. ``limit_at`` is when the target will end the attempt; UTC unix seconds."""
 
     job: str | None
     state: str

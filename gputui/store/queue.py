@@ -40,11 +40,8 @@ def entries(connection: sqlite3.Connection) -> list[QueueEntry]:
 
 
 def moved(waiting: Sequence[QueueEntry], run_id: str, by: int) -> dict[str, int]:
-    """Changed priorities that move a run by that many places (negative: earlier). None falls, and
-    at an end of the queue nothing changes.
-
-    Priorities rise only as far as needed: among equals, the longer wait stays in front.
-    """
+    """Changed priorities that move a run by that many places (negative: earlier). None falls; among
+    equals, the longer wait stays in front."""
     entries = {entry.run_id: entry for entry in waiting}
     wanted = [entry.run_id for entry in waiting if entry.run_id != run_id]
     wanted.insert(max(0, list(entries).index(run_id) + by), run_id)

@@ -1,8 +1,5 @@
-"""Rollups of samples (minutes, hours, days): summaries, extent, means for charts, and values at a
-past time.
-
-Times are UTC unix seconds. All readers raise sqlite3.Error.
-"""
+"""Rollups of samples (minutes, hours, days): summaries, extent, means, and values at a past
+time."""
 
 from __future__ import annotations
 
@@ -286,8 +283,8 @@ def sample_spans(
     last: int,
     looked_at: float,
 ) -> list[SampleSpan]:
-    """The samples of a GPU, or of the host (None), in the spans from number ``first`` to ``last``; span
-    n begins ``n · seconds`` after 1970. Spans without samples are left out.
+    """The samples of a GPU, or of the host (None), in the spans from number ``first`` to ``last``;
+    span n begins ``n · seconds`` after 1970. Spans without samples are left out.
 
     Only the first ``looked_at`` seconds of each span are read, which bounds the cost of long ones.
     """

@@ -1,8 +1,5 @@
-"""The append-only history of runs: incidents, decisions and state transitions.
-
-Readers take ``at``, UTC unix seconds, and leave out later rows; None is now. All raise
-sqlite3.Error.
-"""
+"""The append-only history of runs: incidents, decisions and state transitions, up to a time ``at``
+(UTC unix seconds; None is now). All raise sqlite3.Error."""
 
 from __future__ import annotations
 

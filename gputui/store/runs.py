@@ -1,8 +1,5 @@
-"""Runs with their newest attempts, now or at a past time.
-
-Readers take ``at``, UTC unix seconds; None is now. A past run is reconstructed from transitions,
-attempts and decisions up to that time; removed runs are unknown. All raise sqlite3.Error.
-"""
+"""Runs with their newest attempts, now or at a past time ``at`` (UTC unix seconds; None is now),
+which is reconstructed from transitions, attempts and decisions. All raise sqlite3.Error."""
 
 from __future__ import annotations
 
@@ -61,7 +58,8 @@ class Run(Struct, frozen=True):
         target: the name of its target, None for this machine.
         placement: that of the newest attempt, None in the past.
         ended_seconds: total duration of its ended attempts, None if none has ended.
-        usual_start_seconds: while it starts, the time to the first step of the profile's newest attempt.
+        usual_start_seconds: while it starts, the time to the first step of the profile's newest
+            attempt.
         stop: set while it stops.
         trial_state: of a trial of a study, its state there now, also in the past.
         metric: the only objective of its study, or the one that a parameter names to judge by.
@@ -128,10 +126,8 @@ def is_renamed(run_id: str, name: str) -> bool:
 
 
 class RunLookupError(LookupError):
-    """The text does not name one run; the message says what to do.
-
-    ``candidates`` are the ids of the runs that it names, newest first, or similar ids and names.
-    """
+    """The text names no one run; the message says what to do. ``candidates`` are the ids of those
+    that it names, newest first, or similar ids and names."""
 
     def __init__(self, message: str, candidates: list[str]) -> None:
         super().__init__(message)

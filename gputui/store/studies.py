@@ -1,7 +1,4 @@
-"""Studies, their trials and the values at rungs, now or at a past time ``at`` (UTC unix seconds).
-
-All readers raise sqlite3.Error.
-"""
+"""Studies, trials and values at rungs, now or at a past time. All readers raise sqlite3.Error."""
 
 from __future__ import annotations
 

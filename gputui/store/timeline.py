@@ -1,8 +1,5 @@
-"""The timeline of the recorded history: its extent, its gaps, and its incidents, alerts and events.
-
-The host is sampled whenever the recorder runs, so its samples show when it ran. Each function needs
-only a few key lookups. Times are UTC unix seconds.
-"""
+"""The timeline of the recorded history: extent, gaps (where the host was not sampled), incidents,
+alerts and events. Times are UTC unix seconds."""
 
 from __future__ import annotations
 

@@ -11,11 +11,7 @@ from gputui.core.yaml_forms.problems import Problem, ProfileError, shown_path
 
 
 def read_text(path: Path, what: str = "profile") -> str:
-    """The file's text; ``what`` is what it should be. Only regular files are opened, because a pipe
-    could block for ever.
-
-    Raises ProfileError.
-    """
+    """The text of a regular file; ``what`` is what it should be. Raises ProfileError."""
     try:
         status = path.stat()
         if stat.S_ISDIR(status.st_mode):

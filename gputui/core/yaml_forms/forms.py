@@ -131,12 +131,8 @@ def validated(document: Document, path: Path, form: type[F], context: str | None
 def findings(
     error: ValidationError, form: type[Model], *, empty: Collection[KeyPath] = (), has_one_source: bool = False
 ) -> Iterator[tuple[KeyPath, dict[str, Any]]]:
-    """The place of each error of ``form``, and the fields of a Problem: problem, expected, found,
-    nearest.
-
-    Keys in ``empty`` have been reported and do not count as missing. With ``has_one_source``,
-    ``metrics`` was no list in the file.
-    """
+    """The place of each error of ``form``, and the fields of a Problem. Keys in ``empty`` do not
+    count as missing. With ``has_one_source``, ``metrics`` was no list in the file."""
     for detail in error.errors(include_url=False):
         place = written = tuple(part for part in detail["loc"] if part != "[key]")
         if has_one_source and place[:2] == ("metrics", 0):

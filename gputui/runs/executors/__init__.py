@@ -1,9 +1,7 @@
-"""Executors: the programs that run an attempt on a target, by the attempt contract
-(docs/attempts.md).
+"""Executors: programs that run an attempt on a target, by the attempt contract (docs/attempts.md).
 
-In: an attempt's folder with its attempt.json. Out: the files of the contract, with exit.json last.
-The agent starts the program, signals it and, where possible, replaces it; it knows nothing else of
-it. Read first: base.py, then process.py. The registry below is the one place that names the kinds.
+The agent starts the program, signals it and, where possible, replaces it; it knows nothing else
+of it. Read first: base.py, then process.py. The registry below names the kinds.
 """
 
 from __future__ import annotations

@@ -45,11 +45,8 @@ class Executor(ABC):
 
     @abstractmethod
     def program(self, folder: Path, locks: Sequence[int] = ()) -> tuple[str, ...]:
-        """The command that runs the attempt in ``folder`` and inherits the descriptors in
-        ``locks``.
-
-        Raises ExecutorGoneError.
-        """
+        """The command that runs the attempt in ``folder``, with inherited ``locks``. Raises
+        ExecutorGoneError."""
 
     def placement(self, spec: RunSpec) -> Placement:
         """The placement of an attempt whose nodes the target chooses: nodes without names."""

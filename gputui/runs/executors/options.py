@@ -72,8 +72,8 @@ class CopiedOptions(TargetOptions):
 
 
 class SlurmOptions(CopiedOptions):
-    """What is asked of the cluster, by sbatch's own names where it has one; ``folder`` and ``files`` are
-    for a cluster that is reached through ``host``."""
+    """What is asked of the cluster, by sbatch's own names where it has one; ``folder`` and
+    ``files`` are for a cluster that is reached through ``host``."""
 
     kind: Literal["slurm"]
     host: Host | None = Field(None, description="login node, reached by SSH; this machine if left out")

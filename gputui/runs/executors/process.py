@@ -32,11 +32,8 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
 
 
 def start(executor: Executor, run_dir: Path, attempt: int, locks: Sequence[int] = ()) -> ProcessIdentity | None:
-    """Start the program of an attempt: own session, no standard input, no inherited descriptors but
-    ``locks``, which it then holds. None if it ended at once.
-
-    Raises ExecutorGoneError and OSError.
-    """
+    """Start the program of an attempt in its own session with the descriptors ``locks``; None if it
+    ended at once. Raises ExecutorGoneError and OSError."""
     folder = run_dir / "attempts" / str(attempt)
     program = executor.program(folder, locks)
     environment = {name: value for name, value in os.environ.items() if name != AGENT_MARK}
@@ -67,11 +64,8 @@ def start(executor: Executor, run_dir: Path, attempt: int, locks: Sequence[int] 
 
 def find(executor: Executor, run_dir: Path, attempt: int) -> ProcessIdentity | None:
     """The living process of an attempt whose agent died before storing it, or whose database was
-    lost.
-
-    started.json names it. Before that exists, it is the process whose arguments are the attempt's
-    folder and a program of this name, wherever the program is installed.
-    """
+    lost: named by started.json, else with the attempt's folder and a program of this name in its
+    arguments."""
     folder = run_dir / "attempts" / str(attempt)
     recorded = named_in(folder)
     if recorded is not None and serves(recorded, folder):

@@ -1,8 +1,6 @@
 """Launchers: build an attempt's command from a specification, and read the reports that it leaves.
 
-In: a `RunSpec` with a `Placement`. Out: an argument vector, environment variables, globs of logs,
-reports and checks. Each launcher is one file and is named only here; no other code depends on which
-one a run has. Read first: base.py.
+No other code depends on which one a run has. Read first: base.py.
 """
 
 from __future__ import annotations

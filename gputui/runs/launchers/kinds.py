@@ -83,10 +83,8 @@ class Accelerate(Launcher):
 
 
 class Deepspeed(Launcher):
-    """Starts ranks by deepspeed.launcher.launch, which passes ``--local_rank`` to the script.
-
-    The ``deepspeed`` program accepts GPUs by index only, and otherwise picks them itself.
-    """
+    """Starts ranks by deepspeed.launcher.launch: the ``deepspeed`` program takes GPUs by index
+    only."""
 
     name = title = "deepspeed"
     starts_ranks = True
