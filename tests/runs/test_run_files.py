@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gputui.core.config import Workspace
-from gputui.runs.checkpoint_names import explicit_step, step_in_name
+from gputui.runs.checkpoint_names import step_in_name
 from gputui.runs.foreign_json import read_foreign_json
 from gputui.runs.labels import LABELS_FILE, MOST_TAGS, LabelError, Labels, checked_labels, read_labels, write_labels
 from gputui.runs.spec import RunSpec
@@ -101,7 +101,3 @@ def test_folders_of_a_name_tell_it_where_the_name_does_not() -> None:
     folder = PurePath("/runs/step_7")
     assert step_in_name(folder / "global_step500" / "mp_rank_00_model_states.pt", folder) == 500
     assert step_in_name(folder / "model.pt", folder) is None
-
-
-def test_only_a_word_makes_a_number_a_step_for_certain() -> None:
-    assert explicit_step("step_7.pt") == 7 and explicit_step("model_7.pt") is None

@@ -87,28 +87,10 @@ def test_every_state_has_its_moves_and_every_move_its_state() -> None:
     assert set().union(*MOVES.values()) == set(RunState) - {RunState.UNKNOWN}
 
 
-def test_any_other_word_is_an_unknown_state_of_which_processes_may_exist() -> None:
-    state = RunState("zombified")
-    assert state is RunState.UNKNOWN
-    assert state.has_attempt and not state.is_over
-
-
-def test_only_a_new_queueing_leads_out_of_the_end() -> None:
-    for state in RunState:
-        if state.is_over:
-            assert MOVES[state] == {RunState.QUEUED}
-
-
 def test_forbidden_moves_are_refused() -> None:
     with pytest.raises(ForbiddenMoveError, match="from queued to running"):
         check_move(RunState.QUEUED, RunState.RUNNING)
     check_move(RunState.RUNNING, RunState.RECOVERING)
-
-
-def test_an_attempt_always_ends_somewhere() -> None:
-    for state in RunState:
-        if state.has_attempt:
-            assert any(target.is_over for target in MOVES[state])
 
 
 def entry(run_id: str, priority: int, waited_since: float, sequence: int = 0) -> QueueEntry:
@@ -122,14 +104,6 @@ def served(entries: list[QueueEntry], priorities: dict[str, int] | None = None) 
         each.run_id
         for each in sorted(entries, key=lambda e: (-given.get(e.run_id, e.priority), e.queued_at or 0.0, e.sequence))
     ]
-
-
-def test_one_place_among_equals_is_one_place() -> None:
-    waiting = [entry("a", 0, 1.0), entry("b", 0, 2.0), entry("c", 0, 3.0)]
-    assert moved(waiting, "c", -1) == {"a": 1, "c": 1}
-    assert served(waiting, moved(waiting, "c", -1)) == ["a", "c", "b"]
-    assert served(waiting, moved(waiting, "a", 1)) == ["b", "a", "c"]
-    assert moved(waiting, "a", -1) == {} == moved(waiting, "c", 1)
 
 
 def test_any_move_leads_to_the_wanted_order_and_nobody_falls() -> None:

@@ -49,10 +49,6 @@ def test_time_that_several_share_is_divided_among_them() -> None:
         assert alone_seconds(0.0, 12.0, others) == pytest.approx(alone)
 
 
-def test_a_clock_that_was_set_back_costs_nothing() -> None:
-    assert own_seconds(12.0, 0.0, [(1.0, 5.0)]) == alone_seconds(12.0, 0.0, []) == 0.0
-
-
 def test_the_largest_peak_of_each_attempt_and_where_memory_ran_out(filler: Filler) -> None:
     filler.run("gpt-1", "succeeded", name="gpt", attempt=2)
     filler.attempt("gpt-1", 1, "failed", gpus=(0, 1), params={"batch_size": 64})
@@ -70,15 +66,6 @@ def test_the_largest_peak_of_each_attempt_and_where_memory_ran_out(filler: Fille
         (2, 1001, False, 2), (1, None, True, 2),
     ]  # fmt: skip
     assert found[0].params == {"batch_size": 48}
-
-
-def test_what_is_no_number_of_bytes_is_unknown(filler: Filler) -> None:
-    filler.run("gpt-1", name="gpt")
-    filler.attempt("gpt-1", 1, gpus=(0,))
-    filler.metrics("gpt-1", 1, [{"step": 1, "gpu_mem_peak": float("nan")}])
-    assert past_peaks(filler.connection, "gpt") == []
-    filler.metrics("gpt-1", 1, [{"step": 1, "rank": 1, "gpu_mem_peak": 7}])
-    assert [each.peak_bytes for each in past_peaks(filler.connection, "gpt")] == [7]
 
 
 def trial(filler: Filler, run_id: str, study: str, state: str = "running", gpus: tuple[int, ...] = (0,)) -> None:
