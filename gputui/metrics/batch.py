@@ -191,7 +191,9 @@ class EarlierLines:
     def __init__(self, source_id: int, connect: Callable[[], AbstractContextManager[sqlite3.Connection]]) -> None:
         self._source_id = source_id
         self._connect = connect
-        self._versions: tuple[int, int] | None = None
+        self._compared: tuple[int, int, int] | None = None
+        # Where the attempt resumed, in its first version of the file: later steps are its own.
+        self._resumed_step: int | None = None
         # The lines that the newest version does not have so far, by rank, step and epoch, or by the
         # text of a line without a step.
         self._places: dict[object, list[FilePosition]] = {}
@@ -206,18 +208,35 @@ class EarlierLines:
         with self._connect() as connection:
             self._connection, self._attempt = connection, attempt
             self.replaced: dict[FilePosition, dict[str, Any]] = {}
-            if self._versions != (state.first_generation, state.generation):
-                self._load(state)
+            if self._compared != (state.first_generation, state.generation, attempt):
+                self._load(state, attempt)
             yield self
 
     def forget(self) -> None:
         """Read what is stored again for the next comparison."""
-        self._versions = None
+        self._compared = None
+
+    def is_resumed(self, attempt: int) -> bool:
+        """Whether an attempt began from a checkpoint, so that its script may write the lines before
+        that again. Raises sqlite3.Error."""
+        with self._connect() as connection:
+            return self._base_of(connection, attempt)[0] is not None
+
+    def _base_of(self, connection: sqlite3.Connection, attempt: int) -> tuple[str | None, int | None]:
+        """The checkpoint that an attempt resumed from, and its step."""
+        row: tuple[str | None, int | None] | None = connection.execute(
+            "SELECT resumed_from, resumed_step FROM attempts JOIN metric_sources USING (run_id) "
+            "WHERE source_id = ? AND number = ?",
+            (self._source_id, attempt),
+        ).fetchone()
+        return row or (None, None)
 
     def unknown(
         self, rank: int | None, step: int | None, values: Mapping[str, Any], data: str
     ) -> Mapping[str, Any] | None:
         """The part of a line that is not stored yet; None if all of it is."""
+        if step is not None and self._resumed_step is not None and step > self._resumed_step:
+            return values
         epoch = values.get("epoch")
         key = rank, step, data if step is None else epoch if isinstance(epoch, _SCALARS) else None
         stored = [(place, *self._line(place)) for place in self._places.get(key, ())]
@@ -253,17 +272,21 @@ class EarlierLines:
         ).fetchone() or (0, "{}")
         return attempt, self.replaced.get(place) or orjson.loads(data)
 
-    def _load(self, state: SourceState) -> None:
-        self._versions = state.first_generation, state.generation
+    def _load(self, state: SourceState, attempt: int) -> None:
+        versions = state.first_generation, state.generation
+        self._compared = (*versions, attempt)
         self._is_whole = not state.byte_offset
         self._places = {}
         rows = self._connection.execute(
             "SELECT generation, byte_offset, rank, step, iif(step IS NULL, data, data ->> "
             "'$.epoch') FROM metrics WHERE source_id = ? AND generation >= ? AND generation < ?",
-            (self._source_id, *self._versions),
+            (self._source_id, *versions),
         )
         for generation, offset, rank, step, other in rows:
             self._places.setdefault((rank, step, other), []).append((generation, offset))
+        own = "SELECT 1 FROM metrics WHERE source_id = ? AND generation >= ? AND generation < ? AND attempt = ? LIMIT 1"
+        has_own = self._connection.execute(own, (self._source_id, *versions, attempt)).fetchone() is not None
+        self._resumed_step = None if has_own else self._base_of(self._connection, attempt)[1]
 
 
 # --- storage --------------------------------------------------------------------------------------

@@ -254,8 +254,9 @@ class FileReader:
         status = os.fstat(descriptor)
         is_new = status.st_ino != state.inode
         begin = boundaries[-1]
-        # The newest attempt has no line yet, in the file that its start has seen: a shorter or
-        # newer file is its own, even if another attempt has written the same lines.
+        # The newest attempt has no line yet, in the file that its start has seen: a newer file is its
+        # own, and a shorter one too if it began from the start, even if another attempt has written
+        # the same lines.
         is_start = len(boundaries) > 1 and begin.generation == state.generation and state.position <= begin[:2]
         if self._format.breaks_at_return or (is_start and is_new and self._file.matches is not None):
             return Succession.OTHER
@@ -263,7 +264,7 @@ class FileReader:
         if is_new and is_longer and is_unchanged(descriptor, state.byte_offset, state.fingerprint):
             return Succession.COPY
         is_rotated = former is not None and os.fstat(former).st_nlink > 0
-        is_begun_anew = is_start and status.st_size < state.byte_offset
+        is_begun_anew = is_start and status.st_size < state.byte_offset and not self._earlier.is_resumed(begin[2])
         return Succession.OTHER if is_rotated or is_begun_anew else Succession.VERSION
 
     def _has_whole(self, data: bytes, offset: int) -> bool:

@@ -160,7 +160,7 @@ SELECT r.*, r.spec AS spec_json,
         AND verdict NOT IN ('invalid', 'cut', 'left', 'struck')) END AS saved_step,
     a.stop_requested, a.launch AS attempt_launch, a.exit AS attempt_exit, l.tags, l.note, t.state AS trial_state,
     (SELECT CASE json_array_length(spec, '$.objectives') WHEN 1 THEN spec ->> '$.objectives[0].metric' END
-        FROM studies WHERE study_id = r.study_id) AS objective
+        FROM studies WHERE study_id = r.study_id AND json_valid(spec)) AS objective
 FROM runs AS r
 LEFT JOIN attempts AS a ON a.run_id = r.run_id AND a.number = r.attempt
 LEFT JOIN placements AS p ON p.run_id = r.run_id AND p.attempt = r.attempt

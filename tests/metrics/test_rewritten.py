@@ -222,6 +222,32 @@ def test_after_a_restart_amid_a_version_no_line_is_dropped(csv_bench: Bench) -> 
 
 # --- any schedule against a model -------------------------------------------------------------------------------------
 
+
+@pytest.mark.parametrize("resumed_step", [6, None])
+@pytest.mark.parametrize("how", ["in place", "replaced"])
+def test_lines_that_a_resumed_script_keeps_are_not_its_own(bench: Bench, how: str, resumed_step: int | None) -> None:
+    """Also if they are all that the file has at first, and even if what follows is as before."""
+    bench.begin()
+    bench.steps(*range(10))
+    bench.pump()
+    base = None if resumed_step is None else "step_6.pt"
+    bench.connection.execute(
+        "INSERT INTO attempts (run_id, number, state, params, gpus, launch, created_at, resumed_from, resumed_step) "
+        "VALUES ('run-1', 2, 'running', '{}', '[]', '{}', 0, ?, ?)",
+        (base, resumed_step),
+    )
+    bench.begin(2)
+    write(bench, how, range(7))
+    bench.pump()
+    kept = [] if resumed_step is not None else [(2, step) for step in range(7)]
+    assert bench.stored() == [*((1, step) for step in range(10)), *kept]
+    bench.steps(7, 8)
+    bench.pump()
+    write(bench, how, range(10))
+    bench.pump()
+    assert bench.stored() == [*((1, step) for step in range(10)), *kept, (2, 7), (2, 8), (2, 9)]
+
+
 CHANGES = ("append", "replace", "rewrite", "cut", "go back", "keep the last", "edit", "column", "half a line")
 
 
