@@ -150,8 +150,9 @@ def test_an_attempt_that_was_begun_is_never_begun_again(machine: Machine) -> Non
 
 
 def test_a_restored_database_neither_starts_a_second_training_nor_removes_a_living_one(machine: Machine) -> None:
-    """One was queued in the backup, another had ended; both live now."""
-    machine.gputui("run", machine.profile(), "--name", "over", "--set", "steps=12", "--wait")
+    """One was queued in the backup, two had ended; one of these was removed, and its id given again. All live now."""
+    for name in ("over", "again"):
+        machine.gputui("run", machine.profile(), "--name", name, "--set", "steps=12", "--wait")
     machine.gputui("queue", "pause")
     machine.gputui("run", machine.profile(), "--name", "queued", "--set", "steps=100000")
     backup = machine.folder / "backup.db"
@@ -159,20 +160,25 @@ def test_a_restored_database_neither_starts_a_second_training_nor_removes_a_livi
         connection.backup(copy)
     machine.gputui("queue", "resume")
     machine.gputui("resume", "over-1", "--set", "steps=100000")
+    machine.gputui("rm", "again-1")
+    machine.gputui("run", machine.profile(), "--name", "again", "--set", "steps=100000")
+    attempts = {"queued-1": 1, "over-1": 2, "again-1": 1}
     shims = {}
-    for run_id in ("queued-1", "over-1"):
+    for run_id in attempts:
         wait_until(lambda run_id=run_id: len(machine.steps(run_id)) > 5, what="steps")
         shims[run_id] = machine.shim(run_id)
     lose_database(machine)
     backup.rename(machine.workspace.database)
-    assert "stop it first" in machine.gputui("rm", "over-1", code=3)
+    for run_id in ("over-1", "again-1"):
+        assert "stop it first" in machine.gputui("rm", run_id, code=3)
     machine.gputui("queue", "resume")
-    wait_until(lambda: {run["id"]: run["attempt"] for run in machine.json("ps")} == {"queued-1": 1, "over-1": 2},
-               what="the living attempts")  # fmt: skip
+    wait_until(
+        lambda: {run["id"]: run["attempt"] for run in machine.json("ps")} == attempts, what="the living attempts"
+    )
     assert all(is_alive(shim) for shim in shims.values())
     for run_id in shims:
         folder = machine.workspace.run_dir(run_id) / "attempts"
-        assert len(list(folder.iterdir())) == {"queued-1": 1, "over-1": 2}[run_id]
+        assert len(list(folder.iterdir())) == attempts[run_id]
         machine.gputui("stop", run_id, "--now")
         machine.wait_for(run_id, "stopped")
         assert not is_alive(shims[run_id])

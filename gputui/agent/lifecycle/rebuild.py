@@ -26,6 +26,7 @@ from gputui.recovery.kinds import KINDS
 from gputui.runs import repository
 from gputui.runs.command import Launch
 from gputui.runs.foreign_json import read_foreign_json, time_in
+from gputui.runs.identity import is_held
 from gputui.runs.labels import read_labels, store_labels
 from gputui.runs.processes import processes_of
 from gputui.runs.redaction import redact_launch, redact_spec, secrets_of
@@ -79,11 +80,17 @@ def catch_up(context: AgentContext, run: Run) -> bool:
     restored from a backup, and move the run to where the newest of them is; False if there are
     none. Raises sqlite3.Error."""
     connection, folder = context.connection, context.workspace.run_dir(run.run_id)
-    if not any(number > run.attempt for number in attempt_numbers(folder)):
+    row = get_attempt(connection, run.run_id, run.attempt)
+    own = folder / "attempts" / str(run.attempt)
+    # The id of a removed run is given again, and the attempts of that run begin with 1 as well.
+    is_other = row is not None and row.ended_at is not None and not (own / "exit.json").exists()
+    is_other = is_other and is_held(own / "attempt.lock")
+    oldest = run.attempt + (not is_other)
+    if all(number < oldest for number in attempt_numbers(folder)):
         return False
     try:
         attempts = _read_attempts(folder)
-        if not attempts or attempts[-1].number <= run.attempt:
+        if not attempts or attempts[-1].number < oldest:
             return False
         spec = read_spec(folder / SPEC_FILE)
     except (SpecError, _DamagedPlanError, OSError) as error:
@@ -91,6 +98,8 @@ def catch_up(context: AgentContext, run: Run) -> bool:
         return False
     cause = f"{_CAUSE}: attempt {attempts[-1].number} is newer than the database"
     with repository.transaction(connection):
+        if is_other:
+            connection.execute("DELETE FROM attempts WHERE run_id = ? AND number >= ?", (run.run_id, run.attempt))
         _insert_attempts(context, folder, spec, attempts, cause)
         context.note("runs_rebuilt", cause, run.run_id, severity="warning")
     return True
