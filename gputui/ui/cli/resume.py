@@ -34,6 +34,8 @@ def command(
     """Continue a run that is over from the newest checkpoint of its training that validates."""
     from gputui.profiles.params import Parameter, ParameterError, apply, split_assignments
 
+    if named == "":
+        fail("--from is empty; it takes the path of a checkpoint", EXIT_USAGE)
     with closing(session.reader()) as connection:
         view = session.find_run(connection, run, only=True)
         if not (changes or named or force):

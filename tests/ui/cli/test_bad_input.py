@@ -115,6 +115,7 @@ def test_a_run_that_cannot_be_acted_on(machine: Machine) -> None:
     machine.gputui("run", machine.profile(), "--wait")
     assert "succeeded already" in refused(machine.workspace, "stop", "steps-1", code=3)
     assert "did you mean steps" in refused(machine.workspace, "resume", "steps-1", "--set", "step=3", code=2)
+    assert "--from is empty" in refused(machine.workspace, "resume", "steps-1", "--from", "", code=2)
     assert "no metric" in refused(machine.workspace, "metrics", "steps-1", "lss", code=3)
     machine.gputui("rm", "steps-1")
     assert shape(machine.workspace, "ps") == []
