@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from msgspec.structs import replace
+
 from gputui.recovery.decide import UNDO, AttemptReach, PastDecision, Resumption
 from gputui.store.attempts import Attempt
 from gputui.store.checkpoints import CheckpointRow
@@ -89,6 +91,16 @@ def progress_of(
         ran_seconds=max(0.0, ended_at - began),
         resumption=resumptions(attempts, lines, ledger).get(number),
     )
+
+
+def without_unsound_steps(attempts: Sequence[Attempt], lines: StepTimes) -> list[Attempt]:
+    """The attempts, each up to the step before its loss stayed not finite: what follows is no
+    progress. Raises sqlite3.Error."""
+    cut = []
+    for attempt in attempts:
+        unsound = lines.unsound_since(attempt.number)
+        cut.append(attempt if unsound is None else replace(attempt, last_step=unsound[0] - 1))
+    return cut
 
 
 def person_started_at(transitions: Sequence[TransitionView]) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gputui.recovery.decide import PastDecision, Resumption
-from gputui.recovery.history import past_decisions, person_started_at, progress_of, resumptions
+from gputui.recovery.history import past_decisions, person_started_at, progress_of, resumptions, without_unsound_steps
 from gputui.store.attempts import Attempt
 from gputui.store.checkpoints import CheckpointRow
 from gputui.store.run_history import DecisionView, IncidentView, TransitionView
@@ -112,14 +112,26 @@ def test_without_steps_a_checkpoint_of_its_own_is_progress() -> None:
 class Lines:
     """Stored lines with a step every ``gap``, which an attempt wrote again."""
 
-    def __init__(self, gap: int = 1, repeating: int | None = None) -> None:
-        self.gap, self.repeating = gap, repeating
+    def __init__(self, gap: int = 1, repeating: int | None = None, unsound: dict[int, int] | None = None) -> None:
+        self.gap, self.repeating, self.unsound = gap, repeating, unsound or {}
+
+    def unsound_since(self, attempt: int) -> tuple[int, float] | None:
+        return (self.unsound[attempt], 0.0) if attempt in self.unsound else None
 
     def repeats(self, attempt: int, step: int) -> bool:
         return attempt == self.repeating
 
     def widest_gap(self, attempt: int) -> int | None:
         return self.gap
+
+
+def test_steps_with_a_loss_that_is_not_finite_are_no_progress() -> None:
+    attempts = [attempt(1, at=2.0, last=45), attempt(2, at=100.0, last=46), attempt(3, at=200.0, last=47)]
+    sound = without_unsound_steps(attempts, Lines(unsound={2: 41, 3: 41}))
+    assert [row.last_step for row in sound] == [45, 40, 40]
+    past = past_decisions(sound, [incident(1, 2, "nan_loss")], [decision(1, 2, at=160.0)], [LAUNCH])
+    assert not past[0].progressed
+    assert not progress_of(sound, 3, [], [LAUNCH], ended_at=260.0).made
 
 
 @table("first, given, what", [

@@ -24,7 +24,7 @@ from gputui.recovery.classify import outcome
 from gputui.recovery.decide import RecoveryPlan, decide
 from gputui.recovery.effects import MachineContext
 from gputui.recovery.findings import printed_at_end, reports_of
-from gputui.recovery.history import past_decisions, progress_of
+from gputui.recovery.history import past_decisions, progress_of, without_unsound_steps
 from gputui.recovery.kinds import KINDS, SHARED_OOM
 from gputui.recovery.policies import NoticeTarget
 from gputui.runs import notices, repository
@@ -226,11 +226,12 @@ def _plan(end: _End, machine: MachineContext | None) -> RecoveryPlan:
     connection, run_id, number = end.context.connection, end.run.run_id, end.attempt.number
     choice = end.findings.checkpoints
     rows = () if choice is None else choice.rows
-    attempts, moves = read_attempts(connection, run_id), read_transitions(connection, run_id)
+    times, ended_at = StepTimes(connection, run_id), end.task.ended_at
+    attempts = without_unsound_steps(read_attempts(connection, run_id), times)
+    moves = read_transitions(connection, run_id)
     again = has_event(connection, "steps_restarted", run_id=run_id)
     incidents, decisions = read_incidents(connection, run_id), read_decisions(connection, run_id)
     past = past_decisions(attempts, incidents, decisions, moves, rows, steps_start_again=again)
-    times, ended_at = StepTimes(connection, run_id), end.task.ended_at
     progress = progress_of(attempts, number, rows, moves, times, ended_at=ended_at, steps_start_again=again)
     return decide(
         end.findings.incident,
