@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import select
@@ -57,6 +58,9 @@ _CLOSING_SECONDS = 0.5
 _DYING_SECONDS = 1.0
 # The minimum time between two agents that are killed one after the other.
 _SUCCESSOR_SECONDS = 5.0
+# A successor that lives so long has started.
+_SETTLED_SECONDS = 30.0
+_AGAIN_SECONDS = (5.0, 15.0, 60.0)
 _RECHECK_FIRST_SECONDS = 10.0
 _RECHECK_LONGEST_SECONDS = 300.0
 
@@ -263,27 +267,36 @@ class Sampler:
 
 def start_successor(agent: int, words: list[str], began_at: float, should_end: Callable[[], bool]) -> None:
     """Start another agent, with the arguments ``words``, if the process ``agent`` has died without ending this one,
-    which began at ``began_at`` (monotonic)."""
+    which began at ``began_at`` (monotonic). Start it again for as long as it fails at once, as on a full disk."""
     until = time.monotonic() + _DYING_SECONDS
     while os.getppid() == agent:
         if should_end() or time.monotonic() >= until:
             return
         time.sleep(0.01)
     time.sleep(max(0.0, began_at + _SUCCESSOR_SECONDS - time.monotonic()))
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     python, needed = own_python()
     environment = {name: value for name, value in os.environ.items() if name != "MALLOC_ARENA_MAX"}
-    try:
-        subprocess.Popen(
-            [python, *words],
-            stdin=subprocess.DEVNULL,
-            stdout=sys.stderr,
-            stderr=sys.stderr,
-            env={**environment, **needed},
-            cwd="/",
-            start_new_session=True,
-        )
-    except OSError as error:
-        say(f"no agent can be started in place of the one that was killed: {error}")
+    for delay in itertools.chain(_AGAIN_SECONDS, itertools.repeat(_AGAIN_SECONDS[-1])):
+        try:
+            successor = subprocess.Popen(
+                [python, *words],
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr,
+                stderr=sys.stderr,
+                env={**environment, **needed},
+                cwd="/",
+                start_new_session=True,
+            )
+            if successor.wait(_SETTLED_SECONDS) == 0:
+                return
+            problem = f"ended with code {successor.returncode}"
+        except subprocess.TimeoutExpired:
+            return
+        except OSError as error:
+            problem = str(error)
+        say(f"the agent in place of the one that was killed: {problem}; again in {delay:g} s")
+        time.sleep(delay)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from gputui.machine import sampler as sampler_module
 from gputui.machine.gpu_model import FastTick, Message, decode
-from gputui.machine.sampler import EXIT_USAGE
+from gputui.machine.sampler import EXIT_USAGE, start_successor
 from gputui.store.series import HostSample
 
 SAMPLER = [sys.executable, "-P", "-m", "gputui.machine.sampler"]
@@ -48,6 +49,14 @@ def test_it_ends_when_its_agent_has_gone(tmp_path: Path) -> None:
         assert child.stdin is not None
         child.stdin.close()
         assert child.wait(60) == 0
+
+
+def test_a_successor_that_fails_at_once_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler_module, "_AGAIN_SECONDS", (0.0,))
+    monkeypatch.setattr(sampler_module.signal, "signal", lambda *_: None)
+    script = f"import os; d = {str(tmp_path)!r}; n = len(os.listdir(d)); open(f'{{d}}/{{n}}', 'w'); exit(n < 2)"
+    start_successor(0, ["-c", script], float("-inf"), lambda: False)
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 def test_it_ends_on_sigterm_and_not_on_ctrl_c(tmp_path: Path) -> None:
