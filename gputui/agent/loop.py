@@ -43,7 +43,7 @@ from gputui.machine.sampler_client import SamplerClient, SamplerCommand
 from gputui.metrics.ingest import PUMP_SECONDS
 from gputui.runs.agent_process import agent_argv, has_views
 from gputui.runs.identity import identify
-from gputui.store.database import StoreCorruptError, open_writer, set_aside, suspect_mark
+from gputui.store.database import StoreCorruptError, is_same_file, open_writer, set_aside, suspect_mark
 from gputui.store.events import add_event
 from gputui.version import VERSION
 
@@ -366,7 +366,7 @@ class Agent:
             )
         self.context.janitor.call()
         for path, own in self._own.items():
-            if not path.exists() or not os.path.samestat(path.stat(), own):
+            if not is_same_file(path, own):
                 log.error("%s was replaced or removed; starting over with what is there", path)
                 self.replaced = self.stopping = True
         if self.on_second is not None:

@@ -129,6 +129,11 @@ def data_version(connection: sqlite3.Connection) -> int:
     return pragma(connection, "data_version")
 
 
+def is_same_file(path: Path, own: os.stat_result) -> bool:
+    """Whether a path still names the file with the status ``own``, and was not replaced or removed."""
+    return path.exists() and os.path.samestat(path.stat(), own)
+
+
 def set_aside(path: Path, now: float) -> Path:
     """Rename a corrupt database and its side files; return the new path."""
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))

@@ -20,7 +20,7 @@ from gputui.runs import identity
 from gputui.runs.agent_process import AgentUnreachableError, ensure_agent, read_identity
 from gputui.runs.identity import HeldElsewhereError
 from gputui.runs.spec import SpecError
-from gputui.store.database import StoreError, data_version, is_locked, open_commander
+from gputui.store.database import StoreError, data_version, is_locked, is_same_file, open_commander
 from gputui.studies import rows
 from gputui.studies.process import StudyProcess
 
@@ -72,11 +72,14 @@ def serve(workspace: Workspace, study_id: str) -> tuple[int, str]:
 
 
 def _loop(workspace: Workspace, connection: sqlite3.Connection, study: StudyProcess) -> None:
-    version, turn_at, agent_at = -1, 0.0, time.monotonic()
+    """Serve until nothing is left to do, or the database was replaced: the next agent starts a process for that."""
+    version, turn_at, agent_at, own = -1, 0.0, time.monotonic(), workspace.database.stat()
     while True:
         now = time.monotonic()
         if now - agent_at >= AGENT_SECONDS:
             agent_at = now
+            if not is_same_file(workspace.database, own):
+                return
             if read_identity(workspace) is None:
                 if workspace.agent_stopped.exists():
                     return

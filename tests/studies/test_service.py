@@ -14,6 +14,7 @@ from gputui.agent.context import AgentContext
 from gputui.agent.studies import AGAIN_SECONDS, Studies
 from gputui.core.config import Workspace
 from gputui.runs.repository import transaction
+from gputui.studies import __main__ as studies_main
 from gputui.studies import rows
 from tests.agent.processes import FakeProcess
 from tests.stores import open_store
@@ -78,3 +79,14 @@ def test_the_end_of_a_process_that_worked_for_long_is_a_first_failure(service: S
         service.lives_for(STEADY_SECONDS)
         assert service.seconds_to_next() == AGAIN_SECONDS[0]
     assert service.reported() == len(AGAIN_SECONDS)
+
+
+def test_a_process_ends_when_its_database_was_replaced(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_store(workspace.database).close()
+    backup = workspace.database.with_suffix(".backup")
+    backup.write_bytes(workspace.database.read_bytes())
+    # The agent has replaced it too, and is there.
+    monkeypatch.setattr(studies_main, "AGENT_SECONDS", 0.0)
+    monkeypatch.setattr(studies_main, "read_identity", lambda _: backup.exists() and backup.replace(workspace.database))
+    monkeypatch.setattr(studies_main.StudyProcess, "turn", lambda _: True)
+    assert studies_main.serve(workspace, STUDY) == (studies_main.EXIT_OK, "")
