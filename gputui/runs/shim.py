@@ -407,10 +407,9 @@ class Shim:
 
     def wait_for_signal(self, timeout: float) -> None:
         """Wait until a signal arrives or ``timeout`` seconds have passed, and note what it asks for."""
-        info = signal.sigtimedwait(WATCHED, max(timeout, 0.0))
-        if info is None or info.si_signo == signal.SIGCHLD:
+        number = awaited_signal(WATCHED, max(timeout, 0.0))
+        if number is None or number == signal.SIGCHLD:
             return
-        number = info.si_signo
         self.stop_signal = self.stop_signal or number
         if number == signal.SIGUSR2:
             self.stop_requested = self.forced = True
@@ -598,6 +597,13 @@ def rank_by_output(pid: int, folder: str) -> int | None:
     parts = path.split("/")
     is_log = path.startswith(folder + "/") and parts[-1] == "stdout.log" and parts[-5:-4] == ["ranks"]
     return int(parts[-2]) if is_log and parts[-2].isdigit() else None
+
+
+def awaited_signal(numbers: tuple[int, ...], timeout: float) -> int | None:
+    """One of the blocked signals ``numbers`` that arrives within ``timeout`` seconds."""
+    info = signal.sigtimedwait(numbers, timeout)
+    # If the process was stopped (SIGSTOP) beyond the timeout, Python returns uninitialized memory.
+    return info.si_signo if info is not None and info.si_signo in numbers else None
 
 
 def signal_all(pids: set[int], number: int) -> None:

@@ -136,6 +136,31 @@ def test_a_stop_lets_the_command_finish_its_work(attempt: Attempt) -> None:
     assert "saved" in attempt.output()
 
 
+STOPPED_WHILE_IT_WAITS = """
+import os, signal, time
+from gputui.runs.shim import STOP_SIGNALS, awaited_signal
+signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+waiting = os.getpid()
+if os.fork() == 0:
+    for _ in range(3):
+        time.sleep(0.1)
+        os.kill(waiting, signal.SIGSTOP)
+        time.sleep(0.4)
+        os.kill(waiting, signal.SIGCONT)
+    os.kill(waiting, signal.SIGTERM)
+    os._exit(0)
+found = []
+while not any(found):
+    found.append(awaited_signal(STOP_SIGNALS, 0.3))
+print(set(found) == {None, signal.SIGTERM})
+"""
+
+
+def test_a_process_that_is_stopped_while_it_waits_is_not_asked_to_end() -> None:
+    command = [sys.executable, "-c", STOPPED_WHILE_IT_WAITS]
+    assert subprocess.run(command, capture_output=True, text=True, timeout=60).stdout == "True\n"
+
+
 def test_a_command_that_ignores_a_stop_is_killed_after_its_grace(attempt: Attempt) -> None:
     attempt.start(
         "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"

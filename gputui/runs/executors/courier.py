@@ -226,10 +226,10 @@ class Courier(ABC):
 
     def wait(self, seconds: float) -> None:
         """Sleep, or accept a stop request."""
-        info = signal.sigtimedwait(SIGNALS, seconds)
-        if info is None:
+        number = shim.awaited_signal(SIGNALS, seconds)
+        if number is None:
             return
-        at_once = info.si_signo == signal.SIGUSR2
+        at_once = number == signal.SIGUSR2
         if self.stop is None or (at_once and not self.stop["at_once"]):
             self.stop = {"at": time.time(), "at_once": at_once, "asked": False}
             write_private(self.folder / "stop.json", self.stop)
