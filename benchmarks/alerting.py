@@ -17,9 +17,12 @@ from benchmarks.percentiles import percentile
 from gputui.agent.context import AgentContext
 from gputui.agent.health.alerting import Alerting
 from gputui.agent.health.watched import begin
-from gputui.agent.lifecycle.active_run import LiveAttempt
+from gputui.agent.lifecycle.live_attempt import LiveAttempt
+from gputui.agent.lifecycle.run_files import ResolvedRun
 from gputui.core.config import Workspace, locate
+from gputui.core.redaction import BY_LOOK
 from gputui.machine.gpu_model import FastTick, GpuFacts, Inventory
+from gputui.recovery.policies import POLICIES
 from gputui.runs import repository
 from gputui.runs.command import Launch
 from gputui.runs.executors.process import ExecutorProcess
@@ -29,6 +32,8 @@ from gputui.store.database import open_writer
 from gputui.store.metrics.watched import WatchedLine
 from gputui.store.run_states import RunState
 from gputui.store.series import GpuSample, HostSample
+
+SPEC = RunSpec("bench", "python", ("x.py",), "/", python="/p")
 
 GIB = 2**30
 RUN = "bench-1"
@@ -60,7 +65,8 @@ def _look(workspace: Workspace, connection: sqlite3.Connection, gpus: int, looks
     record = _train(connection, [gpu.uuid for gpu in facts], began)
     watched = begin(connection, record, at, began)
     executor = ExecutorProcess(None, workspace.runs, context.executors.of(None))
-    live = LiveAttempt(record, executor, watched=watched)
+    resolved = ResolvedRun(SPEC, POLICIES["standard"], None, BY_LOOK)
+    live = LiveAttempt(record, executor, resolved, watched=watched)
     alerting = Alerting(context, lambda: [live])
     alerting.begin()
     spent: list[float] = []
@@ -93,10 +99,9 @@ def _healthy(uuid: str) -> GpuSample:
 
 
 def _train(connection: sqlite3.Connection, uuids: list[str], now: float) -> Attempt:
-    spec = RunSpec("bench", "python", ("x.py",), "/", python="/p")
     with repository.transaction(connection):
         repository.insert_run(
-            connection, run_id=RUN, sequence=1, name="bench", spec=spec, params={}, now=now, actor="benchmark"
+            connection, run_id=RUN, sequence=1, name="bench", spec=SPEC, params={}, now=now, actor="benchmark"
         )
         launch = json.dumps(Launch(("x",), {}, "/", 1.0).to_json())
         connection.execute(

@@ -133,8 +133,7 @@ class Agent:
         self.context = context = AgentContext.of(connection, workspace, wake=self._wake, interval_seconds=interval)
         self.doorbell = Doorbell(workspace.runs, self._wake)
         self.supervisor = Supervisor(context, self.selector)
-        self.alerting = Alerting(context, self.supervisor.runs.running, interval)
-        self.supervisor.health.stored = lambda run_id: self.alerting.state.courses.get(run_id)
+        self.alerting = Alerting(context, self.supervisor.running, interval)
         self.supervisor.outbox.alerts_by = self.alerting.notice_target
         self.upkeep = Housekeeping(context)
         self.sinks = Sinks(context)
@@ -219,7 +218,7 @@ class Agent:
         # The time to linger counts from here, not from before a long start.
         self._began_at = self._needed_at = self.context.monotonic()
         while not self.stopping:
-            due = min(*self._due.values(), self.supervisor.next_due() or math.inf)
+            due = min(*self._due.values(), self.supervisor.next_due())
             pause = max(0.0, due - self.context.monotonic())
             ready = {key.fd for key, _ in self.selector.select(pause)}
             if self._wake_read in ready:
@@ -251,7 +250,7 @@ class Agent:
         # Work that is due before the sampler's next tick is done now: one wake-up a second serves
         # all.
         soon = now + 0.9 * min(1.0, self.options.interval_seconds) if is_tick else now
-        is_training = bool(self.supervisor.runs.attempts())
+        is_training = bool(self.supervisor.attempts)
         if now >= due["metrics"]:
             due["metrics"] = now + INTAKE_SECONDS if is_training else math.inf
             if parts.do("metrics", self._pump):
@@ -268,7 +267,7 @@ class Agent:
             due["housekeeping"] = now
         elif soon >= due["housekeeping"]:
             due["housekeeping"] = now + HOUSEKEEPING_SECONDS
-            if self.supervisor.runs.attempts():
+            if self.supervisor.attempts:
                 self._hasten("metrics", now + INTAKE_SECONDS)
             self._housekeeping(now)
         if self.is_simulated and now >= due["occupants"]:
@@ -332,7 +331,7 @@ class Agent:
 
     def _housekeeping(self, now: float) -> None:
         parts = self.supervisor.parts
-        living = [live.record for live in self.supervisor.runs.attempts()]
+        living = [live.record for live in self.supervisor.attempts.values()]
         parts.do("the sampler", lambda: self._watch_sampler(now))
         parts.do("upkeep", lambda: self.upkeep.turn(now, living))
         parts.do("alerting", self.alerting.turn)
@@ -424,7 +423,6 @@ class Agent:
     def _leave(self) -> None:
         try:
             self.context.recorder.flush()
-            self.alerting.save()
             self.context.connection.execute("UPDATE agent SET ended_at = ?", (self.context.now(),))
         except sqlite3.OperationalError as error:
             log.warning("the end of this agent cannot be recorded: %s", error)

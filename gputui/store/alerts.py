@@ -141,13 +141,3 @@ def forget_run(connection: sqlite3.Connection, run_id: str) -> None:
 
 def forget_old_silences(connection: sqlite3.Connection, now: float) -> None:
     connection.execute("DELETE FROM alert_silences WHERE until <= ?", (now,))
-
-
-def engine_state(connection: sqlite3.Connection) -> str | None:
-    """The engine's stored state, or None."""
-    row = connection.execute("SELECT state FROM alert_engine").fetchone()
-    return None if row is None else str(row[0])
-
-
-def put_engine_state(connection: sqlite3.Connection, state: str, now: float) -> None:
-    insert(connection, "alert_engine", "REPLACE", id=1, at=now, state=state)

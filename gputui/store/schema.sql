@@ -428,13 +428,6 @@ CREATE TABLE alert_silences (
     PRIMARY KEY (rule, subject_kind, subject_id)
 ) STRICT, WITHOUT ROWID;
 
--- What the engine remembers, as JSON: an agent that is killed is followed by one that goes on.
-CREATE TABLE alert_engine (
-    id INTEGER PRIMARY KEY CHECK (id = 1),
-    at REAL NOT NULL,
-    state TEXT NOT NULL
-) STRICT;
-
 -- What it takes to look at a past moment: what happened around a time is found without reading what lies between.
 CREATE INDEX events_by_time ON events (at);
 

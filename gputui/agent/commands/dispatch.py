@@ -22,7 +22,6 @@ from gputui.agent import housekeeping
 from gputui.agent.commands import handlers
 from gputui.agent.commands.handlers import RefusedError, UnansweredError, answer, find_run, refuse_id_as_name
 from gputui.agent.error_barrier import roll_back
-from gputui.agent.lifecycle.active_run import Adopting
 from gputui.agent.lifecycle.checkpoint_survey import attempts_to_resume, search_now, write_ledger
 from gputui.agent.lifecycle.rebuild import catch_up
 from gputui.agent.lifecycle.run_files import open_metrics
@@ -325,12 +324,11 @@ def remove(supervisor: Supervisor, command: PendingCommand) -> None:
     context, target = supervisor.context, find_run(supervisor, command)
     run_id, folder = target.run_id, context.workspace.run_dir(target.run_id)
     if target.state.is_over and catch_up(context, target):
-        supervisor.runs.of(run_id).phase = Adopting()
+        supervisor.to_adopt.add(run_id)
         target = find_run(supervisor, command)
     if not target.state.is_over:
         raise RefusedError(f"{run_id} is {target.state}; stop it first")
-    active = supervisor.runs.get(run_id)
-    if active is not None and active.releasing:
+    if any(entry.run_id == run_id for entry in supervisor.release.entries):
         why = "has just ended and its GPUs' memory is not back yet; try again soon"
         raise RefusedError(f"{run_id} {why}")
     try:

@@ -1,13 +1,12 @@
 """Alerts: evaluates the rules once a second, and writes what is raised and cleared.
 
 In: the current state of GPUs and host in memory, the courses of live attempts, NCCL's errors. Out:
-rows, events, lines in the log, and notifications. The successor of a killed agent continues: active
-alerts are rows, and the remaining state is stored with every change and once a minute.
+rows, events, lines in the log, and notifications. The successor of a killed agent continues the
+active alerts, which are rows; it measures durations anew.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import sqlite3
@@ -16,12 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, cast
 
-import msgspec
-from msgspec import Struct
-
 from gputui.agent.context import AgentContext
-from gputui.agent.health.watched import StoredCourse
-from gputui.agent.lifecycle.active_run import LiveAttempt
+from gputui.agent.lifecycle.live_attempt import LiveAttempt
 from gputui.agent.lifecycle.run_files import attempt_dir, redactor_of
 from gputui.agent.outbox import AlertDelivery
 from gputui.core import units
@@ -36,7 +31,6 @@ from gputui.recovery.watch.engine import (
     Engine,
     Key,
     Overrides,
-    RuleState,
     of_profile,
     sentence,
     with_overrides,
@@ -45,7 +39,7 @@ from gputui.recovery.watch.machine import GpuWatch, HostWatch
 from gputui.recovery.watch.rules import RULES, Observation, Rule, RuleSet, SubjectKind
 from gputui.runs.logs import RankLog, rank_logs, read_window
 from gputui.runs.repository import transaction
-from gputui.runs.spec import SpecError, spec_of
+from gputui.runs.spec import spec_of
 from gputui.store import alerts
 from gputui.store.alerts import AlertView
 from gputui.store.attempts import Attempt
@@ -57,7 +51,6 @@ log = logging.getLogger(__name__)
 
 # The loop calls once a second, sometimes a little early.
 LOOK_SECONDS = 0.9
-SAVE_SECONDS = 60.0
 SETTINGS_SECONDS = 5.0
 # An older sample does not count as current: the larger of these seconds and sampling intervals.
 SILENT_SECONDS = 5.0
@@ -65,16 +58,6 @@ SILENT_INTERVALS = 3.0
 NCCL_KINDS = ("nccl_error", "nccl_timeout")
 _RUN_RULES = [rule.id for rule in RULES.values() if rule.subject == "run"]
 _RUN_RULES.remove("nccl_errors")
-
-
-class SavedState(Struct):
-    """What the next agent continues, beside the alerts' rows."""
-
-    engine: list[tuple[Key, RuleState]] = msgspec.field(default_factory=list)
-    gpus: dict[str, GpuWatch] = msgspec.field(default_factory=dict)
-    host: HostWatch = msgspec.field(default_factory=HostWatch)
-    courses: dict[str, StoredCourse] = msgspec.field(default_factory=dict)
-    incident_id: int = 0
 
 
 class RunRules(NamedTuple):
@@ -106,12 +89,15 @@ class Alerting:
     living: Callable[[], Iterable[LiveAttempt]]
     interval_seconds: float = 1.0
     engine: Engine = field(default_factory=Engine)
-    state: SavedState = field(default_factory=SavedState)
+    gpus: dict[str, GpuWatch] = field(default_factory=dict)
+    host: HostWatch = field(default_factory=HostWatch)
+    # The newest incident that was looked at.
+    incident_id: int = 0
+    # The active alerts.
     ids: dict[Key, int] = field(default_factory=dict)
     unwritten: list[Transition] = field(default_factory=list)
     due: float = float("-inf")
     looked_at: float | None = None
-    saved_at: float = float("-inf")
     # The rules as changed by the machine's file, which is read again when it changes, and for each
     # followed run.
     machine: RuleSet = field(default_factory=lambda: RULES)
@@ -132,23 +118,15 @@ class Alerting:
         return None if delivery is None else NoticeTarget(delivery.command, delivery.webhook)
 
     def begin(self) -> None:
-        """Restore the state of a former agent. Raises sqlite3.Error."""
+        """Continue the active alerts of a former agent. Raises sqlite3.Error."""
         connection = self.context.connection
-        text = alerts.engine_state(connection)
         # Incidents before the first evaluation raise no alert.
         newest = "SELECT coalesce(max(incident_id), 0) FROM incidents"
-        self.state = SavedState(incident_id=connection.execute(newest).fetchone()[0])
-        try:
-            if text is not None:
-                # The JSON of msgspec has neither NaN nor infinities.
-                self.state = msgspec.convert(json.loads(text), SavedState, strict=False)
-        except (ValueError, msgspec.ValidationError) as error:
-            log.warning("the alerts' stored state is unreadable (%s); they start anew", error)
+        (self.incident_id,) = connection.execute(newest).fetchone()
         for view in alerts.lasting(connection):
             key = Key(view.rule, cast("SubjectKind", view.subject_kind), view.subject_id)
             self.ids[key] = view.alert_id
-        self.engine.adopt(self.state.engine, self.ids.keys())
-        self.saved_at = self.context.monotonic()
+        self.engine.adopt(self.ids)
 
     def turn(self) -> None:
         """Evaluate the rules if that is due. Raises sqlite3.OperationalError if the database cannot
@@ -164,29 +142,12 @@ class Alerting:
         self.looked_at = now
         training, host = self._training(), self.context.recorder.host
         host = host if host is not None and self._is_fresh(host.at) else None
-        seen = self.state.host.observe(host, self.machine)
+        seen = self.host.observe(host, self.machine)
         self.unwritten += self._gpu_changes(training, elapsed)
         self.unwritten += self._judge(("host", ""), "the host", seen, elapsed)
         self.unwritten += self._run_changes(training, elapsed)
-        if self.unwritten or now - self.saved_at >= SAVE_SECONDS:
+        if self.unwritten:
             self._write()
-
-    def save(self) -> None:
-        """Store the state for the next agent. Raises sqlite3.Error."""
-        courses: dict[str, StoredCourse] = {}
-        for live in self.living():
-            run_id = live.record.run_id
-            if live.watched is not None:
-                # The watch continues what a former agent stored.
-                self.state.courses.pop(run_id, None)
-                courses[run_id] = live.watched.stored
-            elif run_id in self.state.courses:
-                courses[run_id] = self.state.courses[run_id]
-        engine = list(self.engine.states.items())
-        state = msgspec.structs.replace(self.state, engine=engine, courses=courses)
-        text = json.dumps(msgspec.to_builtins(state))
-        alerts.put_engine_state(self.context.connection, text, self.context.now())
-        self.saved_at = self.context.monotonic()
 
     def _reload(self) -> None:
         """Read the machine's file if it has changed; an invalid one leaves the rules unchanged."""
@@ -216,16 +177,12 @@ class Alerting:
         if cached is not None and cached.attempt == number:
             return cached
         profile, peak, run = Overrides(), None, get_run(self.context.connection, run_id)
-        try:
-            spec = None if run is None else spec_of(run)
-            profile = Overrides() if spec is None else of_profile(spec.alerts)
-        except (SpecError, ValueError) as error:
-            log.warning("%s: %s; the machine's alert rules are used", run_id, error)
-        else:
-            if spec is not None and record is not None:
-                value = record.params.get(spec.role("lr", record.params) or "")
-                is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-                peak = float(value) if is_number and value is not None else None
+        if run is not None:
+            spec = spec_of(run)
+            profile = of_profile(spec.alerts)
+            value = None if record is None else record.params.get(spec.role("lr", record.params) or "")
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                peak = float(value)
         rules = with_overrides(self.machine, profile.rules, "profile")
         self.runs[run_id] = RunRules(rules, profile.schedule, number, peak)
         return self.runs[run_id]
@@ -259,7 +216,7 @@ class Alerting:
         return {run_id: live for run_id, live in living.items() if running.get(run_id) == live.record.number}
 
     def _gpu_changes(self, training: Mapping[str, LiveAttempt], elapsed: float) -> Iterator[Transition]:
-        recorder, gpus = self.context.recorder, self.state.gpus
+        recorder, gpus = self.context.recorder, self.gpus
         is_fresh = self._is_fresh(recorder.fast_at)
         claims = {uuid: live.record for live in training.values() for uuid in live.record.gpus}
         xids: dict[str, list[int]] = {}
@@ -327,10 +284,10 @@ class Alerting:
         errors: dict[str, list[str]] = {}
         rows = self.context.connection.execute(
             "SELECT incident_id, run_id, kind, summary FROM incidents WHERE incident_id > ? ORDER BY incident_id",
-            (self.state.incident_id,),
+            (self.incident_id,),
         ).fetchall()
         for incident_id, run_id, kind, summary in rows:
-            self.state.incident_id = incident_id
+            self.incident_id = incident_id
             if kind in NCCL_KINDS:
                 errors.setdefault(run_id, []).append(summary)
         for run_id, lines in self.nccl_logs.turn(self.context.monotonic(), records).items():
@@ -348,7 +305,7 @@ class Alerting:
         return " · ".join(word for word in (most.user, most.command) if word) or f"pid {most.pid}"
 
     def _write(self) -> None:
-        """Write rows, events, messages and the state in one transaction, then the log."""
+        """Write rows, events and messages in one transaction, then the log."""
         now = self.context.now()
         notified: list[tuple[Transition, AlertView]] = []
         ids = dict(self.ids)
@@ -359,9 +316,7 @@ class Alerting:
                     notified.append((transition, view))
                     if not view.is_silenced(now):
                         self.delivery.owe(connection, self.machine_delivery, view, now)
-            if self.unwritten:
-                alerts.forget_old_silences(connection, now)
-            self.save()
+            alerts.forget_old_silences(connection, now)
         self.ids = ids
         self.unwritten = []
         for transition, view in notified:

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import json
 import logging
-import sqlite3
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from sqlite3 import Connection
 
 from gputui.agent.context import AgentContext
+from gputui.agent.error_barrier import Parts
 from gputui.agent.health.incident_folder import DEADLINE_SECONDS, StackDump, incident_folder
-from gputui.agent.health.watched import LINES_PER_LOOK, StoredCourse, WatchedAttempt, read_history, take_snapshot
-from gputui.agent.lifecycle.active_run import LiveAttempt
+from gputui.agent.health.watched import LINES_PER_LOOK, WatchedAttempt, read_history, take_snapshot
+from gputui.agent.lifecycle.live_attempt import LiveAttempt
 from gputui.agent.lifecycle.run_files import ResolvedRun, attempt_dir
 from gputui.core import units
 from gputui.core.text import clean
@@ -50,19 +50,17 @@ LOST_SECONDS = 20.0
 HISTORY_SECONDS = 60.0
 # A turn that is this late means that the agent was suspended, probably together with its runs.
 SLEPT_SECONDS = 10.0
-# How long a run is skipped after an unexpected error.
-TROUBLE_SECONDS = 60.0
 
 
 @dataclass(slots=True)
 class HealthMonitor:
     """Checks all live attempts of one state directory, in rounds that may take several turns.
 
-    ``stored`` returns the course of a run's metrics that a former agent stored.
+    An unexpected error must end neither the agent nor the checks of other runs.
     """
 
     context: AgentContext
-    stored: Callable[[str], StoredCourse | None] = lambda run_id: None
+    parts: Parts
     due: float = float("-inf")
     # One scan of the machine's processes serves the whole round.
     scan: ProcessScan | None = None
@@ -88,16 +86,11 @@ class HealthMonitor:
         alive = {id(attempt) for attempt in living}
         while self.waiting:
             attempt = self.waiting.pop()
-            if id(attempt) not in alive or now < attempt.unwatched_until:
+            name = f"the watch of {attempt.record.run_id}"
+            if id(attempt) not in alive or self.parts.is_resting(name, is_run=False):
                 continue
-            try:
+            with self.parts.around(name, is_run=False):
                 self._check(attempt)
-            except sqlite3.Error:
-                raise
-            except Exception:
-                # It must end neither the agent nor the checks of other runs.
-                log.exception("%s cannot be watched", attempt.record.run_id)
-                attempt.unwatched_until = self.context.monotonic() + TROUBLE_SECONDS
             if self.context.turn.is_spent():
                 break
 
@@ -105,9 +98,7 @@ class HealthMonitor:
         """Check one attempt. Raises sqlite3.Error."""
         context, resolved = self.context, attempt.resolved
         run = get_run(context.connection, attempt.record.run_id)
-        if run is None or resolved is None:
-            return
-        if run.state not in (RunState.STARTING, RunState.RUNNING):
+        if run is None or run.state not in (RunState.STARTING, RunState.RUNNING):
             return
         if attempt.placement is not None and not attempt.placement.is_seen_running(context.now()):
             # It waits on its target, or its state is unknown: a silence is no hang.
@@ -139,8 +130,7 @@ class HealthMonitor:
         """The attempt's state from the store; None while a job reads it, which takes long for a
         long run."""
         context, record = self.context, attempt.record
-        clocks, stored = (context.monotonic(), context.now()), self.stored(record.run_id)
-        read = partial(read_history, context.workspace.database, record, *clocks, stored)
+        read = partial(read_history, context.workspace.database, record, context.monotonic(), context.now())
         name = f"reading the newest lines of {record.run_id}"
         job = context.jobs.ask(name, read, deadline_seconds=HISTORY_SECONDS)
         return None if job is None else job.result()
@@ -275,7 +265,6 @@ class HealthMonitor:
             attempt.executor.ask_to_end(at_once=watched.ending != "memory_leak")
             return
         context, run_id, number = self.context, attempt.record.run_id, attempt.record.number
-        assert attempt.resolved is not None
         dump = StackDump(
             self._processes(attempt),
             attempt_dir(context.workspace, run_id, number),

@@ -9,12 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from sqlite3 import Connection
 
-from msgspec import Struct
-
 from gputui.agent.health.setup_checks import SetupChecks
 from gputui.agent.jobs import Job
 from gputui.recovery.watch.attempt import AttemptWatch, ProcessSnapshot
-from gputui.recovery.watch.course import MetricsCourse
 from gputui.recovery.watch.rules import Observation
 from gputui.recovery.watch.silence import StepPace, StepProgress
 from gputui.runs.process_readings import (
@@ -36,14 +33,6 @@ LINES_PER_LOOK = 2000
 HISTORY_LINES = 5000
 
 
-class StoredCourse(Struct):
-    """The course of an attempt's metrics as a former agent stored it, up to ``cursor``."""
-
-    attempt: int
-    cursor: dict[int, FilePosition]
-    course: MetricsCourse
-
-
 @dataclass(slots=True)
 class WatchedAttempt:
     """A live attempt under watch. Times are monotonic seconds."""
@@ -59,15 +48,8 @@ class WatchedAttempt:
     memory_at: float = -math.inf
     setup: SetupChecks = field(default_factory=SetupChecks)
 
-    @property
-    def stored(self) -> StoredCourse:
-        """What the next agent needs to continue the course."""
-        return StoredCourse(self.watch.record.number, self.cursor, self.watch.metrics)
 
-
-def begin(
-    connection: Connection, record: Attempt, clock: float, wall: float, stored: StoredCourse | None = None
-) -> WatchedAttempt:
+def begin(connection: Connection, record: Attempt, clock: float, wall: float) -> WatchedAttempt:
     """The state derived from stored lines, so that a new agent does not start from nothing."""
     run_id, number, pace = record.run_id, record.number, StepPace()
     for seconds in earlier_starts(connection, run_id, number):
@@ -79,12 +61,6 @@ def begin(
         StepProgress(pace).add(line for line in lines if line.attempt == earlier)
     pending = watch.take(lines, clock)
     watch.had_lines = bool(lines)
-    if stored is not None and stored.attempt == number:
-        # Its best values and usual times may be older than the lines above.
-        watch.metrics = stored.course
-        for line in newest_lines(connection, run_id, stored.cursor, HISTORY_LINES)[0]:
-            if line.attempt == number:
-                watch.add_to_course(line)
     begun = record.started_at or record.created_at
     newest = watch.progress.at if watch.progress.lines else begun
     # A script's clock may not count from 1970; such a time says nothing about the silence so far.
@@ -97,12 +73,10 @@ def begin(
     return WatchedAttempt(watch, cursor, pending)
 
 
-def read_history(
-    database: Path, record: Attempt, clock: float, wall: float, stored: StoredCourse | None
-) -> WatchedAttempt:
+def read_history(database: Path, record: Attempt, clock: float, wall: float) -> WatchedAttempt:
     """`begin` with a separate connection. Raises StoreError and sqlite3.Error."""
     with closing(open_reader(database)) as connection, one_moment(connection):
-        return begin(connection, record, clock, wall, stored)
+        return begin(connection, record, clock, wall)
 
 
 def take_snapshot(processes: Sequence[AttemptProcess], at: float, *, with_connections: bool = False) -> ProcessSnapshot:

@@ -21,12 +21,12 @@ from msgspec.structs import asdict, replace
 from gputui.agent.context import AgentContext
 from gputui.agent.error_barrier import Parts
 from gputui.agent.lifecycle import checkpoint_survey
-from gputui.agent.lifecycle.active_run import ActiveRuns, Adopting
 from gputui.agent.lifecycle.ending import give_up
 from gputui.agent.lifecycle.gpus import GpuRelease, foreign_bytes, gpu_availability
 from gputui.agent.lifecycle.rebuild import catch_up
 from gputui.agent.lifecycle.run_files import attempt_numbers, policy_of, rank_output
 from gputui.agent.lifecycle.scheduler import GpuAvailability, Start, Wait, gpus_wanted, schedule
+from gputui.agent.lifecycle.waiting import may_start
 from gputui.core.config import PRIVATE_DIR_MODE
 from gputui.core.redaction import Redactor
 from gputui.core.units import bytes_text
@@ -37,11 +37,11 @@ from gputui.runs import repository
 from gputui.runs.agent_process import agent_for_executor
 from gputui.runs.command import Launch, build_launch, checkpoint_directory, in_run, without_gpus
 from gputui.runs.executors.base import Executor, ExecutorGoneError
-from gputui.runs.gpu_locks import GpuHeldError, HeldLocks
+from gputui.runs.gpu_locks import GpuHeldError, GpuLocks, HeldLocks
 from gputui.runs.launchers.base import OUTPUT, Placement
 from gputui.runs.logs import FIRST_NODE
 from gputui.runs.redaction import redact_launch, restore, secrets_of
-from gputui.runs.spec import RunSpec, SpecError, spec_of
+from gputui.runs.spec import RunSpec, spec_of
 from gputui.runs.submission import SPEC_FILE, read_spec, write_private
 from gputui.store import queue
 from gputui.store.attempts import Attempt, get_attempt
@@ -54,8 +54,6 @@ from gputui.studies.sharing import trials_on_gpu
 # A GPU that is reset, or whose driver is reloaded, is back within minutes.
 MISSING_SECONDS = 300.0
 LEAST_CPU_RANKS = 16
-# How long the memory peaks of a study's trials are cached.
-PEAKS_SECONDS = 5.0
 
 
 def waits_for_predecessor(connection: sqlite3.Connection, run: Run) -> str | None:
@@ -76,33 +74,27 @@ class Admission:
     """Takes runs from the queue and starts their attempts."""
 
     context: AgentContext
-    runs: ActiveRuns
     parts: Parts
     release: GpuRelease
+    locks: GpuLocks
     # Starts an attempt, given its executor, the descriptors of its GPU locks, and the memory used
     # before by GPU.
     spawn: Callable[[Attempt, Executor, Sequence[int], Mapping[str, int | None]], None]
-    # Whether the checkpoint that a run begins from is still the chosen one.
-    may_start: Callable[[Run], bool]
-    # By study: the time of the query (monotonic), and the peaks in bytes by GPU model.
-    _peaks: dict[str, tuple[float, dict[str, int]]] = field(init=False, default_factory=dict)
+    # Adopts the living attempt of a run, by its id.
+    adopt: Callable[[str], None]
+    # Since when GPUs of a run are missing, by run id (monotonic).
+    short_since: dict[str, float] = field(default_factory=dict)
 
     def availability(self) -> list[GpuAvailability] | None:
         """The availability of each GPU, or None before the first inventory."""
-        release = self.release
-        held = release.uuids(held_only=True)
-        return gpu_availability(self.context, release.uuids(), release.locks.is_held, held)
+        held = self.release.uuids(held_only=True)
+        return gpu_availability(self.context, self.release.uuids(), self.locks.is_held, held)
 
     def turn(self) -> bool:
         """Start as many runs as a turn has time for, and store what the others wait for. True if
         none is left that may start. Raises sqlite3.Error."""
         context, connection = self.context, self.context.connection
-        waiting = [run for run in queued_runs(connection) if self.is_understood(run)]
-        queued = {run.run_id for run in waiting}
-        for active, phase in self.runs.waiting():
-            if phase.due_at is None and active.run_id not in queued:
-                # It was stopped or removed while it waited.
-                active.phase = None
+        waiting = queued_runs(connection)
         if not waiting:
             return True
         outcomes = schedule(
@@ -114,7 +106,7 @@ class Admission:
             cpu_running=repository.cpu_ranks(connection),
             places_gpus=lambda run: context.executors.of(spec_of(run).target).places_gpus,
             predecessor=lambda run: waits_for_predecessor(connection, run),
-            share_of=self._share_of,
+            share_of=partial(self._share_of, {}),
         )
         missed_long = self._missed_long(outcomes)
         is_done, is_one_started = True, False
@@ -127,7 +119,7 @@ class Admission:
                 elif not self.parts.is_resting(run_id):
                     is_one_started = True
                     with self.parts.around(run_id):
-                        if self.may_start(outcome.run) and self._answers(outcome.run):
+                        if self._answers(outcome.run) and may_start(context, outcome.run):
                             self._start(outcome)
             elif run_id in missed_long:
                 with self.parts.around(run_id):
@@ -139,16 +131,6 @@ class Admission:
                 connection.executemany("UPDATE runs SET waiting_for = ? WHERE run_id = ?", reasons)
         return is_done
 
-    def is_understood(self, run: Run) -> bool:
-        """Whether the run's specification can be read. If not, the run fails, and no other run
-        with it."""
-        try:
-            return spec_of(run) is not None and run.params is not None
-        except SpecError as error:
-            with self.parts.around(run.run_id):
-                give_up(self.context, run, f"this gputui cannot read it: {error}; launch it again")
-            return False
-
     def _may_share(self, run: Run) -> bool:
         """Whether the run is a trial that shares its GPU, until it runs out of memory there."""
         spec = spec_of(run)
@@ -156,36 +138,27 @@ class Admission:
             return False
         return not met_incident(self.context.connection, run.run_id, SHARED_OOM)
 
-    def _share_of(self, run: Run, gpu: GpuAvailability) -> int:
-        """Number of the study's trials that may use a GPU at a time. Raises sqlite3.Error."""
-        facts, now = self.context.recorder.facts.get(gpu.uuid), self.context.monotonic()
-        spec = spec_of(run)
+    def _share_of(self, peaks: dict[str, dict[str, int]], run: Run, gpu: GpuAvailability) -> int:
+        """Number of the study's trials that may use a GPU at a time. ``peaks`` collects, by study,
+        their memory peaks in bytes by GPU model. Raises sqlite3.Error."""
+        facts, spec = self.context.recorder.facts.get(gpu.uuid), spec_of(run)
         if facts is None or spec.study_id is None or not self._may_share(run):
             return 1
-        cached = self._peaks.get(spec.study_id)
-        if cached is None or now - cached[0] >= PEAKS_SECONDS:
-            cached = now, study_peaks(self.context.connection, spec.study_id)
-            self._peaks[spec.study_id] = cached
-        foreign, peak = foreign_bytes(self.context.recorder, gpu.uuid), cached[1].get(facts.name)
+        if spec.study_id not in peaks:
+            peaks[spec.study_id] = study_peaks(self.context.connection, spec.study_id)
+        foreign, peak = foreign_bytes(self.context.recorder, gpu.uuid), peaks[spec.study_id].get(facts.name)
         return trials_on_gpu(spec.trials_per_gpu, gpu.total_bytes, foreign, peak)
 
     def _missed_long(self, outcomes: Sequence[Start | Wait]) -> set[str]:
         """The runs that have lacked GPUs for MISSING_SECONDS that only a person or the driver can
         bring back. An unresponsive driver does not count."""
-        now, inventory = self.context.monotonic(), self.context.recorder.inventory
+        now, inventory, before = self.context.monotonic(), self.context.recorder.inventory, self.short_since
         waits = [outcome for outcome in outcomes if isinstance(outcome, Wait)]
-        short = {wait.run.run_id for wait in waits if wait.in_service is not None}
-        for active, phase in self.runs.waiting():
-            if active.run_id not in short:
-                phase.short_since = None
-        missed = set()
-        for run_id in short:
-            phase = self.runs.waiting_of(run_id)
-            if phase.short_since is None:
-                phase.short_since = now
-            if now - phase.short_since >= MISSING_SECONDS:
-                missed.add(run_id)
-        return set() if inventory is None or inventory.problem is not None else missed
+        short = [wait.run.run_id for wait in waits if wait.in_service is not None]
+        self.short_since = {run_id: before.get(run_id, now) for run_id in short}
+        if inventory is None or inventory.problem is not None:
+            return set()
+        return {run_id for run_id, since in self.short_since.items() if now - since >= MISSING_SECONDS}
 
     def _continue_with_fewer(self, wait: Wait) -> None:
         """Give back the leases of a run for which enough GPUs are in service: it waits for another
@@ -235,12 +208,12 @@ class Admission:
         context, run = self.context, start.run
         if catch_up(context, run):
             # The database was restored from a backup: what lives is adopted.
-            self.runs.of(run.run_id).phase = Adopting()
+            self.adopt(run.run_id)
             return
         executor = context.executors.of(spec_of(run).target)
         shares_gpus = bool(start.uuids) and self._may_share(run)
         try:
-            locks = self.release.locks.take(start.uuids, shared=shares_gpus)
+            locks = self.locks.take(start.uuids, shared=shares_gpus)
         except GpuHeldError as error:
             # Taken since the schedule was made; the next turn sees that.
             repository.set_waiting_for(context.connection, run.run_id, f"waits: {error}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import math
 import os
 from collections.abc import Collection, Sequence
 from contextlib import suppress
@@ -12,14 +13,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from sqlite3 import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.agent.context import AgentContext
-from gputui.agent.lifecycle.active_run import CheckpointScan, CheckpointWatch, FolderClaim, LiveAttempt
+from gputui.agent.jobs import Job
+from gputui.agent.lifecycle.live_attempt import LiveAttempt
 from gputui.agent.lifecycle.run_files import attempt_dir
 from gputui.core.config import PRIVATE_FILE_MODE, Workspace, read_regular
 from gputui.recovery.checkpoints import ledger
@@ -49,6 +51,25 @@ CLAIM_FILE = ".gputui-home"
 LEDGER_FILE = "checkpoints.json"
 MAX_LEDGER_BYTES = 64 << 20
 TWO_HOMES = "two homes of gputui write in this folder, which is not supported"
+
+
+class FolderClaim:
+    """The lock of a checkpoint folder, until nobody has this object any more."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
+
+
+class CheckpointScan(NamedTuple):
+    """Result of a scan at a time (UTC unix seconds); ``claim`` locks the folder."""
+
+    search: CheckpointSearch
+    rows: Rows
+    at: float
+    claim: FolderClaim | None
 
 
 class _KeptLedger(Struct):
@@ -231,28 +252,41 @@ def scan(search: CheckpointSearch, now: float) -> CheckpointScan:
 
 
 @dataclass(slots=True)
+class _Watch:
+    """The scans for one attempt's checkpoints: when the next is due (monotonic), the one that runs,
+    and the lock that keeps other homes out of the folder."""
+
+    due_at: float = -math.inf
+    job: Job[CheckpointScan] | None = None
+    is_reported: bool = False
+    claim: FolderClaim | None = None
+
+
+@dataclass(slots=True)
 class CheckpointSurveys:
-    """Scans the checkpoint folders of all live attempts, one job per run."""
+    """Scans the checkpoint folders of all live attempts, by run id and number, one job per run."""
 
     context: AgentContext
-    # By folder, the lock that keeps other homes out, while an attempt lives there.
-    claims: dict[str, FolderClaim] = field(default_factory=dict)
+    _watches: dict[tuple[str, int], _Watch] = field(default_factory=dict)
+
+    def hasten(self, run_id: str, number: int) -> None:
+        """Scan for an attempt's checkpoints in the next turn."""
+        self._watches.setdefault((run_id, number), _Watch()).due_at = -math.inf
 
     def turn(self, living: Collection[LiveAttempt]) -> None:
         """Store finished scans and start those that are due, the longest waiting first, until the
         turn is spent. Raises sqlite3.Error."""
-        now = self.context.monotonic()
-        watches = [(attempt.checkpoint_watch, attempt.record) for attempt in living]
-        for watch, record in sorted(watches, key=lambda pair: pair[0].due_at):
+        now, before = self.context.monotonic(), self._watches
+        keys = [(attempt.record.run_id, attempt.record.number) for attempt in living]
+        self._watches = {key: before.get(key) or _Watch() for key in keys}
+        for (run_id, number), watch in sorted(self._watches.items(), key=lambda item: item[1].due_at):
             if now < watch.due_at:
                 break
-            self._look(watch, record.run_id, record.number)
+            self._look(watch, run_id, number)
             if self.context.turn.is_spent():
-                return
-        for folder in self.claims.keys() - {watch.folder for watch, _ in watches}:
-            del self.claims[folder]
+                break
 
-    def _look(self, watch: CheckpointWatch, run_id: str, number: int) -> None:
+    def _look(self, watch: _Watch, run_id: str, number: int) -> None:
         context = self.context
         if watch.job is None:
             # First: a run whose search cannot be made must not keep the others waiting.
@@ -276,9 +310,7 @@ class CheckpointSurveys:
                 watch.is_reported = True
                 context.note("checkpoints_unreadable", text, run_id, severity="warning")
             return
-        watch.is_reported, watch.folder = False, str(seen.search.real_folder)
-        if seen.claim is not None:
-            self.claims[watch.folder] = seen.claim
+        watch.is_reported, watch.claim = False, seen.claim or watch.claim
         with transaction(context.connection) as connection:
-            checkpoints.note_scan(connection, run_id, number, watch.folder, seen.at)
+            checkpoints.note_scan(connection, run_id, number, str(seen.search.real_folder), seen.at)
             write_ledger(connection, seen.search, seen.rows)

@@ -13,7 +13,7 @@ from msgspec.structs import asdict
 from gputui.agent.context import AgentContext
 from gputui.agent.health.incident_folder import IncidentArchive, start_archiving
 from gputui.agent.lifecycle import checkpoint_survey, run_files
-from gputui.agent.lifecycle.active_run import PostmortemResult, PostmortemTask
+from gputui.agent.lifecycle.live_attempt import PostmortemResult, PostmortemTask
 from gputui.agent.lifecycle.run_files import ResolvedRun
 from gputui.agent.lifecycle.scheduler import GpuAvailability
 from gputui.core import units

@@ -19,9 +19,7 @@ from gputui.agent.context import AgentContext
 from gputui.agent.health.monitor import hardware_evidence
 from gputui.agent.jobs import JobTimeoutError
 from gputui.agent.lifecycle import checkpoint_survey
-from gputui.agent.lifecycle.active_run import (
-    ActiveRun,
-    Adopting,
+from gputui.agent.lifecycle.live_attempt import (
     LiveAttempt,
     Phase,
     Postmortem,
@@ -31,7 +29,7 @@ from gputui.agent.lifecycle.active_run import (
     Starting,
     Sweeping,
 )
-from gputui.agent.lifecycle.run_files import ResolvedRun, attempt_dir, read_record, resolved_run
+from gputui.agent.lifecycle.run_files import ResolvedRun, attempt_dir, read_record
 from gputui.metrics.batch import IngestReport
 from gputui.recovery.checkpoints.ledger import NUMERIC_INCIDENTS, attempt_ended, candidates
 from gputui.recovery.checkpoints.search import CheckpointChoice, CheckpointSearch, choose, trouble_of, unmatched
@@ -61,9 +59,9 @@ REPLACE_SECONDS = 5.0
 READING_SECONDS = 5.0
 
 
-def serve(attempt: LiveAttempt, phase: Starting | Running, context: AgentContext) -> Phase:
-    """Store the executor's reports and whether the command shows activity. Return the next phase:
-    Sweeping once the executor has ended, or Adopting if another one takes its place. Raises
+def serve(attempt: LiveAttempt, phase: Starting | Running, context: AgentContext) -> Phase | None:
+    """Store the executor's reports and whether the command shows activity. Return the next phase,
+    which is Sweeping once the executor has ended; None if another one is to take its place. Raises
     sqlite3.Error."""
     folder = attempt_dir(context.workspace, attempt.record.run_id, attempt.record.number)
     # Checked before the reports are read, so that the last one is not missed.
@@ -85,7 +83,7 @@ def serve(attempt: LiveAttempt, phase: Starting | Running, context: AgentContext
         return Sweeping()
     # A replaceable executor without exit.json has not served the attempt to its end.
     attempt.executor.release()
-    return phase if now < attempt.served_since + REPLACE_SECONDS else Adopting()
+    return phase if now < attempt.served_since + REPLACE_SECONDS else None
 
 
 def _note_placement(attempt: LiveAttempt, folder: Path, context: AgentContext) -> None:
@@ -205,10 +203,6 @@ def sweep(attempt: LiveAttempt, phase: Sweeping, context: AgentContext, *, read_
     # From here on, no process can write more.
     if not _read_rest(attempt, phase, context, read_until):
         return phase
-    if attempt.resolved is None:
-        run = get_run(context.connection, record.run_id)
-        assert run is not None
-        attempt.resolved = resolved_run(context.workspace, run)
     pids = [process.pid for process in identities]
     kind = attempt.executor.kind
     task = evidence_to_read(context, attempt.resolved, record, kind, exit_record, pids)
@@ -245,7 +239,6 @@ def read_rest(context: AgentContext, run_id: str, budget_seconds: float) -> bool
     return not report.more and not report.awaits
 
 
-REPORT_AFTER_SECONDS = 1.0
 # Enough to read hundreds of gigabytes of checkpoints; then the file system counts as unresponsive.
 EXAMINE_SECONDS = 1800.0
 # A run that left the GPU earlier did not contribute to an out-of-memory error.
@@ -304,34 +297,31 @@ def begin_postmortem(swept: Sweeping, task: PostmortemTask, context: AgentContex
     return Postmortem(swept, task, context.jobs.start(name, work, deadline_seconds=EXAMINE_SECONDS))
 
 
-def findings_of(run: ActiveRun, phase: Postmortem, context: AgentContext) -> PostmortemResult | None:
+def findings_of(attempt: LiveAttempt, phase: Postmortem, context: AgentContext) -> PostmortemResult | None:
     """What the job found, or None while it runs. If it does not end in time, or the run is stopped
     meanwhile, it is done again without the checkpoints.
 
     Raises sqlite3.Error. Raises the job's error, or JobTimeoutError if it does not end even without
-    the checkpoints: the run is then swept again.
+    the checkpoints: the attempt is then swept again.
     """
-    task = phase.task
-    why = None
+    task, why = phase.task, None
+    run = get_run(context.connection, task.attempt.run_id)
+    assert run is not None
     if phase.job.is_over:
         try:
             return phase.job.result()
         except Exception as error:
-            run.phase = phase.swept
+            attempt.phase = phase.swept
             if not isinstance(error, JobTimeoutError) or task.unanswered is not None:
                 raise
             why = f"no answer within {EXAMINE_SECONDS / 60:.0f} min"
-    elif context.monotonic() - (phase.job.begun_at or 0.0) >= REPORT_AFTER_SECONDS:
-        row = get_run(context.connection, task.attempt.run_id)
-        is_stopping = row is not None and row.state is RunState.STOPPING
-        if is_stopping and task.attempt.stop_requested is None and task.unanswered is None:
-            why = "the run was stopped meanwhile"
-        elif not phase.is_reported:
-            phase.is_reported = True
-            text = "reading the logs and checkpoints of the attempt that ended"
-            repository.set_waiting_for(context.connection, run.run_id, text)
+    elif run.state is RunState.STOPPING and task.attempt.stop_requested is None and task.unanswered is None:
+        why = "the run was stopped meanwhile"
+    elif run.waiting_for is None:
+        text = "reading the logs and checkpoints of the attempt that ended"
+        repository.set_waiting_for(context.connection, run.run_id, text)
     if why is not None:
-        run.phase = begin_postmortem(phase.swept, replace(task, unanswered=why), context)
+        attempt.phase = begin_postmortem(phase.swept, replace(task, unanswered=why), context)
     return None
 
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 
 from gputui.agent.context import AgentContext
-from gputui.agent.lifecycle.active_run import ActiveRun, ActiveRuns, Releasing
 from gputui.agent.lifecycle.scheduler import GpuAvailability
 from gputui.agent.recording.recorder import Recorder
 from gputui.machine.gpu_model import BUSY_BYTES, GpuFacts, unseen_use
 from gputui.runs import repository
-from gputui.runs.gpu_locks import GpuHeldError, GpuLocks
-from gputui.runs.identity import ProcessIdentity, is_being_killed
-from gputui.runs.processes import processes_of
 from gputui.runs.repository import GpuHolders
 from gputui.store import alerts
 from gputui.store.hardware import quarantined
@@ -120,86 +116,93 @@ def foreign_bytes(recorder: Recorder, uuid: str) -> int | None:
     return total
 
 
+@dataclass(slots=True, eq=False)
+class Releasing:
+    """A GPU of an ended attempt. It is free once its memory is back at ``baseline_bytes`` (None:
+    unknown) and no process of the attempt is left, or at ``deadline`` (monotonic) if the driver does
+    not answer. ``is_held``: unkillable processes hold it."""
+
+    run_id: str
+    attempt: int
+    uuid: str
+    baseline_bytes: int | None
+    ended_at: float
+    deadline: float
+    is_held: bool = False
+
+
 @dataclass(slots=True)
 class GpuRelease:
-    """The GPUs of ended attempts: their memory must be free again, and no process of the run left.
-    A run that is over then returns its leases; a recovering run keeps them."""
+    """The GPUs of ended attempts: their memory must be free again, and no process of the attempt
+    left. A run that is over then returns its leases; a recovering run keeps them, and may start on
+    other GPUs before."""
 
     context: AgentContext
-    runs: ActiveRuns
-    locks: GpuLocks
+    entries: list[Releasing] = field(default_factory=list)
 
-    def begin(self, run_id: str, attempt: int | None, baseline_bytes: Mapping[str, int | None]) -> None:
-        """Begin to release GPUs. ``baseline_bytes`` is the used memory of each before the attempt,
-        None if unknown. If ``attempt`` is None, processes of all attempts count."""
+    def adopt(self) -> None:
+        """Continue the releases of a former agent: what living processes hold, and the leases of runs
+        that are over. Raises sqlite3.Error."""
+        connection = self.context.connection
+        ended = connection.execute(
+            "SELECT run_id, number, gpus FROM attempts WHERE ended_at NOTNULL AND gpus != '[]' AND run_id IN "
+            "(SELECT run_id FROM leases UNION SELECT run_id FROM runs WHERE ended_at IS NULL)"
+        ).fetchall()
+        scan = self.context.scanner.scan()
+        for run_id, number, gpus in ended:
+            if scan.processes_of(self.context.workspace.run_dir(run_id), number):
+                self.begin(run_id, number, dict.fromkeys(json.loads(gpus)))
+        held = {(entry.run_id, entry.uuid) for entry in self.entries}
+        for uuid, lease in repository.leases(connection).items():
+            for run_id in lease.run_ids:
+                run = get_run(connection, run_id)
+                if run is not None and run.state.is_over and (run_id, uuid) not in held:
+                    repository.end_lease(connection, run_id, uuid)
+
+    def begin(self, run_id: str, attempt: int, baseline_bytes: Mapping[str, int | None]) -> None:
+        """Begin to release the GPUs of an attempt. ``baseline_bytes`` is the used memory of each
+        before it, None if unknown."""
         now, deadline = self.context.now(), self.context.monotonic() + DEADLINE_SECONDS
-        self.runs.of(run_id).releasing += [
-            Releasing(attempt, uuid, used, now, deadline) for uuid, used in baseline_bytes.items()
-        ]
+        self.entries += [Releasing(run_id, attempt, uuid, used, now, deadline) for uuid, used in baseline_bytes.items()]
 
     def uuids(self, *, held_only: bool = False) -> set[str]:
         """The GPUs that are being released, or those of them that unkillable processes hold."""
-        entries = [entry for _, entry in self.runs.releasing()]
-        return {entry.uuid for entry in entries if entry.is_held or not held_only}
+        return {entry.uuid for entry in self.entries if entry.is_held or not held_only}
 
     def next_look_seconds(self) -> float | None:
         """Seconds until the next check, None without GPUs. A held GPU may stay so for days and is
         checked less often."""
-        entries = [entry for _, entry in self.runs.releasing()]
-        pause = HELD_LOOK_SECONDS if all(entry.is_held for entry in entries) else LOOK_SECONDS
-        return pause if entries else None
+        pause = HELD_LOOK_SECONDS if all(entry.is_held for entry in self.entries) else LOOK_SECONDS
+        return pause if self.entries else None
 
     def turn(self) -> bool:
         """Release the GPUs that are free; True if there was one. Raises sqlite3.Error."""
-        context, done = self.context, False
-        left: dict[tuple[str, int | None], list[ProcessIdentity]] = {}
-        for active, entry in self.runs.releasing():
-            is_late = context.monotonic() > entry.deadline
-            if not is_late and not self._memory_is_back(active.run_id, entry):
-                continue
-            key = (active.run_id, entry.attempt)
-            if key not in left:
-                found = processes_of(context.workspace.run_dir(active.run_id), entry.attempt)
-                left[key] = [process.identity for process in found]
-            if left[key] and not self._is_unheld(entry, left[key]):
+        context = self.context
+        due = [entry for entry in self.entries if context.monotonic() > entry.deadline or self._memory_is_back(entry)]
+        if not due:
+            return False
+        count, scan = len(self.entries), context.scanner.scan()
+        for entry in due:
+            if scan.processes_of(context.workspace.run_dir(entry.run_id), entry.attempt):
                 entry.is_held, entry.ended_at = True, context.now()
                 entry.deadline = context.monotonic() + DEADLINE_SECONDS
-                # Locked as by the executor; another home may have been faster.
-                with contextlib.suppress(GpuHeldError):
-                    entry.locks = entry.locks or self.locks.take([entry.uuid])
             else:
-                self._release(active, entry, is_told=entry.is_held or bool(left[key]))
-                done = True
-        return done
+                self._release(entry)
+        return len(self.entries) < count
 
-    def _release(self, active: ActiveRun, entry: Releasing, *, is_told: bool) -> None:
-        connection, run_id = self.context.connection, active.run_id
-        run, others = get_run(connection, run_id), [each.uuid for each in active.releasing]
-        if (run is None or run.state.is_over) and others.count(entry.uuid) == 1:
-            repository.end_lease(connection, run_id, entry.uuid)
-        if entry.locks is not None:
-            entry.locks.close()
-        if is_told and run is not None:
-            whose = "the run" if entry.attempt is None else f"attempt {entry.attempt}"
-            text = f"no process of {whose} holds {entry.uuid} any more; it can be used again"
-            self.context.note("gpus_released", text, run_id)
-        active.releasing.remove(entry)
+    def _release(self, entry: Releasing) -> None:
+        run = get_run(self.context.connection, entry.run_id)
+        is_last = not any(
+            (other.run_id, other.uuid) == (entry.run_id, entry.uuid) for other in self.entries if other is not entry
+        )
+        if run is not None and run.state.is_over and is_last:
+            repository.end_lease(self.context.connection, entry.run_id, entry.uuid)
+        if entry.is_held and run is not None:
+            text = f"no process of attempt {entry.attempt} holds {entry.uuid} any more; it can be used again"
+            self.context.note("gpus_released", text, entry.run_id)
+        self.entries.remove(entry)
 
-    def _is_unheld(self, entry: Releasing, processes: Sequence[ProcessIdentity]) -> bool:
-        """Whether the remaining processes cannot hold the GPU: its memory is free, the driver does
-        not list them there, and each has a pending SIGKILL, so that it never runs again."""
-        recorder = self.context.recorder
-        sample, listed = recorder.fast.get(entry.uuid), recorder.processes.get(entry.uuid)
-        if recorder.fast_at <= entry.ended_at or sample is None or sample.state != "ok":
-            return False
-        used, baseline = sample.memory_used_bytes, entry.baseline_bytes
-        if listed is None or used is None or baseline is None:
-            return False
-        pids = {process.pid for process in listed}
-        is_free = used <= baseline + RELEASED_WITHIN_BYTES
-        return is_free and all(one.pid not in pids and is_being_killed(one) for one in processes)
-
-    def _memory_is_back(self, run_id: str, entry: Releasing) -> bool:
+    def _memory_is_back(self, entry: Releasing) -> bool:
         # A sample from the future was taken before the clock was set back.
         if not entry.ended_at < self.context.recorder.fast_at <= self.context.now():
             return False
@@ -207,7 +210,7 @@ class GpuRelease:
         lease = repository.leases(self.context.connection).get(entry.uuid)
         # On a shared GPU the memory may be another run's; only the end of this run's processes
         # counts.
-        is_shared = lease is not None and bool(set(lease.run_ids) - {run_id})
+        is_shared = lease is not None and bool(set(lease.run_ids) - {entry.run_id})
         used, baseline = None if sample is None else sample.memory_used_bytes, entry.baseline_bytes
         if is_shared or used is None or baseline is None:
             return True

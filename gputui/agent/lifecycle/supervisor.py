@@ -7,8 +7,8 @@ the successor of an agent that was killed at any line continues.
 
 from __future__ import annotations
 
-import json
 import logging
+import math
 import selectors
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
@@ -20,23 +20,14 @@ from gputui.agent.context import AgentContext
 from gputui.agent.error_barrier import Parts
 from gputui.agent.health.monitor import HealthMonitor
 from gputui.agent.lifecycle import execution, run_files
-from gputui.agent.lifecycle.active_run import (
-    ActiveRun,
-    ActiveRuns,
-    Adopting,
-    LiveAttempt,
-    Postmortem,
-    Running,
-    Starting,
-    Sweeping,
-)
 from gputui.agent.lifecycle.admission import Admission
 from gputui.agent.lifecycle.checkpoint_survey import CheckpointSurveys
 from gputui.agent.lifecycle.ending import end_attempt, machine_context
 from gputui.agent.lifecycle.execution import findings_of
 from gputui.agent.lifecycle.gpus import LOOK_SECONDS, GpuRelease
+from gputui.agent.lifecycle.live_attempt import LiveAttempt, Postmortem, Running, Starting, Sweeping
 from gputui.agent.lifecycle.run_files import attempt_dir, resolved_run
-from gputui.agent.lifecycle.waiting import ReadinessChecks, RecoveryWaits
+from gputui.agent.lifecycle.waiting import RecoveryWaits
 from gputui.agent.outbox import Outbox
 from gputui.machine.gpu_model import Occupant
 from gputui.runs import notices, repository
@@ -60,11 +51,13 @@ READ_SECONDS = 0.02
 
 @dataclass(slots=True)
 class Supervisor:
-    """All runs of one state directory."""
+    """All runs of one state directory. ``attempts`` that may have live processes are by run id;
+    ``to_adopt`` are runs whose attempt a former agent, or a former executor, left."""
 
     context: AgentContext
     selector: selectors.BaseSelector
-    runs: ActiveRuns = field(default_factory=ActiveRuns)
+    attempts: dict[str, LiveAttempt] = field(default_factory=dict)
+    to_adopt: set[str] = field(default_factory=set)
     needs_schedule: bool = True
     has_more_to_start: bool = False
     # Runs that this round has not stepped yet, the next one last: a round may take several turns.
@@ -76,59 +69,42 @@ class Supervisor:
     waits: RecoveryWaits = field(init=False)
     outbox: Outbox = field(init=False)
     surveys: CheckpointSurveys = field(init=False)
-    readiness: ReadinessChecks = field(init=False)
 
     def __post_init__(self) -> None:
-        context, runs = self.context, self.runs
+        context = self.context
         self.parts = Parts(context)
         self.surveys = CheckpointSurveys(context)
         self.outbox = Outbox(context)
-        self.health = HealthMonitor(context)
-        self.release = GpuRelease(context, runs, GpuLocks.of(context.workspace))
-        self.readiness = ReadinessChecks(context, runs)
-        self.admission = Admission(context, runs, self.parts, self.release, self._spawn, self.readiness.may_start)
-        self.waits = RecoveryWaits(context, runs, self.parts, self.admission.is_understood)
+        self.health = HealthMonitor(context, self.parts)
+        self.release = GpuRelease(context)
+        locks = GpuLocks.of(context.workspace)
+        self.admission = Admission(context, self.parts, self.release, locks, self._spawn, self.to_adopt.add)
+        self.waits = RecoveryWaits(context, self.parts)
+
+    def running(self) -> list[LiveAttempt]:
+        """All attempts whose command is not known to have ended."""
+        return [attempt for attempt in self.attempts.values() if attempt.is_running]
 
     def adopt(self) -> None:
         """Adopt every run of a former agent that may have live processes, and continue to release
         the GPUs of ended attempts."""
-        connection, workspace = self.context.connection, self.context.workspace
-        for run in runs_in(connection, *[state for state in RunState if state.has_attempt]):
-            self.runs.of(run.run_id).phase = Adopting()
+        states = [state for state in RunState if state.has_attempt]
+        self.to_adopt |= {run.run_id for run in runs_in(self.context.connection, *states)}
         self._adopt_more()
-        leased: dict[str, dict[str, None]] = {}
-        for uuid, lease in repository.leases(connection).items():
-            for run_id in lease.run_ids:
-                leased.setdefault(run_id, {})[uuid] = None
-        for run_id, uuids in leased.items():
-            holder = get_run(connection, run_id)
-            if holder is None or holder.state.is_over:
-                self.release.begin(run_id, None if holder is None else holder.attempt, uuids)
-        # A recovering run may have left a GPU, and its lease, to an unkillable process.
-        going_on = json.dumps([state for state in RunState if not state.is_over])
-        ended = connection.execute(
-            "SELECT a.run_id, a.number, a.gpus FROM attempts AS a JOIN runs AS r USING (run_id) "
-            "WHERE a.ended_at IS NOT NULL AND a.gpus != '[]' "
-            "AND r.state IN (SELECT value FROM json_each(?))",
-            (going_on,),
-        ).fetchall()
-        scan = self.context.scanner.scan() if ended else None
-        for run_id, number, gpus in ended:
-            if scan is not None and scan.processes_of(workspace.run_dir(run_id), number):
-                self.release.begin(run_id, number, dict.fromkeys(json.loads(gpus)))
+        self.release.adopt()
 
     def _adopt_more(self) -> None:
-        """Adopt runs that are still in the phase Adopting; a failure is retried later."""
-        for active in self.runs:
-            if isinstance(active.phase, Adopting) and not self.parts.is_resting(active.run_id):
-                with self.parts.around(active.run_id):
-                    self._adopt(active)
+        """Adopt the runs that are still to be adopted; a failure is retried later."""
+        for run_id in sorted(self.to_adopt):
+            if not self.parts.is_resting(run_id):
+                with self.parts.around(run_id):
+                    self._adopt(run_id)
 
-    def _adopt(self, active: ActiveRun) -> None:
-        connection, run_id = self.context.connection, active.run_id
+    def _adopt(self, run_id: str) -> None:
+        connection = self.context.connection
         run = get_run(connection, run_id)
         if run is None or not run.state.has_attempt:
-            active.phase = None
+            self.to_adopt.discard(run_id)
             return
         record = get_attempt(connection, run_id, run.attempt)
         assert record is not None and record.ended_at is None, "its attempt is not in the database"
@@ -150,13 +126,12 @@ class Supervisor:
             # The former agent died before it started the executor, which refuses to run twice.
             self._spawn(record, kind)
         else:
-            self._watch(LiveAttempt(record, executor))
+            self._watch(LiveAttempt(record, executor, resolved_run(self.context.workspace, run)))
             if process is not None and record.executor is None:
                 repository.set_executor(connection, run_id, record.number, process)
-        live = self.runs.attempt(run_id)
-        if record.stop_requested is not None and live is not None:
+        if record.stop_requested is not None:
             # The signal may not have been sent; an executor ignores the second.
-            live.executor.ask_to_end(at_once=record.stop_requested == KILL)
+            self.attempts[run_id].executor.ask_to_end(at_once=record.stop_requested == KILL)
 
     def _spawn(
         self,
@@ -166,10 +141,12 @@ class Supervisor:
         baseline_bytes: Mapping[str, int | None] | None = None,
     ) -> None:
         # If this fails, the attempt is adopted like that of an agent that died here.
-        run_id, number = record.run_id, record.number
-        self.runs.of(run_id).phase = Adopting()
+        run_id, number, workspace = record.run_id, record.number, self.context.workspace
+        self.to_adopt.add(run_id)
+        run = get_run(self.context.connection, run_id)
+        assert run is not None
         try:
-            started = start(kind, self.context.workspace.run_dir(run_id), number, locks)
+            started = start(kind, workspace.run_dir(run_id), number, locks)
         except (OSError, ExecutorGoneError) as error:
             if isinstance(error, OSError) and error.errno in PASSING:
                 raise
@@ -177,19 +154,16 @@ class Supervisor:
             log.error("%s: attempt %d cannot be started: %s", run_id, number, error)
             started = None
         # Watched before its identity is stored, which may fail.
-        folder = attempt_dir(self.context.workspace, run_id, number)
-        executor, now = ExecutorProcess(started, folder, kind), self.context.monotonic()
-        record = replace(record, executor=started)
-        self._watch(LiveAttempt(record, executor, baseline_bytes or {}, now))
+        executor = ExecutorProcess(started, attempt_dir(workspace, run_id, number), kind)
+        record, resolved = replace(record, executor=started), resolved_run(workspace, run)
+        self._watch(LiveAttempt(record, executor, resolved, baseline_bytes or {}, self.context.monotonic()))
         if started is not None:
             repository.set_executor(self.context.connection, run_id, number, started)
 
     def _watch(self, attempt: LiveAttempt) -> None:
-        run = get_run(self.context.connection, attempt.record.run_id)
-        assert run is not None
-        attempt.resolved = resolved_run(self.context.workspace, run)
         attempt.executor.watch(self.selector)
-        self.runs.of(run.run_id).begin(attempt)
+        self.attempts[attempt.record.run_id] = attempt
+        self.to_adopt.discard(attempt.record.run_id)
 
     def turn(self) -> None:
         """Do everything that is due. Called often; cheap if nothing changed."""
@@ -200,21 +174,21 @@ class Supervisor:
         """Step runs with an attempt through their phases, as many as the turn has time for. A
         failed write of one run does not keep the others from ending. Raises the first
         sqlite3.OperationalError, or at once if the database is locked."""
-        self.runs.forget_idle()
         self._adopt_more()
         first: sqlite3.OperationalError | None = None
         # All attempts that end in this turn share one budget.
         seconds = 0.0 if self.context.janitor.is_log_late else READ_SECONDS
         read_until = self.context.monotonic() + seconds
         if not self.unstepped:
-            self.unstepped = [run.run_id for run in self.runs][::-1]
+            self.unstepped = list(self.attempts)[::-1]
         while self.unstepped:
-            run = self.runs.get(self.unstepped.pop())
-            if run is None or run.attempt is None or self.parts.is_resting(run.run_id):
+            run_id = self.unstepped.pop()
+            attempt = self.attempts.get(run_id)
+            if attempt is None or self.parts.is_resting(run_id):
                 continue
             try:
-                with self.parts.around(run.run_id):
-                    self.step(run, run.attempt, read_until)
+                with self.parts.around(run_id):
+                    self.step(attempt, read_until)
             except sqlite3.OperationalError as error:
                 if is_locked(error):
                     raise
@@ -224,24 +198,28 @@ class Supervisor:
         if first is not None:
             raise first
 
-    def step(self, run: ActiveRun, attempt: LiveAttempt, read_until: float) -> None:
-        """Advance a run with an attempt to its next phase, if that is reached. Raises what the
-        phase raises; the phase is then tried again."""
-        context = self.context
-        if isinstance(run.phase, Starting | Running):
-            run.phase = execution.serve(attempt, run.phase, context)
-        if isinstance(run.phase, Sweeping):
-            run.phase = execution.sweep(attempt, run.phase, context, read_until=read_until)
-        elif isinstance(run.phase, Postmortem):
-            task, findings = run.phase.task, findings_of(run, run.phase, context)
+    def step(self, attempt: LiveAttempt, read_until: float) -> None:
+        """Advance an attempt to its next phase, if that is reached. Raises what the phase raises;
+        the phase is then tried again."""
+        context, record = self.context, attempt.record
+        if isinstance(attempt.phase, Starting | Running):
+            following = execution.serve(attempt, attempt.phase, context)
+            if following is None:
+                # Another executor takes the place of one that did not serve it to the end.
+                del self.attempts[record.run_id]
+                self.to_adopt.add(record.run_id)
+                return
+            attempt.phase = following
+        if isinstance(attempt.phase, Sweeping):
+            attempt.phase = execution.sweep(attempt, attempt.phase, context, read_until=read_until)
+        elif isinstance(attempt.phase, Postmortem):
+            task, findings = attempt.phase.task, findings_of(attempt, attempt.phase, context)
             if findings is None:
                 return
-            assert attempt.resolved is not None
             gpus = self.admission.availability() or ()
             machine = machine_context(context, attempt.resolved, task.attempt, gpus)
             end_attempt(context, attempt.resolved, task, findings, machine)
-            run.attempt = run.phase = None
-            record = attempt.record
+            del self.attempts[record.run_id]
             baseline = {uuid: attempt.baseline_bytes.get(uuid) for uuid in record.gpus}
             self.release.begin(record.run_id, record.number, baseline)
             self.needs_schedule = True
@@ -251,7 +229,7 @@ class Supervisor:
         written."""
         parts = self.parts
         self.context.jobs.turn()
-        running = self.runs.running()
+        running = self.running()
         parts.do("watching", lambda: self.health.turn(running))
         parts.do("checkpoints", lambda: self.surveys.turn(running))
         parts.do("phases", lambda: self._end_phases(running))
@@ -276,41 +254,42 @@ class Supervisor:
     def _end_phases(self, running: Sequence[LiveAttempt]) -> None:
         """Stop the attempts whose next phase may begin. Raises sqlite3.Error."""
         for live in running:
-            phases = () if live.resolved is None else live.resolved.spec.phases
-            if live.resolved is None or not phases or live.record.stop_requested is not None:
+            spec = live.resolved.spec
+            if not spec.phases or live.record.stop_requested is not None:
                 continue
             run = get_run(self.context.connection, live.record.run_id)
             if run is None or run.state is not RunState.RUNNING:
                 continue
-            spec = live.resolved.spec
             following = run_files.next_phase(self.context.connection, spec, live.record)
             if following is not None:
-                why = f"phase {following.number} of {len(phases)} begins"
+                why = f"phase {following.number} of {len(spec.phases)} begins"
                 intent = run_files.PHASE_INTENT
                 self.stop(run, intent=intent, actor="agent", at_once=False, reason=why)
 
-    def next_due(self) -> float | None:
-        """Monotonic time of the next timed action, or None."""
+    def next_due(self) -> float:
+        """Monotonic time of the next timed action; infinite if there is none."""
         now = self.context.monotonic()
         is_reading = self.is_reading_rest() and not self.context.janitor.is_log_late
         if self.unstepped or self.has_more_to_start or self.health.waiting or is_reading:
             return now
         pause = self.release.next_look_seconds()
-        if any(phase.since is not None for phase in self.runs.sweeping()):
+        if any(phase.since is not None for phase in self._sweeping()):
             pause = LOOK_SECONDS
-        due = [self.waits.next_due(), None if pause is None else now + pause]
-        return min((at for at in due if at is not None), default=None)
+        return min(self.waits.next_due, math.inf if pause is None else now + pause)
+
+    def _sweeping(self) -> list[Sweeping]:
+        return [live.phase for live in self.attempts.values() if isinstance(live.phase, Sweeping)]
 
     def is_reading_rest(self) -> bool:
         """Whether an ended attempt has unread metrics."""
-        return any(phase.is_reading_rest for phase in self.runs.sweeping())
+        return any(phase.is_reading_rest for phase in self._sweeping())
 
     def is_busy(self) -> bool:
         """Whether a run needs an agent."""
         return bool(
             active_run_count(self.context.connection)
-            or self.runs.attempts()
-            or self.runs.releasing()
+            or self.attempts
+            or self.release.entries
             or self.context.jobs.is_busy
             or notices.is_owing(self.context.connection)
             or self.context.janitor.has_lines
@@ -329,7 +308,7 @@ class Supervisor:
         """Ask a run to end; its end is noticed like any other. ``reason`` is given by a study;
         ``note`` writes in the same transaction."""
         context, run_id, now = self.context, run.run_id, self.context.now()
-        live = self.runs.attempt(run_id)
+        live = self.attempts.get(run_id)
         with repository.transaction(context.connection) as connection:
             if not run.state.has_attempt:
                 cause = reason or f"stopped by {actor}"
@@ -350,13 +329,13 @@ class Supervisor:
         if live is not None:
             live.executor.ask_to_end(at_once=at_once)
             # An up-to-date ledger shows what the stop would lose.
-            live.checkpoint_watch.due_at = context.monotonic()
+            self.surveys.hasten(run_id, live.record.number)
         self.needs_schedule = True
 
     def occupants(self) -> list[Occupant]:
         """The ranks of runs on their GPUs, for simulated GPUs."""
         occupants: list[Occupant] = []
-        records = [live.record for live in self.runs.attempts() if live.record.gpus]
+        records = [live.record for live in self.attempts.values() if live.record.gpus]
         scan = self.context.scanner.scan() if records else None
         for record in records if scan is not None else ():
             run_id, uuids = record.run_id, record.gpus

@@ -1,5 +1,5 @@
-"""The phase Waiting: a recovering run waits for the end of its back-off and for the preconditions
-of its next attempt.
+"""The waits before an attempt: a recovering run waits for the end of its back-off and for the
+preconditions of its next attempt.
 
 Before an attempt starts, a job lists the checkpoint folder, because what lies there is not the
 attempt's, and checks that the checkpoint to start from is still there: days may pass in the queue.
@@ -7,6 +7,7 @@ attempt's, and checks that the checkpoint to start from is still there: days may
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections.abc import Callable
@@ -19,7 +20,6 @@ import msgspec
 
 from gputui.agent.context import AgentContext
 from gputui.agent.error_barrier import Parts
-from gputui.agent.lifecycle.active_run import ActiveRuns, Waiting
 from gputui.agent.lifecycle.checkpoint_survey import claim, search_now, write_ledger
 from gputui.agent.lifecycle.ending import give_up
 from gputui.core import units
@@ -46,62 +46,49 @@ PRUNE_SECONDS = 1800.0
 """Pruning first validates the checkpoints to keep, of any size."""
 # Choosing another checkpoint reads whole files.
 DEADLINE_SECONDS = 900.0
-# How long the result of a check is valid.
-CHECKED_SECONDS = 10.0
 
 
 @dataclass(slots=True)
 class RecoveryWaits:
-    """The waits of all recovering runs. ``is_understood`` fails a run whose specification cannot be
-    read. Only jobs read folders of checkpoints, whose file system may hang."""
+    """The waits of all recovering runs. Only jobs read folders of checkpoints, whose file system may
+    hang. ``next_due`` is the monotonic time of the next check, infinite without such runs."""
 
     context: AgentContext
-    runs: ActiveRuns
     parts: Parts
-    is_understood: Callable[[Run], bool]
-
-    def next_due(self) -> float | None:
-        """Monotonic time when the first wait ends, or None."""
-        due = [phase.due_at for _, phase in self.runs.waiting() if phase.due_at is not None]
-        return min(due, default=None)
+    next_due: float = -math.inf
+    _polled_at: float = -math.inf
 
     def turn(self) -> bool:
-        """End the waits that are over; True if there was one. A wait is measured by the monotonic
-        clock, so that setting the wall clock back does not prolong it."""
-        is_one_over = False
-        rows = self.context.connection.execute(
-            "SELECT run_id, not_before FROM runs WHERE state = ?", (RunState.RECOVERING,)
-        )
-        recovering: dict[str, float | None] = dict(rows.fetchall())
-        for run, phase in self.runs.waiting():
-            if run.run_id not in recovering:
-                phase.due_at = None
-        now = self.context.monotonic()
-        for run_id, not_before in recovering.items():
-            waiting = self.runs.waiting_of(run_id)
-            seconds_left = max(0.0, (not_before or 0.0) - self.context.now())
-            if waiting.due_at is None:
-                waiting.due_at = now + seconds_left
-            if min(waiting.due_at, now + seconds_left) > now:
-                continue
-            waiting.due_at = now + POLL_SECONDS
-            if not self.parts.is_resting(run_id):
-                with self.parts.around(run_id):
-                    is_one_over |= self._end_wait(run_id, waiting)
-        return is_one_over
+        """End the waits that are over; True if there was one. Raises sqlite3.Error."""
+        connection, now, wall = self.context.connection, self.context.monotonic(), self.context.now()
+        rows = connection.execute("SELECT run_id, not_before FROM runs WHERE state = ?", (RunState.RECOVERING,))
+        left = {run_id: max(0.0, (not_before or 0.0) - wall) for run_id, not_before in rows.fetchall()}
+        over = [run_id for run_id, seconds in left.items() if not seconds]
+        due = [now + seconds for seconds in left.values() if seconds]
+        is_one_queued = False
+        if over and now >= self._polled_at + POLL_SECONDS:
+            self._polled_at = now
+            for run_id in over:
+                if not self.parts.is_resting(run_id):
+                    with self.parts.around(run_id):
+                        is_one_queued |= self._end_wait(run_id)
+        if over:
+            due.append(self._polled_at + POLL_SECONDS)
+        self.next_due = min(due, default=math.inf)
+        return is_one_queued
 
-    def _end_wait(self, run_id: str, waiting: Waiting) -> bool:
+    def _end_wait(self, run_id: str) -> bool:
         """Queue a run whose preconditions are met; fail it if they never will be. True if it was
         queued. Raises sqlite3.Error."""
         connection, now = self.context.connection, self.context.now()
         run = get_run(connection, run_id)
-        if run is None or not self.is_understood(run):
+        if run is None:
             return False
         wanted = repository.get_next_attempt(connection, run_id)
         left = list(wanted.preconditions)
         while left:
             condition = msgspec.convert(left[0], Precondition)
-            why = self._unmet(run, waiting, condition)
+            why = self._unmet(run, condition)
             if why is not None and now - wanted.since < condition.limit_seconds:
                 if run.waiting_for != f"waits {why}":
                     repository.set_waiting_for(connection, run_id, f"waits {why}")
@@ -118,7 +105,8 @@ class RecoveryWaits:
             repository.move(connection, run, RunState.QUEUED, cause="the wait is over", now=now)
         return True
 
-    def _unmet(self, run: Run, waiting: Waiting, condition: Precondition) -> str | None:
+    def _unmet(self, run: Run, condition: Precondition) -> str | None:
+        """What a run waits for, as the end of a sentence; None if the condition is met."""
         if condition.kind == "cool":
             return self._hot(run, condition.margin_celsius)
         folder = checkpoint_directory(spec_of(run), self.context.workspace.run_dir(run.run_id))
@@ -127,7 +115,7 @@ class RecoveryWaits:
         if condition.kind == "prune":
             return self._not_pruned(run, folder, condition.keep)
         share = 0.05 if condition.kind == "room" else 1.0
-        return self._no_room(run.run_id, folder, waiting, condition.bytes_needed, share)
+        return self._no_room(run, folder, condition.bytes_needed, share)
 
     def _hot(self, run: Run, margin_celsius: float) -> str | None:
         recorder = self.context.recorder
@@ -147,24 +135,23 @@ class RecoveryWaits:
                 return f"for GPU {facts.index} to cool to {below:.0f} °C (now {celsius:.0f} °C)"
         return None
 
-    def _no_room(self, run_id: str, folder: Path, waiting: Waiting, needed: int, or_share: float) -> str | None:
+    def _no_room(self, run: Run, folder: Path, needed: int, or_share: float) -> str | None:
         """Why the disk lacks room for ``needed`` bytes, or for that share of the disk if it is
         less; None if it has."""
-        name, work = f"looking at {folder} for {run_id}", partial(disk_bytes, folder)
+        name, work = f"looking at {folder} for {run.run_id}", partial(disk_bytes, folder)
         job = self.context.jobs.ask(name, work, deadline_seconds=LOOK_SECONDS)
         if job is None:
-            return waiting.disk_text or f"for {folder} to answer"
+            # The last answer holds until the next.
+            return (run.waiting_for or f"waits for {folder} to answer").removeprefix("waits ")
         try:
             free, total = job.result()
         except OSError as error:
-            waiting.disk_text = f"for {folder}: {error.strerror or error}"
-            return waiting.disk_text
+            return f"for {folder}: {error.strerror or error}"
         needed = min(needed, int(or_share * total))
-        waiting.disk_text = None
-        if free < needed:
-            room = f"{units.bytes_text(needed)} on the disk of {folder}"
-            waiting.disk_text = f"for {room} ({units.bytes_text(free)} free)"
-        return waiting.disk_text
+        if free >= needed:
+            return None
+        room = f"{units.bytes_text(needed)} on the disk of {folder}"
+        return f"for {room} ({units.bytes_text(free)} free)"
 
     def _not_pruned(self, run: Run, folder: Path, keep: int) -> str | None:
         context, search = self.context, search_now(self.context, run)
@@ -200,61 +187,46 @@ class Readiness(NamedTuple):
     choice: CheckpointChoice | None = None
 
 
-@dataclass(slots=True)
-class ReadinessChecks:
-    """Looks into the checkpoint folders of queued runs before they start, each in a job."""
-
-    context: AgentContext
-    runs: ActiveRuns
-
-    def may_start(self, run: Run) -> bool:
-        """Whether the run may start now. A checkpoint that is not there any more is replaced by the
-        next best one; without one, the run fails. Raises sqlite3.Error."""
-        context, now, path = self.context, self.context.monotonic(), run.resume_from
-        waiting = self.runs.waiting_of(run.run_id)
-        is_ready, checked, checked_at = waiting.checked
-        if path == checked and now - checked_at < CHECKED_SECONDS:
-            return is_ready
-        search = search_now(context, run)
-        if search is None:
-            return True
-        name, work = f"looking before {run.run_id} begins from {path}", partial(readiness, search, path)
-        job = context.jobs.ask(name, work, deadline_seconds=DEADLINE_SECONDS)
-        if job is None:
-            return False
-        waiting.checked = (False, path, now)
-        try:
-            ready = job.result()
-        except OSError as error:
-            what = search.folder if path is None else Path(path).name
-            reason = f"waits until {what} can be read: {error.strerror or error}"
-            repository.set_waiting_for(context.connection, run.run_id, reason)
-            return False
-        if ready.choice is not None:
-            self._choose_again(run, ready, ready.choice, waiting)
-            return False
-        with repository.transaction(context.connection) as connection:
-            write_ledger(connection, ready.search, ready.rows)
-        waiting.checked = (True, path, now)
+def may_start(context: AgentContext, run: Run) -> bool:
+    """Scan the checkpoint folder of a queued run in a job; True once that is stored. A checkpoint
+    that is not there any more is replaced by the next best one; without one, the run fails. Raises
+    sqlite3.Error."""
+    path, search = run.resume_from, search_now(context, run)
+    if search is None:
         return True
+    name, work = f"looking before {run.run_id} begins from {path}", partial(readiness, search, path)
+    job = context.jobs.ask(name, work, deadline_seconds=DEADLINE_SECONDS)
+    if job is None:
+        return False
+    try:
+        ready = job.result()
+    except OSError as error:
+        what = search.folder if path is None else Path(path).name
+        reason = f"waits until {what} can be read: {error.strerror or error}"
+        repository.set_waiting_for(context.connection, run.run_id, reason)
+        return False
+    if ready.choice is not None:
+        _choose_again(context, run, ready.search, ready.choice)
+        return False
+    with repository.transaction(context.connection) as connection:
+        write_ledger(connection, ready.search, ready.rows)
+    return True
 
-    def _choose_again(self, run: Run, ready: Readiness, choice: CheckpointChoice, waiting: Waiting) -> None:
-        changed = f"{Path(run.resume_from or '').name} was removed or overwritten after it was chosen"
-        best = choice.usable[0].path if choice.usable else None
-        with repository.transaction(self.context.connection) as connection:
-            write_ledger(connection, ready.search, choice.rows)
-            if best is not None:
-                repository.set_next_attempt(
-                    connection, run.run_id, params=run.params, resume_from=str(best), not_before=run.not_before
-                )
-                text, key = f"{changed}; continuing from {best.name}", run.resume_from
-                note = partial(self.context.note, "checkpoint_replaced", text, run.run_id)
-                note(key=key, severity="warning")
-        if best is None:
-            hint = "use gputui resume --from, or gputui restart"
-            give_up(self.context, run, f"{changed}, and there is no other; {hint}")
-        else:
-            waiting.checked = (True, str(best), self.context.monotonic())
+
+def _choose_again(context: AgentContext, run: Run, search: CheckpointSearch, choice: CheckpointChoice) -> None:
+    changed = f"{Path(run.resume_from or '').name} was removed or overwritten after it was chosen"
+    best = choice.usable[0].path if choice.usable else None
+    with repository.transaction(context.connection) as connection:
+        write_ledger(connection, search, choice.rows)
+        if best is not None:
+            repository.set_next_attempt(
+                connection, run.run_id, params=run.params, resume_from=str(best), not_before=run.not_before
+            )
+            text, key = f"{changed}; continuing from {best.name}", run.resume_from
+            context.note("checkpoint_replaced", text, run.run_id, key=key, severity="warning")
+    if best is None:
+        hint = "use gputui resume --from, or gputui restart"
+        give_up(context, run, f"{changed}, and there is no other; {hint}")
 
 
 def readiness(search: CheckpointSearch, resume_from: str | None, wall: Callable[[], float] = time.time) -> Readiness:

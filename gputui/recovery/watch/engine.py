@@ -206,14 +206,9 @@ class Engine:
         """The raised alerts."""
         return [key for key, state in self.states.items() if state.raised]
 
-    def adopt(self, states: Iterable[tuple[Key, RuleState]], raised: Collection[Key]) -> None:
-        """Continue the stored ``states`` of a former agent, of which exactly ``raised`` are raised.
-        The time and the values in between are unknown."""
-        self.states = {key: state for key, state in states if state.raised == (key in raised)}
-        for key in raised:
-            self.states.setdefault(key, RuleState(raised=True))
-        for state in self.states.values():
-            state.last = "unknown"
+    def adopt(self, raised: Iterable[Key]) -> None:
+        """Continue the raised alerts of a former agent."""
+        self.states = {key: RuleState(raised=True) for key in raised}
 
     def forget(self, subject: SubjectKind, known: Collection[str]) -> None:
         """Drop subjects that no longer exist and have no raised alert."""

@@ -10,15 +10,18 @@ from typing import Any
 from gputui.agent.context import AgentContext
 from gputui.agent.health import watched
 from gputui.agent.health.alerting import Alerting
-from gputui.agent.lifecycle.active_run import LiveAttempt
+from gputui.agent.lifecycle.live_attempt import LiveAttempt
+from gputui.agent.lifecycle.run_files import ResolvedRun
 from gputui.core.config import Workspace, locate
+from gputui.core.redaction import BY_LOOK
 from gputui.machine.gpu_model import FastTick, GpuFacts, Inventory
+from gputui.recovery.policies import POLICIES
 from gputui.runs.executors.process import ExecutorProcess
 from gputui.store import alerts
 from gputui.store.alerts import AlertView
 from gputui.store.metrics.watched import WatchedLine
 from gputui.store.series import GpuSample, HostSample
-from tests.agent.conftest import attempt_of
+from tests.agent.conftest import SPEC, attempt_of
 from tests.stores import open_store
 from tests.ui.tui.filling import GIB, Filler
 
@@ -51,8 +54,7 @@ class Bench:
 
     def watch(self, live: LiveAttempt) -> None:
         """As the monitor does when it begins to watch an attempt."""
-        stored = self.alerting.state.courses.get(live.record.run_id)
-        live.watched = watched.begin(self.connection, live.record, self.now, self.wall(), stored)
+        live.watched = watched.begin(self.connection, live.record, self.now, self.wall())
 
     def write(self, step: int | None, event: str | None = None, **values: float) -> None:
         """A line of the living run."""
@@ -98,6 +100,7 @@ def train(bench: Bench) -> Filler:
     made.attempt("vit-1", 1, gpus=(0,))
     made.connection.execute("UPDATE attempts SET gpus = '[\"GPU-a\"]'")
     executor = ExecutorProcess(None, bench.workspace.runs, bench.context.executors.of(None))
-    bench.living.append(LiveAttempt(attempt_of(bench.connection, 1, "vit-1"), executor))
+    resolved = ResolvedRun(SPEC, POLICIES["standard"], None, BY_LOOK)
+    bench.living.append(LiveAttempt(attempt_of(bench.connection, 1, "vit-1"), executor, resolved))
     bench.watch(bench.living[0])
     return made

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 import sqlite3
 
-import msgspec
 import pytest
 
-from gputui.agent.health.watched import StoredCourse, begin
+from gputui.agent.health.watched import begin
 from gputui.recovery.watch.silence import silence
 from gputui.store.attempts import Attempt
 from gputui.store.metrics.watched import WatchedLine, newest_lines
@@ -63,17 +61,3 @@ def test_only_what_is_new_is_looked_at(connection: sqlite3.Connection) -> None:
     write(connection, 2, {"step": 2, "loss": 2.0}, {"step": 3, "loss": 3.0}, {"step": 4, "loss": "Infinity"})
     lines, _ = newest_lines(connection, "r", cursor, 2)
     assert [(line.step, line.values["loss"]) for line in lines] == [(3, 3.0), (4, float("inf"))]
-
-
-def test_a_course_goes_on_with_the_lines_that_its_agent_did_not_live_to_see(connection: sqlite3.Connection) -> None:
-    write(connection, 2, *({"step": step, "loss": 2.0, "lr": "Infinity", "time": NOW + step} for step in range(9)))
-    first = begin(connection, RECORD, clock=5.0, wall=NOW)
-    write(connection, 1, {"step": 3, "loss": 9.0})
-    write(connection, 2, {"step": 9, "loss": 3.0, "time": NOW + 9}, {"step": 9, "epoch": 1.0, "time": NOW + 19})
-    stored = msgspec.convert(json.loads(json.dumps(msgspec.to_builtins(first.stored))), StoredCourse, strict=False)
-    stored.course.validation.value = 0.5  # from longer ago than is read again
-    found = begin(connection, RECORD, 5.0, NOW, stored).watch.metrics
-    assert (found.step, found.values, found.trained_seconds) == (9, {"loss": 3.0, "lr": math.inf, "epoch": 1.0}, 19.0)
-    assert found.validation.value == 0.5
-    stored.attempt = 1
-    assert begin(connection, RECORD, 5.0, NOW, stored).watch.metrics.validation.value is None

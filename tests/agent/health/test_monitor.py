@@ -10,8 +10,9 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
+from gputui.agent.error_barrier import Parts
 from gputui.agent.health.monitor import HealthMonitor, sightings
-from gputui.agent.lifecycle.active_run import LiveAttempt
+from gputui.agent.lifecycle.live_attempt import LiveAttempt
 from gputui.agent.lifecycle.run_files import ResolvedRun
 from gputui.core.redaction import BY_LOOK
 from gputui.recovery.evidence import Sighting
@@ -54,7 +55,7 @@ class Machine(Bench):
         self.start()
         resolved = ResolvedRun(SPEC, policy, None, BY_LOOK)
         self.live = LiveAttempt(self.living[0].record, cast("ExecutorProcess", self), resolved=resolved)
-        self.monitor = HealthMonitor(self.context)
+        self.monitor = HealthMonitor(self.context, Parts(self.context))
         wait_until(lambda: bool(self.look() or self.live.watched), what="the history")
 
     def look(self) -> None:

@@ -10,8 +10,7 @@ from msgspec.structs import replace
 
 from gputui.agent.context import AgentContext
 from gputui.agent.error_barrier import Parts
-from gputui.agent.lifecycle.active_run import ActiveRuns
-from gputui.agent.lifecycle.admission import MISSING_SECONDS, PEAKS_SECONDS, Admission
+from gputui.agent.lifecycle.admission import MISSING_SECONDS, Admission
 from gputui.agent.lifecycle.gpus import GpuRelease
 from gputui.core.config import Workspace
 from gputui.machine.gpu_model import FastTick, GpuFacts, GpuProcess, Inventory
@@ -43,14 +42,13 @@ class Bench:
             connection, workspace, wake=lambda: None, now=lambda: NOW, monotonic=lambda: self.clock
         )
         self.recorder = context.recorder
-        runs = ActiveRuns()
         self.admission = Admission(
             context,
-            runs,
             Parts(context),
-            GpuRelease(context, runs, GpuLocks.of(workspace)),
+            GpuRelease(context),
+            GpuLocks.of(workspace),
             lambda record, *_: self.started.append(record),
-            lambda _run: True,
+            lambda _run_id: None,
         )
         spec = RunSpec(
             name="a", launcher="torchrun", program=("x.py",), python="/p", workdir="/", nproc=4,
@@ -165,7 +163,7 @@ def test_a_trial_joins_another_where_both_fit_beside_what_others_hold(
             (json.dumps({"gpu_mem_peak": peak_gib * GIB}),),
         )
     bench.recorder.processes = {"GPU-0": processes}
-    bench.turn(PEAKS_SECONDS)
+    bench.turn()
     assert [record.run_id for record in bench.started][1:] == (["c-1"] if joins else [])
     held = repository.leases(connection)["GPU-0"]
     assert held == ((("b-1", "c-1") if joins else ("b-1",)), "s")

@@ -19,10 +19,10 @@ from msgspec.structs import replace
 
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle import checkpoint_survey
-from gputui.agent.lifecycle.active_run import ActiveRuns, PostmortemTask
 from gputui.agent.lifecycle.checkpoint_survey import TWO_HOMES, scan, search_of
 from gputui.agent.lifecycle.execution import examine
-from gputui.agent.lifecycle.waiting import CHECKED_SECONDS, ReadinessChecks
+from gputui.agent.lifecycle.live_attempt import PostmortemTask
+from gputui.agent.lifecycle.waiting import may_start
 from gputui.core.config import Workspace, locate
 from gputui.core.redaction import Redactor
 from gputui.recovery.checkpoints import ledger
@@ -221,7 +221,7 @@ def test_a_copy_of_an_older_one_is_not_the_newest_and_what_was_copied_away_is_fo
     shutil.copytree(bench.folder, bench.folder.with_name("away"))
     shutil.rmtree(bench.folder)
     bench.folder.with_name("away").rename(bench.folder)
-    assert decided(bench, checks(bench)) and bench.taken() == ["step_40.pt"]
+    assert decided(bench) and bench.taken() == ["step_40.pt"]
 
 
 @table(("kind", "every"), [(kind, every) for kind in (None, "killed", "user_exception") for every in (1, 10)])
@@ -433,19 +433,13 @@ def test_an_attempt_waits_for_the_folder_of_its_checkpoint_to_come_back(bench: B
     bench.end()
     chosen(bench, "step_10.pt")
     away = (bench.folder / "step_10.pt").rename(tmp_path / "step_10.pt")
-    checking = checks(bench)
-    assert not decided(bench, checking)
+    assert not decided(bench)
     assert bench.run().state is RunState.QUEUED and "step_10.pt" in (bench.run().waiting_for or "")
     away.rename(bench.folder / "step_10.pt")
-    bench.clock += CHECKED_SECONDS
-    assert decided(bench, checking)
+    assert decided(bench)
 
 
 # --- between the choice and the start ---------------------------------------------------------------------------------
-
-
-def checks(bench: Bench) -> ReadinessChecks:
-    return ReadinessChecks(bench.context, ActiveRuns())
 
 
 def chosen(bench: Bench, name: str) -> None:
@@ -453,11 +447,11 @@ def chosen(bench: Bench, name: str) -> None:
         repository.set_next_attempt(connection, "a-1", params={}, resume_from=str(bench.folder / name), not_before=None)
 
 
-def decided(bench: Bench, checking: ReadinessChecks) -> bool:
+def decided(bench: Bench) -> bool:
     """Whether it may start, once its folder was looked into."""
-    assert not checking.may_start(bench.run())
+    assert not may_start(bench.context, bench.run())
     wait_until(lambda: not bench.context.jobs.is_busy, what="the look")
-    return checking.may_start(bench.run())
+    return may_start(bench.context, bench.run())
 
 
 @pytest.mark.parametrize("remains", [True, False])
@@ -471,10 +465,9 @@ def test_one_that_another_wrote_again_meanwhile_is_not_begun_from(bench: Bench, 
     bench.end()
     chosen(bench, "last.pt")
     bench.save("last.pt")
-    checking = checks(bench)
-    assert not decided(bench, checking)
+    assert not decided(bench)
     if remains:
-        assert bench.run().resume_from == str(bench.folder / "step_10.pt") and checking.may_start(bench.run())
+        assert bench.run().resume_from == str(bench.folder / "step_10.pt") and decided(bench)
         (kind,) = bench.connection.execute("SELECT kind FROM events ORDER BY event_id DESC").fetchone()
         assert kind == "checkpoint_replaced"
     else:

@@ -9,13 +9,11 @@ import subprocess
 from msgspec.structs import replace
 
 from gputui.agent.context import AgentContext
-from gputui.agent.lifecycle.active_run import ActiveRuns
 from gputui.agent.lifecycle.gpus import DEADLINE_SECONDS, HELD_LOOK_SECONDS, LOOK_SECONDS, GpuRelease, gpu_availability
 from gputui.agent.lifecycle.scheduler import GpuAvailability
 from gputui.core.config import Workspace
 from gputui.machine.gpu_model import FastTick, GpuFacts, GpuProcess, Inventory, ProcessTick
 from gputui.runs import repository
-from gputui.runs.gpu_locks import GpuLocks
 from gputui.runs.identity import identify
 from gputui.runs.repository import transaction
 from gputui.store.hardware import quarantine
@@ -75,8 +73,7 @@ def test_a_process_that_cannot_be_killed_holds_its_gpus_until_it_is_gone(
         repository.take_leases(connection, "a-1", ("GPU-1", "GPU-2"), NOW)
     clock = [0.0]
     context = AgentContext.of(connection, workspace, wake=lambda: None, now=lambda: NOW, monotonic=lambda: clock[0])
-    here = GpuLocks(workspace.state / "locks")
-    draining = GpuRelease(context, ActiveRuns(), here)
+    draining = GpuRelease(context)
     folder = workspace.run_dir("a-1") / "attempts" / "1"
     folder.mkdir(parents=True)
     with subprocess.Popen(["sleep", "600"]) as process:
@@ -90,7 +87,6 @@ def test_a_process_that_cannot_be_killed_holds_its_gpus_until_it_is_gone(
             clock[0] += DEADLINE_SECONDS + 1
             assert not draining.turn()
         assert draining.uuids() == {"GPU-1"} and draining.next_look_seconds() == HELD_LOOK_SECONDS
-        assert here.is_held("GPU-1")
         # The next attempt had another GPU, and ends too.
         draining.begin("a-1", 2, {"GPU-2": None})
         assert draining.uuids() == {"GPU-1", "GPU-2"}
@@ -100,7 +96,7 @@ def test_a_process_that_cannot_be_killed_holds_its_gpus_until_it_is_gone(
         process.kill()
     clock[0] += DEADLINE_SECONDS + 1
     assert draining.turn() and draining.next_look_seconds() is None
-    assert repository.leases(connection) == {} and not here.is_held("GPU-1")
+    assert repository.leases(connection) == {}
     ((kind, message),) = connection.execute("SELECT kind, message FROM events WHERE run_id = 'a-1'").fetchall()
     assert kind == "gpus_released" and mentions(message, "attempt 1", "GPU-1")
 
@@ -115,12 +111,12 @@ def test_a_trial_leaves_a_shared_gpu_while_others_hold_memory_there(
     with transaction(connection):
         for run_id in ("a-1", "b-1"):
             repository.take_leases(connection, run_id, ["GPU-1"], NOW, shared=True)
-    draining = GpuRelease(context, ActiveRuns(), GpuLocks(workspace.state / "locks"))
+    draining = GpuRelease(context)
     context.recorder.fast = {"GPU-1": GpuSample(uuid="GPU-1", memory_used_bytes=30 << 30, state="ok")}
     context.recorder.fast_at = NOW - 1
     draining.begin("a-1", 1, {"GPU-1": 0})
     assert not draining.turn(), "not read since"
     context.recorder.fast_at = NOW
-    draining.runs.of("a-1").releasing[0].ended_at = NOW - 1
+    draining.entries[0].ended_at = NOW - 1
     assert draining.turn() and draining.uuids() == set()
     assert repository.leases(connection) == {"GPU-1": (("b-1",), "s")}

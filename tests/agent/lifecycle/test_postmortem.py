@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gputui.agent.lifecycle.active_run import PostmortemTask
 from gputui.agent.lifecycle.execution import examine
+from gputui.agent.lifecycle.live_attempt import PostmortemTask
 from gputui.core.redaction import REDACTED, Redactor
 from gputui.store.attempts import Attempt
 

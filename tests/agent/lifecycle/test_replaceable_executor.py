@@ -94,7 +94,7 @@ def test_one_that_is_killed_finds_its_job_again(bench: Bench) -> None:
     wait_until(lambda: bench.placement() is not None and bench.attempt().started_at is not None, what="the start")
     first = bench.pid()
     os.kill(first, signal.SIGKILL)
-    wait_until(lambda: not bench.supervisor.runs.attempts()[0].executor.is_alive, what="its end")
+    wait_until(lambda: not bench.supervisor.attempts["a-1"].executor.is_alive, what="its end")
     assert not bench.is_served_by_another(first), "one that ends at once is not begun again and again"
     bench.clock += REPLACE_SECONDS
     wait_until(lambda: bench.is_served_by_another(first), what="another courier")

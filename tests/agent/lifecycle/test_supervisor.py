@@ -14,10 +14,13 @@ from msgspec.structs import replace
 from gputui.agent.context import AgentContext
 from gputui.agent.error_barrier import TROUBLE_SECONDS
 from gputui.agent.lifecycle import checkpoint_survey
-from gputui.agent.lifecycle.active_run import ActiveRun, LiveAttempt, Postmortem
 from gputui.agent.lifecycle.execution import EXAMINE_SECONDS
+from gputui.agent.lifecycle.live_attempt import LiveAttempt, Postmortem
+from gputui.agent.lifecycle.run_files import ResolvedRun
 from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.core.config import Workspace
+from gputui.core.redaction import BY_LOOK
+from gputui.recovery.policies import POLICIES
 from gputui.runs import repository
 from gputui.runs.command import Launch
 from gputui.runs.executors.process import ExecutorProcess
@@ -30,6 +33,8 @@ from gputui.store.run_states import RunState
 from tests.agent.conftest import NOW, SPEC, add_run, attempt_of, run_of
 from tests.conftest import wait_until
 
+RESOLVED = ResolvedRun(SPEC, POLICIES["standard"], None, BY_LOOK)
+
 
 class Doctored(Supervisor):
     """One with a clock of the test's, whose look at a run may meet something that nobody foresaw."""
@@ -38,11 +43,11 @@ class Doctored(Supervisor):
     trouble: Exception | None = None
     looks = 0
 
-    def step(self, run: ActiveRun, attempt: LiveAttempt, read_until: float) -> None:
+    def step(self, attempt: LiveAttempt, read_until: float) -> None:
         self.looks += 1
         if self.trouble is not None:
             raise self.trouble
-        super().step(run, attempt, read_until)
+        super().step(attempt, read_until)
 
 
 @pytest.fixture
@@ -69,7 +74,7 @@ def test_what_nobody_foresaw_in_one_run_is_told_once_and_left_alone_for_a_while(
 ) -> None:
     made.trouble = ValueError("an odd file")
     record = Attempt("a-1", 1, "running", {}, (), {}, 0.0, 0.0)
-    made.runs.of("a-1").begin(LiveAttempt(record, ExecutorProcess(None, Path())))
+    made.attempts["a-1"] = LiveAttempt(record, ExecutorProcess(None, Path()), RESOLVED)
     for _ in range(3):
         made.turn()
     (event,) = read_events(connection)
@@ -84,26 +89,6 @@ def test_what_nobody_foresaw_in_one_run_is_told_once_and_left_alone_for_a_while(
     assert made.parts.unwritable == "database or disk is full"
 
 
-@pytest.mark.parametrize(
-    ("change", "state_before"),
-    [("spec = json_remove(spec, '$.program')", "queued"), ("params = '{'", "recovering")],
-)
-def test_a_row_that_cannot_be_understood_sets_only_its_own_run_aside(
-    workspace: Workspace, connection: sqlite3.Connection, made: Doctored, change: str, state_before: str
-) -> None:
-    for run_id in ("b-1", "a-1"):
-        add_run(connection, run_id, workspace=workspace)
-    connection.execute(f"UPDATE runs SET {change}, state = ? WHERE run_id = 'b-1'", (state_before,))
-    started: list[str] = []
-    made.admission.spawn = lambda record, *_: started.append(record.run_id)
-    made.adopt()
-    made.turn()
-    states = dict(connection.execute("SELECT run_id, state FROM runs").fetchall())
-    assert states == {"b-1": "failed", "a-1": "starting"} and started == ["a-1"]
-    [reason] = connection.execute("SELECT reason FROM runs WHERE run_id = 'b-1'").fetchone()
-    assert "this gputui cannot read" in reason
-
-
 def test_checkpoints_that_cannot_be_reached_do_not_keep_a_run_from_ending(
     workspace: Workspace, connection: sqlite3.Connection, made: Doctored, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,18 +99,18 @@ def test_checkpoints_that_cannot_be_reached_do_not_keep_a_run_from_ending(
     with transaction(connection):
         repository.insert_attempt(connection, run, number=1, gpus=(), launch=Launch(("x",), {}, "/", 1.0), now=NOW)
         repository.move(connection, run, RunState.STARTING, cause="test", now=NOW)
-    made.runs.of("a-1").begin(LiveAttempt(attempt_of(connection), ExecutorProcess(None, Path())))
+    made.attempts["a-1"] = LiveAttempt(attempt_of(connection), ExecutorProcess(None, Path()), RESOLVED)
     folder = workspace.run_dir("a-1") / "attempts/1"
     folder.mkdir(parents=True)
     (folder / "started.json").write_text(json.dumps({"at": NOW}))
     (folder / "exit.json").write_text(json.dumps({"code": 1, "signal": None, "ended_at": NOW}))
     (folder / "output.log").write_text("ValueError: odd\n")
     made.turn()
-    assert isinstance(made.runs.of("a-1").phase, Postmortem)
+    assert isinstance(made.attempts["a-1"].phase, Postmortem)
     made.turn()
     assert run_of(connection).state is RunState.STARTING
     made.clock += EXAMINE_SECONDS + 1
-    wait_until(lambda: made.turn() or not made.runs.attempts(), what="the end")
+    wait_until(lambda: made.turn() or not made.attempts, what="the end")
     assert connection.execute("SELECT kind FROM incidents").fetchone() is not None
     assert not over.is_set()
     over.set()

@@ -6,12 +6,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from docs.alert_tables import PAGE, updated
 from gputui.machine.gpu_model import GpuFacts
 from gputui.recovery.watch.course import RateSchedule
-from gputui.recovery.watch.engine import Key, RuleState
 from gputui.recovery.watch.rules import RULES
 from tests.recovery.watch.scenes import GIB, UNKNOWN, Scene, Stage
 from tests.tables import table
@@ -247,14 +244,6 @@ def test_a_rule_that_is_switched_off_clears_its_alerts() -> None:
     assert off.play([(FULL, 1)]) == ["cleared"]
     assert off.changes[-1].why == "the rule is off"
     assert off.play([(FULL, 5000)]) == []
-
-
-def test_an_engine_continues_in_the_next_agent() -> None:
-    stage = Stage("gpu_memory")
-    stage.play([(FULL, 200)])
-    stored = msgspec.json.encode(list(stage.engine.states.items()))
-    stage.engine.adopt(msgspec.json.decode(stored, type=list[tuple[Key, RuleState]]), [])
-    assert stage.play([(FULL, 101)]) == [] and stage.play([(FULL, 1)]) == ["raised"]
 
 
 def test_the_documentation_says_what_the_rules_say() -> None:

@@ -1,0 +1,133 @@
+"""An attempt that may have live processes, in memory: its executor, its phase, and what is found when
+it ends.
+
+A phase carries the data legal in it. What must outlive the agent is in the store and in the run's
+folder.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from msgspec import Struct
+
+from gputui.agent.health.watched import WatchedAttempt
+from gputui.agent.jobs import Job
+from gputui.agent.lifecycle.run_files import ResolvedRun
+from gputui.core.redaction import BY_LOOK, Redactor
+from gputui.recovery.checkpoints.search import CheckpointChoice, CheckpointSearch, UnmatchedPattern
+from gputui.recovery.classify import Incident
+from gputui.recovery.evidence import Evidence, ObservedCause
+from gputui.runs.executors.process import ExecutorProcess
+from gputui.runs.identity import ProcessIdentity, send_signal
+from gputui.store.attempts import Attempt
+from gputui.store.placements import PlacementView
+
+TERM_BEFORE_KILL_SECONDS = 2.0
+UNKILLABLE_SECONDS = 30.0
+
+
+class PostmortemTask(Struct, frozen=True):
+    """Input of a postmortem. ``checkpoints`` is None if the profile names none; ``unanswered`` is
+    why their folder must not be read. ``shared_with`` are runs that used its GPU near the end."""
+
+    folder: Path
+    attempt: Attempt
+    exit_record: Mapping[str, Any] | None
+    survivors: tuple[int, ...]
+    launcher: str
+    rebooted: bool
+    ended_at: float
+    checkpoints: CheckpointSearch | None
+    checkpoints_wanted: int
+    redactor: Redactor = BY_LOOK
+    observed: tuple[ObservedCause, ...] = ()
+    unanswered: str | None = None
+    shared_with: tuple[str, ...] = ()
+
+
+class PostmortemResult(NamedTuple):
+    """Result of a postmortem, redacted. ``incident`` is the cause if the attempt failed.
+    ``checkpoints`` is the updated ledger, after a failure with candidates to resume from; None if
+    the profile names no checkpoints. ``unmatched``: the pattern never matched a file."""
+
+    evidence: Evidence
+    incident: Incident
+    checkpoints: CheckpointChoice | None
+    unmatched: UnmatchedPattern | None = None
+
+
+@dataclass(slots=True)
+class Starting:
+    """The command has shown no activity; ``looked_at`` is the last check (monotonic)."""
+
+    looked_at: float = -math.inf
+
+
+@dataclass(slots=True)
+class Running:
+    """The command has shown activity."""
+
+
+@dataclass(slots=True)
+class Sweeping:
+    """The executor has ended; its leftover processes are being killed since ``since`` (monotonic).
+    ``is_reading_rest``: its metrics files hold more than one turn can read. No process was left at
+    ``ended_clock`` (monotonic), which is ``ended_at`` (UTC unix seconds)."""
+
+    since: float | None = None
+    is_reading_rest: bool = False
+    ended_at: float | None = None
+    ended_clock: float = 0.0
+
+    def end_leftovers(self, left: list[ProcessIdentity], now: float) -> bool:
+        """Signal the leftover processes: SIGTERM first, SIGKILL later. True if they have survived
+        that for too long. ``now`` is monotonic."""
+        is_first = self.since is None
+        self.since = now if self.since is None else self.since
+        is_late = now - self.since > TERM_BEFORE_KILL_SECONDS
+        for process in left if is_first or is_late else ():
+            send_signal(process, signal.SIGKILL if is_late else signal.SIGTERM)
+            send_signal(process, signal.SIGCONT)
+        return now - self.since > UNKILLABLE_SECONDS
+
+
+@dataclass(slots=True)
+class Postmortem:
+    """A job examines what the attempt left; if it fails, the attempt returns to ``swept``."""
+
+    swept: Sweeping
+    task: PostmortemTask
+    job: Job[PostmortemResult]
+
+
+Phase = Starting | Running | Sweeping | Postmortem
+
+
+@dataclass(slots=True)
+class LiveAttempt:
+    """An attempt that may have live processes, of the run that is ``resolved``. Times are monotonic."""
+
+    record: Attempt
+    executor: ExecutorProcess
+    resolved: ResolvedRun
+    # Memory in use on each of its GPUs before it began, by UUID.
+    baseline_bytes: Mapping[str, int | None] = field(default_factory=dict)
+    # When this executor was started.
+    served_since: float = -math.inf
+    phase: Phase = field(default_factory=Starting)
+    watched: WatchedAttempt | None = None
+    # The stored placement; None on this machine, or before the first report.
+    placement: PlacementView | None = None
+    # When the reports of a remote executor were last read.
+    reports_read_at: float = -math.inf
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its command is not known to have ended."""
+        return isinstance(self.phase, Starting | Running)
