@@ -121,9 +121,14 @@ class Janitor:
         self._thread.start()
 
     def call(self) -> None:
-        """Let the thread look for work: once a second, and when a run was removed. Raises its `failure`."""
+        """Let the thread look for work, once a second. Raises its `failure`."""
         if self.failure is not None:
             raise self.failure
+        self._is_called.set()
+
+    def note_removal(self) -> None:
+        """Let the thread delete the lines of a run that was removed."""
+        self.has_lines = True
         self._is_called.set()
 
     def stop(self) -> None:

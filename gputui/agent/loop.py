@@ -24,8 +24,8 @@ from typing import Any
 from msgspec import Struct
 
 from gputui.agent.commands import dispatch
-from gputui.agent.commands.dispatch import Doorbell
 from gputui.agent.context import AgentContext
+from gputui.agent.doorbell import Doorbell
 from gputui.agent.error_barrier import roll_back
 from gputui.agent.health.alerting import Alerting
 from gputui.agent.housekeeping import Housekeeping, note_predecessor
@@ -260,8 +260,6 @@ class Agent:
             due["commands"] = now + seconds
             if parts.do("commands", partial(dispatch.answer_all, self.supervisor)):
                 self._needed_at = now
-                # A run may have been removed.
-                self.context.janitor.call()
         self.supervisor.advance()
         if soon >= due["housekeeping"] and self.context.turn.postpones("housekeeping"):
             due["housekeeping"] = now

@@ -198,17 +198,6 @@ def send_signal(identity: ProcessIdentity, number: int) -> bool:
     return True
 
 
-def is_being_killed(identity: ProcessIdentity) -> bool:
-    """Whether a SIGKILL is pending for this process, which is stuck in the kernel and will never
-    run its program again (proc_pid_status(5), SigPnd and ShdPnd)."""
-    try:
-        lines = Path(f"/proc/{identity.pid}/status").read_text("utf-8", "replace").splitlines()
-    except OSError:
-        return False
-    pending = [int(line.split()[1], 16) for line in lines if line.startswith(("SigPnd:", "ShdPnd:"))]
-    return is_alive(identity) and any(signals >> (signal.SIGKILL - 1) & 1 for signals in pending)
-
-
 def private_bytes(pid: int) -> int | None:
     """Unshared resident memory of a process, None if unknown."""
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from gputui.agent.commands.dispatch import Doorbell
+from gputui.agent.doorbell import Doorbell
 
 
 def test_a_touch_of_the_doorbell_is_heard_each_time(tmp_path: Path) -> None:

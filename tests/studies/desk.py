@@ -14,7 +14,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from gputui.agent.commands import dispatch
-from gputui.agent.commands.handlers import RefusedError
+from gputui.agent.commands.request import RefusedError
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.core.config import Workspace
@@ -115,7 +115,7 @@ class Desk:
                 self.connection, self.workspace, wake=lambda: None, now=lambda: self.wall, monotonic=lambda: self.wall
             )
             try:
-                dispatch.HANDLERS[verb](Supervisor(context, selector), command)
+                dispatch.carry_out(Supervisor(context, selector), command)
             except RefusedError:
                 commands.give_answer(self.connection, command_id, "refused", now=self.wall)
                 raise

@@ -10,7 +10,7 @@ from contextlib import closing
 import pytest
 from msgspec.structs import replace
 
-from gputui.agent.commands.handlers import RefusedError
+from gputui.agent.commands.request import RefusedError
 from gputui.core.config import Workspace
 from gputui.runs.spec import spec_of
 from gputui.store import commands

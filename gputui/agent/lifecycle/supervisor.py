@@ -11,7 +11,7 @@ import logging
 import math
 import selectors
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -263,8 +263,10 @@ class Supervisor:
             following = run_files.next_phase(self.context.connection, spec, live.record)
             if following is not None:
                 why = f"phase {following.number} of {len(spec.phases)} begins"
-                intent = run_files.PHASE_INTENT
-                self.stop(run, intent=intent, actor="agent", at_once=False, reason=why)
+                with repository.transaction(self.context.connection):
+                    intent = run_files.PHASE_INTENT
+                    self.note_stop(run, intent=intent, actor="agent", at_once=False, reason=why)
+                self.signal_stop(run.run_id, at_once=False)
 
     def next_due(self) -> float:
         """Monotonic time of the next timed action; infinite if there is none."""
@@ -295,37 +297,27 @@ class Supervisor:
             or self.context.janitor.has_lines
         )
 
-    def stop(
-        self,
-        run: Run,
-        *,
-        intent: str,
-        actor: str,
-        at_once: bool,
-        reason: str | None = None,
-        note: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Ask a run to end; its end is noticed like any other. ``reason`` is given by a study;
-        ``note`` writes in the same transaction."""
+    def note_stop(self, run: Run, *, intent: str, actor: str, at_once: bool, reason: str | None = None) -> RunState:
+        """Store that a run is to end, in the caller's transaction; return its state then. `signal_stop`
+        follows, and the end is noticed like any other. ``reason`` is given by a study."""
         context, run_id, now = self.context, run.run_id, self.context.now()
+        connection = context.connection
+        if not run.state.has_attempt:
+            cause = reason or f"stopped by {actor}"
+            repository.move(connection, run, RunState.STOPPED, cause=cause, actor=actor, now=now)
+            repository.release_leases(connection, run_id)
+            context.note("stopped", cause, run_id)
+            return RunState.STOPPED
+        # An attempt that is not adopted yet is asked at its adoption.
+        repository.request_stop(connection, run_id, run.attempt, KILL if at_once else intent)
+        if run.state is not RunState.STOPPING:
+            repository.move(connection, run, RunState.STOPPING, cause=reason or intent, actor=actor, now=now)
+            context.note("stop_requested", f"{actor} asked it to stop", run_id, run.attempt)
+        return RunState.STOPPING
+
+    def signal_stop(self, run_id: str, *, at_once: bool) -> None:
+        """Ask the executor of a run to end it, if it has one."""
         live = self.attempts.get(run_id)
-        with repository.transaction(context.connection) as connection:
-            if not run.state.has_attempt:
-                cause = reason or f"stopped by {actor}"
-                target = RunState.STOPPED
-                repository.move(connection, run, target, cause=cause, actor=actor, now=now)
-                repository.release_leases(connection, run_id)
-                context.note("stopped", cause, run_id)
-            else:
-                # An attempt that is not adopted yet is asked at its adoption.
-                wanted = KILL if at_once else intent
-                repository.request_stop(connection, run_id, run.attempt, wanted)
-                if run.state is not RunState.STOPPING:
-                    cause, target = reason or intent, RunState.STOPPING
-                    repository.move(connection, run, target, cause=cause, actor=actor, now=now)
-                    text = f"{actor} asked it to stop"
-                    context.note("stop_requested", text, run_id, run.attempt)
-            note()
         if live is not None:
             live.executor.ask_to_end(at_once=at_once)
             # An up-to-date ledger shows what the stop would lose.

@@ -12,11 +12,12 @@ import time
 import zipfile
 from contextlib import closing
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from msgspec.structs import replace
 
-from gputui.agent.commands import dispatch
+from gputui.agent.commands import dispatch, runs
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.core.config import Workspace
@@ -84,12 +85,11 @@ def test_memory_that_no_gpu_has_is_refused_at_once(supervisor: Supervisor, neede
     assert answer.state == state and (answer.reason is None or "40 GiB" in answer.reason)
 
 
-@pytest.mark.parametrize("place", ["enter_run", "give_answer"])
+@pytest.mark.parametrize("owner, place", [(repository, "insert_run"), (commands, "give_answer")])
 def test_an_agent_killed_around_the_answer_launches_one_run(
-    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch, place: str
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch, owner: ModuleType, place: str
 ) -> None:
     command_id = launch(supervisor)
-    owner = dispatch if place == "enter_run" else commands
     original = getattr(owner, place)
 
     def then_die(*args: object, **options: object) -> None:
@@ -185,13 +185,13 @@ def test_a_resume_looks_for_its_checkpoint_without_holding_up_the_loop(
 ) -> None:
     command_id = resumable(supervisor)
     may_end = threading.Event()
-    for_person = dispatch.for_person
+    for_person = runs.for_person
 
     def slow(search: CheckpointSearch, path: Path | None) -> CheckpointChoice:
         may_end.wait(60)
         return for_person(search, path)
 
-    monkeypatch.setattr(dispatch, "for_person", slow)
+    monkeypatch.setattr(runs, "for_person", slow)
     assert dispatch.answer_all(supervisor) == 0 and supervisor.is_busy()
     assert dispatch.answer_all(supervisor) == 0
     assert commands.answer(supervisor.context.connection, command_id) is None

@@ -1,0 +1,131 @@
+"""Commands about the queue, GPUs and alerts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gputui.agent.commands.request import RefusedError, Request, Result
+from gputui.core import units
+from gputui.recovery.watch.engine import MAX_SECONDS
+from gputui.recovery.watch.rules import RULES
+from gputui.store import alerts, queue
+from gputui.store.alerts import ANY_SUBJECT, AlertView
+from gputui.store.hardware import clear
+from gputui.store.run_states import RunState
+from gputui.store.runs import Run, queued_runs
+
+
+def clear_gpu(request: Request) -> Result:
+    """End the quarantine of a GPU."""
+    uuid = str(request.args.get("uuid") or "")
+    if not clear(request.connection, uuid):
+        raise RefusedError(f"{uuid} is not in quarantine; gputui gpus shows those that are")
+    request.context.note("gpu_cleared", f"{uuid} was cleared by {request.actor}", key=uuid)
+    return {"uuid": uuid}
+
+
+def pause_queue(request: Request) -> Result:
+    """Start no new runs until the queue is resumed; running and recovering runs continue."""
+    context, actor = request.context, request.actor
+    if queue.pause(request.connection) is None:
+        queue.set_pause(request.connection, actor=actor, now=context.now())
+        context.note("queue_paused", f"the queue was paused by {actor}", severity="warning")
+    return {"paused": True}
+
+
+def resume_queue(request: Request) -> Result:
+    if queue.pause(request.connection) is not None:
+        queue.clear_pause(request.connection)
+        request.context.note("queue_resumed", f"the queue was resumed by {request.actor}")
+    return {"paused": False}
+
+
+def move_in_queue(request: Request) -> Result:
+    """Set a run's ``priority``, or move it to the ``first`` or ``last`` place of the queue, or one
+    place ``up`` or ``down``, which may raise the priority of other runs."""
+    target = request.run()
+    if target.state not in (RunState.QUEUED, RunState.RECOVERING):
+        why = "only a run that waits has a place in the queue"
+        raise RefusedError(f"{target.run_id} is {target.state}; {why}")
+    priorities = _new_priorities(request, target)
+    for run_id, new in priorities.items():
+        queue.set_priority(request.connection, run_id, new)
+        request.context.note("priority_set", f"{request.actor} gave it priority {new}", run_id)
+    places = {entry.run_id: entry.position for entry in queue.entries(request.connection)}
+    return {
+        "id": target.run_id,
+        "state": target.state,
+        "priority": priorities.get(target.run_id, target.priority),
+        "position": places.get(target.run_id),
+    }
+
+
+def _new_priorities(request: Request, target: Run) -> dict[str, int]:
+    """The new priorities by run. Raises RefusedError."""
+    place, priority = request.args.get("place"), request.args.get("priority")
+    if place in ("up", "down"):
+        if target.state is not RunState.QUEUED:
+            why = "it continues by itself and is not in the queue"
+            raise RefusedError(f"{target.run_id} is {target.state}; {why}")
+        return queue.moved(queue.entries(request.connection), target.run_id, -1 if place == "up" else 1)
+    others = [run.priority for run in queued_runs(request.connection) if run.run_id != target.run_id]
+    if place == "first":
+        priority = max([target.priority, *(other + 1 for other in others)])
+    elif place == "last":
+        priority = min([target.priority, *(other - 1 for other in others)])
+    if isinstance(priority, bool) or not isinstance(priority, int):
+        raise RefusedError("say where to: --first, --last or --priority N")
+    return {target.run_id: priority}
+
+
+def acknowledge(request: Request) -> Result:
+    """Acknowledge the alerts of ``ids``, or all active ones."""
+    now, ids, actor = request.context.now(), request.args.get("ids"), request.actor
+    if ids is None:
+        lasting = alerts.lasting(request.connection)
+        wanted = [alert for alert in lasting if alert.acknowledged_at is None]
+    elif isinstance(ids, list):
+        wanted = [_alert(request, alert_id) for alert_id in ids]
+    else:
+        raise RefusedError("say which alerts, by their numbers")
+    if not wanted:
+        return {"ids": [], "text": "no alert is unacknowledged"}
+    for alert in wanted:
+        alerts.acknowledge(request.connection, alert.alert_id, now=now, actor=actor)
+    subject = wanted[0].sentence if len(wanted) == 1 else f"{len(wanted)} alerts"
+    runs = {alert.run_id for alert in wanted}
+    run_id = wanted[0].run_id if len(runs) == 1 else None
+    request.context.note("alert_acknowledged", f"{actor} acknowledged {subject}", run_id, subject="alert")
+    return {"ids": [alert.alert_id for alert in wanted], "text": f"acknowledged: {subject}"}
+
+
+def silence(request: Request) -> Result:
+    """Silence a rule for ``seconds``: for the subject of the alert ``id``, or with ``rule`` for all
+    subjects. 0 ends a silence."""
+    seconds: Any = request.args.get("seconds")
+    rule: Any = request.args.get("rule")
+    is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if not is_number or not 0 <= seconds <= MAX_SECONDS:
+        raise RefusedError("say for how long: seconds from 0 to 30 days")
+    if rule is None:
+        alert = _alert(request, request.args.get("id"))
+        kind, subject_id, whose = alert.subject_kind, alert.subject_id, f"for {alert.subject_name}"
+        rule = alert.rule
+    elif rule in RULES:
+        kind, subject_id, whose = RULES[rule].subject, ANY_SUBJECT, "everywhere"
+    else:
+        raise RefusedError(f"there is no rule {rule!r}; gputui alerts rules lists them")
+    title, actor = RULES[rule].title, request.actor
+    does = f"silenced for {units.duration(seconds)}" if seconds else "no longer silenced"
+    text, until = f"{title} {whose} is {does}", request.context.now() + seconds
+    count = alerts.silence(request.connection, rule, kind, subject_id, until=until, actor=actor)
+    request.context.note("alert_silenced", f"{text} by {actor}", key=rule, subject="alert")
+    return {"rule": rule, "subject": kind, "subject_id": subject_id, "silenced": count, "text": text}
+
+
+def _alert(request: Request, alert_id: Any) -> AlertView:
+    is_number = isinstance(alert_id, int) and not isinstance(alert_id, bool)
+    alert = alerts.one(request.connection, alert_id) if is_number else None
+    if alert is None:
+        raise RefusedError(f"there is no alert {alert_id}; gputui alerts lists them")
+    return alert

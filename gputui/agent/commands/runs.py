@@ -1,0 +1,311 @@
+"""Commands about runs: launch, stop, restart, resume, remove, label."""
+
+from __future__ import annotations
+
+import shutil
+from functools import partial
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from gputui.agent import housekeeping
+from gputui.agent.commands.request import RefusedError, Request, Result, UnansweredError
+from gputui.agent.lifecycle.checkpoint_survey import attempts_to_resume, search_now, write_ledger
+from gputui.agent.lifecycle.run_files import attempt_dir, attempt_numbers, open_metrics
+from gputui.core.config import PRIVATE_DIR_MODE
+from gputui.core.redaction import REDACTED, redact_params, redact_text
+from gputui.core.text import clean
+from gputui.core.units import bytes_text
+from gputui.recovery.checkpoints.search import (
+    CheckpointChoice,
+    CheckpointSearch,
+    NotUsableError,
+    for_person,
+    passed_over,
+)
+from gputui.runs import repository
+from gputui.runs.command import checkpoint_directory
+from gputui.runs.identity import is_held
+from gputui.runs.labels import LabelError, checked_labels, checked_tag, store_labels, write_labels
+from gputui.runs.redaction import redact_spec
+from gputui.runs.spec import RunSpec, Scalar, SpecError, spec_of
+from gputui.runs.submission import SPEC_FILE, read_ticket
+from gputui.store import alerts, commands
+from gputui.store.run_states import RunState
+from gputui.store.runs import Run, get_run
+from gputui.studies.rows import adopt_run, keep_cost
+
+# Hundreds of gigabytes of checkpoints are read in minutes; a file system that hangs never answers.
+SEARCH_SECONDS = 900.0
+COMMAND_CHARACTERS = 200
+
+
+def launch(request: Request) -> Result:
+    """Queue a new run."""
+    context, connection = request.context, request.connection
+    try:
+        ticket, spec = read_ticket(context.workspace, str(request.args.get("ticket") or ""))
+    except SpecError as error:
+        raise RefusedError(str(error)) from error
+    refuse_impossible_gpus(request, spec)
+    name = repository.fitting_name(str(request.args.get("name") or spec.name))
+    request.refuse_id_as_name(name)
+    try:
+        folders = {entry.name for entry in context.workspace.runs.iterdir()}
+        run_id, sequence = repository.next_run_id(connection, name, folders)
+        folder = context.workspace.run_dir(run_id)
+        folder.mkdir(mode=PRIVATE_DIR_MODE)
+        request.undo.callback(shutil.rmtree, folder)
+        (folder / SPEC_FILE).hardlink_to(ticket)
+    except OSError as error:
+        raise RefusedError(f"cannot make the run's folder: {error}; free some disk space") from error
+    repository.insert_run(
+        connection,
+        run_id=run_id,
+        sequence=sequence,
+        name=name,
+        spec=redact_spec(spec),
+        params=redact_params(spec.params),
+        now=context.now(),
+        actor=request.actor,
+    )
+    study_id, number = spec.study_id, request.command.command_id
+    if study_id is not None and not adopt_run(connection, study_id, spec.trial or 0, number, run_id):
+        raise RefusedError(f"the study {study_id} does not want this trial any more")
+    open_metrics(context.ingest, run_id, spec, folder)
+    context.note("launched", f"launched by {request.actor}", run_id)
+    request.afterwards.append(partial(ticket.unlink, missing_ok=True))
+    return {"id": run_id, "state": RunState.QUEUED}
+
+
+def refuse_impossible_gpus(request: Request, spec: RunSpec) -> None:
+    """Refuse a request for GPUs that this machine can never satisfy. Raises RefusedError."""
+    named, needed = spec.gpus.uuids, spec.gpus.memory_bytes or 0
+    wanted, inventory = len(named) or spec.gpus.count, request.context.recorder.inventory
+    is_here = request.context.executors.of(spec.target).places_gpus
+    if not wanted or inventory is None or not is_here:
+        return
+    gpus = [gpu for gpu in inventory.gpus if not named or gpu.uuid in named]
+    large = [gpu for gpu in gpus if (gpu.memory_total_bytes or needed) >= needed]
+    if wanted > len(large):
+        asked = f"{wanted} GPU{'s' if wanted > 1 else ''}"
+        asked += f" with {bytes_text(needed)}" if needed else ""
+        have = inventory.problem or f"this machine has {len(large)} such; gputui gpus lists all"
+        raise RefusedError(f"the run asks for {asked}: {have}; choose with --gpus")
+
+
+def stop(request: Request) -> Result:
+    """Stop a run: gracefully, or at once with ``now``. A study gives its ``reason``."""
+    target = request.run()
+    if target.state.is_over:
+        raise RefusedError(f"{target.run_id} is {target.state} already")
+    at_once = bool(request.args.get("now"))
+    return end_run(request, target, "stop", at_once=at_once, reason=request.args.get("reason"))
+
+
+def end_run(request: Request, target: Run, intent: str, *, at_once: bool, reason: str | None = None) -> Result:
+    """Ask a run to end; it is signalled once that is stored."""
+    supervisor, run_id = request.supervisor, target.run_id
+    state = supervisor.note_stop(target, intent=intent, actor=request.actor, at_once=at_once, reason=reason)
+    request.afterwards.append(partial(supervisor.signal_stop, run_id, at_once=at_once))
+    return {"id": run_id, "state": state}
+
+
+def restart(request: Request) -> Result:
+    """Restart a run from scratch with the parameters as launched; an active run is stopped
+    first."""
+    target = request.run()
+    if target.state.has_attempt:
+        return end_run(request, target, "restart", at_once=False)
+    if target.state.is_over:
+        return requeue(request, target, dict(spec_of(target).params), None)
+    why = "will start by itself; gputui stop ends that"
+    raise RefusedError(f"{target.run_id} is {target.state} and {why}")
+
+
+def resume(request: Request) -> Result:
+    """Resume a run from its newest valid checkpoint, or from the one in ``from``, with parameters
+    changed by ``set``."""
+    context, target = request.context, request.run()
+    run_id, named = target.run_id, request.args.get("from")
+    if not target.state.is_over:
+        raise RefusedError(f"{run_id} is {target.state}; only an ended run can be resumed")
+    folder = checkpoint_directory(spec_of(target), context.workspace.run_dir(run_id))
+    if spec_of(target).checkpoints is None or folder is None:
+        why = "has no checkpoints in its profile; gputui restart begins it again"
+        raise RefusedError(f"{run_id} {why}")
+    params = {**target.params, **_changed_params(request, target)}
+    search = search_now(context, target)
+    if search is None:
+        # Only its target sees the checkpoints and chooses at the start, unless one is named.
+        anew = replace(target, resume_from=None)
+        if named is None and not attempts_to_resume(context.connection, context.workspace, anew):
+            text = f"no attempt of {run_id} has begun; gputui restart begins it"
+            raise RefusedError(text, commands.NO_CHECKPOINT)
+        return requeue(request, target, params, None if named is None else str(named))
+    path = None if named is None else Path(str(named))
+    name = f"command {request.command.command_id}: reading checkpoints of {run_id}"
+    job = context.jobs.ask(name, partial(_searched, search, path), deadline_seconds=SEARCH_SECONDS)
+    if job is None:
+        raise UnansweredError
+    try:
+        search, choice = job.result()
+    except NotUsableError as error:
+        kind = None if error.may_pass else commands.NO_CHECKPOINT
+        raise RefusedError(str(error), kind) from error
+    except OSError as error:
+        why = f"{error.strerror or error}; see whether its file system answers"
+        raise RefusedError(f"{folder}: {why}") from error
+    if not choice.usable:
+        kind = commands.NO_CHECKPOINT if choice.unreadable is None else None
+        raise RefusedError(none_usable(run_id, folder, choice), kind)
+    return requeue(request, target, params, str(choice.usable[0].path), (search, choice))
+
+
+def _changed_params(request: Request, target: Run) -> dict[str, Scalar]:
+    """The parameters that a resume changes. Raises RefusedError."""
+    changes = request.args.get("set") or {}
+    unknown = [name for name in changes if name not in target.params]
+    if unknown:
+        known = ", ".join(target.params)
+        raise RefusedError(f"{target.run_id} has no parameter {unknown[0]!r}; it has {known}")
+    values = [str(value) for value in changes.values()]
+    if redact_params(changes) != changes or any(REDACTED in value for value in values):
+        why = "a secret is not stored, so that a resume cannot change it; launch the run again"
+        raise RefusedError(why)
+    return dict(changes)
+
+
+def _searched(search: CheckpointSearch, path: Path | None) -> tuple[CheckpointSearch, CheckpointChoice]:
+    return search, for_person(search, path)
+
+
+def none_usable(run_id: str, folder: Path, choice: CheckpointChoice) -> str:
+    """Why a run cannot be resumed, and what to do instead."""
+    again = f"gputui restart {run_id} begins it again"
+    if choice.unreadable is not None:
+        return f"the checkpoints of {run_id} cannot be read now: {choice.unreadable}; {again}"
+    why = f" ({skips})" if (skips := passed_over(choice.refused)) else ""
+    named = f"gputui resume {run_id} --from PATH resumes from one that you choose"
+    return f"no valid checkpoint of this training in {folder}{why}; {named}, {again}"
+
+
+def requeue(
+    request: Request,
+    target: Run,
+    params: dict[str, Scalar],
+    resume_from: str | None,
+    found: tuple[CheckpointSearch, CheckpointChoice] | None = None,
+) -> Result:
+    """Queue a run that is over. ``found`` is the ledger that contains ``resume_from``; a run that
+    is resumed without it continues from the checkpoint that its target finds."""
+    connection, run_id, verb = request.connection, target.run_id, request.command.verb
+    actor, skips, step = request.actor, "", None
+    if found is not None:
+        search, choice = found
+        write_ledger(connection, search, choice.rows)
+        skips, step = passed_over(choice.refused), choice.usable[0].step
+    repository.set_next_attempt(connection, run_id, params=params, resume_from=resume_from, not_before=None)
+    repository.drop_next_attempt(connection, run_id)
+    where = "the newest valid checkpoint on its target"
+    if verb != commands.RESUME:
+        where = "the start"
+        # A resumed run keeps its reduced number of GPUs: its parameters were adapted to it.
+        repository.set_gpu_count(connection, run_id, None)
+    if resume_from is not None:
+        where = Path(resume_from).name
+    repository.move(connection, target, RunState.QUEUED, cause=verb, actor=actor, now=request.context.now())
+    text = f"{verb} by {actor} from {where}{f'; {skips}' if skips else ''}"
+    request.context.note("requeued", text, run_id, key=verb)
+    return {
+        "id": run_id,
+        "state": RunState.QUEUED,
+        "resume_from": resume_from,
+        "resume_step": step,
+        "passed_over": skips or None,
+    }
+
+
+def remove(request: Request) -> Result:
+    """Remove a run that is over. It disappears at once; its data are deleted in the background."""
+    context, target = request.context, request.run()
+    run_id, folder = target.run_id, context.workspace.run_dir(target.run_id)
+    if not target.state.is_over:
+        raise RefusedError(f"{run_id} is {target.state}; stop it first")
+    for number in attempt_numbers(folder):
+        # The database may be older than the folder: it was restored from a backup.
+        if is_held(attempt_dir(context.workspace, run_id, number) / "attempt.lock"):
+            why = "is alive, which the database does not know; gputui agent stop, and the next agent adopts it"
+            raise RefusedError(f"attempt {number} of {run_id} {why}")
+    if any(entry.run_id == run_id for entry in request.supervisor.release.entries):
+        why = "has just ended and its GPUs' memory is not back yet; try again soon"
+        raise RefusedError(f"{run_id} {why}")
+    try:
+        moved = housekeeping.move_to_removed(context.workspace, run_id)
+    except OSError as error:
+        raise RefusedError(f"cannot remove {folder}: {error}") from error
+    if moved is not None:
+        request.undo.callback(moved.rename, folder)
+        request.afterwards.append(partial(housekeeping.delete_folder, context, moved))
+    repository.release_leases(request.connection, run_id)
+    keep_cost(request.connection, run_id)
+    request.connection.execute("DELETE FROM runs WHERE run_id = ?", (run_id,))
+    request.connection.execute("DELETE FROM events WHERE run_id = ?", (run_id,))
+    alerts.forget_run(request.connection, run_id)
+    request.afterwards.append(partial(context.ingest.forget, run_id))
+    request.afterwards.append(context.janitor.note_removal)
+    return {"id": run_id, "state": "removed"}
+
+
+def label(request: Request) -> Result:
+    """Set ``name``, ``note`` or ``tags`` (all of them), or ``add`` and ``remove`` tags."""
+    args, target = request.args, request.run()
+    note = target.note or ""
+    try:
+        removed = {checked_tag(str(tag)) for tag in args.get("remove") or ()}
+        given = [*args.get("tags", target.tags), *(args.get("add") or ())]
+        tags = {str(tag) for tag in given if str(tag).removeprefix("#") not in removed}
+        name, text = str(args.get("name", target.name)), str(args.get("note", note) or "")
+        labels = checked_labels(name, sorted(tags), text)
+    except LabelError as error:
+        raise RefusedError(str(error)) from error
+    if labels.name not in (target.name, target.run_id):
+        request.refuse_id_as_name(labels.name)
+    tagged = " ".join(f"#{tag}" for tag in labels.tags)
+    events = [
+        ("name", labels.name != target.name, f"renamed it from {target.name} to {labels.name}"),
+        ("tags", labels.tags != target.tags, f"tagged it {tagged}" if tagged else "untagged it"),
+        ("note", labels.note != note, f"noted: {text}" if text else "removed its note"),
+    ]
+    store_labels(request.connection, target.run_id, labels)
+    for key, is_changed, message in events:
+        if is_changed:
+            request.context.note("labelled", f"{request.actor} {message}", target.run_id, key=key)
+    try:
+        write_labels(request.context.workspace.run_dir(target.run_id), labels)
+    except OSError as error:
+        raise RefusedError(f"cannot write the labels of {target.run_id}: {error}") from error
+    return {"id": target.run_id, "state": target.state, **labels._asdict(), "note": labels.note or None}
+
+
+def orphans_ended(request: Request) -> Result:
+    """Add an event for each process that ``gputui orphans --kill`` killed or could not kill."""
+    processes = request.args.get("processes")
+    if not isinstance(processes, list) or not all(isinstance(each, dict) for each in processes):
+        raise RefusedError("the command does not name the processes that were ended")
+    for process in processes:
+        run_id, pid = str(process.get("run_id")), str(process.get("pid"))
+        is_known = get_run(request.connection, run_id) is not None
+        words = clean(redact_text(str(process.get("command", "")))[:COMMAND_CHARACTERS])
+        what = f"orphan {pid} of {run_id} ({words})"
+        was_killed = bool(process.get("killed"))
+        text = f"{request.actor} could not end {what}; not even by SIGKILL"
+        request.context.note(
+            "orphan_killed" if was_killed else "orphan_unkillable",
+            f"{request.actor} ended {what}" if was_killed else text,
+            run_id if is_known else None,
+            process.get("attempt") if is_known else None,
+            key=pid,
+            severity="info" if was_killed else "error",
+        )
+    return {"noted": len(processes)}

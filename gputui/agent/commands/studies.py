@@ -1,0 +1,201 @@
+"""Commands about studies and their trials."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from functools import partial
+from itertools import count
+
+import msgspec
+from msgspec.structs import replace
+
+from gputui.agent.commands.request import RefusedError, Request, Result
+from gputui.agent.commands.runs import end_run
+from gputui.core.config import PRIVATE_DIR_MODE
+from gputui.runs import repository
+from gputui.runs.spec import SpecError
+from gputui.runs.submission import read_ticket
+from gputui.store.runs import get_run
+from gputui.store.studies import StudyRecord, StudyState, TrialRecord, TrialState, Wish, get_study, read_trials
+from gputui.studies import rows
+from gputui.studies.analysis import best_trial
+from gputui.studies.spec import StudySpec, study_spec
+
+
+def begin(request: Request) -> Result:
+    """Begin a study. Like a run's, its private specification is a ticket."""
+    context, connection = request.context, request.connection
+    try:
+        ticket, _ = read_ticket(context.workspace, str(request.args.get("ticket") or ""))
+    except SpecError as error:
+        raise RefusedError(str(error)) from error
+    spec = msgspec.convert(request.args["spec"], StudySpec)
+    home, name = context.workspace.studies, repository.fitting_name(spec.name)
+    try:
+        home.mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
+        used_ids = {path.name for path in home.iterdir()}
+        used_ids |= {row[0] for row in connection.execute("SELECT study_id FROM studies")}
+        ids = (f"{name}-{number}" for number in count(1))
+        study_id = next(each for each in ids if each not in used_ids)
+        folder = home / study_id
+        folder.mkdir(mode=PRIVATE_DIR_MODE)
+        request.undo.callback(shutil.rmtree, folder)
+        (folder / rows.SPEC_FILE).hardlink_to(ticket)
+    except OSError as error:
+        text = f"cannot make the study's folder: {error}; free some disk space"
+        raise RefusedError(text) from error
+    source = str(request.args.get("source") or "")
+    rows.begin_study(connection, study_id, spec, source=source, now=context.now(), actor=request.actor)
+    request.afterwards.append(partial(ticket.unlink, missing_ok=True))
+    return {"id": study_id, "state": StudyState.RUNNING}
+
+
+def pause(request: Request) -> Result:
+    """Begin no more trials; running ones continue."""
+    study = _find_study(request)
+    if study.state not in (StudyState.RUNNING, StudyState.PAUSED):
+        raise RefusedError(f"{study.study_id} is {study.state}")
+    return _moved(request, study, StudyState.PAUSED, "paused")
+
+
+def resume(request: Request) -> Result:
+    """Resume a paused or stopped study with the trials that were stopped with it; failed launches
+    are repeated."""
+    study = _find_open(request)
+    study_id = study.study_id
+    if study.state.is_over and study.state is not StudyState.STOPPED:
+        raise RefusedError(f"{study_id} is {study.state}; gputui study extend gives it more")
+    if study.state is StudyState.STOPPED:
+        rows.enqueue_stopped(request.connection, study_id)
+    request.connection.execute(
+        "UPDATE trials SET starts = 0 WHERE study_id = ? AND state = 'launching' AND run_id IS NULL", (study_id,)
+    )
+    return _moved(request, study, StudyState.RUNNING, "resumed")
+
+
+def stop(request: Request) -> Result:
+    """Stop all trials and the study."""
+    study = _find_study(request)
+    if study.state.is_over:
+        raise RefusedError(f"{study.study_id} is {study.state} already")
+    return _moved(request, study, StudyState.STOPPING, "stopped")
+
+
+def extend(request: Request) -> Result:
+    """Add to the budget of a study; one that is over continues."""
+    study = _find_open(request)
+    spec = study_spec(study)
+    budget = spec.budget
+    for name in ("trials", "gpu_hours", "wall_seconds"):
+        addition = request.args.get(name)
+        if addition is None:
+            continue
+        if getattr(budget, name) is None:
+            raise RefusedError(f"{study.study_id} has no limit of {name}")
+        budget = replace(budget, **{name: getattr(budget, name) + addition})
+    extended = replace(spec, budget=budget).to_json()
+    values = (json.dumps(extended), study.study_id)
+    request.connection.execute("UPDATE studies SET spec = ? WHERE study_id = ?", values)
+    return {**_reopened(request, study, "extended"), "budget": dict(extended["budget"])}
+
+
+def enqueue_trial(request: Request) -> Result:
+    """Add a trial by hand, which runs next. Parameters that are not given are those of the best
+    trial."""
+    study = _find_open(request)
+    study_id, spec = study.study_id, study_spec(study)
+    if spec.pbt is not None:
+        raise RefusedError(f"{study_id} trains a population, whose members all begin together")
+    changes = request.args.get("set") or {}
+    unknown = [name for name in changes if name not in spec.tuned]
+    if unknown:
+        tuned = ", ".join(spec.tuned)
+        raise RefusedError(f"{unknown[0]} is not tuned; {study_id} tunes {tuned}")
+    best = best_trial(read_trials(request.connection, study_id), spec.objectives)
+    params = {**({} if best is None else best.params), **changes}
+    for dimension in spec.space:
+        name = dimension.name
+        if name not in params:
+            raise RefusedError(f"{name} needs a value: there is no best trial to copy it from")
+        if not dimension.holds(params[name]):
+            raise RefusedError(f"{name}: {params[name]!r} is outside of the study's space")
+    number = rows.next_number(request.connection, study_id)
+    now, state, origin = request.context.now(), TrialState.ENQUEUED, "enqueued"
+    rows.insert_trial(request.connection, study_id, number, params, state=state, origin=origin, now=now)
+    _reopened(request, study, "a point was added")
+    text = f"trial {number} of {study_id} was added"
+    return {"id": study_id, "trial": number, "params": params, "text": text}
+
+
+def prune_trial(request: Request) -> Result:
+    """Cut a running trial short now, as a pruner does."""
+    study, trial = _trial_to_change(request)
+    study_id, number, reason = study.study_id, trial.number, f"pruned by {request.actor}"
+    run = get_run(request.connection, trial.run_id or "")
+    if run is None or run.state.is_over or trial.state is not TrialState.RUNNING:
+        raise RefusedError(f"trial {number} is {trial.state}; only one that runs can be cut short")
+    end_run(request, run, "stop", at_once=True, reason=reason)
+    rows.set_wish(request.connection, study_id, number, "prune")
+    rows.cut_short(request.connection, study_id, number, reason)
+    text = f"trial {number} of {study_id} is cut short"
+    return {"id": study_id, "trial": number, "state": TrialState.PRUNING, "text": text}
+
+
+def keep_trial(request: Request) -> Result:
+    """Never cut a trial short, or with ``keep`` false leave it to the pruner again."""
+    study, trial = _trial_to_change(request)
+    study_id, number = study.study_id, trial.number
+    if study_spec(study).pruner.kind == "none":
+        raise RefusedError(f"{study_id} cuts no trial short; its pruner is none")
+    if trial.state not in (TrialState.ENQUEUED, TrialState.LAUNCHING, TrialState.RUNNING):
+        again = "gputui study enqueue runs its point again"
+        raise RefusedError(f"trial {number} is {trial.state}; {again}")
+    wish: Wish | None = "keep" if request.args.get("keep", True) else None
+    rows.set_wish(request.connection, study_id, number, wish)
+    what = "is left to the pruner" if wish is None else "runs to its end"
+    text = f"trial {number} of {study_id} {what}"
+    return {"id": study_id, "trial": number, "wish": wish, "text": text}
+
+
+def _find_study(request: Request) -> StudyRecord:
+    wanted = str(request.args.get("study") or "")
+    study = get_study(request.connection, wanted)
+    if study is None:
+        raise RefusedError(f"no study {wanted!r}; gputui studies lists them")
+    return study
+
+
+def _find_open(request: Request) -> StudyRecord:
+    """The study, unless it is about to stop."""
+    study = _find_study(request)
+    if study.state is StudyState.STOPPING:
+        raise RefusedError(f"{study.study_id} is stopping; wait until it is stopped")
+    return study
+
+
+def _trial_to_change(request: Request) -> tuple[StudyRecord, TrialRecord]:
+    """The trial that the command names. Raises RefusedError if there is none, and for members of a
+    population."""
+    study, number = _find_study(request), request.args.get("trial")
+    if study_spec(study).pbt is not None:
+        text = f"{study.study_id} trains a population, whose members are not pruned"
+        raise RefusedError(text)
+    for trial in read_trials(request.connection, study.study_id):
+        if trial.number == number:
+            return study, trial
+    raise RefusedError(f"{study.study_id} has no trial {number}")
+
+
+def _reopened(request: Request, study: StudyRecord, does: str) -> Result:
+    """Continue a study that is over."""
+    target = StudyState.RUNNING if study.state.is_over else study.state
+    return _moved(request, study, target, does)
+
+
+def _moved(request: Request, study: StudyRecord, target: StudyState, does: str) -> Result:
+    """Move a study to a state, unless it is there."""
+    if study.state is not target:
+        actor, now = request.actor, request.context.now()
+        rows.move_study(request.connection, study, target, cause=f"{does} by {actor}", actor=actor, now=now)
+    return {"id": study.study_id, "state": target}
