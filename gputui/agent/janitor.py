@@ -38,9 +38,6 @@ EXPIRE_SECONDS = 3600.0
 FAILED_SECONDS = 20.0
 STOP_SECONDS = 2.0
 BUSY_MILLISECONDS = 20
-# How long the wall clock must run evenly before it decides the age of samples.
-TRUST_SECONDS = 3600.0
-JUMP_SECONDS = 60.0
 # With less free disk space, the write-ahead log must not grow: recording needs the rest.
 ROOM_BYTES = 8 << 20
 # 32 MiB, which new samples soon use again.
@@ -69,23 +66,6 @@ _EXPIRING = (
 )
 
 
-class ClockTrust:
-    """Detects jumps of the wall clock by comparison with the time since boot."""
-
-    def __init__(self) -> None:
-        self._offset: float | None = None
-        self._since = 0.0
-
-    def check(self, wall: float, boot: float) -> bool:
-        """Whether the wall clock (UTC unix seconds) has run evenly for TRUST_SECONDS; ``boot`` is seconds since boot,
-        which unlike the wall clock cannot be set."""
-        offset = wall - boot
-        if self._offset is None or abs(offset - self._offset) > JUMP_SECONDS:
-            self._since = boot
-        self._offset = offset
-        return boot - self._since >= TRUST_SECONDS
-
-
 @dataclass(slots=True)
 class Janitor:
     """The upkeep of one store. ``writing`` is held by whoever writes; ``now`` returns UTC unix seconds."""
@@ -94,7 +74,7 @@ class Janitor:
     recorder: Recorder
     interval_seconds: float
     now: Callable[[], float]
-    boot: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
+    monotonic: Callable[[], float] = time.monotonic
     writing: threading.Lock = field(default_factory=threading.Lock)
     retention: Retention = field(default_factory=Retention)
     failure: Exception | None = None
@@ -106,7 +86,6 @@ class Janitor:
     _thread: threading.Thread | None = None
     _is_called: threading.Event = field(default_factory=threading.Event)
     _is_stopping: threading.Event = field(default_factory=threading.Event)
-    _trust: ClockTrust = field(default_factory=ClockTrust)
     _due: dict[str, float] = field(default_factory=dict)
     _settings: tuple[int, int, int] | None = None
     _is_too_large: bool = False
@@ -194,9 +173,7 @@ class Janitor:
         self._move_log()
         if self._log_bytes() >= LONG_LOG_BYTES:
             return False
-        wall = self.now()
-        is_trusted = self._trust.check(wall, self.boot())
-        is_more = False
+        wall, is_more = self.now(), False
         # Spans are rolled up only when all their samples are stored. Deletion goes on: it may make room.
         if not self.recorder.is_waiting:
             is_more = Rollups(self.connection, self.interval_seconds, self.write).turn(wall)
@@ -205,12 +182,12 @@ class Janitor:
                     run_energy.settle(self.connection, wall)
         if self._is_due("pruning", PRUNE_SECONDS):
             self._read_settings()
-            if Pruning(self.connection, self.write).turn(self.retention, wall if is_trusted else None):
+            if Pruning(self.connection, self.write).turn(self.retention, wall):
                 is_more = True
                 del self._due["pruning"]
             else:
                 self._warn_if_too_large()
-        if is_trusted and self._is_due("expiry", EXPIRE_SECONDS) and self.expire(wall):
+        if self._is_due("expiry", EXPIRE_SECONDS) and self.expire(wall):
             is_more = True
             del self._due["expiry"]
         return self._delete_lines() or self._return_pages() or is_more
@@ -222,7 +199,7 @@ class Janitor:
             yield connection
 
     def _is_due(self, what: str, seconds: float) -> bool:
-        now = self.boot()
+        now = self.monotonic()
         if now < self._due.get(what, 0.0):
             return False
         self._due[what] = now + seconds

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import tempfile
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -45,24 +46,21 @@ def run_command(notice: NoticeTarget, message: Mapping[str, Any], seconds: float
     Raises OSError, or subprocess.SubprocessError if it fails or takes too long.
     """
     command = [*notice.command, str(message["text"])]
-    # Files in memory, because a pipe stays open while a background process holds it.
-    with os.fdopen(os.memfd_create("message"), "w+b") as text, os.fdopen(os.memfd_create("errors"), "w+b") as errors:
-        text.write(json.dumps(message).encode())
-        text.seek(0)
+    # A file, because a pipe stays open while a background process holds it.
+    with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
-            command, stdin=text, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True
         )
         try:
-            code = process.wait(seconds)
+            process.communicate(json.dumps(message).encode(), timeout=seconds)
         except BaseException:
             # Not reaped yet, so that its PID cannot be another's.
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             raise
-        if code:
-            size = os.fstat(errors.fileno()).st_size
-            tail = os.pread(errors.fileno(), STDERR_BYTES, max(0, size - STDERR_BYTES))
-            raise subprocess.CalledProcessError(code, command, stderr=tail)
+        if process.returncode:
+            errors.seek(0)
+            raise subprocess.CalledProcessError(process.returncode, command, stderr=errors.read()[-STDERR_BYTES:])
 
 
 def post(notice: NoticeTarget, message: Mapping[str, Any], seconds: float = WEBHOOK_SECONDS) -> None:

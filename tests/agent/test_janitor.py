@@ -173,17 +173,6 @@ def test_on_a_full_disk_recording_stops_and_begins_again(machine: Machine, caplo
     assert machine.rows("SELECT min(at) > ? FROM gpu_samples", START) == [(1,)]
 
 
-def test_a_clock_that_was_set_decides_nothing_for_an_hour(machine: Machine) -> None:
-    machine.record(5 * HOUR)
-    machine.janitor.retention = Retention(raw_seconds=2 * HOUR)
-    machine.now += 10 * DAY
-    machine.work()
-    assert machine.rows("SELECT min(at) FROM gpu_samples") == [(START,)]
-    machine.pass_time(HOUR)
-    machine.work()
-    assert machine.rows("SELECT min(at) > ? FROM gpu_samples", START + 2 * HOUR) == [(1,)]
-
-
 # --- beside the loop
 
 

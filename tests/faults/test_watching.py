@@ -19,7 +19,7 @@ def observed(machine: Machine) -> list[tuple[str, int | None, int]]:
     return [
         tuple(row)
         for row in machine.rows(
-            "SELECT kind, rank, ends FROM observations WHERE kind != 'no_group' ORDER BY observation_id"
+            "SELECT kind, rank, ends FROM observations ORDER BY observation_id"
         )
     ]  # type: ignore[misc]
 

@@ -1,12 +1,8 @@
-"""Evidence for people in the run's folder: of an incident, and the stacks of a hung attempt.
+"""The folder of an incident's evidence, for people.
 
-A job writes the incident folder after the decision. Nothing depends on it, so a full disk costs
-only the archive. Evidence is redacted when it is collected; here, secrets that are recognized by
-their form are redacted too.
-
-SIGABRT makes a process dump its stacks: gputui sets PYTHONFAULTHANDLER for every attempt, whose
-handler writes the stacks of all threads to standard error from C, even while Python waits in a
-collective, and then ends the process. The signal is sent only to processes that handle it.
+A job writes it after the decision. Nothing depends on it, so a full disk costs only the folder.
+Evidence is redacted when it is collected; here, secrets that are recognized by their form are
+redacted too.
 """
 
 from __future__ import annotations
@@ -14,48 +10,22 @@ from __future__ import annotations
 import csv
 import io
 import json
-import linecache
-import logging
 import os
-import resource
-import shutil
-import signal
-import sqlite3
-import subprocess
-import sys
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, suppress
-from dataclasses import dataclass, field
-from functools import partial
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 
-from gputui.agent.jobs import Jobs
-from gputui.core.config import PRIVATE_DIR_MODE, PRIVATE_FILE_MODE
-from gputui.core.redaction import Redactor, redact_params, redact_text
-from gputui.recovery.classify import Incident
+from gputui.agent.lifecycle.live_attempt import PostmortemResult, PostmortemTask
+from gputui.core.config import PRIVATE_DIR_MODE, PRIVATE_FILE_MODE, Workspace
+from gputui.core.redaction import redact_params, redact_text
 from gputui.recovery.decide import RecoveryPlan
-from gputui.recovery.evidence import Evidence
-from gputui.recovery.tracebacks import Stack, main_stacks
-from gputui.recovery.watch.silence import lagging_rank
-from gputui.runs.identity import ProcessIdentity, is_alive, is_stopped, read_stat, send_signal
-from gputui.runs.logs import rank_logs, tail_text
-from gputui.runs.process_readings import describe
-from gputui.runs.processes import AttemptProcess
-from gputui.runs.shim import catches
-from gputui.store.database import StoreError, open_reader
+from gputui.store.database import open_reader
 from gputui.store.json_shapes import iso
 from gputui.store.samples import WINDOW_COLUMNS, samples_between
 
-log = logging.getLogger(__name__)
-
-AROUND_SECONDS = 300.0
-KEEP_SECONDS = 600.0
+BEFORE_SECONDS = 300.0
 LOG_CHARACTERS = 64 * 1024
 ALL_LOGS_CHARACTERS = 4 * 1024 * 1024
 TEXT_CHARACTERS = 64 * 1024
@@ -67,24 +37,10 @@ Attempt {number} of {run} ended at {at}: {summary}.
 decision.json   what the incident was taken for, and what was decided
 evidence.json   what it was concluded from: exit status, error files, the driver and the kernel
 logs/           the end of every log
-gpus.csv        the run's GPUs from 5 minutes before the end to 5 minutes after it (if it had any)
+gpus.csv        the run's GPUs from 5 minutes before the end on (if it had any)
 
 `gputui explain {run}` tells the whole story; `gputui rm {run}` removes this folder with the run.
 """
-
-
-class IncidentArchive(Struct, frozen=True):
-    """Content of an incident folder. ``at`` is the end of the attempt (UTC unix seconds)."""
-
-    run_dir: Path
-    run_id: str
-    attempt: int
-    at: float
-    gpus: tuple[str, ...]
-    evidence: Evidence
-    incident: Incident
-    plan: RecoveryPlan
-    database: Path
 
 
 def incident_folder(run_dir: Path, attempt: int, kind: str | None = None) -> Path:
@@ -92,40 +48,21 @@ def incident_folder(run_dir: Path, attempt: int, kind: str | None = None) -> Pat
     return run_dir / "incidents" / (str(attempt) if kind is None else f"{attempt}-{kind}")
 
 
-def start_archiving(archive: IncidentArchive, jobs: Jobs) -> None:
-    """Write the folder in a job; GPU samples are completed AROUND_SECONDS later."""
-    name, work = f"keeping the evidence of {archive.run_id}", partial(_guarded, write, archive)
-    jobs.start(name, work, deadline_seconds=KEEP_SECONDS)
-    if archive.gpus:
-        later = threading.Timer(AROUND_SECONDS, _guarded, (write_gpus, archive))
-        later.daemon = True
-        later.start()
-
-
-def _guarded(work: Callable[[IncidentArchive], None], archive: IncidentArchive) -> None:
-    try:
-        work(archive)
-    except (OSError, StoreError, sqlite3.Error) as error:
-        words = "%s: the evidence of attempt %d is incomplete: %s"
-        log.warning(words, archive.run_id, archive.attempt, error)
-
-
-def write(archive: IncidentArchive) -> None:
-    """Write the folder. Raises OSError, StoreError or sqlite3.Error and leaves what was written
-    until then."""
-    folder = incident_folder(archive.run_dir, archive.attempt)
+def write(workspace: Workspace, task: PostmortemTask, findings: PostmortemResult, plan: RecoveryPlan) -> None:
+    """Write the folder of an attempt. Raises OSError, StoreError or sqlite3.Error and leaves what was
+    written until then."""
+    run_id, number, incident = task.attempt.run_id, task.attempt.number, findings.incident
+    folder = incident_folder(workspace.run_dir(run_id), number)
     # The run's own folder is not created: it is missing if the run was removed.
     for made in (folder.parent, folder, folder / "logs"):
         made.mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
-    summary, at = redact_text(archive.incident.summary), iso(archive.at)
-    readme = README.format(number=archive.attempt, run=archive.run_id, at=at, summary=summary)
-    write_text(folder / "README.txt", readme)
-    plan = archive.plan
+    summary, at = redact_text(incident.summary), iso(task.ended_at)
+    write_text(folder / "README.txt", README.format(number=number, run=run_id, at=at, summary=summary))
     decision = {
-        "run": archive.run_id,
-        "attempt": archive.attempt,
+        "run": run_id,
+        "attempt": number,
         "ended_at": at,
-        "incident": msgspec.to_builtins(archive.incident),
+        "incident": msgspec.to_builtins(incident),
         "decision": {
             "verdict": plan.verdict,
             "because": plan.because,
@@ -138,31 +75,25 @@ def write(archive: IncidentArchive) -> None:
             "delay_seconds": plan.delay_seconds,
         },
     }
-    found = archive.evidence.to_json()
+    found = findings.evidence.to_json()
     del found["tails"]
     for name, value in (("decision.json", decision), ("evidence.json", found)):
         text = json.dumps(_bounded(value), indent=2, ensure_ascii=False)
         write_text(folder / name, f"{text}\n")
-    write_gpus(archive)
     remaining = ALL_LOGS_CHARACTERS
-    for tail in archive.evidence.tails:
+    for tail in findings.evidence.tails:
         most = min(LOG_CHARACTERS, remaining)
         if most and (text := redact_text(tail.text[-most:])):
             who = "launcher" if tail.rank is None else f"rank{tail.rank}"
             write_text(folder / "logs" / f"{who}-{tail.stream}.txt", text)
             remaining = max(0, remaining - len(text))
-
-
-def write_gpus(archive: IncidentArchive) -> None:
-    """Write the GPU samples that exist by now. Raises as `write` does."""
-    if not archive.gpus:
-        return
-    since, until = archive.at - AROUND_SECONDS, archive.at + AROUND_SECONDS
-    with closing(open_reader(archive.database)) as connection:
-        rows = samples_between(connection, archive.gpus, since, until, GPU_ROWS)
-    text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerows([WINDOW_COLUMNS, *rows])
-    write_text(incident_folder(archive.run_dir, archive.attempt) / "gpus.csv", text.getvalue())
+    if task.attempt.gpus:
+        with closing(open_reader(workspace.database)) as connection:
+            since, until = task.ended_at - BEFORE_SECONDS, task.ended_at + BEFORE_SECONDS
+            rows = samples_between(connection, task.attempt.gpus, since, until, GPU_ROWS)
+        table = io.StringIO(newline="")
+        csv.writer(table, lineterminator="\n").writerows([WINDOW_COLUMNS, *rows])
+        write_text(folder / "gpus.csv", table.getvalue())
 
 
 def _bounded(value: Any) -> Any:
@@ -180,147 +111,3 @@ def write_text(path: Path, text: str) -> None:
     descriptor = os.open(path, flags, PRIVATE_FILE_MODE)
     with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
         file.write(text)
-
-
-PY_SPY_SECONDS = 5.0
-STACKS_SECONDS = 15.0
-# On a busy machine, a rank with many threads needs some seconds to write their stacks.
-ABORT_SECONDS = 10.0
-# One that waits inside the kernel does not stop.
-STOP_SECONDS = 1.0
-# More than is kept, because text is cut after it was redacted.
-READ_BYTES = 256 * 1024
-POLL_SECONDS = 0.05
-# Reached only if the file system of the folder hangs.
-DEADLINE_SECONDS = 120.0
-
-
-@dataclass(slots=True)
-class StackDump:
-    """The dump of one hung attempt's processes, written to ``folder``."""
-
-    processes: Sequence[AttemptProcess]
-    attempt_dir: Path
-    folder: Path
-    redactor: Redactor
-    _stacks: dict[int, Stack] = field(default_factory=dict)
-
-    def write(self) -> tuple[int | None, str] | None:
-        """Write the dump, and return the rank that holds up the others, as `lagging_rank` does.
-        Afterwards the ranks have ended, unless they took longer than ABORT_SECONDS."""
-        ranks = [process for process in self.processes if process.rank is not None]
-        others = [process.identity for process in self.processes if process.rank is None]
-        targets = ranks or self.processes
-        try:
-            self.folder.mkdir(mode=PRIVATE_DIR_MODE, parents=True, exist_ok=True)
-            self._keep("processes.txt", describe(self.processes))
-            self._keep("stacks.txt", "".join(f"{line}\n" for line in self._spy(targets)))
-            abort(targets, others if ranks else ())
-            self._keep_logs()
-        except OSError as error:
-            log.warning("%s: the evidence is incomplete: %s", self.folder, error)
-        if not self._stacks or self._stacks.keys() != {process.rank for process in ranks}:
-            return None
-        return lagging_rank(self._stacks, linecache.getline)
-
-    def _keep(self, name: str, text: str, most: int = LOG_CHARACTERS) -> int:
-        """Write the redacted end of a text; return its number of characters."""
-        content = self.redactor.text(text)[-most:]
-        if content:
-            write_text(self.folder / name, content)
-        return len(content)
-
-    def _note_stack(self, rank: int | None, text: str) -> None:
-        """Keep the rank's own stack of a dump that may also have those of its data loader's
-        workers."""
-        for stack in main_stacks(text):
-            if rank is not None and not any(frame.function == "_worker_loop" for frame in stack):
-                self._stacks.setdefault(rank, stack)
-
-    def _spy(self, targets: Sequence[AttemptProcess]) -> Iterator[str]:
-        """Write stacks by py-spy, if it is installed and permitted; yield a line on the result for
-        each process."""
-        here = str(Path(sys.executable).parent)
-        program = shutil.which("py-spy") or shutil.which("py-spy", path=here)
-        if program is None:
-            yield "py-spy is not installed; the stacks are those that Python wrote, in the logs here"
-            return
-        deadline = time.monotonic() + STACKS_SECONDS
-        for process in targets:
-            pid, seconds = process.pid, min(PY_SPY_SECONDS, deadline - time.monotonic())
-            if seconds <= 0 or not is_alive(process.identity):
-                yield f"{pid}: has ended, or no time was left for it"
-                continue
-            command = [program, "dump", "--nonblocking", "--full-filenames", "--pid", str(pid)]
-            try:
-                done = subprocess.run(
-                    command, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False
-                )
-            except (OSError, subprocess.TimeoutExpired) as error:
-                yield f"{pid}: py-spy did not answer ({type(error).__name__})"
-                continue
-            text = done.stdout.decode("utf-8", "replace")
-            self._note_stack(process.rank, text)
-            if self._keep(f"stack-{pid}.txt", text):
-                yield f"{pid}: stack-{pid}.txt"
-            else:
-                words = done.stderr.decode("utf-8", "replace").strip().splitlines()
-                why = words[-1] if words else f"code {done.returncode}"
-                yield f"{pid}: py-spy cannot look at it: {why}"
-
-    def _keep_logs(self) -> None:
-        """Copy the end of every log, which contains the stacks."""
-        remaining = ALL_LOGS_CHARACTERS
-        for number, entry in enumerate(rank_logs(self.attempt_dir)):
-            name = "launcher" if entry.rank is None else f"rank{entry.rank}"
-            if remaining > 0:
-                text, most = tail_text(entry.path, READ_BYTES), min(LOG_CHARACTERS, remaining)
-                # Scripts may dump stacks on other occasions, too.
-                self._note_stack(entry.rank, text.partition("Fatal Python error: Aborted")[2])
-                remaining -= self._keep(f"{number:03d}-{name}-{entry.stream}.txt", text, most)
-
-
-def abort(targets: Sequence[AttemptProcess], launchers: Sequence[ProcessIdentity] = ()) -> None:
-    """Make processes write their stacks and end; return when they have, or after at most twice
-    ABORT_SECONDS."""
-    # A launcher that sees one rank end would send SIGTERM to the others before they have written
-    # their stacks.
-    for process in launchers:
-        send_signal(process, signal.SIGSTOP)
-    pids = {target.pid for target in targets}
-    stats = {pid: read_stat(pid) for pid in pids}
-    started = {pid for pid, stat in stats.items() if stat is not None and stat.parent_pid in pids}
-    try:
-        # A rank and the processes that it started share a log, where stacks written at the same
-        # time would mix.
-        _abort([target.identity for target in targets if target.pid not in started])
-        _abort([target.identity for target in targets if target.pid in started])
-    finally:
-        for process in launchers:
-            send_signal(process, signal.SIGCONT)
-
-
-def _abort(targets: Sequence[ProcessIdentity]) -> None:
-    handled = [one for one in targets if is_alive(one) and catches(one.pid, signal.SIGABRT)]
-    for process in handled:
-        # No core dump, which may be gigabytes. A limit of 1 byte also disables handlers that
-        # receive dumps through a pipe, which 0 does not: core(5).
-        with suppress(OSError, ValueError):
-            _, hard = resource.prlimit(process.pid, resource.RLIMIT_CORE)
-            soft = 0 if hard == 0 else 1
-            resource.prlimit(process.pid, resource.RLIMIT_CORE, (soft, hard))
-    # Every one has the signal pending before the first ends: a rank whose peer is gone leaves its
-    # collective with an exception, and the stack that is wanted is lost.
-    for process in handled:
-        send_signal(process, signal.SIGSTOP)
-    _await(lambda: all(map(is_stopped, handled)), STOP_SECONDS)
-    for number in (signal.SIGABRT, signal.SIGCONT):
-        for process in handled:
-            send_signal(process, number)
-    _await(lambda: not any(map(is_alive, handled)), ABORT_SECONDS)
-
-
-def _await(is_true: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and not is_true():
-        time.sleep(POLL_SECONDS / 10)

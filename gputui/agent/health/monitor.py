@@ -18,7 +18,8 @@ from sqlite3 import Connection
 
 from gputui.agent.context import AgentContext
 from gputui.agent.error_barrier import Parts
-from gputui.agent.health.incident_folder import DEADLINE_SECONDS, StackDump, incident_folder
+from gputui.agent.health.incident_folder import incident_folder
+from gputui.agent.health.stack_dump import DEADLINE_SECONDS, StackDump
 from gputui.agent.health.watched import LINES_PER_LOOK, WatchedAttempt, read_history, take_snapshot
 from gputui.agent.lifecycle.live_attempt import LiveAttempt
 from gputui.agent.lifecycle.run_files import ResolvedRun, attempt_dir
@@ -116,9 +117,8 @@ class HealthMonitor:
         if watched.ending is None:
             self._look_for_lost_gpu(attempt, watched, policy)
             self._look_for_hang(attempt, watched, policy)
-        processes = partial(self._processes, attempt)
         watch, reported = watched.watch, watched.reported
-        for seen in watched.setup.look(context, watch, resolved.spec, processes, reported):
+        for seen in watched.setup.look(context, watch, resolved.spec, reported):
             self._show(watched, seen)
         # Before the first steps, loading data and filling caches looks like a leak.
         is_settled = not resolved.spec.metrics or watch.progress.lines >= EARLY_LINES

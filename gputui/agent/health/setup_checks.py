@@ -1,11 +1,9 @@
-"""Checks of how a live attempt is set up: its metrics, its process group, and the checkpoint that it
-loaded."""
+"""Checks of how a live attempt is set up: its metrics, and the checkpoint that it loaded."""
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -22,10 +20,6 @@ from gputui.recovery.watch.rules import Observation
 from gputui.runs.command import checkpoint_directory, in_run
 from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.logs import node_folder
-from gputui.runs.process_readings import (
-    is_connected,
-)
-from gputui.runs.processes import AttemptProcess
 from gputui.runs.spec import RunSpec
 from gputui.store import checkpoints
 from gputui.store.attempts import read_attempts
@@ -34,18 +28,10 @@ from gputui.store.metrics.step_times import StepTimes
 METRICS_SECONDS = 6.0
 # A run that trains has printed so many lines without a metrics line.
 PRINTED_LINES = 200
-# Interval of the checks for a process group, from the first step until one is found.
-GROUP_SECONDS = 15.0
-UNGROUPED_CHECKS = 3
 # So many lines of an attempt show how far apart they are.
 START_LINES = 3
 JOB_SECONDS = 60.0
 _READ_BYTES = 256 << 10
-_GROUP = re.compile(
-    rb"^[^#\n]*\b(?:init_process_group|init_device_mesh|DistributedDataParallel"
-    rb"|FullyShardedDataParallel|fully_shard)\b",
-    re.MULTILINE,
-)
 
 
 @dataclass(slots=True)
@@ -53,27 +39,15 @@ class SetupChecks:
     """The checks of one attempt, each of which observes something once. Times are monotonic."""
 
     metrics_at: float = -math.inf
-    # The last check for a process group, and how many found ranks without connections.
-    group_at: float = -math.inf
-    ungrouped_checks: int = 0
-    size: int = 0
-    is_grouped: bool = False
     is_start_known: bool = False
 
     def look(
-        self,
-        context: AgentContext,
-        watch: AttemptWatch,
-        spec: RunSpec,
-        processes: Callable[[], list[AttemptProcess]],
-        reported: Collection[str],
+        self, context: AgentContext, watch: AttemptWatch, spec: RunSpec, reported: Collection[str]
     ) -> Iterator[Observation]:
         """Do the checks that are due; ``reported`` are the kinds that were observed before."""
         lines, resumed_from = watch.progress.lines, watch.record.resumed_from
         if spec.metrics and not watch.had_lines and "no_metrics" not in reported:
             yield from self._metrics(context, watch, spec)
-        if lines and not self.is_grouped and "no_group" not in reported:
-            yield from self._group(context, watch, spec, processes)
         if resumed_from is not None and not self.is_start_known and lines >= START_LINES:
             self.is_start_known = True
             yield from _another_checkpoint(context.connection, watch, resumed_from)
@@ -99,35 +73,6 @@ class SetupChecks:
             with suppress(OSError):
                 if (text := job.result()) is not None:
                     yield Observation("no_metrics", text=text)
-
-    def _group(
-        self, context: AgentContext, watch: AttemptWatch, spec: RunSpec, processes: Callable[[], list[AttemptProcess]]
-    ) -> Iterator[Observation]:
-        """Ranks that have made no process group although their script's text makes one. A member
-        of a group has a connection to its store or to another rank; a rank with any connection
-        counts as one."""
-        if context.monotonic() < self.group_at + GROUP_SECONDS:
-            return
-        if self.ungrouped_checks < UNGROUPED_CHECKS:
-            self.group_at = context.monotonic()
-            ranks = [process for process in processes() if process.rank is not None]
-            self.size = len({process.rank for process in ranks})
-            if self.size > 1:
-                self.is_grouped = any(is_connected(process.identity.pid) for process in ranks)
-                self.ungrouped_checks += not self.is_grouped
-            return
-        name, work = f"reading the script of {watch.record.run_id}", partial(makes_group, spec)
-        job = context.jobs.ask(name, work, deadline_seconds=JOB_SECONDS)
-        if job is not None:
-            # The ranks of other scripts may be meant to work apart.
-            self.is_grouped = True
-            with suppress(OSError):
-                self.is_grouped = not job.result()
-            if not self.is_grouped:
-                text = (
-                    f"its {self.size} ranks have not made the process group of their script: each trains its own model"
-                )
-                yield Observation("no_group", text=text, since=watch.progress.step)
 
 
 def _another_checkpoint(connection: Connection, watch: AttemptWatch, given: str) -> Iterator[Observation]:
@@ -169,12 +114,6 @@ def missing_metrics(spec: RunSpec, run_dir: Path, attempt: int, began: float) ->
     if any(count >= PRINTED_LINES for count in counts):
         return f"it has printed {PRINTED_LINES} lines, but {' and '.join(unread)}"
     return None
-
-
-def makes_group(spec: RunSpec) -> bool:
-    """Whether the run's script makes a process group or wraps a model in one. Call it in a job."""
-    scripts = [Path(spec.workdir, word) for word in spec.program if word.endswith(".py")]
-    return any(_GROUP.search(text) for text in _readable(scripts[:1]))
 
 
 def _readable(paths: Iterable[Path]) -> Iterator[bytes]:

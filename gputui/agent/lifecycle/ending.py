@@ -4,19 +4,23 @@ of the decision."""
 from __future__ import annotations
 
 import json
+import logging
+import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from msgspec.structs import asdict
 
 from gputui.agent.context import AgentContext
-from gputui.agent.health.incident_folder import IncidentArchive, start_archiving
+from gputui.agent.health import incident_folder
 from gputui.agent.lifecycle import checkpoint_survey, run_files
 from gputui.agent.lifecycle.live_attempt import PostmortemResult, PostmortemTask
 from gputui.agent.lifecycle.run_files import ResolvedRun
 from gputui.agent.lifecycle.scheduler import GpuAvailability
 from gputui.core import units
+from gputui.core.config import Workspace
 from gputui.core.redaction import redact_text
 from gputui.core.text import clean
 from gputui.recovery.checkpoints.ledger import candidates
@@ -33,7 +37,7 @@ from gputui.runs.identity import is_of_another_user
 from gputui.runs.notices import Way
 from gputui.runs.spec import Scalar, spec_of
 from gputui.store.attempts import Attempt, get_attempt, read_attempts
-from gputui.store.database import insert
+from gputui.store.database import StoreError, insert
 from gputui.store.events import EventKind, Severity, has_event
 from gputui.store.hardware import quarantine
 from gputui.store.metrics.step_times import StepTimes
@@ -41,6 +45,10 @@ from gputui.store.run_history import read_decisions, read_incidents, read_transi
 from gputui.store.run_states import RunState
 from gputui.store.runs import KILL, Run, get_run
 
+log = logging.getLogger(__name__)
+
+# The deadline of writing the evidence.
+KEEP_SECONDS = 600.0
 KILLED = "killed because it did not stop in time"
 UNSOUND = "its loss was no finite number since step"
 # More exceptions of ranks that ended with code 0 are not named.
@@ -207,18 +215,16 @@ def _failed(end: _End, machine: MachineContext | None) -> None:
         if plan.effect.notify or not retries:
             words = (incident.kind, incident.summary, plan.reason)
             add_notices(context, end.resolved.notice, end.run, *words, retries)
-    archive = IncidentArchive(
-        run_dir=context.workspace.run_dir(run_id),
-        run_id=run_id,
-        attempt=end.attempt.number,
-        at=ended_at,
-        gpus=tuple(end.attempt.gpus),
-        evidence=end.findings.evidence,
-        incident=incident,
-        plan=plan,
-        database=context.workspace.database,
-    )
-    start_archiving(archive, context.jobs)
+    work = partial(_keep_evidence, context.workspace, end.task, end.findings, plan)
+    context.jobs.start(f"keeping the evidence of {run_id}", work, deadline_seconds=KEEP_SECONDS)
+
+
+def _keep_evidence(workspace: Workspace, task: PostmortemTask, findings: PostmortemResult, plan: RecoveryPlan) -> None:
+    try:
+        incident_folder.write(workspace, task, findings, plan)
+    except (OSError, StoreError, sqlite3.Error) as error:
+        words = "%s: the evidence of attempt %d is incomplete: %s"
+        log.warning(words, task.attempt.run_id, task.attempt.number, error)
 
 
 def _plan(end: _End, machine: MachineContext | None) -> RecoveryPlan:

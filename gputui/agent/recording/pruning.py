@@ -36,12 +36,11 @@ class Pruning(NamedTuple):
     connection: sqlite3.Connection
     write: Write
 
-    def turn(self, retention: Retention, now: float | None) -> bool:
-        """Delete one slice; False if there is nothing to delete. ``now`` is UTC unix seconds; if it is None, nothing
-        is too old, and only the size counts. Raises sqlite3.Error."""
+    def turn(self, retention: Retention, now: float) -> bool:
+        """Delete one slice; False if there is nothing to delete. ``now`` is UTC unix seconds. Raises sqlite3.Error."""
 
         def older_than(kept_seconds: float | None) -> float:
-            return _NOTHING if now is None or kept_seconds is None else now - kept_seconds
+            return _NOTHING if kept_seconds is None else now - kept_seconds
 
         rolled_up = self._rolled_up_until()
         limit_bytes = retention.size_bytes

@@ -263,7 +263,6 @@ FINDINGS: Mapping[str, FindingRule] = {
     "straggler": FindingRule("slow rank"),
     "memory_leak": FindingRule("host memory grows", "memory_leak"),
     "no_metrics": FindingRule("no metrics"),
-    "no_group": FindingRule("ranks train alone"),
     "not_resumed": FindingRule("another checkpoint was loaded"),
     "no_first_rank": FindingRule("metrics are not watched"),
 }

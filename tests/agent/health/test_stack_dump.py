@@ -1,0 +1,125 @@
+"""The last words of a hung attempt: stacks of all ranks, and without secrets."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gputui.agent.health.incident_folder import LOG_CHARACTERS
+from gputui.agent.health.stack_dump import StackDump, abort
+from gputui.core.redaction import Redactor
+from gputui.runs.identity import ProcessIdentity, identify
+from gputui.runs.processes import AttemptProcess
+from tests.conftest import wait_until
+
+TOKEN = "hf_" + "a1B2" * 8
+SECRET = "correct-horse"
+# What py-spy prints.
+PY_SPY = f"""#!/bin/sh
+[ "$1 $2 $3 $4" = "dump --nonblocking --full-filenames --pid" ] || exit 2
+echo "Thread $5 (idle): \\"MainThread\\""
+echo "    login (train.py:7) with {TOKEN} of {SECRET}"
+"""
+
+
+@pytest.fixture
+def hung() -> Iterator[ProcessIdentity]:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", SECRET]) as process:
+        # Popen returns in the middle of execve(2): for a moment the program has no command line yet.
+        command = Path(f"/proc/{process.pid}/cmdline")
+        wait_until(lambda: SECRET.encode() in command.read_bytes(), what="the program")
+        found = identify(process.pid)
+        assert found is not None
+        yield found
+        process.kill()
+
+
+def test_stacks_by_py_spy_and_logs_are_kept_without_secrets(
+    hung: ProcessIdentity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt, folder, program = tmp_path / "attempt", tmp_path / "incidents" / "1-hang", tmp_path / "bin" / "py-spy"
+    attempt.mkdir()
+    (attempt / "output.log").write_text("step\n" * LOG_CHARACTERS + f"{TOKEN} and {SECRET}\nmost recent call\n")
+    program.parent.mkdir()
+    program.write_text(PY_SPY)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    StackDump([AttemptProcess(hung)], attempt, folder, Redactor([SECRET])).write()
+    assert all(path.stat().st_mode & 0o077 == 0 for path in (folder, *folder.iterdir()))
+    kept = {path.name: path.read_text() for path in folder.iterdir()}
+    assert not any(TOKEN in text or SECRET in text for text in kept.values())
+    assert set(kept) == {"processes.txt", "stacks.txt", f"stack-{hung.pid}.txt", "000-launcher-output.txt"}
+    assert f"Thread {hung.pid} (idle)" in kept[f"stack-{hung.pid}.txt"]
+    assert kept["stacks.txt"] == f"{hung.pid}: stack-{hung.pid}.txt\n"
+    assert str(hung.pid) in kept["processes.txt"] and "time.sleep" in kept["processes.txt"]
+    assert kept["000-launcher-output.txt"].endswith("most recent call\n")
+    assert len(kept["000-launcher-output.txt"]) == LOG_CHARACTERS
+
+
+def test_the_rank_that_the_others_wait_for_is_named_from_the_stacks_in_the_logs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gputui.agent.health.stack_dump.shutil.which", lambda *_, **__: None)
+    library = tmp_path / "site-packages" / "torch" / "distributed"
+    scripts = [library / "all_reduce.py", tmp_path / "data.py"]
+    ranks = []
+    for rank, script in enumerate(scripts):
+        script.parent.mkdir(parents=True, exist_ok=True)
+        script.write_text(
+            "import faulthandler, time\nfaulthandler.dump_traceback()\ndef load():\n"
+            "    print(flush=True), time.sleep(600)\nload()\n"
+        )
+        stderr = tmp_path / "attempt" / "ranks" / "x" / "attempt_0" / str(rank) / "stderr.log"
+        stderr.parent.mkdir(parents=True)
+        command = [sys.executable, "-X", "faulthandler", str(script)]
+        with stderr.open("wb") as output:
+            ranks.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=output))
+    processes = []
+    for rank, process in enumerate(ranks):
+        assert process.stdout is not None and process.stdout.readline()
+        found = identify(process.pid)
+        assert found is not None
+        processes.append(AttemptProcess(found, rank, 2))
+    dump = StackDump(processes, tmp_path / "attempt", tmp_path / "incidents" / "1-hang", Redactor([]))
+    named = dump.write()
+    assert named is not None and named[0] == 1 and "data.py:4 in load" in named[1]
+    assert [process.wait() for process in ranks] == [-6, -6]
+    for process in ranks:
+        process.stdout.close()  # type: ignore[union-attr]
+
+
+# Waits for its peer, and leaves with other words where that is gone, as a rank in a collective does.
+WAITS = """
+import os, sys
+os.write(1, b".")
+os.read(int(sys.argv[1]), 1)
+os.write(2, b"the peer is gone")
+"""
+
+
+def test_no_rank_sees_another_end_before_it_has_written_its_stack() -> None:
+    ranks, pipes = [], [os.pipe() for _ in range(8)]
+    for number, (reader, _) in enumerate(pipes):
+        own = pipes[number - 1][1]  # its end is seen by the rank before it
+        ranks.append(
+            subprocess.Popen(
+                [sys.executable, "-X", "faulthandler", "-c", WAITS, str(reader)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=(reader, own),
+            )
+        )
+    for reader, writer in pipes:
+        os.close(reader)
+        os.close(writer)
+    for rank in ranks:
+        assert rank.stdout is not None and rank.stdout.read(1) == b"."
+    identities = [identify(rank.pid) for rank in ranks]
+    abort([AttemptProcess(identity) for identity in identities if identity is not None])
+    said = [rank.communicate()[1].decode() for rank in ranks]
+    assert all("most recent call first" in text and "the peer is gone" not in text for text in said), said
