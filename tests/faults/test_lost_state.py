@@ -103,12 +103,9 @@ def test_a_lost_database_makes_no_poisoned_checkpoint_good(machine: Machine) -> 
         """,
     )
     machine.gputui("run", profile, "--wait", code=1)
-    before = machine.rows("SELECT kind, step FROM incidents")
-    assert before[0][0] == "nan_loss"
-    wait_until((machine.workspace.run_dir("nan-1") / "incidents/1/decision.json").exists)
+    assert machine.rows("SELECT kind FROM incidents") == [("nan_loss",)]
     lose_database(machine)
     machine.gputui("agent", "start")
-    assert machine.rows("SELECT kind, step FROM incidents") == before
     machine.gputui("resume", "nan-1")
     machine.wait_for("nan-1", "failed", "succeeded")
     ((base,),) = machine.rows("SELECT resumed_from FROM attempts WHERE number = 2")

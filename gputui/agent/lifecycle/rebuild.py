@@ -3,29 +3,26 @@ backup, so that live runs stay supervised."""
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 import sqlite3
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from sqlite3 import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.agent.context import AgentContext
-from gputui.agent.health.incident_folder import incident_folder
 from gputui.agent.lifecycle import checkpoint_survey
 from gputui.agent.lifecycle.run_files import attempt_numbers, open_metrics, rank_output, read_record
 from gputui.core.config import read_regular
 from gputui.core.redaction import Redactor, redact_params
-from gputui.recovery.kinds import KINDS
 from gputui.runs import repository
 from gputui.runs.command import Launch
-from gputui.runs.foreign_json import read_foreign_json, time_in
+from gputui.runs.foreign_json import time_in
 from gputui.runs.identity import is_held
 from gputui.runs.labels import read_labels, store_labels
 from gputui.runs.processes import processes_of
@@ -46,8 +43,8 @@ def rebuild(context: AgentContext) -> list[str]:
     ended, whose metrics are still to be read (`execution.read_rest`).
 
     A run has the state in which its newest attempt left it. An ended run stays ended, because the
-    decision is lost with the database; a live one is adopted. The folder of a launch that a killed
-    agent did not complete is deleted, because the launch command is repeated.
+    incident and the decision are lost with the database; a live one is adopted. The folder of a
+    launch that a killed agent did not complete is deleted, because the launch command is repeated.
     """
     connection, runs = context.connection, context.workspace.runs
     known = {row[0] for row in connection.execute("SELECT run_id FROM runs")}
@@ -65,13 +62,10 @@ def rebuild(context: AgentContext) -> list[str]:
             added.append(folder.name)
         except (SpecError, _DamagedPlanError, OSError, sqlite3.IntegrityError) as error:
             log.warning("%s cannot be read back: %s", folder, error)
-    for run_id in known:
-        if catch_up(context, _run(connection, run_id)):
-            added.append(run_id)
+    added += [run_id for run_id in known if catch_up(context, _run(connection, run_id))]
     if added:
         count = "1 run was" if len(added) == 1 else f"{len(added)} runs were"
-        text = f"{count} read back from the run folders"
-        context.note("runs_rebuilt", text, severity="warning")
+        context.note("runs_rebuilt", f"{count} read back from the run folders", severity="warning")
     return [run_id for run_id in added if _run(connection, run_id).state.is_over]
 
 
@@ -109,22 +103,28 @@ class _DamagedPlanError(Exception):
     """An attempt.json that is damaged or belongs to another run."""
 
 
-class _Attempt(Struct, frozen=True):
-    """An attempt as read from its folder. ``created_at`` is UTC unix seconds. ``shares_gpus``: it
-    shares their locks with other trials. ``metrics_bytes`` is the size of each metrics file at its
-    begin. ``started_at`` is when the command started, None if it did not. ``exit_record`` is None
-    while its executor runs."""
+class _Plan(Struct, frozen=True):
+    """The part of attempt.json that `Launch` has not. ``created_at`` is UTC unix seconds;
+    ``metrics_bytes`` is the size of each metrics file at the attempt's begin."""
 
-    number: int
+    run_id: str
     created_at: float
     gpus: tuple[str, ...]
     params: Mapping[str, Scalar]
-    launch: Launch
-    resume_from: str | None
-    shares_gpus: bool
     metrics_bytes: Mapping[str, int]
-    started_at: float | None
-    exit_record: Mapping[str, Any] | None
+    resume_from: str | None = None
+    shares_gpus: bool = False
+
+
+class _Attempt(NamedTuple):
+    """An attempt as read from its folder. ``started`` and ``ended`` are the records of its executor,
+    None before it has written them."""
+
+    number: int
+    plan: _Plan
+    launch: Launch
+    started: Mapping[str, Any] | None
+    ended: Mapping[str, Any] | None
 
 
 def _read_attempts(folder: Path) -> list[_Attempt]:
@@ -132,30 +132,19 @@ def _read_attempts(folder: Path) -> list[_Attempt]:
     attempts = []
     for number in attempt_numbers(folder):
         own = folder / "attempts" / str(number)
-        exit_record, started = read_record(own / "exit.json"), read_record(own / "started.json")
+        started, ended = read_record(own / "started.json"), read_record(own / "exit.json")
         # An agent may be killed after it wrote the plan and before it started the executor.
-        if exit_record is None and started is None and not processes_of(folder, number):
+        if started is None and ended is None and not processes_of(folder, number):
             continue
+        data = read_regular(own / "attempt.json", MAX_SPEC_BYTES)
         try:
-            record = json.loads(read_regular(own / "attempt.json", MAX_SPEC_BYTES))
-            if record["run_id"] != folder.name:
-                raise _DamagedPlanError(f"it is the folder of {record['run_id']}")
-            sizes = record["metrics_bytes"].items()
-            attempt = _Attempt(
-                number=number,
-                created_at=float(record["created_at"]),
-                gpus=tuple(record["gpus"]),
-                params=dict(record["params"]),
-                launch=Launch.from_json(record),
-                resume_from=record.get("resume_from"),
-                shares_gpus=bool(record.get("shares_gpus")),
-                metrics_bytes={str(path): int(size) for path, size in sizes},
-                started_at=time_in((started or {}).get("at")),
-                exit_record=exit_record,
-            )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise _DamagedPlanError(f"{own}/attempt.json is damaged: {error!r}") from error
-        attempts.append(attempt)
+            plan = msgspec.json.decode(data, type=_Plan)
+            launch = msgspec.json.decode(data, type=Launch)
+        except msgspec.MsgspecError as error:
+            raise _DamagedPlanError(f"{own}/attempt.json is damaged: {error}") from error
+        if plan.run_id != folder.name:
+            raise _DamagedPlanError(f"it is the folder of {plan.run_id}")
+        attempts.append(_Attempt(number, plan, launch, started, ended))
     return attempts
 
 
@@ -170,8 +159,8 @@ def _insert(context: AgentContext, folder: Path, spec: RunSpec, attempts: Sequen
             sequence=highest + 1,
             name=folder.name.rsplit("-", 1)[0],
             spec=redact_spec(spec),
-            params=attempts[-1].params if attempts else redact_params(spec.params),
-            now=attempts[0].created_at if attempts else folder.stat().st_mtime,
+            params=attempts[-1].plan.params if attempts else redact_params(spec.params),
+            now=attempts[0].plan.created_at if attempts else folder.stat().st_mtime,
             actor="agent",
             cause=_CAUSE,
         )
@@ -197,68 +186,53 @@ def _insert_attempts(
         if attempt is not newest and (row is None or row.ended_at is None):
             _end_attempt(context, run_id, attempt, "failed")
     checkpoint_survey.restore(connection, run_id, folder)
-    run, now, record = _run(connection, run_id), context.now(), newest.exit_record
+    run = _run(connection, run_id)
     if run.state is not RunState.QUEUED:
         # Whatever the row says, it is older than the attempt.
         run = replace(run, state=RunState.UNKNOWN)
-    repository.move(connection, run, RunState.STARTING, cause=cause, now=now)
-    if record is None:
-        for uuid, lease in repository.leases(connection).items():
-            for holder in lease.run_ids if uuid in newest.gpus and not newest.shares_gpus else ():
-                repository.end_lease(connection, holder, uuid)
-        shared = newest.shares_gpus
-        repository.take_leases(connection, run_id, newest.gpus, now, shared=shared)
+    repository.move(connection, run, RunState.STARTING, cause=cause, now=context.now())
+    if newest.ended is None:
+        _take_leases(context, run_id, newest.plan)
         return
     state, end = RunState.FAILED, "failed; why was lost with the database"
-    if record.get("stop_requested"):
+    if newest.ended.get("stop_requested"):
         state, end = RunState.STOPPED, "stopped"
-    elif record.get("code") == 0:
+    elif newest.ended.get("code") == 0:
         state, end = RunState.SUCCEEDED, "finished"
     ended_at = _end_attempt(context, run_id, newest, state)
     repository.move(connection, _run(connection, run_id), state, cause=end, now=ended_at)
     repository.release_leases(connection, run_id)
 
 
+def _take_leases(context: AgentContext, run_id: str, plan: _Plan) -> None:
+    """Lease the GPUs of a living attempt to its run, and end those leases of other runs that are
+    older than it."""
+    connection = context.connection
+    for uuid, lease in repository.leases(connection).items():
+        for holder in lease.run_ids if uuid in plan.gpus and not plan.shares_gpus else ():
+            repository.end_lease(connection, holder, uuid)
+    repository.take_leases(connection, run_id, plan.gpus, context.now(), shared=plan.shares_gpus)
+
+
 def _insert_attempt(context: AgentContext, folder: Path, spec: RunSpec, attempt: _Attempt) -> None:
-    """Insert an attempt, and its incident if its incident folder can be read: without that,
-    checkpoints that were saved after a NaN loss would count as sound."""
-    connection, number = context.connection, attempt.number
-    run = _run(connection, folder.name)
-    run = replace(run, params=attempt.params, resume_from=attempt.resume_from)
+    number, plan = attempt.number, attempt.plan
+    run = replace(_run(context.connection, folder.name), params=plan.params, resume_from=plan.resume_from)
+    launch = redact_launch(attempt.launch, Redactor(secrets_of(spec)))
     repository.insert_attempt(
-        connection,
-        run,
-        number=number,
-        gpus=attempt.gpus,
-        launch=redact_launch(attempt.launch, Redactor(secrets_of(spec))),
-        now=attempt.created_at,
+        context.connection, run, number=number, gpus=plan.gpus, launch=launch, now=plan.created_at
     )
-    output = rank_output(spec, len(attempt.gpus), folder / "attempts" / str(number))
-    context.ingest.readmit_attempt(folder.name, number, attempt.metrics_bytes, output)
-    try:
-        decided = read_foreign_json(incident_folder(folder, number) / "decision.json")
-        met = decided["incident"]
-        at = datetime.fromisoformat(decided["ended_at"]).timestamp()
-        row = [str(met["kind"]), met["rank"], met["step"], str(met["summary"])]
-        row += [str(met["fingerprint"]), json.dumps(met["evidence_lines"])]
-        row.append(json.dumps(met["witnesses"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        return
-    if row[0] in KINDS:
-        connection.execute(
-            "INSERT INTO incidents (run_id, attempt, at, kind, rank, step, summary, fingerprint, "
-            "evidence, witnesses) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (folder.name, number, at, *row),
-        )
+    output = rank_output(spec, len(plan.gpus), folder / "attempts" / str(number))
+    context.ingest.readmit_attempt(folder.name, number, plan.metrics_bytes, output)
 
 
 def _end_attempt(context: AgentContext, run_id: str, attempt: _Attempt, state: str) -> float:
     """Store the end of an attempt; return its time, which is now if it is unknown."""
-    connection, number, record = context.connection, attempt.number, attempt.exit_record
-    ended_at = time_in((record or {}).get("ended_at")) or context.now()
-    if attempt.started_at is not None:
-        repository.set_attempt_started(connection, run_id, number, attempt.started_at)
-    repository.end_attempt(connection, run_id, number, state=state, ended_at=ended_at, exit_record=record)
+    connection, number = context.connection, attempt.number
+    ended_at = time_in((attempt.ended or {}).get("ended_at")) or context.now()
+    started_at = time_in((attempt.started or {}).get("at"))
+    if started_at is not None:
+        repository.set_attempt_started(connection, run_id, number, started_at)
+    repository.end_attempt(connection, run_id, number, state=state, ended_at=ended_at, exit_record=attempt.ended)
     return ended_at
 
 
