@@ -9,7 +9,6 @@ import json
 import logging
 import math
 import os
-import resource
 import selectors
 import signal
 import sqlite3
@@ -37,7 +36,6 @@ from gputui.agent.sinks import Sinks
 from gputui.agent.studies import Studies
 from gputui.core.config import PRIVATE_FILE_MODE, Workspace
 from gputui.core.redaction import Redactor, secrets_in
-from gputui.core.yaml_forms.quantities import format_size
 from gputui.machine.gpu_model import FastTick
 from gputui.machine.sampler_client import SamplerClient, SamplerCommand
 from gputui.metrics.ingest import PUMP_SECONDS
@@ -280,7 +278,7 @@ class Agent:
         descriptors stay ready until they are read."""
         if unwritable is not None and unwritable != self._unwritable:
             # Logged once: on a full disk, the log would fill up too.
-            log.warning("the database cannot be written now: %s; %s", unwritable, why_unwritable())
+            log.warning("the database cannot be written now: %s; see whether its disk is full", unwritable)
         elif unwritable is None and self._unwritable is not None:
             log.info("the database can be written again")
         self._unwritable = unwritable
@@ -439,15 +437,6 @@ def describe_failure(workspace: Workspace, error: sqlite3.DatabaseError) -> str:
         with contextlib.suppress(OSError):
             suspect_mark(workspace.database).touch()
     return f"{workspace.database}: {error}; {remedy}"
-
-
-def why_unwritable() -> str:
-    """What may keep this process from writing, as the end of a sentence."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-    text = "see whether its disk is full"
-    if soft != resource.RLIM_INFINITY:
-        text += f", or whether it reached the limit of {format_size(soft)} per file (ulimit -f)"
-    return text
 
 
 class HidingFormatter(logging.Formatter):

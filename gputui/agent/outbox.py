@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -180,39 +179,14 @@ class Outbox:
         self.context.note(kind, text, owed.run_id, owed.attempt, key=owed.way, severity=severity, subject=subject)
 
 
-# Rate limit, because a failing machine raises dozens of alerts at once. The next message has the
-# number left out.
-MOST_MESSAGES = 12
-WITHIN_SECONDS = 300.0
-
-
-@dataclass(slots=True)
-class AlertDelivery:
-    """Queues messages about alerts within the rate limit."""
-
-    context: AgentContext
-    owed_at: deque[float] = field(default_factory=deque)
-    left_out: int = 0
-
-    def owe(self, connection: Connection, delivery: Delivery | None, alert: AlertView, now: float) -> None:
-        """Queue the messages about an alert that was raised or cleared; ``now`` is UTC unix
-        seconds. Works inside the caller's transaction."""
-        if delivery is None:
-            return
-        if SEVERITIES.index(alert.severity) < SEVERITIES.index(delivery.severity):
-            return
-        while self.owed_at and self.context.monotonic() - self.owed_at[0] > WITHIN_SECONDS:
-            self.owed_at.popleft()
-        if len(self.owed_at) >= MOST_MESSAGES:
-            self.left_out += 1
-            return
-        self.owed_at.append(self.context.monotonic())
-        text = clean(f"{'' if alert.lasts else 'over: '}{alert.sentence}")
-        if self.left_out:
-            text += f" (and {self.left_out} more not sent; gputui alerts lists them)"
-            self.left_out = 0
-        # A command gets this on stdin, a webhook as its body.
-        message = {"text": text, "kind": "alert", "at": now, **alert_shape(alert, now)}
-        named: dict[Way, object] = {"command": delivery.command, "webhook": delivery.webhook}
-        ways = [way for way, value in named.items() if value]
-        notices.put_of_alert(connection, alert.alert_id, ways, message, now=now)
+def owe_alert(connection: Connection, delivery: Delivery | None, alert: AlertView, now: float) -> None:
+    """Queue the messages about an alert that was raised or cleared, if it is severe enough; ``now``
+    is UTC unix seconds. Works inside the caller's transaction."""
+    if delivery is None or SEVERITIES.index(alert.severity) < SEVERITIES.index(delivery.severity):
+        return
+    text = clean(f"{'' if alert.lasts else 'over: '}{alert.sentence}")
+    # A command gets this on stdin, a webhook as its body.
+    message = {"text": text, "kind": "alert", "at": now, **alert_shape(alert, now)}
+    named: dict[Way, object] = {"command": delivery.command, "webhook": delivery.webhook}
+    ways = [way for way, value in named.items() if value]
+    notices.put_of_alert(connection, alert.alert_id, ways, message, now=now)

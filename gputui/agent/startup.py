@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import json
 import logging
-import os
 import resource
 import shutil
 import sqlite3
@@ -143,15 +141,10 @@ _RAISED = (resource.RLIMIT_FSIZE, resource.RLIMIT_CPU, resource.RLIMIT_AS, resou
 
 
 def raise_limits() -> None:
-    """Raise the limits that would end this process or its writes: as root to the highest value,
-    else to the hard limit."""
+    """Raise the limits that would end this process or its writes to the hard ones."""
     for number in _RAISED:
         _, hard = resource.getrlimit(number)
-        # The number of files has no unlimited value: the hard limit is what the system gives.
-        is_unlimited = os.geteuid() == 0 and number != resource.RLIMIT_NOFILE
-        for most in (hard, resource.RLIM_INFINITY if is_unlimited else hard):
-            with contextlib.suppress(OSError, ValueError):
-                resource.setrlimit(number, (most, most))
+        resource.setrlimit(number, (hard, hard))
 
 
 def _failed(why: object) -> int:

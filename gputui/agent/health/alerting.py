@@ -18,7 +18,7 @@ from typing import NamedTuple, cast
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.live_attempt import LiveAttempt
 from gputui.agent.lifecycle.run_files import attempt_dir, redactor_of
-from gputui.agent.outbox import AlertDelivery
+from gputui.agent.outbox import owe_alert
 from gputui.core import units
 from gputui.core.config import file_identity
 from gputui.core.text import clean
@@ -105,11 +105,9 @@ class Alerting:
     runs: dict[str, RunRules] = field(default_factory=dict)
     file_due: float = float("-inf")
     file_read: tuple[int, int, int] | None = None
-    delivery: AlertDelivery = field(init=False)
     nccl_logs: NcclLogs = field(init=False)
 
     def __post_init__(self) -> None:
-        self.delivery = AlertDelivery(self.context)
         self.nccl_logs = NcclLogs(self.context)
 
     def notice_target(self) -> NoticeTarget | None:
@@ -315,7 +313,7 @@ class Alerting:
                 if view is not None:
                     notified.append((transition, view))
                     if not view.is_silenced(now):
-                        self.delivery.owe(connection, self.machine_delivery, view, now)
+                        owe_alert(connection, self.machine_delivery, view, now)
             alerts.forget_old_silences(connection, now)
         self.ids = ids
         self.unwritten = []

@@ -1,8 +1,7 @@
-"""The phases of an attempt: an executor serves it (Starting, Running), its leftover processes are
-killed and its metrics read (Sweeping), and a job examines what it left (Postmortem).
+"""The phases of an attempt: an executor serves it (Serving), its leftover processes are killed and its
+metrics read (Sweeping), and a job examines what it left (Postmortem).
 
-A run counts as running once its metrics have a step, or, for a command without steps, once it has
-lived for a while and written output.
+A run counts as running once its metrics have a step, or its command has lived for a while.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ from gputui.agent.lifecycle.live_attempt import (
     Postmortem,
     PostmortemResult,
     PostmortemTask,
-    Running,
-    Starting,
+    Serving,
     Sweeping,
 )
 from gputui.agent.lifecycle.run_files import ResolvedRun, attempt_dir, read_record
@@ -39,7 +37,6 @@ from gputui.runs import repository
 from gputui.runs.executors.base import Executor
 from gputui.runs.executors.process import is_of_former_boot
 from gputui.runs.foreign_json import time_in
-from gputui.runs.logs import rank_logs
 from gputui.store import placements
 from gputui.store.attempts import Attempt, fellows, get_attempt
 from gputui.store.events import has_event
@@ -48,18 +45,17 @@ from gputui.store.placements import PlacementView
 from gputui.store.run_states import RunState
 from gputui.store.runs import get_run
 
-# The age at which a command without steps counts as running: with output, and without.
+# The age at which a command without steps counts as running.
 ALIVE_SECONDS = 5.0
-SILENT_SECONDS = 60.0
-# Poll interval for a command's output and for the reports of a remote executor.
-ALIVE_LOOK_SECONDS = 1.0
+# Poll interval for the reports of a remote executor.
+REPORTS_SECONDS = 1.0
 # Minimum time between two starts of a replaceable executor.
 REPLACE_SECONDS = 5.0
 # The sampler reads once a second by default, and needs time to start.
 READING_SECONDS = 5.0
 
 
-def serve(attempt: LiveAttempt, phase: Starting | Running, context: AgentContext) -> Phase | None:
+def serve(attempt: LiveAttempt, phase: Serving, context: AgentContext) -> Phase | None:
     """Store the executor's reports and whether the command shows activity. Return the next phase,
     which is Sweeping once the executor has ended; None if another one is to take its place. Raises
     sqlite3.Error."""
@@ -68,17 +64,20 @@ def serve(attempt: LiveAttempt, phase: Starting | Running, context: AgentContext
     is_alive, now = attempt.executor.is_alive, context.monotonic()
     kind = attempt.executor.kind
     # Reports on a remote attempt may change for days: they are read once a second, and at the end.
-    if kind.places_gpus or not is_alive or now - attempt.reports_read_at >= ALIVE_LOOK_SECONDS:
+    if kind.places_gpus or not is_alive or now - attempt.reports_read_at >= REPORTS_SECONDS:
         attempt.reports_read_at = now
         if not kind.places_gpus:
             _note_placement(attempt, folder, context)
         if attempt.record.started_at is None:
             _note_start(attempt, folder, context)
     if is_alive:
-        if isinstance(phase, Running) or now - phase.looked_at < ALIVE_LOOK_SECONDS:
-            return phase
-        phase.looked_at = now
-        return Running() if _is_seen_alive(attempt, folder, context) else phase
+        started_at = attempt.record.started_at
+        if not phase.is_noted and started_at is not None and context.now() - started_at >= ALIVE_SECONDS:
+            with repository.transaction(context.connection):
+                cause = f"its command has lived for {ALIVE_SECONDS:.0f} s"
+                _note_running(context, attempt.record.run_id, attempt.record.number, cause)
+            phase.is_noted = True
+        return phase
     if not kind.is_replaceable or (folder / "exit.json").exists():
         return Sweeping()
     # A replaceable executor without exit.json has not served the attempt to its end.
@@ -138,22 +137,6 @@ def _note_start(attempt: LiveAttempt, folder: Path, context: AgentContext) -> No
             )
             context.note("limits_refused", text, run_id, number, severity="warning", at=at)
     attempt.record = replace(refreshed, executor=attempt.executor.identity)
-
-
-def _is_seen_alive(attempt: LiveAttempt, folder: Path, context: AgentContext) -> bool:
-    """Whether the command has lived long enough, and written output, to count as running; if so,
-    store that."""
-    record = attempt.record
-    age = 0.0 if record.started_at is None else context.now() - record.started_at
-    cause = f"its command has lived for {SILENT_SECONDS:.0f} s"
-    if age < SILENT_SECONDS:
-        paths = [log.path for log in rank_logs(folder)]
-        if age < ALIVE_SECONDS or not any(path.stat().st_size for path in paths if path.exists()):
-            return False
-        cause = "its command wrote its first output"
-    with repository.transaction(context.connection):
-        _note_running(context, record.run_id, record.number, cause)
-    return True
 
 
 def note_report(context: AgentContext, report: IngestReport) -> None:

@@ -63,15 +63,10 @@ class PostmortemResult(NamedTuple):
 
 
 @dataclass(slots=True)
-class Starting:
-    """The command has shown no activity; ``looked_at`` is the last check (monotonic)."""
+class Serving:
+    """The executor serves the attempt. ``is_noted``: its run is stored as running."""
 
-    looked_at: float = -math.inf
-
-
-@dataclass(slots=True)
-class Running:
-    """The command has shown activity."""
+    is_noted: bool = False
 
 
 @dataclass(slots=True)
@@ -106,7 +101,7 @@ class Postmortem:
     job: Job[PostmortemResult]
 
 
-Phase = Starting | Running | Sweeping | Postmortem
+Phase = Serving | Sweeping | Postmortem
 
 
 @dataclass(slots=True)
@@ -120,7 +115,7 @@ class LiveAttempt:
     baseline_bytes: Mapping[str, int | None] = field(default_factory=dict)
     # When this executor was started.
     served_since: float = -math.inf
-    phase: Phase = field(default_factory=Starting)
+    phase: Phase = field(default_factory=Serving)
     watched: WatchedAttempt | None = None
     # The stored placement; None on this machine, or before the first report.
     placement: PlacementView | None = None
@@ -130,4 +125,4 @@ class LiveAttempt:
     @property
     def is_running(self) -> bool:
         """Whether its command is not known to have ended."""
-        return isinstance(self.phase, Starting | Running)
+        return isinstance(self.phase, Serving)

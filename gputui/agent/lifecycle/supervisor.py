@@ -25,7 +25,7 @@ from gputui.agent.lifecycle.checkpoint_survey import CheckpointSurveys
 from gputui.agent.lifecycle.ending import end_attempt, machine_context
 from gputui.agent.lifecycle.execution import findings_of
 from gputui.agent.lifecycle.gpus import LOOK_SECONDS, GpuRelease
-from gputui.agent.lifecycle.live_attempt import LiveAttempt, Postmortem, Running, Starting, Sweeping
+from gputui.agent.lifecycle.live_attempt import LiveAttempt, Postmortem, Serving, Sweeping
 from gputui.agent.lifecycle.run_files import attempt_dir, resolved_run
 from gputui.agent.lifecycle.waiting import RecoveryWaits
 from gputui.agent.outbox import Outbox
@@ -202,7 +202,7 @@ class Supervisor:
         """Advance an attempt to its next phase, if that is reached. Raises what the phase raises;
         the phase is then tried again."""
         context, record = self.context, attempt.record
-        if isinstance(attempt.phase, Starting | Running):
+        if isinstance(attempt.phase, Serving):
             following = execution.serve(attempt, attempt.phase, context)
             if following is None:
                 # Another executor takes the place of one that did not serve it to the end.

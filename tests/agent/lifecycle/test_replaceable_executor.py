@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from msgspec.structs import replace
 
 from gputui.agent.context import AgentContext
-from gputui.agent.lifecycle.execution import ALIVE_LOOK_SECONDS, REPLACE_SECONDS
+from gputui.agent.lifecycle.execution import REPLACE_SECONDS, REPORTS_SECONDS
 from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.core.config import Workspace
 from gputui.runs.executors import EXECUTORS
@@ -68,7 +68,7 @@ class Bench:
         return str(self.connection.execute("SELECT state FROM runs WHERE run_id = 'a-1'").fetchone()[0])
 
     def placement(self) -> PlacementView | None:
-        self.clock += ALIVE_LOOK_SECONDS
+        self.clock += REPORTS_SECONDS
         self.supervisor.turn()
         return read_runs(self.connection)[-1].placement
 
