@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from gputui.agent.context import AgentContext
-from gputui.agent.housekeeping import LOOK_SECONDS, LogBounds, Quota, note_predecessor, rotate, trim
+from gputui.agent.housekeeping import note_predecessor
+from gputui.agent.log_sizes import LOOK_SECONDS, LogBounds, Quota, rotate, trim
 from gputui.agent.loop import HidingFormatter
 from gputui.core.config import Workspace
 from gputui.core.redaction import REDACTED
