@@ -1,4 +1,4 @@
-"""The sampler's messages as lines of NDJSON or of one CSV table. Pure.
+"""The sampler's messages as lines of NDJSON or of one CSV table, and the machine's state as one line.
 
 A line describes a GPU, the host, or a driver event at one time. Its ``kind`` is ``gpu``, ``gpu_slow``, ``host`` or
 ``gpu_event``. An unknown value is null, or an empty cell.
@@ -11,12 +11,13 @@ import io
 import json
 import logging
 import os
+import queue
 import threading
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 from msgspec.structs import asdict
 
@@ -27,6 +28,13 @@ from gputui.machine.aggregate import totals
 from gputui.machine.gpu_model import FastTick, GpuEvent, Inventory, ProcessTick, SlowTick
 from gputui.store.json_shapes import iso
 from gputui.store.series import GpuSample, GpuSlowSample, HostSample
+
+log = logging.getLogger(__name__)
+
+# What the sampler reported, while the disk does not answer.
+WAITING_BATCHES = 1200
+CLOSING_SECONDS = 5.0
+KEPT_FILES = 10
 
 Format = Literal["ndjson", "csv"]
 Message = Inventory | FastTick | SlowTick | ProcessTick | GpuEvent | HostSample
@@ -66,76 +74,47 @@ def csv_row(cells: list[Any]) -> bytes:
     return text.getvalue().encode()
 
 
-log = logging.getLogger(__name__)
-
-# Messages kept while the file cannot be written; older ones are counted as lost.
-WAITING_MESSAGES = 1200
-RETRY_SECONDS = 1.0
-CLOSING_SECONDS = 5.0
-KEPT_FILES = 10
-
-
 class RotatedFile:
-    """A file of lines with its predecessors ``path``.1, ``path``.2 up to KEPT_FILES. For one thread.
-
-    Methods raise OSError if the file cannot be written. The next write first ends a line that was written in part.
-    """
+    """A file of lines with its predecessors ``path``.1, ``path``.2 up to KEPT_FILES. For one thread. Methods raise
+    OSError if the file cannot be written."""
 
     def __init__(self, path: Path, rotate_bytes: int | None, header: bytes = b"") -> None:
         self._path = path
         self._rotate_bytes = rotate_bytes
         self._header = header
-        self._descriptor: int | None = None
-        self._size = 0
-        self._is_torn = False
+        self._file: IO[bytes] | None = None
 
     def write(self, text: bytes) -> None:
         """Append whole lines."""
-        if self._descriptor is None:
-            self._open()
-        if self._rotate_bytes is not None and self._size > len(self._header) and self._size >= self._rotate_bytes:
-            self._rotate()
-        if self._is_torn:
-            self._append(b"\n")
-            self._is_torn = False
-        self._append(text)
+        file = self._file or self._open()
+        if self._rotate_bytes is not None and file.tell() > len(self._header) and file.tell() >= self._rotate_bytes:
+            file = self._rotate()
+        file.write(text)
+        file.flush()
 
     def close(self) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
 
-    def _open(self) -> None:
+    def _open(self) -> IO[bytes]:
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        self._descriptor = os.open(self._path, flags, PRIVATE_FILE_MODE)
-        self._size = os.fstat(self._descriptor).st_size
-        # An earlier writer may have been killed within a line.
-        self._is_torn = self._size > 0 and os.pread(self._descriptor, 1, self._size - 1) != b"\n"
-        if self._size and os.pread(self._descriptor, len(self._header), 0) != self._header:
-            self._rotate()
-        elif not self._size and self._header:
-            self._append(self._header)
+        self._file = file = os.fdopen(os.open(self._path, flags, PRIVATE_FILE_MODE), "ab")
+        size = file.seek(0, os.SEEK_END)
+        if size and os.pread(file.fileno(), len(self._header), 0) != self._header:
+            return self._rotate()
+        if not size:
+            file.write(self._header)
+        return file
 
-    def _append(self, text: bytes) -> None:
-        assert self._descriptor is not None
-        remaining = memoryview(text)
-        try:
-            while remaining:
-                written = os.write(self._descriptor, remaining)
-                self._size += written
-                remaining = remaining[written:]
-        except OSError:
-            self._is_torn = len(remaining) < len(text) or self._is_torn
-            raise
-
-    def _rotate(self) -> None:
+    def _rotate(self) -> IO[bytes]:
         self.close()
         for number in range(KEPT_FILES - 1, 0, -1):
             older = self._numbered(number)
             if older.exists():
                 older.replace(self._numbered(number + 1))
         self._path.replace(self._numbered(1))
-        self._open()
+        return self._open()
 
     def _numbered(self, number: int) -> Path:
         return self._path.with_name(f"{self._path.name}.{number}")
@@ -148,10 +127,7 @@ class FileOutput:
         self._path, self._form = path, form
         header = csv_row(list(CSV_COLUMNS)) if form == "csv" else b""
         self._file = RotatedFile(path, rotate_bytes, header)
-        self._waiting: deque[tuple[Message, Mapping[str, int]]] = deque()
-        self._lost = 0
-        self._wake = threading.Event()
-        self._ending = threading.Event()
+        self._waiting: queue.Queue[bytes | None] = queue.Queue(WAITING_BATCHES)
         self._is_stuck = False
         self._thread = threading.Thread(target=self._run, name="file-output", daemon=True)
 
@@ -161,49 +137,31 @@ class FileOutput:
         self._thread.start()
 
     def take(self, messages: Iterable[Message], indices: Mapping[str, int]) -> None:
-        """Queue messages without blocking."""
-        for message in messages:
-            if len(self._waiting) >= WAITING_MESSAGES:
-                self._waiting.popleft()
-                self._lost += 1
-            self._waiting.append((message, indices))
-        self._wake.set()
+        """Queue messages without blocking; they are dropped while too many wait."""
+        text = b"".join(encoded(line, self._form) for message in messages for line in lines(message, indices))
+        with suppress(queue.Full):
+            self._waiting.put_nowait(text)
 
     def close(self) -> None:
         """Write queued messages, for at most CLOSING_SECONDS."""
-        self._ending.set()
-        self._wake.set()
+        with suppress(queue.Full):
+            self._waiting.put_nowait(None)
         self._thread.join(CLOSING_SECONDS)
 
     def _run(self) -> None:
-        while True:
-            self._wake.wait()
-            self._wake.clear()
-            is_last = self._ending.is_set()
-            if not self._drain() and not is_last:
-                self._ending.wait(RETRY_SECONDS)
-                self._wake.set()
-            if is_last:
-                self._file.close()
-                return
-
-    def _drain(self) -> bool:
-        """Write queued messages; return False if the file cannot be written now."""
-        while self._waiting:
-            message, indices = self._waiting.popleft()
-            text = b"".join(encoded(line, self._form) for line in lines(message, indices))
+        while (text := self._waiting.get()) is not None:
             try:
                 self._file.write(text)
             except OSError as error:
-                self._lost += 1
                 if not self._is_stuck:
                     log.warning("%s cannot be written (%s); samples are dropped until it can", self._path, error)
                 self._is_stuck = True
-                return False
+                continue
             if self._is_stuck:
-                log.warning("%s is written again; %d messages are missing from it", self._path, self._lost)
-                self._is_stuck, self._lost = False, 0
-        return True
+                log.warning("%s is written again; some samples are missing from it", self._path)
+                self._is_stuck = False
+        with suppress(OSError):
+            self._file.close()
 
 
 Shape = dict[str, Any]

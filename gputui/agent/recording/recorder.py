@@ -17,15 +17,15 @@ from gputui.runs.identity import read_stat
 from gputui.runs.processes import Owner, owner_of
 from gputui.runs.repository import transaction
 from gputui.store import series
+from gputui.store.database import is_locked
 from gputui.store.events import EventKind, add_event
 from gputui.store.series import GpuSample, GpuSlowSample, HostSample
-from gputui.version import VERSION
 
 log = logging.getLogger(__name__)
 
 Message = Inventory | FastTick | SlowTick | ProcessTick | GpuEvent | HostSample
 
-# Messages kept while the database cannot be written; older ones are counted as lost.
+# Messages kept while the database cannot be written; older ones are lost.
 BACKLOG_MESSAGES = 1200
 
 # A GPU on which every kernel fails reports thousands of XIDs; the newest suffice.
@@ -97,13 +97,12 @@ class Recorder:
     def __init__(self, connection: sqlite3.Connection, runs: Path, wall: Callable[[], float]) -> None:
         self._connection = connection
         self._wall = wall
-        self._waiting: deque[Message] = deque()
+        self._waiting: deque[Message] = deque(maxlen=BACKLOG_MESSAGES)
         self._ids: dict[str, int] = dict(connection.execute("SELECT uuid, gpu_id FROM gpus").fetchall())
         self._process_sets: dict[str, object] = {}
         self._owners = ProcessOwners(runs)
-        self.lost_messages = 0
-        self._stopped_at: float | None = None
-        self._stopped_by = ""
+        # Since when the database cannot be written (UTC unix seconds), and why.
+        self._stopped: tuple[float, str] | None = None
         self.inventory: Inventory | None = None
         self.fast: dict[str, GpuSample] = {}
         self.fast_at = 0.0
@@ -142,9 +141,6 @@ class Recorder:
                 self.reported.append(message)
             elif isinstance(message, Inventory):
                 self.inventory = message
-            if len(self._waiting) >= BACKLOG_MESSAGES:
-                self._waiting.popleft()
-                self.lost_messages += 1
             self._waiting.append(message)
 
     def flush(self, *, heartbeat: bool = False) -> bool:
@@ -152,45 +148,26 @@ class Recorder:
         return False and keep the queue."""
         if not self._waiting:
             return True
-        ids = dict(self._ids)
-        sets = dict(self._process_sets)
+        ids, sets = dict(self._ids), dict(self._process_sets)
         try:
             with transaction(self._connection):
                 for message in self._waiting:
                     self._write(message)
                 if heartbeat:
                     self._connection.execute("UPDATE agent SET heartbeat_at = ?", (self._wall(),))
-                if self.lost_messages:
-                    add_event(
-                        self._connection,
-                        "recording_interrupted",
-                        self._what_was_lost(),
-                        now=self._wall(),
-                        severity="warning",
-                    )
+                if self._stopped is not None:
+                    at, why = self._stopped
+                    text = f"the database could not be written for {self._wall() - at:.0f} s ({why})"
+                    add_event(self._connection, "recording_interrupted", text, now=self._wall(), severity="warning")
         except sqlite3.OperationalError as error:
             self._ids, self._process_sets = ids, sets
-            if self._stopped_at is None:
-                self._stopped_at, self._stopped_by = self._wall(), str(error)
-                if error.sqlite_errorcode == sqlite3.SQLITE_ERROR:
-                    # Neither a full disk nor a lock: the tables do not match this program.
-                    self._stopped_by = f"the tables do not fit gputui {VERSION}: {error}"
-                    log.error("nothing is recorded: %s; this is a defect of gputui, please report it", self._stopped_by)
-                else:
-                    log.warning("recording stopped (%s); runs continue; it restarts by itself", error)
+            if self._stopped is None and not is_locked(error):
+                self._stopped = self._wall(), str(error)
+                log.warning("recording stopped (%s); runs continue; it restarts by itself", error)
             return False
-        if self._stopped_at is not None:
-            log.warning("recording resumed after %.0f s", self._wall() - self._stopped_at)
         self._waiting.clear()
-        self.lost_messages = 0
-        self._stopped_at = None
+        self._stopped = None
         return True
-
-    def _what_was_lost(self) -> str:
-        lost = f"{self.lost_messages} hardware messages were lost while the database could not be written"
-        if self._stopped_at is None:
-            return lost
-        return f"{lost} for {self._wall() - self._stopped_at:.0f} s ({self._stopped_by})"
 
     def _write(self, message: Message) -> None:
         match message:
