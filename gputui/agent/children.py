@@ -1,4 +1,5 @@
-"""Processes that work for the agent and outlive it, for sinks and studies: started, adopted, restarted."""
+"""Processes that work for the agent and outlive it, for sinks and studies: started, adopted,
+restarted."""
 
 from __future__ import annotations
 
@@ -24,11 +25,13 @@ STEADY_SECONDS = 600.0
 
 @dataclass(slots=True)
 class Child:
-    """The process of one task: a module of gputui, which takes the lock file ``lock`` and ends when the task is done.
+    """The process of one task: a module of gputui, which takes the lock file ``lock`` and ends when
+    the task is done.
 
-    ``delays`` are the seconds before a restart, by the number of consecutive ``failures``. Times are monotonic:
-    ``began_at`` is the last start or adoption, ``next_start`` the earliest next one. ``adopted`` is the holder of the
-    lock if another agent or a person started it; a person's process is never killed.
+    ``delays`` are the seconds before a restart, by the number of consecutive ``failures``. Times
+    are monotonic: ``began_at`` is the last start or adoption, ``next_start`` the earliest next one.
+    ``adopted`` is the holder of the lock if another agent or a person started it; a person's
+    process is never killed.
     """
 
     module: str
@@ -49,7 +52,8 @@ class Child:
         return self.process is not None or self.adopted is not None
 
     def turn(self, now: float) -> str | None:
-        """Follow the process, or start one that is due. Return the problem of one that has just failed."""
+        """Follow the process, or start one that is due. Return the problem of one that has just
+        failed."""
         if self.is_running:
             if self._lives():
                 return None
@@ -70,7 +74,8 @@ class Child:
         return problem
 
     def kill(self) -> None:
-        """Kill the process unless a person started it. One in uninterruptible sleep is not waited for."""
+        """Kill the process unless a person started it. One in uninterruptible sleep is not waited
+        for."""
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             with suppress(subprocess.TimeoutExpired):
@@ -95,7 +100,8 @@ class Child:
         return self.adopted is not None and is_alive(self.adopted.identity)
 
     def _outcome(self) -> str | None:
-        """The problem of the process that has ended; None if it succeeded, or was not started by this agent."""
+        """The problem of the process that has ended; None if it succeeded, or was not started by
+        this agent."""
         code = 0 if self.process is None else self.process.returncode
         report = ""
         if self._report is not None:
@@ -110,8 +116,9 @@ class Child:
         return report or f"its process {how}"
 
     def _begin(self) -> None:
-        """Adopt the process that holds the lock, or start one in a new session, so that it outlives this agent. It
-        reports a failure to the descriptor in ``--tell``; its output goes to the log. Raises OSError."""
+        """Adopt the process that holds the lock, or start one in a new session, so that it outlives
+        this agent. It reports a failure to the descriptor in ``--tell``; its output goes to the
+        log. Raises OSError."""
         found = holder(self.lock)
         if found is not None and is_alive(found.identity) and has_open(found.identity.pid, self.lock) is not False:
             self.adopted = found

@@ -1,8 +1,9 @@
 """The janitor: a thread that tidies the store beside the loop, with a connection of its own.
 
-It rolls up samples, sums energy, deletes what is beyond the limits of record.yaml and the lines of removed runs,
-returns free pages, and moves the write-ahead log into the database. Each of its transactions changes at most about
-1000 rows, and takes the lock that the loop holds during a turn, so neither waits for the other longer than that.
+It rolls up samples, sums energy, deletes what is beyond the limits of record.yaml and the lines of
+removed runs, returns free pages, and moves the write-ahead log into the database. Each of its
+transactions changes at most about 1000 rows, and takes the lock that the loop holds during a turn,
+so neither waits for the other longer than that.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ KEPT_FREE_PAGES = 8192
 MOVED_AT_BYTES = 4 << 20
 # What can wait is not written while the log is this long.
 LONG_LOG_BYTES = 12 << 20
-# A commit of the loop moves a log of this size itself, so that the log is bounded even if this thread hangs.
+# A commit of the loop moves a log of this size itself, so that the log is bounded even if this
+# thread hangs.
 LIMIT_PAGES = 8192
 _KEPT_LOG_BYTES = 1 << 20
 
@@ -57,7 +59,8 @@ _OF_SOURCES = (
     ("rejected_lines", "generation, byte_offset", ROWS_AT_ONCE),
     ("metric_envelopes", "rowid", BLOCKS_AT_ONCE),
 )
-# Table, key, and the condition of expired rows; ?1 is the oldest time to keep. Events of a run go with the run.
+# Table, key, and the condition of expired rows; ?1 is the oldest time to keep. Events of a run go
+# with the run.
 _EXPIRING = (
     ("alerts", "alert_id", "raised_at < ?1 AND cleared_at < ?1"),
     ("events", "event_id", "at < ?1 AND (run_id IS NULL OR run_id NOT IN (SELECT run_id FROM runs))"),
@@ -68,7 +71,8 @@ _EXPIRING = (
 
 @dataclass(slots=True)
 class Janitor:
-    """The upkeep of one store. ``writing`` is held by whoever writes; ``now`` returns UTC unix seconds."""
+    """The upkeep of one store. ``writing`` is held by whoever writes; ``now`` returns UTC unix
+    seconds."""
 
     workspace: Workspace
     recorder: Recorder
@@ -119,8 +123,9 @@ class Janitor:
 
     @property
     def is_log_late(self) -> bool:
-        """Whether a long log is being moved. Metrics should not be added meanwhile: the log restarts only once all of
-        it is moved, and at its limit a commit of the loop has to move it."""
+        """Whether a long log is being moved. Metrics should not be added meanwhile: the log
+        restarts only once all of it is moved, and at its limit a commit of the loop has to move
+        it."""
         return self.is_moving_log and self._log_bytes() >= LONG_LOG_BYTES
 
     # --- the thread -----------------------------------------------------------------------------------------------
@@ -131,8 +136,8 @@ class Janitor:
         if self._connection is None:
             # One thread at a time uses it: the one that starts the janitor hands it over.
             self._connection = open_commander(self.workspace.database, check_same_thread=False)
-            # What is done under the lock must wait neither for the disk nor for another program: no sync at a commit,
-            # no move of the log, no patience.
+            # What is done under the lock must wait neither for the disk nor for another program: no
+            # sync at a commit, no move of the log, no patience.
             for setting in ("synchronous = NORMAL", "wal_autocheckpoint = 0", f"busy_timeout = {BUSY_MILLISECONDS}"):
                 self._connection.execute(f"PRAGMA {setting}")
             self._connection.execute(f"PRAGMA journal_size_limit = {_KEPT_LOG_BYTES}")
@@ -169,12 +174,14 @@ class Janitor:
         self._trouble = text
 
     def work(self) -> bool:
-        """Do one step of each thing that is due; True if more is left. Raises sqlite3.Error and OSError."""
+        """Do one step of each thing that is due; True if more is left. Raises sqlite3.Error and
+        OSError."""
         self._move_log()
         if self._log_bytes() >= LONG_LOG_BYTES:
             return False
         wall, is_more = self.now(), False
-        # Spans are rolled up only when all their samples are stored. Deletion goes on: it may make room.
+        # Spans are rolled up only when all their samples are stored. Deletion goes on: it may make
+        # room.
         if not self.recorder.is_waiting:
             is_more = Rollups(self.connection, self.interval_seconds, self.write).turn(wall)
             if self._is_due("energy", ENERGY_SECONDS):
@@ -221,7 +228,8 @@ class Janitor:
         return is_more
 
     def _delete_lines(self) -> bool:
-        """Delete lines of one source of a removed run, and a source without lines; True if more are left."""
+        """Delete lines of one source of a removed run, and a source without lines; True if more are
+        left."""
         row = self.connection.execute(_NEXT_SOURCE).fetchone()
         self.has_lines = row is not None and self._has_room()
         if row is None or not self.has_lines:
@@ -240,15 +248,16 @@ class Janitor:
         return True
 
     def _has_room(self) -> bool:
-        """Whether a transaction can be written without taking disk space that recording needs: with little of it, only
-        into an empty log."""
+        """Whether a transaction can be written without taking disk space that recording needs: with
+        little of it, only into an empty log."""
         if shutil.disk_usage(self.workspace.state).free >= ROOM_BYTES:
             return True
         is_busy, frames, moved = self.connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         return not is_busy and frames == moved
 
     def _return_pages(self) -> bool:
-        """Return free pages, which removed runs leave, to the file system; True if more may be left."""
+        """Return free pages, which removed runs leave, to the file system; True if more may be
+        left."""
         if pragma(self.connection, "freelist_count") <= KEPT_FREE_PAGES:
             return False
         with self.writing:
@@ -259,8 +268,9 @@ class Janitor:
     # --- the write-ahead log --------------------------------------------------------------------------------------
 
     def _move_log(self) -> None:
-        """Move a log that has grown into the database, as much as readers of an old state allow. A commit does not wait
-        for the disk, but this does, and a run that saves may keep the disk busy for seconds."""
+        """Move a log that has grown into the database, as much as readers of an old state allow. A
+        commit does not wait for the disk, but this does, and a run that saves may keep the disk
+        busy for seconds."""
         if self._log_bytes() >= MOVED_AT_BYTES:
             self.is_moving_log = True
             try:
@@ -307,8 +317,9 @@ class Janitor:
 
 
 def bound_log(connection: sqlite3.Connection) -> None:
-    """Leave it to the janitor to move the write-ahead log of the loop's connection, up to LIMIT_PAGES. An emptied log
-    is truncated, so that its size says how much is to be moved; the rest is a reserve for a full disk."""
+    """Leave it to the janitor to move the write-ahead log of the loop's connection, up to
+    LIMIT_PAGES. An emptied log is truncated, so that its size says how much is to be moved; the
+    rest is a reserve for a full disk."""
     connection.execute(f"PRAGMA wal_autocheckpoint = {LIMIT_PAGES}")
     connection.execute(f"PRAGMA journal_size_limit = {_KEPT_LOG_BYTES}")
 

@@ -1,7 +1,7 @@
 """The sinks of all runs: each has a process until its run is over and fully exported.
 
-The state is outside the agent's memory: the lock of a sink says who writes it, its file in the run's folder how far it
-is, and the events of the run what was reported.
+The state is outside the agent's memory: the lock of a sink says who writes it, its file in the
+run's folder how far it is, and the events of the run what was reported.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ RECENT_SECONDS = 7 * 86400.0
 class LiveSink:
     """One sink of one run.
 
-    ``reported`` is the newest event if it reports a problem, with its time (UTC unix seconds); ``problem`` is the last
-    one that this agent met. ``deadline`` (monotonic), when the sink is given up, is None until the run is over.
-    ``written_at`` is the last known write, in UTC unix seconds.
+    ``reported`` is the newest event if it reports a problem, with its time (UTC unix seconds);
+    ``problem`` is the last one that this agent met. ``deadline`` (monotonic), when the sink is
+    given up, is None until the run is over. ``written_at`` is the last known write, in UTC unix
+    seconds.
     """
 
     context: AgentContext
@@ -57,7 +58,8 @@ class LiveSink:
     written_at: float = 0.0
 
     def recall(self) -> None:
-        """Restore a problem that a former agent reported, so that it is not reported twice and its end is reported."""
+        """Restore a problem that a former agent reported, so that it is not reported twice and its
+        end is reported."""
         last = last_kind(self.context.connection, self.run_id, SINK_KINDS, self.name)
         self.reported = None if last is None or last[0] == "sink_recovered" else last
 
@@ -99,7 +101,8 @@ class LiveSink:
         return False
 
     def _note_progress(self, now: float) -> None:
-        """Extend the deadline of a sink that has written something, and report the end of its problem."""
+        """Extend the deadline of a sink that has written something, and report the end of its
+        problem."""
         remembered = self.place.read()
         since = 0.0 if self.reported is None else self.reported[1]
         if remembered is None or remembered.at <= max(self.written_at, since):

@@ -1,4 +1,5 @@
-"""The processes of studies: the store says which studies need one, a study's lock says who serves it."""
+"""The processes of studies: the store says which studies need one, a study's lock says who serves
+it."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ SELECT study_id FROM studies AS s WHERE state IN ('running', 'stopping') OR stat
 
 @dataclass(slots=True)
 class Studies:
-    """The processes of the studies of one state directory. ``reported`` are the problems that became events."""
+    """The processes of the studies of one state directory. ``reported`` are the problems that
+    became events."""
 
     context: AgentContext
     served: dict[str, Child] = field(default_factory=dict)

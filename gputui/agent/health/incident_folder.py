@@ -49,8 +49,8 @@ def incident_folder(run_dir: Path, attempt: int, kind: str | None = None) -> Pat
 
 
 def write(workspace: Workspace, task: PostmortemTask, findings: PostmortemResult, plan: RecoveryPlan) -> None:
-    """Write the folder of an attempt. Raises OSError, StoreError or sqlite3.Error and leaves what was
-    written until then."""
+    """Write the folder of an attempt. Raises OSError, StoreError or sqlite3.Error and leaves what
+    was written until then."""
     run_id, number, incident = task.attempt.run_id, task.attempt.number, findings.incident
     folder = incident_folder(workspace.run_dir(run_id), number)
     # The run's own folder is not created: it is missing if the run was removed.

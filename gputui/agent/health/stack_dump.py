@@ -1,4 +1,5 @@
-"""The stacks of a hung attempt's processes, written to the run's folder before the attempt is ended.
+"""The stacks of a hung attempt's processes, written to the run's folder before the attempt is
+ended.
 
 SIGABRT makes a process dump its stacks: gputui sets PYTHONFAULTHANDLER for every attempt, whose
 handler writes the stacks of all threads to standard error from C, even while Python waits in a

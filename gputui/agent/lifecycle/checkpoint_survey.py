@@ -246,7 +246,8 @@ def claim(folder: Path, home: Path) -> FolderClaim | None:
 
 
 def scan(search: CheckpointSearch, now: float) -> CheckpointScan:
-    """Scan the folder of an attempt at ``now`` (UTC unix seconds). Raises what `surveyed` raises."""
+    """Scan the folder of an attempt at ``now`` (UTC unix seconds). Raises what `surveyed`
+    raises."""
     held = claim(search.real_folder, search.home)
     return CheckpointScan(search, surveyed(search, lambda: now), now, held)
 

@@ -1,5 +1,5 @@
-"""The phases of an attempt: an executor serves it (Serving), its leftover processes are killed and its
-metrics read (Sweeping), and a job examines what it left (Postmortem).
+"""The phases of an attempt: an executor serves it (Serving), its leftover processes are killed and
+its metrics read (Sweeping), and a job examines what it left (Postmortem).
 
 A run counts as running once its metrics have a step, or its command has lived for a while.
 """

@@ -119,8 +119,8 @@ def foreign_bytes(recorder: Recorder, uuid: str) -> int | None:
 @dataclass(slots=True, eq=False)
 class Releasing:
     """A GPU of an ended attempt. It is free once its memory is back at ``baseline_bytes`` (None:
-    unknown) and no process of the attempt is left, or at ``deadline`` (monotonic) if the driver does
-    not answer. ``is_held``: unkillable processes hold it."""
+    unknown) and no process of the attempt is left, or at ``deadline`` (monotonic) if the driver
+    does not answer. ``is_held``: unkillable processes hold it."""
 
     run_id: str
     attempt: int
@@ -141,8 +141,8 @@ class GpuRelease:
     entries: list[Releasing] = field(default_factory=list)
 
     def adopt(self) -> None:
-        """Continue the releases of a former agent: what living processes hold, and the leases of runs
-        that are over. Raises sqlite3.Error."""
+        """Continue the releases of a former agent: what living processes hold, and the leases of
+        runs that are over. Raises sqlite3.Error."""
         connection = self.context.connection
         ended = connection.execute(
             "SELECT run_id, number, gpus FROM attempts WHERE ended_at NOTNULL AND gpus != '[]' AND run_id IN "

@@ -1,5 +1,5 @@
-"""An attempt that may have live processes, in memory: its executor, its phase, and what is found when
-it ends.
+"""An attempt that may have live processes, in memory: its executor, its phase, and what is found
+when it ends.
 
 A phase carries the data legal in it. What must outlive the agent is in the store and in the run's
 folder.
@@ -106,7 +106,8 @@ Phase = Serving | Sweeping | Postmortem
 
 @dataclass(slots=True)
 class LiveAttempt:
-    """An attempt that may have live processes, of the run that is ``resolved``. Times are monotonic."""
+    """An attempt that may have live processes, of the run that is ``resolved``. Times are
+    monotonic."""
 
     record: Attempt
     executor: ExecutorProcess

@@ -117,8 +117,8 @@ class _Plan(Struct, frozen=True):
 
 
 class _Attempt(NamedTuple):
-    """An attempt as read from its folder. ``started`` and ``ended`` are the records of its executor,
-    None before it has written them."""
+    """An attempt as read from its folder. ``started`` and ``ended`` are the records of its
+    executor, None before it has written them."""
 
     number: int
     plan: _Plan

@@ -298,8 +298,9 @@ class Supervisor:
         )
 
     def note_stop(self, run: Run, *, intent: str, actor: str, at_once: bool, reason: str | None = None) -> RunState:
-        """Store that a run is to end, in the caller's transaction; return its state then. `signal_stop`
-        follows, and the end is noticed like any other. ``reason`` is given by a study."""
+        """Store that a run is to end, in the caller's transaction; return its state then.
+        `signal_stop` follows, and the end is noticed like any other. ``reason`` is given by a
+        study."""
         context, run_id, now = self.context, run.run_id, self.context.now()
         connection = context.connection
         if not run.state.has_attempt:

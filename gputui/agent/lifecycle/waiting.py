@@ -50,8 +50,8 @@ DEADLINE_SECONDS = 900.0
 
 @dataclass(slots=True)
 class RecoveryWaits:
-    """The waits of all recovering runs. Only jobs read folders of checkpoints, whose file system may
-    hang. ``next_due`` is the monotonic time of the next check, infinite without such runs."""
+    """The waits of all recovering runs. Only jobs read folders of checkpoints, whose file system
+    may hang. ``next_due`` is the monotonic time of the next check, infinite without such runs."""
 
     context: AgentContext
     parts: Parts

@@ -1,7 +1,8 @@
-"""The sampler's messages as lines of NDJSON or of one CSV table, and the machine's state as one line.
+"""The sampler's messages as lines of NDJSON or of one CSV table, and the machine's state as one
+line.
 
-A line describes a GPU, the host, or a driver event at one time. Its ``kind`` is ``gpu``, ``gpu_slow``, ``host`` or
-``gpu_event``. An unknown value is null, or an empty cell.
+A line describes a GPU, the host, or a driver event at one time. Its ``kind`` is ``gpu``,
+``gpu_slow``, ``host`` or ``gpu_event``. An unknown value is null, or an empty cell.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ CSV_COLUMNS = tuple(dict.fromkeys((*_LEADING, *(name for kind in _KINDS for name
 
 
 def lines(message: Message, indices: Mapping[str, int]) -> Iterator[Line]:
-    """The lines of a message; ``indices`` maps UUIDs to GPU indices. Lists of processes are left out, because they name
-    other users' programs."""
+    """The lines of a message; ``indices`` maps UUIDs to GPU indices. Lists of processes are left
+    out, because they name other users' programs."""
     if isinstance(message, FastTick | SlowTick):
         kind = "gpu" if isinstance(message, FastTick) else "gpu_slow"
         for sample in message.gpus:
@@ -75,8 +76,8 @@ def csv_row(cells: list[Any]) -> bytes:
 
 
 class RotatedFile:
-    """A file of lines with its predecessors ``path``.1, ``path``.2 up to KEPT_FILES. For one thread. Methods raise
-    OSError if the file cannot be written."""
+    """A file of lines with its predecessors ``path``.1, ``path``.2 up to KEPT_FILES. For one
+    thread. Methods raise OSError if the file cannot be written."""
 
     def __init__(self, path: Path, rotate_bytes: int | None, header: bytes = b"") -> None:
         self._path = path

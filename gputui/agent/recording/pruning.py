@@ -1,6 +1,8 @@
-"""Delete samples, minutes and hours beyond the limits of age and size: a slice at a time, the oldest first.
+"""Delete samples, minutes and hours beyond the limits of age and size: a slice at a time, the
+oldest first.
 
-Samples are deleted only after their hour was rolled up. The janitor returns free pages to the file system.
+Samples are deleted only after their hour was rolled up. The janitor returns free pages to the file
+system.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from gputui.store.database import room
 from gputui.store.rollups import DAY, HOUR, MINUTE
 from gputui.store.series import GPU, HOST, HOST_ID, SLOW
 
-# Delete until the size is this fraction below the limit, so that not every second has something to delete.
+# Delete until the size is this fraction below the limit, so that not every second has something to
+# delete.
 SIZE_SLACK = 0.02
 
 # A limit before every sample.
@@ -23,7 +26,8 @@ _NOTHING = -1.0
 
 
 class _Source(NamedTuple):
-    """The rows of a GPU or of the host in a table of samples, minutes or hours, selected by an SQL condition."""
+    """The rows of a GPU or of the host in a table of samples, minutes or hours, selected by an SQL
+    condition."""
 
     table: str
     condition: str
@@ -37,7 +41,8 @@ class Pruning(NamedTuple):
     write: Write
 
     def turn(self, retention: Retention, now: float) -> bool:
-        """Delete one slice; False if there is nothing to delete. ``now`` is UTC unix seconds. Raises sqlite3.Error."""
+        """Delete one slice; False if there is nothing to delete. ``now`` is UTC unix seconds.
+        Raises sqlite3.Error."""
 
         def older_than(kept_seconds: float | None) -> float:
             return _NOTHING if kept_seconds is None else now - kept_seconds
@@ -76,8 +81,8 @@ class Pruning(NamedTuple):
         )
 
     def _cut(self, sources: Sequence[_Source], limit: float, slice_seconds: int, then: Sequence[str]) -> bool:
-        """Delete the oldest rows before ``limit``, up to the end of a slice, and execute ``then`` with ``:cut``, the
-        oldest time that is kept. False if there are none."""
+        """Delete the oldest rows before ``limit``, up to the end of a slice, and execute ``then``
+        with ``:cut``, the oldest time that is kept. False if there are none."""
         # A cut within an hour would leave a part of it.
         limit = limit // min(slice_seconds, HOUR) * min(slice_seconds, HOUR)
         begins = []
@@ -95,7 +100,8 @@ class Pruning(NamedTuple):
         return True
 
     def _rolled_up_until(self) -> float:
-        """The time up to which the samples of every source are rolled up into hours (UTC unix seconds)."""
+        """The time up to which the samples of every source are rolled up into hours (UTC unix
+        seconds)."""
         least, marks, gpus = self.connection.execute(
             "SELECT min(until), count(*), (SELECT count(*) FROM gpus) FROM rollup_marks WHERE span_seconds = ?", (HOUR,)
         ).fetchone()

@@ -1,5 +1,5 @@
-"""The recorder: writes the sampler's messages to the hardware history and keeps the newest in memory for the
-scheduler."""
+"""The recorder: writes the sampler's messages to the hardware history and keeps the newest in
+memory for the scheduler."""
 
 from __future__ import annotations
 
@@ -50,8 +50,9 @@ _INSERT_SLOW = _insert(series.SLOW.table, ["at", "gpu_id", *_SLOW_COLUMNS])
 
 
 class ProcessOwners:
-    """Run and rank of a process, from its environment tag or its ancestors. Neither changes while the process lives, so
-    each is read once. ``runs`` is the folder of this home's runs; runs of other homes do not count."""
+    """Run and rank of a process, from its environment tag or its ancestors. Neither changes while
+    the process lives, so each is read once. ``runs`` is the folder of this home's runs; runs of
+    other homes do not count."""
 
     def __init__(self, runs: Path) -> None:
         self._runs = str(runs)
@@ -75,7 +76,8 @@ class ProcessOwners:
 
 
 def _digits(name: str) -> int | None:
-    """Decimals that a value is stored with, by the resolution of its source; None if it is not a float."""
+    """Decimals that a value is stored with, by the resolution of its source; None if it is not a
+    float."""
     if name.endswith("_bytes_per_second"):
         return 0
     if name in ("cpu_percent", "load_1m"):
@@ -92,7 +94,8 @@ def _stored(sample: HostSample | GpuSample | GpuSlowSample, name: str) -> object
 
 
 class Recorder:
-    """Writes hardware messages in one transaction per batch, and keeps the newest of each kind in memory."""
+    """Writes hardware messages in one transaction per batch, and keeps the newest of each kind in
+    memory."""
 
     def __init__(self, connection: sqlite3.Connection, runs: Path, wall: Callable[[], float]) -> None:
         self._connection = connection
@@ -144,8 +147,8 @@ class Recorder:
             self._waiting.append(message)
 
     def flush(self, *, heartbeat: bool = False) -> bool:
-        """Write queued messages and, with ``heartbeat``, that the agent is alive. If the database cannot be written,
-        return False and keep the queue."""
+        """Write queued messages and, with ``heartbeat``, that the agent is alive. If the database
+        cannot be written, return False and keep the queue."""
         if not self._waiting:
             return True
         ids, sets = dict(self._ids), dict(self._process_sets)

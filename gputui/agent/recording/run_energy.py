@@ -1,7 +1,7 @@
 """The energy of each attempt, summed from the energy counters of its GPUs.
 
-The sum is stored together with the time up to which readings are counted, so that each reading counts once. It outlives
-the readings.
+The sum is stored together with the time up to which readings are counted, so that each reading
+counts once. It outlives the readings.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from gputui.store.attempts import consumed_joules, fellows, own_seconds
 from gputui.store.series import SLOW
 
 BORDER_SECONDS = 120.0
-"""If an attempt begins or ends between two readings further apart than this, the difference does not count, because the
-attempt's part of it is unknown. Within an attempt any distance counts."""
+"""If an attempt begins or ends between two readings further apart than this, the difference does
+not count, because the attempt's part of it is unknown. Within an attempt any distance counts."""
 
 READINGS_AT_ONCE = 5000
 
 
 class EnergyTally(Struct, frozen=True):
-    """Sum for one GPU of one attempt, with time (UTC unix seconds) and counter of the newest counted reading. The
-    counter is None before the first one."""
+    """Sum for one GPU of one attempt, with time (UTC unix seconds) and counter of the newest
+    counted reading. The counter is None before the first one."""
 
     until: float
     counter_joules: float | None = None
@@ -42,8 +42,8 @@ def with_reading(
     ended: float | None,
     others: Sequence[tuple[float, float]] = (),
 ) -> EnergyTally:
-    """Add a reading to the tally of an attempt that ran from ``began`` to ``ended``. ``others`` are the begins and ends
-    of attempts that shared the GPU; each gets an equal part. Pure."""
+    """Add a reading to the tally of an attempt that ran from ``began`` to ``ended``. ``others`` are
+    the begins and ends of attempts that shared the GPU; each gets an equal part. Pure."""
     before = tally.counter_joules
     if before is None:
         return replace(tally, until=at, counter_joules=counter_joules)
@@ -103,7 +103,8 @@ def _count_readings(
 def _readings(
     connection: sqlite3.Connection, uuid: str, after: float, last: float
 ) -> tuple[list[tuple[float, float]], float]:
-    """Up to READINGS_AT_ONCE counter values of a GPU after a time and up to ``last``, and the time that they reach."""
+    """Up to READINGS_AT_ONCE counter values of a GPU after a time and up to ``last``, and the time
+    that they reach."""
     row = connection.execute("SELECT gpu_id FROM gpus WHERE uuid = ?", (uuid,)).fetchone()
     end = math.nextafter(last, math.inf)
     if row is None:

@@ -1,8 +1,9 @@
 """Rollups of samples into minutes, hours and days.
 
-A span that is over is computed from stored samples. A mark of progress moves in the transaction that writes the span's
-row, so the successor of a killed agent repeats the span. A span that is repeated because the clock was set back gives
-the same row plus its new samples. A day is computed from its hours in the transaction that writes one of them.
+A span that is over is computed from stored samples. A mark of progress moves in the transaction
+that writes the span's row, so the successor of a killed agent repeats the span. A span that is
+repeated because the clock was set back gives the same row plus its new samples. A day is computed
+from its hours in the transaction that writes one of them.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ class Rollups:
     write: Write
 
     def turn(self, now: float) -> bool:
-        """Roll up at most an hour of each source that is over by ``now`` (UTC unix seconds); True if more are left.
-        Raises sqlite3.Error without a partial change."""
+        """Roll up at most an hour of each source that is over by ``now`` (UTC unix seconds); True
+        if more are left. Raises sqlite3.Error without a partial change."""
         # A span's energy needs the first counter reading after it.
         over_by = now - max(SLOW_SECONDS, self.interval_seconds) * 2
         sources = [HOST_ID, *(row[0] for row in self.connection.execute("SELECT gpu_id FROM gpus ORDER BY gpu_id"))]
@@ -63,7 +64,8 @@ class Rollups:
         """Roll up an hour of one source after its mark; True if more is left before ``end``."""
         series, columns = (HOST, _HOST_COLUMNS) if source == HOST_ID else (GPU, _GPU_COLUMNS)
         first = samples.between(self.connection, series, source, (), mark, end, 1)
-        # Where the mark is after the end, the clock was set back: new samples belong to spans that are done already.
+        # Where the mark is after the end, the clock was set back: new samples belong to spans that
+        # are done already.
         until = min(end, int(first[0][0] // HOUR + 1) * HOUR) if first else end
         rows = samples.between(self.connection, series, source, columns, mark, until)
         spans = [(at, list(group)) for at, group in groupby(rows, key=lambda row: int(row[0] // span) * span)]
@@ -127,7 +129,8 @@ class Rollups:
 
 
 def renew_days(connection: sqlite3.Connection, source: int, hours: Iterable[int]) -> None:
-    """Recompute the days of a source that contain ``hours`` (UTC unix seconds). Raises sqlite3.Error."""
+    """Recompute the days of a source that contain ``hours`` (UTC unix seconds). Raises
+    sqlite3.Error."""
     query = _HOST_DAY if source == HOST_ID else _GPU_DAY
     for day in sorted({hour // DAY * DAY for hour in hours}):
         connection.execute(query, {"gpu_id": source, "day": float(day), "end": float(day + DAY)})
@@ -153,7 +156,8 @@ def _day_query(kind: str, kept: Sequence[Kept], own: Sequence[tuple[str, str]]) 
 
 
 def _mean(name: str, digits: int) -> str:
-    """SQL for the mean of an hourly column, weighted by samples; hours without a value are left out."""
+    """SQL for the mean of an hourly column, weighted by samples; hours without a value are left
+    out."""
     return f"round(sum({name} * sample_count) / sum(CASE WHEN {name} NOTNULL THEN sample_count END), {digits})"
 
 
