@@ -18,7 +18,7 @@ from itertools import pairwise
 from msgspec import Struct
 
 from gputui.recovery.kinds import KINDS, Tier
-from gputui.recovery.tracebacks import Chain, Raised, bare, plain
+from gputui.recovery.tracebacks import Chain, Raised, bare
 from gputui.runs.logs import lines_of
 
 
@@ -204,14 +204,6 @@ LINES: tuple[Signature, ...] = (
     _prints("import_error", r"\S*python[\d.]*: (?:No module named \S+|Error while finding module specification for )"),
 )  # fmt: skip
 
-# Messages of NCCL, and of the watchdog of torch's process group, about failing communication. NCCL also warns about
-# missing libraries and plugins, so only words of failure count.
-_NCCL_TROUBLE = (
-    re.compile(_NCCL_LOG + r"(?i:error|fail(?:ed|ure)|timed out|timeout|aborted|closed by remote peer)"),
-    re.compile(_TORCH_LOG + r"(?i:error|timeout|timed out|got stuck|exception|aborted)"),
-)
-_WITHOUT = re.compile(r"(?i:failed to (?:open|find|load)|could not (?:open|find|load)|no plugin|not supported)")
-
 _TERMINATE = re.compile(r"^terminate called after throwing an instance of '([^']+)'")
 _WHAT = re.compile(r"^\s+what\(\):\s+(.*)$")
 
@@ -266,16 +258,6 @@ def match_lines(text: str) -> list[tuple[Signature, str]]:
                 matches.append((signature, line))
                 break
     return matches
-
-
-def nccl_trouble(text: str) -> list[str]:
-    """The lines of a log in which NCCL or torch's watchdog reports failing communication."""
-    if "NCCL" not in text:
-        return []
-    lines = (bare(line) for line in lines_of(plain(text)) if "NCCL" in line)
-    return [
-        line for line in lines if any(pattern.match(line) for pattern in _NCCL_TROUBLE) and not _WITHOUT.search(line)
-    ]
 
 
 def terminate_message(text: str) -> Raised | None:

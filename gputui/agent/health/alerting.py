@@ -12,18 +12,15 @@ import math
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NamedTuple, cast
 
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.live_attempt import LiveAttempt
-from gputui.agent.lifecycle.run_files import attempt_dir, redactor_of
 from gputui.agent.outbox import owe_alert
 from gputui.core import units
 from gputui.core.config import file_identity
 from gputui.core.text import clean
 from gputui.recovery.policies import NoticeTarget
-from gputui.recovery.signatures import nccl_trouble
 from gputui.recovery.watch.course import OLD_SECONDS, RateSchedule
 from gputui.recovery.watch.engine import (
     AlertChange,
@@ -37,7 +34,6 @@ from gputui.recovery.watch.engine import (
 )
 from gputui.recovery.watch.machine import GpuWatch, HostWatch
 from gputui.recovery.watch.rules import RULES, Observation, Rule, RuleSet, SubjectKind
-from gputui.runs.logs import RankLog, rank_logs, read_window
 from gputui.runs.repository import transaction
 from gputui.runs.spec import spec_of
 from gputui.store import alerts
@@ -105,10 +101,6 @@ class Alerting:
     runs: dict[str, RunRules] = field(default_factory=dict)
     file_due: float = float("-inf")
     file_read: tuple[int, int, int] | None = None
-    nccl_logs: NcclLogs = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.nccl_logs = NcclLogs(self.context)
 
     def notice_target(self) -> NoticeTarget | None:
         """Where alerts are sent, or None."""
@@ -258,7 +250,7 @@ class Alerting:
         followed = {key.subject_id for key in self.engine.states if key.subject == "run"}
         for gone in self.runs.keys() - training.keys() - followed:
             del self.runs[gone]
-        errors = self._nccl_errors([live.record for live in training.values()])
+        errors = self._nccl_errors()
         for run_id in dict.fromkeys([*training, *followed, *errors]):
             live, texts = training.get(run_id), errors.get(run_id, [])
             own = self._rules_of(run_id, None if live is None else live.record)
@@ -277,8 +269,8 @@ class Alerting:
             yield from self._judge(subject, run_id, observations, elapsed, own.rules, run_id)
         self.engine.forget("run", training)
 
-    def _nccl_errors(self, records: list[Attempt]) -> dict[str, list[str]]:
-        """New errors of incidents and in logs, by run."""
+    def _nccl_errors(self) -> dict[str, list[str]]:
+        """New errors of NCCL, by run."""
         errors: dict[str, list[str]] = {}
         rows = self.context.connection.execute(
             "SELECT incident_id, run_id, kind, summary FROM incidents WHERE incident_id > ? ORDER BY incident_id",
@@ -288,8 +280,6 @@ class Alerting:
             self.incident_id = incident_id
             if kind in NCCL_KINDS:
                 errors.setdefault(run_id, []).append(summary)
-        for run_id, lines in self.nccl_logs.turn(self.context.monotonic(), records).items():
-            errors.setdefault(run_id, []).extend(lines)
         return errors
 
     def _holder(self, uuid: str) -> str | None:
@@ -362,53 +352,3 @@ class Alerting:
             text = f"{rule.title} ({view.subject_name}): resolved after {lasted}, {change.why}"
         self.context.note(kind, text, view.run_id, key=key.rule, severity=severity, subject="alert", at=now)
         return view
-
-
-NCCL_SECONDS = 10.0
-# Of a log that grows faster, only the end is read.
-WINDOW_BYTES = 64 << 10
-LINE_CHARACTERS = 200
-
-
-@dataclass(slots=True)
-class NcclLogs:
-    """Reads new parts of each log; ``places`` are byte offsets."""
-
-    context: AgentContext
-    places: dict[Path, int] = field(default_factory=dict)
-    due: float = float("-inf")
-
-    def turn(self, now: float, records: Iterable[Attempt]) -> dict[str, list[str]]:
-        """New messages since the last check, by run; ``now`` is monotonic. Attempts with one GPU
-        are skipped."""
-        if now < self.due:
-            return {}
-        self.due = now + NCCL_SECONDS
-        workspace, errors = self.context.workspace, dict[str, list[str]]()
-        former, self.places = self.places, {}
-        for record in records:
-            if len(record.gpus) < 2:
-                continue
-            for rank_log in rank_logs(attempt_dir(workspace, record.run_id, record.number)):
-                lines = self._read(rank_log, former.get(rank_log.path))
-                if lines:
-                    redact = redactor_of(workspace, record.run_id).text
-                    shown = [redact(line)[:LINE_CHARACTERS] for line in lines]
-                    errors.setdefault(record.run_id, []).extend(shown)
-        return errors
-
-    def _read(self, rank_log: RankLog, offset: int | None) -> list[str]:
-        path = rank_log.path
-        try:
-            size = path.stat().st_size
-            # At first, do not repeat what a former agent has reported.
-            self.places[path] = size
-            if offset is None or size == offset:
-                return []
-            window = read_window(path, max(offset, size - WINDOW_BYTES), WINDOW_BYTES)
-        except OSError as error:
-            log.warning("%s cannot be read: %s", path, error)
-            return []
-        self.places[path] = window.end
-        who = "" if rank_log.rank is None else f"rank {rank_log.rank}: "
-        return [f"{who}{line}" for line in nccl_trouble(window.text)]

@@ -3,7 +3,6 @@ the folder; the loop writes the rows."""
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import math
 import os
@@ -23,11 +22,12 @@ from gputui.agent.context import AgentContext
 from gputui.agent.jobs import Job
 from gputui.agent.lifecycle.live_attempt import LiveAttempt
 from gputui.agent.lifecycle.run_files import attempt_dir
-from gputui.core.config import PRIVATE_FILE_MODE, Workspace, read_regular
+from gputui.core.config import Workspace, read_regular
 from gputui.recovery.checkpoints import ledger
 from gputui.recovery.checkpoints.ledger import NUMERIC_INCIDENTS, Rows, attempt_spans
 from gputui.recovery.checkpoints.search import CheckpointSearch, surveyed
 from gputui.recovery.history import training_began_at
+from gputui.runs.agent_process import read_identity
 from gputui.runs.command import checkpoint_directory
 from gputui.runs.executors import Executors, far
 from gputui.runs.repository import transaction
@@ -53,23 +53,12 @@ MAX_LEDGER_BYTES = 64 << 20
 TWO_HOMES = "two homes of gputui write in this folder, which is not supported"
 
 
-class FolderClaim:
-    """The lock of a checkpoint folder, until nobody has this object any more."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def __del__(self) -> None:
-        os.close(self._descriptor)
-
-
 class CheckpointScan(NamedTuple):
-    """Result of a scan at a time (UTC unix seconds); ``claim`` locks the folder."""
+    """Result of a scan at a time (UTC unix seconds)."""
 
     search: CheckpointSearch
     rows: Rows
     at: float
-    claim: FolderClaim | None
 
 
 class _KeptLedger(Struct):
@@ -220,47 +209,36 @@ def attempts_to_resume(connection: Connection, workspace: Workspace, run: Run) -
     return course
 
 
-def claim(folder: Path, home: Path) -> FolderClaim | None:
-    """Lock a folder outside of the home; None if it need not or cannot be locked. Raises OSError if
-    attempts of another home write there."""
+def claim(folder: Path, home: Path) -> None:
+    """Name the home in a folder outside of it. Raises OSError if the folder names another home, whose
+    agent is alive."""
     if not folder.is_dir() or folder.is_relative_to(home):
-        return None
-    try:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        descriptor = os.open(folder / CLAIM_FILE, flags, PRIVATE_FILE_MODE)
-    except OSError:
-        return None  # nobody can write here, or another user does
-    held = FolderClaim(descriptor)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.truncate(descriptor, 0)
-        os.pwrite(descriptor, os.fsencode(home), 0)
-    except BlockingIOError:
-        holder = os.fsdecode(os.pread(descriptor, 4096, 0))
-        if holder not in ("", str(home)):
-            raise OSError(f"{TWO_HOMES}: {holder} does too") from None
-        return None
-    except OSError:
-        return None  # a file system without locks
-    return held
+        return
+    marker = folder / CLAIM_FILE
+    other = Path(os.fsdecode(marker.read_bytes())) if marker.exists() else None
+    if other == home:
+        return
+    if other is not None and read_identity(Workspace(profiles=other, state=other)) is not None:
+        raise OSError(f"{TWO_HOMES}: {other} does too, by {marker}")
+    with suppress(OSError):  # another user's folder
+        marker.write_bytes(os.fsencode(home))
 
 
 def scan(search: CheckpointSearch, now: float) -> CheckpointScan:
     """Scan the folder of an attempt at ``now`` (UTC unix seconds). Raises what `surveyed`
     raises."""
-    held = claim(search.real_folder, search.home)
-    return CheckpointScan(search, surveyed(search, lambda: now), now, held)
+    claim(search.real_folder, search.home)
+    return CheckpointScan(search, surveyed(search, lambda: now), now)
 
 
 @dataclass(slots=True)
 class _Watch:
-    """The scans for one attempt's checkpoints: when the next is due (monotonic), the one that runs,
-    and the lock that keeps other homes out of the folder."""
+    """The scans for one attempt's checkpoints: when the next is due (monotonic), and the one that
+    runs."""
 
     due_at: float = -math.inf
     job: Job[CheckpointScan] | None = None
     is_reported: bool = False
-    claim: FolderClaim | None = None
 
 
 @dataclass(slots=True)
@@ -311,7 +289,7 @@ class CheckpointSurveys:
                 watch.is_reported = True
                 context.note("checkpoints_unreadable", text, run_id, severity="warning")
             return
-        watch.is_reported, watch.claim = False, seen.claim or watch.claim
+        watch.is_reported = False
         with transaction(context.connection) as connection:
             checkpoints.note_scan(connection, run_id, number, str(seen.search.real_folder), seen.at)
             write_ledger(connection, seen.search, seen.rows)

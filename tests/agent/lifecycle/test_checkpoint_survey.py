@@ -23,6 +23,7 @@ from gputui.agent.lifecycle.checkpoint_survey import TWO_HOMES, scan, search_of
 from gputui.agent.lifecycle.execution import examine
 from gputui.agent.lifecycle.live_attempt import PostmortemTask
 from gputui.agent.lifecycle.waiting import may_start
+from gputui.agent.loop import AgentLock
 from gputui.core.config import Workspace, locate
 from gputui.core.redaction import Redactor
 from gputui.recovery.checkpoints import ledger
@@ -31,6 +32,7 @@ from gputui.recovery.checkpoints.search import CheckpointSearch, for_person, sur
 from gputui.runs import repository
 from gputui.runs.command import Launch
 from gputui.runs.executors import Executors
+from gputui.runs.identity import identify
 from gputui.runs.repository import transaction
 from gputui.runs.spec import CheckpointSpec, MetricsSpec, RunSpec
 from gputui.store import checkpoints
@@ -290,27 +292,27 @@ def test_a_first_checkpoint_that_was_cut_short_means_the_beginning(
     bench.connection.close()
 
 
-def test_two_homes_in_one_folder_are_told_apart_and_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_homes_in_one_folder_are_told_apart_and_stopped(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
-    searches = []
+    searches, homes = [], []
     for name in ("one", "two"):
         workspace = locate(tmp_path / name, {})
         workspace.create()
         open_store(workspace.database).close()
+        homes.append(workspace)
         searches.append(CheckpointSearch(workspace.database, "a-1", shared, "*", (), ()))
-    first, again = scan(searches[0], BEGIN), scan(searches[0], BEGIN)
-    assert first.claim is not None and again.claim is None
+    identity = identify(os.getpid())
+    assert identity is not None
+    lock = AgentLock.take(homes[0].agent_lock)
+    lock.describe({**identity._asdict(), "version": "0", "started_at": 1.0, "recording": False, "ready": True})
+    for _ in range(2):
+        scan(searches[0], BEGIN)
     with pytest.raises(OSError, match=TWO_HOMES):
         scan(searches[1], BEGIN)
-    del first
-    with monkeypatch.context() as patched:
-        # A scan that fails gives the folder back.
-        patched.setattr(checkpoint_survey, "surveyed", lambda *_: 1 // 0)
-        with pytest.raises(ZeroDivisionError):
-            scan(searches[0], BEGIN)
-    after = scan(searches[1], BEGIN)
-    assert after.claim is not None
+    lock.release()
+    scan(searches[1], BEGIN)
+    scan(searches[0], BEGIN)
 
 
 # --- pruning ----------------------------------------------------------------------------------------------------------
