@@ -199,7 +199,6 @@ class Agent:
             "upkeep": self.upkeep.begin,
             "adoption": self.supervisor.adopt,
             "alerting": self.alerting.begin,
-            "exports": self.sinks.begin,
         }
         for name, step in steps.items():
             with self.supervisor.parts.around(name, is_run=False):
@@ -320,9 +319,10 @@ class Agent:
         seconds = SHORT_PUMP_SECONDS if is_short else PUMP_SECONDS
         report = self.context.ingest.pump(budget_seconds=seconds)
         note_report(self.context, report)
-        unread = [] if is_short else self._unread_runs
-        if unread and read_rest(self.context, unread[0], PUMP_SECONDS):
-            del unread[0]
+        if self._unread_runs and not is_short:
+            rest = read_rest(self.context, self._unread_runs[0], PUMP_SECONDS)
+            if not rest.more and not rest.awaits:
+                del self._unread_runs[0]
         return report.more or bool(self._unread_runs)
 
     def _housekeeping(self, now: float) -> None:

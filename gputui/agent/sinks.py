@@ -142,29 +142,10 @@ class Sinks:
     sinks: dict[tuple[str, str], LiveSink] = field(default_factory=dict)
     newest_transition: int = 0
 
-    def begin(self) -> None:
-        """Add the sinks of runs that are active or ended recently. Raises sqlite3.Error."""
-        connection = self.context.connection
-        (self.newest_transition,) = connection.execute(
-            "SELECT coalesce(max(transition_id), 0) FROM transitions"
-        ).fetchone()
-        rows = connection.execute(
-            "SELECT run_id FROM runs WHERE (ended_at IS NULL OR ended_at > ?) AND attempt > 0 "
-            "AND json_valid(spec) AND json_type(spec, '$.sinks') = 'object' "
-            "AND spec ->> '$.sinks' != '{}' ORDER BY sequence",
-            (self.context.now() - RECENT_SECONDS,),
-        ).fetchall()
-        for (run_id,) in rows:
-            self._add_run(run_id)
-
     def turn(self) -> None:
         """Run each sink's turn; called once a second. Raises sqlite3.Error after the last one."""
-        for transition_id, run_id in self.context.connection.execute(
-            "SELECT transition_id, run_id FROM transitions WHERE transition_id > ? ORDER BY transition_id",
-            (self.newest_transition,),
-        ).fetchall():
-            self._add_run(run_id)
-            self.newest_transition = transition_id
+        for run_id, names in self._changed_runs():
+            self._add_sinks(run_id, names)
         failed: sqlite3.Error | None = None
         for key, sink in list(self.sinks.items()):
             try:
@@ -186,13 +167,22 @@ class Sinks:
             sink.child.release()
         self.sinks.clear()
 
-    def _add_run(self, run_id: str) -> None:
-        """Add the incomplete sinks of a run that has started."""
-        row = self.context.connection.execute(
-            "SELECT iif(json_valid(spec), spec ->> '$.sinks', NULL) FROM runs WHERE run_id = ? AND attempt > 0",
-            (run_id,),
-        ).fetchone()
-        names = json.loads(row[0] or "{}") if row is not None else {}
+    def _changed_runs(self) -> list[tuple[str, list[str]]]:
+        """The runs that changed their state since the last call, at first all that are active or
+        ended recently, with the names of their sinks."""
+        connection, recent = self.context.connection, self.context.now() - RECENT_SECONDS
+        (newest,) = connection.execute("SELECT coalesce(max(transition_id), 0) FROM transitions").fetchone()
+        rows = connection.execute(
+            "SELECT DISTINCT run_id, spec ->> '$.sinks' FROM transitions JOIN runs USING (run_id) "
+            "WHERE transition_id > ? AND (ended_at IS NULL OR ended_at > ?) AND attempt > 0 "
+            "AND spec ->> '$.sinks' != '{}'",
+            (self.newest_transition, recent),
+        ).fetchall()
+        self.newest_transition = newest
+        return [(run_id, list(json.loads(sinks))) for run_id, sinks in rows]
+
+    def _add_sinks(self, run_id: str, names: list[str]) -> None:
+        """Add the incomplete sinks of a run."""
         if all((run_id, name) in self.sinks for name in names):
             return
         run_dir = self.context.workspace.run_dir(run_id)

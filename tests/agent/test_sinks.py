@@ -38,7 +38,6 @@ class Bench:
             monotonic=lambda: self.now,
         )  # fmt: skip
         self.sinks = Sinks(context)
-        self.sinks.begin()
         self.sinks.turn()
         return self.sinks
 
@@ -72,6 +71,9 @@ def bench(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ben
     filler.run("net-1", attempt=1)
     filler.attempt("net-1", 1)
     filler.connection.execute("UPDATE runs SET spec = ?", (json.dumps(spec.to_json()),))
+    filler.connection.execute(
+        "INSERT INTO transitions (run_id, at, to_state, cause, actor) VALUES ('net-1', ?, 'running', '', 'me')", (NOW,)
+    )
     workspace.run_dir("net-1").mkdir()
     write_spec(workspace.run_dir("net-1") / SPEC_FILE, spec)
     made = Bench(filler)

@@ -164,10 +164,16 @@ def sweep(attempt: LiveAttempt, phase: Sweeping, context: AgentContext, *, read_
     """Kill leftover processes, read metrics until ``read_until`` (monotonic), and await another
     sample of the GPUs. Return Postmortem when all is done. Raises SpecError if the run's
     specification cannot be read, and sqlite3.Error."""
-    # Finish reading first: scanning for processes is expensive.
-    if phase.is_reading_rest and not _read_rest(attempt, phase, context, read_until):
-        return phase
     record = attempt.record
+
+    def is_read() -> bool:
+        report = read_rest(context, record.run_id, max(0.0, read_until - context.monotonic()))
+        phase.is_reading_rest = report.more
+        return not report.more and not report.awaits
+
+    # Finish reading first: scanning for processes is expensive.
+    if phase.is_reading_rest and not is_read():
+        return phase
     folder = attempt_dir(context.workspace, record.run_id, record.number)
     exit_record: dict[str, Any] | None = read_record(folder / "exit.json")
     attempt.executor.release()
@@ -184,21 +190,12 @@ def sweep(attempt: LiveAttempt, phase: Sweeping, context: AgentContext, *, read_
     if record.gpus and has_failed and not _gpus_were_read(attempt, phase, context):
         return phase
     # From here on, no process can write more.
-    if not _read_rest(attempt, phase, context, read_until):
+    if not is_read():
         return phase
     pids = [process.pid for process in identities]
     kind = attempt.executor.kind
     task = evidence_to_read(context, attempt.resolved, record, kind, exit_record, pids)
     return begin_postmortem(phase, task, context)
-
-
-def _read_rest(attempt: LiveAttempt, phase: Sweeping, context: AgentContext, read_until: float) -> bool:
-    """Store the rest of the attempt's metrics; True if nothing is left."""
-    budget = max(0.0, read_until - context.monotonic())
-    report = context.ingest.finish(attempt.record.run_id, budget_seconds=budget)
-    note_report(context, report)
-    phase.is_reading_rest = report.more
-    return not report.more and not report.awaits
 
 
 def _gpus_were_read(attempt: LiveAttempt, phase: Sweeping, context: AgentContext) -> bool:
@@ -214,12 +211,11 @@ def _gpus_were_read(attempt: LiveAttempt, phase: Sweeping, context: AgentContext
     return was_read or context.monotonic() - phase.ended_clock >= READING_SECONDS
 
 
-def read_rest(context: AgentContext, run_id: str, budget_seconds: float) -> bool:
-    """Store the rest of an ended run's metrics within a budget; True if nothing is left. Raises
-    sqlite3.Error."""
+def read_rest(context: AgentContext, run_id: str, budget_seconds: float) -> IngestReport:
+    """Store the rest of an ended run's metrics within a budget. Raises sqlite3.Error."""
     report = context.ingest.finish(run_id, budget_seconds=budget_seconds)
     note_report(context, report)
-    return not report.more and not report.awaits
+    return report
 
 
 # Enough to read hundreds of gigabytes of checkpoints; then the file system counts as unresponsive.

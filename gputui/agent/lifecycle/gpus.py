@@ -12,7 +12,6 @@ from gputui.agent.recording.recorder import Recorder
 from gputui.machine.gpu_model import BUSY_BYTES, GpuFacts, unseen_use
 from gputui.runs import repository
 from gputui.runs.repository import GpuHolders
-from gputui.store import alerts
 from gputui.store.hardware import quarantined
 from gputui.store.runs import get_run
 
@@ -45,7 +44,6 @@ def gpu_availability(
     # Held by executors of this home.
     in_use = repository.leases_in_use(connection)
     failed = quarantined(connection)
-    alerted = {alert.subject_id for alert in alerts.lasting(connection)}
 
     def blocked_by(gpu: GpuFacts) -> str | None:
         uuid, sample = gpu.uuid, recorder.fast.get(gpu.uuid)
@@ -91,7 +89,6 @@ def gpu_availability(
             is_settling=uuid not in failed and not is_bad and (sample is None or is_draining),
             total_bytes=total,
             shared_by=lease.shared_by,
-            has_alert=uuid in alerted,
         )
         gpus.append(one)
     missing = "is missing: " + (inventory.problem or "the driver does not list it")

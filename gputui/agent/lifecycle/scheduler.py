@@ -28,7 +28,6 @@ class GpuAvailability(Struct, frozen=True):
         out_of_service: blocked until a person or the driver brings it back.
         is_settling: blocked for a few seconds only.
         shared_by: the study whose trials share it.
-        has_alert: whether an alert about it is active, such as its temperature.
     """
 
     uuid: str
@@ -40,7 +39,6 @@ class GpuAvailability(Struct, frozen=True):
     is_settling: bool = False
     total_bytes: int | None = None
     shared_by: str | None = None
-    has_alert: bool = False
 
     @property
     def name(self) -> str:
@@ -174,10 +172,10 @@ def _place_on_gpus(run: Run, pool: _GpuPool, reserved: Collection[str]) -> tuple
     blocks = {gpu.uuid: pool.blocked_by(gpu, run) for gpu in candidates}
     for uuid in blocks.keys() & reserved:
         blocks[uuid] = blocks[uuid] or "is promised to an earlier run"
-    # Prefer unused GPUs to shared ones, those that few share, and those without an alert.
+    # Prefer unused GPUs to shared ones, and those that few share.
     free = sorted(
         (gpu for gpu in candidates if blocks[gpu.uuid] is None),
-        key=lambda gpu: (gpu not in held, len(gpu.holders), gpu.has_alert),
+        key=lambda gpu: (gpu not in held, len(gpu.holders)),
     )
     # Its own GPUs are free within seconds: it waits for them instead of moving to others.
     free_soon = [gpu for gpu in held if gpu in free or gpu.is_settling]

@@ -56,12 +56,6 @@ def test_runs_without_gpus_start_while_there_is_room_for_their_ranks() -> None:
     assert isinstance(outcomes[-1], Wait) and mentions(outcomes[-1].reason, "16 ranks")
 
 
-def test_a_gpu_with_an_alert_comes_last() -> None:
-    hot = GpuAvailability("g0", 0, has_alert=True)
-    assert schedule([run("a", 1), run("b", 2)], gpus(3, g0=hot))[0] == Start(run("a", 1), ("g1",))
-    assert schedule([run("c", 3)], gpus(3, g0=hot)) == [Start(run("c", 3), ("g0", "g1", "g2"))]
-
-
 def test_two_runs_never_share_a_gpu() -> None:
     first, second, third = schedule([run("a", 2), run("b", 2), run("c", 1)], gpus(4))
     assert isinstance(first, Start) and isinstance(second, Start) and isinstance(third, Wait)
