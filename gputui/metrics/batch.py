@@ -19,9 +19,9 @@ from gputui.metrics.reduction import MetricLine, Reducer
 from gputui.store.events import EventKind
 from gputui.store.metrics.queries import NOT_METRICS, OF_EVENTS, FilePosition, as_float, named_by_event
 
-# A line costs time beyond its bytes: a megabyte of two-byte lines must not block the loop.
-BATCH_BYTES = 256 << 10
-BATCH_LINES = 1024
+# A batch takes about 5 ms of the agent's loop, also of two-byte lines.
+BATCH_BYTES = 128 << 10
+BATCH_LINES = 512
 # The limit for formats in which the work per byte varies.
 READ_SECONDS = 0.01
 
@@ -107,13 +107,11 @@ class Batch:
     newest: dict[int | None, dict[str, Any]] = field(default_factory=dict)
     first_step: int | None = None
     last_step: int | None = None
-    replaced: Mapping[FilePosition, Mapping[str, Any]] = field(default_factory=dict)
-    bytes_read: int = 0
     more: bool = False
     notes: dict[EventKind, MetricsNote] = field(default_factory=dict)
     learned: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
-    def take(self, source_id: int, offset: int, line: bytes, parsed: ParsedLine | Rejected | None) -> None:
+    def add(self, source_id: int, offset: int, line: bytes, parsed: ParsedLine | Rejected | None) -> None:
         """Add a line at an offset of the current generation, which was written as ``line``."""
         if type(parsed) is ParsedLine:
             self._accept(source_id, offset, parsed)
@@ -181,12 +179,8 @@ def _renamed(values: Mapping[str, Any], name: str) -> tuple[str, dict[str, Any]]
 
 
 class EarlierLines:
-    """What is stored of the earlier versions of a rewritten file.
-
-    Of its lines only values are stored that no earlier version had. A value of an earlier version
-    is dropped if the newest one has another for the same attempt, rank, step and name. ``connect``
-    opens the store for the thread that reads.
-    """
+    """What is stored of the earlier versions of a rewritten file: of its newest version, only values
+    are stored that none of these had. ``connect`` opens the store for the thread that reads."""
 
     def __init__(self, source_id: int, connect: Callable[[], AbstractContextManager[sqlite3.Connection]]) -> None:
         self._source_id = source_id
@@ -197,17 +191,12 @@ class EarlierLines:
         # The lines that the newest version does not have so far, by rank, step and epoch, or by the
         # text of a line without a step.
         self._places: dict[object, list[FilePosition]] = {}
-        # After a restart amid a version, which lines it has is not known: none is dropped.
-        self._is_whole = False
 
     @contextmanager
     def comparison(self, state: SourceState, attempt: int) -> Iterator[EarlierLines]:
         """Compare the lines of one batch, those after ``state``; call `forget` if it is not stored.
-        ``replaced`` is what is left of stored lines, by position, after values were dropped from
-        them. Raises sqlite3.Error."""
-        with self._connect() as connection:
-            self._connection, self._attempt = connection, attempt
-            self.replaced: dict[FilePosition, dict[str, Any]] = {}
+        Raises sqlite3.Error."""
+        with self._connect() as self._connection:
             if self._compared != (state.first_generation, state.generation, attempt):
                 self._load(state, attempt)
             yield self
@@ -239,53 +228,46 @@ class EarlierLines:
             return values
         epoch = values.get("epoch")
         key = rank, step, data if step is None else epoch if isinstance(epoch, _SCALARS) else None
-        stored = [(place, *self._line(place)) for place in self._places.get(key, ())]
-        if not stored:
-            return values
+        places = self._places.get(key, [])
         is_event = step is None or "event" in values
         new = {name for name in values if is_event or name not in NOT_METRICS}
-        for place, _, before in stored:
+        for place in list(places):
+            before = self._values(place)
             shared = new & before.keys()
             if not shared or any(before[name] != values[name] for name in shared):
                 continue
             if not is_event or before == values:
-                self._places[key].remove(place)
+                places.remove(place)
                 new -= shared
         if not new:
             return None
         if is_event:
             return values
-        for place, attempt, before in stored:
-            changed = new & before.keys()
-            # What another attempt measured at this step stays.
-            if changed and attempt == self._attempt and self._is_whole:
-                self.replaced[place] = {name: value for name, value in before.items() if name not in changed}
-                if place in self._places[key]:
-                    self._places[key].remove(place)
-        return {name: value for name, value in values.items() if name in NOT_METRICS or name in new}
+        known = values.keys() - NOT_METRICS - new
+        return {name: value for name, value in values.items() if name not in known} if known else values
 
-    def _line(self, place: FilePosition) -> tuple[int, dict[str, Any]]:
-        """The attempt and the values of a stored line, after what was replaced so far."""
-        attempt, data = self._connection.execute(
-            "SELECT attempt, data FROM metrics WHERE source_id = ? AND generation = ? AND byte_offset = ?",
+    def _values(self, place: FilePosition) -> dict[str, Any]:
+        (data,) = self._connection.execute(
+            "SELECT data FROM metrics WHERE source_id = ? AND generation = ? AND byte_offset = ?",
             (self._source_id, *place),
-        ).fetchone() or (0, "{}")
-        return attempt, self.replaced.get(place) or orjson.loads(data)
+        ).fetchone()
+        values: dict[str, Any] = orjson.loads(data)
+        return values
 
     def _load(self, state: SourceState, attempt: int) -> None:
         versions = state.first_generation, state.generation
         self._compared = (*versions, attempt)
-        self._is_whole = not state.byte_offset
         self._places = {}
         rows = self._connection.execute(
-            "SELECT generation, byte_offset, rank, step, iif(step IS NULL, data, data ->> "
-            "'$.epoch') FROM metrics WHERE source_id = ? AND generation >= ? AND generation < ?",
+            "SELECT generation, byte_offset, attempt, rank, step, "
+            "iif(step IS NULL, data, data ->> '$.epoch') FROM metrics "
+            "WHERE source_id = ? AND generation >= ? AND generation < ?",
             (self._source_id, *versions),
         )
-        for generation, offset, rank, step, other in rows:
+        has_own = False
+        for generation, offset, number, rank, step, other in rows:
             self._places.setdefault((rank, step, other), []).append((generation, offset))
-        own = "SELECT 1 FROM metrics WHERE source_id = ? AND generation >= ? AND generation < ? AND attempt = ? LIMIT 1"
-        has_own = self._connection.execute(own, (self._source_id, *versions, attempt)).fetchone() is not None
+            has_own = has_own or number == attempt
         self._resumed_step = None if has_own else self._base_of(self._connection, attempt)[1]
 
 
@@ -340,11 +322,7 @@ def store_batch(
             "UPDATE metric_sources SET rejected_count = rejected_count - ? WHERE source_id = ?",
             (forgotten.rowcount, source_id),
         )
-    if batch.replaced:
-        _replace(connection, source_id, batch.replaced)
-        reducer.restart(connection, batch.attempt)
-    else:
-        reducer.take(connection, batch.to_reduce)
+    reducer.add(connection, batch.to_reduce)
     if batch.rejected:
         _store_rejected(connection, source_id, batch, now)
     if batch.last_step is not None:
@@ -353,24 +331,6 @@ def store_batch(
     for rank, newest in batch.newest.items():
         _update_newest(connection, (source_id, batch.attempt, -1 if rank is None else rank), newest)
     return True
-
-
-def _replace(
-    connection: sqlite3.Connection, source_id: int, replaced: Mapping[FilePosition, Mapping[str, Any]]
-) -> None:
-    """Drop values that a batch's lines changed from the lines that had them before."""
-    emptied = [(source_id, *place) for place, values in replaced.items() if values.keys() <= NOT_METRICS]
-    kept = [
-        (orjson.dumps(values).decode(), source_id, *place)
-        for place, values in replaced.items()
-        if not values.keys() <= NOT_METRICS
-    ]
-    where = "WHERE source_id = ? AND generation = ? AND byte_offset = ?"
-    connection.executemany(f"DELETE FROM metrics {where}", emptied)  # noqa: S608
-    connection.executemany(f"UPDATE metrics SET data = ? {where}", kept)  # noqa: S608
-    connection.execute(
-        "UPDATE metric_sources SET line_count = line_count - ? WHERE source_id = ?", (len(emptied), source_id)
-    )
 
 
 def _store_rejected(connection: sqlite3.Connection, source_id: int, batch: Batch, now: float) -> None:

@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
-import glob
 import hashlib
 import os
 import re
 import stat
 import time
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Iterator
 from pathlib import Path
-
-MOST_ENTRIES = 50_000
-"""A search looks at most at this many entries of folders."""
 
 # The fingerprint covers the file's first bytes and those just before the offset. Rewritten content
 # that has grown past the old offset almost certainly differs in one of them.
 HEAD_BYTES = 256
 TAIL_BYTES = 64
 
-# The share of the time that searches may take, and the longest pause between two.
-SEARCH_SHARE = 0.01
-SEARCH_SECONDS = 10.0
+# The share of the time that searches may take.
+SEARCH_SHARE = 0.02
 
 # The suffix of files rotated by logrotate and Python's logging; copies that people make have other
 # names.
@@ -69,68 +63,22 @@ def may_overlap(pattern: str, other: str) -> bool:
     )
 
 
-def find(pattern: str, most_entries: int = MOST_ENTRIES) -> tuple[list[str], bool]:
-    """The existing files and folders that match an absolute ``pattern``, and whether the search
-    ended after ``most_entries``. Unlike those of `glob`, a ``**`` follows no links to folders,
-    which may form a circle."""
-    left = most_entries
-
-    def entries(folder: str) -> Iterator[os.DirEntry[str]]:
-        nonlocal left
-        with contextlib.suppress(OSError), os.scandir(folder) as found:
-            for entry in found:
-                left -= 1
-                if left < 0:
-                    return
-                yield entry
-
-    def below(path: str, parts: Sequence[str]) -> Iterator[str]:
-        while parts and not glob.has_magic(parts[0]):
-            path, parts = os.path.join(path, parts[0]), parts[1:]  # noqa: PTH118 - for thousands of entries
-        if not parts:
-            if os.path.lexists(path):
-                yield path
-            return
-        first, following = parts[0], parts[1:]
-        if first == "**":
-            yield from below(path, following)
-        for entry in entries(path) if left >= 0 else ():
-            is_hidden = entry.name.startswith(".")
-            if first == "**":
-                if is_hidden:
-                    continue
-                if _is_folder(entry, follows=False):
-                    yield from below(entry.path, parts)
-                elif not following:
-                    yield entry.path
-            elif _name_pattern(first).fullmatch(entry.name) and (first[0] == "." or not is_hidden):
-                if not following:
-                    yield entry.path
-                elif _is_folder(entry, follows=True):
-                    yield from below(entry.path, following)
-
-    paths = list(dict.fromkeys(below("/", [part for part in pattern.split("/") if part])))
-    return paths, left < 0
-
-
-def _is_folder(entry: os.DirEntry[str], *, follows: bool) -> bool:
-    try:
-        return entry.is_dir(follow_symlinks=follows)
-    except OSError:
-        return False
-
-
-@lru_cache(maxsize=256)
-def _name_pattern(part: str) -> re.Pattern[str]:
-    return re.compile(fnmatch.translate(part))
+def find(pattern: str) -> Iterator[Path]:
+    """The existing files and folders that match an absolute ``pattern``, hidden ones only where it
+    names them. A ``**`` follows no links to folders, which may form a circle."""
+    parts = Path(pattern).parts[1:]
+    hidden = [part for part in parts if part.startswith(".")]
+    below = "/".join(parts) + ("/*" if parts[-1] == "**" else "")
+    for path in Path("/").glob(below):
+        names = (part for part in path.parts if part.startswith("."))
+        if all(any(fnmatch.fnmatchcase(name, one) for one in hidden) for name in names):
+            yield path
 
 
 class Matches:
-    """The files that match a pattern. Searches take a small share of the time. ``is_cut``: the last
-    one ended early, since there were too many files and folders."""
+    """The files that match a pattern. Searches take a small share of the time."""
 
     def __init__(self, pattern: str) -> None:
-        self.is_cut = False
         self._pattern = pattern
         self._found: list[tuple[str, os.stat_result]] = []
         self._search_at = 0.0
@@ -140,16 +88,14 @@ class Matches:
         was written last first."""
         if at_once or time.monotonic() >= self._search_at:
             began = time.thread_time()
-            paths, self.is_cut = find(self._pattern)
             self._found = []
-            for path in paths:
+            for path in find(self._pattern):
                 with contextlib.suppress(OSError):
-                    status = Path(path).stat()
+                    status = path.stat()
                     if stat.S_ISREG(status.st_mode):
-                        self._found.append((path, status))
+                        self._found.append((str(path), status))
             self._found.sort(key=lambda found: (found[1].st_mtime_ns, found[0]), reverse=True)
-            cost = time.thread_time() - began
-            self._search_at = time.monotonic() + min(cost / SEARCH_SHARE, SEARCH_SECONDS)
+            self._search_at = time.monotonic() + (time.thread_time() - began) / SEARCH_SHARE
         return self._found
 
 

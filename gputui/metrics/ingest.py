@@ -16,7 +16,6 @@ from functools import partial
 
 from gputui.core.redaction import BY_LOOK, Redactor
 from gputui.metrics.batch import STARTS_AGAIN, Batch, IngestReport, MetricsNote, SourceState, StepOrder, store_batch
-from gputui.metrics.files import MOST_ENTRIES
 from gputui.metrics.formats import DEFAULT_READING, Reading
 from gputui.metrics.reader import Boundary, SourceReader
 from gputui.metrics.reduction import Reducer
@@ -25,10 +24,6 @@ from gputui.store.events import EventKind
 
 # The agent's loop has other work; the rest is read in its next turn.
 PUMP_SECONDS = 0.016
-
-# The size of a batch follows the measured speed and the remaining time.
-_FIRST_BYTES_PER_SECOND = 4 << 20
-_MIN_BATCH_BYTES = 16 << 10
 
 # Between two reads of a source in another thread, while lines come and in silence.
 ACTIVE_INTERVAL_SECONDS = 0.25
@@ -97,7 +92,6 @@ class MetricsIngest:
         # The sources that did not fit into the last budget.
         self._waiting: list[int] = []
         self._report = IngestReport()
-        self._bytes_per_second = float(_FIRST_BYTES_PER_SECOND)
 
     # --- inside the caller's transaction ----------------------------------------------------------
 
@@ -194,51 +188,38 @@ class MetricsIngest:
         the state behind it, which must be committed by then.
         """
         stored: list[tuple[OpenSource, Batch]] = []
-        changed: list[tuple[OpenSource, Batch | None]] = []
-        began = time.monotonic()
         try:
             for source in list(queue):
-                seconds = until - time.monotonic()
-                if seconds <= 0:
+                if time.monotonic() >= until:
                     break
-                batch = self._read(source, max(_MIN_BATCH_BYTES, int(seconds * self._bytes_per_second)), ended=ended)
+                batch = self._read(source, ended=ended)
                 queue.popleft()
-                if batch is None and (source.job is not None or not source.reducer.is_behind):
+                if batch is None:
                     continue
                 if not self._connection.in_transaction:
                     self._connection.execute("BEGIN IMMEDIATE")
-                changed.append((source, batch))
-                if batch is None:
-                    source.reducer.take(self._connection, ())
-                    continue
+                stored.append((source, batch))
                 source_id, now = source.row.source_id, self._clock()
                 if not store_batch(self._connection, source_id, source.state, batch, now, source.reducer):
+                    stored.pop()
                     self._reopen(source.row.run_id)
-                    continue
-                stored.append((source, batch))
-                if batch.learned and batch.learned != source.learned:
+                elif batch.learned and batch.learned != source.learned:
                     self._table.learn(source.row, batch.learned)
             if self._connection.in_transaction:
                 self._connection.execute("COMMIT")
         except BaseException:
-            for source, batch in changed:
+            for source, batch in stored:
                 source.reducer.forget()
-                if batch is not None and batch.earlier is not None:
+                if batch.earlier is not None:
                     batch.earlier.forget()
             # After some errors, such as a full disk, SQLite has already rolled back.
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
             raise
-        read_bytes = sum(batch.bytes_read for _, batch in stored)
-        if read_bytes >= _MIN_BATCH_BYTES:
-            # The average forgets a slow disk within a few batches.
-            bytes_per_second = read_bytes / max(time.monotonic() - began, 1e-6)
-            self._bytes_per_second += (bytes_per_second - self._bytes_per_second) / 2
         for source, batch in stored:
             self._note_stored(source, batch, ended=ended)
             if batch.more and not source.is_aside:
                 queue.append(source)
-        queue.extend(one for one, _ in changed if one.reducer.is_behind and one not in queue)
 
     def _note_stored(self, source: OpenSource, batch: Batch, *, ended: bool) -> None:
         """Go on behind a batch that was committed."""
@@ -255,7 +236,7 @@ class MetricsIngest:
             source.next_read_at = time.monotonic() + (0.0 if batch.more else ACTIVE_INTERVAL_SECONDS)
             self._begin_read(source, ended=ended)
 
-    def _read(self, source: OpenSource, budget_bytes: int, *, ended: bool) -> Batch | None:
+    def _read(self, source: OpenSource, *, ended: bool) -> Batch | None:
         """The next batch of a source, None if there is none now."""
         if self._rivals is None:
             self._rivals = self._table.rivals()
@@ -275,7 +256,7 @@ class MetricsIngest:
         try:
             if source.is_aside:
                 return self._read_aside(source, ended=ended)
-            return self._reader(source).read(source.state, source.boundaries, budget_bytes=budget_bytes, ended=ended)
+            return self._reader(source).read(source.state, source.boundaries, ended=ended)
         except OSError as error:
             text = f"metrics cannot be read: {error}"
             self._note(source, MetricsNote("metrics_unreadable", str(error), text))
@@ -299,9 +280,6 @@ class MetricsIngest:
         job, source.job, source.awaits_since = source.job, None, None
         source.next_read_at = time.monotonic() + QUIET_INTERVAL_SECONDS
         batch: Batch | None = job.result()
-        if self._reader(source).is_cut:
-            text = f"the search for {pattern} ends after {MOST_ENTRIES} files and folders; name its folders"
-            self._note(source, MetricsNote("metrics_search_cut", pattern, text))
         if batch is None and ended and not source.is_final:
             self._begin_read(source, ended=ended)
         return batch

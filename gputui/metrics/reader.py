@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from gputui.core.config import read_regular
 from gputui.core.redaction import Redactor
-from gputui.metrics.batch import BATCH_BYTES, BATCH_LINES, READ_SECONDS, Batch, EarlierLines, MetricsNote, SourceState
+from gputui.metrics.batch import BATCH_BYTES, BATCH_LINES, READ_SECONDS, Batch, EarlierLines, SourceState
 from gputui.metrics.contract import MAX_LINE_BYTES, TOO_LONG, Parsed, Rejected, parse_values
 from gputui.metrics.files import FollowedFile, Matches, ends, ends_after, fingerprint, is_unchanged
 from gputui.metrics.formats import LineFormat
@@ -100,23 +100,11 @@ class FileReader:
         self._begun: int | None = None
         self._unchanged: tuple[object, ...] | None = None
 
-    @property
-    def is_cut(self) -> bool:
-        """Whether the last search for files ended early."""
-        return self._file.matches is not None and self._file.matches.is_cut
-
     def close(self) -> None:
         """Close open files; reading may continue afterwards."""
         self._file.close()
 
-    def read(
-        self,
-        state: SourceState,
-        boundaries: Sequence[Boundary],
-        *,
-        budget_bytes: int = BATCH_BYTES,
-        ended: bool = False,
-    ) -> Batch | None:
+    def read(self, state: SourceState, boundaries: Sequence[Boundary], *, ended: bool = False) -> Batch | None:
         """The new lines after ``state``, or None, also before the first boundary; valid once they
         are committed with the batch's state. ``ended``: an unfinished last line is final. Raises
         OSError."""
@@ -146,7 +134,7 @@ class FileReader:
             successor = None if status is None else status.st_ino
         if descriptor is not None:
             is_followed = successor is not None and status is not None and status.st_size > 0
-            batch = self._read_from(descriptor, state, boundaries, budget_bytes, ended and not is_followed)
+            batch = self._read_from(descriptor, state, boundaries, is_last=ended and not is_followed)
             if batch is None:
                 return self._follow(successor or inode, None, state, boundaries)
             if batch.state != state:
@@ -173,15 +161,15 @@ class FileReader:
         return SourceState(status.st_ino, generation, offset, False, fingerprint(*ends(descriptor, offset)), generation)
 
     def _read_from(
-        self, descriptor: int, state: SourceState, boundaries: Sequence[Boundary], limit: int, is_last: bool
+        self, descriptor: int, state: SourceState, boundaries: Sequence[Boundary], *, is_last: bool
     ) -> Batch | None:
         """The next lines of a file, or a batch with the same state if there are none; None if the
         bytes before them have changed. ``is_last``: a line without a newline is complete."""
         attempt, began, segment_end = owner(boundaries, state.position)
         if attempt is None:
             return Batch(state, 0, self._redactor)
-        offset, limit = state.byte_offset, min(limit, BATCH_BYTES)
-        data, at_end = _segment(descriptor, offset, limit, segment_end)
+        offset = state.byte_offset
+        data, at_end = _segment(descriptor, offset, BATCH_BYTES, segment_end)
         if not at_end and not state.skipping and not self._has_whole(data, offset):
             longest = 2 * MAX_RECORD_BYTES if isinstance(self._format, RecordFormat) else MAX_LINE_BYTES + 1
             data, at_end = _segment(descriptor, offset, longest, segment_end)
@@ -208,11 +196,6 @@ class FileReader:
                 consumed, skipping, complete = self._take_records(self._format, batch, data, is_closed)
             else:
                 consumed, skipping, complete = self._take_lines(self._format, batch, data, is_closed)
-        if earlier is not None and earlier.replaced:
-            batch.replaced = earlier.replaced
-            text = f"{self._file.path} was rewritten with other values; the newest ones count"
-            batch.notes["metrics_rewritten"] = MetricsNote("metrics_rewritten", self._file.path, text)
-        batch.bytes_read = consumed
         batch.learned = self._format.learned
         batch.more = not complete or not at_end or at_boundary
         if consumed or skipping != state.skipping:
@@ -239,7 +222,7 @@ class FileReader:
             return batch
         if former is not None:
             # The incomplete line at the end of a file that is no longer written.
-            rest = self._read_from(former, state, boundaries, BATCH_BYTES, True)
+            rest = self._read_from(former, state, boundaries, is_last=True)
             if rest is not None and rest.state != state:
                 rest.more = True
                 return rest
@@ -293,13 +276,13 @@ class FileReader:
         complete = len(lines) < BATCH_LINES
         position = offset + start
         for line in lines:
-            batch.take(self._source_id, position, line, line_format.parse(line))
+            batch.add(self._source_id, position, line, line_format.parse(line))
             position += len(line) + 1
         is_long = len(rest) > MAX_LINE_BYTES
         if not (complete and rest and (is_closed or is_long)):
             return position - offset, False, complete
         answer: Parsed = TOO_LONG if is_long else line_format.parse_unterminated(rest)
-        batch.take(self._source_id, position, rest, answer)
+        batch.add(self._source_id, position, rest, answer)
         return position + len(rest) - offset, not is_closed, complete
 
     def _take_records(
@@ -318,12 +301,12 @@ class FileReader:
                 except DamagedRecordError as error:
                     # The frame is intact, so the next record can be read.
                     parsed = Rejected(str(error))
-                batch.take(self._source_id, offset + consumed, content[:200], parsed)
+                batch.add(self._source_id, offset + consumed, content[:200], parsed)
                 consumed = end
         except DamagedRecordError as error:
             # The start of the next record is unknown, but data that is appended later may begin
             # with one.
-            batch.take(self._source_id, offset + consumed, b"", Rejected(str(error)))
+            batch.add(self._source_id, offset + consumed, b"", Rejected(str(error)))
             consumed = len(data)
         return len(data) if is_closed else consumed, False, True
 
@@ -376,22 +359,11 @@ class HistoryReader:
         self._modified_at = 0.0
         self._entries: list[Any] = []
 
-    @property
-    def is_cut(self) -> bool:
-        return self._matches.is_cut
-
     def close(self) -> None:
         self._file, self._entries = None, []
 
-    def read(
-        self,
-        state: SourceState,
-        boundaries: Sequence[Boundary],
-        *,
-        budget_bytes: int = BATCH_BYTES,
-        ended: bool = False,
-    ) -> Batch | None:
-        """As FileReader.read. The budget is one of lines and time."""
+    def read(self, state: SourceState, boundaries: Sequence[Boundary], *, ended: bool = False) -> Batch | None:
+        """As FileReader.read."""
         if not boundaries or not self._has_history(state, at_once=ended):
             return None
         start, count = state.byte_offset, len(self._entries)
@@ -412,13 +384,11 @@ class HistoryReader:
                 entry = self._entries[index]
                 parsed = parse_values(entry) if isinstance(entry, Mapping) else Rejected("not a JSON object")
                 shown = repr(entry)[:1000] if isinstance(parsed, Rejected) else ""
-                batch.take(self._source_id, index, shown.encode("utf-8", "replace"), parsed)
+                batch.add(self._source_id, index, shown.encode("utf-8", "replace"), parsed)
                 if time.monotonic() >= until:
                     stop = index + 1
                     break
-        batch.replaced = {} if earlier is None else earlier.replaced
         batch.state = replace(state, byte_offset=stop, fingerprint=self._mark(stop))
-        batch.bytes_read = stop - start
         batch.more = True
         return batch
 

@@ -20,9 +20,6 @@ MAX_NAMES = 500
 """The metrics that are reduced per stretch; a script that invents a name for each line must not
 fill the disk."""
 
-STRETCHES_AT_ONCE = 2
-"""As many as a batch has: about 10 ms of the agent's turn."""
-
 _NUMBERS = frozenset({int, float})
 _UNKNOWN = math.nan
 
@@ -42,7 +39,6 @@ class Reducer:
     """Reduces the lines of one source, inside the caller's transaction."""
 
     def __init__(self, source_id: int) -> None:
-        self.is_behind = False
         self._source_id = source_id
         self._lines: list[MetricLine] | None = None
 
@@ -50,63 +46,35 @@ class Reducer:
         """Drop the cache after a failed transaction."""
         self._lines = None
 
-    def restart(self, connection: sqlite3.Connection, attempt: int) -> None:
-        """Reduce an attempt again whose lines have changed, in the next calls of `take`. Raises
-        sqlite3.Error."""
-        for table in ("metric_stretches", "metric_envelopes"):
-            connection.execute(
-                f"DELETE FROM {table} WHERE source_id = ? AND attempt = ?",  # noqa: S608
-                (self._source_id, attempt),
-            )
-        self._lines = None
-        self.is_behind = True
-
-    def take(self, connection: sqlite3.Connection, lines: Sequence[MetricLine]) -> None:
-        """Reduce lines that were just stored, in order. ``is_behind``: more are left for the next
-        call. Raises sqlite3.Error."""
+    def add(self, connection: sqlite3.Connection, lines: Sequence[MetricLine]) -> None:
+        """Reduce lines that were just stored, in order. Raises sqlite3.Error."""
         if self._lines is None:
-            # The first lines of this process, or those of an attempt that is reduced again.
-            for _ in range(STRETCHES_AT_ONCE):
-                found = _stored_lines(connection, self._source_id)
-                count = _closed(found)
-                if not count:
-                    self._lines = found
-                    break
-                _write(connection, self._source_id, found[:count])
-            self.is_behind = self._lines is None
-            return
-        self._lines += lines
-        while self._lines:
-            count = _closed(self._lines)
-            if not count:
-                return
+            self._lines = _stored_lines(connection, self._source_id)
+        else:
+            self._lines += lines
+        while count := _first_stretch_length(self._lines):
             _write(connection, self._source_id, self._lines[:count])
             del self._lines[:count]
 
 
-def _closed(lines: Sequence[MetricLine]) -> int:
-    """The length of the first stretch: a full one, or the rest of an attempt that another followed;
-    0 if it is incomplete."""
+def _first_stretch_length(lines: Sequence[MetricLine]) -> int:
+    """The number of lines of the first stretch: a full one, or the rest of an attempt that another
+    followed; 0 if it is incomplete."""
     if not lines:
         return 0
     attempt = lines[0].attempt
     if lines[-1].attempt == attempt:
         return STRETCH_LINES if len(lines) >= STRETCH_LINES else 0
-    count = 0
-    for line in lines:
-        if line.attempt != attempt or count == STRETCH_LINES:
-            break
-        count += 1
-    return count
+    return min(STRETCH_LINES, sum(line.attempt == attempt for line in lines))
 
 
 def _stored_lines(connection: sqlite3.Connection, source_id: int) -> list[MetricLine]:
-    """The first lines behind the last stretch, at most one more than a stretch."""
+    """The lines behind the last stretch."""
     last = envelopes.last_stretch(connection, source_id)
     rows = rows_between(
         connection, source_id, START if last is None else last.end, END,
         columns="generation, byte_offset, attempt, step, at, data",
-        where="AND (rank IS NULL OR rank = 0) AND step IS NOT NULL", limit=STRETCH_LINES + 1,
+        where="AND (rank IS NULL OR rank = 0) AND step IS NOT NULL",
     )  # fmt: skip
     return [
         MetricLine(generation, offset, attempt, step, at, named_by_event(orjson.loads(data)))

@@ -35,11 +35,9 @@ EventKind = Literal[
     "log_trimmed",  # [path]
     "log_unbounded",  # [path]
     # its metrics and checkpoints
-    "metrics_rewritten",  # [path]
     "metrics_unreadable",  # [what the system says]
     "metrics_unanswered",  # [path]
     "metrics_doubtful",  # [path]
-    "metrics_search_cut",  # [pattern]
     "steps_restarted",
     "times_unknown",
     "sink_failed",  # [name of the sink]
@@ -90,7 +88,7 @@ Severity = Literal["info", "warning", "error"]
 KINDS: frozenset[str] = frozenset(get_args(EventKind))
 SINK_KINDS: tuple[EventKind, ...] = ("sink_failed", "sink_incomplete", "sink_recovered")
 DATA_KINDS: tuple[EventKind, ...] = (
-    *SINK_KINDS, "steps_restarted", "times_unknown", "metrics_unanswered", "metrics_doubtful", "metrics_search_cut",
+    *SINK_KINDS, "steps_restarted", "times_unknown", "metrics_unanswered", "metrics_doubtful",
     "checkpoints_unmatched", "checkpoints_unreadable", "no_checkpoint_there",
 )  # fmt: skip
 """Lasting conditions of a run's metrics, checkpoints and sinks, and their ends."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -120,7 +121,7 @@ def line(step: int, **values: Any) -> str:
 @pytest.fixture(autouse=True)
 def look_at_each_pump(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are looked for whenever there is a look at them."""
-    monkeypatch.setattr(files, "SEARCH_SECONDS", 0.0)
+    monkeypatch.setattr(files, "SEARCH_SHARE", math.inf)
 
 
 @pytest.fixture

@@ -62,10 +62,10 @@ def test_only_new_entries_are_stored(trainer: Trainer) -> None:
     assert bench.data()[0] == entries(10)[0]
     assert bench.data()[-1] == {"step": 40, "eval_loss": "NaN"}
     assert bench.counts() == (5, 0)
-    # A history that another replaced within the attempt: the newest values count.
+    # A history that another replaced within the attempt.
     trainer.save(45, [*entries(10, 20), *entries(30, run=2)])
     bench.pump()
-    assert bench.stored() == [(1, 10), (1, 20), (1, 40), (1, 40), (1, 30)]
+    assert bench.stored() == [(1, 10), (1, 20), (1, 30), (1, 40), (1, 40), (1, 30)]
 
 
 # What each attempt saves, and the steps that are its own.
