@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Struct
 
-from gputui.metrics.curves.model import Axis, Window
+from gputui.metrics.curves.model import Axis
 from gputui.store.attempts import Attempt
 from gputui.store.metrics.queries import as_float
 
@@ -57,22 +57,6 @@ class AxisTimeline(Struct, frozen=True):
             if self.begins[number] <= at:
                 return number if at <= self.ends.get(number, math.inf) else None
         return None
-
-
-class Reach(NamedTuple):
-    """A window as steps of one attempt, or as moments (UTC unix seconds); the other is None."""
-
-    steps: tuple[float, float] | None = None
-    moments: tuple[float, float] | None = None
-
-    def touches(
-        self, min_step: float | None, max_step: float | None, min_at: float | None, max_at: float | None
-    ) -> bool:
-        """Whether a stretch of these steps and moments overlaps the window."""
-        window, low, high = self.steps, min_step, max_step
-        if window is None:
-            window, low, high = self.moments, min_at, max_at
-        return window is not None and low is not None and high is not None and low <= window[1] and high >= window[0]
 
 
 MOST_MOMENTS = 256
@@ -127,24 +111,6 @@ class AxisMap(Struct, frozen=True):
                     found.append((x, at))
         return tuple(sorted(found))
 
-    def reach(self, attempt: int, window: Window) -> Reach:
-        """The part of an attempt that may lie in a window."""
-        if self.axis == "step":
-            return Reach(steps=window)
-        if self.axis == "epoch":
-            pairs = self.epochs.get(attempt, ())
-            inside = [place for place, pair in enumerate(pairs) if window[0] <= pair[1] <= window[1]]
-            if not inside:
-                inside = [place for place, pair in enumerate(pairs) if pair[1] <= window[0]][-1:]
-            if not inside:
-                return Reach()
-            # Steps after the last pair have its place.
-            behind = inside[-1] + 1
-            end = pairs[behind][0] if behind < len(pairs) else math.inf
-            return Reach(steps=(pairs[max(0, inside[0] - 1)][0], end))
-        offset = self._of_moment(attempt, 0.0)
-        return Reach() if offset is None else Reach(moments=(window[0] - offset, window[1] - offset))
-
     def _of_moment(self, attempt: int, at: float) -> float | None:
         timeline = self.timeline
         if timeline.origin_at is None:
@@ -194,11 +160,10 @@ def epoch_pairs(points: Sequence[tuple[float, float]]) -> list[tuple[float, floa
     Whole epochs are interpolated between their first steps; the running one is assumed to be as
     long as the last. Empty while no epoch has ended and no fraction was written.
     """
-    known = [(step, epoch) for step, epoch in points if math.isfinite(epoch)]
-    if any(epoch != math.floor(epoch) for _, epoch in known):
-        return growing(known)
+    if any(epoch != math.floor(epoch) for _, epoch in points):
+        return growing(points)
     begins: list[tuple[float, float]] = []
-    for step, epoch in known:
+    for step, epoch in points:
         if not begins or epoch > begins[-1][1]:
             begins.append((step, epoch))
     if len(begins) < 2:
@@ -230,25 +195,26 @@ class Paces:
 
 
 class Epochs:
-    """(step, epoch) pairs by attempt."""
+    """(step, epoch with fraction) pairs by attempt, from (step, epoch as written) pairs."""
 
-    def __init__(self) -> None:
-        self._written: dict[int, list[tuple[float, float]]] = {}
-        self._settled: dict[int, list[tuple[float, float]]] | None = None
-        self._newest: dict[int, float] = {}
+    def __init__(self, written: Mapping[int, Pairs] | None = None) -> None:
+        written = written or {}
+        self.pairs = {attempt: epoch_pairs(points) for attempt, points in written.items()}
+        self._newest_whole = {
+            attempt: max(epoch for _, epoch in points)
+            for attempt, points in written.items()
+            if all(epoch == math.floor(epoch) for _, epoch in points)
+        }
 
     def add(self, line: CurveLine) -> bool:
-        """Add the pair of a line. False if, after `settle`, it moves earlier lines: an epoch has
-        ended, and its length is known now."""
-        epoch = as_float(line.values.get("epoch"))
-        if epoch is None or not math.isfinite(epoch):
+        """Add the epoch of a new line. False if it moves earlier lines: an epoch has ended, and its
+        length is known now."""
+        epoch = epoch_of(line)
+        if epoch is None:
             return True
-        if self._settled is None:
-            self.add_pair(line.attempt, float(line.step), epoch)
-            return True
-        if line.attempt in self._newest:
-            return epoch <= self._newest[line.attempt]
-        pairs = self._settled.get(line.attempt)
+        if line.attempt in self._newest_whole:
+            return epoch <= self._newest_whole[line.attempt]
+        pairs = self.pairs.get(line.attempt)
         if pairs is None:
             return False
         if not pairs or (line.step > pairs[-1][0] and epoch >= pairs[-1][1]):
@@ -256,19 +222,11 @@ class Epochs:
             _thin(pairs)
         return True
 
-    def add_pair(self, attempt: int, step: float, epoch: float) -> None:
-        """Add a pair as it was written, before `settle`."""
-        self._written.setdefault(attempt, []).append((step, epoch))
 
-    def settle(self) -> dict[int, list[tuple[float, float]]]:
-        """The pairs of the axis, with fractions of epochs. Those of attempts that write fractions
-        keep growing."""
-        self._settled = {attempt: epoch_pairs(written) for attempt, written in self._written.items()}
-        for attempt, written in self._written.items():
-            if all(epoch == math.floor(epoch) for _, epoch in written):
-                self._newest[attempt] = max(epoch for _, epoch in written)
-        self._written.clear()
-        return self._settled
+def epoch_of(line: CurveLine) -> float | None:
+    """The epoch that a line names; None without a finite one."""
+    epoch = as_float(line.values.get("epoch"))
+    return epoch if epoch is not None and math.isfinite(epoch) else None
 
 
 def _thin(pairs: list[tuple[float, float]]) -> None:

@@ -19,12 +19,11 @@ RESOLUTION = {"step": 1.0, "time": 0.1, "trained": 0.1, "epoch": 1e-4}
 
 class CurveBuilder:
     """A metric, fed with lines in the order in which they were written. ``cuts`` gives for each
-    attempt the first step that a later one did again; bins are at least ``resolution`` wide."""
+    attempt the first step that a later one did again."""
 
-    def __init__(self, name: str, request: ChartRequest, cuts: Mapping[int, float], resolution: float = 0.0) -> None:
+    def __init__(self, name: str, request: ChartRequest, cuts: Mapping[int, float]) -> None:
         self.name = name
         self.last: float | None = None
-        self._resolution = resolution
         self._request = request
         self._cuts = cuts
         # By attempt, and whether a later one did these steps again.
@@ -101,12 +100,12 @@ class CurveBuilder:
         key = attempt, is_redone
         found = self._buckets.get(key)
         if found is None:
-            found = self._buckets[key] = new_buckets(self._request, self._resolution)
+            found = self._buckets[key] = new_buckets(self._request)
         return found
 
 
-def new_buckets(request: ChartRequest, least: float = 0.0) -> Buckets:
-    """Buckets for a request, on a linear axis at least ``least`` wide."""
+def new_buckets(request: ChartRequest) -> Buckets:
+    """Buckets for a request."""
     bins, window = max(2, request.bins), request.window
     if request.is_log:
         decades = 1e-4
@@ -114,9 +113,9 @@ def new_buckets(request: ChartRequest, least: float = 0.0) -> Buckets:
             decades = max(decades, math.log10(window[1] / window[0]) / max(1, bins - 2))
         return Buckets(decades, 2 * bins if window is None else 4 * bins, is_log=True)
     if window is None or not window[1] > window[0]:
-        return Buckets(max(RESOLUTION[request.axis], least), 2 * bins)
+        return Buckets(RESOLUTION[request.axis], 2 * bins)
     # The requested number lies in the window; bins across its ends have room beside them.
-    return Buckets(max((window[1] - window[0]) / max(1, bins - 2), least), 4 * bins)
+    return Buckets((window[1] - window[0]) / max(1, bins - 2), 4 * bins)
 
 
 class AttemptBins(NamedTuple):

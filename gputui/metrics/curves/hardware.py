@@ -25,11 +25,10 @@ APART_SECONDS = 10.0
 """Least distance of samples that are not joined by a line."""
 
 APART_INTERVALS = 2.0
-"""The same, in distances of the samples around them: old samples are kept as means of minutes and
-hours."""
+"""The same, in distances of the samples before."""
 
-_AROUND = 4
-"""Spans on each side from which the usual distance of samples is taken."""
+_BEFORE = 4
+"""Distances from which the usual one is taken."""
 
 LEAST_SECONDS = 60.0
 
@@ -194,12 +193,10 @@ def _bins(
 
 def _is_unusual(spans: Sequence[SampleSpan], at: int, apart: float) -> bool:
     """Whether ``apart`` seconds before the span at place ``at`` are more than the distance of the
-    samples around."""
-    around = spans[max(0, at - 1 - _AROUND) : at + 1 + _AROUND]
-    gaps = [later.first_at - earlier.last_at for earlier, later in pairwise(around)]
-    here = min(at - 1, _AROUND)
-    sides = [median(side) for side in (gaps[:here], gaps[here + 1 :]) if side]
-    return apart > APART_INTERVALS * max(sides, default=0.0)
+    samples before, which is the usual one or larger: old samples are kept as means of minutes and
+    hours."""
+    before = [later.first_at - earlier.last_at for earlier, later in pairwise(spans[max(0, at - 1 - _BEFORE) : at])]
+    return apart > APART_INTERVALS * median(before or [0.0])
 
 
 def _is_settled(axis_map: AxisMap, span: SampleSpan) -> bool:
@@ -223,14 +220,19 @@ def _stays(attempts: Sequence[Attempt], axis_map: AxisMap) -> list[GpuHold]:
 
 def _moments_of(axis_map: AxisMap, stay: GpuHold, window: Window) -> Window | None:
     """The moments of an attempt that a window shows."""
-    reach = axis_map.reach(stay.attempt, window)
-    if reach.moments is not None:
-        return reach.moments
+    if axis_map.axis in ("time", "trained"):
+        offset = axis_map.place_moment(0.0, stay.attempt)
+        return None if offset is None else (window[0] - offset, window[1] - offset)
+    ends: Sequence[float | None] = window
+    if axis_map.axis == "epoch":
+        step_by_epoch = [(epoch, step) for step, epoch in axis_map.epochs.get(stay.attempt, ())]
+        ends = [interpolate(step_by_epoch, epoch) for epoch in window]
     pairs = axis_map.paces.get(stay.attempt, ())
-    if reach.steps is None or not pairs or reach.steps[1] < pairs[0][1] or reach.steps[0] > pairs[-1][1]:
+    first, last = ends
+    if first is None or last is None or not pairs or last < pairs[0][1] or first > pairs[-1][1]:
         return None
-    by_step = [(step, at) for at, step in pairs]
-    begin, end = interpolate(by_step, reach.steps[0]), interpolate(by_step, reach.steps[1])
+    at_by_step = [(step, at) for at, step in pairs]
+    begin, end = interpolate(at_by_step, first), interpolate(at_by_step, last)
     return None if begin is None or end is None else (begin, end)
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import orjson
 from msgspec import Struct
 
-from gputui.metrics.curves.axis import AxisMap, AxisTimeline, Reach
+from gputui.metrics.curves.axis import AxisMap, AxisTimeline
 from gputui.metrics.curves.model import Window
 from gputui.store.metrics import envelopes
 from gputui.store.metrics.envelopes import FAN, Entry, Stretch
@@ -101,6 +101,13 @@ class Part(Struct, frozen=True):
             yield from envelopes.entries(connection, first.source_id, first.attempt, name, at, begin, end)
 
 
+def span_of(stretch: Stretch, axis_map: AxisMap) -> Window | None:
+    """The ends of a stretch on the axis; None if they have no place there."""
+    start = axis_map.place(stretch.attempt, stretch.min_step, stretch.min_at)
+    end = axis_map.place(stretch.attempt, stretch.max_step, stretch.max_at)
+    return None if start is None or end is None else (start, end)
+
+
 def parts(found: Sequence[Stretch], axis_map: AxisMap, window: Window | None, cuts: Mapping[int, float]) -> list[Part]:
     """The stretches in a window, or all, as parts. Steps of an attempt from its cut on were done
     again by a later one; a stretch with steps on both sides of the cut is a separate, mixed part.
@@ -113,12 +120,8 @@ def parts(found: Sequence[Stretch], axis_map: AxisMap, window: Window | None, cu
     # Of several stretches, the last has the highest number.
     counts = {(stretch.source_id, stretch.attempt): stretch.number + 1 for stretch in found}
     if window is not None:
-        reaches: dict[int, Reach] = {number: axis_map.reach(number, window) for _, number in counts}
-        found = [
-            stretch
-            for stretch in found
-            if reaches[stretch.attempt].touches(stretch.min_step, stretch.max_step, stretch.min_at, stretch.max_at)
-        ]
+        spans = [(stretch, span_of(stretch, axis_map)) for stretch in found]
+        found = [stretch for stretch, span in spans if span and span[0] <= window[1] and span[1] >= window[0]]
     made = []
     for key, group in groupby(
         enumerate(found), lambda item: (item[1].source_id, item[1].attempt, item[1].number - item[0], share(item[1]))

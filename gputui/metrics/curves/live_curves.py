@@ -11,10 +11,10 @@ from msgspec.structs import replace
 
 from gputui.core.text import clean
 from gputui.metrics.curves import lines as run_lines
-from gputui.metrics.curves.axis import AxisMap, AxisTimeline, Epochs, Paces, Pairs, cuts_of
+from gputui.metrics.curves.axis import AxisMap, AxisTimeline, Epochs, Paces, Pairs, cuts_of, epoch_of
 from gputui.metrics.curves.bins import RESOLUTION, CurveBuilder
 from gputui.metrics.curves.hardware import HardwareCurves
-from gputui.metrics.curves.lines import EPOCH, CurveLine, Layout, Part
+from gputui.metrics.curves.lines import EPOCH, CurveLine, Layout
 from gputui.metrics.curves.markers import EVENTS_KEPT, event_lines, event_marker, markers
 from gputui.metrics.curves.model import (
     ChartData,
@@ -186,7 +186,6 @@ class RunCurves:
         self._cuts = cuts
         self._followed.clear()
         self._paces = Paces()
-        self._epochs = Epochs()
         self._start, self._end = math.inf, -math.inf
         self._hardware.reset()
         self._ranks.reset()
@@ -201,16 +200,18 @@ class RunCurves:
             if stretch.min_at is not None and stretch.max_at is not None:
                 for end in ends[-2:]:
                     self._paces.add(*end)
-        axis = request.axis
-        if axis == EPOCH:
+        is_epoch = request.axis == EPOCH
+        written: dict[int, list[tuple[float, float]]] = {}
+        if is_epoch:
             for attempt, step, epoch in run_lines.epoch_points(connection, found.stretches, request.bins):
-                self._epochs.add_pair(attempt, step, epoch)
+                written.setdefault(attempt, []).append((step, epoch))
         for line in run_lines.lines(connection, found.unreduced()):
             self._paces.add(line.attempt, line.step, line.at)
-            if axis == EPOCH:
-                self._epochs.add(line)
+            if is_epoch and (named := epoch_of(line)) is not None:
+                written.setdefault(line.attempt, []).append((float(line.step), named))
             ends.append((line.attempt, line.step, line.at))
-        self._map = AxisMap(axis, timeline, self._epochs.settle() if axis == EPOCH else {}, self._paces.pairs)
+        self._epochs = Epochs(written)
+        self._map = AxisMap(request.axis, timeline, self._epochs.pairs, self._paces.pairs)
         for end in ends:
             self._place(*end)
         placed = (event_marker(line, self._map) for line in event_lines(connection, self.run_id))
@@ -226,9 +227,7 @@ class RunCurves:
         # sixteen times as long.
         level = envelopes.level_for(reduced, max(1, request.bins // 2))
         in_full = reduced <= run_lines.LINES_IN_FULL
-        # Lines beside entries get bins as wide as theirs.
-        resolution = 0.0 if in_full or request.is_log else self._entry_width(parts, level)
-        new = [CurveBuilder(name, request, self._cuts, resolution) for name in names]
+        new = [CurveBuilder(name, request, self._cuts) for name in names]
         self._followed |= {each.name: each for each in new}
         level_of = self._log_level_of(request) if request.is_log else lambda _: level
         for part, at in run_lines.by_level(parts, level_of):
@@ -248,26 +247,13 @@ class RunCurves:
         share = (end / start) ** (1 / max(1, request.bins)) - 1 if end > start else 0.0
 
         def level_of(stretch: Stretch) -> int | None:
-            begin = self._map.place(stretch.attempt, stretch.min_step, stretch.min_at)
-            until = self._map.place(stretch.attempt, stretch.max_step, stretch.max_at)
-            if begin is None or until is None or not until > begin:
+            span = run_lines.span_of(stretch, self._map)
+            if span is None or not span[1] > span[0]:
                 return None
-            lines = max(0.0, begin) * share * stretch.line_count / (until - begin)
+            lines = max(0.0, span[0]) * share * stretch.line_count / (span[1] - span[0])
             return None if lines < envelopes.BLOCK_LINES else envelopes.level_for(int(lines), 1)
 
         return level_of
-
-    def _entry_width(self, parts: Sequence[Part], level: int) -> float:
-        """The mean width of an entry on the axis."""
-        span, entries = 0.0, 0.0
-        for part in parts:
-            first, last = part.stretches[0], part.stretches[-1]
-            start = self._map.place(first.attempt, first.min_step, first.min_at)
-            end = self._map.place(last.attempt, last.max_step, last.max_at)
-            if start is not None and end is not None and end > start:
-                span += end - start
-                entries += part.line_count / (envelopes.BLOCK_LINES * envelopes.FAN**level)
-        return span / entries if entries else 0.0
 
     def _read_lines(self, lines: Iterable[CurveLine], followed: Sequence[CurveBuilder]) -> None:
         place = self._map.place

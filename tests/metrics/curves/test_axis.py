@@ -48,19 +48,6 @@ def test_moments() -> None:
     assert AxisMap("time", AxisTimeline(None)).place_moment(3.0) is None
 
 
-@given(window=st.tuples(st.floats(-50, 400), st.floats(0, 100)), step=st.integers(0, 80))
-def test_what_lies_in_a_window_is_in_its_reach(window: tuple[float, float], step: int) -> None:
-    for axis in ["step", "time", "trained", "epoch"]:
-        scale = 100 if axis == "epoch" else 1
-        shown = (window[0] / scale, (window[0] + window[1]) / scale)
-        axis_map = AxisMap(axis, TIMELINE, epochs={1: [(0.0, 0.0), (40.0, 1.0), (80.0, 2.0)]})
-        at = 110.0 + step
-        x = axis_map.place(1, step, at)
-        assert x is not None, axis
-        if shown[0] <= x <= shown[1]:
-            assert axis_map.reach(1, shown).touches(step, step, at, at), axis
-
-
 def test_a_place_tells_when_the_run_was_there() -> None:
     assert Frame("time", 0.0, 10.0, origin_at=100.0).moment_at(3.5) == 103.5
     frame = Frame("step", 0.0, 40.0, None, ((0.0, 100.0), (10.0, 110.0), (20.0, 500.0)))
