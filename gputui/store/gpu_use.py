@@ -130,13 +130,20 @@ def past_peaks(connection: sqlite3.Connection, profile: str) -> list[PastPeak]:
 
 def peak_bytes(connection: sqlite3.Connection, run_id: str, attempt: int) -> int | None:
     """The largest last reported peak of an attempt's ranks; None if there is none."""
+    return _reported_peak(connection, run_id, attempt, "max")
+
+
+def _reported_peak(connection: sqlite3.Connection, run_id: str, attempt: int, of_ranks: str) -> int | None:
+    """The last reported peaks of an attempt's ranks joined by an SQL function, of the source with
+    the most; None if there is none."""
     (peak,) = connection.execute(
         # Text, such as "NaN", would be larger than any number.
-        "SELECT max(CASE WHEN json_type(n.data, ?1) IN ('integer', 'real') THEN n.data ->> ?1 END) "
-        "FROM metric_newest AS n JOIN metric_sources AS s USING (source_id) WHERE s.run_id = ?2 AND n.attempt = ?3",
+        f"SELECT max(peak) FROM (SELECT {of_ranks}(CASE WHEN json_type(n.data, ?1) IN ('integer', 'real') "  # noqa: S608
+        "THEN n.data ->> ?1 END) AS peak FROM metric_newest AS n JOIN metric_sources AS s USING (source_id) "
+        "WHERE s.run_id = ?2 AND n.attempt = ?3 GROUP BY source_id)",
         (f'$."{PEAK_METRIC}"', run_id, attempt),
     ).fetchone()
-    return int(peak) if isinstance(peak, (int, float)) and peak > 0 else None
+    return int(peak) if peak is not None and peak > 0 else None
 
 
 def study_peaks(connection: sqlite3.Connection, study_id: str) -> dict[str, int]:
@@ -155,7 +162,7 @@ def study_peaks(connection: sqlite3.Connection, study_id: str) -> dict[str, int]
     names: dict[int, str] = {}
     measured: set[str] = set()
     for name, gpu_id, run_id, number, has_ended in attempts:
-        reported = _reported_by_ranks(connection, run_id, number)
+        reported = _reported_peak(connection, run_id, number, "sum")
         if reported is not None or has_ended:
             names[gpu_id] = name
             measured.add(run_id)
@@ -163,18 +170,6 @@ def study_peaks(connection: sqlite3.Connection, study_id: str) -> dict[str, int]
     for gpu_id, name in names.items():
         peaks[name] = max(peaks[name], _listed_by_driver(connection, gpu_id, measured))
     return {name: peak for name, peak in peaks.items() if peak}
-
-
-def _reported_by_ranks(connection: sqlite3.Connection, run_id: str, attempt: int) -> int | None:
-    """The sum of the last reported peaks of an attempt's ranks; None if there is none."""
-    (peak,) = connection.execute(
-        "SELECT max(total) FROM (SELECT "
-        "sum(CASE WHEN json_type(n.data, ?1) IN ('integer', 'real') THEN n.data ->> ?1 END) AS total "
-        "FROM metric_newest AS n JOIN metric_sources AS s USING (source_id) "
-        "WHERE s.run_id = ?2 AND n.attempt = ?3 GROUP BY source_id)",
-        (f'$."{PEAK_METRIC}"', run_id, attempt),
-    ).fetchone()
-    return int(peak) if peak is not None and peak > 0 else None
 
 
 def _listed_by_driver(connection: sqlite3.Connection, gpu_id: int, run_ids: Collection[str]) -> int:

@@ -6,7 +6,6 @@ deleted, its minute or hour is used. Every function raises sqlite3.Error.
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import sqlite3
@@ -32,7 +31,6 @@ STALE_AFTER_SECONDS = 3.0
 CLOCK_SLACK_SECONDS = 2.0
 # A GPU that the driver no longer lists is shown this long after it was last seen.
 LOST_SHOWN_SECONDS = 86_400.0
-_PACE_SAMPLES = 5
 # Events are rare; this bounds queries if a GPU comes and goes all day.
 _EVENTS_LOOKED_AT = 512
 
@@ -136,16 +134,17 @@ def read_gpus(
     UUID."""
     reported = _reported(connection, at)
     interval = connection.execute("SELECT interval_seconds FROM agent").fetchone()
+    stale_after = stale_after_seconds(interval[0] if interval else None)
     until = now + CLOCK_SLACK_SECONDS if at is None else at
     views = []
     for row in named_rows(connection, _GPUS, at=until, is_past=at is not None):
         if at is None:
             leased = json_items(row["holders"])
-            view = _gpu_view(row, leased, reported, now, stale_after_seconds(interval[0] if interval else None))
+            view = _gpu_view(row, leased, reported, now, stale_after)
         elif row["at"] is None and row["first_seen_at"] > at:
             continue
         else:
-            view = _gpu_at(connection, row, (holders or {}).get(row["uuid"], ()), reported, at)
+            view = _gpu_at(connection, row, (holders or {}).get(row["uuid"], ()), reported, at, stale_after)
         if view.state != "lost" or until - (view.at or view.last_seen_at) <= LOST_SHOWN_SECONDS:
             views.append(view)
     return views
@@ -157,15 +156,10 @@ def _gpu_at(
     holders: Sequence[Sequence[str]],
     reported: Mapping[str, tuple[float, int | None, str | None]],
     at: float,
+    stale_after: float,
 ) -> GpuView:
     """A GPU at a past time."""
-    times = connection.execute(
-        "SELECT at FROM gpu_samples WHERE gpu_id = ? AND at <= ? ORDER BY at DESC LIMIT ?",
-        (row["gpu_id"], at, _PACE_SAMPLES),
-    ).fetchall()
-    # The interval is the shortest distance of a few samples, because there may be gaps.
-    interval = min((later - earlier for (later,), (earlier,) in itertools.pairwise(times)), default=None)
-    view = _gpu_view(row, holders, reported, at, stale_after_seconds(interval))
+    view = _gpu_view(row, holders, reported, at, stale_after)
     limits = rollups.bounds(connection)
     if view.at is None and at < limits.raw_since:
         columns = [kept.column for kept in rollups.GPU_KEPT]
@@ -311,7 +305,7 @@ def gpu_history(
     histories: dict[str, GpuHistory] = {}
     # One query per GPU: with a single query, SQLite would sort the samples of all GPUs first.
     for gpu_id, name in gpus:
-        table = _means(connection, series.GPU, GpuHistory.__struct_fields__, since, until, buckets, gpu_id)
+        table = rollups.means(connection, series.GPU, gpu_id, GpuHistory.__struct_fields__, since, until, buckets)
         if any(value is not None for column in table for value in column):
             histories[name] = GpuHistory(*table)
     return histories
@@ -324,27 +318,15 @@ def memory_temperature_history(
     row = connection.execute("SELECT gpu_id FROM gpus WHERE uuid = ?", (uuid,)).fetchone()
     if row is None:
         return (None,) * buckets
-    return _means(connection, series.SLOW, ("memory_temperature_celsius",), since, until, buckets, row[0])[0]
+    return rollups.means(connection, series.SLOW, row[0], (rollups.MEMORY_TEMPERATURE.column,), since, until, buckets)[
+        0
+    ]
 
 
 def host_history(connection: sqlite3.Connection, since: float, until: float, buckets: int) -> HostHistory:
     """Means over ``buckets`` equal spans of [since, until)."""
-    return HostHistory(*_means(connection, series.HOST, HostHistory.__struct_fields__, since, until, buckets))
-
-
-def _means(
-    connection: sqlite3.Connection, one: series.Series, columns: Sequence[str], since: float, until: float,
-    buckets: int, gpu_id: int = series.HOST_ID,
-) -> list[tuple[float | None, ...]]:  # fmt: skip
-    """Means of samples, completed by rollups where samples are deleted."""
-    table = samples.sample_means(connection, one, gpu_id, columns, since, until, buckets)
-    if since < rollups.bounds(connection).raw_since:
-        older = rollups.means(connection, columns, since, until, buckets, gpu_id)
-        table = [
-            [rest if own is None else own for own, rest in zip(*both, strict=True)]
-            for both in zip(table, older, strict=True)
-        ]
-    return [rollups.held(column) for column in table]
+    columns = HostHistory.__struct_fields__
+    return HostHistory(*rollups.means(connection, series.HOST, series.HOST_ID, columns, since, until, buckets))
 
 
 _HOST_COLUMNS = tuple(name for name in HostSample.__struct_fields__ if name != "at")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from gputui.store import samples
 from gputui.store.database import named_rows, one_moment
-from gputui.store.series import GPU, HOST, HOST_ID
+from gputui.store.series import GPU, HOST, HOST_ID, Series
 
 
 class Kept(NamedTuple):
@@ -151,39 +151,53 @@ def span_seconds(name: str) -> int:
 
 
 def means(
-    connection: sqlite3.Connection,
-    columns: Sequence[str],
-    since: float,
-    until: float,
+    connection: sqlite3.Connection, series: Series, gpu_id: int, columns: Sequence[str], since: float, until: float,
     buckets: int,
-    gpu_id: int = HOST_ID,
-) -> list[list[float | None]]:
-    """Means of columns over ``buckets`` equal parts of [since, until), for a GPU or the host, from
-    the longest spans that fit into a part, or from those that still exist. A span counts for the
+) -> list[tuple[float | None, ...]]:  # fmt: skip
+    """The means of columns in ``buckets`` equal parts of [since, until): of samples or, where these
+    are deleted, of the longest spans that fit into a part or still exist. A span counts for the
     part in which it begins."""
-    width = (until - since) / buckets
-    if width >= DAY:
-        name = "days"
-    else:
-        name = "hours" if width >= HOUR or since < bounds(connection).minutes_since else "minutes"
-    # Weighted by samples; rows without a value are left out.
-    parts = ", ".join(
-        f"sum({column}_mean * sample_count) / sum(CASE WHEN {column}_mean NOTNULL THEN sample_count END)"
-        for column in columns
+    limits, width = bounds(connection), (until - since) / buckets
+    tables = [(series.table, "avg({0})")]
+    if since < limits.raw_since:
+        name = "hours" if width >= HOUR or since < limits.minutes_since else "minutes"
+        name = "days" if width >= DAY else name
+        tables.append((f"{'host' if gpu_id == HOST_ID else 'gpu'}_{name}", _MEAN_OF_ROLLUPS))
+    found: list[list[float | None]] = [[None] * buckets for _ in columns]
+    for table, mean in tables:
+        asked = ", ".join(mean.format(column) for column in columns)
+        parts = _Parts(since, width, 0, buckets - 1, width)
+        for bucket, *values in _rows_by_part(connection, table, gpu_id, asked, parts):
+            for column, value in zip(found, values, strict=True):
+                column[bucket] = value if column[bucket] is None else column[bucket]
+    return [held(column) for column in found]
+
+
+# Weighted by samples; rows without a value are left out.
+_MEAN_OF_ROLLUPS = "sum({0}_mean * sample_count) / sum(CASE WHEN {0}_mean NOTNULL THEN sample_count END)"
+
+
+class _Parts(NamedTuple):
+    """Parts of the time: number n begins at ``origin + n · seconds``. The rows of its first
+    ``read_seconds`` are read."""
+
+    origin: float
+    seconds: float
+    first: int
+    last: int
+    read_seconds: float
+
+
+def _rows_by_part(connection: sqlite3.Connection, table: str, gpu_id: int, asked: str, parts: _Parts) -> sqlite3.Cursor:
+    """The number of each part with rows, and what is ``asked`` of these in SQL."""
+    source = "" if gpu_id == HOST_ID else "gpu_id = :gpu_id AND"
+    # A loop over the parts: with a GROUP BY alone, SQLite would sort the rows of a year first.
+    return connection.execute(
+        "WITH RECURSIVE parts (n) AS (SELECT :first UNION ALL SELECT n + 1 FROM parts WHERE n < :last) "  # noqa: S608 - fixed names
+        f"SELECT n, {asked} FROM parts CROSS JOIN {table} ON {source} at >= :origin + n * :seconds "
+        "AND at < :origin + n * :seconds + :read_seconds GROUP BY n",
+        {**parts._asdict(), "gpu_id": gpu_id},
     )
-    table = f"host_{name} ON" if gpu_id == HOST_ID else f"gpu_{name} ON gpu_id = :gpu_id AND"
-    # A loop over the buckets: with a GROUP BY, SQLite would sort the rows of a year first.
-    rows = connection.execute(
-        "WITH RECURSIVE parts (n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM parts WHERE n < :buckets - 1) "  # noqa: S608 - fixed names
-        f"SELECT n, {parts} FROM parts CROSS JOIN {table} "
-        "at >= :since + n * :width AND at < :since + (n + 1) * :width GROUP BY n",
-        {"buckets": buckets, "since": since, "width": width, "gpu_id": gpu_id},
-    )
-    means_by_column: list[list[float | None]] = [[None] * buckets for _ in columns]
-    for bucket, *values in rows:
-        for series, value in zip(means_by_column, values, strict=True):
-            series[bucket] = value
-    return means_by_column
 
 
 def held(values: Sequence[float | None]) -> tuple[float | None, ...]:
@@ -275,63 +289,37 @@ def _gpu_id(connection: sqlite3.Connection, uuid: str | None) -> int:
 
 
 def sample_spans(
-    connection: sqlite3.Connection,
-    uuid: str | None,
-    columns: Sequence[str],
-    seconds: float,
-    first: int,
-    last: int,
-    looked_at: float,
-) -> list[SampleSpan]:
+    connection: sqlite3.Connection, uuid: str | None, columns: Sequence[str], seconds: float, first: int, last: int,
+    read_seconds: float,
+) -> list[SampleSpan]:  # fmt: skip
     """The samples of a GPU, or of the host (None), in the spans from number ``first`` to ``last``;
     span n begins ``n · seconds`` after 1970. Spans without samples are left out.
 
-    Only the first ``looked_at`` seconds of each span are read, which bounds the cost of long ones.
+    Of samples, only the first ``read_seconds`` of each span are read, which bounds the cost of long
+    spans. Hours and minutes are read where no finer data exist.
     """
     with one_moment(connection):
-        return list(_spans(connection, uuid, columns, seconds, first, last, looked_at))
-
-
-def _spans(
-    connection: sqlite3.Connection,
-    uuid: str | None,
-    columns: Sequence[str],
-    seconds: float,
-    first: int,
-    last: int,
-    looked_at: float,
-) -> Iterator[SampleSpan]:
-    """Spans from hours, minutes and samples, each where no finer data exist."""
-    limits, gpu_id = bounds(connection), _gpu_id(connection, uuid)
-    kind = "host" if uuid is None else "gpu"
-    for table, since, until in (
-        ("hours", float("-inf"), limits.minutes_since),
-        ("minutes", limits.minutes_since, limits.raw_since),
-        ("samples", limits.raw_since, float("inf")),
-    ):
-        begin = first if since == float("-inf") else max(first, math.ceil(since / seconds))
-        end = last if until == float("inf") else min(last, math.ceil(until / seconds) - 1)
-        if begin > end:
-            continue
-        # Minutes and hours have few rows per span, so all are read.
-        is_raw = table == "samples"
-        named = {
-            "first": begin, "last": end, "seconds": seconds, "looked_at": looked_at if is_raw else seconds,
-            "gpu_id": gpu_id,
-        }  # fmt: skip
-        count, of_column = _OF_SAMPLES if is_raw else _OF_ROLLUPS
-        asked = ", ".join((count, *(of_column.format(name) for name in columns)))
-        source = "" if kind == "host" else "gpu_id = :gpu_id AND"
-        rows = connection.execute(
-            "WITH RECURSIVE spans (n) AS (SELECT :first UNION ALL SELECT n + 1 FROM spans WHERE n < :last) "  # noqa: S608
-            f"SELECT n, min(at), max(at), {asked} FROM spans CROSS JOIN {kind}_{table} AS s "
-            f"ON {source} s.at >= n * :seconds AND s.at < n * :seconds + :looked_at GROUP BY n",
-            named,
-        )
-        for number, first_at, last_at, there, *rest in rows:
-            parts = (rest[i : i + 4] for i in range(0, len(rest), 4))
-            found = [(int(known), low, high, total / known if known else None) for known, low, high, total in parts]
-            yield SampleSpan(number, first_at, last_at, int(there), found)
+        limits, gpu_id = bounds(connection), _gpu_id(connection, uuid)
+        found = []
+        for table, since, until in (
+            ("hours", -math.inf, limits.minutes_since),
+            ("minutes", limits.minutes_since, limits.raw_since),
+            ("samples", limits.raw_since, math.inf),
+        ):
+            begin = first if since == -math.inf else max(first, math.ceil(since / seconds))
+            end = last if until == math.inf else min(last, math.ceil(until / seconds) - 1)
+            if begin > end:
+                continue
+            is_raw = table == "samples"
+            count, of_column = _OF_SAMPLES if is_raw else _OF_ROLLUPS
+            asked = ", ".join(("min(at), max(at)", count, *(of_column.format(name) for name in columns)))
+            parts = _Parts(0.0, seconds, begin, end, read_seconds if is_raw else seconds)
+            name = f"{'host' if uuid is None else 'gpu'}_{table}"
+            for number, first_at, last_at, there, *rest in _rows_by_part(connection, name, gpu_id, asked, parts):
+                by_column = (rest[at : at + 4] for at in range(0, len(rest), 4))
+                values = [(int(n), low, high, total / n if n else None) for n, low, high, total in by_column]
+                found.append(SampleSpan(number, first_at, last_at, int(there), values))
+        return found
 
 
 # SQL for the number of samples, and per column for its number of values, extremes and sum.

@@ -41,31 +41,6 @@ def newest(
     return rows[0] if rows else None
 
 
-def sample_means(
-    connection: sqlite3.Connection,
-    series: Series,
-    gpu_id: int,
-    columns: Sequence[str],
-    since: float,
-    until: float,
-    buckets: int,
-) -> list[list[float | None]]:
-    """The means of columns in ``buckets`` equal parts of [since, until); None without a value."""
-    where, key = series.key(gpu_id)
-    means = ", ".join(f"avg({column})" for column in columns)
-    # Rounding may put a sample at the very end one bucket too far.
-    rows = connection.execute(
-        f"SELECT min(CAST((at - ?) * ? AS INTEGER), ?) AS bucket, {means} FROM {series.table} "  # noqa: S608
-        f"WHERE {where} AND at >= ? AND at < ? GROUP BY bucket",
-        (since, buckets / (until - since), buckets - 1, *key, since, until),
-    )
-    found: list[list[float | None]] = [[None] * buckets for _ in columns]
-    for bucket, *values in rows:
-        for column, value in zip(found, values, strict=True):
-            column[bucket] = value
-    return found
-
-
 WINDOW_COLUMNS = (
     "at", "gpu", "uuid", "state", "utilization_percent", "memory_used_bytes", "memory_total_bytes",
     "temperature_celsius", "power_watts", "power_limit_watts", "sm_clock_mhz", "throttle_reasons",

@@ -369,7 +369,7 @@ class Filler:
             text = json.dumps(line).encode()
             parsed = parse_line(text)
             assert isinstance(parsed, ParsedLine)
-            batch.take(source, offset, text, parsed)
+            batch.add(source, offset, text, parsed)
             offset += len(text) + 1
         batch.state = SourceState(byte_offset=offset)
         with transaction(connection):
