@@ -6,44 +6,44 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 from msgspec import Struct
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from gputui.core.redaction import redact_text
 from gputui.store.database import insert, records
 
 # A courier reports every few seconds; silence beyond this means an unknown state.
 UNKNOWN_AFTER_SECONDS = 60.0
-STATES = ("submitting", "pending", "configuring", "running", "ending", "requeued", "ended")
+PlacementState = Literal["submitting", "pending", "configuring", "running", "ending", "requeued", "ended"]
 _MAX_TEXT = 300
 
 
 class PlacementView(Struct, frozen=True):
-    """``state`` is one of STATES, ``reason`` the target's message about it, ``problem`` why the
-    last contact failed. ``limit_at`` is when the target will end the attempt; UTC unix seconds."""
+    """``reason`` is the target's message about the state, ``problem`` why the last contact failed.
+    ``limit_at`` is when the target will end the attempt. Times are UTC unix seconds."""
 
-    job: str | None
-    state: str
-    reason: str | None
-    expected_start: float | None
-    nodes: tuple[str, ...]
-    limit_at: float | None
-    restarts: int
-    contact_at: float | None
-    problem: str | None
+    state: PlacementState
+    job: str | None = None
+    reason: str | None = None
+    expected_start: float | None = None
+    nodes: tuple[str, ...] = ()
+    limit_at: float | None = None
+    restarts: int = 0
+    contact_at: float | None = None
+    problem: str | None = None
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> PlacementView:
-        """Parse placement.json; malformed values are unknown. Raises ValueError without a state."""
-        if data.get("state") not in STATES:
-            raise ValueError(f"no state of an attempt: {data.get('state')!r}")
-        nodes, restarts = data.get("nodes"), data.get("restarts")
-        values: dict[str, Any] = {name: _text(data.get(name)) for name in ("job", "reason", "problem")}
-        values |= {name: _time(data.get(name)) for name in ("expected_start", "limit_at", "contact_at")}
-        values["nodes"] = tuple(str(node)[:_MAX_TEXT] for node in nodes) if isinstance(nodes, list) else ()
-        return cls(state=data["state"], restarts=restarts if isinstance(restarts, int) else 0, **values)
+        """Parse placement.json. Raises ValueError if it is malformed."""
+        try:
+            placement = msgspec.convert(data, cls)
+        except msgspec.ValidationError as error:
+            raise ValueError(str(error)) from error
+        texts = {name: _shown(getattr(placement, name)) for name in ("job", "reason", "problem")}
+        return replace(placement, **texts, nodes=tuple(node[:_MAX_TEXT] for node in placement.nodes))
 
     def is_seen_running(self, now: float) -> bool:
         """Whether a recent contact says that the attempt runs."""
@@ -69,9 +69,5 @@ def read(connection: sqlite3.Connection, run_id: str, attempt: int) -> Placement
     return next(iter(records(connection, PlacementView, query, run_id, attempt)), None)
 
 
-def _text(value: object) -> str | None:
-    return redact_text(str(value))[:_MAX_TEXT] if value not in (None, "") else None
-
-
-def _time(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and value > 0 else None
+def _shown(text: str | None) -> str | None:
+    return redact_text(text)[:_MAX_TEXT] if text else None

@@ -11,16 +11,16 @@ import sqlite3
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import NamedTuple
 
 import orjson
 
 from gputui.store.metrics.queries import (
     START,
     FilePosition,
-    as_float,
+    StoredLine,
     end_positions,
     named_by_event,
+    numbers,
     rows_between,
 )
 
@@ -35,16 +35,6 @@ of steps."""
 _PROBE_LINES = 64
 
 
-class PastLine(NamedTuple):
-    """The metrics of one line. ``rank`` is None if it names none."""
-
-    attempt: int
-    rank: int | None
-    step: int | None
-    at: float | None
-    values: Mapping[str, float]
-
-
 def positions_at(connection: sqlite3.Connection, run_id: str, at: float) -> dict[int, FilePosition]:
     """The position that each source of a run had reached at a time. Raises sqlite3.Error."""
     positions = {
@@ -56,9 +46,9 @@ def positions_at(connection: sqlite3.Connection, run_id: str, at: float) -> dict
 
 def newest(
     connection: sqlite3.Connection, reached: Mapping[int, FilePosition], limit: int = NEWEST_LINES
-) -> list[PastLine]:
-    """The last lines of each source, newest first."""
-    lines: list[PastLine] = []
+) -> list[StoredLine]:
+    """The last lines of each source with their numbers, newest first."""
+    lines: list[StoredLine] = []
     for source_id, position in reached.items():
         lines += map(_line, rows_between(connection, source_id, START, position, is_newest_first=True, limit=limit))
     return lines
@@ -77,13 +67,13 @@ def newest_values(connection: sqlite3.Connection, run_id: str, at: float) -> lis
         values_by_rank: dict[tuple[int, int], dict[str, float]] = {}
         for line in lines:
             values = values_by_rank.setdefault((line.attempt, -1 if line.rank is None else line.rank), {})
-            for name, value in line.values.items():
+            for name, value in line.data.items():
                 values.setdefault(name, value)
         rows += [(attempt, rank, values) for (attempt, rank), values in sorted(values_by_rank.items())]
     return rows
 
 
-def _first(connection: sqlite3.Connection, source_id: int, end: FilePosition, attempt: int) -> list[PastLine]:
+def _first(connection: sqlite3.Connection, source_id: int, end: FilePosition, attempt: int) -> list[StoredLine]:
     """The first lines of an attempt in a source, before ``end``, oldest first."""
     begin = connection.execute(
         "SELECT generation, byte_offset FROM metric_boundaries WHERE source_id = ? AND attempt = ? "
@@ -112,8 +102,8 @@ def sampled(
                 is_newest_first=True, limit=_PROBE_LINES,
             )  # fmt: skip
             for line in map(_line, rows):
-                if line.rank in (None, 0) and line.step is not None and name in line.values:
-                    points.append((line.step, line.values[name]))
+                if line.rank in (None, 0) and line.step is not None and name in line.data:
+                    points.append((line.step, line.data[name]))
                     break
     return list(dict.fromkeys(points))
 
@@ -139,7 +129,7 @@ def pace(connection: sqlite3.Connection, run_id: str, attempt: int, at: float, w
     return (end[1] - start[1]) / (end[0] - start[0])
 
 
-def _steps(lines: Sequence[PastLine], attempt: int) -> list[tuple[float, int]]:
+def _steps(lines: Sequence[StoredLine], attempt: int) -> list[tuple[float, int]]:
     """(time, step) of an attempt's lines, in their order."""
     return [
         (line.at, line.step)
@@ -148,10 +138,10 @@ def _steps(lines: Sequence[PastLine], attempt: int) -> list[tuple[float, int]]:
     ]
 
 
-def _line(row: tuple[int, int | None, int | None, float | None, str]) -> PastLine:
-    attempt, rank, step, at, data = row
-    pairs = ((name, as_float(value)) for name, value in named_by_event(orjson.loads(data)).items())
-    return PastLine(attempt, rank, step, at, {name: value for name, value in pairs if value is not None})
+def _line(row: tuple[int, int | None, int | None, float | None, str]) -> StoredLine:
+    """A line with its numbers alone."""
+    attempt, rank, step, at, text = row
+    return StoredLine(attempt, rank, step, at, numbers(named_by_event(orjson.loads(text))))
 
 
 def _position_at(connection: sqlite3.Connection, source_id: int, end: FilePosition, at: float) -> FilePosition | None:

@@ -73,6 +73,12 @@ def as_float(value: object) -> float | None:
     return NON_FINITE.get(value) if type(value) is str else None
 
 
+def numbers(values: Mapping[str, object]) -> dict[str, float]:
+    """The numbers among stored values, with NaN and infinities as floats."""
+    pairs = ((name, as_float(value)) for name, value in values.items())
+    return {name: value for name, value in pairs if value is not None}
+
+
 OF_EVENTS = frozenset({"seconds", "blocked_seconds", "bytes"})
 _EVENT_CHARACTERS = 80
 
@@ -235,11 +241,7 @@ def _newest(
         "(source_id) WHERE s.run_id = ? ORDER BY n.source_id, n.attempt, n.rank",
         (run_id,),
     )
-    newest = []
-    for attempt, rank, text in rows.fetchall():
-        pairs = ((name, as_float(value)) for name, value in orjson.loads(text).items())
-        newest.append((attempt, rank, {name: value for name, value in pairs if value is not None}))
-    return newest
+    return [(attempt, rank, numbers(orjson.loads(text))) for attempt, rank, text in rows.fetchall()]
 
 
 class StoredLine(Struct, frozen=True):
@@ -254,8 +256,7 @@ class StoredLine(Struct, frozen=True):
 
     def numbers(self) -> dict[str, float]:
         """Its metrics, with NaN and infinities as floats."""
-        pairs = ((name, as_float(value)) for name, value in self.data.items() if name not in NOT_METRICS)
-        return {name: value for name, value in pairs if value is not None}
+        return {name: value for name, value in numbers(self.data).items() if name not in NOT_METRICS}
 
 
 def lines(connection: sqlite3.Connection, run_id: str) -> Iterator[StoredLine]:

@@ -35,7 +35,7 @@ def main(folder: Path) -> None:
     began = time.time()
     if not (folder / "handle.json").exists():
         far = subprocess.Popen(["sh", "-c", FAR, str(folder)], start_new_session=True, env={"PATH": os.environ["PATH"]})
-        write(folder / "handle.json", {"job": far.pid})
+        write(folder / "handle.json", {"job": str(far.pid)})
         with (folder / "submitted").open("a") as file:
             file.write("once\n")
     boot = f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}/{Path('/proc/self/ns/pid').stat().st_ino}"
