@@ -15,7 +15,7 @@ from typing import TextIO
 import click
 
 from gputui.core.units import age
-from gputui.metrics.draw.export import characters_for
+from gputui.metrics.draw.glyphs import characters_for
 from gputui.runs.agent_process import AgentStoppedError, AgentUnreachableError, ensure_agent, read_identity
 from gputui.store.agent import read_agent
 from gputui.store.hardware import read_gpus, read_host

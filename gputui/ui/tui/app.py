@@ -32,7 +32,7 @@ from textual.timer import Timer
 from gputui.core.config import Workspace
 from gputui.core.text import clean
 from gputui.core.units import duration
-from gputui.metrics.draw.export import characters_for
+from gputui.metrics.draw.glyphs import characters_for
 from gputui.ui.tui.actions import find
 from gputui.ui.tui.actions.keymap import resolve
 from gputui.ui.tui.agent_watchdog import AgentKeeper

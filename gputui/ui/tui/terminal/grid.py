@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from rich.segment import Segment
 
 from gputui.core.text import PLAIN
-from gputui.metrics.draw.export import Characters, translator
+from gputui.metrics.draw.glyphs import Characters, translator
 from gputui.ui.tui.terminal.cells import cells_of, width_is_certain
 from gputui.ui.tui.terminal.pens import Pen, PenCase
 

@@ -19,7 +19,7 @@ from textual._compositor import ChopsUpdate, LayoutUpdate
 from textual.app import App
 from textual.screen import Screen
 
-from gputui.metrics.draw.export import Characters
+from gputui.metrics.draw.glyphs import Characters
 from gputui.ui.tui.terminal.grid import CellGrid
 from gputui.ui.tui.terminal.link import QUESTION, Line
 from gputui.ui.tui.terminal.pens import PenCase

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from gputui.core.text import clean, clip
-from gputui.metrics.draw.export import ascii_line
+from gputui.metrics.draw.glyphs import ascii_line
 from gputui.store.events import EventView
 from gputui.ui.tui.data.snapshot import Snapshot
 from gputui.ui.tui.layout.words import RUN_SIGNS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gputui.metrics.draw.export import Characters, ascii_line, translator
+from gputui.metrics.draw.glyphs import Characters, ascii_line, translator
 from gputui.metrics.draw.parts import Line
 from gputui.ui.tui.theme.looks import LOOKS
 

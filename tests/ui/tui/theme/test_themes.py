@@ -8,8 +8,7 @@ import pytest
 from rich.color import Color
 
 from gputui.core.config import Workspace
-from gputui.metrics.draw.export import ascii_char, ascii_line, block_char, characters_for, translator
-from gputui.metrics.draw.glyphs import CELLS
+from gputui.metrics.draw.glyphs import CELLS, ascii_char, ascii_line, block_char, characters_for, translator
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.layout.words import RUN_SIGNS, SEVERITY_GLYPHS
 from gputui.ui.tui.settings import Settings
