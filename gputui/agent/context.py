@@ -122,7 +122,7 @@ class AgentContext(Struct, frozen=True):
         recorder = Recorder(connection, workspace.runs, now)
         read_context = ReadContext(
             # A read is never given up: what it returns, however late, is stored.
-            start=partial(jobs.start, deadline_seconds=math.inf),
+            start=lambda name, work: jobs.start(name, work, deadline_seconds=math.inf).future,
             connect=partial(open_reader, workspace.database),
             run_dir=workspace.run_dir,
         )

@@ -11,6 +11,7 @@ import sqlite3
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -19,15 +20,14 @@ from gputui.metrics.batch import STARTS_AGAIN, Batch, IngestReport, MetricsNote,
 from gputui.metrics.formats import DEFAULT_READING, Reading
 from gputui.metrics.reader import Boundary, SourceReader
 from gputui.metrics.reduction import Reducer
-from gputui.metrics.sources import PendingWork, ReadContext, SourceEnds, SourceRow, SourceTable
+from gputui.metrics.sources import ReadContext, SourceEnds, SourceRow, SourceTable
 from gputui.store.events import EventKind
 
 # The agent's loop has other work; the rest is read in its next turn.
 PUMP_SECONDS = 0.016
 
-# Between two reads of a source in another thread, while lines come and in silence.
-ACTIVE_INTERVAL_SECONDS = 0.25
-QUIET_INTERVAL_SECONDS = 1.0
+# Between two reads of a source in another thread.
+INTERVAL_SECONDS = 0.5
 # A file system that has not answered for this long is reported.
 ANSWER_SECONDS = 10.0
 
@@ -49,7 +49,7 @@ class OpenSource:
     order: StepOrder = field(default_factory=StepOrder)
     reader: SourceReader | None = None
     is_aside: bool = False
-    job: PendingWork | None = None
+    job: Future[Batch | None] | None = None
     is_final: bool = False
     next_read_at: float = 0.0
     awaits_since: float | None = None
@@ -86,8 +86,6 @@ class MetricsIngest:
         self._table = SourceTable(connection, clock, redactor_of, read_context)
         self.ends = SourceEnds(self._table)
         self._sources: dict[int, OpenSource] = {}
-        # Runs whose sources are to be opened; None for all that live.
-        self._unopened: set[str] | None = None
         self._rivals: dict[int, str] | None = None
         # The sources that did not fit into the last budget.
         self._waiting: list[int] = []
@@ -116,7 +114,7 @@ class MetricsIngest:
         """
         self._table.begin_attempt(run_id, attempt, self.ends.of(run_id) if ends is None else ends, rank_output)
         self._rivals = None
-        self._reopen(run_id)
+        self.forget(run_id)
 
     def readmit_attempt(self, run_id: str, attempt: int, offsets: Mapping[str, int], rank_output: str = OUTPUT) -> None:
         """The same for an attempt that the store has lost, whose lines begin at the given offset of
@@ -136,7 +134,6 @@ class MetricsIngest:
         for source in self._sources.values():
             source.close()
         self._sources.clear()
-        self._unopened = None
 
     # --- in separate transactions -----------------------------------------------------------------
 
@@ -162,13 +159,13 @@ class MetricsIngest:
 
     def has_answers(self) -> bool:
         """Whether a read in another thread has ended."""
-        return any(source.job.is_over for source in self._sources.values() if source.job is not None)
+        return any(source.job is not None and source.job.done() for source in self._sources.values())
 
     def _drain(self, run_id: str | None, budget_seconds: float) -> IngestReport:
         """Store what there is of one run whose attempt has ended, or of all."""
         if self._connection.in_transaction:
             raise RuntimeError("metrics are stored in transactions of their own")
-        sources = self._refreshed(run_id)
+        sources = self._open_sources(run_id)
         rank = {source_id: index for index, source_id in enumerate(self._waiting)}
         queue = deque(sorted(sources, key=lambda source: rank.get(source.row.source_id, len(rank))))
         until = time.monotonic() + budget_seconds
@@ -202,7 +199,7 @@ class MetricsIngest:
                 source_id, now = source.row.source_id, self._clock()
                 if not store_batch(self._connection, source_id, source.state, batch, now, source.reducer):
                     stored.pop()
-                    self._reopen(source.row.run_id)
+                    self.forget(source.row.run_id)
                 elif batch.learned and batch.learned != source.learned:
                     self._table.learn(source.row, batch.learned)
             if self._connection.in_transaction:
@@ -233,7 +230,7 @@ class MetricsIngest:
         for note in batch.notes.values():
             self._note(source, note)
         if source.is_aside:
-            source.next_read_at = time.monotonic() + (0.0 if batch.more else ACTIVE_INTERVAL_SECONDS)
+            source.next_read_at = time.monotonic() + (0.0 if batch.more else INTERVAL_SECONDS)
             self._begin_read(source, ended=ended)
 
     def _read(self, source: OpenSource, *, ended: bool) -> Batch | None:
@@ -272,14 +269,14 @@ class MetricsIngest:
             # It is for the caller that reads the rest of the attempt.
             return None
         pattern = source.row.pattern
-        if not source.job.is_over:
+        if not source.job.done():
             if source.is_unanswered():
                 text = f"{pattern} does not answer; its metrics are read once it does"
                 self._note(source, MetricsNote("metrics_unanswered", pattern, text))
             return None
         job, source.job, source.awaits_since = source.job, None, None
-        source.next_read_at = time.monotonic() + QUIET_INTERVAL_SECONDS
-        batch: Batch | None = job.result()
+        source.next_read_at = time.monotonic() + INTERVAL_SECONDS
+        batch = job.result()
         if batch is None and ended and not source.is_final:
             self._begin_read(source, ended=ended)
         return batch
@@ -304,29 +301,14 @@ class MetricsIngest:
             source.reported.add((note.kind, note.key))
             self._report.notes.append((source.row.run_id, note))
 
-    # --- open sources -----------------------------------------------------------------------------
-
-    def _refreshed(self, run_id: str | None) -> list[OpenSource]:
-        """The open sources of one run or of all, after opening those that the store has since."""
-        if self._unopened is None:
-            self._open("runs.state IN ('starting', 'running', 'stopping')")
-        for unopened in self._unopened or ():
-            self._open("runs.run_id = ? AND runs.ended_at IS NULL", unopened)
-        self._unopened = set()
+    def _open_sources(self, run_id: str | None) -> list[OpenSource]:
+        """The sources of one run, or of all runs that live."""
         if run_id is None:
-            return list(self._sources.values())
-        if not any(source.row.run_id == run_id for source in self._sources.values()):
-            self._open("runs.run_id = ?", run_id)
-        return [source for source in self._sources.values() if source.row.run_id == run_id]
-
-    def _reopen(self, run_id: str) -> None:
-        """Let the next `_refreshed` read a run's sources from the store again."""
-        self.forget(run_id)
-        if self._unopened is not None:
-            self._unopened.add(run_id)
-
-    def _open(self, condition: str, *values: str) -> None:
-        for row in self._table.growing(condition, *values):
+            rows = self._table.growing("runs.state IN ('starting', 'running', 'stopping')")
+        else:
+            rows = self._table.growing("runs.run_id = ?", run_id)
+        for row in rows:
             if row.source_id not in self._sources:
                 position = self._table.position(row.source_id)
                 self._sources[row.source_id] = OpenSource(row, Reducer(row.source_id), *position)
+        return [self._sources[row.source_id] for row in rows]

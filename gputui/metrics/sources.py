@@ -8,9 +8,10 @@ import json
 import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -47,21 +48,12 @@ WHERE s.format NOT IN ('{PRINTED}', '{ATTEMPT_OUTPUT}')
 """  # noqa: S608
 
 
-class PendingWork(Protocol):
-    """Work in another thread, as `gputui.agent.context.Job`."""
-
-    @property
-    def is_over(self) -> bool: ...
-
-    def result(self) -> Any: ...
-
-
 class ReadContext(Struct, frozen=True):
     """What reads in other threads need: ``start`` begins work by a name for the log, ``connect``
     opens the store for the thread that calls it, ``run_dir`` is a run's folder, whose file system
     answers."""
 
-    start: Callable[[str, Callable[[], Any]], PendingWork]
+    start: Callable[[str, Callable[[], Any]], Future[Any]]
     connect: Callable[[], sqlite3.Connection]
     run_dir: Callable[[str], Path]
 
@@ -266,12 +258,11 @@ class _Survey(Struct):
 
     begun_at: float
     paths: str
-    job: PendingWork | None
-    is_reported: bool = False
+    job: Future[dict[int, SourceState]] | None
 
     @property
     def is_over(self) -> bool:
-        return self.job is None or self.job.is_over
+        return self.job is None or self.job.done()
 
 
 class SourceEnds:
@@ -288,13 +279,6 @@ class SourceEnds:
         if survey is None or (survey.is_over and now - survey.begun_at > SURVEY_SECONDS):
             survey = self._surveys[run_id] = self._begin(run_id, now)
         return None if survey.is_over else survey.paths
-
-    def has_new(self) -> bool:
-        """Whether ends have become known since the last call."""
-        ended = [one for one in self._surveys.values() if one.job is not None and one.is_over and not one.is_reported]
-        for survey in ended:
-            survey.is_reported = True
-        return bool(ended)
 
     def of(self, run_id: str) -> dict[int, SourceState]:
         """The state at the end of each of a run's files, by source. Call it once nothing is

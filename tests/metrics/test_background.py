@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -23,30 +24,20 @@ from tests.stores import open_store
 from .conftest import NOW, line
 
 
-class Thread:
-    """Work in a thread, or in the caller's once ``is_over`` is asked for."""
+def in_a_thread(_name: str, work: Callable[[], Any]) -> Future[Any]:
+    """Work in a thread, in most cases over on return."""
+    future: Future[Any] = Future()
 
-    def __init__(self, work: Callable[[], Any]) -> None:
-        self._work, self._value = work, None
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
+    def run() -> None:
         try:
-            self._value = self._work()
+            future.set_result(work())
         except OSError as error:
-            self._error = error
+            future.set_exception(error)
 
-    @property
-    def is_over(self) -> bool:
-        self._thread.join(0.2)
-        return not self._thread.is_alive()
-
-    def result(self) -> Any:
-        if self._error is not None:
-            raise self._error
-        return self._value
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(0.2)
+    return future
 
 
 class Home:
@@ -59,7 +50,7 @@ class Home:
         self.connection = open_store(self.folder / "gputui.db")
         self.notes: list[tuple[str, str]] = []
         read_context = ReadContext(
-            start=lambda _, work: Thread(work),
+            start=in_a_thread,
             connect=lambda: open_reader(self.folder / "gputui.db"),
             run_dir=lambda run_id: self.folder / "runs" / run_id,
         )
@@ -105,8 +96,7 @@ class Home:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
-    monkeypatch.setattr(ingest, "ACTIVE_INTERVAL_SECONDS", 0.0)
-    monkeypatch.setattr(ingest, "QUIET_INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr(ingest, "INTERVAL_SECONDS", 0.0)
     made = Home(tmp_path)
     yield made
     made.ingest.close()

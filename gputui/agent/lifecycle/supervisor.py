@@ -238,7 +238,6 @@ class Supervisor:
             parts.do("draining", self.release.turn),
             parts.do("waits", self.waits.turn),
             self.context.jobs.has_news,
-            self.context.ingest.ends.has_new(),
         )
         self.context.jobs.has_news = False
         self.needs_schedule = self.needs_schedule or any(is_due)
