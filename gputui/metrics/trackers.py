@@ -62,20 +62,15 @@ def _as_line(values: Mapping[str, Any], step: Any, time: Any) -> dict[str, Any] 
 
 # --- protocol buffers (protobuf.dev, "Encoding") --------------------------------------------------
 
-# Per record; each field takes half a microsecond.
-MAX_FIELDS = 10_000
-
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 
 
-def _fields(message: bytes, left: Iterator[int]) -> dict[int, list[Any]]:
-    """The values of each field of a message: integers, or bytes of what has a length. ``left``
-    counts the fields that the record may still have. Raises DamagedRecordError."""
+def _fields(message: bytes) -> dict[int, list[Any]]:
+    """The values of each field of a message: integers, or bytes of what has a length. Raises
+    DamagedRecordError."""
     fields: dict[int, list[Any]] = {}
     position = 0
     while position < len(message):
-        if next(left, None) is None:
-            raise DamagedRecordError(f"more than {MAX_FIELDS} fields")
         key, position = _varint(message, position)
         wire = key & 7
         value: int | bytes
@@ -119,7 +114,7 @@ def _text(fields: Mapping[int, list[Any]], number: int) -> str:
     return b"".join(_messages(fields, number)).decode("utf-8", "replace")
 
 
-def _unpacked(form: str, values: Sequence[Any]) -> float | None:
+def _number(form: str, values: Sequence[Any]) -> float | None:
     """The last of some values that is a packed number of this form."""
     fitting = [value for value in values if isinstance(value, bytes) and len(value) == struct.calcsize(form)]
     return struct.unpack(form, fitting[-1])[0] if fitting else None
@@ -130,9 +125,8 @@ def _unpacked(form: str, values: Sequence[Any]) -> float | None:
 _HEADER = struct.Struct("<QI")
 _FOOTER_BYTES = 4
 
-# Each DataType of numbers (tensorflow/core/framework/types.proto) → how one is packed.
-_INT32, _INT64 = 3, 9
-_PACKED = {1: "<f", 2: "<d", _INT32: "<i", _INT64: "<q"}
+# The DataType of 32-bit floats (tensorflow/core/framework/types.proto), which tf.summary.scalar writes.
+_FLOAT = 1
 
 
 def event_frames(data: bytes, _offset: int) -> Frames:
@@ -152,34 +146,25 @@ def event_frames(data: bytes, _offset: int) -> Frames:
 def event_scalars(record: bytes) -> dict[str, Any] | None:
     """The scalars of an event as a metrics line, with step and time; None without any. Raises
     DamagedRecordError."""
-    left = iter(range(MAX_FIELDS))
-    event = _fields(record, left)
+    event = _fields(record)
     values: dict[str, Any] = {}
     for summary in _messages(event, 5):
-        for content in _messages(_fields(summary, left), 1):
-            value = _fields(content, left)
-            scalar = _unpacked("<f", value.get(2, ()))
+        for content in _messages(_fields(summary), 1):
+            value = _fields(content)
+            scalar = _number("<f", value.get(2, ()))
             for tensor in _messages(value, 8):
-                scalar = _tensor_scalar(_fields(tensor, left), left)
+                scalar = _tensor_scalar(_fields(tensor))
             if scalar is not None:
                 values[_text(value, 1)] = scalar
     step = next((step for step in event.get(2, ()) if isinstance(step, int)), 0)
-    return _as_line(values, step, _unpacked("<d", event.get(1, ())))
+    return _as_line(values, step, _number("<d", event.get(1, ())))
 
 
-def _tensor_scalar(tensor: Mapping[int, list[Any]], left: Iterator[int]) -> float | None:
-    """The number of a tensor without dimensions; None for any other tensor."""
-    if any(_fields(shape, left).get(2) for shape in _messages(tensor, 2)):
+def _tensor_scalar(tensor: Mapping[int, list[Any]]) -> float | None:
+    """The float of a tensor without dimensions; None for any other tensor."""
+    if any(_fields(shape).get(2) for shape in _messages(tensor, 2)) or tensor.get(1) != [_FLOAT]:
         return None
-    dtype = tensor.get(1, [0])[-1]
-    integers = [*tensor.get(7, ()), *tensor.get(10, ())]
-    if integers and dtype in (_INT32, _INT64):
-        integer = integers[-1] if isinstance(integers[-1], int) else _varint(integers[-1], 0)[0]
-        # A negative number is the varint of its 64 bits in two's complement.
-        return float(integer - (1 << 64) if integer >= 1 << 63 else integer)
-    packed = [value for number in (4, 5, 6) for value in tensor.get(number, ())]
-    number = _unpacked(_PACKED[dtype], packed) if dtype in _PACKED else None
-    return None if number is None else float(number)
+    return _number("<f", [*tensor.get(4, ()), *tensor.get(5, ())])
 
 
 # --- W&B ------------------------------------------------------------------------------------------
@@ -225,10 +210,9 @@ def wandb_scalars(record: bytes) -> dict[str, Any] | None:
     """The numbers of a record of history as a metrics line, with step and time; None for other
     records. Raises DamagedRecordError."""
     values: dict[str, Any] = {}
-    left = iter(range(MAX_FIELDS))
-    for history in _messages(_fields(record, left), 2):
-        for content in _messages(_fields(history, left), 1):
-            item = _fields(content, left)
+    for history in _messages(_fields(record), 2):
+        for content in _messages(_fields(history), 1):
+            item = _fields(content)
             text = b"".join(_messages(item, 16))
             if len(text) <= _NUMBER_BYTES:
                 with contextlib.suppress(ValueError, RecursionError):

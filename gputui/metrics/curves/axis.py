@@ -45,11 +45,10 @@ class AxisTimeline(Struct, frozen=True):
                 trained += max(0.0, attempt.ended_at - begin)
         return cls(next(iter(begins.values()), None), begins, ends, before)
 
-    def is_like(self, earlier: AxisTimeline) -> bool:
+    def keeps_places_of(self, earlier: AxisTimeline) -> bool:
         """Whether everything keeps its place on the axis that it had with an earlier timeline."""
-        if self.origin_at != earlier.origin_at or self.begins.keys() != earlier.begins.keys():
-            return False
-        return self.begins == earlier.begins and self.trained_before == earlier.trained_before
+        same = (earlier.origin_at, earlier.begins, earlier.trained_before)
+        return (self.origin_at, self.begins, self.trained_before) == same
 
     def attempt_at(self, at: float) -> int | None:
         """The attempt that was running at this moment."""

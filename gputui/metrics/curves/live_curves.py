@@ -140,7 +140,7 @@ class RunCurves:
             self._layout is not None
             and request.axis == self._map.axis
             and cuts == self._cuts
-            and timeline.is_like(self._map.timeline)
+            and timeline.keeps_places_of(self._map.timeline)
             and until.keys() == self._until.keys()
             and line_count - self._line_count <= LINES_AT_ONCE
         )

@@ -15,7 +15,7 @@ from gputui.metrics.curves.model import ChartMarker, MarkerKind
 from gputui.store import alerts
 from gputui.store.attempts import Attempt
 from gputui.store.run_history import read_incidents
-from gputui.store.runs import Run, RunLookupError, find_run
+from gputui.store.runs import get_run
 
 EVENTS_KEPT = 1000
 """Most events of the training with a marker, the newest; no chart has room for more."""
@@ -88,8 +88,8 @@ def markers(
         word, at = clean(alert.rule).replace("_", " "), alert.raised_at
         x = axis_map.place_moment(at)
         found.append(_marker(x, "alert", word, at, timeline.attempt_at(at), clean(alert.sentence)))
-    run = _ended_run(connection, run_id)
-    if run is not None and attempts:
+    run = get_run(connection, run_id)
+    if run is not None and run.ended_at is not None and attempts:
         last = attempts[-1]
         x = _of_step_or_moment(axis_map, last.number, last.last_step, last.ended_at or run.ended_at)
         found.append(_marker(x, "end", run.state, run.ended_at, last.number, clean(run.reason or "")))
@@ -100,14 +100,6 @@ def _marker(
     x: float | None, kind: MarkerKind, word: str, at: float | None, attempt: int | None, text: str = ""
 ) -> ChartMarker | None:
     return None if x is None else ChartMarker(x, kind, word[:WORD_CHARACTERS], at, attempt, text)
-
-
-def _ended_run(connection: sqlite3.Connection, run_id: str) -> Run | None:
-    try:
-        run = find_run(connection, run_id)
-    except RunLookupError:
-        return None
-    return None if run.ended_at is None else run
 
 
 def _of_step_or_moment(axis_map: AxisMap, attempt: int, step: int | None, at: float | None) -> float | None:
