@@ -404,7 +404,7 @@ class Trial:
     backwards: tuple[int, int, int] | None = None
     near: list[NearMatch] = field(default_factory=list)
 
-    def take(self, number: int, step: int | None, values: Mapping[str, Any]) -> None:
+    def add(self, number: int, step: int | None, values: Mapping[str, Any]) -> None:
         """Add a line."""
         self.taken += 1
         if step is None:
@@ -451,7 +451,7 @@ def try_log(content: bytes, line_format: LineFormat, patterns: Sequence[str] = (
         trial.lines += 1
         parsed = line_format.parse(line)
         if isinstance(parsed, ParsedLine):
-            trial.take(number, parsed.step, parsed.values)
+            trial.add(number, parsed.step, parsed.values)
         elif isinstance(parsed, Rejected):
             trial.rejected.append((number, parsed.reason, excerpt(line)))
         elif len(unmatched) < _NEAR_LINES:

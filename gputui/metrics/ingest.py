@@ -48,7 +48,7 @@ class OpenSource:
     boundaries: list[Boundary]
     order: StepOrder = field(default_factory=StepOrder)
     reader: SourceReader | None = None
-    is_aside: bool = False
+    in_thread: bool = False
     job: Future[Batch | None] | None = None
     is_final: bool = False
     next_read_at: float = 0.0
@@ -215,7 +215,7 @@ class MetricsIngest:
             raise
         for source, batch in stored:
             self._note_stored(source, batch, ended=ended)
-            if batch.more and not source.is_aside:
+            if batch.more and not source.in_thread:
                 queue.append(source)
 
     def _note_stored(self, source: OpenSource, batch: Batch, *, ended: bool) -> None:
@@ -229,9 +229,9 @@ class MetricsIngest:
             self._note(source, MetricsNote("steps_restarted", None, STARTS_AGAIN))
         for note in batch.notes.values():
             self._note(source, note)
-        if source.is_aside:
+        if source.in_thread:
             source.next_read_at = time.monotonic() + (0.0 if batch.more else INTERVAL_SECONDS)
-            self._begin_read(source, ended=ended)
+            self._start_read(source, ended=ended)
 
     def _read(self, source: OpenSource, *, ended: bool) -> Batch | None:
         """The next batch of a source, None if there is none now."""
@@ -245,25 +245,25 @@ class MetricsIngest:
             source.close()
             return None
         is_compared = source.state.first_generation < source.state.generation
-        must = self._table.context is not None and (is_compared or self._table.must_read_aside(source.row))
-        if source.job is None and must != source.is_aside:
+        must = self._table.context is not None and (is_compared or self._table.needs_thread(source.row))
+        if source.job is None and must != source.in_thread:
             # A reader for the caller's thread shares its connection.
             source.close()
-            source.is_aside = must
+            source.in_thread = must
         try:
-            if source.is_aside:
-                return self._read_aside(source, ended=ended)
+            if source.in_thread:
+                return self._read_in_thread(source, ended=ended)
             return self._reader(source).read(source.state, source.boundaries, ended=ended)
         except OSError as error:
             text = f"metrics cannot be read: {error}"
             self._note(source, MetricsNote("metrics_unreadable", str(error), text))
             return None
 
-    def _read_aside(self, source: OpenSource, *, ended: bool) -> Batch | None:
+    def _read_in_thread(self, source: OpenSource, *, ended: bool) -> Batch | None:
         """The batch of a source's finished read in another thread, or None; begins the next read if
         it is due."""
         if source.job is None:
-            self._begin_read(source, ended=ended)
+            self._start_read(source, ended=ended)
             return None
         if source.is_final and not ended:
             # It is for the caller that reads the rest of the attempt.
@@ -278,10 +278,10 @@ class MetricsIngest:
         source.next_read_at = time.monotonic() + INTERVAL_SECONDS
         batch = job.result()
         if batch is None and ended and not source.is_final:
-            self._begin_read(source, ended=ended)
+            self._start_read(source, ended=ended)
         return batch
 
-    def _begin_read(self, source: OpenSource, *, ended: bool) -> None:
+    def _start_read(self, source: OpenSource, *, ended: bool) -> None:
         """Begin a read in another thread if it is due."""
         now, context = time.monotonic(), self._table.context
         if context is None or (now < source.next_read_at and not ended):
@@ -292,7 +292,7 @@ class MetricsIngest:
 
     def _reader(self, source: OpenSource) -> SourceReader:
         if source.reader is None:
-            source.reader = self._table.reader(source.row, is_aside=source.is_aside)
+            source.reader = self._table.reader(source.row, in_thread=source.in_thread)
         return source.reader
 
     def _note(self, source: OpenSource, note: MetricsNote) -> None:

@@ -193,9 +193,9 @@ class FileReader:
         with _comparison(self._earlier, began, state, attempt) as earlier:
             batch = Batch(state, attempt, self._redactor, arrived_at, earlier)
             if isinstance(self._format, RecordFormat):
-                consumed, skipping, complete = self._take_records(self._format, batch, data, is_closed)
+                consumed, skipping, complete = self._add_records(self._format, batch, data, is_closed)
             else:
-                consumed, skipping, complete = self._take_lines(self._format, batch, data, is_closed)
+                consumed, skipping, complete = self._add_lines(self._format, batch, data, is_closed)
         batch.learned = self._format.learned
         batch.more = not complete or not at_end or at_boundary
         if consumed or skipping != state.skipping:
@@ -258,9 +258,7 @@ class FileReader:
                 return True
         return b"\n" in data
 
-    def _take_lines(
-        self, line_format: LineFormat, batch: Batch, data: bytes, is_closed: bool
-    ) -> tuple[int, bool, bool]:
+    def _add_lines(self, line_format: LineFormat, batch: Batch, data: bytes, is_closed: bool) -> tuple[int, bool, bool]:
         """Add the lines of ``data`` to the batch. Returns the consumed bytes, whether they end in
         an over-long line, and whether every complete line was added."""
         offset = batch.state.byte_offset
@@ -285,7 +283,7 @@ class FileReader:
         batch.add(self._source_id, position, rest, answer)
         return position + len(rest) - offset, not is_closed, complete
 
-    def _take_records(
+    def _add_records(
         self, record_format: RecordFormat, batch: Batch, data: bytes, is_closed: bool
     ) -> tuple[int, bool, bool]:
         """The same for records; half a record of a killed script is passed over."""

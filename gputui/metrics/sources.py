@@ -197,7 +197,7 @@ class SourceTable:
                 found[row.source_id] = ", ".join(sorted(others))
         return found
 
-    def must_read_aside(self, row: SourceRow) -> bool:
+    def needs_thread(self, row: SourceRow) -> bool:
         """Whether a source's files must not be touched in the caller's thread: they are not plain
         files of the run's folder."""
         if self.context is None or row.format == ATTEMPT_OUTPUT:
@@ -205,12 +205,12 @@ class SourceTable:
         is_near = row.pattern.startswith(f"{self.context.run_dir(row.run_id)}/")
         return not is_near or row.format == "hf" or has_wildcards(row.pattern)
 
-    def reader(self, row: SourceRow, *, is_aside: bool) -> SourceReader:
-        """A reader of a source, for this thread or for others (``is_aside``)."""
+    def reader(self, row: SourceRow, *, in_thread: bool) -> SourceReader:
+        """A reader of a source, for this thread or for others (``in_thread``)."""
         redactor = self._redactor_of(row.run_id)
 
         def connect() -> AbstractContextManager[sqlite3.Connection]:
-            is_other = is_aside and self.context is not None
+            is_other = in_thread and self.context is not None
             return closing(self.context.connect()) if is_other and self.context else nullcontext(self._connection)
 
         earlier = EarlierLines(row.source_id, connect)
@@ -228,10 +228,10 @@ class SourceTable:
             clock=self._clock,
         )
 
-    def end(self, row: SourceRow, at_most: int | None = None, *, is_aside: bool = False) -> Callable[[], SourceState]:
+    def end(self, row: SourceRow, at_most: int | None = None, *, in_thread: bool = False) -> Callable[[], SourceState]:
         """Find the state at the end of a source, as FileReader.end_state, with the call of the
         result."""
-        reader, state = self.reader(row, is_aside=is_aside), self.position(row.source_id)[0]
+        reader, state = self.reader(row, in_thread=in_thread), self.position(row.source_id)[0]
 
         def work() -> SourceState:
             with closing(reader):
@@ -253,7 +253,7 @@ class SourceTable:
 
 
 class _Survey(Struct):
-    """A search for the ends of those files of a run that are read aside. ``job`` returns the state
+    """A search for the ends of those files of a run that are read in another thread. ``job`` returns the state
     at the end of each source by its ID; it is None if there are no such files."""
 
     begun_at: float
@@ -289,7 +289,7 @@ class SourceEnds:
             states.update(survey.job.result())
         for row in self._table.files_of(run_id):
             if row.source_id not in states:
-                if self._table.must_read_aside(row):
+                if self._table.needs_thread(row):
                     raise BlockingIOError(f"{row.path} has not answered yet")
                 states[row.source_id] = self._table.end(row)()
         return states
@@ -309,10 +309,10 @@ class SourceEnds:
         self._surveys.pop(run_id, None)
 
     def _begin(self, run_id: str, now: float) -> _Survey:
-        rows = [row for row in self._table.files_of(run_id) if self._table.must_read_aside(row)]
+        rows = [row for row in self._table.files_of(run_id) if self._table.needs_thread(row)]
         if not rows or self._table.context is None:
             return _Survey(now, "", None)
-        ends = {row.source_id: self._table.end(row, is_aside=True) for row in rows}
+        ends = {row.source_id: self._table.end(row, in_thread=True) for row in rows}
         paths = [row.path for row in rows]
         job = self._table.context.start(
             f"looking at {' and '.join(paths)}", lambda: {source_id: end() for source_id, end in ends.items()}

@@ -32,7 +32,7 @@ class CurveBuilder:
         self._was_placed = False
         self._curve: MetricCurve | None = None
 
-    def take(self, line: CurveLine, x: float | None) -> None:
+    def add_line(self, line: CurveLine, x: float | None) -> None:
         """Add a line that lies at ``x``."""
         value = as_float(line.values.get(self.name))
         if value is None:
@@ -45,9 +45,9 @@ class CurveBuilder:
         if window is None or window[0] <= x <= window[1]:
             self.last = value
             is_redone = line.step >= self._cuts.get(line.attempt, math.inf)
-            self._changed_buckets(line.attempt, is_redone=is_redone).append(x, value)
+            self._changed_buckets(line.attempt, is_redone=is_redone).add(x, value)
 
-    def take_entries(self, attempt: int, entries: Iterable[Entry], axis_map: AxisMap, *, is_redone: bool) -> None:
+    def add_entries(self, attempt: int, entries: Iterable[Entry], axis_map: AxisMap, *, is_redone: bool) -> None:
         """Add reduced lines."""
         place = axis_map.place
         low, high = self._request.window or (-math.inf, math.inf)
@@ -67,7 +67,7 @@ class CurveBuilder:
             else:
                 found = Bin(start, start, None, None, None, None, *entry[1:5])
             buckets = buckets or self._changed_buckets(attempt, is_redone=is_redone)
-            buckets.take(found)
+            buckets.add_bin(found)
 
     def curve(self, request: ChartRequest, last: float | None) -> MetricCurve:
         """The curve now; the same object as before if nothing changed. ``last`` is the newest value

@@ -106,7 +106,7 @@ class RunCurves:
         self, connection: sqlite3.Connection, attempts: Sequence[Attempt], request: ChartRequest
     ) -> dict[str, MetricCurve]:
         """The metrics alone, by requested name. Raises sqlite3.Error."""
-        self._advance(connection, attempts, request)
+        self._update(connection, attempts, request)
         wanted = {asked: self._written_as(asked) for asked in request.names}
         for name in [name for name in self._followed if name not in wanted.values()]:
             del self._followed[name]
@@ -114,7 +114,7 @@ class RunCurves:
         if new:
             if self._layout is None or self._layout.until != self._until:
                 self._layout = run_lines.layout(connection, self.run_id)
-            self._begin(connection, new, request, self._layout)
+            self._read_curves(connection, new, request, self._layout)
         return {asked: self._followed[name].curve(request, self._newest.get(name)) for asked, name in wanted.items()}
 
     def _written_as(self, asked: str) -> str:
@@ -125,7 +125,7 @@ class RunCurves:
 
     # --- new lines
 
-    def _advance(self, connection: sqlite3.Connection, attempts: Sequence[Attempt], request: ChartRequest) -> None:
+    def _update(self, connection: sqlite3.Connection, attempts: Sequence[Attempt], request: ChartRequest) -> None:
         """Read new lines; or start over if known lines have moved on the axis, or if that is
         quicker."""
         timeline = AxisTimeline.of(attempts)
@@ -151,13 +151,13 @@ class RunCurves:
         if is_same and until != self._until:
             places = _between(self._until, until)
             self._until, self._line_count = until, line_count
-            is_same = self._take(run_lines.lines(connection, places))
+            is_same = self._follow(run_lines.lines(connection, places))
         if is_same:
             self._map = replace(self._map, timeline=timeline)
         else:
-            self._start_over(connection, request, timeline, cuts)
+            self._read_all(connection, request, timeline, cuts)
 
-    def _take(self, lines: Iterable[CurveLine]) -> bool:
+    def _follow(self, lines: Iterable[CurveLine]) -> bool:
         """Add lines to all curves; False if they change the axis."""
         is_epoch = self._map.axis == EPOCH
         followed = list(self._followed.values())
@@ -169,7 +169,7 @@ class RunCurves:
                 self._events = [*self._events[1 - EVENTS_KEPT :], event]
             x = self._place(line.attempt, line.step, line.at)
             for each in followed:
-                each.take(line, x)
+                each.add_line(line, x)
         return True
 
     def _place(self, attempt: int, step: int, at: float | None) -> float | None:
@@ -180,7 +180,7 @@ class RunCurves:
 
     # --- from the beginning
 
-    def _start_over(
+    def _read_all(
         self, connection: sqlite3.Connection, request: ChartRequest, timeline: AxisTimeline, cuts: Mapping[int, float]
     ) -> None:
         self._cuts = cuts
@@ -217,7 +217,7 @@ class RunCurves:
         placed = (event_marker(line, self._map) for line in event_lines(connection, self.run_id))
         self._events = [event for event in placed if event is not None]
 
-    def _begin(
+    def _read_curves(
         self, connection: sqlite3.Connection, names: Sequence[str], request: ChartRequest, found: Layout
     ) -> None:
         """Read new metrics up to where the others are."""
@@ -236,7 +236,7 @@ class RunCurves:
             else:
                 for each in new:
                     entries = part.entries(connection, each.name, at)
-                    each.take_entries(part.stretches[0].attempt, entries, self._map, is_redone=part.share == "redone")
+                    each.add_entries(part.stretches[0].attempt, entries, self._map, is_redone=part.share == "redone")
         self._read_lines(run_lines.lines(connection, found.unreduced()), new)
 
     def _log_level_of(self, request: ChartRequest) -> Callable[[Stretch], int | None]:
@@ -260,7 +260,7 @@ class RunCurves:
         for line in lines:
             x = place(line.attempt, line.step, line.at)
             for each in followed:
-                each.take(line, x)
+                each.add_line(line, x)
 
 
 def read_charts(connection: sqlite3.Connection, run_id: str, request: ChartRequest) -> ChartData:
@@ -333,7 +333,7 @@ class _RankReader:
                     followed = self._followed.get((name, rank))
                     if followed is None:
                         followed = self._followed[name, rank] = CurveBuilder(name, request, cuts)
-                    followed.take(line, x)
+                    followed.add_line(line, x)
         self._asked, self._until = asked, until
         return {each: self._curves(name, request) for each, name in names.items()}
 

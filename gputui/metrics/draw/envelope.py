@@ -90,13 +90,10 @@ class Buckets:
     resolution: float = 1.0
     capacity: int = 2048
     is_log: bool = False
-    last_value: float | None = field(default=None, init=False)
-    """The value appended last, finite or not; `None` before the first."""
     _width: float = field(default=1.0, init=False)
     _bins: dict[int, Bin] = field(default_factory=dict, init=False)
     _lowest: int = field(default=0, init=False)
     _highest: int = field(default=0, init=False)
-    _gap: bool = field(default=False, init=False)
     # What `bins` returned last, by group, how it was asked for, and the first bin that changed
     # since.
     _groups: list[tuple[int, Bin]] = field(default_factory=list, init=False)
@@ -106,36 +103,24 @@ class Buckets:
     def __post_init__(self) -> None:
         self._width = self.resolution
 
-    def append(self, x: float, value: float | None) -> None:
-        """Add a point; `None` breaks the curve there and is not counted as a point."""
-        if value is None:
-            self._gap = True
-            return
+    def add(self, x: float, value: float) -> None:
+        """Add a point, finite or not."""
         index = self._index(x)
         if index is None:
             return
         found = self._bins.get(index)
         if found is None:
-            found = self._bins[index] = Bin(x, x, gap_before=self._gap)
+            found = self._bins[index] = Bin(x, x)
         found.add(x, value)
-        self.last_value = value
-        # A gap inside a bin is narrower than a chart can show; one behind it is shown.
-        self._gap = False
 
-    def take(self, reduced: Bin) -> None:
+    def add_bin(self, reduced: Bin) -> None:
         """Add a bin at the place of its first value. The caller must not use the bin afterwards."""
         index = self._index(reduced.first_x)
         if index is None:
             return
-        found = self._bins.get(index)
-        if found is None:
-            self._bins[index] = reduced
-            reduced.gap_before |= self._gap
-        else:
+        found = self._bins.setdefault(index, reduced)
+        if found is not reduced:
             found.merge(reduced)
-        if reduced.last is not None:
-            self.last_value = reduced.last
-        self._gap = False
 
     def bins(self, limit: int, start: float = -math.inf, end: float = math.inf) -> list[Bin]:
         """The series between two x as at most `limit` (2 or more) bins in order of x; those across
@@ -207,26 +192,20 @@ class Buckets:
         self._highest //= 2
 
 
-def reduce(points: Iterable[tuple[float, float | None]], limit: int) -> list[Bin]:
-    """A whole series as at most `limit` bins of equal width in x, in order of x. `None` as a value
-    breaks the curve. Points whose x is not finite are left out."""
-    known: list[tuple[float, float]] = []
-    gaps: set[int] = set()
-    for x, value in points:
-        if value is None:
-            gaps.add(len(known))
-        elif math.isfinite(x):
-            known.append((x, value))
+def reduce(points: Iterable[tuple[float, float]], limit: int) -> list[Bin]:
+    """A whole series as at most `limit` bins of equal width in x, in order of x. Points whose x is
+    not finite are left out."""
+    known = [(x, value) for x, value in points if math.isfinite(x)]
     if not known or limit < 1:
         return []
     start = min(x for x, _ in known)
     # Halves keep the span of any two finite numbers finite.
     half_span = max(x for x, _ in known) / 2 - start / 2
     bins: dict[int, Bin] = {}
-    for number, (x, value) in enumerate(known):
+    for x, value in known:
         index = min(int((x / 2 - start / 2) / half_span * limit), limit - 1) if half_span > 0 else 0
         found = bins.get(index)
         if found is None:
-            found = bins[index] = Bin(x, x, gap_before=number in gaps)
+            found = bins[index] = Bin(x, x)
         found.add(x, value)
     return [bins[index] for index in sorted(bins)]

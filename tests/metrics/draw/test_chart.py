@@ -19,8 +19,8 @@ def plain_text(lines: Sequence[Line]) -> str:
     return "\n".join("".join(text for text, _ in line).rstrip() for line in lines)
 
 
-Series = list[tuple[float, float | None]]
-POINTS = st.lists(st.tuples(st.floats(-1e9, 1e9), st.one_of(st.none(), st.floats())), max_size=60)
+Series = list[tuple[float, float]]
+POINTS = st.lists(st.tuples(st.floats(-1e9, 1e9), st.floats()), max_size=60)
 
 
 def decay() -> Series:
@@ -140,11 +140,12 @@ def test_shapes_tell_curves_apart_without_colour() -> None:
     assert [next(row for row in rows if shape in row).count(shape) for shape in "●■▲"] == [4, 3, 3]
 
 
-def test_none_leaves_a_gap_and_numbers_are_joined() -> None:
-    joined = drawn([(0.0, 1.0), (10.0, 1.0)], width=30, height=6)
-    broken = drawn([(0.0, 1.0), (5.0, None), (10.0, 1.0)], width=30, height=6)
-    assert sum(char > "⠀" for char in joined) > 20
-    assert sum(char > "⠀" for char in broken) == 2
+def test_a_gap_is_not_joined() -> None:
+    joined, broken = (reduce([(0.0, 1.0), (10.0, 1.0)], 120) for _ in range(2))
+    broken[1].gap_before = True
+    for bins, is_joined in ((joined, True), (broken, False)):
+        dots = sum(char > "⠀" for char in plain_text(chart([Curve(bins)], width=30, height=6)))
+        assert (dots > 20) == is_joined and dots >= 2
 
 
 def test_bad_values_are_marked_where_they_are_and_never_joined() -> None:

@@ -1,4 +1,4 @@
-"""Reduction may lose points, never extremes, gaps or bad values."""
+"""Reduction may lose points, never extremes or bad values."""
 
 import math
 from collections.abc import Iterable
@@ -8,22 +8,22 @@ from hypothesis import strategies as st
 
 from gputui.metrics.draw.envelope import Bin, Buckets, reduce
 
-VALUES = st.one_of(st.none(), st.floats())
+VALUES = st.floats()
 XS = st.one_of(st.floats(-1e9, 1e9), st.integers(-1000, 1000).map(float), st.sampled_from([1e300, -1e300, math.nan]))
 POINTS = st.lists(st.tuples(XS, VALUES), max_size=200)
 
 
-def finite(points: list[tuple[float, float | None]]) -> list[float]:
-    return [v for x, v in points if math.isfinite(x) and v is not None and math.isfinite(v)]
+def finite(points: list[tuple[float, float]]) -> list[float]:
+    return [v for x, v in points if math.isfinite(x) and math.isfinite(v)]
 
 
-def extend(buckets: Buckets, points: Iterable[tuple[float, float | None]]) -> None:
+def extend(buckets: Buckets, points: Iterable[tuple[float, float]]) -> None:
     for x, value in points:
-        buckets.append(x, value)
+        buckets.add(x, value)
 
 
-def check_totals(points: list[tuple[float, float | None]], bins: list[Bin]) -> None:
-    placed = [v for x, v in points if math.isfinite(x) and v is not None]
+def check_totals(points: list[tuple[float, float]], bins: list[Bin]) -> None:
+    placed = [v for x, v in points if math.isfinite(x)]
     assert sum(each.points for each in bins) == len(placed)
     assert sum(each.non_finite for each in bins) == sum(not math.isfinite(v) for v in placed)
     lows = [each.low for each in bins if each.low is not None]
@@ -35,7 +35,7 @@ def check_totals(points: list[tuple[float, float | None]], bins: list[Bin]) -> N
 
 
 @given(POINTS, st.integers(1, 50))
-def test_reduce_keeps_extremes_and_counts(points: list[tuple[float, float | None]], limit: int) -> None:
+def test_reduce_keeps_extremes_and_counts(points: list[tuple[float, float]], limit: int) -> None:
     bins = reduce(points, limit)
     assert len(bins) <= limit
     check_totals(points, bins)
@@ -43,7 +43,7 @@ def test_reduce_keeps_extremes_and_counts(points: list[tuple[float, float | None
 
 @given(POINTS, st.integers(2, 50), st.integers(2, 20), st.sampled_from([1e-3, 1.0, 60.0]))
 def test_buckets_keep_extremes_and_counts(
-    points: list[tuple[float, float | None]], limit: int, capacity: int, resolution: float
+    points: list[tuple[float, float]], limit: int, capacity: int, resolution: float
 ) -> None:
     buckets = Buckets(resolution, capacity)
     extend(buckets, points)
@@ -60,15 +60,6 @@ def test_a_range_holds_what_lies_in_it() -> None:
     assert buckets.bins(100, 2000.0) == []
     assert buckets.bins(100, 5.0, 4.0) == []
     assert buckets.bins(1) == []
-
-
-def test_none_breaks_the_curve_and_is_not_counted() -> None:
-    bins = reduce([(0.0, 1.0), (1.0, None), (2.0, 2.0)], 10)
-    assert [each.gap_before for each in bins] == [False, True]
-    buckets = Buckets()
-    extend(buckets, [(0.0, 1.0), (1.0, None), (2.0, 2.0)])
-    assert [(each.points, each.gap_before) for each in buckets.bins(10)] == [(1, False), (1, True)]
-    assert buckets.last_value == 2.0
 
 
 def test_a_run_that_steps_back_shows_both_passes() -> None:
@@ -92,7 +83,7 @@ def test_what_was_reduced_elsewhere_says_what_its_points_say(
     extend(plain, points)
     for begin in range(0, len(points), size):
         (made,) = reduce(points[begin : begin + size], 1)
-        taken.take(made)
+        taken.add_bin(made)
     for buckets in (plain, taken):
         bins = buckets.bins(1 << 20)
         assert len(bins) <= capacity
