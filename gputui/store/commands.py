@@ -24,8 +24,6 @@ class NotWithdrawnError(Exception):
     """A command that was not answered could not be withdrawn: it may still be carried out."""
 
 
-# How long a withdrawal is retried; a disk may be full for a moment.
-WITHDRAWING_SECONDS = 10.0
 ANSWER_SECONDS = 20.0
 # A resume reads whole checkpoints, which may have hundreds of gigabytes.
 RESUME_SECONDS = 1800.0
@@ -100,7 +98,6 @@ def wait_for_answer(
     command_id: int,
     timeout_seconds: float,
     *,
-    clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
     is_in_vain: Callable[[], bool] = lambda: False,
 ) -> CommandAnswer | None:
@@ -108,19 +105,18 @@ def wait_for_answer(
     second), withdraw the command and return None, so that the agent does not carry it out after the
     client has gone. Raises NotWithdrawnError if the withdrawal cannot be written, or
     sqlite3.Error."""
-    deadline = clock() + timeout_seconds
-    asked_at = clock()
+    asked_at = time.monotonic()
+    deadline = asked_at + timeout_seconds
     while (found := answer(connection, command_id)) is None:
-        if clock() >= asked_at + 1.0:
-            asked_at = clock()
+        if time.monotonic() >= asked_at + 1.0:
+            asked_at = time.monotonic()
             deadline = min(deadline, asked_at) if is_in_vain() else deadline
-        if clock() >= deadline:
+        if time.monotonic() >= deadline:
             try:
                 if withdraw(connection, command_id):
                     return None
             except sqlite3.OperationalError as error:
-                if clock() >= deadline + WITHDRAWING_SECONDS:
-                    raise NotWithdrawnError(str(error)) from error
+                raise NotWithdrawnError(str(error)) from error
         pause(0.02)
     return found
 

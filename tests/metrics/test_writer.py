@@ -135,8 +135,8 @@ def test_the_report_tells_of_them_once(bench: Bench) -> None:
 @table(
     ("text", "said"),
     [
-        ('{"iter": 1, "loss": 2.5}\n', ("only", "(no step)", '{"iter": 1, "loss": 2.5}')),
-        ('{"iter": 1}\n{"iter": 2}\n', ("None", "2", "(no step)", '{"iter": 2}')),
+        ('{"iter": 1, "loss": 2.5}\n', ("1 of 1", "(no step)", '{"iter": 1, "loss": 2.5}')),
+        ('{"iter": 1}\n{"iter": 2}\n', ("2 of 2", "(no step)", '{"iter": 2}')),
         (line(1) + "garbage " * 40 + "\n" + line(2), ("1 of 3", "(not a JSON object)", "garbage ", "…")),
     ],
 )

@@ -7,25 +7,23 @@ import sqlite3
 
 from msgspec import Struct
 
+from gputui.core.text import clip
 from gputui.store.metrics.queries import latest
 
-# Formats of a script's output, in which a line that matches nothing is not an error.
-PRINTED_FORMATS = frozenset({"stdout", "output"})
 _EXAMPLE_CHARACTERS = 60
 
 
 class Intake(Struct, frozen=True):
-    """Numbers of lines of all the run's sources, with reason and beginning of a rejected one.
-    ``printed_bytes`` is the size of the output that was searched for patterns, None without;
-    ``no_metrics`` says that its newest attempt trains without any line; ``is_over``: no more will
-    come. ``short_of`` has the last step and the steps in all of a run that succeeded before half of
-    them."""
+    """Numbers of lines of all the run's sources, with reason and beginning of the newest rejected
+    one. ``has_printed``: it wrote output, which was searched for patterns; ``no_metrics`` says that
+    its newest attempt trains without any line; ``is_over``: no more will come. ``short_of`` has the
+    last step and the steps in all of a run that succeeded before half of them."""
 
     taken: int = 0
     rejected: int = 0
     reason: str | None = None
     example: str | None = None
-    printed_bytes: int | None = None
+    has_printed: bool = False
     no_metrics: str | None = None
     is_over: bool = False
     short_of: tuple[int, int] | None = None
@@ -33,35 +31,32 @@ class Intake(Struct, frozen=True):
 
 def intake(connection: sqlite3.Connection, run_id: str) -> Intake:
     """The statistics of one run. Raises sqlite3.Error."""
-    sources = connection.execute(
-        "SELECT source_id, format, byte_offset, line_count, rejected_count FROM metric_sources "
-        "WHERE run_id = ? ORDER BY source_id",
-        (run_id,),
-    ).fetchall()
-    stored = sum(lines for *_, lines, _ in sources)
-    rejected = sum(aside for *_, aside in sources)
-    printed = [offset for _, format_name, offset, *_ in sources if format_name in PRINTED_FORMATS]
-    reason = example = None
-    faulty = [source_id for source_id, *_, aside in sources if aside]
-    if faulty:
-        row = connection.execute(
-            "SELECT reason, excerpt FROM rejected_lines WHERE source_id = ? "
-            "ORDER BY generation DESC, byte_offset DESC LIMIT 1",
-            (faulty[-1],),
-        ).fetchone()
-        reason, example = row if row is not None else (None, None)
-    unread = None if stored else without_metrics(connection).get(run_id)
-    row = connection.execute(
-        "SELECT r.ended_at IS NOT NULL, iif(r.state = 'succeeded', a.last_step, NULL) FROM runs "
-        "AS r LEFT JOIN attempts AS a ON a.run_id = r.run_id AND a.number = r.attempt WHERE "
-        "r.run_id = ?",
+    taken, rejected, has_printed = connection.execute(
+        "SELECT coalesce(sum(line_count), 0), coalesce(sum(rejected_count), 0), "
+        "coalesce(max(format IN ('stdout', 'output') AND byte_offset > 0), 0) FROM metric_sources WHERE run_id = ?",
         (run_id,),
     ).fetchone()
-    is_over, step = row or (False, None)
+    reason, example = connection.execute(
+        "SELECT r.reason, r.excerpt FROM rejected_lines AS r JOIN metric_sources AS s USING (source_id) "
+        "WHERE s.run_id = ? ORDER BY source_id DESC, r.generation DESC, r.byte_offset DESC LIMIT 1",
+        (run_id,),
+    ).fetchone() or (None, None)
+    is_over, step = connection.execute(
+        "SELECT r.ended_at IS NOT NULL, iif(r.state = 'succeeded', a.last_step, NULL) FROM runs AS r "
+        "LEFT JOIN attempts AS a ON a.run_id = r.run_id AND a.number = r.attempt WHERE r.run_id = ?",
+        (run_id,),
+    ).fetchone() or (False, None)
     total = 0 if step is None else latest(connection, run_id).get("total_steps", 0)
-    short_of = (step, int(total)) if step is not None and 2 * step < total < math.inf else None
-    size = sum(printed) if printed else None
-    return Intake(stored, rejected, reason, example, size, unread, bool(is_over), short_of)
+    return Intake(
+        taken,
+        rejected,
+        reason,
+        example,
+        bool(has_printed),
+        no_metrics=None if taken else without_metrics(connection).get(run_id),
+        is_over=bool(is_over),
+        short_of=(step, int(total)) if step is not None and 2 * step < total < math.inf else None,
+    )
 
 
 def without_metrics(connection: sqlite3.Connection) -> dict[str, str]:
@@ -90,18 +85,10 @@ def intake_words(known: Intake) -> str | None:
     """A sentence about lines that could not be used; None if all could, or if nothing was written
     yet."""
     if known.rejected:
-        total = known.taken + known.rejected
-        if known.taken:
-            begin = f"{known.rejected} of {total} metrics lines could not be used"
-        elif total == 1:
-            begin = "The only metrics line so far could not be used"
-        else:
-            begin = f"None of the {total} metrics lines so far could be used"
+        count = f"{known.rejected} of {known.taken + known.rejected} metrics lines could not be used"
         if known.reason is None or known.example is None:
-            return begin
-        cut = known.example[: _EXAMPLE_CHARACTERS - 1] + "…"
-        example = known.example if len(known.example) <= _EXAMPLE_CHARACTERS else cut
-        return f"{begin} ({known.reason}): {example}"
+            return count
+        return f"{count} ({known.reason}): {clip(known.example, _EXAMPLE_CHARACTERS)}"
     if known.no_metrics is not None:
         return f"None yet: {known.no_metrics}; gputui check --log FILE PROFILE tries patterns"
     if known.short_of is not None:
@@ -109,6 +96,6 @@ def intake_words(known: Intake) -> str | None:
         return (
             f"It succeeded at step {step} of {total}: see with gputui check --log FILE PROFILE whether steps are read"
         )
-    if known.is_over and known.printed_bytes and not known.taken:
+    if known.is_over and known.has_printed and not known.taken:
         return "Nothing that it printed matches the metrics patterns of its profile"
     return None
