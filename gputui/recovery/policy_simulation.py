@@ -13,10 +13,7 @@ from msgspec.structs import replace
 
 from gputui.core.units import duration
 from gputui.recovery.actions import ACTIONS
-from gputui.recovery.checkpoints import ledger
 from gputui.recovery.checkpoints.formats import CheckpointInfo
-from gputui.recovery.checkpoints.ledger import NUMERIC_INCIDENTS, AttemptSpan, UnsoundLoss
-from gputui.recovery.checkpoints.search import choose
 from gputui.recovery.classify import Incident
 from gputui.recovery.decide import UNDO, AttemptReach, PastDecision, RecoveryPlan, decide
 from gputui.recovery.effects import AppliedAction, MachineContext, Result
@@ -25,7 +22,6 @@ from gputui.recovery.policies import ENDS_ON, POLICIES, STOP, Policy, PolicyActi
 from gputui.recovery.watch.silence import EARLY_FACTOR, EVIDENT_SHARE, START_FACTOR
 from gputui.runs.launchers import FOR_RANKS
 from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, RunSpec, Scalar
-from gputui.store.checkpoints import CheckpointRow
 
 STEPS = 100
 """Steps between assumed checkpoints, and the assumed progress of an attempt."""
@@ -56,55 +52,25 @@ SAYS = {
 
 
 class Situation(Struct, frozen=True):
-    """A run's state at an incident. Times are seconds of one clock; unknown is None.
+    """A run's state at an incident.
 
     Attributes:
         attempt: the number of the failing attempt; its parameters are ``params``.
         history: earlier decisions, oldest first.
-        checkpoints: the run's ledger; directory: where new ones appear, None without checkpoints.
+        checkpoints: its checkpoints, the newest first; resumed_from: the one it began from.
         fails_at: the attempt's last step; best_step_before: the furthest of those before it.
-        resumed_from, started_at: how and when it began; before: the earlier ones, oldest first.
         gpus: its GPUs; no other is free.
     """
 
-    run_id: str
     spec: RunSpec
     params: Mapping[str, Scalar]
     attempt: int = 1
     history: tuple[PastDecision, ...] = ()
-    checkpoints: tuple[CheckpointRow, ...] = ()
-    directory: Path | None = None
-    fails_at: int | None = FIRST_FAILURE
-    best_step_before: int | None = None
+    checkpoints: tuple[CheckpointInfo, ...] = ()
     resumed_from: str | None = None
-    started_at: float = 0.0
-    before: tuple[AttemptSpan, ...] = ()
+    fails_at: int = FIRST_FAILURE
+    best_step_before: int | None = None
     gpus: tuple[str, ...] = ()
-
-    def spans(self, step: int | None) -> tuple[AttemptSpan, ...]:
-        """All attempts, with this one's end at ``step``."""
-        end = self.started_at + ATTEMPT_SECONDS
-        begun = (self.attempt, self.started_at, end, self.resumed_from)
-        return (*self.before, AttemptSpan(*begun, step, step is not None))
-
-    def with_saves(self, since: int) -> Situation:
-        """After saves every STEPS steps from ``since`` to the failure."""
-        spec = self.spec.checkpoints
-        if self.fails_at is None or self.directory is None or spec is None:
-            return self
-        seen = max((row.seen for row in self.checkpoints), default=0)
-        new: list[CheckpointRow] = []
-        for step in range((since // STEPS + 1) * STEPS, self.fails_at + 1, STEPS):
-            name = spec.pattern.replace("*", f"{step:08d}", 1).replace("*", "")
-            path, content = str(self.directory / name), f"{self.attempt} {step}"
-            row = CheckpointRow(
-                path, seen + step, content, "", self.attempt, "run", 0.0, 0.0, 0.0, None, step,
-                CHECKPOINT_BYTES, is_settled=True,
-            )  # fmt: skip
-            new.append(row)
-        rewritten = {row.path for row in new}
-        kept = (row for row in self.checkpoints if row.path not in rewritten)
-        return replace(self, checkpoints=(*new, *kept))
 
 
 class SimulatedAttempt(Struct, frozen=True):
@@ -119,9 +85,20 @@ class SimulatedAttempt(Struct, frozen=True):
 
 def fresh(spec: RunSpec) -> Situation:
     """A run of ``spec`` at step 950, with a valid checkpoint every 100 steps if it has any."""
-    directory = None if spec.checkpoints is None else Path(spec.checkpoints.directory)
     gpus = spec.gpus.uuids or tuple(str(place) for place in range(spec.gpus.count))
-    return Situation(spec.name, spec, dict(spec.params), directory=directory, gpus=gpus).with_saves(0)
+    return Situation(spec, dict(spec.params), checkpoints=_saves(spec, FIRST_FAILURE), gpus=gpus)
+
+
+def _saves(spec: RunSpec, last_step: int) -> tuple[CheckpointInfo, ...]:
+    """The checkpoints of a run that has saved every STEPS steps, the newest first."""
+    if spec.checkpoints is None:
+        return ()
+    found = []
+    for step in range(last_step // STEPS * STEPS, 0, -STEPS):
+        name = spec.checkpoints.pattern.replace("*", f"{step:08d}", 1).replace("*", "")
+        path = Path(spec.checkpoints.directory) / name
+        found.append(CheckpointInfo(path, step, True, "is assumed", CHECKPOINT_BYTES, seen=step))
+    return tuple(found)
 
 
 def attempts_of(
@@ -135,53 +112,43 @@ def attempts_of(
     """
     rounds: list[SimulatedAttempt] = []
     now = situation
-
-    def assumed(path: Path) -> CheckpointInfo:
-        """The checkpoint, assumed valid unless it is known to be damaged."""
-        row = next(row for row in now.checkpoints if row.path == str(path))
-        is_whole, why = row.verdict != "invalid", row.why or "is assumed"
-        return CheckpointInfo(path, row.step, is_whole, why, row.size_bytes, row.seen)
-
     for _ in range(min(times, MOST_ATTEMPTS)):
         is_refused = refuses and bool(now.history) and bool(now.history[-1].replaced)
         incident_kind, step = ("user_exception", None) if is_refused else (kind, now.fails_at)
-        gains = progress and not is_refused
+        if is_refused:
+            now = replace(now, checkpoints=_doubted(now))
+        usable = [info for info in now.checkpoints if info.valid][: policy.checkpoints_wanted]
+        passed_over = [info for info in now.checkpoints if not info.valid]
         reached = AttemptReach(
             last_step=step,
             best_step_before=now.best_step_before,
-            new_checkpoint=step is None and gains,
             ran_seconds=0.0 if is_refused else ATTEMPT_SECONDS,
         )
-        says = KINDS[incident_kind].says.format(who="rank 0")
-        incident = Incident(incident_kind, 0, step, says, incident_kind, ())
-        spans = now.spans(step)
-        trouble = None
-        if incident_kind in NUMERIC_INCIDENTS and step is not None:
-            named = {row.seen: row.step for row in now.checkpoints if row.step is not None}
-            trouble = UnsoundLoss(step, {now.attempt: (step - 1, 0.0)}, named)
-        rows = ledger.attempt_ended(now.checkpoints, spans, now.attempt, incident_kind, trouble)
-        now = replace(now, checkpoints=rows)
-        wanted = policy.checkpoints_wanted
-        choice = choose(rows, spans, wanted, assumed, is_same=lambda _: True)
-        now = replace(now, checkpoints=choice.rows)
         plan = decide(
-            incident,
+            Incident(incident_kind, 0, step, KINDS[incident_kind].title, incident_kind, ()),
             now.history,
             reached,
             now.spec,
             now.params,
             policy,
-            choice.infos,
-            run_id=now.run_id,
+            [*usable, *passed_over],
+            run_id=now.spec.name,
             attempt=now.attempt,
             machine=MachineContext(now.gpus, notifies=policy.notify is not None),
         )
-        before = dict(now.params)
-        rounds.append(SimulatedAttempt(now.attempt, step, incident_kind, before, plan))
+        rounds.append(SimulatedAttempt(now.attempt, step, incident_kind, dict(now.params), plan))
         if plan.verdict == "stop":
             break
-        now = _next(now, incident_kind, reached, plan, gains)
+        now = _next(now, incident_kind, reached, plan, STEPS if progress and not is_refused else 0)
     return rounds
+
+
+def _doubted(now: Situation) -> tuple[CheckpointInfo, ...]:
+    """The checkpoints after an attempt that made no step from the one that it began from."""
+    why = f"was resumed from by attempt {now.attempt}, which ended before its first step"
+    return tuple(
+        replace(info, valid=False, why=why) if str(info.path) == now.resumed_from else info for info in now.checkpoints
+    )
 
 
 def effect_of(action: PolicyAction, spec: RunSpec, params: Mapping[str, Scalar]) -> Result | None:
@@ -194,8 +161,8 @@ def effect_of(action: PolicyAction, spec: RunSpec, params: Mapping[str, Scalar])
     return next((result for result in only.plan.actions if result.name == action.name), None)
 
 
-def _next(now: Situation, kind: str, reached: AttemptReach, plan: RecoveryPlan, gains: bool) -> Situation:
-    """The run's state when the next attempt fails."""
+def _next(now: Situation, kind: str, reached: AttemptReach, plan: RecoveryPlan, gained: int) -> Situation:
+    """The run's state when the next attempt fails, ``gained`` steps later."""
     applied = [result for result in plan.actions if isinstance(result, AppliedAction)]
     changes = (change for each in applied if each.name != UNDO for change in each.changes)
     past = PastDecision(
@@ -208,26 +175,19 @@ def _next(now: Situation, kind: str, reached: AttemptReach, plan: RecoveryPlan, 
         actions=tuple(result.name for result in applied),
         replaced={change.parameter: change.before for change in changes},
     )
-    used = next((row for row in now.checkpoints if row.path == plan.resume_from), None)
     steps = [step for step in (now.best_step_before, reached.last_step) if step is not None]
-    before = now.spans(reached.last_step)
-    rows = plan.applied_to(now.checkpoints)
     left = (gpu for gpu in now.gpus if gpu not in plan.effect.quarantine)
-    following = replace(
+    return replace(
         now,
         params=plan.params,
         attempt=now.attempt + 1,
         history=(*now.history, past),
-        checkpoints=ledger.attempt_begins(rows, before, now.attempt + 1, plan.resume_from),
-        fails_at=now.fails_at if now.fails_at is None or not gains else now.fails_at + STEPS,
-        best_step_before=max(steps, default=None),
+        checkpoints=now.checkpoints if reached.last_step is None else _saves(now.spec, now.fails_at + gained),
         resumed_from=plan.resume_from,
-        started_at=now.started_at + ATTEMPT_SECONDS + plan.delay_seconds,
+        fails_at=now.fails_at + gained,
+        best_step_before=max(steps, default=None),
         gpus=(*left, *plan.effect.replacements),
-        before=before,
     )
-    begin = 0 if used is None else used.step
-    return following if begin is None else following.with_saves(begin)
 
 
 # --- for people -------------------------------------------------------------------------------
