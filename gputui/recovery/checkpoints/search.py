@@ -7,7 +7,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from itertools import islice
 from pathlib import Path
@@ -40,7 +40,7 @@ MOST_DAMAGED = 1000
 # Number of older saves with which the last one is compared.
 MOST_COMPARED = 3
 _LOOKALIKES = frozenset({".pt", ".pth", ".ckpt", ".tar", ".safetensors", ".bin", ".pkl", ".npz"})
-_MOST_ENTRIES, _MOST_DEPTH = 2000, 5
+_MOST_ENTRIES = 2000
 
 Validate = Callable[[Path], CheckpointInfo]
 IsSame = Callable[[CheckpointRow], bool]
@@ -261,27 +261,16 @@ def unmatched(search: CheckpointSearch) -> UnmatchedPattern:
     in its folder or the nearest existing parent. Raises OSError if that cannot be read."""
     folder = next(path for path in (search.folder, *search.folder.parents) if path.is_dir())
     begun_at = search.attempts[0].begun_at if search.attempts else 0.0
-    saved = []
-    for path in islice(_entries_below(folder, _MOST_DEPTH), _MOST_ENTRIES):
+    saved: list[tuple[float, Path]] = []
+    for path in islice(folder.rglob("[!.]*"), _MOST_ENTRIES):
         is_named = explicit_step(path.name) is not None and path.is_dir()
-        if path.suffix in _LOOKALIKES or is_named:
-            file = measured(path)
-            if file is not None and file.modified_ns / 1e9 >= begun_at:
-                saved.append(file)
-    if not saved:
+        if is_named or path.suffix in _LOOKALIKES:
+            saved.append((path.stat().st_mtime, path.relative_to(folder)))
+    changed_at, newest = max(saved, default=(0.0, Path()))
+    if not saved or changed_at < begun_at:
         return UnmatchedPattern()
-    newest = Path(max(saved, key=lambda file: file.modified_ns).path)
-    relative = newest.relative_to(folder)
     name = re.sub(r"\d+", "*", newest.name)
-    return UnmatchedPattern(relative, f"**/{name}" if len(relative.parts) > 1 else name)
-
-
-def _entries_below(folder: Path, depth: int) -> Iterator[Path]:
-    """Files and folders down to a depth, without hidden ones."""
-    for path in sorted(path for path in folder.iterdir() if not path.name.startswith(".")):
-        yield path
-        if depth > 1 and path.is_dir() and not path.is_symlink():
-            yield from _entries_below(path, depth - 1)
+    return UnmatchedPattern(newest, f"**/{name}" if len(newest.parts) > 1 else name)
 
 
 # --- choices ----------------------------------------------------------------------------------
