@@ -240,7 +240,7 @@ class SimulatedSource:
     ) -> None:
         self._path = scenario_path
         self._epoch = time.time() if epoch is None else epoch
-        self._reader = reader or GpuProcessReader(first_namespace=True)
+        self._reader = reader or GpuProcessReader(is_first_namespace=True)
         self._sleep = sleep
         self._scenario = Scenario()
         self._begun_at = self._epoch

@@ -16,16 +16,10 @@ from typing import Any, NamedTuple
 from msgspec import Struct
 
 from gputui.core.config import PRIVATE_FILE_MODE
+from gputui.machine.procfs import read_stat
 from gputui.runs import shim
 
 log = logging.getLogger(__name__)
-
-TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-
-# Fields of /proc/PID/stat after the command's closing parenthesis, counted from 0:
-# proc_pid_stat(5).
-_STATE, _PARENT, _USER, _START_TICKS = 0, 1, 11, 19
 
 
 class ProcessIdentity(NamedTuple):
@@ -35,23 +29,6 @@ class ProcessIdentity(NamedTuple):
     pid: int
     start_ticks: int
     boot_id: str
-
-
-class ProcessStat(Struct, frozen=True):
-    """What /proc/PID/stat tells. ``state`` is the letter of proc_pid_stat(5); ``cpu_seconds`` is of
-    the process, ``children_seconds`` of its children that it has waited for."""
-
-    pid: int
-    parent_pid: int
-    state: str
-    start_ticks: int
-    cpu_seconds: float = 0.0
-    children_seconds: float = 0.0
-
-    @property
-    def is_dead(self) -> bool:
-        """Whether it has ended. A zombie has: its parent has just not waited for it."""
-        return self.state in ("Z", "X", "x")
 
 
 boot_id = lru_cache(maxsize=1)(shim.boot_id)
@@ -66,28 +43,6 @@ def is_elsewhere(identity: ProcessIdentity) -> bool:
     """Whether the process is of another PID namespace of this boot, as in a container: nothing can
     be said of it by its PID, and it cannot be signalled."""
     return identity.boot_id != boot_id() and is_of_this_boot(identity.boot_id)
-
-
-def read_stat(pid: int) -> ProcessStat | None:
-    """The stat line of a process, or None if there is no such process."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:  # noqa: PTH123 - for every process of the machine
-            text = file.readall()
-    except OSError:
-        return None
-    # The command may hold spaces and parentheses; nothing after the last ')' does.
-    fields = text[text.rfind(b")") + 2 :].split()
-    if len(fields) <= _START_TICKS:
-        return None
-    user, system, child_user, child_system = map(int, fields[_USER : _USER + 4])
-    return ProcessStat(
-        pid,
-        int(fields[_PARENT]),
-        fields[_STATE].decode("ascii"),
-        int(fields[_START_TICKS]),
-        (user + system) / TICKS_PER_SECOND,
-        (child_user + child_system) / TICKS_PER_SECOND,
-    )
 
 
 def identify(pid: int) -> ProcessIdentity | None:
@@ -196,16 +151,6 @@ def send_signal(identity: ProcessIdentity, number: int) -> bool:
         if descriptor is not None:
             os.close(descriptor)
     return True
-
-
-def private_bytes(pid: int) -> int | None:
-    """Unshared resident memory of a process, None if unknown."""
-    try:
-        with open(f"/proc/{pid}/statm", "rb") as file:  # noqa: PTH123 - for every process of a run
-            _, resident, shared, *_ = map(int, file.read().split())
-    except (OSError, ValueError):
-        return None
-    return max(resident - shared, 0) * _PAGE_BYTES
 
 
 def environment_of(pid: int) -> dict[str, str]:

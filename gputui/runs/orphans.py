@@ -9,8 +9,9 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from gputui.runs.identity import ProcessIdentity, is_alive, is_of_another_user, read_stat, send_signal
-from gputui.runs.processes import ProcessScanner, command_of
+from gputui.machine.procfs import command_of, read_stat
+from gputui.runs.identity import ProcessIdentity, is_alive, is_of_another_user, send_signal
+from gputui.runs.processes import ProcessScanner
 from gputui.store.run_states import RunState
 
 TERM_SECONDS = 5.0

@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from gputui.runs.identity import ProcessIdentity, private_bytes, read_stat
-from gputui.runs.processes import AttemptProcess, command_of
+from gputui.machine.procfs import command_of, private_bytes, read_stat
+from gputui.runs.identity import ProcessIdentity
+from gputui.runs.processes import AttemptProcess
 
 
 class ProcessReading(Struct, frozen=True):

@@ -9,29 +9,21 @@ cannot be read.
 from __future__ import annotations
 
 import os
-import pwd
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
 from msgspec import Struct
 
-from gputui.core.redaction import redact_command_line
+from gputui.machine.procfs import TICKS_PER_SECOND, ProcessStat, command_of, private_bytes, read_stat, user_of
 from gputui.runs import shim
 from gputui.runs.agent_process import AGENT_MARK
 from gputui.runs.foreign_json import read_foreign_json
-from gputui.runs.identity import (
-    TICKS_PER_SECOND,
-    ProcessIdentity,
-    ProcessStat,
-    boot_id,
-    private_bytes,
-    read_stat,
-)
+from gputui.runs.identity import ProcessIdentity, boot_id
 
 _LIST_BYTES = 8 << 20
 # Deeper than any process tree of a training.
@@ -261,7 +253,7 @@ class ProcessTable:
                 parent_pid=stat.parent_pid,
                 start_ticks=stat.start_ticks,
                 state=stat.state,
-                user=_user_of(pid),
+                user=user_of(pid),
                 command=command_of(pid)[:_COMMAND_MAX_CHARACTERS] or None,
                 cpu_percent=100 * (stat.cpu_seconds - before[key]) / elapsed if key in before and elapsed else None,
                 memory_bytes=private_bytes(pid),
@@ -270,30 +262,3 @@ class ProcessTable:
                 running_seconds=max(0.0, up_seconds - stat.start_ticks / TICKS_PER_SECOND),
             )
         return found
-
-
-def command_of(pid: int) -> str:
-    """The command line of a process without its secrets, or its name; "" if it has ended."""
-    for name in ("cmdline", "comm"):  # a zombie has no command line
-        try:
-            text = redact_command_line(Path(f"/proc/{pid}/{name}").read_bytes())
-        except OSError:
-            return ""
-        if text:
-            return text
-    return ""
-
-
-def _user_of(pid: int) -> str | None:
-    try:
-        return _user_name(os.stat(f"/proc/{pid}").st_uid)  # noqa: PTH116
-    except OSError:
-        return None
-
-
-@lru_cache(maxsize=256)
-def _user_name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)

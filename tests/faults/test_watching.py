@@ -16,12 +16,7 @@ from tests.machines import Machine
 
 
 def observed(machine: Machine) -> list[tuple[str, int | None, int]]:
-    return [
-        tuple(row)
-        for row in machine.rows(
-            "SELECT kind, rank, ends FROM observations ORDER BY observation_id"
-        )
-    ]  # type: ignore[misc]
+    return [tuple(row) for row in machine.rows("SELECT kind, rank, ends FROM observations ORDER BY observation_id")]  # type: ignore[misc]
 
 
 # Starts two ranks as torchrun does, without the seconds that torch takes to import.

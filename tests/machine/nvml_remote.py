@@ -83,7 +83,7 @@ class Remote:
 
 
 def _serve() -> None:
-    source = NvmlSource(GpuProcessReader(first_namespace=True))
+    source = NvmlSource(GpuProcessReader(is_first_namespace=True))
     at = 0.0
     for line in sys.stdin:
         at += 1.0

@@ -1,64 +1,49 @@
-"""Who a PID is, against a procfs made of files."""
+"""Who a PID on a GPU is."""
 
 from __future__ import annotations
 
-import os
-import pwd
-from pathlib import Path
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+import msgspec
 import pytest
 
+from gputui.machine import gpu_processes
 from gputui.machine.gpu_processes import GpuProcessReader
+from gputui.machine.procfs import read_stat
 
 
-class Proc:
-    """A procfs with the few files that are looked at."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
-    def add(self, pid: int, ticks: int = 500, cmdline: bytes = b"python\0train.py\0", comm: str = "python") -> Path:
-        folder = self.root / str(pid)
-        if folder.exists():
-            # Another process has another folder, which is another inode.
-            folder.rename(self.root / f"before {pid}")
-        folder.mkdir(parents=True)
-        fields = ["0"] * 50
-        fields[19] = str(ticks)
-        (folder / "stat").write_text(f"{pid} ({comm}) " + " ".join(["S", *fields[1:]]))
-        (folder / "cmdline").write_bytes(cmdline)
-        (folder / "comm").write_text(comm + "\n")
-        (folder / "fd").mkdir()
-        return folder
+@contextmanager
+def sleeping(*words: str) -> Iterator[int]:
+    """A process with these words behind its program."""
+    with subprocess.Popen([sys.executable, "-c", "input()", *words], stdin=subprocess.PIPE) as child:
+        yield child.pid
+        child.kill()
 
 
-@pytest.fixture
-def proc(tmp_path: Path) -> Proc:
-    return Proc(tmp_path / "proc")
+def test_a_reused_pid_is_somebody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = GpuProcessReader(is_first_namespace=True)
+    with sleeping() as pid:
+        first, stat = reader.identify(pid), read_stat(pid)
+        assert first is not None and stat is not None and reader.identify(pid) is first
+        later = msgspec.structs.replace(stat, start_ticks=stat.start_ticks + 9)
+        monkeypatch.setattr(gpu_processes, "read_stat", lambda _: later)
+        second = reader.identify(pid)
+        assert second is not None
+        assert (first.start_ticks, second.start_ticks) == (stat.start_ticks, later.start_ticks)
 
 
-def me() -> str:
-    return pwd.getpwuid(os.getuid()).pw_name
+def test_a_process_of_another_namespace_without_the_driver_is_nobody() -> None:
+    with sleeping() as pid:
+        assert GpuProcessReader(is_first_namespace=False).identify(pid) is None
 
 
-def test_a_reused_pid_is_somebody_else(proc: Proc) -> None:
-    reader = GpuProcessReader(proc.root, first_namespace=True)
-    proc.add(42)
-    first = reader.identify(42)
-    proc.add(42, ticks=900, cmdline=b"sleep\0")
-    second = reader.identify(42)
-    assert first is not None
-    assert second is not None
-    assert (first.start_ticks, first.command) == (500, "python train.py")
-    assert (second.start_ticks, second.command) == (900, "sleep")
-
-
-def test_a_command_line_is_taken_without_its_secrets(proc: Proc) -> None:
-    proc.add(42, cmdline=b"python\0train.py\0--api-key\0abc\0--hf-token=abc\0https://me:abc@host/\0--lr\x000.1\0")
-    proc.add(43, cmdline=b"launcher: train.py --password abc")
-    reader = GpuProcessReader(proc.root, first_namespace=True)
-    one, other = reader.identify(42), reader.identify(43)
-    assert one is not None and other is not None
+def test_a_command_line_is_taken_without_its_secrets() -> None:
+    reader = GpuProcessReader(is_first_namespace=True)
+    with sleeping("--api-key", "abc", "--hf-token=abc", "https://me:abc@host/", "--lr", "0.1") as pid:
+        found = reader.identify(pid)
     hidden = "[redacted]"
-    assert one.command == f"python train.py --api-key {hidden} --hf-token={hidden} https://me:{hidden}@host/ --lr 0.1"
-    assert other.command == f"launcher: train.py --password {hidden}", "one that set its own title"
+    assert found is not None and found.command is not None
+    assert found.command.endswith(f"--api-key {hidden} --hf-token={hidden} https://me:{hidden}@host/ --lr 0.1")

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 from gputui.core.config import Workspace
+from gputui.machine.procfs import read_stat
 from gputui.runs import agent_process
 from gputui.runs.agent_process import AgentUnreachableError, ensure_agent, exit_reason
 from gputui.runs.executors.process import ExecutorProcess, find
@@ -27,7 +28,6 @@ from gputui.runs.identity import (
     identify,
     is_alive,
     is_gone,
-    read_stat,
     send_signal,
 )
 from gputui.runs.process_readings import Socket, is_connected, reaches_out, read_sockets, sockets_of

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from gputui.machine.procfs import read_stat
 from gputui.runs import identity
-from gputui.runs.identity import SignalRefusedError, read_stat, send_checked_signal
+from gputui.runs.identity import SignalRefusedError, send_checked_signal
 from gputui.runs.processes import AttemptProcess, ProcessTable, processes_of
 from tests.conftest import wait_until
 from tests.faults.jobs import SCRIPTS

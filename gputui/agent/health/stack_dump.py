@@ -24,9 +24,10 @@ from pathlib import Path
 from gputui.agent.health.incident_folder import ALL_LOGS_CHARACTERS, LOG_CHARACTERS, write_text
 from gputui.core.config import PRIVATE_DIR_MODE
 from gputui.core.redaction import Redactor
+from gputui.machine.procfs import read_stat
 from gputui.recovery.tracebacks import Stack, main_stacks
 from gputui.recovery.watch.silence import lagging_rank
-from gputui.runs.identity import ProcessIdentity, is_alive, is_stopped, read_stat, send_signal
+from gputui.runs.identity import ProcessIdentity, is_alive, is_stopped, send_signal
 from gputui.runs.logs import rank_logs, tail_text
 from gputui.runs.process_readings import describe
 from gputui.runs.processes import AttemptProcess

@@ -13,7 +13,7 @@ from pathlib import Path
 from msgspec.structs import asdict
 
 from gputui.machine.gpu_model import FastTick, GpuEvent, GpuFacts, GpuProcess, Inventory, ProcessTick, SlowTick
-from gputui.runs.identity import read_stat
+from gputui.machine.procfs import read_stat
 from gputui.runs.processes import Owner, owner_of
 from gputui.runs.repository import transaction
 from gputui.store import series

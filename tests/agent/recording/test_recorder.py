@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from gputui.agent.recording.recorder import Recorder
 from gputui.core.config import Workspace
 from gputui.machine.gpu_model import FastTick, GpuEvent, GpuFacts, GpuProcess, Inventory, ProcessTick, SlowTick
-from gputui.runs.identity import read_stat
+from gputui.machine.procfs import read_stat
 from gputui.store.events import read_events
 from gputui.store.hardware import read_gpus
 from gputui.store.series import GpuSample, GpuSlowSample, HostSample

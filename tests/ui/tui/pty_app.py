@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 
-from gputui.runs.identity import read_stat
+from gputui.machine.procfs import read_stat
 from tests.forkserver import Forked
 from tests.ui.tui.emulator import Terminal
 

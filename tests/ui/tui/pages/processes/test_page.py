@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 from textual.pilot import Pilot
 
-from gputui.runs.identity import read_stat
+from gputui.machine.procfs import read_stat
 from gputui.runs.processes import HostProcess
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.data.snapshot import ProcessSet, Snapshot
