@@ -1,4 +1,5 @@
-"""The values of a GPU at one moment, the protocol of what reads them, its tiers, and their form on the sampler's pipe.
+"""The values of a GPU at one moment, the protocol of what reads them, its tiers, and their form on
+the sampler's pipe.
 
 ``None`` means that the driver gave no value; it is never replaced by 0.
 """
@@ -39,8 +40,8 @@ class GpuFacts(Struct, frozen=True):
     persistence_mode: bool | None = None
     mig_mode: bool | None = None
     power_reading: Literal["instant", "driver"] | None = None
-    """The meaning of ``GpuSample.power_watts``: the instantaneous field, or the driver's value (a mean over one second
-    on Ampere and later, except GA100)."""
+    """The meaning of ``GpuSample.power_watts``: the instantaneous field, or the driver's value (a
+    mean over one second on Ampere and later, except GA100)."""
     memory_is_unified: bool = False
     """Whether its memory is the host's: how much is in use says nothing about who uses the GPU."""
 
@@ -49,8 +50,9 @@ class GpuFacts(Struct, frozen=True):
 
 
 class Inventory(Struct, frozen=True, tag="inventory", tag_field="kind"):
-    """The GPUs of the machine, sent at the start and whenever they change. ``problem`` is one line with a remedy: why
-    there are no GPUs, or which GPU is missing and why. A GPU stays in ``gpus`` after it is lost."""
+    """The GPUs of the machine, sent at the start and whenever they change. ``problem`` is one line
+    with a remedy: why there are no GPUs, or which GPU is missing and why. A GPU stays in ``gpus``
+    after it is lost."""
 
     at: float
     source: Literal["nvml", "simulated"]
@@ -91,8 +93,9 @@ class GpuEvent(Struct, frozen=True, tag="event", tag_field="kind"):
 
 
 class Occupant(Struct, frozen=True):
-    """A process of a run on a GPU, sent to the sampler. Only simulated GPUs use it: their load follows the runs.
-    ``memory_bytes`` None lets the source choose an amount that is constant for the run."""
+    """A process of a run on a GPU, sent to the sampler. Only simulated GPUs use it: their load
+    follows the runs. ``memory_bytes`` None lets the source choose an amount that is constant for
+    the run."""
 
     uuid: str
     pid: int
@@ -102,13 +105,15 @@ class Occupant(Struct, frozen=True):
 
 
 BUSY_BYTES = 1 << 30
-"""A process with less is a display server, or a context that does not disturb; the driver itself holds less."""
+"""A process with less is a display server, or a context that does not disturb; the driver itself
+holds less."""
 
 BUSY_PERCENT = 50.0
 
 
 def unseen_use(used_bytes: int | None, utilization_percent: float | None) -> str | None:
-    """Why a GPU without a run or a visible process is not free; None if it is, or if nothing is known."""
+    """Why a GPU without a run or a visible process is not free; None if it is, or if nothing is
+    known."""
     if used_bytes is not None and used_bytes >= BUSY_BYTES:
         return f"has {used_bytes / 2**30:.0f} GiB in use by no visible process"
     if utilization_percent is not None and utilization_percent >= BUSY_PERCENT:
@@ -125,12 +130,13 @@ def say(text: str) -> None:
 
 
 class FreshProcessNeededError(Exception):
-    """This process cannot use the driver any more, since it holds a library of another version; a new one may."""
+    """This process cannot use the driver any more, since it holds a library of another version; a
+    new one may."""
 
 
 class Source(Protocol):
-    """What the sampler reads. Errors of the driver raise nothing: an unknown value is None, a lost GPU has that state,
-    and a machine without a driver is an Inventory with a ``problem``."""
+    """What the sampler reads. Errors of the driver raise nothing: an unknown value is None, a lost
+    GPU has that state, and a machine without a driver is an Inventory with a ``problem``."""
 
     def inventory(self, at: float) -> Inventory:
         """Open or reopen the source, and list its GPUs. Raises FreshProcessNeededError."""
@@ -145,7 +151,8 @@ class Source(Protocol):
     def processes(self, at: float) -> ProcessTick: ...
 
     def link_step(self) -> None:
-        """Read the PCIe link of the next GPU, and what else changes seldom. Later ticks report it."""
+        """Read the PCIe link of the next GPU, and what else changes seldom. Later ticks report
+        it."""
 
     def events(self, at: float) -> list[GpuEvent]:
         """The events since the last call, without waiting."""
@@ -203,7 +210,8 @@ _SLACK_SECONDS = 0.005
 
 
 class Cadence:
-    """Moments on a fixed grid. A late tick does not shift the grid, and missed ticks are skipped."""
+    """Moments on a fixed grid. A late tick does not shift the grid, and missed ticks are
+    skipped."""
 
     __slots__ = ("every_seconds", "next_at")
 
@@ -222,11 +230,11 @@ class Cadence:
 
 
 class Schedule:
-    """The tiers to read now. Every tier is due on the first tick, and slower ones only on a tick of the fast one, so
-    that one wake-up serves all.
+    """The tiers to read now. Every tier is due on the first tick, and slower ones only on a tick of
+    the fast one, so that one wake-up serves all.
 
-    ``link`` reads the PCIe traffic of one GPU per step, because a reading blocks for 2 x 20 ms. All GPUs have their
-    turn in about LINK_ROUND_SECONDS.
+    ``link`` reads the PCIe traffic of one GPU per step, because a reading blocks for 2 x 20 ms. All
+    GPUs have their turn in about LINK_ROUND_SECONDS.
     """
 
     def __init__(self, interval_seconds: float, now: float) -> None:

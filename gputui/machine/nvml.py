@@ -1,7 +1,7 @@
 """The GPUs of this machine, read through NVML.
 
-NVML answers "not supported" for what a GPU, driver or mode lacks, at the cost of a call. Such answers are cached per
-GPU and call; temporary errors are not.
+NVML answers "not supported" for what a GPU, driver or mode lacks, at the cost of a call. Such
+answers are cached per GPU and call; temporary errors are not.
 """
 
 from __future__ import annotations
@@ -23,16 +23,15 @@ from gputui.machine.gpu_model import (
     SlowTick,
 )
 from gputui.machine.gpu_processes import GpuProcessReader
-from gputui.machine.nvml_readings import (
+from gputui.machine.nvml_calls import (
     ERROR_LIB_RM_VERSION_MISMATCH,
     Calls,
     DriverGoneError,
-    Gpu,
     GpuGoneError,
-    ProcessLists,
     problem_of,
-    read_facts,
 )
+from gputui.machine.nvml_processes import ProcessLists
+from gputui.machine.nvml_readings import Gpu, read_facts
 from gputui.machine.xid import FALLEN_OFF_THE_BUS, FIRMWARE_SILENT, xid_text
 from gputui.store.series import GpuSample
 
@@ -41,7 +40,8 @@ _AT_ONCE_MAX = 64
 
 
 class XidEvents:
-    """An event set over all GPUs of a session. Drivers without events (old ones, WSL) report none."""
+    """An event set over all GPUs of a session. Drivers without events (old ones, WSL) report
+    none."""
 
     def __init__(self, nvml: Any, handles: dict[str, Any]) -> None:
         self._nvml = nvml
@@ -97,8 +97,8 @@ T = TypeVar("T")
 
 
 class NvmlSource:
-    """The source of real GPUs. Nothing is opened before ``inventory`` is called. Every GPU that was seen is kept by its
-    UUID, so that a lost one stays visible."""
+    """The source of real GPUs. Nothing is opened before ``inventory`` is called. Every GPU that was
+    seen is kept by its UUID, so that a lost one stays visible."""
 
     def __init__(self, reader: GpuProcessReader | None = None) -> None:
         self._reader = reader or GpuProcessReader()
@@ -242,7 +242,8 @@ class NvmlSource:
         return self._inventory(at, str(driver_version) if driver_version else None, problem)
 
     def _miss(self, at: float, index: int, reason: str) -> None:
-        """Keep a GPU that cannot be opened as a lost one, unless the one in its place was seen before."""
+        """Keep a GPU that cannot be opened as a lost one, unless the one in its place was seen
+        before."""
         if all(gpu.facts.index != index for gpu in self._gpus.values()):
             gpu = Gpu(GpuFacts(_UNOPENED.format(index), index, "unknown GPU"), None)
             self._gpus[gpu.uuid] = gpu

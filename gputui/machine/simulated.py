@@ -10,9 +10,9 @@
       - {kind: lost, gpu: 3, at: 20, for: 60}
       - {kind: hang, at: 5, for: 10}
 
-``at`` is in seconds from the time at which the file was written, or from the start of the simulation if that is later;
-without it a fault begins at once. ``for`` is its duration; without it, it lasts until the file changes. Without ``gpu``
-it concerns all GPUs.
+``at`` is in seconds from the time at which the file was written, or from the start of the
+simulation if that is later; without it a fault begins at once. ``for`` is its duration; without it,
+it lasts until the file changes. Without ``gpu`` it concerns all GPUs.
 """
 
 from __future__ import annotations
@@ -144,7 +144,8 @@ def simulated_facts(index: int, seed: int, name: str, memory_bytes: int) -> GpuF
 
 @dataclass(slots=True)
 class SimulatedGpu:
-    """``load_percent`` and ``memory_bytes`` come from its processes, ``forced_celsius`` and ``reasons`` from faults."""
+    """``load_percent`` and ``memory_bytes`` come from its processes, ``forced_celsius`` and
+    ``reasons`` from faults."""
 
     facts: GpuFacts
     seed: int
@@ -225,9 +226,9 @@ S = TypeVar("S", GpuSample, GpuSlowSample)
 
 
 class SimulatedSource:
-    """The source of ``--demo``. ``epoch`` is the start of the simulation (UTC unix seconds), which restarts of the
-    sampler do not change. ``sleep`` implements a planned hang. Raises OSError, and ValueError for an invalid
-    scenario."""
+    """The source of ``--demo``. ``epoch`` is the start of the simulation (UTC unix seconds), which
+    restarts of the sampler do not change. ``sleep`` implements a planned hang. Raises OSError, and
+    ValueError for an invalid scenario."""
 
     def __init__(
         self,

@@ -1,7 +1,9 @@
-"""Whether a logout would end this process: a pure rule over the settings of systemd, and reading these.
+"""Whether a logout would end this process: a pure rule over the settings of systemd, and reading
+these.
 
-logind.conf(5), "KillUserProcesses": if it is set, processes in the scope of a session end with the session.
-user@.service(5): processes below a user's manager end with the user's last session, unless the user lingers.
+logind.conf(5), "KillUserProcesses": if it is set, processes in the scope of a session end with the
+session. user@.service(5): processes below a user's manager end with the user's last session, unless
+the user lingers.
 """
 
 from __future__ import annotations
@@ -25,9 +27,9 @@ class LogoutEnd(NamedTuple):
 
 
 def would_end(cgroup: str, settings: Sequence[str], user: str, *, lingers: bool) -> LogoutEnd | None:
-    """What a logout of ``user`` does to a process; None if it does not end it. ``cgroup`` is the text of its
-    /proc/PID/cgroup, ``settings`` the texts of logind's configuration files, of which later ones override earlier
-    ones."""
+    """What a logout of ``user`` does to a process; None if it does not end it. ``cgroup`` is the
+    text of its /proc/PID/cgroup, ``settings`` the texts of logind's configuration files, of which
+    later ones override earlier ones."""
     if re.search(r"/session-[^/]+\.scope\b", cgroup):
         if _kills(settings, user):
             return LogoutEnd(
@@ -87,7 +89,8 @@ def unit_path(environ: Mapping[str, str]) -> Path:
 
 
 def unit_text(command: Sequence[str], environment: Mapping[str, str]) -> str:
-    """The text of the unit. ``environment`` is that of the recorder and of the runs that it starts."""
+    """The text of the unit. ``environment`` is that of the recorder and of the runs that it
+    starts."""
     lines = [f"Environment={quoted(f'{name}={value}')}" for name, value in sorted(environment.items())]
     return "\n".join(
         [

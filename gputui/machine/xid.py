@@ -1,18 +1,21 @@
-"""XIDs, the numbers by which the driver reports errors: their meaning, and what they say about program and GPU.
+"""XIDs, the numbers by which the driver reports errors: their meaning, and what they say about
+program and GPU.
 
-Meanings follow NVIDIA's "XID Errors" guide (docs.nvidia.com/deploy/xid-errors). Classes follow the "Xid Catalog" of
-that guide for Ampere and newer GPUs, column "Resolution Bucket (Immediate Action)" (analyzing-xid-catalog.html, as of
-November 2026): RESTART_APP is the application's, RESET_GPU and RESTART_BM are the GPU's, IGNORE is a notice. Where that
-column names a workflow (45, 48, 74, 144 to 150), and for 137, which it leaves open, the description decides. 154 only
-repeats the action of the XID before it. 32 is a notice, because it restarts the application but blames the PCIe link,
-and so are errors of the video and image engines, which training seldom uses.
+Meanings follow NVIDIA's "XID Errors" guide (docs.nvidia.com/deploy/xid-errors). Classes follow the
+"Xid Catalog" of that guide for Ampere and newer GPUs, column "Resolution Bucket (Immediate Action)"
+(analyzing-xid-catalog.html, as of November 2026): RESTART_APP is the application's, RESET_GPU and
+RESTART_BM are the GPU's, IGNORE is a notice. Where that column names a workflow (45, 48, 74, 144 to
+150), and for 137, which it leaves open, the description decides. 154 only repeats the action of the
+XID before it. 32 is a notice, because it restarts the application but blames the PCIe link, and so
+are errors of the video and image engines, which training seldom uses.
 """
 
 from __future__ import annotations
 
 from enum import Enum
 
-# After these the GPU is off the bus, or its firmware is silent and each further call may block for 45 s.
+# After these the GPU is off the bus, or its firmware is silent and each further call may block for
+# 45 s.
 FALLEN_OFF_THE_BUS = 79
 FIRMWARE_SILENT = frozenset({119, 120})
 

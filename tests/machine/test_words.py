@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gputui.machine.nvml_readings import problem_of
+from gputui.machine.nvml_calls import problem_of
 from gputui.machine.throttle import throttle_words
 from gputui.machine.xid import xid_text
 from tests.tables import table
