@@ -203,7 +203,7 @@ def _listed(run_dir: Path, attempt: int | None, living: Mapping[int, ProcessStat
     return found
 
 
-# --- the table of the screen -----------------------------------------------------------------------------------------
+# --- the table of the screen -------------------------------------------------------------------
 
 
 class HostProcess(Struct, frozen=True):

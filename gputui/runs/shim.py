@@ -1,16 +1,19 @@
-"""The shim: one per attempt, standard library only, started as a file by any Python of at least 3.9.
+"""The shim: one per attempt, standard library only, started as a file by any Python of at least
+3.9.
 
-It becomes a session leader and child subreaper, holds the GPU lock files, starts the attempt's command with its output
-going to a file, forwards a stop, ends every descendant that outlives the command, and writes ``exit.json``. It never
-restarts anything and never opens the database, so it outlives the agent and loses no exit.
+It becomes a session leader and child subreaper, holds the GPU lock files, starts the attempt's
+command with its output going to a file, forwards a stop, ends every descendant that outlives the
+command, and writes ``exit.json``. It never restarts anything and never opens the database, so it
+outlives the agent and loses no exit.
 
-Usage: shim.py ATTEMPT_DIR [DESCRIPTOR ...], where attempt.json says what to start (docs/attempts.md). The descriptors
-are its GPUs' locks, if the agent holds them already.
+Usage: shim.py ATTEMPT_DIR [DESCRIPTOR ...], where attempt.json says what to start
+(docs/attempts.md). The descriptors are its GPUs' locks, if the agent holds them already.
 
-SIGTERM, SIGINT and SIGQUIT ask for a graceful stop, SIGUSR2 kills at once, and other signals are ignored.
+SIGTERM, SIGINT and SIGQUIT ask for a graceful stop, SIGUSR2 kills at once, and other signals are
+ignored.
 
-It is one file on purpose: couriers copy it to machines without gputui, `python -I -S` imports nothing from its folder,
-and an upgrade replaces it in one step.
+It is one file on purpose: couriers copy it to machines without gputui, `python -I -S` imports
+nothing from its folder, and an upgrade replaces it in one step.
 """
 
 from __future__ import annotations
@@ -56,10 +59,12 @@ VICTIM = re.compile(rb"Killed process (\d+) \(")
 TREE_SECONDS = 1.0
 TREE_SHARE = 0.001
 YOUNG_SECONDS = 10.0
-# An agent that hands over to the next, or is replaced by its sampler, is gone for a moment: two looks must miss it.
+# An agent that hands over to the next, or is replaced by its sampler, is gone for a moment: two
+# looks must miss it.
 AGENT_SECONDS = 15.0
 AGENT_LOOKS = 2
-# Temporary errors: too many processes, no memory, no descriptor, or a program that is just being written.
+# Temporary errors: too many processes, no memory, no descriptor, or a program that is just being
+# written.
 PASSING = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETXTBSY)
 PASSING_SECONDS = 60.0
 DEAD = ("Z", "X", "x")
@@ -148,14 +153,15 @@ class Shim:
         self.patiently(lambda: write_record(self.directory / "exit.json", record))
         for descriptor in locks:
             os.close(descriptor)
-        # Who asked for a graceful stop knows of the end, and a machine that shuts down needs no agent.
+        # Who asked for a graceful stop knows of the end, and a machine that shuts down needs no
+        # agent.
         if not self.asked_politely:
             self.agent.start()
         return 0
 
     def claim(self) -> bool:
-        """Whether this attempt is this shim's: the successor of an agent that was killed while starting one may have
-        started another."""
+        """Whether this attempt is this shim's: the successor of an agent that was killed while
+        starting one may have started another."""
         self.claimed = os.open(self.directory / "attempt.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self.claimed, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -164,7 +170,8 @@ class Shim:
         return not (self.directory / "exit.json").exists()
 
     def outcome(self, survivors: list[int]) -> dict[str, Any]:
-        """How the command ended and its resources, as in exit.json. ``survivors`` could not be killed."""
+        """How the command ended and its resources, as in exit.json. ``survivors`` could not be
+        killed."""
         usage = resource.getrusage(resource.RUSAGE_CHILDREN)
         code = None if self.status is None else os.waitstatus_to_exitcode(self.status)
         self.oom.read_victims(self.family.others)
@@ -236,7 +243,8 @@ class Shim:
         return None
 
     def patiently(self, action: Callable[[], T]) -> T:
-        """The result of ``action``, repeated for a minute while it fails with a temporary error. Raises OSError."""
+        """The result of ``action``, repeated for a minute while it fails with a temporary error.
+        Raises OSError."""
         until = time.monotonic() + PASSING_SECONDS
         while True:
             try:
@@ -257,7 +265,8 @@ class Shim:
                 self.started = None
 
     def supervise(self) -> list[int]:
-        """Wait for the command, then end everything it left behind. Return what could not be killed."""
+        """Wait for the command, then end everything it left behind. Return what could not be
+        killed."""
         while True:
             deadline = self.kill_at if self.last_call_at is None else self.last_call_at
             due = min(self.look_at, self.tree_at, self.agent.due, *(() if deadline is None else (deadline,)))
@@ -288,8 +297,8 @@ class Shim:
                 self.kill_at = now + 1.0
 
     def list_processes(self) -> None:
-        """Update processes.json, for an agent that comes when this shim is gone. The slower a look, the longer the time
-        to the next one."""
+        """Update processes.json, for an agent that comes when this shim is gone. The slower a look,
+        the longer the time to the next one."""
         began = time.process_time()
         # Before the next look forgets who is gone.
         self.oom.read_victims(self.family.others)
@@ -302,7 +311,8 @@ class Shim:
         self.tree_at = time.monotonic() + max(TREE_SECONDS, (time.process_time() - began) / TREE_SHARE)
 
     def write_list(self) -> bool:
-        """Whether there was room for the list. It need not survive a power cut, so it is not synced."""
+        """Whether there was room for the list. It need not survive a power cut, so it is not
+        synced."""
         temporary = self.directory / "processes.json.tmp"
         record = {"boot_id": boot_id(), "processes": [member.to_json() for member in self.family.members.values()]}
         try:
@@ -315,8 +325,8 @@ class Shim:
         return True
 
     def watch_ranks(self) -> None:
-        """Watch the ranks of a script that starts them itself, with a thread for each: how they end is told to the
-        script alone, and the thread sees it first."""
+        """Watch the ranks of a script that starts them itself, with a thread for each: how they end
+        is told to the script alone, and the thread sees it first."""
         for pid, member in self.family.members.items() if self.family.first is not None else ():
             if pid in (self.child, *self.watched_ranks) or self.family.leader(pid) is None:
                 continue
@@ -343,12 +353,13 @@ class Shim:
             self.killed_ranks.setdefault(pid, {"rank": int(rank.rank or 0), "pid": pid, "signal": number})
 
     def sweep(self) -> list[int]:
-        """Ask the remaining processes to end, then kill them: soon, but after a graceful stop only when the grace is
-        over, because the script that saves may run behind a command that SIGTERM ends at once (a shell, a launcher).
-        Return what could not be killed.
+        """Ask the remaining processes to end, then kill them: soon, but after a graceful stop only
+        when the grace is over, because the script that saves may run behind a command that SIGTERM
+        ends at once (a shell, a launcher). Return what could not be killed.
 
-        A single look misses a process whose parent ends meanwhile: nothing is left when this subreaper has no child,
-        or, if an agent that was started from inside the run is one, after several empty looks."""
+        A single look misses a process whose parent ends meanwhile: nothing is left when this
+        subreaper has no child, or, if an agent that was started from inside the run is one, after
+        several empty looks."""
         began = time.monotonic()
         is_polite, kill_at, last_call_at = self.asked_politely, began + STRAY_GRACE_SECONDS, began
         if is_polite and self.kill_at is not None:
@@ -377,14 +388,16 @@ class Shim:
         return []
 
     def first_of(self, found: dict[int, Stat]) -> set[int]:
-        """Whom to ask before the last call: a script that saves may need its data loaders, or the ``tee`` behind its
-        pipe. So only those without a living parent, and of these first the ones that handle SIGTERM."""
+        """Whom to ask before the last call: a script that saves may need its data loaders, or the
+        ``tee`` behind its pipe. So only those without a living parent, and of these first the ones
+        that handle SIGTERM."""
         heads = {pid for pid, stat in found.items() if pid not in self.asked and stat[0] == os.getpid()}
         savers = {pid for pid in heads if catches(pid, signal.SIGTERM)}
         return savers if savers or self.asked & found.keys() else heads
 
     def ask(self, pids: set[int]) -> None:
-        """Ask processes to end, each once: a script may take a second signal as an order to end without a save."""
+        """Ask processes to end, each once: a script may take a second signal as an order to end
+        without a save."""
         signal_all(pids - self.asked, signal.SIGTERM)
         self.asked |= pids
 
@@ -406,7 +419,8 @@ class Shim:
         return any(self.is_of_another(pid) for pid in children)
 
     def wait_for_signal(self, timeout: float) -> None:
-        """Wait until a signal arrives or ``timeout`` seconds have passed, and note what it asks for."""
+        """Wait until a signal arrives or ``timeout`` seconds have passed, and note what it asks
+        for."""
         number = awaited_signal(WATCHED, max(timeout, 0.0))
         if number is None or number == signal.SIGCHLD:
             return
@@ -418,8 +432,9 @@ class Shim:
             self.stop_requested = self.asked_politely = True
             self.kill_at = time.monotonic() + self.grace
             self.last_call_at = self.kill_at - min(LAST_CALL_SECONDS, self.grace / 2)
-            # First only the command: torchrun passes it on to its ranks, which need their data loaders to finish a
-            # step. All others are asked shortly before the grace ends, and by the sweep.
+            # First only the command: torchrun passes it on to its ranks, which need their data
+            # loaders to finish a step. All others are asked shortly before the grace ends, and by
+            # the sweep.
             if self.status is None and self.child:
                 self.ask({self.child})
 
@@ -438,7 +453,7 @@ class Shim:
                 self.free_bytes = free_bytes(self.directory)
 
 
-# --- the processes of the run -----------------------------------------------------------------------------------------
+# --- the processes of the run ------------------------------------------------------------------
 
 
 def children_in(stats: dict[int, Stat]) -> dict[int, list[int]]:
@@ -450,7 +465,8 @@ def children_in(stats: dict[int, Stat]) -> dict[int, list[int]]:
 
 
 def below(roots: set[int], children: dict[int, list[int]], is_barred: Callable[[int], bool]) -> set[int]:
-    """Everything below ``roots`` in a process tree; what is barred is left out with all below it."""
+    """Everything below ``roots`` in a process tree; what is barred is left out with all below
+    it."""
     found: set[int] = set()
     waiting = list(roots)
     while waiting:
@@ -462,7 +478,8 @@ def below(roots: set[int], children: dict[int, list[int]], is_barred: Callable[[
 
 
 class Descendant:
-    """A process of the run. ``rank``, and ``size``, the number of ranks on this machine, are None if unknown."""
+    """A process of the run. ``rank``, and ``size``, the number of ranks on this machine, are None
+    if unknown."""
 
     def __init__(self, pid: int, parent: int, start_ticks: int, until: float) -> None:
         self.pid, self.parent, self.start_ticks = pid, parent, start_ticks
@@ -477,11 +494,12 @@ class Descendant:
 
 
 class Family:
-    """The processes of the run below this one, with what their environments said when they were young.
+    """The processes of the run below this one, with what their environments said when they were
+    young.
 
-    A look is cheap: nothing happens while the kernel has given out no new PID, and of all other processes only new ones
-    are read. Below a subreaper a process never changes its ancestors' run, so its place is settled at its birth.
-    ``others`` are the processes that are not of the run.
+    A look is cheap: nothing happens while the kernel has given out no new PID, and of all other
+    processes only new ones are read. Below a subreaper a process never changes its ancestors' run,
+    so its place is settled at its birth. ``others`` are the processes that are not of the run.
     """
 
     def __init__(self, run_dir: bytes, folder: str) -> None:
@@ -537,8 +555,8 @@ class Family:
         return member if parent is None or parent.rank != member.rank else None
 
     def find_first_rank(self) -> None:
-        """Find the rank 0 that sets its own environment, invisibly: a script that starts the other ranks itself, the
-        parent of ranks from 1 on."""
+        """Find the rank 0 that sets its own environment, invisibly: a script that starts the other
+        ranks itself, the parent of ranks from 1 on."""
         known = [member for member in self.members.values() if member.has_own_rank and member.rank is not None]
         if any(member.rank == 0 for member in known):
             if self.first is not None:
@@ -569,14 +587,14 @@ class Family:
 
 
 def is_of_another(environment: dict[bytes, bytes], run_dir: bytes) -> bool:
-    """Whether a process with this environment is an agent that was started from inside the run in ``run_dir``, or
-    belongs to a run of that agent."""
+    """Whether a process with this environment is an agent that was started from inside the run in
+    ``run_dir``, or belongs to a run of that agent."""
     return b"GPUTUI_AGENT" in environment or environment.get(b"GPUTUI_RUN_DIR", run_dir) != run_dir
 
 
 def place_in(environment: Mapping[bytes, bytes]) -> tuple[int | None, int | None]:
-    """The rank in an environment, and the number of ranks on this machine. Launchers of one machine, such as
-    Lightning's, set the local rank alone."""
+    """The rank in an environment, and the number of ranks on this machine. Launchers of one
+    machine, such as Lightning's, set the local rank alone."""
     values = {name: int(value) for name, value in environment.items() if value.isdigit()}
     rank, size = values.get(b"RANK"), values.get(b"LOCAL_WORLD_SIZE")
     if b"RANK" not in environment and b"LOCAL_RANK" in environment:
@@ -587,8 +605,8 @@ def place_in(environment: Mapping[bytes, bytes]) -> tuple[int | None, int | None
 
 
 def rank_by_output(pid: int, folder: str) -> int | None:
-    """The rank to whose log below ``folder`` a process writes. torchrun keeps one log per local rank, which is the rank
-    on one node; a program cannot lose this by setting its title."""
+    """The rank to whose log below ``folder`` a process writes. torchrun keeps one log per local
+    rank, which is the rank on one node; a program cannot lose this by setting its title."""
     try:
         path = os.readlink(f"/proc/{pid}/fd/1")  # noqa: PTH115 - for every process, every second
     except OSError:
@@ -615,7 +633,7 @@ def signal_all(pids: set[int], number: int) -> None:
                 os.kill(pid, signal.SIGCONT)
 
 
-# --- procfs -----------------------------------------------------------------------------------------------------------
+# --- procfs ------------------------------------------------------------------------------------
 
 
 def all_pids() -> list[int]:
@@ -664,7 +682,8 @@ def catches(pid: int, number: int) -> bool:
 
 
 def environment_of(pid: int) -> dict[bytes, bytes]:
-    """The environment that a process was started with; empty if it cannot be read or was overwritten."""
+    """The environment that a process was started with; empty if it cannot be read or was
+    overwritten."""
     try:
         raw = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
@@ -673,7 +692,8 @@ def environment_of(pid: int) -> dict[bytes, bytes]:
 
 
 def boot_id() -> str:
-    """``BOOT/NAMESPACE``: the kernel's random name of this boot, and the PID namespace. PIDs are meaningful within both
+    """``BOOT/NAMESPACE``: the kernel's random name of this boot, and the PID namespace. PIDs are
+    meaningful within both
     alone: a container and its host see different ones."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
@@ -687,12 +707,13 @@ def free_bytes(directory: Path) -> int | None:
     return None
 
 
-# --- OOM kills --------------------------------------------------------------------------------------------------------
+# --- OOM kills ---------------------------------------------------------------------------------
 
 
 class OomWatch:
-    """The kernel's OOM kills within the last one or two looks: by its log, which names the victims, if it can be read;
-    and by the counters of the host and of the control groups of the shim and its descendants."""
+    """The kernel's OOM kills within the last one or two looks: by its log, which names the victims,
+    if it can be read; and by the counters of the host and of the control groups of the shim and its
+    descendants."""
 
     def __init__(self) -> None:
         self.log = self.open_log()
@@ -710,14 +731,16 @@ class OomWatch:
         self.own &= self.seen[0]
 
     def read_victims(self, others: set[int]) -> None:
-        """Note the victims since the last time. Those that are not of ``others`` are of this run."""
+        """Note the victims since the last time. Those that are not of ``others`` are of this
+        run."""
         found = self.read_log()
         self.seen[1] |= found
         self.own |= found - others
 
     def record(self) -> dict[str, Any]:
-        """The entries of exit.json. ``oom_victims`` are PIDs, of which ``oom_own_victims`` are of this run; null if the
-        log was not read completely. ``processes`` counts in groups that descendants were in."""
+        """The entries of exit.json. ``oom_victims`` are PIDs, of which ``oom_own_victims`` are of
+        this run; null if the log was not read completely. ``processes`` counts in groups that
+        descendants were in."""
         before, after = {**self.counts[1], **self.counts[0]}, self.count()
         grown = {
             name: None if count is None or (old := before[name]) is None else count - old
@@ -736,7 +759,8 @@ class OomWatch:
         return {**oom_kills(), **{str(path): counter_in(path) for path in self.places}}
 
     def open_log(self) -> int | None:
-        """The kernel's log from here on; None if it cannot be read or has other PIDs than those seen here."""
+        """The kernel's log from here on; None if it cannot be read or has other PIDs than those
+        seen here."""
         with contextlib.suppress(OSError):
             if Path("/proc/self/ns/pid").stat().st_ino == FIRST_PID_NAMESPACE:
                 descriptor = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -768,7 +792,8 @@ def oom_kills(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup"))
 
 
 def counters_of(pid: int | str, proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> list[Path]:
-    """The files in which the kernel may count OOM kills of a process's control group, of version 2 or 1."""
+    """The files in which the kernel may count OOM kills of a process's control group, of version 2
+    or 1."""
     try:
         lines = (proc / str(pid) / "cgroup").read_text("utf-8").splitlines()
     except OSError:
@@ -793,12 +818,13 @@ def counter_in(path: Path) -> int | None:
     return None
 
 
-# --- the locks of GPUs ------------------------------------------------------------------------------------------------
+# --- the locks of GPUs -------------------------------------------------------------------------
 
 
 def take_locks(paths: list[str], *, shared: bool = False) -> tuple[list[int], list[str]]:
-    """Lock files, all or none, in sorted order: alone, or ``shared``. Return the descriptors, and the path that another
-    process holds. A file that cannot be opened or locked is left out: it must not block a GPU."""
+    """Lock files, all or none, in sorted order: alone, or ``shared``. Return the descriptors, and
+    the path that another process holds. A file that cannot be opened or locked is left out: it must
+    not block a GPU."""
     held: list[int] = []
     how = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB
     deadline = time.monotonic() + LOCK_SECONDS
@@ -825,8 +851,9 @@ def take_locks(paths: list[str], *, shared: bool = False) -> tuple[list[int], li
 
 
 def open_lock(name: str, *, create: bool = True) -> int:
-    """Open a lock file, to be locked and never written. Its folder may be writable for everybody: no link is followed,
-    no FIFO is waited for, and another user's file is only read, which is enough for a lock.
+    """Open a lock file, to be locked and never written. Its folder may be writable for everybody:
+    no link is followed, no FIFO is waited for, and another user's file is only read, which is
+    enough for a lock.
 
     Raises OSError if it cannot be opened or is no plain file of one name.
     """
@@ -838,7 +865,8 @@ def open_lock(name: str, *, create: bool = True) -> int:
         except FileNotFoundError:
             if not create:
                 raise
-        # O_CREAT alone would be refused for another user's file in a sticky folder (fs.protected_regular).
+        # O_CREAT alone would be refused for another user's file in a sticky folder
+        # (fs.protected_regular).
         with contextlib.suppress(FileExistsError):
             mode = 0o644 if Path(name).parent.stat().st_mode & stat.S_IWOTH else 0o600
             descriptor = os.open(name, flags | os.O_CREAT | os.O_EXCL, mode)
@@ -851,11 +879,12 @@ def open_lock(name: str, *, create: bool = True) -> int:
     return descriptor
 
 
-# --- the settings of the launching shell ------------------------------------------------------------------------------
+# --- the settings of the launching shell -------------------------------------------------------
 
 
 def limits_to_set(wanted: dict[str, list[int]]) -> tuple[list[tuple[int, tuple[int, int]]], list[str]]:
-    """Resource limits as far as this process may set them, and the names of those that it may not grant in full."""
+    """Resource limits as far as this process may set them, and the names of those that it may not
+    grant in full."""
     found, refused = [], []
     for name, (soft, hard) in wanted.items():
         number = getattr(resource, f"RLIMIT_{name}", None)
@@ -872,8 +901,8 @@ def limits_to_set(wanted: dict[str, list[int]]) -> tuple[list[tuple[int, tuple[i
 
 
 def nice_to_set(wanted: int | None) -> int | None:
-    """The nice value as far as this process may set it: only root lowers it below its own, or below what the limit
-    allows (getrlimit(2), RLIMIT_NICE)."""
+    """The nice value as far as this process may set it: only root lowers it below its own, or below
+    what the limit allows (getrlimit(2), RLIMIT_NICE)."""
     if wanted is None or os.geteuid() == 0:
         return wanted
     allowed = resource.getrlimit(resource.RLIMIT_NICE)[0]
@@ -884,7 +913,8 @@ def nice_to_set(wanted: int | None) -> int | None:
 def apply_shell(
     limits: list[tuple[int, tuple[int, int]]], nice: int | None, affinity: list[int] | None, umask: int | None
 ) -> None:
-    """Set what the launching shell had; runs between fork and exec. What the kernel refuses stays as it is."""
+    """Set what the launching shell had; runs between fork and exec. What the kernel refuses stays
+    as it is."""
     if umask is not None:
         os.umask(umask)
     with contextlib.suppress(OSError):
@@ -899,7 +929,8 @@ def apply_shell(
 
 
 def survive_signals() -> None:
-    """Make this process outlive all other signals, because an attempt whose shim is killed loses its exit. They are
+    """Make this process outlive all other signals, because an attempt whose shim is killed loses
+    its exit. They are
     caught, not ignored: the command would inherit ignored ones."""
     for number in signal.valid_signals() - {*WATCHED, *LEFT_ALONE}:
         if signal.getsignal(number) is signal.SIG_DFL:
@@ -913,12 +944,12 @@ def restore_signals() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-# --- an agent, if none is alive ---------------------------------------------------------------------------------------
+# --- an agent, if none is alive ----------------------------------------------------------------
 
 
 class AgentWatch:
-    """Starts an agent if none is alive while an attempt lives: one that is killed with its sampler has no other
-    successor. ``agent`` is that entry of attempt.json, None for no agent."""
+    """Starts an agent if none is alive while an attempt lives: one that is killed with its sampler
+    has no other successor. ``agent`` is that entry of attempt.json, None for no agent."""
 
     def __init__(self, agent: dict[str, Any] | None) -> None:
         self.agent = agent
@@ -964,8 +995,8 @@ class AgentWatch:
 
 
 def lives(lock: Path) -> bool:
-    """Whether the process in an agent's lock file is alive. The lock is not tried, because an agent that just starts
-    would find it taken."""
+    """Whether the process in an agent's lock file is alive. The lock is not tried, because an agent
+    that just starts would find it taken."""
     try:
         holder = json.loads(lock.read_text("utf-8"))
         stat = stat_of(int(holder["pid"]))
@@ -976,7 +1007,7 @@ def lives(lock: Path) -> bool:
         return False
 
 
-# --- records ----------------------------------------------------------------------------------------------------------
+# --- records -----------------------------------------------------------------------------------
 
 
 def write_record(path: Path, record: dict[str, Any]) -> None:
@@ -998,7 +1029,8 @@ def write_record(path: Path, record: dict[str, Any]) -> None:
 
 
 def reserve_record(path: Path) -> None:
-    """Reserve space for a record: the command may fill the disk, and its end must still be recorded."""
+    """Reserve space for a record: the command may fill the disk, and its end must still be
+    recorded."""
     with contextlib.suppress(OSError):
         descriptor = os.open(path.with_name(path.name + ".tmp"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
