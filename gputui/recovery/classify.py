@@ -247,7 +247,6 @@ def _exit_lines(evidence: Evidence) -> Iterator[tuple[Witness, str]]:
     if record.oom_killed:
         counts = (
             (record.oom_kills_cgroup, "in its control group"),
-            (record.oom_kills_processes, "in its processes' control groups"),
             (record.oom_kills_host, "on the host"),
         )
         places = ", ".join(f"{count} {place}" for count, place in counts if count)

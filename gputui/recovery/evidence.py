@@ -57,7 +57,6 @@ class ExitRecord(Struct, frozen=True):
     forced: bool = False
     oom_kills_cgroup: int | None = None
     oom_kills_host: int | None = None
-    oom_kills_processes: int | None = 0
     oom_victims: tuple[int, ...] | None = None
     oom_own_victims: tuple[int, ...] | None = None
     pid: int | None = None
@@ -84,14 +83,12 @@ class ExitRecord(Struct, frozen=True):
 
     @property
     def oom_killed(self) -> bool:
-        """Whether the kernel's OOM killer struck the attempt shortly before its end. If the counts of
-        all its control groups are known, other kills on the host do not concern it."""
+        """Whether the kernel's OOM killer struck the attempt shortly before its end. If the count of
+        its control group is known, other kills on the host do not concern it."""
         if self.oom_victims == ():
             return False
-        if self.oom_kills_cgroup or self.oom_kills_processes:
-            return True
-        is_known = self.oom_kills_cgroup is not None and self.oom_kills_processes is not None
-        return not is_known and bool(self.oom_kills_host)
+        is_known = self.oom_kills_cgroup is not None
+        return bool(self.oom_kills_cgroup if is_known else self.oom_kills_host)
 
     def killed_for_memory(self, pid: int | None) -> bool:
         """Whether a process that died of SIGKILL was an OOM victim. The kernel's log names each.

@@ -49,8 +49,6 @@ RECORD_BYTES = 4096
 LOCK_SECONDS = 0.04
 # An OOM kill explains an end that follows within one or two of these looks, not hours later.
 OOM_LOOK_SECONDS = 60.0
-# By then ranks exist, in their final control groups.
-FIRST_OOM_LOOK_SECONDS = 5.0
 # The one namespace whose PIDs are in the kernel's log (PROC_PID_INIT_INO, linux/proc_ns.h).
 FIRST_PID_NAMESPACE = 0xEFFFFFFC
 KMSG_RECORD_BYTES = 8192
@@ -111,7 +109,7 @@ class Shim:
         self.kill_at: float | None = None
         self.killed_at: float | None = None
         self.oom = OomWatch()
-        self.look_at = time.monotonic() + FIRST_OOM_LOOK_SECONDS
+        self.look_at = time.monotonic() + OOM_LOOK_SECONDS
         self.family = Family(self.run_dir, str(directory))
         self.tree_at = time.monotonic()
         self.is_listed = True
@@ -278,7 +276,7 @@ class Shim:
             if now >= self.look_at:
                 self.look_at = now + OOM_LOOK_SECONDS
                 self.oom.read_victims(self.family.others)
-                self.oom.look(set(self.descendants()))
+                self.oom.look()
             if now >= self.tree_at:
                 self.list_processes()
             if now >= self.agent.due and not self.asked_politely:
@@ -712,21 +710,17 @@ def free_bytes(directory: Path) -> int | None:
 
 class OomWatch:
     """The kernel's OOM kills within the last one or two looks: by its log, which names the victims,
-    if it can be read; and by the counters of the host and of the control groups of the shim and its
-    descendants."""
+    if it can be read; and by the counters of the host and of the shim's control group."""
 
     def __init__(self) -> None:
         self.log = self.open_log()
         self.seen = [set[int](), set[int]()]
         self.own = set[int]()
-        self.places: set[Path] = set()
-        self.counts = [self.count(), self.count()]
+        self.counts = [oom_kills(), oom_kills()]
 
-    def look(self, pids: set[int]) -> None:
-        """Begin a new look; ``pids`` are the descendants."""
-        found = {path for pid in pids for path in counters_of(pid)} - set(counters_of("self"))
-        self.places |= {path for path in found if counter_in(path) is not None}
-        self.counts = [self.counts[1], self.count()]
+    def look(self) -> None:
+        """Begin a new look."""
+        self.counts = [self.counts[1], oom_kills()]
         self.seen = [self.seen[1], set()]
         self.own &= self.seen[0]
 
@@ -739,24 +733,17 @@ class OomWatch:
 
     def record(self) -> dict[str, Any]:
         """The entries of exit.json. ``oom_victims`` are PIDs, of which ``oom_own_victims`` are of
-        this run; null if the log was not read completely. ``processes`` counts in groups that
-        descendants were in."""
-        before, after = {**self.counts[1], **self.counts[0]}, self.count()
-        grown = {
-            name: None if count is None or (old := before[name]) is None else count - old
-            for name, count in after.items()
-        }
-        own, host = grown.pop("cgroup"), grown.pop("host")
-        known = [count for count in grown.values() if count is not None]
-        elsewhere = sum(known) if any(known) or len(known) == len(grown) else None
+        this run; null if the log was not read completely."""
+        before = self.counts[0]
+        kills: dict[str, int | None] = {}
+        for name, after in oom_kills().items():
+            was = before[name]
+            kills[name] = None if after is None or was is None else after - was
         return {
-            "oom_kills": {"cgroup": own, "host": host, "processes": elsewhere},
+            "oom_kills": kills,
             "oom_victims": None if self.log is None else sorted(self.seen[0] | self.seen[1]),
             "oom_own_victims": None if self.log is None else sorted(self.own),
         }
-
-    def count(self) -> dict[str, int | None]:
-        return {**oom_kills(), **{str(path): counter_in(path) for path in self.places}}
 
     def open_log(self) -> int | None:
         """The kernel's log from here on; None if it cannot be read or has other PIDs than those
@@ -786,27 +773,18 @@ class OomWatch:
 
 
 def oom_kills(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> dict[str, int | None]:
-    """The number of OOM kills so far, in this process's control group and on the host."""
-    own = (counter_in(path) for path in counters_of("self", proc, groups))
-    return {"cgroup": next((count for count in own if count is not None), None), "host": counter_in(proc / "vmstat")}
-
-
-def counters_of(pid: int | str, proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> list[Path]:
-    """The files in which the kernel may count OOM kills of a process's control group, of version 2
-    or 1."""
-    try:
-        lines = (proc / str(pid) / "cgroup").read_text("utf-8").splitlines()
-    except OSError:
-        return []
-    found = []
-    for line in lines:
-        _, controllers, group = line.split(":", 2)
-        own = group.lstrip("/")
-        if not controllers:
-            found.append(groups / own / "memory.events")
-        elif "memory" in controllers.split(","):
-            found.append(groups / "memory" / own / "memory.oom_control")
-    return found
+    """The number of OOM kills so far, in this process's control group (of version 2 or 1) and on
+    the host."""
+    in_group = None
+    with contextlib.suppress(OSError):
+        for line in (proc / "self" / "cgroup").read_text("utf-8").splitlines():
+            _, controllers, group = line.split(":", 2)
+            own = group.lstrip("/")
+            if not controllers:
+                in_group = counter_in(groups / own / "memory.events") if in_group is None else in_group
+            elif "memory" in controllers.split(","):
+                in_group = counter_in(groups / "memory" / own / "memory.oom_control")
+    return {"cgroup": in_group, "host": counter_in(proc / "vmstat")}
 
 
 def counter_in(path: Path) -> int | None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +12,6 @@ from uuid import uuid4
 
 import pytest
 
-from gputui.runs import shim
 from tests.conftest import wait_until
 from tests.machines import Machine
 
@@ -150,24 +147,3 @@ def test_a_rank_that_the_kernel_kills_for_memory_goes_on_with_fewer_workers(mach
     assert second["params"] == {"meet": "group", "num_workers": 2}
     assert second["resumed_from"].endswith("step_000010.pt") and second["state"] == "succeeded"
     assert machine.steps("fills-1") == [(1, step) for step in range(15)] + [(2, step) for step in range(10, 30)]
-
-
-@pytest.fixture
-def group() -> Iterator[Path]:
-    """A control group with LIMIT_BYTES of memory and nothing in it."""
-    made = make_limited_group()
-    yield made
-    made.rmdir()
-
-
-def test_kills_in_the_groups_of_its_processes_are_counted_without_the_kernels_log(group: Path) -> None:
-    code = "import sys; sys.stdin.read(1); held = [bytearray(b'x' * (16 << 20)) for _ in range(10_000)]"
-    watch = shim.OomWatch()
-    watch.log = None
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as process:
-        (group / "cgroup.procs").write_text(str(process.pid))
-        watch.look({process.pid})
-        process.communicate(b"x", timeout=60)
-    assert process.returncode == -signal.SIGKILL
-    found = watch.record()
-    assert (found["oom_victims"], found["oom_kills"]["processes"]) == (None, 1)

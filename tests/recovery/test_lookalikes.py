@@ -115,11 +115,10 @@ def test_a_kill_after_an_oom_of_some_other_process_long_ago_needs_the_counter_to
         ({"oom_victims": [701], "oom_kills": {"cgroup": 0, "host": 1}}, "host_oom"),
         # It was killed from outside while the kernel killed another.
         ({"oom_victims": [7], "oom_kills": {"cgroup": 1, "host": 1}}, "killed"),
-        # The log cannot be read: the count of the group that the rank was in.
-        ({"oom_victims": None, "oom_kills": {"cgroup": 0, "host": 1, "processes": 1}}, "host_oom"),
-        # That group is gone, and with it its count.
-        ({"oom_victims": None, "oom_kills": {"cgroup": 0, "host": 1, "processes": None}}, "host_oom"),
-        ({"oom_victims": None, "oom_kills": {"cgroup": 0, "host": 1, "processes": 0}}, "killed"),
+        # The log cannot be read: the count of its control group, and where that is unknown the host's.
+        ({"oom_victims": None, "oom_kills": {"cgroup": 1, "host": 1}}, "host_oom"),
+        ({"oom_victims": None, "oom_kills": {"cgroup": None, "host": 1}}, "host_oom"),
+        ({"oom_victims": None, "oom_kills": {"cgroup": 0, "host": 1}}, "killed"),
     ],
 )
 def test_the_kernels_log_decides_before_the_victims_group_and_that_before_the_host(

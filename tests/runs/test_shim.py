@@ -354,8 +354,8 @@ def test_victims_of_others_are_told_from_those_of_the_run(monkeypatch: pytest.Mo
     found = watch.record()
     assert (found["oom_victims"], found["oom_own_victims"]) == ([5, 7], [7])
     # What is older than two looks has nothing to do with the end.
-    watch.look(set())
-    watch.look(set())
+    watch.look()
+    watch.look()
     watch.read_victims({5})
     assert watch.record()["oom_own_victims"] == []
     watch.read_victims(set())
