@@ -3,7 +3,6 @@ a checkout still has both commits, else the two stored diffs."""
 
 from __future__ import annotations
 
-import difflib
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,9 +58,6 @@ def _difference(one: _Code, other: _Code) -> Sequence[str]:
                 )
                 if text is not None:
                     return text.splitlines() or ["The tracked files are the same."]
-    if one.commit == other.commit:
-        changed = difflib.unified_diff(one.diff.splitlines(), other.diff.splitlines(), lineterm="", n=3)
-        return ["No checkout has this commit any more: the difference between the two diffs.", "", *list(changed)[2:]]
     lines: list[str] = []
     for each in (one, other):
         lines += ["", f"{each.run_id} differed from its commit by:", *(each.diff.splitlines() or ["nothing"])]

@@ -6,13 +6,12 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from gputui.core.redaction import redact_text
 from gputui.runs.foreign_json import read_foreign_json
-from gputui.runs.logs import TRACEBACK
 from gputui.runs.repository import fitting_name
 from gputui.runs.submission import write_private
 from gputui.store.runs import LONGEST_NOTE
@@ -95,28 +94,3 @@ def read_labels(run_dir: Path) -> Labels | None:
         return checked_labels(str(found["name"]), [str(tag) for tag in found["tags"]], str(found["note"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-# Those of torchrun and of launchers built on it.
-_STOP_EXCEPTION = re.compile(r"\b(SignalException|SIGTERMException)\b")
-# The traceback is within this many lines of the end of a log.
-_MOST_LINES = 100
-
-
-class StopReport(NamedTuple):
-    """The indexes of a stop traceback's first and last line, and its exception."""
-
-    first: int
-    last: int
-    exception: str
-
-
-def stop_report(lines: Sequence[str]) -> StopReport | None:
-    """The last traceback near the end of the lines, if it is the report of a stop."""
-    for first in range(len(lines) - 1, max(-1, len(lines) - 1 - _MOST_LINES), -1):
-        if TRACEBACK in lines[first]:
-            for last in range(len(lines) - 1, first, -1):
-                if found := _STOP_EXCEPTION.search(lines[last]):
-                    return StopReport(first, last, found[1])
-            return None
-    return None

@@ -138,18 +138,6 @@ def processes_of(run_dir: Path, attempt: int | None = None) -> list[AttemptProce
     return ProcessScanner().scan().processes_of(run_dir, attempt)
 
 
-def tagged_processes(run_dir: Path | str, attempt: int | None = None) -> list[ProcessIdentity]:
-    """Every living process with the tag of a run, or of one ``attempt``. The tag is the run's
-    folder, because its id is unique within one home only."""
-    scan, place = ProcessScanner().scan(), Path(run_dir)
-    owners = {pid: _owner_in(environment, place.parent) for pid, environment in scan.environments.items()}
-    return [
-        scan.identity(pid)
-        for pid, owner in owners.items()
-        if owner is not None and owner.run_id == place.name and attempt in (None, owner.attempt)
-    ]
-
-
 def owner_of(pid: int, runs: Path | str) -> Owner | None:
     """The owner of one process, as `ProcessScan.owned` finds those of all."""
     rank = None

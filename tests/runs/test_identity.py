@@ -31,7 +31,7 @@ from gputui.runs.identity import (
     send_signal,
 )
 from gputui.runs.process_readings import Socket, is_connected, reaches_out, read_sockets, sockets_of
-from gputui.runs.processes import tagged_processes
+from gputui.runs.processes import processes_of
 from tests.conftest import wait_until
 from tests.tables import table
 from tests.texts import mentions
@@ -73,11 +73,11 @@ def test_marks_are_found_whole() -> None:
     with subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         child.stdout.readline()
-        assert [found.pid for found in tagged_processes(name)] == [child.pid]
-        assert [found.pid for found in tagged_processes(name, 2)] == [child.pid]
-        assert tagged_processes(name, 1) == []
-        assert tagged_processes(name[:-1]) == []
-        assert tagged_processes(name.replace("homes/a", "homes/b")) == []
+        assert [found.pid for found in processes_of(Path(name))] == [child.pid]
+        assert [found.pid for found in processes_of(Path(name), 2)] == [child.pid]
+        assert processes_of(Path(name), 1) == []
+        assert processes_of(Path(name[:-1])) == []
+        assert processes_of(Path(name.replace("homes/a", "homes/b"))) == []
         assert environment_of(child.pid)["GPUTUI_RUN_DIR"] == name
         child.kill()
 

@@ -11,17 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputui.runs.logs import (
-    Level,
-    LevelReader,
-    line_time,
-    lines_by,
-    lines_of,
-    printed_lines,
-    rank_logs,
-    read_window,
-    tail_text,
-)
+from gputui.runs.log_lines import Level, LevelReader, line_time, lines_by
+from gputui.runs.logs import lines_of, printed_lines, rank_logs, read_window, tail_text
 from tests.tables import table
 
 

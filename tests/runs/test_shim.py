@@ -18,7 +18,7 @@ from gputui.runs import shim
 from gputui.runs.executors.base import LocalExecutor
 from gputui.runs.executors.process import find
 from gputui.runs.identity import identify, is_alive
-from gputui.runs.processes import tagged_processes
+from gputui.runs.processes import processes_of
 from tests.conftest import wait_until
 from tests.tables import table
 
@@ -80,12 +80,12 @@ def attempt(tmp_path: Path) -> Iterator[Attempt]:
     yield made
     if made.process is not None and made.process.poll() is None:
         made.process.kill()
-    for identity in tagged_processes(tmp_path):
-        os.kill(identity.pid, signal.SIGKILL)
+    for process in processes_of(tmp_path):
+        os.kill(process.pid, signal.SIGKILL)
 
 
 def left_over(attempt: Attempt) -> list[int]:
-    return [identity.pid for identity in tagged_processes(attempt.folder)]
+    return [process.pid for process in processes_of(attempt.folder)]
 
 
 def test_an_exit_code_and_the_output_are_kept(attempt: Attempt) -> None:

@@ -25,7 +25,7 @@ from gputui.runs.identity import (
     open_pidfd,
     send_signal,
 )
-from gputui.runs.processes import tagged_processes
+from gputui.runs.processes import processes_of
 from gputui.store.attempts import Attempt
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
@@ -71,13 +71,13 @@ def find(executor: Executor, run_dir: Path, attempt: int) -> ProcessIdentity | N
     if recorded is not None and serves(recorded, folder):
         return recorded
     name = os.fsencode(executor.file_name)
-    for identity in tagged_processes(run_dir, attempt):
+    for process in processes_of(run_dir, attempt):
         try:
-            argv = Path(f"/proc/{identity.pid}/cmdline").read_bytes().split(b"\0")
+            argv = Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
         if os.fsencode(folder) in argv and any(word.rpartition(b"/")[2] == name for word in argv):
-            return identity
+            return process.identity
     return None
 
 

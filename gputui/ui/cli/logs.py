@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from gputui.core.text import clean
-from gputui.runs.labels import stop_report
+from gputui.runs.log_lines import stop_report
 from gputui.runs.logs import RankLog, rank_logs, read_window, tail_text
 from gputui.store.attempts import get_attempt
 from gputui.store.runs import find_run

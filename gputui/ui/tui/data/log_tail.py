@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gputui.core.text import clean
-from gputui.runs.logs import LevelReader, RankLog, last_state, printed_lines, rank_logs, read_window
+from gputui.runs.log_lines import LevelReader
+from gputui.runs.logs import RankLog, last_state, printed_lines, rank_logs, read_window
 from gputui.ui.tui.data.snapshot import LogTail
 
 TAIL_BYTES = 128 * 1024

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 
-from gputui.runs.logs import lines_by
+from gputui.runs.log_lines import lines_by
 from gputui.store import timeline
 from gputui.ui.tui.data.snapshot import LogTail, Moment, Past
 

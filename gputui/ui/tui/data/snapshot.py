@@ -184,7 +184,7 @@ class LogTail(NamedTuple):
     Attributes:
         labels: all logs that are not empty.
         problem: a sentence if this log cannot be read.
-        levels: the level of each line (`gputui.runs.logs.Level`).
+        levels: the level of each line (`gputui.runs.log_lines.Level`).
         first: the number of the first line; lines keep their numbers while the log grows.
         is_whole: whether the first line is that of the file.
         past_note: how complete the log of a past moment is.

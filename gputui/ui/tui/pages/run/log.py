@@ -6,8 +6,7 @@ from gputui.core.text import clean
 from gputui.core.units import count
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
-from gputui.runs.labels import StopReport, stop_report
-from gputui.runs.logs import Level
+from gputui.runs.log_lines import Level, StopReport, stop_report
 from gputui.ui.tui.layout.columns import fit_line, without_left
 from gputui.ui.tui.pages.run.head import heading
 from gputui.ui.tui.pages.run.log_view import LogView

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from gputui.core.text import cell_width
-from gputui.runs.logs import Level
+from gputui.runs.log_lines import Level
 from gputui.ui.tui.data.snapshot import LogTail
 
 EXPRESSION_MARK = "~"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gputui.core.text import cell_width
-from gputui.runs.logs import Level
+from gputui.runs.log_lines import Level
 from gputui.ui.tui.data import log_tail
 from gputui.ui.tui.data.log_tail import LogReader
 from gputui.ui.tui.data.snapshot import LogTail
