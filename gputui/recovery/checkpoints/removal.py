@@ -20,53 +20,49 @@ _REWRITTEN = ("best", "last", "latest", "final")
 
 def prune(search: CheckpointSearch, keep: int, resume_from: str | None = None) -> list[Path]:
     """Remove the checkpoints of the run's course that are older than the ``keep`` newest valid
-    ones, and return them. Nothing is removed if there are fewer. Rewritten files (best.pt, last.pt)
-    stay, the checkpoint to resume from, what a link leads to, and what contains, is in, or is named
-    by the checksum file of something that stays; and all of a save of which a part stays. Raises
-    OSError with some of them left."""
+    ones, and return them. Nothing is removed if there are fewer. Raises OSError with some left.
+
+    Rewritten files (best.pt, last.pt) stay, the checkpoint to resume from, what a link leads to,
+    what the checksum file of another names, and what contains or is in something that stays; and
+    all of a save of which a part stays.
+    """
     rows = [row for row in surveyed(search) if row.gone_at is None]
     folder = search.real_folder
     saves: dict[int | str, list[CheckpointRow]] = {}
     for row in candidates_by_age(rows, search.attempts):
         if row.is_written and Path(row.path).is_relative_to(folder):
             saves.setdefault(_save_of(row, folder), []).append(row)
-    going, valid_count = list(saves), 0
-    while going and valid_count < keep:
-        valid_count += _is_valid(saves[going.pop(0)])
+    old, valid_count = list(saves.values()), 0
+    while old and valid_count < keep:
+        valid_count += _is_valid(old.pop(0))
     if valid_count < keep:
         return []
-    links = _links(folder)
-    staying = set() if resume_from is None else {Path(resume_from)}
-    staying |= {
-        Path(row.path)
-        for row in rows
-        if not is_unchanged(row)
-        or not any(character.isdigit() for character in row.name)
-        or any(word in row.name.lower() for word in _REWRITTEN)
-        or all(row not in saves[save] for save in going)
-    }
-    while True:
-        kept = {_place(each) for path in staying for each in (path, *_parts(path))}
-        bound = [
-            save
-            for save in going
-            for path in [_place(Path(row.path)) for row in saves[save]]
-            if any(_is_nested(each, path) for each in kept)
-            or any(_is_nested(to, path) and not link.is_relative_to(path) for link, to in links)
-        ]
-        if not bound:
-            break
-        going = [save for save in going if save not in bound]
-        staying |= {Path(row.path) for save in bound for row in saves[save]}
+    staying = {Path(row.path) for row in rows if _stays(row) or not any(row in save for save in old)}
+    staying |= {part for row in rows for part in _other_parts(Path(row.path))}
+    if resume_from is not None:
+        staying.add(Path(resume_from))
+    places, links = {_place(path) for path in staying}, _links(folder)
     removed = []
-    for path in (Path(row.path) for save in going for row in saves[save]):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)  # it may have gone with its folder
-        path.with_name(path.name + CHECKSUM_SUFFIX).unlink(missing_ok=True)
-        removed.append(path)
+    for save in old:
+        paths = [_place(Path(row.path)) for row in save]
+        needed = places | {to for link, to in links if not any(map(link.is_relative_to, paths))}
+        if any(_is_nested(path, place) for path in paths for place in needed):
+            continue
+        for path in paths:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)  # it may have gone with its folder
+            path.with_name(path.name + CHECKSUM_SUFFIX).unlink(missing_ok=True)
+        removed += [Path(row.path) for row in save]
     return removed
+
+
+def _stays(row: CheckpointRow) -> bool:
+    """Whether a file is rewritten by its script, or was since the scan."""
+    is_numbered = any(character.isdigit() for character in row.name)
+    is_rewritten = any(word in row.name.lower() for word in _REWRITTEN)
+    return not is_numbered or is_rewritten or not is_unchanged(row)
 
 
 def _is_valid(save: Sequence[CheckpointRow]) -> bool:
@@ -74,7 +70,7 @@ def _is_valid(save: Sequence[CheckpointRow]) -> bool:
     if any(row.failed_starts for row in save):
         return False
     infos = [validate(Path(row.path)) for row in save]
-    return any(info.valid for info in infos) and all(i.valid or i.is_unknown for i in infos)
+    return any(info.valid for info in infos) and all(info.valid or info.is_unknown for info in infos)
 
 
 def _save_of(row: CheckpointRow, folder: Path) -> int | str:
@@ -96,24 +92,26 @@ def _place(path: Path) -> Path:
     return path.parent.resolve() / path.name
 
 
-def _parts(path: Path) -> list[Path]:
-    """The files in a checkpoint's checksum file. Raises OSError."""
+def _other_parts(path: Path) -> list[Path]:
+    """The other files that a checkpoint's checksum file names. Raises OSError."""
     with suppress(InvalidError):
         recorded = checksums_of(path)
-        return [] if recorded is None else [path.parent / name for name in recorded.parts]
+        if recorded is not None:
+            return [path.parent / name for name in recorded.parts]
     return []
 
 
 def _links(folder: Path) -> list[tuple[Path, Path]]:
-    """The links below a folder, each with its direct and with its final target. Raises OSError."""
+    """The links below a folder, each with where it leads directly and in the end. Raises
+    OSError."""
 
     def fail(error: OSError) -> None:
         raise error
 
-    links = []
+    found = []
     for parent, folders, names in os.walk(folder, onerror=fail):
         for path in (Path(parent, name) for name in (*folders, *names)):
             if path.is_symlink():
                 targets = (_place(path.parent / path.readlink()), path.resolve())
-                links += [(_place(path), target) for target in targets]
-    return links
+                found += [(_place(path), target) for target in targets]
+    return found
