@@ -1,19 +1,4 @@
-"""The scenario of simulated GPUs: a small YAML file, which may change while they run.
-
-    gpus: 8                       # how many; these four only count at the start
-    memory: 80GiB                 # of each
-    name: Simulated GPU
-    seed: 1
-    foreign:                      # processes of other people
-      - {gpu: 7, memory: 20GiB, user: bob, command: python serve.py, load: 40}
-    faults:
-      - {kind: lost, gpu: 3, at: 20, for: 60}
-      - {kind: hang, at: 5, for: 10}
-
-``at`` is in seconds from the time at which the file was written, or from the start of the
-simulation if that is later; without it a fault begins at once. ``for`` is its duration; without it,
-it lasts until the file changes. Without ``gpu`` it concerns all GPUs.
-"""
+"""Simulated GPUs, whose load follows the runs on them, with the faults of a scenario."""
 
 from __future__ import annotations
 
@@ -23,11 +8,10 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
 
-from msgspec import Struct
 from msgspec.structs import replace
 
+from gputui.core.config import file_identity
 from gputui.machine.gpu_model import (
     FastTick,
     GpuEvent,
@@ -40,68 +24,9 @@ from gputui.machine.gpu_model import (
     say,
 )
 from gputui.machine.gpu_processes import GpuProcessReader
+from gputui.machine.scenario import Fault, FaultKind, Scenario, load_scenario
 from gputui.machine.xid import xid_text
 from gputui.store.series import GpuSample, GpuSlowSample
-
-FaultKind = Literal["lost", "hang", "stale", "xid", "hot", "throttle", "memory_leak", "no_value", "busy"]
-
-
-class Foreign(Struct, frozen=True):
-    """A process of another user."""
-
-    gpu: int | None = 0
-    memory_bytes: int = 8 * 2**30
-    user: str = "somebody"
-    command: str = "python other.py"
-    load_percent: float = 50.0
-
-
-class Fault(Struct, frozen=True):
-    """A planned fault; which of the last fields matter depends on the kind."""
-
-    kind: FaultKind
-    gpu: int | None = None
-    at_seconds: float = 0.0
-    for_seconds: float | None = None
-    code: int = 31
-    celsius: float = 96.0
-    reason: str = "hardware slowdown"
-    field: str = "temperature_celsius"
-    bytes_per_second: int = 2**30
-    process: Foreign = Foreign()
-
-    def hits(self, gpu: int) -> bool:
-        return self.gpu is None or self.gpu == gpu
-
-    def active(self, elapsed_seconds: float) -> bool:
-        return self.at_seconds <= elapsed_seconds and (
-            self.for_seconds is None or elapsed_seconds < self.at_seconds + self.for_seconds
-        )
-
-
-class Scenario(Struct, frozen=True):
-    """The whole file."""
-
-    gpus: int = 8
-    memory_bytes: int = 80 * 2**30
-    name: str = "Simulated GPU"
-    seed: int = 1
-    foreign: tuple[Foreign, ...] = ()
-    faults: tuple[Fault, ...] = ()
-
-
-def load_scenario(path: Path) -> Scenario:
-    """The scenario in a file. Raises ValueError with every mistake and its line."""
-    # Imported here: real GPUs need no YAML parser.
-    from gputui.core.yaml_forms.file import read_text
-    from gputui.core.yaml_forms.problems import ProfileError
-    from gputui.machine.scenario_form import read_scenario
-
-    try:
-        return read_scenario(read_text(path, "scenario"), path)
-    except ProfileError as error:
-        raise ValueError("; ".join(map(str, error.problems))) from None
-
 
 RESERVED_BYTES = 640 * 2**20
 _IDLE_WATTS = 62.0
@@ -222,8 +147,6 @@ _WARM_UP_SECONDS = 4.0
 _FOREIGN_PIDS_FROM = 4_190_000  # just below the kernel's largest PID, so unused
 _HANG_STEP_SECONDS = 3600.0
 
-S = TypeVar("S", GpuSample, GpuSlowSample)
-
 
 class SimulatedSource:
     """The source of ``--demo``. ``epoch`` is the start of the simulation (UTC unix seconds), which
@@ -236,28 +159,26 @@ class SimulatedSource:
         gpu_count: int | None = None,
         epoch: float | None = None,
         *,
-        reader: GpuProcessReader | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._path = scenario_path
         self._epoch = time.time() if epoch is None else epoch
-        self._reader = reader or GpuProcessReader(is_first_namespace=True)
+        self._reader = GpuProcessReader(is_first_namespace=True)
         self._sleep = sleep
         self._scenario = Scenario()
         self._begun_at = self._epoch
         self._reported: set[tuple[int, int]] = set()
-        self._stamp = _stamp(scenario_path)
-        if scenario_path is not None and self._stamp is not None:
-            self._adopt(load_scenario(scenario_path))
+        self._identity: tuple[int, int, int] | None = None
+        if scenario_path is not None and scenario_path.exists():
+            self._take_over(scenario_path)
         scenario = self._scenario
         self._gpus = [
-            SimulatedGpu(simulated_facts(index, scenario.seed, scenario.name, scenario.memory_bytes), scenario.seed)
+            SimulatedGpu(simulated_facts(index, scenario.seed, scenario.name, scenario.memory), scenario.seed)
             for index in range(scenario.gpus if gpu_count is None else gpu_count)
         ]
         self._lost: set[int] = set()
         self._occupants: dict[tuple[str, int], tuple[Occupant, float | None]] = {}
         self._advanced_at: float | None = None
-        self._last: FastTick | None = None
 
     def inventory(self, at: float) -> Inventory:
         return Inventory(
@@ -275,22 +196,15 @@ class SimulatedSource:
         self._reread()
         for fault in self._active(at, "hang"):
             self._hang(fault, at)
-        if self._last is not None and any(self._active(at, "stale")):
-            return self._last
         seconds = 0.0 if self._advanced_at is None else max(0.0, at - self._advanced_at)
         self._advanced_at = at
-        self._last = FastTick(at=at, gpus=tuple(self._sample(gpu, at, seconds) for gpu in self._gpus))
-        return self._last
+        return FastTick(at=at, gpus=tuple(self._sample(gpu, at, seconds) for gpu in self._gpus))
 
     def slow(self, at: float) -> SlowTick:
-        answering = [gpu for gpu in self._gpus if not any(self._active(at, "lost", gpu.facts.index))]
-        return SlowTick(at=at, gpus=tuple(self._hidden(gpu.slow(at), gpu.facts.index, at) for gpu in answering))
+        return SlowTick(at=at, gpus=tuple(gpu.slow(at) for gpu in self._gpus if not self._is_lost(gpu, at)))
 
     def processes(self, at: float) -> ProcessTick:
-        listed: dict[str, tuple[GpuProcess, ...] | None] = {}
-        for gpu in self._gpus:
-            lost = any(self._active(at, "lost", gpu.facts.index))
-            listed[gpu.facts.uuid] = None if lost else self._listed(gpu, at)
+        listed = {gpu.facts.uuid: None if self._is_lost(gpu, at) else self._listed(gpu, at) for gpu in self._gpus}
         return ProcessTick(at=at, processes=listed)
 
     def link_step(self) -> None:
@@ -304,7 +218,7 @@ class SimulatedSource:
                 if (id(fault), index) not in self._reported:
                     self._reported.add((id(fault), index))
                     found.append(GpuEvent(at=at, uuid=uuid, event="xid", code=fault.code, text=xid_text(fault.code)))
-            if any(self._active(at, "lost", index)) != (index in self._lost):
+            if self._is_lost(gpu, at) != (index in self._lost):
                 self._lost ^= {index}
                 event = GpuEvent(at=at, uuid=uuid, event="lost" if index in self._lost else "returned")
                 found.append(replace(event, text="the scenario says so"))
@@ -322,11 +236,11 @@ class SimulatedSource:
         """Nothing is open."""
 
     def _sample(self, gpu: SimulatedGpu, at: float, seconds: float) -> GpuSample:
-        index, uuid = gpu.facts.index, gpu.facts.uuid
-        if any(self._active(at, "lost", index)):
-            return GpuSample(uuid=uuid, state="lost", detail="the scenario lost this GPU")
+        index = gpu.facts.index
+        if self._is_lost(gpu, at):
+            return GpuSample(uuid=gpu.facts.uuid, state="lost", detail="the scenario lost this GPU")
         listed = self._listed(gpu, at)
-        sample = gpu.advance(
+        return gpu.advance(
             at,
             seconds,
             load_percent=max((float(process.sm_percent or 0) for process in listed), default=0.0),
@@ -334,109 +248,81 @@ class SimulatedSource:
             forced_celsius=max((fault.celsius for fault in self._active(at, "hot", index)), default=None),
             reasons=tuple(fault.reason for fault in self._active(at, "throttle", index)),
         )
-        return self._hidden(sample, index, at)
 
     def _listed(self, gpu: SimulatedGpu, at: float) -> tuple[GpuProcess, ...]:
         """The processes on a GPU, those of runs first. Together they hold at most its memory."""
-        index = gpu.facts.index
-        processes = [*self._occupying(gpu, at), *self._foreign_on(index, at)]
-        for fault in self._active(at, "memory_leak", index):
-            if processes:
-                leaked = int(fault.bytes_per_second * (at - self._begun_at - fault.at_seconds))
-                processes[0] = replace(processes[0], memory_bytes=(processes[0].memory_bytes or 0) + leaked)
         left = (gpu.facts.memory_total_bytes or 0) - RESERVED_BYTES
         fitting = []
-        for process in processes:
+        for process in (*self._processes_of_runs(gpu, at), *self._foreign_on(gpu.facts.index)):
             held = min(process.memory_bytes or 0, left)
             fitting.append(replace(process, memory_bytes=held))
             left -= held
         return tuple(fitting)
 
-    def _occupying(self, gpu: SimulatedGpu, at: float) -> Iterator[GpuProcess]:
-        """The processes of runs. Load and memory grow while one warms up."""
+    def _processes_of_runs(self, gpu: SimulatedGpu, at: float) -> Iterator[GpuProcess]:
+        """The occupants of a GPU. Load and memory grow while one warms up."""
         for key, (occupant, since) in list(self._occupants.items()):
             if key[0] != gpu.facts.uuid:
                 continue
-            if since is None:
-                since = at
-                self._occupants[key] = (occupant, at)
-            yield self._ours(gpu, occupant, min(1.0, max(0.0, at - since) / _WARM_UP_SECONDS))
+            since = at if since is None else since
+            self._occupants[key] = (occupant, since)
+            warm = min(1.0, max(0.0, at - since) / _WARM_UP_SECONDS)
+            memory = occupant.memory_bytes
+            if memory is None:
+                share = 0.3 + 0.4 * noise(gpu.seed, *occupant.run_id.encode())
+                memory = int((gpu.facts.memory_total_bytes or 0) * share)
+            owner = self._reader.identify(occupant.pid)
+            yield GpuProcess(
+                pid=occupant.pid,
+                memory_bytes=int(memory * warm),
+                user=owner.user if owner else None,
+                command=owner.command if owner else None,
+                start_ticks=owner.start_ticks if owner else None,
+                sm_percent=round(_LOAD_PERCENT * warm),
+            )
 
-    def _foreign_on(self, index: int, at: float) -> Iterator[GpuProcess]:
-        """Processes of the scenario: permanent ones, and those of active ``busy`` faults."""
+    def _foreign_on(self, index: int) -> Iterator[GpuProcess]:
+        """The scenario's processes of other people."""
         for number, foreign in enumerate(self._scenario.foreign):
-            if foreign.gpu is None or foreign.gpu == index:
-                yield _foreign(foreign, _FOREIGN_PIDS_FROM + number)
-        for number, fault in enumerate(self._scenario.faults):
-            if fault.kind == "busy" and fault.hits(index) and fault.active(at - self._begun_at):
-                yield _foreign(fault.process, _FOREIGN_PIDS_FROM + 1000 + number)
+            if foreign.gpu in (None, index):
+                yield GpuProcess(
+                    pid=_FOREIGN_PIDS_FROM + number,
+                    memory_bytes=foreign.memory,
+                    user=foreign.user,
+                    command=foreign.command,
+                    sm_percent=round(foreign.load),
+                )
 
-    def _ours(self, gpu: SimulatedGpu, occupant: Occupant, warm: float) -> GpuProcess:
-        who = self._reader.identify(occupant.pid)
-        memory = occupant.memory_bytes
-        if memory is None:
-            share = 0.3 + 0.4 * noise(gpu.seed, *occupant.run_id.encode())
-            memory = int((gpu.facts.memory_total_bytes or 0) * share)
-        return GpuProcess(
-            pid=occupant.pid,
-            memory_bytes=int(memory * warm),
-            user=who.user if who else None,
-            command=who.command if who else None,
-            start_ticks=who.start_ticks if who else None,
-            sm_percent=round(_LOAD_PERCENT * warm),
-        )
-
-    def _hidden(self, sample: S, index: int, at: float) -> S:
-        """The sample without the values that a ``no_value`` fault hides."""
-        names = {fault.field for fault in self._active(at, "no_value", index)}
-        gone: dict[str, Any] = {name: None for name in names if hasattr(sample, name)}
-        return replace(sample, **gone)
+    def _is_lost(self, gpu: SimulatedGpu, at: float) -> bool:
+        return any(self._active(at, "lost", gpu.facts.index))
 
     def _active(self, at: float, kind: FaultKind, gpu: int | None = None) -> Iterator[Fault]:
-        elapsed = at - self._begun_at
+        """The faults of a kind that are there at a time, on one GPU or on any."""
         for fault in self._scenario.faults:
-            if fault.kind == kind and fault.active(elapsed) and (gpu is None or fault.hits(gpu)):
+            is_there = gpu is None or fault.gpu in (None, gpu)
+            if is_there and fault.kind == kind and fault.is_active(at - self._begun_at):
                 yield fault
 
     def _hang(self, fault: Fault, at: float) -> None:
         """Block, as a driver would, until the fault is over."""
-        if fault.for_seconds is not None:
-            self._sleep(self._begun_at + fault.at_seconds + fault.for_seconds - at)
+        if fault.for_ is not None:
+            self._sleep(self._begun_at + fault.at + fault.for_ - at)
             return
         while True:
             self._sleep(_HANG_STEP_SECONDS)
 
-    def _adopt(self, scenario: Scenario) -> None:
-        self._scenario = scenario
+    def _take_over(self, path: Path) -> None:
+        """Load the scenario. Raises OSError, and ValueError for an invalid one."""
+        self._identity = file_identity(path)
+        self._scenario = load_scenario(path)
         self._reported.clear()
-        self._begun_at = max(self._epoch, self._stamp[0] / 1e9) if self._stamp else self._epoch
+        self._begun_at = max(self._epoch, path.stat().st_mtime)
 
     def _reread(self) -> None:
         """Load a changed scenario. An invalid one is reported, and the old one stays."""
-        stamp = _stamp(self._path)
-        if stamp == self._stamp or self._path is None:
+        if self._path is None or file_identity(self._path) in (None, self._identity):
             return
-        self._stamp = stamp
         try:
-            self._adopt(load_scenario(self._path) if stamp else Scenario())
+            self._take_over(self._path)
         except (OSError, ValueError) as error:
             say(f"scenario not taken over: {error}")
-
-
-def _stamp(path: Path | None) -> tuple[int, int] | None:
-    """(mtime in nanoseconds, size) of a file; None without one."""
-    try:
-        found = path.stat() if path is not None else None
-    except OSError:
-        return None
-    return (found.st_mtime_ns, found.st_size) if found else None
-
-
-def _foreign(foreign: Foreign, pid: int) -> GpuProcess:
-    return GpuProcess(
-        pid=pid,
-        memory_bytes=foreign.memory_bytes,
-        user=foreign.user,
-        command=foreign.command,
-        sm_percent=round(foreign.load_percent),
-    )

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from gputui.core.yaml_forms.problems import ProfileError
-from gputui.machine.scenario_form import read_scenario
-from gputui.machine.simulated import Foreign, load_scenario
+from gputui.machine.scenario import Foreign, load_scenario, read_scenario
 from tests.tables import table
 
 EXAMPLE = """
@@ -17,8 +16,7 @@ foreign:
   - {gpu: 3, memory: 2.5GiB, user: bob, command: python serve.py, load: 40}
 faults:
   - {kind: lost, gpu: 3, at: 20, for: 60}
-  - {kind: busy, gpu: 1, memory: 512MiB, user: eve}
-  - {kind: no_value, field: power_watts}
+  - {kind: hot, celsius: 90}
 """
 
 
@@ -26,12 +24,11 @@ def test_a_scenario_is_read(tmp_path: Path) -> None:
     path = tmp_path / "scenario.yaml"
     path.write_text(EXAMPLE)
     scenario = load_scenario(path)
-    assert (scenario.gpus, scenario.memory_bytes, scenario.seed) == (4, 24 * 2**30, 7)
-    assert scenario.foreign == (Foreign(3, int(2.5 * 2**30), "bob", "python serve.py", 40),)
-    lost, busy, hidden = scenario.faults
-    assert (lost.kind, lost.gpu, lost.at_seconds, lost.for_seconds) == ("lost", 3, 20, 60)
-    assert (busy.process.memory_bytes, busy.process.user) == (512 * 2**20, "eve")
-    assert (hidden.field, hidden.gpu) == ("power_watts", None)
+    assert (scenario.gpus, scenario.memory, scenario.seed) == (4, 24 * 2**30, 7)
+    assert scenario.foreign == [Foreign(gpu=3, memory=int(2.5 * 2**30), user="bob", command="python serve.py", load=40)]
+    lost, hot = scenario.faults
+    assert (lost.kind, lost.gpu, lost.at, lost.for_) == ("lost", 3, 20, 60)
+    assert (hot.celsius, hot.gpu, hot.for_) == (90, None, None)
 
 
 @table("text, line, key, meant", [
@@ -41,8 +38,7 @@ def test_a_scenario_is_read(tmp_path: Path) -> None:
     ("faults: {kind: lost}", 1, "faults", None), ("faults: [{gpu: 1}]", 1, "faults.0", None),
     ("faults: [{kind: lose}]", 1, "faults.0.kind", "lost"),
     ("faults:\n- {kind: lost}\n- {kind: lost, when: 3}", 3, "faults.1.when", None),
-    ("faults: [{kind: no_value, field: power_wats}]", 1, "faults.0.field", "power_watts"),
-    ("faults: [{kind: no_value, field: uuid}]", 1, "faults.0.field", None),
+    ("faults: [{kind: hot, celsius: 300}]", 1, "faults.0.celsius", None),
     ("foreign: [{load: 101}]", 1, "foreign.0.load", None), ("name: [a]", 1, "name", None), ("a: b: c", 1, "", None),
 ])  # fmt: skip
 def test_mistakes_are_named_with_their_place(text: str, line: int, key: str, meant: str | None) -> None:

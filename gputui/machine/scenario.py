@@ -1,0 +1,98 @@
+"""The scenario of simulated GPUs: a small YAML file, which may change while they run.
+
+    gpus: 8                       # how many; these four only count at the start
+    memory: 80GiB                 # of each
+    name: Simulated GPU
+    seed: 1
+    foreign:                      # processes of other people
+      - {gpu: 7, memory: 20GiB, user: bob, command: python serve.py, load: 40}
+    faults:
+      - {kind: lost, gpu: 3, at: 20, for: 60}
+      - {kind: hang, at: 5, for: 10}
+
+``at`` is in seconds from the time at which the file was written, or from the start of the
+simulation if that is later; without it a fault begins at once. ``for`` is its duration; without it,
+it lasts until the file changes. Without ``gpu`` it concerns all GPUs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+
+from gputui.core.yaml_forms.file import parse_file, read_text
+from gputui.core.yaml_forms.forms import Model, expected, validated, within
+from gputui.core.yaml_forms.problems import ProfileError
+from gputui.core.yaml_forms.quantities import parse_size
+
+FaultKind = Literal["lost", "hang", "xid", "hot", "throttle"]
+
+_LONG_SECONDS = 1_000_000_000
+
+
+def _bytes(given: object) -> int:
+    if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
+        return given
+    size = parse_size(given) if isinstance(given, str) else None
+    if size is None:
+        raise expected("a size such as 16GiB")
+    return size
+
+
+Bytes = Annotated[int, BeforeValidator(_bytes)]
+Seconds = Annotated[float, within(0, _LONG_SECONDS)]
+GpuIndex = Annotated[int, within(0, 255, whole=True)]
+
+
+class Foreign(Model):
+    """A process of another user, on all GPUs without ``gpu``; ``load`` in percent."""
+
+    gpu: GpuIndex | None = None
+    memory: Bytes = 8 * 2**30
+    user: str = "somebody"
+    command: str = "python other.py"
+    load: Annotated[float, within(0, 100)] = 50.0
+
+
+class Fault(Model):
+    """A planned fault. ``code`` is that of an ``xid``, ``celsius`` the temperature of a ``hot`` GPU,
+    ``reason`` that of a ``throttle``."""
+
+    kind: FaultKind
+    gpu: GpuIndex | None = None
+    at: Seconds = 0.0
+    for_: Seconds | None = Field(None, alias="for")
+    code: Annotated[int, within(1, 10_000, whole=True)] = 31
+    celsius: Annotated[float, within(0, 200)] = 96.0
+    reason: str = "hardware slowdown"
+
+    def is_active(self, elapsed_seconds: float) -> bool:
+        """Whether it is there, so long after the beginning of the scenario."""
+        is_over = self.for_ is not None and elapsed_seconds >= self.at + self.for_
+        return elapsed_seconds >= self.at and not is_over
+
+
+class Scenario(Model):
+    """The whole file."""
+
+    gpus: Annotated[int, within(0, 256, whole=True)] = 8
+    memory: Bytes = 80 * 2**30
+    name: str = "Simulated GPU"
+    seed: Annotated[int, within(0, 2**31, whole=True)] = 1
+    foreign: list[Foreign] = Field(default_factory=list)
+    faults: list[Fault] = Field(default_factory=list)
+
+
+def read_scenario(text: str, path: Path) -> Scenario:
+    """The scenario in a file's text. Raises ProfileError."""
+    return validated(parse_file(text, path), path, Scenario)
+
+
+def load_scenario(path: Path) -> Scenario:
+    """The scenario in a file. Raises ValueError with every mistake and its line."""
+    try:
+        return read_scenario(read_text(path, "scenario"), path)
+    except ProfileError as error:
+        raise ValueError("; ".join(map(str, error.problems))) from None
