@@ -203,10 +203,9 @@ def file_system_of(path: Path, mountinfo: str) -> str | None:
     return best_type
 
 
-def open_regular(path: Path, *, flags: int = 0) -> BufferedReader:
-    """A regular file for reading; ``flags`` are more of os.open's. Raises OSError, also for a FIFO
-    or device."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
+def open_regular(path: Path) -> BufferedReader:
+    """A regular file for reading. Raises OSError, also for a FIFO or device."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a regular file", str(path))

@@ -74,13 +74,13 @@ def clip(text: str, width: int, ellipsis: str = "…") -> str:
     return kept + ellipsis
 
 
-def clip_middle(text: str, width: int, ellipsis: str = "…") -> str:
+def clip_middle(text: str, width: int) -> str:
     """`text` cut to at most `width` cells in its middle, for names whose ends tell them apart."""
     if len(text) <= 4 * max(0, width) and cell_width(text) <= width:
         return text
-    room = width - len(ellipsis)
+    room = width - 1
     if room < 2:
-        return clip(text, width, ellipsis)
+        return clip(text, width)
     behind = room // 2
     end, used = len(text), 0
     while end > 0 and used + (size := char_width(text[end - 1])) <= behind:
@@ -88,13 +88,13 @@ def clip_middle(text: str, width: int, ellipsis: str = "…") -> str:
         used += size
     while end < len(text) and not char_width(text[end]):
         end += 1
-    return clip(text, room - used, "") + ellipsis + text[end:]
+    return f"{clip(text, room - used, '')}…{text[end:]}"
 
 
-def fit(text: str, width: int, align: str = "<", ellipsis: str = "…") -> str:
+def fit(text: str, width: int, align: str = "<") -> str:
     """`text` in exactly `width` cells: cut, or padded right ("<"), left (">") or on both sides
     ("^")."""
-    text = clip(text, width, ellipsis)
+    text = clip(text, width)
     space = max(0, width - cell_width(text))
     if align == ">":
         return " " * space + text
@@ -137,9 +137,8 @@ _INVISIBLE: Final = frozenset(
 _ZERO_WIDTH_JOINER: Final = "\u200d"
 
 
-def clean(text: str, *, newlines: bool = False) -> str:
-    """`text` as it may be written to a terminal. ``newlines`` keeps "\\n" (and reads "\\r\\n" as
-    "\\n"); otherwise both are shown as pictures.
+def clean(text: str) -> str:
+    """`text` as it may be written to one line of a terminal.
 
     Colour sequences vanish; every other escape sequence becomes one "␛"; other controls become
     their picture ("␇"); characters that reverse, hide or take no room (bidirectional controls,
@@ -149,8 +148,6 @@ def clean(text: str, *, newlines: bool = False) -> str:
     if PLAIN.issuperset(text):
         return text
     text = SEQUENCE.sub("\x1b", _DECORATION.sub("", text))
-    if newlines:
-        text = text.replace("\r\n", "\n")
     text = unicodedata.normalize("NFC", text.translate(_REDUCED)).expandtabs(_TAB_COLUMNS)
     shown: list[str] = []
     marks = MARKS_PER_CHARACTER  # a mark with no character in front has nothing to sit on
@@ -158,10 +155,6 @@ def clean(text: str, *, newlines: bool = False) -> str:
         if char in PLAIN:
             shown.append(char)
             marks = 0
-            continue
-        if char == "\n" and newlines:
-            shown.append(char)
-            marks = MARKS_PER_CHARACTER
             continue
         category = unicodedata.category(char)
         if category[0] == "M" and char not in _INVISIBLE:

@@ -83,9 +83,9 @@ def watts(power_watts: float) -> str:
 
 
 @_of_numbers
-def percent(value_percent: float, decimals: int = 0) -> str:
+def percent(value_percent: float) -> str:
     """A percentage given in percent: "61%"."""
-    return f"{value_percent:.{decimals}f}%"
+    return f"{value_percent:.0f}%"
 
 
 @_of_numbers

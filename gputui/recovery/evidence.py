@@ -60,7 +60,6 @@ class ExitRecord(Struct, frozen=True):
     oom_victims: tuple[int, ...] | None = None
     oom_own_victims: tuple[int, ...] | None = None
     pid: int | None = None
-    max_rss_bytes: int | None = None
     disk_free_bytes: int | None = None
     cpu_seconds: float | None = None
     survivors: tuple[int, ...] = ()

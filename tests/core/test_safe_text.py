@@ -42,7 +42,6 @@ def test_what_is_shown() -> None:
         "one\r\ntwo\n": "one␍␊two␊",
     }
     assert {text: clean(text) for text in shown} == shown
-    assert clean("one\r\ntwo\nthree\x1b[H", newlines=True) == "one\ntwo\nthree␛"
 
 
 def test_cell_width() -> None:

@@ -88,8 +88,7 @@ RECORDED = {case.name: case.files["output.log"] for case in recorded() if "outpu
 def test_a_report_names_every_failed_rank() -> None:
     found = one(RECORDED["oom"])
     assert found.root is not None
-    assert (found.root.rank, found.root.local_rank, found.root.exit_code) == (1, 1, 1)
-    assert found.root.error_file is not None and found.root.error_file.endswith("/attempt_0/1/error.json")
+    assert (found.root.rank, found.root.exit_code) == (1, 1)
     assert found.root.traceback is not None
     assert found.root.traceback.splitlines()[-1].startswith("torch.OutOfMemoryError: CUDA out of memory.")
     assert [(other.rank, other.exit_code) for other in found.others] == [(0, -15)]

@@ -37,6 +37,7 @@ from gputui.store.database import open_reader
 SETTLED_SECONDS = 3.0
 # After so many damaged candidates the search ends.
 MOST_DAMAGED = 1000
+MOST_SHOWN = 3  # passed over
 # Number of older saves with which the last one is compared.
 MOST_COMPARED = 3
 _LOOKALIKES = frozenset({".pt", ".pth", ".ckpt", ".tar", ".safetensors", ".bin", ".pkl", ".npz"})
@@ -408,17 +409,15 @@ def _refused(
     )
 
 
-def for_person(
-    search: CheckpointSearch, path: Path | None, check: Validate = validate, wall: Callable[[], float] = time.time
-) -> CheckpointChoice:
+def for_person(search: CheckpointSearch, path: Path | None, wall: Callable[[], float] = time.time) -> CheckpointChoice:
     """Choose the best checkpoint for a person who resumes a run, or the one at ``path``, or where
     that leads to as a link: it may lead elsewhere later. Raises NotUsableError if that one cannot
     be used, and what `surveyed` raises."""
     rows = surveyed(search, wall)
     if path is None:
-        return choose(rows, search.attempts, 1, check, search.folder)
+        return choose(rows, search.attempts, 1, folder=search.folder)
     real = Path(os.path.realpath(path))
-    file, info = measured(real), check(real)
+    file, info = measured(real), validate(real)
     file = None if file is None else identified(file, {})
     if file is None or not (info.valid or info.is_unknown):
         text = f"{path} {info.why or 'is neither a file nor a folder'}; name another checkpoint"
@@ -429,8 +428,8 @@ def for_person(
     return CheckpointChoice(rows, (replace(info, valid=True, step=step),))
 
 
-def passed_over(refused: Sequence[CheckpointInfo], most: int = 3) -> str:
+def passed_over(refused: Sequence[CheckpointInfo]) -> str:
     """``step_90.pt was written after the trouble began at step 50; 2 more``; "" for none."""
-    shown = [f"{info.path.name} {info.why}" for info in refused[:most]]
+    shown = [f"{info.path.name} {info.why}" for info in refused[:MOST_SHOWN]]
     more = len(refused) - len(shown)
     return "; ".join([*shown, f"{count(more)} more"] if more > 0 else shown)

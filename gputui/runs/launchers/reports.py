@@ -23,7 +23,7 @@ _FAILURES = "Failures:"
 _BORDER = re.compile(r"^(?:={3,}|-{3,})$")
 _INDEX = re.compile(r"^\[\d+\]:$")
 _FIELD = re.compile(r"^  (time|host|rank|exitcode|error_file|traceback) *: ?(.*)$")
-_RANK = re.compile(r"^(\d+) \(local_rank: (\d+)\)")
+_RANK = re.compile(r"^(\d+) \(local_rank: \d+\)")
 _EXIT = re.compile(r"^(-?\d+) \(pid: (\d+)\)")
 _LOG = re.compile(r"^[WEI]\d{4} \d\d:\d\d:\d\d\.\d+ \d+ \S+\] (.*)$")
 _ASKED = re.compile(r"^Sending process (\d+) closing signal ")
@@ -52,11 +52,9 @@ class RankFailure(Struct, frozen=True):
     unknown ``pid`` 0."""
 
     rank: int
-    local_rank: int
     exit_code: int
     pid: int
     time: str
-    error_file: str | None
     traceback: str | None
 
     @property
@@ -149,7 +147,7 @@ def _of_other_launcher(lines: list[str]) -> LauncherReport:
                 named = match.groupdict()
                 rank, code = int(named["rank"]), named.get("code")
                 number = int(code) if code else -_signal_number(named.get("signal"))
-                root = RankFailure(rank, rank, number or 1, int(named.get("pid") or 0), "", None, None)
+                root = RankFailure(rank, number or 1, int(named.get("pid") or 0), "", None)
                 return replace(report, root=root, launcher=REPORTERS[1], ended_itself=pattern is _LIGHTNING)
     return report
 
@@ -179,17 +177,14 @@ def _failures(entries: list[dict[str, str]]) -> list[RankFailure]:
         rank, code = _RANK.match(entry.get("rank", "")), _EXIT.match(entry.get("exitcode", ""))
         if rank is None or code is None:
             continue
-        error_file = entry.get("error_file", "").strip()
         first, _, rest = entry.get("traceback", "").partition("\n")
         traceback = f"{first}\n{textwrap.dedent(rest)}".strip()
         failures.append(
             RankFailure(
                 rank=int(rank[1]),
-                local_rank=int(rank[2]),
                 exit_code=int(code[1]),
                 pid=int(code[2]),
                 time=entry.get("time", "").strip(),
-                error_file=None if error_file in ("", "<N/A>") else error_file,
                 traceback=None if not traceback or _NO_TRACEBACK.match(traceback) else traceback,
             )
         )
