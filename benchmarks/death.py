@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.alone import alone
 from benchmarks.scene import Scene, wait_until
 from gputui.runs.identity import environment_of
-from gputui.runs.processes import tagged_processes
+from gputui.runs.processes import processes_of
 from gputui.store.attempts import Attempt, read_attempts
 from gputui.store.database import StoreMissingError, open_reader
 from gputui.store.run_states import RunState
@@ -56,9 +56,10 @@ def _once(scene: Scene, randomness: random.Random) -> dict[str, float]:
         # Not always at the same moment between two checkpoints.
         time.sleep(randomness.random())
         worker = next(
-            identity.pid
-            for identity in tagged_processes(scene.workspace.run_dir(run_id))
-            if (variables := environment_of(identity.pid) or {}).get("RANK") == RANK and "LOCAL_RANK" in variables
+            process.identity.pid
+            for process in processes_of(scene.workspace.run_dir(run_id))
+            if (variables := environment_of(process.identity.pid) or {}).get("RANK") == RANK
+            and "LOCAL_RANK" in variables
         )
         died_at = time.time()
         os.kill(worker, signal.SIGKILL)

@@ -10,7 +10,7 @@ import logging
 import sqlite3
 
 from gputui.agent.commands import operation, runs, studies
-from gputui.agent.commands.request import Handler, RefusedError, Request, UnansweredError
+from gputui.agent.commands.request import CommandRequest, Handler, RefusedError, UnansweredError
 from gputui.agent.error_barrier import roll_back
 from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.runs.identity import is_gone
@@ -83,7 +83,7 @@ def _answer_one(supervisor: Supervisor, command: PendingCommand) -> bool:
 def carry_out(supervisor: Supervisor, command: PendingCommand) -> None:
     """Carry out a command and answer it. Raises RefusedError, UnansweredError, WithdrawnError,
     sqlite3.Error, or whatever its handler does not foresee, with nothing changed."""
-    context, request = supervisor.context, Request(supervisor, command)
+    context, request = supervisor.context, CommandRequest(supervisor, command)
     handler = HANDLERS.get(command.verb)
     if handler is None:
         raise RefusedError(f"this agent does not know {command.verb!r}; restart it with gputui agent stop")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gputui.agent.commands.request import RefusedError, Request, Result
+from gputui.agent.commands.request import CommandRequest, RefusedError, Result
 from gputui.core import units
 from gputui.recovery.watch.engine import MAX_SECONDS
 from gputui.recovery.watch.rules import RULES
@@ -15,7 +15,7 @@ from gputui.store.run_states import RunState
 from gputui.store.runs import Run, queued_runs
 
 
-def clear_gpu(request: Request) -> Result:
+def clear_gpu(request: CommandRequest) -> Result:
     """End the quarantine of a GPU."""
     uuid = str(request.args.get("uuid") or "")
     if not clear(request.connection, uuid):
@@ -24,7 +24,7 @@ def clear_gpu(request: Request) -> Result:
     return {"uuid": uuid}
 
 
-def pause_queue(request: Request) -> Result:
+def pause_queue(request: CommandRequest) -> Result:
     """Start no new runs until the queue is resumed; running and recovering runs continue."""
     context, actor = request.context, request.actor
     if queue.pause(request.connection) is None:
@@ -33,14 +33,14 @@ def pause_queue(request: Request) -> Result:
     return {"paused": True}
 
 
-def resume_queue(request: Request) -> Result:
+def resume_queue(request: CommandRequest) -> Result:
     if queue.pause(request.connection) is not None:
         queue.clear_pause(request.connection)
         request.context.note("queue_resumed", f"the queue was resumed by {request.actor}")
     return {"paused": False}
 
 
-def move_in_queue(request: Request) -> Result:
+def move_in_queue(request: CommandRequest) -> Result:
     """Set a run's ``priority``, or move it to the ``first`` or ``last`` place of the queue, or one
     place ``up`` or ``down``, which may raise the priority of other runs."""
     target = request.run()
@@ -60,7 +60,7 @@ def move_in_queue(request: Request) -> Result:
     }
 
 
-def _new_priorities(request: Request, target: Run) -> dict[str, int]:
+def _new_priorities(request: CommandRequest, target: Run) -> dict[str, int]:
     """The new priorities by run. Raises RefusedError."""
     place, priority = request.args.get("place"), request.args.get("priority")
     if place in ("up", "down"):
@@ -78,7 +78,7 @@ def _new_priorities(request: Request, target: Run) -> dict[str, int]:
     return {target.run_id: priority}
 
 
-def acknowledge(request: Request) -> Result:
+def acknowledge(request: CommandRequest) -> Result:
     """Acknowledge the alerts of ``ids``, or all active ones."""
     now, ids, actor = request.context.now(), request.args.get("ids"), request.actor
     if ids is None:
@@ -99,7 +99,7 @@ def acknowledge(request: Request) -> Result:
     return {"ids": [alert.alert_id for alert in wanted], "text": f"acknowledged: {subject}"}
 
 
-def silence(request: Request) -> Result:
+def silence(request: CommandRequest) -> Result:
     """Silence a rule for ``seconds``: for the subject of the alert ``id``, or with ``rule`` for all
     subjects. 0 ends a silence."""
     seconds: Any = request.args.get("seconds")
@@ -123,7 +123,7 @@ def silence(request: Request) -> Result:
     return {"rule": rule, "subject": kind, "subject_id": subject_id, "silenced": count, "text": text}
 
 
-def _alert(request: Request, alert_id: Any) -> AlertView:
+def _alert(request: CommandRequest, alert_id: Any) -> AlertView:
     is_number = isinstance(alert_id, int) and not isinstance(alert_id, bool)
     alert = alerts.one(request.connection, alert_id) if is_number else None
     if alert is None:

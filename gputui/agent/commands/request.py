@@ -31,7 +31,7 @@ class UnansweredError(Exception):
 
 
 @dataclass(slots=True)
-class Request:
+class CommandRequest:
     """A command for its handler, which works in a transaction: its changes are stored together with
     the answer. ``undo`` takes back changes outside of the store if that fails; ``afterwards`` is
     done once they are stored."""
@@ -72,4 +72,4 @@ class Request:
             raise RefusedError(text)
 
 
-Handler = Callable[[Request], Result]
+Handler = Callable[[CommandRequest], Result]

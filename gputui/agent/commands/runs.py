@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from gputui.agent import housekeeping
-from gputui.agent.commands.request import RefusedError, Request, Result, UnansweredError
+from gputui.agent.commands.request import CommandRequest, RefusedError, Result, UnansweredError
 from gputui.agent.lifecycle.checkpoint_survey import attempts_to_resume, search_now, write_ledger
 from gputui.agent.lifecycle.run_files import attempt_dir, attempt_numbers, open_metrics
 from gputui.core.config import PRIVATE_DIR_MODE
@@ -40,7 +40,7 @@ SEARCH_SECONDS = 900.0
 COMMAND_CHARACTERS = 200
 
 
-def launch(request: Request) -> Result:
+def launch(request: CommandRequest) -> Result:
     """Queue a new run."""
     context, connection = request.context, request.connection
     try:
@@ -78,7 +78,7 @@ def launch(request: Request) -> Result:
     return {"id": run_id, "state": RunState.QUEUED}
 
 
-def refuse_impossible_gpus(request: Request, spec: RunSpec) -> None:
+def refuse_impossible_gpus(request: CommandRequest, spec: RunSpec) -> None:
     """Refuse a request for GPUs that this machine can never satisfy. Raises RefusedError."""
     named, needed = spec.gpus.uuids, spec.gpus.memory_bytes or 0
     wanted, inventory = len(named) or spec.gpus.count, request.context.recorder.inventory
@@ -94,7 +94,7 @@ def refuse_impossible_gpus(request: Request, spec: RunSpec) -> None:
         raise RefusedError(f"the run asks for {asked}: {have}; choose with --gpus")
 
 
-def stop(request: Request) -> Result:
+def stop(request: CommandRequest) -> Result:
     """Stop a run: gracefully, or at once with ``now``. A study gives its ``reason``."""
     target = request.run()
     if target.state.is_over:
@@ -103,7 +103,7 @@ def stop(request: Request) -> Result:
     return end_run(request, target, "stop", at_once=at_once, reason=request.args.get("reason"))
 
 
-def end_run(request: Request, target: Run, intent: str, *, at_once: bool, reason: str | None = None) -> Result:
+def end_run(request: CommandRequest, target: Run, intent: str, *, at_once: bool, reason: str | None = None) -> Result:
     """Ask a run to end; it is signalled once that is stored."""
     supervisor, run_id = request.supervisor, target.run_id
     state = supervisor.note_stop(target, intent=intent, actor=request.actor, at_once=at_once, reason=reason)
@@ -111,7 +111,7 @@ def end_run(request: Request, target: Run, intent: str, *, at_once: bool, reason
     return {"id": run_id, "state": state}
 
 
-def restart(request: Request) -> Result:
+def restart(request: CommandRequest) -> Result:
     """Restart a run from scratch with the parameters as launched; an active run is stopped
     first."""
     target = request.run()
@@ -123,7 +123,7 @@ def restart(request: Request) -> Result:
     raise RefusedError(f"{target.run_id} is {target.state} and {why}")
 
 
-def resume(request: Request) -> Result:
+def resume(request: CommandRequest) -> Result:
     """Resume a run from its newest valid checkpoint, or from the one in ``from``, with parameters
     changed by ``set``."""
     context, target = request.context, request.run()
@@ -162,7 +162,7 @@ def resume(request: Request) -> Result:
     return requeue(request, target, params, str(choice.usable[0].path), (search, choice))
 
 
-def _changed_params(request: Request, target: Run) -> dict[str, Scalar]:
+def _changed_params(request: CommandRequest, target: Run) -> dict[str, Scalar]:
     """The parameters that a resume changes. Raises RefusedError."""
     changes = request.args.get("set") or {}
     unknown = [name for name in changes if name not in target.params]
@@ -191,7 +191,7 @@ def none_usable(run_id: str, folder: Path, choice: CheckpointChoice) -> str:
 
 
 def requeue(
-    request: Request,
+    request: CommandRequest,
     target: Run,
     params: dict[str, Scalar],
     resume_from: str | None,
@@ -226,7 +226,7 @@ def requeue(
     }
 
 
-def remove(request: Request) -> Result:
+def remove(request: CommandRequest) -> Result:
     """Remove a run that is over. It disappears at once; its data are deleted in the background."""
     context, target = request.context, request.run()
     run_id, folder = target.run_id, context.workspace.run_dir(target.run_id)
@@ -257,7 +257,7 @@ def remove(request: Request) -> Result:
     return {"id": run_id, "state": "removed"}
 
 
-def label(request: Request) -> Result:
+def label(request: CommandRequest) -> Result:
     """Set ``name``, ``note`` or ``tags`` (all of them), or ``add`` and ``remove`` tags."""
     args, target = request.args, request.run()
     note = target.note or ""
@@ -288,7 +288,7 @@ def label(request: Request) -> Result:
     return {"id": target.run_id, "state": target.state, **labels._asdict(), "note": labels.note or None}
 
 
-def orphans_ended(request: Request) -> Result:
+def orphans_ended(request: CommandRequest) -> Result:
     """Add an event for each process that ``gputui orphans --kill`` killed or could not kill."""
     processes = request.args.get("processes")
     if not isinstance(processes, list) or not all(isinstance(each, dict) for each in processes):

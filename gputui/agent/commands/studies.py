@@ -10,7 +10,7 @@ from itertools import count
 import msgspec
 from msgspec.structs import replace
 
-from gputui.agent.commands.request import RefusedError, Request, Result
+from gputui.agent.commands.request import CommandRequest, RefusedError, Result
 from gputui.agent.commands.runs import end_run
 from gputui.core.config import PRIVATE_DIR_MODE
 from gputui.runs import repository
@@ -23,7 +23,7 @@ from gputui.studies.analysis import best_trial
 from gputui.studies.spec import StudySpec, study_spec
 
 
-def begin(request: Request) -> Result:
+def begin(request: CommandRequest) -> Result:
     """Begin a study. Like a run's, its private specification is a ticket."""
     context, connection = request.context, request.connection
     try:
@@ -51,7 +51,7 @@ def begin(request: Request) -> Result:
     return {"id": study_id, "state": StudyState.RUNNING}
 
 
-def pause(request: Request) -> Result:
+def pause(request: CommandRequest) -> Result:
     """Begin no more trials; running ones continue."""
     study = _find_study(request)
     if study.state not in (StudyState.RUNNING, StudyState.PAUSED):
@@ -59,7 +59,7 @@ def pause(request: Request) -> Result:
     return _moved(request, study, StudyState.PAUSED, "paused")
 
 
-def resume(request: Request) -> Result:
+def resume(request: CommandRequest) -> Result:
     """Resume a paused or stopped study with the trials that were stopped with it; failed launches
     are repeated."""
     study = _find_open(request)
@@ -74,7 +74,7 @@ def resume(request: Request) -> Result:
     return _moved(request, study, StudyState.RUNNING, "resumed")
 
 
-def stop(request: Request) -> Result:
+def stop(request: CommandRequest) -> Result:
     """Stop all trials and the study."""
     study = _find_study(request)
     if study.state.is_over:
@@ -82,7 +82,7 @@ def stop(request: Request) -> Result:
     return _moved(request, study, StudyState.STOPPING, "stopped")
 
 
-def extend(request: Request) -> Result:
+def extend(request: CommandRequest) -> Result:
     """Add to the budget of a study; one that is over continues."""
     study = _find_open(request)
     spec = study_spec(study)
@@ -100,7 +100,7 @@ def extend(request: Request) -> Result:
     return {**_reopened(request, study, "extended"), "budget": dict(extended["budget"])}
 
 
-def enqueue_trial(request: Request) -> Result:
+def enqueue_trial(request: CommandRequest) -> Result:
     """Add a trial by hand, which runs next. Parameters that are not given are those of the best
     trial."""
     study = _find_open(request)
@@ -128,7 +128,7 @@ def enqueue_trial(request: Request) -> Result:
     return {"id": study_id, "trial": number, "params": params, "text": text}
 
 
-def prune_trial(request: Request) -> Result:
+def prune_trial(request: CommandRequest) -> Result:
     """Cut a running trial short now, as a pruner does."""
     study, trial = _trial_to_change(request)
     study_id, number, reason = study.study_id, trial.number, f"pruned by {request.actor}"
@@ -142,7 +142,7 @@ def prune_trial(request: Request) -> Result:
     return {"id": study_id, "trial": number, "state": TrialState.PRUNING, "text": text}
 
 
-def keep_trial(request: Request) -> Result:
+def keep_trial(request: CommandRequest) -> Result:
     """Never cut a trial short, or with ``keep`` false leave it to the pruner again."""
     study, trial = _trial_to_change(request)
     study_id, number = study.study_id, trial.number
@@ -158,7 +158,7 @@ def keep_trial(request: Request) -> Result:
     return {"id": study_id, "trial": number, "wish": wish, "text": text}
 
 
-def _find_study(request: Request) -> StudyRecord:
+def _find_study(request: CommandRequest) -> StudyRecord:
     wanted = str(request.args.get("study") or "")
     study = get_study(request.connection, wanted)
     if study is None:
@@ -166,7 +166,7 @@ def _find_study(request: Request) -> StudyRecord:
     return study
 
 
-def _find_open(request: Request) -> StudyRecord:
+def _find_open(request: CommandRequest) -> StudyRecord:
     """The study, unless it is about to stop."""
     study = _find_study(request)
     if study.state is StudyState.STOPPING:
@@ -174,7 +174,7 @@ def _find_open(request: Request) -> StudyRecord:
     return study
 
 
-def _trial_to_change(request: Request) -> tuple[StudyRecord, TrialRecord]:
+def _trial_to_change(request: CommandRequest) -> tuple[StudyRecord, TrialRecord]:
     """The trial that the command names. Raises RefusedError if there is none, and for members of a
     population."""
     study, number = _find_study(request), request.args.get("trial")
@@ -187,13 +187,13 @@ def _trial_to_change(request: Request) -> tuple[StudyRecord, TrialRecord]:
     raise RefusedError(f"{study.study_id} has no trial {number}")
 
 
-def _reopened(request: Request, study: StudyRecord, does: str) -> Result:
+def _reopened(request: CommandRequest, study: StudyRecord, does: str) -> Result:
     """Continue a study that is over."""
     target = StudyState.RUNNING if study.state.is_over else study.state
     return _moved(request, study, target, does)
 
 
-def _moved(request: Request, study: StudyRecord, target: StudyState, does: str) -> Result:
+def _moved(request: CommandRequest, study: StudyRecord, target: StudyState, does: str) -> Result:
     """Move a study to a state, unless it is there."""
     if study.state is not target:
         actor, now = request.actor, request.context.now()

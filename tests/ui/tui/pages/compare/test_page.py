@@ -119,7 +119,7 @@ async def test_the_code_of_two_runs_is_compared(app: GputuiApp, filler: Filler) 
         await pilot.press("e")
         await until(pilot, lambda: isinstance(app.screen, DiffScreen))
         styles = {part: style for line in app.screen.lines(76) for part, style in line}  # type: ignore[attr-defined]
-        assert styles["++lr = 0.2"] == "good"
+        assert styles["+lr = 0.2"] == "good"
         await pilot.press("escape")
         page.comparison = Comparison.of(("sweep-1", "sweep-3"))
         page.changed()
