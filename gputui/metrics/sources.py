@@ -252,17 +252,13 @@ class SourceTable:
         )
 
 
-class _Survey(Struct):
-    """A search for the ends of those files of a run that are read in another thread. ``job`` returns the state
-    at the end of each source by its ID; it is None if there are no such files."""
+class _Survey(NamedTuple):
+    """A search for the ends of those files of a run that are read in another thread: ``job``
+    returns the state at the end of each source by its ID."""
 
     begun_at: float
     paths: str
-    job: Future[dict[int, SourceState]] | None
-
-    @property
-    def is_over(self) -> bool:
-        return self.job is None or self.job.done()
+    job: Future[dict[int, SourceState]]
 
 
 class SourceEnds:
@@ -276,17 +272,15 @@ class SourceEnds:
         """Find the ends for a run's next attempt. Returns None once they are known; until then the
         path that is awaited. Call it outside of transactions, again and again."""
         survey, now = self._surveys.get(run_id), time.monotonic()
-        if survey is None or (survey.is_over and now - survey.begun_at > SURVEY_SECONDS):
+        if survey is None or (survey.job.done() and now - survey.begun_at > SURVEY_SECONDS):
             survey = self._surveys[run_id] = self._begin(run_id, now)
-        return None if survey.is_over else survey.paths
+        return None if survey.job.done() else survey.paths
 
     def of(self, run_id: str) -> dict[int, SourceState]:
         """The state at the end of each of a run's files, by source. Call it once nothing is
         `awaited`. Raises OSError."""
         survey = self._surveys.pop(run_id, None)
-        states: dict[int, SourceState] = {}
-        if survey is not None and survey.job is not None:
-            states.update(survey.job.result())
+        states: dict[int, SourceState] = {} if survey is None else survey.job.result(timeout=0)
         for row in self._table.files_of(run_id):
             if row.source_id not in states:
                 if self._table.needs_thread(row):
@@ -311,7 +305,9 @@ class SourceEnds:
     def _begin(self, run_id: str, now: float) -> _Survey:
         rows = [row for row in self._table.files_of(run_id) if self._table.needs_thread(row)]
         if not rows or self._table.context is None:
-            return _Survey(now, "", None)
+            job: Future[dict[int, SourceState]] = Future()
+            job.set_result({})
+            return _Survey(now, "", job)
         ends = {row.source_id: self._table.end(row, in_thread=True) for row in rows}
         paths = [row.path for row in rows]
         job = self._table.context.start(
