@@ -6,7 +6,8 @@ colours. Keys: "title", "text", "dim", "axis", "marker", "bad", and those of cur
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
+from typing import NamedTuple
 
 from gputui.core.text import cell_width, clip, clip_middle, fit
 from gputui.core.units import metric_value, short_number
@@ -40,11 +41,9 @@ _LEAST_FOR_NEWEST = 30
 """Cells of an axis on which the newest value's place is labelled beside the ticks."""
 
 
-def legend(
-    title: str, curves: Sequence[Curve], bins: Sequence[Bin], axis: YAxis, as_asked: bool, width: int, note: str = ""
-) -> Line:
-    """The first line: title, newest values, and on the right notes."""
-    notes: list[Span] = [(note, "dim")] if note else []
+def _notes(bins: Sequence[Bin], axis: YAxis, *, as_asked: bool) -> Line:
+    """What the legend tells about values that the axis cannot hold."""
+    notes: Line = []
     non_finite = sum(each.non_finite for each in bins)
     if non_finite:
         notes.append((f"{glyphs.NAN} {short_number(non_finite)} not finite", BAD_STYLE))
@@ -55,7 +54,12 @@ def legend(
             notes.append((f"{glyphs.BELOW} 0 or less, log", BAD_STYLE))
         else:
             notes.append(("log", "dim"))
-    left: list[Span] = []
+    return notes
+
+
+def _legend(title: str, curves: Sequence[Curve], notes: Line, width: int) -> Line:
+    """The first line: title, newest values, and on the right notes."""
+    left: Line = []
     for curve in curves:
         value = "" if curve.value is None else metric_value(curve.value)
         words = " ".join(filter(None, (curve.shape if curve.label else "", curve.label, value)))
@@ -95,97 +99,102 @@ def x_ticks(scale: Scale, axis: XAxis, most: int) -> tuple[list[float], list[str
     return ticks, tick_labels(ticks)
 
 
-def newest_label(axis: XAxis) -> str:
-    """The place of the newest value as its label shows it."""
-    if axis.newest is None:
-        return ""
-    if axis.kind == "time":
-        return time_labels([float(round(axis.newest))])[0]
-    return str(round(axis.newest)) if axis.kind == "count" else short_number(axis.newest)
+class _Plot(NamedTuple):
+    """A plotting area with its x axis. ``markers`` are those with a column, ``cursor`` is the column
+    of the crosshair; ``gutter_width`` is -1 without value labels."""
 
+    canvas: Canvas
+    x_scale: Scale
+    x_axis: XAxis
+    markers: Sequence[tuple[int, Marker]]
+    cursor: int | None
+    gutter_width: int
 
-def axis_line(
-    canvas: Canvas,
-    scale: Scale,
-    axis: XAxis,
-    markers: Sequence[tuple[int, Marker]],
-    cursor: int | None,
-    gutter_width: int,
-    with_ticks: bool,
-) -> Line:
-    """The x axis in one line. A label follows its tick, that of the newest value precedes it. The
-    axis' name is below the value labels or, if that is too narrow, at the end."""
-    chars = [glyphs.HORIZONTAL] * canvas.width
-    styles = ["axis"] * canvas.width
-    words = axis.words(scale)
-    is_beside = bool(words) and cell_width(words) < gutter_width
-    name = f" {words}" if words and not is_beside else ""
-    free = canvas.width
-    taken = {column for column, marker in markers if marker.is_line} | ({cursor} if cursor is not None else set())
-    if axis.newest is not None and with_ticks and canvas.width >= _LEAST_FOR_NEWEST:
-        newest = canvas.column(axis.newest, scale)
-        label = f"{name} {newest_label(axis)}" if name else newest_label(axis)
-        start = -1 if newest is None else newest - len(label)
-        if newest is not None and start >= 0 and taken.isdisjoint(range(start, newest + 1)):
-            chars[start : newest + 1] = label + glyphs.X_TICK
-            taken |= set(range(start - 1, newest + 2))
+    def axis_line(self, *, with_ticks: bool) -> Line:
+        """The x axis in one line. A label follows its tick, that of the newest value precedes it.
+        The axis' name is below the value labels or, if that is too narrow, at the end."""
+        width = self.canvas.width
+        chars, styles = [glyphs.HORIZONTAL] * width, ["axis"] * width
+        words = self.x_axis.words(self.x_scale)
+        is_beside = bool(words) and cell_width(words) < self.gutter_width
+        name = f" {words}" if words and not is_beside else ""
+        taken = {column for column, marker in self.markers if marker.is_line} | {self.cursor}
+        if with_ticks and (newest := self._newest(name, taken)) is not None:
+            start, label = newest
+            chars[start : start + len(label)] = label
+            taken |= set(range(start - 1, start + len(label) + 1))
             name = ""
-    if name and cell_width(name) == len(name) < canvas.width // 2:
-        free -= len(name)
-        chars[free:] = name
-    if with_ticks:
-        for column, label in _placed_ticks(canvas, scale, axis, free, taken):
+        free = width
+        if name and cell_width(name) == len(name) < width // 2:
+            free -= len(name)
+            chars[free:] = name
+        for column, label in self._ticks(free, taken) if with_ticks else ():
             chars[column : column + 1 + len(label)] = glyphs.X_TICK + label
-    for column, marker in sorted(markers, key=lambda each: each[1].is_line):
-        if column < free:
-            if marker.is_line:
-                chars[column] = glyphs.MARKER
-            elif chars[column] == glyphs.HORIZONTAL:
-                chars[column] = glyphs.NOTCH
-            styles[column] = marker.style
-    if cursor is not None and cursor < free:
-        chars[cursor], styles[cursor] = glyphs.VERTICAL, CURSOR_STYLE
-    before = f"{words:>{gutter_width - 1}} " if is_beside else " " * gutter_width
-    edge: Line = [(before + glyphs.CORNER, "axis")] if gutter_width >= 0 else []
-    return [*edge, *spans(chars, styles)]
+        for column, marker in sorted(self.markers, key=lambda each: each[1].is_line):
+            if column < free:
+                if marker.is_line:
+                    chars[column] = glyphs.MARKER
+                elif chars[column] == glyphs.HORIZONTAL:
+                    chars[column] = glyphs.NOTCH
+                styles[column] = marker.style
+        if self.cursor is not None and self.cursor < free:
+            chars[self.cursor], styles[self.cursor] = glyphs.VERTICAL, CURSOR_STYLE
+        before = f"{words:>{self.gutter_width - 1}} " if is_beside else " " * self.gutter_width
+        edge: Line = [(before + glyphs.CORNER, "axis")] if self.gutter_width >= 0 else []
+        return [*edge, *spans(chars, styles)]
 
+    def _newest(self, name: str, taken: Set[int | None]) -> tuple[int, str] | None:
+        """The column and the label of the newest value's place, with its tick; None if it has no
+        room."""
+        newest = self.x_axis.newest
+        column = None if newest is None else self.canvas.column(newest, self.x_scale)
+        if newest is None or column is None or self.canvas.width < _LEAST_FOR_NEWEST:
+            return None
+        if self.x_axis.kind == "time":
+            words = time_labels([float(round(newest))])[0]
+        else:
+            words = str(round(newest)) if self.x_axis.kind == "count" else short_number(newest)
+        label = (f"{name} {words}" if name else words) + glyphs.X_TICK
+        start = column + 1 - len(label)
+        return (start, label) if start >= 0 and taken.isdisjoint(range(start, column + 1)) else None
 
-def _placed_ticks(canvas: Canvas, scale: Scale, axis: XAxis, free: int, taken: set[int]) -> Sequence[tuple[int, str]]:
-    """Columns and labels of the ticks that fit. If fewer than two fit, closer ticks are tried."""
-    first = min(_MOST_X_TICKS, max(2, canvas.width // 10))
-    best: list[tuple[int, str]] = []
-    for most in range(first, max(first, canvas.width // 4) + 1):
-        placed: list[tuple[int, str]] = []
-        next_free = 0
-        for tick, label in zip(*x_ticks(scale, axis, most), strict=True):
-            column = canvas.column(tick, scale)
-            if column is None or column < next_free or column + 1 + len(label) > free:
-                continue
-            if taken.isdisjoint(range(column, column + 1 + len(label))):
-                placed.append((column, label))
-                next_free = column + 2 + len(label)
-        if len(placed) > len(best):
-            best = placed
-        if len(best) >= _LEAST_X_TICKS:
-            break
-    return best
+    def _ticks(self, free: int, taken: Set[int | None]) -> Sequence[tuple[int, str]]:
+        """Columns and labels of the ticks that fit. If fewer than two fit, closer ticks are tried."""
+        width = self.canvas.width
+        first = min(_MOST_X_TICKS, max(2, width // 10))
+        best: list[tuple[int, str]] = []
+        for most in range(first, max(first, width // 4) + 1):
+            placed: list[tuple[int, str]] = []
+            next_free = 0
+            for tick, label in zip(*x_ticks(self.x_scale, self.x_axis, most), strict=True):
+                column = self.canvas.column(tick, self.x_scale)
+                if column is None or column < next_free or column + 1 + len(label) > free:
+                    continue
+                if taken.isdisjoint(range(column, column + 1 + len(label))):
+                    placed.append((column, label))
+                    next_free = column + 2 + len(label)
+            if len(placed) > len(best):
+                best = placed
+            if len(best) >= _LEAST_X_TICKS:
+                break
+        return best
 
-
-def label_line(markers: Sequence[tuple[int, Marker]], width: int, indent: int) -> Line:
-    """The labels of markers below them. Of two that would touch, the later marker's stays."""
-    taken: dict[int, tuple[int, Marker]] = {}
-    for column, marker in reversed(markers):
-        size = cell_width(marker.label) if marker.is_line else 0
-        start = min(max(0, column - size // 2), width - size)
-        is_free = all(start + size < at or at + used < start - 1 for at, (used, _) in taken.items())
-        if size and start >= 0 and is_free:
-            taken[start] = (size, marker)
-    line: Line = [(" " * indent, "dim")]
-    at = 0
-    for start, (size, marker) in sorted(taken.items(), key=lambda each: each[0]):
-        line.append((" " * (start - at) + marker.label, marker.style))
-        at = start + size
-    return [piece for piece in [*line, (" " * (width - at), "dim")] if piece[0]]
+    def label_line(self, width: int) -> Line:
+        """The labels of markers below them, in ``width`` cells behind the gutter. Of two that would
+        touch, the later marker's stays."""
+        taken: dict[int, tuple[int, Marker]] = {}
+        for column, marker in reversed(self.markers):
+            size = cell_width(marker.label) if marker.is_line else 0
+            start = min(max(0, column - size // 2), width - size)
+            is_free = all(start + size < at or at + used < start - 1 for at, (used, _) in taken.items())
+            if size and start >= 0 and is_free:
+                taken[start] = (size, marker)
+        line: Line = [(" " * (self.gutter_width + 1), "dim")]
+        at = 0
+        for start, (size, marker) in sorted(taken.items(), key=lambda each: each[0]):
+            line.append((" " * (start - at) + marker.label, marker.style))
+            at = start + size
+        return [piece for piece in [*line, (" " * (width - at), "dim")] if piece[0]]
 
 
 def chart(
@@ -214,63 +223,52 @@ def chart(
         return []
     x_axis, y_axis = x_axis or XAxis(), y_axis or YAxis()
     bins = [each for curve in curves for each in curve.bins]
-    x_scale = x_scale_of(bins, x_axis)
-
-    has_legend = bool(title) or any(curve.label or curve.value is not None for curve in curves)
-    axis_rows = 1 if height >= 4 else 0
-    title_rows = 1 if has_legend and height >= 3 else 0
-    label_rows = 1 if height >= 6 and any(marker.label and marker.is_line for marker in markers) else 0
-    rows = height - axis_rows - title_rows - label_rows
+    has_axis = height >= 4
+    has_legend = height >= 3 and (bool(title) or any(curve.label or curve.value is not None for curve in curves))
+    has_labels = height >= 6 and any(marker.label and marker.is_line for marker in markers)
+    rows = height - has_axis - has_legend - has_labels
 
     y_scale, as_asked = y_scale_of(bins, y_axis)
-    ticks: dict[int, str] = {}
     if isinstance(y_scale, LinearScale):
-        y_scale, ticks = _even(y_scale, bins, y_axis, rows)
-    elif bins:
-        ticks = _value_labels(y_scale, rows, y_axis)
-    gutter = ticks if bins else {}
-    gutter_width = max((cell_width(text) for text in gutter.values()), default=0) + 1
-    gutter_width = max(gutter_width, least_gutter + 1)
+        y_scale, gutter = _even(y_scale, bins, y_axis, rows)
+    else:
+        gutter = _value_labels(y_scale, rows, y_axis)
+    gutter = gutter if bins else {}
+    gutter_width = 1 + max([least_gutter, *map(cell_width, gutter.values())])
     if width - gutter_width - 1 < _LEAST_PLOT_COLUMNS:
         gutter, gutter_width = {}, -1
     room = width - gutter_width - 1
     end_width = end_gutter if end_gutter <= room // 3 and rows >= 3 else 0
-    canvas = Canvas(room - end_width, rows)
 
-    marker_columns = [
-        (column, marker) for marker in markers if (column := canvas.column(marker.x, x_scale)) is not None
-    ]
-    for column, marker in marker_columns:
+    canvas, x_scale = Canvas(room - end_width, rows), x_scale_of(bins, x_axis)
+    columns = [(column, marker) for marker in markers if (column := canvas.column(marker.x, x_scale)) is not None]
+    pointed = None if cursor is None else canvas.column(cursor, x_scale)
+    for column, marker in columns:
         if marker.is_line:
             canvas.mark(column, marker.style)
     for curve in curves:
-        canvas.draw(
-            curve.bins, x_scale, y_scale, curve.style, is_shadow=curve.is_shadow, is_strong=curve.is_strong,
-            area=curve.area, shape=curve.shape,
-        )  # fmt: skip
-    pointed = None if cursor is None else canvas.column(cursor, x_scale)
+        canvas.draw(curve, x_scale, y_scale)
     if pointed is not None:
         canvas.point(pointed)
-    plot = canvas.lines() if bins else _empty(canvas.width, rows, empty_text)
+    plotted = canvas.lines() if bins else _empty(canvas.width, rows, empty_text)
+    if end_width:
+        ends = _end_labels(curves, canvas, y_scale, end_width)
+        plotted = [[*line, ends[row]] for row, line in enumerate(plotted)]
 
     lines: list[Line] = []
-    if title_rows:
-        lines.append(legend(title, curves, bins, y_axis, as_asked, width, note))
-    if end_width:
-        end_labels = _end_labels(curves, canvas, y_scale, end_width)
-        plot = [[*plot_line, end_labels[row]] for row, plot_line in enumerate(plot)]
-    for row, plot_line in enumerate(plot):
-        if gutter_width < 0:
-            lines.append(plot_line)
-            continue
-        text = fit(gutter.get(row, ""), gutter_width - 1, ">")
+    if has_legend:
+        own_note: Line = [(note, "dim")] if note else []
+        lines.append(_legend(title, curves, [*own_note, *_notes(bins, y_axis, as_asked=as_asked)], width))
+    for row, line in enumerate(plotted):
+        text = fit(gutter.get(row, ""), gutter_width - 1, ">") if gutter_width >= 0 else ""
         edge = glyphs.VALUE_TICK if row in gutter else glyphs.VERTICAL
-        lines.append([(f"{text} {edge}", "axis"), *plot_line])
-    if axis_rows:
-        line = axis_line(canvas, x_scale, x_axis, marker_columns, pointed, gutter_width, bool(bins))
+        lines.append([(f"{text} {edge}", "axis"), *line] if gutter_width >= 0 else line)
+    plot = _Plot(canvas, x_scale, x_axis, columns, pointed, gutter_width)
+    if has_axis:
+        line = plot.axis_line(with_ticks=bool(bins))
         lines.append([*line, (glyphs.HORIZONTAL * end_width, "axis")] if end_width else line)
-    if label_rows:
-        lines.append(label_line(marker_columns, canvas.width + end_width, gutter_width + 1))
+    if has_labels:
+        lines.append(plot.label_line(room))
     return lines
 
 

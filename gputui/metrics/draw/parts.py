@@ -19,8 +19,9 @@ Line = list[Span]
 
 class Curve(Struct, frozen=True):
     """One series of a chart, with the keys of its styles. ``label`` and ``value`` are in the
-    legend, ``end`` is right of the newest value, ``shape`` a sign along the line. A shadow is drawn
-    only where no other curve is, a strong line is twice as thick."""
+    legend, ``end`` is right of the newest value, ``shape`` a sign along the line, ``area`` the style
+    of the cells below it. A shadow is drawn only in cells that no other curve goes through, a
+    strong line is two dots thick."""
 
     bins: Sequence[Bin]
     style: str = "series.0"

@@ -5,11 +5,15 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from gputui.metrics.draw import glyphs
 from gputui.metrics.draw.axes import Scale
 from gputui.metrics.draw.envelope import Bin
 from gputui.metrics.draw.glyphs import DOTS_ACROSS, DOTS_DOWN
+
+if TYPE_CHECKING:
+    from gputui.metrics.draw.parts import Curve
 
 Span = tuple[str, str]
 """A piece of text and the key of its style."""
@@ -33,13 +37,11 @@ previous one."""
 
 
 class Layer:
-    """The dots of one curve: an integer per column of dots, whose lowest bit is the top dot.
-    ``down`` is the number of rows of dots; the others are as for `Canvas.draw`."""
+    """The dots of one curve, in ``down`` rows: an integer per column of dots, whose lowest bit is
+    the top dot."""
 
-    def __init__(self, across: int, down: int, style: str, *, is_shadow: bool = False, area: str = "") -> None:
-        self.style = style
-        self.is_shadow = is_shadow
-        self.area = area
+    def __init__(self, curve: Curve, across: int, down: int) -> None:
+        self.curve = curve
         self.down = down
         self.columns = [0] * across
 
@@ -126,36 +128,23 @@ class Canvas:
         it meets."""
         self._cursor = column
 
-    def draw(
-        self,
-        bins: Sequence[Bin],
-        x_scale: Scale,
-        y_scale: Scale,
-        style: str,
-        *,
-        is_shadow: bool = False,
-        is_strong: bool = False,
-        area: str = "",
-        shape: str = "",
-    ) -> None:
-        """Draw a curve, whose bins are in order of x, above those drawn before. A shadow is drawn
-        only in cells that no other curve goes through, a strong curve is two dots thick; `area` is
-        the style key of the cells below it and `shape` a sign along it."""
+    def draw(self, curve: Curve, x_scale: Scale, y_scale: Scale) -> None:
+        """Draw a curve, whose bins are in order of x, above those drawn before."""
         if not self.width or not self.rows:
             return
-        layer = Layer(self._across, self._down, style, is_shadow=is_shadow, area=area)
+        layer = Layer(curve, self._across, self._down)
         self._layers.append(layer)
-        self._trace(layer, bins, x_scale, y_scale)
-        if is_strong:
+        self._trace(layer, x_scale, y_scale)
+        if curve.is_strong:
             layer.thicken()
-        if shape:
+        if curve.shape:
             phase = self._shape_count % _SHAPE_PHASES
             self._shape_count += 1
             columns = layer.by_cell()
             for cell in range(_SHAPE_FIRST + SHAPE_APART * phase // _SHAPE_PHASES, self.width, SHAPE_APART):
                 if bits := columns[cell]:
                     highest = (bits & -bits).bit_length() - 1
-                    self._shapes[cell, highest // DOTS_DOWN] = (shape, style)
+                    self._shapes[cell, highest // DOTS_DOWN] = (curve.shape, curve.style)
 
     def lines(self) -> list[list[Span]]:
         """The rows of the area, each in as few pieces as its styles allow, exactly `width` cells
@@ -164,10 +153,10 @@ class Canvas:
 
     # --- from values to dots
 
-    def _trace(self, layer: Layer, bins: Sequence[Bin], x_scale: Scale, y_scale: Scale) -> None:
-        """Draw the bins and the lines between them."""
+    def _trace(self, layer: Layer, x_scale: Scale, y_scale: Scale) -> None:
+        """Draw a curve's bins and the lines between them."""
         before: tuple[int, int] | None = None  # where the last bin ended, None where nothing is joined to it
-        for each in bins:
+        for each in layer.curve.bins:
             column = self._dot_column(each.first_x / 2 + each.last_x / 2, x_scale)
             if column is None:
                 before = None
@@ -243,8 +232,8 @@ class Canvas:
         signs = [(column, span) for (column, sign_row), span in self._signs.items() if sign_row == row]
         shapes = [(column, span) for (column, shape_row), span in self._shapes.items() if shape_row == row]
         is_plain = not (self._markers or signs or shapes or self._cursor is not None)
-        if is_plain and len(masks) == 1 and not self._layers[0].area:
-            return [("".join(map(glyphs.CELLS.__getitem__, masks[0])), self._layers[0].style)]
+        if is_plain and len(masks) == 1 and not self._layers[0].curve.area:
+            return [("".join(map(glyphs.CELLS.__getitem__, masks[0])), self._layers[0].curve.style)]
         chars, styles = self._curves(masks)
         self._draw_behind(row, masks, chars, styles)
         for column, (shape, style) in shapes:
@@ -266,11 +255,11 @@ class Canvas:
         styles = [""] * self.width
         merged: Sequence[int] = [0] * self.width
         for layer, layer_masks in zip(self._layers, masks, strict=True):
-            if not layer.is_shadow:
+            if not layer.curve.is_shadow:
                 merged = list(map(operator.or_, merged, layer_masks))
                 for column, mask in enumerate(layer_masks):
                     if mask:
-                        styles[column] = layer.style
+                        styles[column] = layer.curve.style
         return [glyphs.CELLS[mask] for mask in merged], styles
 
     def _draw_behind(self, row: int, masks: Sequence[Sequence[int]], chars: list[str], styles: list[str]) -> None:
@@ -278,14 +267,14 @@ class Canvas:
         # A cell lies below a curve that has a dot in its row or above.
         here_or_above = (1 << (row + 1) * DOTS_DOWN) - 1
         for layer, layer_masks in zip(self._layers, masks, strict=True):
-            if layer.area:
+            if layer.curve.area:
                 for column, bits in enumerate(layer.by_cell()):
                     if bits & here_or_above and not styles[column]:
-                        chars[column], styles[column] = glyphs.AREA, layer.area
-            if layer.is_shadow:
+                        chars[column], styles[column] = glyphs.AREA, layer.curve.area
+            if layer.curve.is_shadow:
                 for column, mask in enumerate(layer_masks):
                     if mask and not styles[column]:
-                        chars[column], styles[column] = glyphs.CELLS[mask], layer.style
+                        chars[column], styles[column] = glyphs.CELLS[mask], layer.curve.style
 
 
 def spans(chars: Sequence[str], styles: Sequence[str]) -> list[Span]:
