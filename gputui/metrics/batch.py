@@ -97,7 +97,7 @@ class Batch:
     """
 
     state: SourceState
-    attempt: int
+    attempt: int = 0
     redactor: Redactor = BY_LOOK
     arrived_at: float | None = None
     earlier: EarlierLines | None = None

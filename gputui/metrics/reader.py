@@ -31,8 +31,15 @@ MAX_HISTORY_BYTES = 256 << 20
 
 _ANY_ATTEMPT = 2**63
 
-Clock = Callable[[], float]
-"""UTC unix seconds."""
+
+class ReadSource(NamedTuple):
+    """The source of a reader: its ID, how its texts are redacted, what is stored of the earlier
+    versions of its file, and a clock (UTC unix seconds)."""
+
+    source_id: int
+    redactor: Redactor
+    earlier: EarlierLines
+    clock: Callable[[], float]
 
 
 class Boundary(NamedTuple):
@@ -79,23 +86,10 @@ class FileReader:
     generation unless it is a copy. Generations since ``first_generation`` are versions of one file.
     """
 
-    def __init__(
-        self,
-        source_id: int,
-        path: str,
-        file_format: LineFormat,
-        redactor: Redactor,
-        earlier: EarlierLines,
-        *,
-        is_pattern: bool,
-        clock: Clock,
-    ) -> None:
+    def __init__(self, source: ReadSource, path: str, file_format: LineFormat, *, is_pattern: bool) -> None:
+        self._source = source
         self._file = FollowedFile(path, is_pattern=is_pattern)
-        self._clock = clock
-        self._source_id = source_id
-        self._redactor = redactor
         self._format = file_format
-        self._earlier = earlier
         # The generation whose header the format knows.
         self._begun: int | None = None
         self._unchanged: tuple[object, ...] | None = None
@@ -167,7 +161,7 @@ class FileReader:
         bytes before them have changed. ``is_last``: a line without a newline is complete."""
         attempt, began, segment_end = owner(boundaries, state.position)
         if attempt is None:
-            return Batch(state, 0, self._redactor)
+            return Batch(state)
         offset = state.byte_offset
         data, at_end = _segment(descriptor, offset, BATCH_BYTES, segment_end)
         if not at_end and not state.skipping and not self._has_whole(data, offset):
@@ -180,7 +174,7 @@ class FileReader:
         if self._format.has_header and self._begun != state.generation:
             header = _first_line(descriptor)
             if header is None and not is_last:
-                return Batch(state, attempt, self._redactor)
+                return Batch(state)
             is_appended = began[0] == state.generation and began[1] < offset
             own_header = _first_line(descriptor, began[1]) if is_appended else None
             self._format.begin(header or b"", own_header or b"")
@@ -189,9 +183,9 @@ class FileReader:
         at_boundary = segment_end is not None and offset + len(data) >= segment_end
         is_closed = at_end and (at_boundary or is_last)
         # Lines may have been unread for hours, so they are at most as new as the file.
-        arrived_at = min(self._clock(), os.fstat(descriptor).st_mtime)
-        with _comparison(self._earlier, began, state, attempt) as earlier:
-            batch = Batch(state, attempt, self._redactor, arrived_at, earlier)
+        arrived_at = min(self._source.clock(), os.fstat(descriptor).st_mtime)
+        with _comparison(self._source.earlier, began, state, attempt) as earlier:
+            batch = Batch(state, attempt, self._source.redactor, arrived_at, earlier)
             if isinstance(self._format, RecordFormat):
                 consumed, skipping, complete = self._add_records(self._format, batch, data, is_closed)
             else:
@@ -214,7 +208,7 @@ class FileReader:
         if descriptor is None or not os.fstat(descriptor).st_size:
             return None  # It has just been replaced or truncated.
         succession = self._succession(descriptor, former, state, boundaries)
-        batch = Batch(state, 0, self._redactor, more=True)
+        batch = Batch(state, more=True)
         if succession is Succession.COPY:
             # The next attempt may have begun in this file, which was not known yet.
             is_next = boundaries[-1].generation > state.generation
@@ -247,7 +241,9 @@ class FileReader:
         if is_new and is_longer and is_unchanged(descriptor, state.byte_offset, state.fingerprint):
             return Succession.COPY
         is_rotated = former is not None and os.fstat(former).st_nlink > 0
-        is_begun_anew = is_start and status.st_size < state.byte_offset and not self._earlier.is_resumed(begin[2])
+        is_begun_anew = (
+            is_start and status.st_size < state.byte_offset and not self._source.earlier.is_resumed(begin[2])
+        )
         return Succession.OTHER if is_rotated or is_begun_anew else Succession.VERSION
 
     def _has_whole(self, data: bytes, offset: int) -> bool:
@@ -274,13 +270,13 @@ class FileReader:
         complete = len(lines) < BATCH_LINES
         position = offset + start
         for line in lines:
-            batch.add(self._source_id, position, line, line_format.parse(line))
+            batch.add(self._source.source_id, position, line, line_format.parse(line))
             position += len(line) + 1
         is_long = len(rest) > MAX_LINE_BYTES
         if not (complete and rest and (is_closed or is_long)):
             return position - offset, False, complete
         answer: Parsed = TOO_LONG if is_long else line_format.parse_unterminated(rest)
-        batch.add(self._source_id, position, rest, answer)
+        batch.add(self._source.source_id, position, rest, answer)
         return position + len(rest) - offset, not is_closed, complete
 
     def _add_records(
@@ -299,12 +295,12 @@ class FileReader:
                 except DamagedRecordError as error:
                     # The frame is intact, so the next record can be read.
                     parsed = Rejected(str(error))
-                batch.add(self._source_id, offset + consumed, content[:200], parsed)
+                batch.add(self._source.source_id, offset + consumed, content[:200], parsed)
                 consumed = end
         except DamagedRecordError as error:
             # The start of the next record is unknown, but data that is appended later may begin
             # with one.
-            batch.add(self._source_id, offset + consumed, b"", Rejected(str(error)))
+            batch.add(self._source.source_id, offset + consumed, b"", Rejected(str(error)))
             consumed = len(data)
         return len(data) if is_closed else consumed, False, True
 
@@ -343,14 +339,9 @@ class HistoryReader:
     history is read from its start as the next generation.
     """
 
-    def __init__(
-        self, source_id: int, pattern: str, redactor: Redactor, earlier: EarlierLines, *, clock: Clock
-    ) -> None:
-        self._clock = clock
-        self._source_id = source_id
-        self._redactor = redactor
+    def __init__(self, source: ReadSource, pattern: str) -> None:
+        self._source = source
         self._matches = Matches(pattern)
-        self._earlier = earlier
         self._file: tuple[object, ...] | None = None
         # A file that was read to its end, and the state there.
         self._settled: tuple[object, SourceState] | None = None
@@ -366,7 +357,7 @@ class HistoryReader:
             return None
         start, count = state.byte_offset, len(self._entries)
         if not self._begins_as(state):
-            batch = Batch(state, 0, self._redactor, more=True)
+            batch = Batch(state, more=True)
             batch.state = SourceState(generation=state.generation + 1, first_generation=state.first_generation)
             return batch
         attempt, began, segment_end = owner(boundaries, state.position)
@@ -376,13 +367,13 @@ class HistoryReader:
             return None
         stop = min(count, start + BATCH_LINES, count if segment_end is None else segment_end)
         until = time.monotonic() + READ_SECONDS
-        with _comparison(self._earlier, began, state, attempt) as earlier:
-            batch = Batch(state, attempt, self._redactor, min(self._clock(), self._modified_at), earlier)
+        with _comparison(self._source.earlier, began, state, attempt) as earlier:
+            batch = Batch(state, attempt, self._source.redactor, min(self._source.clock(), self._modified_at), earlier)
             for index in range(start, stop):
                 entry = self._entries[index]
                 parsed = parse_values(entry) if isinstance(entry, Mapping) else Rejected("not a JSON object")
                 shown = repr(entry)[:1000] if isinstance(parsed, Rejected) else ""
-                batch.add(self._source_id, index, shown.encode("utf-8", "replace"), parsed)
+                batch.add(self._source.source_id, index, shown.encode("utf-8", "replace"), parsed)
                 if time.monotonic() >= until:
                     stop = index + 1
                     break

@@ -21,7 +21,7 @@ from gputui.core.redaction import Redactor
 from gputui.metrics.batch import EarlierLines, SourceState
 from gputui.metrics.files import has_wildcards, may_overlap
 from gputui.metrics.formats import PRINTED_STREAMS, Reading, line_format
-from gputui.metrics.reader import Boundary, FileReader, HistoryReader, SourceReader
+from gputui.metrics.reader import Boundary, FileReader, HistoryReader, ReadSource, SourceReader
 from gputui.metrics.trackers import TRACKERS
 
 # The format of an attempt's output, which is a source of its own. The run's source of format
@@ -213,20 +213,12 @@ class SourceTable:
             is_other = in_thread and self.context is not None
             return closing(self.context.connect()) if is_other and self.context else nullcontext(self._connection)
 
-        earlier = EarlierLines(row.source_id, connect)
+        source = ReadSource(row.source_id, redactor, EarlierLines(row.source_id, connect), self._clock)
         if row.format == "hf":
-            return HistoryReader(row.source_id, row.path, redactor, earlier, clock=self._clock)
+            return HistoryReader(source, row.path)
         is_output = row.format == ATTEMPT_OUTPUT
         file_format = TRACKERS.get(row.format) or line_format(PRINTED if is_output else row.format, row.how)
-        return FileReader(
-            row.source_id,
-            row.pattern,
-            file_format,
-            redactor,
-            earlier,
-            is_pattern=is_output or has_wildcards(row.pattern),
-            clock=self._clock,
-        )
+        return FileReader(source, row.pattern, file_format, is_pattern=is_output or has_wildcards(row.pattern))
 
     def end(self, row: SourceRow, at_most: int | None = None, *, in_thread: bool = False) -> Callable[[], SourceState]:
         """Find the state at the end of a source, as FileReader.end_state, with the call of the
