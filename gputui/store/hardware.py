@@ -32,9 +32,9 @@ STALE_AFTER_SECONDS = 3.0
 CLOCK_SLACK_SECONDS = 2.0
 # A GPU that the driver no longer lists is shown this long after it was last seen.
 LOST_SHOWN_SECONDS = 86_400.0
-_PACE_SAMPLES = 5
 # Events are rare; this bounds queries if a GPU comes and goes all day.
 _EVENTS_LOOKED_AT = 512
+_PACE_SAMPLES = 5
 
 LOOK_BACK_SECONDS = 86_400.0
 """Maximum time searched for the begin of idleness."""
@@ -107,6 +107,9 @@ _SAMPLED = (
 )  # fmt: skip
 """The fields of `GpuView` that are columns of a sample."""
 
+_PLAIN = ("uuid", "name", "last_seen_at", "event_at", "event_code", "event_text", *_SAMPLED)
+"""The fields of `GpuView` that are columns of `_GPUS`."""
+
 _GPUS = f"""
 SELECT g.gpu_id, g.first_seen_at, g.uuid, g.position, g.name, g.facts, {", ".join(f"s.{name}" for name in _SAMPLED)},
     s.state, s.memory_total_bytes, s.throttle_reasons, iif(:is_past, NULL, g.slow) AS slow,
@@ -117,8 +120,10 @@ SELECT g.gpu_id, g.first_seen_at, g.uuid, g.position, g.name, g.facts, {", ".joi
         ORDER BY at DESC LIMIT 1), g.processes) AS processes,
     iif(:is_past, NULL, (SELECT json_group_array(json_array(run_id, name)) FROM (SELECT run_id, name FROM leases
         JOIN runs USING (run_id) WHERE gpu_uuid = g.uuid ORDER BY since, run_id))) AS holders,
-    min(g.last_seen_at, :at) AS last_seen_at
+    min(g.last_seen_at, :at) AS last_seen_at, e.at AS event_at, e.code AS event_code, e.text AS event_text
 FROM gpus AS g
+LEFT JOIN (SELECT uuid, code, text, max(at) AS at FROM (SELECT * FROM gpu_events WHERE at <= :at
+    ORDER BY at DESC LIMIT {_EVENTS_LOOKED_AT}) GROUP BY uuid) AS e ON e.uuid = g.uuid
 LEFT JOIN gpu_samples AS s
     ON s.gpu_id = g.gpu_id AND s.at = (SELECT max(at) FROM gpu_samples WHERE gpu_id = g.gpu_id AND at <= :at)
 ORDER BY g.position, g.gpu_id
@@ -134,18 +139,17 @@ def read_gpus(
     """All GPUs in the driver's order. Ages are relative to ``now`` (UTC unix seconds). With ``at``,
     their state at that time; ``holders`` are then the (id, name) of runs that leased them, by
     UUID."""
-    reported = _reported(connection, at)
     interval = connection.execute("SELECT interval_seconds FROM agent").fetchone()
     until = now + CLOCK_SLACK_SECONDS if at is None else at
     views = []
     for row in named_rows(connection, _GPUS, at=until, is_past=at is not None):
         if at is None:
             leased = json_items(row["holders"])
-            view = _gpu_view(row, leased, reported, now, stale_after_seconds(interval[0] if interval else None))
+            view = _gpu_view(row, leased, now, stale_after_seconds(interval[0] if interval else None))
         elif row["at"] is None and row["first_seen_at"] > at:
             continue
         else:
-            view = _gpu_at(connection, row, (holders or {}).get(row["uuid"], ()), reported, at)
+            view = _gpu_at(connection, row, (holders or {}).get(row["uuid"], ()), at)
         if view.state != "lost" or until - (view.at or view.last_seen_at) <= LOST_SHOWN_SECONDS:
             views.append(view)
     return views
@@ -155,7 +159,6 @@ def _gpu_at(
     connection: sqlite3.Connection,
     row: dict[str, Any],
     holders: Sequence[Sequence[str]],
-    reported: Mapping[str, tuple[float, int | None, str | None]],
     at: float,
 ) -> GpuView:
     """A GPU at a past time."""
@@ -165,7 +168,7 @@ def _gpu_at(
     ).fetchall()
     # The interval is the shortest distance of a few samples, because there may be gaps.
     interval = min((later - earlier for (later,), (earlier,) in itertools.pairwise(times)), default=None)
-    view = _gpu_view(row, holders, reported, at, stale_after_seconds(interval))
+    view = _gpu_view(row, holders, at, stale_after_seconds(interval))
     limits = rollups.bounds(connection)
     if view.at is None and at < limits.raw_since:
         columns = [kept.column for kept in rollups.GPU_KEPT]
@@ -196,11 +199,10 @@ def aged(gpu: GpuView, now: float, stale_after: float) -> GpuView:
 def _gpu_view(
     row: Mapping[str, Any],
     holders: Sequence[Sequence[str]],
-    reported: Mapping[str, tuple[float, int | None, str | None]],
     now: float,
     stale_after: float,
 ) -> GpuView:
-    """A GPU from a row of `_GPUS` at ``now``; ``reported`` are the newest driver events by UUID."""
+    """A GPU from a row of `_GPUS` at ``now``."""
     run_id, run_name = holders[0] if holders else (None, None)
     facts, processes = json_mapping(row["facts"]), _processes(row["processes"])
     age = None if row["at"] is None else max(0.0, now - row["at"])
@@ -212,9 +214,8 @@ def _gpu_view(
     else:
         state = "error" if row["state"] == "error" else "ok"
     total, reasons = row["memory_total_bytes"], row["throttle_reasons"]
-    event_at, event_code, event_text = reported.get(row["uuid"]) or (None, None, None)
     return GpuView(
-        **{name: row[name] for name in ("uuid", "name", "last_seen_at", *_SAMPLED)},
+        **{name: row[name] for name in _PLAIN},
         index=row["position"],
         state=state,
         age_seconds=age,
@@ -226,9 +227,6 @@ def _gpu_view(
         run_id=run_id,
         run_name=run_name,
         rank=rank_among(processes, run_id),
-        event_at=event_at,
-        event_code=event_code,
-        event_text=event_text,
         shared_with=tuple((other, name) for other, name in holders[1:]),
     )
 
@@ -237,16 +235,6 @@ def rank_among(processes: Iterable[ProcessView] | None, run_id: str | None) -> i
     """The lowest rank of a run among the processes of a GPU."""
     ranks = (p.rank for p in processes or () if p.rank is not None and run_id is not None and p.run_id == run_id)
     return min(ranks, default=None)
-
-
-def _reported(connection: sqlite3.Connection, at: float | None) -> dict[str, tuple[float, int | None, str | None]]:
-    """The newest driver event (time, code, text) of each GPU, by UUID."""
-    where, order = ("", "event_id") if at is None else ("WHERE at <= ?", "at")
-    rows = connection.execute(
-        f"SELECT uuid, at, code, text FROM gpu_events {where} ORDER BY {order} DESC LIMIT 64",  # noqa: S608
-        () if at is None else (at,),
-    ).fetchall()
-    return {uuid: (at, code, text) for uuid, at, code, text in reversed(rows)}
 
 
 def xid_counts(connection: sqlite3.Connection, since: float, until: float) -> dict[str, int]:
