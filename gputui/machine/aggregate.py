@@ -13,8 +13,8 @@ _GONE = ("lost", "error")
 
 
 class GpuTotals(Struct, frozen=True):
-    """``gpu_count`` counts all GPUs, ``answering_count`` those whose state is ok, ``lost_count`` lost ones. Utilisation
-    is a mean."""
+    """``gpu_count`` counts all GPUs, ``answering_count`` those whose state is ok, ``lost_count``
+    lost ones. Utilisation is a mean."""
 
     gpu_count: int
     answering_count: int
@@ -31,8 +31,8 @@ class GpuTotals(Struct, frozen=True):
 
 
 def totals(readings: Iterable[GpuSample], indices: Mapping[str, int]) -> GpuTotals:
-    """The totals. ``indices`` maps a UUID to the index of the GPU. Of equally hot GPUs the lowest index wins. Lost and
-    unreadable GPUs are only counted."""
+    """The totals. ``indices`` maps a UUID to the index of the GPU. Of equally hot GPUs the lowest
+    index wins. Lost and unreadable GPUs are only counted."""
     listed = list(readings)
     gpus = [gpu for gpu in listed if gpu.state not in _GONE]
     used = [gpu.memory_used_bytes for gpu in gpus if gpu.memory_used_bytes is not None]

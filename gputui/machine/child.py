@@ -1,4 +1,5 @@
-"""A short-lived child process that cannot block its caller: it ends at a deadline, even if it hangs."""
+"""A short-lived child process that cannot block its caller: it ends at a deadline, even if it
+hangs."""
 
 from __future__ import annotations
 
@@ -38,8 +39,8 @@ def run_child(
     environ: Mapping[str, str] | None = None,
     workdir: str | None = None,
 ) -> ChildOutput:
-    """Run a command in a new session, and kill the session at the deadline. Raises ChildError if it cannot be started
-    or is not over in time."""
+    """Run a command in a new session, and kill the session at the deadline. Raises ChildError if it
+    cannot be started or is not over in time."""
     try:
         process = subprocess.Popen(
             list(argv),

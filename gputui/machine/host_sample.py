@@ -17,8 +17,8 @@ _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where data loaders of every fr
 
 
 class HostSampler:
-    """Keeps the counters of the previous tick to compute rates. ``state_dir`` is on the file system whose space is
-    reported."""
+    """Keeps the counters of the previous tick to compute rates. ``state_dir`` is on the file system
+    whose space is reported."""
 
     def __init__(self, state_dir: Path) -> None:
         self._state_dir = state_dir
@@ -31,7 +31,8 @@ class HostSampler:
         self._shared: tuple[int, int] | None = None
 
     def sample(self, at: float, now: float) -> HostSample:
-        """The host at ``at`` (UTC unix seconds); ``now`` is monotonic and measures the time between ticks."""
+        """The host at ``at`` (UTC unix seconds); ``now`` is monotonic and measures the time between
+        ticks."""
         counters = {**_disk_counters(), **_network_counters()}
         before, self._counters = self._counters, (now, counters)
         memory = psutil.virtual_memory()
@@ -85,7 +86,8 @@ def _disk_counters() -> dict[str, int]:
 
 
 def _network_counters() -> dict[str, int]:
-    """The counters of all interfaces except the loopback, over which training processes of one host talk."""
+    """The counters of all interfaces except the loopback, over which training processes of one host
+    talk."""
     interfaces: dict[str, Any] = psutil.net_io_counters(pernic=True, nowrap=False)
     others = [counters for name, counters in interfaces.items() if name != "lo"]
     if not others:

@@ -57,8 +57,8 @@ class Foreign(Model):
 
 
 class Fault(Model):
-    """A planned fault. ``code`` is that of an ``xid``, ``celsius`` the temperature of a ``hot`` GPU,
-    ``reason`` that of a ``throttle``."""
+    """A planned fault. ``code`` is that of an ``xid``, ``celsius`` the temperature of a ``hot``
+    GPU, ``reason`` that of a ``throttle``."""
 
     kind: FaultKind
     gpu: GpuIndex | None = None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-# Bits of nvmlDeviceGetCurrentClocksEventReasons ("throttle reasons" before driver 535), from nvml.h.
+# Bits of nvmlDeviceGetCurrentClocksEventReasons ("throttle reasons" before driver 535), from
+# nvml.h.
 _WORDS = {
     0x004: "power cap",
     0x008: "hardware slowdown",
@@ -15,8 +16,8 @@ _WORDS = {
 }
 
 TROUBLE = frozenset({"hardware slowdown", "software thermal", "hardware thermal", "power brake", "reliability"})
-"""Reasons that mean heat, a fault or failing power. Any busy GPU reaches a power cap, the board's limit or synchronised
-boost."""
+"""Reasons that mean heat, a fault or failing power. Any busy GPU reaches a power cap, the board's
+limit or synchronised boost."""
 
 # Idle, application clocks and display clocks need no action, so they are not listed.
 _BENIGN = 0x001 | 0x002 | 0x100

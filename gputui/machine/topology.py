@@ -19,8 +19,8 @@ MAX_GROUPS = 20_000
 
 
 class GpuPair(Struct, frozen=True):
-    """The connection of two GPUs, given by index. ``p2p``: one can read the other's memory; ``nvlink``: over NVLink;
-    ``path``: the connection otherwise (of `PATHS`). None is unknown."""
+    """The connection of two GPUs, given by index. ``p2p``: one can read the other's memory;
+    ``nvlink``: over NVLink; ``path``: the connection otherwise (of `PATHS`). None is unknown."""
 
     first: int
     second: int
@@ -45,9 +45,9 @@ class GpuPair(Struct, frozen=True):
 def closest_gpus(
     indices: Sequence[int], count: int, pairs: Iterable[GpuPair], fixed: Sequence[int] = ()
 ) -> tuple[int, ...]:
-    """Return the ``count`` GPUs with the smallest largest distance, then the smallest sum of distances; ties go to the
-    order of ``indices``. ``fixed``, a subset of ``indices`` with at most ``count`` members, is always included. Without
-    known pairs, return the first of ``indices``."""
+    """Return the ``count`` GPUs with the smallest largest distance, then the smallest sum of
+    distances; ties go to the order of ``indices``. ``fixed``, a subset of ``indices`` with at most
+    ``count`` members, is always included. Without known pairs, return the first of ``indices``."""
     distances = {frozenset((pair.first, pair.second)): pair.distance for pair in pairs}
     others = [index for index in indices if index not in fixed]
     if count < 2 or count >= len(indices) or not distances:

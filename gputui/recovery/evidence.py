@@ -82,8 +82,8 @@ class ExitRecord(Struct, frozen=True):
 
     @property
     def oom_killed(self) -> bool:
-        """Whether the kernel's OOM killer struck the attempt shortly before its end. If the count of
-        its control group is known, other kills on the host do not concern it."""
+        """Whether the kernel's OOM killer struck the attempt shortly before its end. If the count
+        of its control group is known, other kills on the host do not concern it."""
         if self.oom_victims == ():
             return False
         is_known = self.oom_kills_cgroup is not None

@@ -1,5 +1,5 @@
-"""The story of a run in sentences, and the cost of its incidents: repeated steps, lost time, and the
-GPU-hours of that time. Made from stored rows; pure but for `StepTimes`."""
+"""The story of a run in sentences, and the cost of its incidents: repeated steps, lost time, and
+the GPU-hours of that time. Made from stored rows; pure but for `StepTimes`."""
 
 from __future__ import annotations
 
@@ -189,10 +189,10 @@ def _state(run: Run, attempts: Sequence[Attempt], now: float, is_explained: bool
 
 # --- cost -------------------------------------------------------------------------------------
 #
-# The time is counted from the last kept step (that of the checkpoint from which the next attempt with
-# a step resumed) to the next attempt's first step. An attempt without a step belongs to the incident
-# before it. Spans never overlap, so that costs can be added: a resume from before an attempt begins
-# loses earlier steps too, but their time is counted once.
+# The time is counted from the last kept step (that of the checkpoint from which the next attempt
+# with a step resumed) to the next attempt's first step. An attempt without a step belongs to the
+# incident before it. Spans never overlap, so that costs can be added: a resume from before an
+# attempt begins loses earlier steps too, but their time is counted once.
 
 
 class Cost(Struct, frozen=True):

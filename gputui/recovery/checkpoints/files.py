@@ -123,7 +123,8 @@ def content_of(path: Path) -> str:
 
 
 def is_part_of(content: str, whole: str) -> bool:
-    """Whether a folder has some of the files of another content and no other; False if either has too many to name."""
+    """Whether a folder has some of the files of another content and no other; False if either has
+    too many to name."""
     return set(content.splitlines()) < set(whole.splitlines())
 
 
@@ -134,8 +135,8 @@ def kept_files(content: str, before: str) -> set[str]:
 
 
 def files_of(path: Path) -> list[Path]:
-    """The regular files below a folder. Raises OSError if not all can be seen, or if it has too many
-    for a checkpoint."""
+    """The regular files below a folder. Raises OSError if not all can be seen, or if it has too
+    many for a checkpoint."""
 
     def fail(error: OSError) -> None:
         raise error

@@ -1,7 +1,8 @@
-"""Couriers of targets without a shared file system: they send the code as of the launch, and fetch the attempt's files
-by byte offset.
+"""Couriers of targets without a shared file system: they send the code as of the launch, and fetch
+the attempt's files by byte offset.
 
-The target reports how much its files grew (`far.report`); the copies here only grow. Read first: `apply`.
+The target reports how much its files grew (`far.report`); the copies here only grow. Read first:
+`apply`.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ RECORDS = ("started.json", "exit.json", "claim", far.RESUMED)
 
 
 class MirrorCourier(Courier):
-    """A courier that copies the target's files. A file's offset on the target is the length of its copy, less the
-    length that the copy had when the file was last truncated there."""
+    """A courier that copies the target's files. A file's offset on the target is the length of its
+    copy, less the length that the copy had when the file was last truncated there."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -41,8 +42,8 @@ class MirrorCourier(Courier):
         return bool(self.plan.get("keeps_code"))
 
     def code_files(self, workdir: Path) -> list[str]:
-        """The files of the working directory to send: those of git, and the target's ``files``. Raises
-        TargetRefusalError."""
+        """The files of the working directory to send: those of git, and the target's ``files``.
+        Raises TargetRefusalError."""
         names = known_files(workdir)
         if names is None:
             raise TargetRefusalError(f"{workdir} is no git checkout, so that what to copy is not known")
@@ -72,8 +73,8 @@ class MirrorCourier(Courier):
         return (path.stat().st_size if path.exists() else 0) - int(self.shifts.get(name, {}).get("base", 0))
 
     def apply(self, grown: Mapping[str, Mapping[str, Any]], whole: Mapping[str, str]) -> None:
-        """Append the data of one report that is not copied yet. A file that was truncated on the target (``cut`` counts
-        how often) is copied from its new beginning."""
+        """Append the data of one report that is not copied yet. A file that was truncated on the
+        target (``cut`` counts how often) is copied from its new beginning."""
         for name, part in grown.items():
             path = self.run_dir / name
             if not path.resolve().is_relative_to(self.run_dir.resolve()):
@@ -105,7 +106,8 @@ class MirrorCourier(Courier):
 
 
 def known_files(workdir: Path) -> list[str] | None:
-    """The tracked files of a folder and the untracked ones that git does not ignore; None if it is in no checkout."""
+    """The tracked files of a folder and the untracked ones that git does not ignore; None if it is
+    in no checkout."""
     try:
         done = subprocess.run(
             ["git", "-C", str(workdir), "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
