@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gputui.core.redaction import Redactor
 from gputui.core.text import clean
-from gputui.core.yaml_forms.quantities import format_size
+from gputui.core.units import bytes_text
 from gputui.machine.gpu_model import GpuFacts
 from gputui.profiles.gpu_checks import GpuSituation, likely_gpus
 from gputui.profiles.sink_checks import shown_sinks
@@ -78,7 +78,7 @@ def _gpus(spec: RunSpec, situation: GpuSituation | None) -> str:
     request = spec.gpus
     if not request.count:
         return "none, on the CPU"
-    memory = f", each with {format_size(request.memory_bytes)} free" if request.memory_bytes is not None else ""
+    memory = f", each with {bytes_text(request.memory_bytes)} free" if request.memory_bytes is not None else ""
     if situation is not None:
         chosen = likely_gpus(request, situation)
         if len(chosen) == request.count:

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec import Struct
 
-from gputui.core.units import index_ranges
-from gputui.core.yaml_forms.quantities import format_sizes
+from gputui.core.units import bytes_text, index_ranges
 from gputui.machine.gpu_model import GpuFacts
 from gputui.runs.checks import CheckResult
 from gputui.runs.spec import GpuRequest, RunSpec
@@ -39,7 +38,7 @@ class GpuSituation(Struct, frozen=True):
         if gpu.uuid in self.quarantined:
             return f"is in quarantine ({self.quarantined[gpu.uuid]}); gputui gpus --clear {gpu.index} ends it"
         if memory_bytes is not None and gpu.memory_total_bytes is not None and gpu.memory_total_bytes < memory_bytes:
-            return "has {}, not {}".format(*format_sizes(gpu.memory_total_bytes, memory_bytes))
+            return "has {}, not {}".format(*_sizes(gpu.memory_total_bytes, memory_bytes))
         return None
 
     def busy_reason(self, gpu: GpuFacts, memory_bytes: int | None) -> str | None:
@@ -51,7 +50,7 @@ class GpuSituation(Struct, frozen=True):
             return None
         total = sample.memory_total_bytes or gpu.memory_total_bytes
         if total is not None and total - sample.memory_used_bytes < memory_bytes:
-            return "has {} of {} free".format(*format_sizes(max(0, total - sample.memory_used_bytes), memory_bytes))
+            return "has {} of {} free".format(*_sizes(max(0, total - sample.memory_used_bytes), memory_bytes))
         return None
 
     def is_free(self, gpu: GpuFacts, memory_bytes: int | None) -> bool:
@@ -66,6 +65,12 @@ class GpuSituation(Struct, frozen=True):
         if slow is not None and slow.ecc_uncorrected:
             return f"has had {slow.ecc_uncorrected} uncorrectable memory errors"
         return f"has an active alert: {self.alerts[gpu.uuid]}" if gpu.uuid in self.alerts else None
+
+
+def _sizes(one: int, other: int) -> tuple[str, str]:
+    """Two sizes, with more digits if they look the same: a GPU of 24 GB has 23.99 GiB."""
+    words = bytes_text(one), bytes_text(other)
+    return words if words[0] != words[1] else (f"{one / 2**30:.2f} GiB", f"{other / 2**30:.2f} GiB")
 
 
 def likely_gpus(request: GpuRequest, situation: GpuSituation) -> tuple[GpuFacts, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from gputui.core.yaml_forms.quantities import format_size
+from gputui.core.units import bytes_text
 from gputui.runs.checks import CheckResult
 from gputui.runs.spec import RunSpec
 from gputui.store.gpu_use import PastPeak
@@ -86,8 +86,8 @@ def check_memory(past: Sequence[PastPeak], spec: RunSpec, memory_total_bytes: in
     runs = "1 earlier run" if expected.run_count == 1 else f"{expected.run_count} earlier runs"
     how = f"expected from {runs}" + (" with another batch size" if expected.is_scaled else "")
     if memory_total_bytes is None:
-        return CheckResult("memory", "skip", f"{format_size(expected.peak_bytes)} per GPU {how}")
-    message = f"{format_size(expected.peak_bytes)} of {format_size(memory_total_bytes)} per GPU {how}"
+        return CheckResult("memory", "skip", f"{bytes_text(expected.peak_bytes)} per GPU {how}")
+    message = f"{bytes_text(expected.peak_bytes)} of {bytes_text(memory_total_bytes)} per GPU {how}"
     if expected.peak_bytes > memory_total_bytes * MARGIN:
         remedy = f"lower {batch_name}" if batch_name is not None else "choose GPUs with more memory"
         return CheckResult("memory", "warn", message, remedy)

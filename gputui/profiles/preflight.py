@@ -14,8 +14,8 @@ from pathlib import Path
 
 from gputui.core.config import Workspace
 from gputui.core.redaction import redact_params
+from gputui.core.units import bytes_text
 from gputui.core.yaml_forms.problems import nearest, nearest_file
-from gputui.core.yaml_forms.quantities import format_size
 from gputui.profiles.gpu_checks import GpuSituation, check_gpus, likely_gpus
 from gputui.profiles.interpreter_checks import check_interpreter
 from gputui.profiles.memory_fit import check_memory
@@ -322,10 +322,10 @@ def _disk(spec: RunSpec, state: Path) -> CheckResult:
         free_bytes = shutil.disk_usage(folder).free
     except OSError as error:
         return CheckResult("disk", "fail", f"{folder}: {error.strerror}", "choose another place with --home")
-    free = f"{format_size(free_bytes)} free where runs are kept ({state})"
+    free = f"{bytes_text(free_bytes)} free where runs are kept ({state})"
     if spec.disk_bytes is not None and free_bytes < spec.disk_bytes:
         remedy = "free some space, or choose another place with --home"
-        return CheckResult("disk", "fail", f"{free}, {format_size(spec.disk_bytes)} needed", remedy)
+        return CheckResult("disk", "fail", f"{free}, {bytes_text(spec.disk_bytes)} needed", remedy)
     if spec.disk_bytes is None and free_bytes < _LOW_DISK_BYTES:
         return CheckResult("disk", "warn", free, "free some space, or choose another place with --home")
     return CheckResult("disk", "pass", free)

@@ -26,23 +26,6 @@ def parse_size(text: str) -> int | None:
     return round(float(match.group(1)) * _BYTES[match.group(2).lower()])
 
 
-def format_size(count_bytes: int, digits: int = 1) -> str:
-    """``80 GiB``, ``1.5 GiB``, ``512 MiB``: binary units with at most ``digits`` decimals."""
-    value, unit = float(count_bytes), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
-        if round(value, digits) < 1024:
-            break
-        value, unit = value / 1024, larger
-    text = f"{value:.{digits}f}"
-    return (text.rstrip("0").rstrip(".") if "." in text else text) + f" {unit}"
-
-
-def format_sizes(one: int, other: int) -> tuple[str, str]:
-    """Two sizes, with enough digits to tell them apart."""
-    pairs = ((format_size(one, digits), format_size(other, digits)) for digits in range(1, 7))
-    return next((pair for pair in pairs if pair[0] != pair[1]), (f"{one} B", f"{other} B"))
-
-
 def parse_duration(text: str) -> float | None:
     """``90s``, ``5 min``, ``10h``, ``2d``, ``1.5w`` or ``5y`` in seconds; None if invalid."""
     match = _DURATION.fullmatch(text.strip())

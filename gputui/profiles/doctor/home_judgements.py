@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gputui.core.config import is_network_file_system
-from gputui.core.yaml_forms.quantities import format_size
+from gputui.core.units import bytes_text
 from gputui.profiles.doctor.home_facts import HomeReading
 from gputui.runs.checks import CheckResult
 from gputui.version import VERSION
@@ -30,7 +30,7 @@ def judge_disk(home: HomeReading) -> CheckResult:
     """Check the room for checkpoints and history."""
     if home.disk_free_bytes is None or home.disk_total_bytes is None:
         return CheckResult("disk", "skip", f"cannot tell how full the disk of {home.state} is")
-    detail = f"{format_size(home.disk_free_bytes)} of {format_size(home.disk_total_bytes)} free for {home.state}"
+    detail = f"{bytes_text(home.disk_free_bytes)} of {bytes_text(home.disk_total_bytes)} free for {home.state}"
     remedy = "delete old runs (gputui rm), or choose another --home"
     if home.disk_free_bytes < TOO_LITTLE_DISK_BYTES:
         return CheckResult("disk", "fail", detail, remedy)
@@ -65,7 +65,7 @@ def judge_file_system(home: HomeReading) -> CheckResult:
 
 def judge_database(home: HomeReading) -> CheckResult:
     """Check that the database is intact."""
-    size = "" if home.database_bytes is None else f", {format_size(home.database_bytes)}"
+    size = "" if home.database_bytes is None else f", {bytes_text(home.database_bytes)}"
     if home.database == "missing":
         return CheckResult("database", "skip", f"nothing has been recorded in {home.state} yet")
     if home.database == "slow":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gputui.core.yaml_forms.quantities import format_size
+from gputui.core.units import bytes_text
 from gputui.profiles.doctor.host_facts import HostReading
 from gputui.runs.checks import CheckResult
 
@@ -37,7 +37,7 @@ def judge_memory(host: HostReading) -> CheckResult:
     free, total = host.memory_available_bytes, host.memory_total_bytes
     if free is None or not total:
         return CheckResult("memory", "skip", "unknown")
-    detail = f"{format_size(free)} of {format_size(total)} available"
+    detail = f"{bytes_text(free)} of {bytes_text(total)} available"
     if free < total * LOW_MEMORY_FRACTION:
         return CheckResult("memory", "warn", detail, "end what holds it (gputui orphans, ps aux --sort=-rss)")
     return CheckResult("memory", "pass", detail)
@@ -50,7 +50,7 @@ def judge_swap(host: HostReading) -> CheckResult:
         return CheckResult("swap", "skip", "unknown")
     if total == 0:
         return CheckResult("swap", "pass", "none")
-    detail = f"{format_size(used)} of {format_size(total)} in use"
+    detail = f"{bytes_text(used)} of {bytes_text(total)} in use"
     if used > total * MUCH_SWAP_FRACTION:
         return CheckResult("swap", "warn", detail, "training that swaps crawls: lower num_workers or the batch size")
     return CheckResult("swap", "pass", detail)
@@ -61,7 +61,7 @@ def judge_shm(host: HostReading) -> CheckResult:
     free, total = host.shm_free_bytes, host.shm_total_bytes
     if free is None or total is None:
         return CheckResult("shared memory", "skip", "there is no /dev/shm that can be read")
-    detail = f"{format_size(free)} of {format_size(total)} free in /dev/shm"
+    detail = f"{bytes_text(free)} of {bytes_text(total)} free in /dev/shm"
     remedy = "give the container --shm-size=8g or --ipc=host, or mount -o remount,size=8G /dev/shm; else num_workers=0"
     if total <= SHM_TOO_SMALL_BYTES:
         return CheckResult("shared memory", "fail", detail, remedy)
@@ -89,7 +89,7 @@ def judge_file_size(host: HostReading) -> CheckResult:
     if host.file_size_bytes is None:
         return CheckResult("file size", "pass", "no limit")
     remedy = "remove fsize from /etc/security/limits.conf, log in again, and gputui agent stop"
-    detail = f"at most {format_size(host.file_size_bytes)} per file, the database too"
+    detail = f"at most {bytes_text(host.file_size_bytes)} per file, the database too"
     return CheckResult("file size", "warn", detail, remedy)
 
 
