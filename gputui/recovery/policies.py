@@ -105,82 +105,94 @@ class Policy(Struct, frozen=True):
         return 1 + max(steps, default=0)
 
 
-def _ladders(**ladders: str) -> dict[str, Ladder]:
-    """Ladders in short notation: ``"restart, rollback:2 tighter_clip"``; ``stop`` is appended."""
-
-    def rung(words: str) -> Rung:
-        parts = (word.partition(":") for word in words.split())
-        return tuple(_numbered(name, float(number) if number else None) for name, _, number in parts)
-
-    return {kind: (*(rung(words) for words in text.split(",") if words), STOP) for kind, text in ladders.items()}
+def _ladders(**ladders: str | list[Any]) -> dict[str, Ladder]:
+    """Ladders by kind, written as in a profile; ``stop`` is appended."""
+    return {kind: _ladder(ladder) for kind, ladder in ladders.items()}
 
 
-def _numbered(name: str, number: float | None) -> PolicyAction:
-    return PolicyAction(name, ACTIONS[name].default if number is None else float(number))
+def _ladder(value: str | list[Any]) -> Ladder:
+    rungs = [_rung(entry) for entry in ([value] if isinstance(value, str) else value)]
+    return (*(rung for rung in rungs if rung != STOP), STOP)
+
+
+def _rung(value: str | Mapping[str, float | None] | list[Any]) -> Rung:
+    """A rung given as ``restart``, ``{rollback: 2}``, or a list of these."""
+    if isinstance(value, list):
+        return tuple(action for entry in value for action in _rung(entry))
+    numbers = {value: None} if isinstance(value, str) else value
+    return tuple(
+        PolicyAction(name, ACTIONS[name].default if number is None else float(number))
+        for name, number in numbers.items()
+    )
 
 
 _RESTART_ONLY = _ladders(
-    default="restart",
-    cuda_oom="restart",
-    shared_gpu_oom="restart",
-    killed="restart, restart, restart",
-    segfault="restart",
-    user_exception="restart, restart",
-    nonzero_exit="restart, restart",
-    nccl_timeout="restart, restart",
-    hang="restart, restart",
-    peer_lost="restart, restart",
-    shim_lost="restart, restart",
-    memory_leak="restart, restart",
-    dataloader_killed="restart, restart",
-    dataloader_stall="restart, restart",
-    corrupt_checkpoint="restart, restart, restart",
-    port_in_use="new_port, new_port, wait:60",
-    rendezvous="new_port, restart",
-    lease_conflict="wait:30, wait:120",
-    gpu_busy="wait:60, wait:300",
+    default=["restart"],
+    cuda_oom=["restart"],
+    shared_gpu_oom=["restart"],
+    killed=["restart"] * 3,
+    segfault=["restart"],
+    user_exception=["restart"] * 2,
+    nonzero_exit=["restart"] * 2,
+    nccl_timeout=["restart"] * 2,
+    hang=["restart"] * 2,
+    peer_lost=["restart"] * 2,
+    shim_lost=["restart"] * 2,
+    memory_leak=["restart"] * 2,
+    dataloader_killed=["restart"] * 2,
+    dataloader_stall=["restart"] * 2,
+    corrupt_checkpoint=["restart"] * 3,
+    port_in_use=["new_port", "new_port", {"wait": 60}],
+    rendezvous=["new_port", "restart"],
+    lease_conflict=[{"wait": 30}, {"wait": 120}],
+    gpu_busy=[{"wait": 60}, {"wait": 300}],
     # Not the run's fault; each step of progress restarts the ladder.
-    preempted="restart, restart, restart, restart, restart",
-    time_limit="restart, restart",
-    node_fail="restart, restart, restart",
-    disk_full="wait:300, wait:900",
+    preempted=["restart"] * 5,
+    time_limit=["restart"] * 2,
+    node_fail=["restart"] * 3,
+    disk_full=[{"wait": 300}, {"wait": 900}],
     # These need a person: a lost GPU must be reset, and a stop from outside had a reason.
-    gpu_lost="",
-    stopped_outside="",
-    interrupted="",
+    gpu_lost=[],
+    stopped_outside=[],
+    interrupted=[],
     # Warnings, which do not end an attempt.
-    overheating="",
-    loss_spike="",
-    straggler="",
+    overheating=[],
+    loss_spike=[],
+    straggler=[],
 )
 _STANDARD = _RESTART_ONLY | _ladders(
-    cuda_oom="shrink_batch, gradient_checkpointing, shrink_batch",
-    host_oom="fewer_workers, restart",
+    cuda_oom=["shrink_batch", "gradient_checkpointing", "shrink_batch"],
+    host_oom=["fewer_workers", "restart"],
     # The save before the end counts as progress, so a slow leak stays on the first rung.
-    memory_leak="restart, fewer_workers, restart",
-    shm_full="fewer_workers",
-    resource_limit="fewer_workers, restart",
-    dataloader_killed="restart, fewer_workers, restart",
-    nan_loss="restart, rollback:1 tighter_clip",
-    nccl_timeout="restart, nccl_debug",
-    nccl_error="restart, nccl_debug",
+    memory_leak=["restart", "fewer_workers", "restart"],
+    shm_full=["fewer_workers"],
+    resource_limit=["fewer_workers", "restart"],
+    dataloader_killed=["restart", "fewer_workers", "restart"],
+    nan_loss=["restart", [{"rollback": 1}, "tighter_clip"]],
+    nccl_timeout=["restart", "nccl_debug"],
+    nccl_error=["restart", "nccl_debug"],
     # The GPU itself is suspect, except after a contained error, when exclude_gpu is skipped.
-    ecc="exclude_gpu, restart, restart",
-    nvlink_error="restart, exclude_gpu",
-    gpu_lost="exclude_gpu",
-    disk_full="wait_disk:2, wait:900",
+    ecc=["exclude_gpu", "restart", "restart"],
+    nvlink_error=["restart", "exclude_gpu"],
+    gpu_lost=["exclude_gpu"],
+    disk_full=[{"wait_disk": 2}, {"wait": 900}],
 )
 _AGGRESSIVE = _STANDARD | _ladders(
-    cuda_oom="shrink_batch, gradient_checkpointing, shrink_batch, cpu_offload, shrink_batch",
-    host_oom="fewer_workers, fewer_workers, restart",
-    nan_loss="restart, rollback:1 tighter_clip, rollback:2 lower_lr, rollback:2 lower_lr tighter_clip",
-    loss_spike="rollback:1 tighter_clip, rollback:2 lower_lr",
-    killed="restart, restart, restart, restart",
-    stopped_outside="wait:60",
-    interrupted="restart",
-    unknown="restart, restart",
-    nccl_timeout="restart, nccl_debug, longer_timeout:2, restart",
-    gpu_lost="exclude_gpu, exclude_gpu",
+    cuda_oom=["shrink_batch", "gradient_checkpointing", "shrink_batch", "cpu_offload", "shrink_batch"],
+    host_oom=["fewer_workers", "fewer_workers", "restart"],
+    nan_loss=[
+        "restart",
+        [{"rollback": 1}, "tighter_clip"],
+        [{"rollback": 2}, "lower_lr"],
+        [{"rollback": 2}, "lower_lr", "tighter_clip"],
+    ],
+    loss_spike=[[{"rollback": 1}, "tighter_clip"], [{"rollback": 2}, "lower_lr"]],
+    killed=["restart"] * 4,
+    stopped_outside=[{"wait": 60}],
+    interrupted=["restart"],
+    unknown=["restart"] * 2,
+    nccl_timeout=["restart", "nccl_debug", {"longer_timeout": 2}, "restart"],
+    gpu_lost=["exclude_gpu"] * 2,
 )
 
 POLICIES: dict[str, Policy] = {
@@ -216,8 +228,7 @@ def policy_from(recovery: Mapping[str, Any]) -> Policy:
         if recovery.get("ends_on") is not None:
             changes["ends_on"] = frozenset(recovery["ends_on"])
         if recovery.get("ladders"):
-            given = {kind: _given(ladder) for kind, ladder in recovery["ladders"].items()}
-            changes["ladders"] = {**base.ladders, **given}
+            changes["ladders"] = {**base.ladders, **_ladders(**recovery["ladders"])}
         if recovery.get("backoff"):
             names = {"base": "base_seconds", "max": "max_seconds"}
             numbers = {names.get(key, key): float(it) for key, it in recovery["backoff"].items()}
@@ -228,17 +239,3 @@ def policy_from(recovery: Mapping[str, Any]) -> Policy:
         return replace(base, **changes)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise PolicyError(f"the recovery policy is not understood: {error!r}") from error
-
-
-def _given(value: str | list[Any]) -> Ladder:
-    rungs = [_rung(entry) for entry in ([value] if isinstance(value, str) else value)]
-    return (*(rung for rung in rungs if rung != STOP), STOP)
-
-
-def _rung(value: str | Mapping[str, float | None] | list[Any]) -> Rung:
-    """A rung given as ``restart``, ``{rollback: 2}``, or a list of these."""
-    if isinstance(value, str):
-        return (_numbered(value, None),)
-    if isinstance(value, Mapping):
-        return tuple(_numbered(name, number) for name, number in value.items())
-    return tuple(action for entry in value for action in _rung(entry))

@@ -93,7 +93,7 @@ def test_a_report_names_every_failed_rank() -> None:
     assert found.root.traceback.splitlines()[-1].startswith("torch.OutOfMemoryError: CUDA out of memory.")
     assert [(other.rank, other.exit_code) for other in found.others] == [(0, -15)]
     assert found.asked == {found.others[0].pid} and found.forced == frozenset() and found.got_signal is None
-    assert found.root.time == "2026-11-21_02:33:32" and found.root.at is not None
+    assert found.root.at is not None
     assert "Root Cause" not in found.rest and "ChildFailedError" in found.rest
 
 

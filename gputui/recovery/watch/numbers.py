@@ -26,7 +26,6 @@ BASELINE_LINES, LEAST_BASELINE = 200, 50
 SPIKE_DEVIATIONS = 10.0
 MAD_TO_DEVIATION = 1.4826
 LEVEL_DEVIATIONS = 3.0
-LEVELS_KEPT = 400
 # A rank at less than 0.7 of the others' speed for some windows: the threshold of NVRx.
 STRAGGLER_SPEED, STRAGGLER_WINDOWS = 0.7, 3
 # By chance, a sum of 20 is reached at most once in e^20 windows if the limit is half a deviation or
@@ -78,21 +77,16 @@ class NonFinite:
 
 @dataclass(slots=True)
 class Levels:
-    """A value over the whole run, as a bounded number of medians of blocks of lines."""
+    """A value over the whole run, as medians of blocks of lines."""
 
     blocks: list[float] = field(default_factory=list)
-    lines_each: int = LEAST_BASELINE
     begun: list[float] = field(default_factory=list)
 
     def add(self, value: float) -> None:
         self.begun.append(value)
-        if len(self.begun) < self.lines_each:
-            return
-        self.blocks.append(statistics.median(self.begun))
-        self.begun = []
-        if len(self.blocks) == LEVELS_KEPT:
-            self.blocks = list(map(max, self.blocks[::2], self.blocks[1::2]))
-            self.lines_each *= 2
+        if len(self.begun) == LEAST_BASELINE:
+            self.blocks.append(statistics.median(self.begun))
+            self.begun = []
 
     def highest(self, otherwise: float) -> float:
         """The highest level after the first tenth of the run, in which nothing is settled yet."""

@@ -11,6 +11,7 @@ import re
 import signal
 import textwrap
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 
 from msgspec import Struct
@@ -47,24 +48,15 @@ REPORTERS = ("torchrun", "the launcher")
 
 
 class RankFailure(Struct, frozen=True):
-    """The entry of one rank. ``exit_code`` is negative for a signal. ``time`` is local, in whole
-    seconds: that of the error file, else when torchrun noticed. An unknown ``time`` is empty, an
-    unknown ``pid`` 0."""
+    """The entry of one rank. ``exit_code`` is negative for a signal. ``at`` (unix seconds, by the
+    time zone of this machine) is in whole seconds: that of the error file, else when torchrun
+    noticed. An unknown ``pid`` is 0."""
 
     rank: int
     exit_code: int
-    pid: int
-    time: str
-    traceback: str | None
-
-    @property
-    def at(self) -> float | None:
-        """``time`` as unix seconds, by the time zone of this machine."""
-        try:
-            moment = datetime.strptime(self.time, "%Y-%m-%d_%H:%M:%S")
-        except ValueError:
-            return None
-        return moment.timestamp()
+    pid: int = 0
+    at: float | None = None
+    traceback: str | None = None
 
 
 class LauncherReport(Struct, frozen=True):
@@ -147,7 +139,7 @@ def _of_other_launcher(lines: list[str]) -> LauncherReport:
                 named = match.groupdict()
                 rank, code = int(named["rank"]), named.get("code")
                 number = int(code) if code else -_signal_number(named.get("signal"))
-                root = RankFailure(rank, number or 1, int(named.get("pid") or 0), "", None)
+                root = RankFailure(rank, number or 1, int(named.get("pid") or 0))
                 return replace(report, root=root, launcher=REPORTERS[1], ended_itself=pattern is _LIGHTNING)
     return report
 
@@ -177,6 +169,9 @@ def _failures(entries: list[dict[str, str]]) -> list[RankFailure]:
         rank, code = _RANK.match(entry.get("rank", "")), _EXIT.match(entry.get("exitcode", ""))
         if rank is None or code is None:
             continue
+        at = None
+        with suppress(ValueError):
+            at = datetime.strptime(entry.get("time", "").strip(), "%Y-%m-%d_%H:%M:%S").timestamp()
         first, _, rest = entry.get("traceback", "").partition("\n")
         traceback = f"{first}\n{textwrap.dedent(rest)}".strip()
         failures.append(
@@ -184,7 +179,7 @@ def _failures(entries: list[dict[str, str]]) -> list[RankFailure]:
                 rank=int(rank[1]),
                 exit_code=int(code[1]),
                 pid=int(code[2]),
-                time=entry.get("time", "").strip(),
+                at=at,
                 traceback=None if not traceback or _NO_TRACEBACK.match(traceback) else traceback,
             )
         )
