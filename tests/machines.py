@@ -166,15 +166,16 @@ class Machine:
 
     def steps(self, run_id: str) -> list[tuple[int, int]]:
         """(attempt, step) of every stored rank-0 step line, in the order of the file."""
-        return [
-            (row[0], row[1])
-            for row in self.rows(
-                "SELECT m.attempt, m.step FROM metrics m JOIN metric_sources s USING (source_id) WHERE s.run_id = ? "
-                "AND m.data LIKE '%\"loss\"%' AND m.data NOT LIKE '%val/loss%' AND coalesce(m.rank, 0) = 0 "
-                "ORDER BY m.generation, m.byte_offset",
-                run_id,
-            )
-        ]
+        return [(attempt, step) for attempt, step, _ in self.timed_steps(run_id)]
+
+    def timed_steps(self, run_id: str) -> list[tuple[int, int, float]]:
+        """As `steps`, with the time of each line in UTC unix seconds."""
+        return self.rows(
+            "SELECT m.attempt, m.step, m.at FROM metrics m JOIN metric_sources s USING (source_id) WHERE s.run_id = ? "
+            "AND m.data LIKE '%\"loss\"%' AND m.data NOT LIKE '%val/loss%' AND coalesce(m.rank, 0) = 0 "
+            "ORDER BY m.generation, m.byte_offset",
+            run_id,
+        )
 
     # --- processes ------------------------------------------------------------------------------------------------
 

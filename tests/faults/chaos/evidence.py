@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import re
 from collections import Counter
@@ -45,12 +46,15 @@ def check_run(machine: Machine, run_id: str, was_full: Callable[[float], bool], 
     assert state == "succeeded" or (verdict == "stop" and reason.endswith(why)), f"{run_id}: {reason}; {why}"
     unfinished = machine.rows("SELECT number FROM attempts WHERE run_id = ? AND ended_at IS NULL", run_id)
     assert unfinished == [], f"{run_id}: attempts without an end: {unfinished}"
-    by_attempt: dict[int, list[int]] = {}
-    for attempt, step in machine.steps(run_id):
-        by_attempt.setdefault(attempt, []).append(step)
-    for attempt, steps in by_attempt.items():
-        assert steps == list(range(steps[0], steps[0] + len(steps))), f"{run_id}, attempt {attempt}: {steps}"
     folder = machine.workspace.run_dir(run_id)
+    by_attempt: dict[int, list[tuple[int, float]]] = {}
+    for attempt, step, at in machine.timed_steps(run_id):
+        by_attempt.setdefault(attempt, []).append((step, at))
+    for attempt, lines in by_attempt.items():
+        for (step, _), (later, at) in itertools.pairwise(lines):
+            # A script goes on without the lines for which a full disk has no room.
+            is_next = later == step + 1 or (later > step and was_full(at))
+            assert is_next, f"{run_id}, attempt {attempt}: step {later} follows step {step}"
     if (folder / "starts.jsonl").exists():
         check_lines(machine, run_id, folder, checked)
         check_courses(machine, run_id, folder, checked)
