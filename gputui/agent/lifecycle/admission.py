@@ -10,7 +10,7 @@ import os
 import shutil
 import socket
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -77,9 +77,8 @@ class Admission:
     parts: Parts
     release: GpuRelease
     locks: GpuLocks
-    # Starts an attempt, given its executor, the descriptors of its GPU locks, and the memory used
-    # before by GPU.
-    spawn: Callable[[Attempt, Executor, Sequence[int], Mapping[str, int | None]], None]
+    # Starts an attempt, given its executor and the descriptors of its GPU locks.
+    spawn: Callable[[Attempt, Executor, Sequence[int]], None]
     # Adopts the living attempt of a run, by its id.
     adopt: Callable[[str], None]
     # Since when GPUs of a run are missing, by run id (monotonic).
@@ -87,8 +86,7 @@ class Admission:
 
     def availability(self) -> list[GpuAvailability] | None:
         """The availability of each GPU, or None before the first inventory."""
-        held = self.release.uuids(held_only=True)
-        return gpu_availability(self.context, self.release.uuids(), self.locks.is_held, held)
+        return gpu_availability(self.context, self.release.uuids(), self.locks.is_held)
 
     def turn(self) -> bool:
         """Start as many runs as a turn has time for, and store what the others wait for. True if
@@ -237,15 +235,7 @@ class Admission:
                 raise LaunchError(text)
         indices = [recorder.facts[uuid].index for uuid in start.uuids]
         record = prepare_attempt(context, start, indices, executor, lock_files=locks.paths, shares_gpus=shares_gpus)
-        leases = repository.leases(context.connection)
-        baseline: dict[str, int | None] = dict.fromkeys(start.uuids)
-        for uuid in start.uuids:
-            # On a shared GPU, the memory of other trials says nothing about this one's, nor does
-            # the host's.
-            is_own = len(leases[uuid].run_ids) == 1 and not recorder.facts[uuid].memory_is_unified
-            if is_own and (sample := recorder.fast.get(uuid)):
-                baseline[uuid] = sample.memory_used_bytes
-        self.spawn(record, executor, locks.descriptors, baseline)
+        self.spawn(record, executor, locks.descriptors)
         for problem in locks.problems:
             context.note("gpu_lock_unusable", problem, run.run_id, severity="warning")
 

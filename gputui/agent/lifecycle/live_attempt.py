@@ -112,8 +112,6 @@ class LiveAttempt:
     record: Attempt
     executor: ExecutorProcess
     resolved: ResolvedRun
-    # Memory in use on each of its GPUs before it began, by UUID.
-    baseline_bytes: Mapping[str, int | None] = field(default_factory=dict)
     # When this executor was started.
     served_since: float = -math.inf
     phase: Phase = field(default_factory=Serving)

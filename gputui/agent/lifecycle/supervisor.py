@@ -11,7 +11,7 @@ import logging
 import math
 import selectors
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -24,7 +24,7 @@ from gputui.agent.lifecycle.admission import Admission
 from gputui.agent.lifecycle.checkpoint_survey import CheckpointSurveys
 from gputui.agent.lifecycle.ending import end_attempt, machine_context
 from gputui.agent.lifecycle.execution import findings_of
-from gputui.agent.lifecycle.gpus import LOOK_SECONDS, GpuRelease
+from gputui.agent.lifecycle.gpus import GpuRelease
 from gputui.agent.lifecycle.live_attempt import LiveAttempt, Postmortem, Serving, Sweeping
 from gputui.agent.lifecycle.run_files import attempt_dir, resolved_run
 from gputui.agent.lifecycle.waiting import RecoveryWaits
@@ -47,6 +47,8 @@ log = logging.getLogger(__name__)
 
 # Budget per turn for unread metrics of ended attempts.
 READ_SECONDS = 0.02
+# Poll interval for leftover processes that were asked to end.
+LEFTOVERS_SECONDS = 0.1
 
 
 @dataclass(slots=True)
@@ -133,13 +135,7 @@ class Supervisor:
             # The signal may not have been sent; an executor ignores the second.
             self.attempts[run_id].executor.ask_to_end(at_once=record.stop_requested == KILL)
 
-    def _spawn(
-        self,
-        record: Attempt,
-        kind: Executor,
-        locks: Sequence[int] = (),
-        baseline_bytes: Mapping[str, int | None] | None = None,
-    ) -> None:
+    def _spawn(self, record: Attempt, kind: Executor, locks: Sequence[int] = ()) -> None:
         # If this fails, the attempt is adopted like that of an agent that died here.
         run_id, number, workspace = record.run_id, record.number, self.context.workspace
         self.to_adopt.add(run_id)
@@ -156,7 +152,7 @@ class Supervisor:
         # Watched before its identity is stored, which may fail.
         executor = ExecutorProcess(started, attempt_dir(workspace, run_id, number), kind)
         record, resolved = replace(record, executor=started), resolved_run(workspace, run)
-        self._watch(LiveAttempt(record, executor, resolved, baseline_bytes or {}, self.context.monotonic()))
+        self._watch(LiveAttempt(record, executor, resolved, self.context.monotonic()))
         if started is not None:
             repository.set_executor(self.context.connection, run_id, number, started)
 
@@ -220,8 +216,7 @@ class Supervisor:
             machine = machine_context(context, attempt.resolved, task.attempt, gpus)
             end_attempt(context, attempt.resolved, task, findings, machine)
             del self.attempts[record.run_id]
-            baseline = {uuid: attempt.baseline_bytes.get(uuid) for uuid in record.gpus}
-            self.release.begin(record.run_id, record.number, baseline)
+            self.release.begin(record.run_id, record.number, record.gpus)
             self.needs_schedule = True
 
     def advance(self) -> None:
@@ -273,10 +268,9 @@ class Supervisor:
         is_reading = self.is_reading_rest() and not self.context.janitor.is_log_late
         if self.unstepped or self.has_more_to_start or self.health.waiting or is_reading:
             return now
-        pause = self.release.next_look_seconds()
-        if any(phase.since is not None for phase in self._sweeping()):
-            pause = LOOK_SECONDS
-        return min(self.waits.next_due, math.inf if pause is None else now + pause)
+        has_leftovers = any(phase.since is not None for phase in self._sweeping())
+        sweeping_due = now + LEFTOVERS_SECONDS if has_leftovers else math.inf
+        return min(self.waits.next_due, self.release.next_due(), sweeping_due)
 
     def _sweeping(self) -> list[Sweeping]:
         return [live.phase for live in self.attempts.values() if isinstance(live.phase, Sweeping)]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 import subprocess
 
 from msgspec.structs import replace
 
 from gputui.agent.context import AgentContext
-from gputui.agent.lifecycle.gpus import DEADLINE_SECONDS, HELD_LOOK_SECONDS, LOOK_SECONDS, GpuRelease, gpu_availability
+from gputui.agent.lifecycle.gpus import DEADLINE_SECONDS, GpuRelease, gpu_availability
 from gputui.agent.lifecycle.scheduler import GpuAvailability
 from gputui.core.config import Workspace
 from gputui.machine.gpu_model import FastTick, GpuFacts, GpuProcess, Inventory, ProcessTick
@@ -23,7 +24,7 @@ from tests.agent.conftest import NOW, SPEC, add_run
 from tests.texts import mentions
 
 
-def look(connection: sqlite3.Connection, workspace: Workspace, draining: set[str]) -> dict[int, GpuAvailability]:
+def look(connection: sqlite3.Connection, workspace: Workspace, draining: dict[str, bool]) -> dict[int, GpuAvailability]:
     """Ten GPUs: well, in quarantine, lost, drained, split, a stranger's, one not read, one full and one busy for
     no visible process, and one that is full for the run that leases it."""
     context = AgentContext.of(connection, workspace, wake=lambda: None, now=lambda: NOW)
@@ -53,7 +54,7 @@ def look(connection: sqlite3.Connection, workspace: Workspace, draining: set[str
 
 def test_only_what_passes_by_itself_is_waited_for(workspace: Workspace, connection: sqlite3.Connection) -> None:
     quarantine(connection, ["GPU-1"], run_id="a-1", attempt=1, reason="GPU memory error", now=NOW)
-    found = look(connection, workspace, {"GPU-3"})
+    found = look(connection, workspace, {"GPU-3": False})
     assert [index for index, gpu in found.items() if gpu.is_settling] == [3, 6]
     words = [None, "is in quarantine", "is lost", "still holds memory", "is split by MIG", "is used by bob", "not been"]
     words += ["70 GiB", "computing", None]
@@ -81,27 +82,26 @@ def test_a_process_that_cannot_be_killed_holds_its_gpus_until_it_is_gone(
         assert identity is not None
         entry = {"pid": identity.pid, "start_ticks": identity.start_ticks, "rank": None, "local_world_size": None}
         (folder / "processes.json").write_text(json.dumps({"boot_id": identity.boot_id, "processes": [entry]}))
-        draining.begin("a-1", 1, {"GPU-1": None})
-        assert draining.next_look_seconds() == LOOK_SECONDS
+        draining.begin("a-1", 1, ["GPU-1"])
         for _ in range(3):
             clock[0] += DEADLINE_SECONDS + 1
             assert not draining.turn()
-        assert draining.uuids() == {"GPU-1"} and draining.next_look_seconds() == HELD_LOOK_SECONDS
+        assert draining.uuids() == {"GPU-1": True} and draining.next_due() == clock[0] + DEADLINE_SECONDS
         # The next attempt had another GPU, and ends too.
-        draining.begin("a-1", 2, {"GPU-2": None})
-        assert draining.uuids() == {"GPU-1", "GPU-2"}
+        draining.begin("a-1", 2, ["GPU-2"])
+        assert draining.uuids() == {"GPU-1": True, "GPU-2": False}
         clock[0] += DEADLINE_SECONDS + 1
-        assert draining.turn() and draining.uuids() == {"GPU-1"}
+        assert draining.turn() and draining.uuids() == {"GPU-1": True}
         assert repository.leases(connection) == {"GPU-1": (("a-1",), None)}
         process.kill()
     clock[0] += DEADLINE_SECONDS + 1
-    assert draining.turn() and draining.next_look_seconds() is None
+    assert draining.turn() and draining.next_due() == math.inf
     assert repository.leases(connection) == {}
     ((kind, message),) = connection.execute("SELECT kind, message FROM events WHERE run_id = 'a-1'").fetchall()
     assert kind == "gpus_released" and mentions(message, "attempt 1", "GPU-1")
 
 
-def test_a_trial_leaves_a_shared_gpu_while_others_hold_memory_there(
+def test_a_trial_leaves_a_shared_gpu_once_that_was_read_again(
     workspace: Workspace, connection: sqlite3.Connection
 ) -> None:
     context = AgentContext.of(connection, workspace, wake=lambda: None, now=lambda: NOW)
@@ -114,9 +114,9 @@ def test_a_trial_leaves_a_shared_gpu_while_others_hold_memory_there(
     draining = GpuRelease(context)
     context.recorder.fast = {"GPU-1": GpuSample(uuid="GPU-1", memory_used_bytes=30 << 30, state="ok")}
     context.recorder.fast_at = NOW - 1
-    draining.begin("a-1", 1, {"GPU-1": 0})
+    draining.begin("a-1", 1, ["GPU-1"])
     assert not draining.turn(), "not read since"
     context.recorder.fast_at = NOW
     draining.entries[0].ended_at = NOW - 1
-    assert draining.turn() and draining.uuids() == set()
+    assert draining.turn() and draining.uuids() == {}
     assert repository.leases(connection) == {"GPU-1": (("b-1",), "s")}
