@@ -23,7 +23,6 @@ from gputui.agent.error_barrier import Parts
 from gputui.agent.lifecycle import checkpoint_survey
 from gputui.agent.lifecycle.ending import give_up
 from gputui.agent.lifecycle.gpus import GpuRelease, foreign_bytes, gpu_availability
-from gputui.agent.lifecycle.rebuild import catch_up
 from gputui.agent.lifecycle.run_files import attempt_numbers, policy_of, rank_output
 from gputui.agent.lifecycle.scheduler import GpuAvailability, Start, Wait, gpus_wanted, schedule
 from gputui.agent.lifecycle.waiting import may_start
@@ -79,8 +78,6 @@ class Admission:
     locks: GpuLocks
     # Starts an attempt, given its executor and the descriptors of its GPU locks.
     spawn: Callable[[Attempt, Executor, Sequence[int]], None]
-    # Adopts the living attempt of a run, by its id.
-    adopt: Callable[[str], None]
     # Since when GPUs of a run are missing, by run id (monotonic).
     short_since: dict[str, float] = field(default_factory=dict)
 
@@ -204,10 +201,6 @@ class Admission:
 
     def _start(self, start: Start) -> None:
         context, run = self.context, start.run
-        if catch_up(context, run):
-            # The database was restored from a backup: what lives is adopted.
-            self.adopt(run.run_id)
-            return
         executor = context.executors.of(spec_of(run).target)
         shares_gpus = bool(start.uuids) and self._may_share(run)
         try:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import shutil
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from sqlite3 import Connection
 from typing import Any, NamedTuple
@@ -23,7 +23,6 @@ from gputui.core.redaction import Redactor, redact_params
 from gputui.runs import repository
 from gputui.runs.command import Launch
 from gputui.runs.foreign_json import time_in
-from gputui.runs.identity import is_held
 from gputui.runs.labels import read_labels, store_labels
 from gputui.runs.processes import processes_of
 from gputui.runs.redaction import redact_launch, redact_spec, secrets_of
@@ -35,67 +34,59 @@ from gputui.store.runs import Run, get_run
 
 log = logging.getLogger(__name__)
 
-_CAUSE = "read back from its folder"
-
 
 def rebuild(context: AgentContext) -> list[str]:
-    """Add the runs whose folders the database does not know; return the ids of those that have
-    ended, whose metrics are still to be read (`execution.read_rest`).
+    """Add the runs and attempts that only the run folders know; return the ids of changed runs that
+    are over, whose metrics are still to be read (`execution.read_rest`).
 
     A run has the state in which its newest attempt left it. An ended run stays ended, because the
     incident and the decision are lost with the database; a live one is adopted. The folder of a
     launch that a killed agent did not complete is deleted, because the launch command is repeated.
     """
-    connection, runs = context.connection, context.workspace.runs
-    known = {row[0] for row in connection.execute("SELECT run_id FROM runs")}
-    unknown = [entry for entry in runs.iterdir() if entry.is_dir() and entry.name not in known]
     tickets = ticket_inodes(context.workspace)
-    added = []
-    for folder in sorted(unknown, key=lambda entry: entry.stat().st_mtime):
+    folders = [entry for entry in context.workspace.runs.iterdir() if entry.is_dir()]
+    changed = []
+    for folder in sorted(folders, key=lambda entry: entry.stat().st_mtime):
         try:
-            content = list(folder.iterdir())
-            is_ticket = [entry.name for entry in content] == [SPEC_FILE]
-            if not content or (is_ticket and content[0].lstat().st_ino in tickets):
+            run = get_run(context.connection, folder.name)
+            if run is None and _is_cut_launch(folder, tickets):
                 shutil.rmtree(folder)
-                continue
-            _insert(context, folder, read_spec(folder / SPEC_FILE), _read_attempts(folder))
-            added.append(folder.name)
+            elif _read_back(context, folder, run):
+                changed.append(folder.name)
         except (SpecError, _DamagedPlanError, OSError, sqlite3.IntegrityError) as error:
             log.warning("%s cannot be read back: %s", folder, error)
-    added += [run_id for run_id in known if catch_up(context, _run(connection, run_id))]
-    if added:
-        count = "1 run was" if len(added) == 1 else f"{len(added)} runs were"
+    if changed:
+        count = "1 run was" if len(changed) == 1 else f"{len(changed)} runs were"
         context.note("runs_rebuilt", f"{count} read back from the run folders", severity="warning")
-    return [run_id for run_id in added if _run(connection, run_id).state.is_over]
+    return [run_id for run_id in changed if _run(context.connection, run_id).state.is_over]
 
 
-def catch_up(context: AgentContext, run: Run) -> bool:
-    """Add the attempts of a run that are on the disk and not in the database, as when that was
-    restored from a backup, and move the run to where the newest of them is; False if there are
-    none. Raises sqlite3.Error."""
-    connection, folder = context.connection, context.workspace.run_dir(run.run_id)
-    row = get_attempt(connection, run.run_id, run.attempt)
-    own = folder / "attempts" / str(run.attempt)
-    # The id of a removed run is given again, and the attempts of that run begin with 1 as well.
-    is_other = row is not None and row.ended_at is not None and not (own / "exit.json").exists()
-    is_other = is_other and is_held(own / "attempt.lock")
-    oldest = run.attempt + (not is_other)
-    if all(number < oldest for number in attempt_numbers(folder)):
+def _is_cut_launch(folder: Path, tickets: Collection[int]) -> bool:
+    """Whether the folder has nothing but the ticket of a launch that was not completed."""
+    content = list(folder.iterdir())
+    has_only_spec = [entry.name for entry in content] == [SPEC_FILE]
+    return not content or (has_only_spec and content[0].lstat().st_ino in tickets)
+
+
+def _read_back(context: AgentContext, folder: Path, run: Run | None) -> bool:
+    """Add a run, or those of its attempts that the database does not know because it was restored
+    from a backup; False if there are none. Raises sqlite3.Error, and what reading the folder
+    raises."""
+    known = 0 if run is None else run.attempt
+    if run is not None and all(number <= known for number in attempt_numbers(folder)):
         return False
-    try:
-        attempts = _read_attempts(folder)
-        if not attempts or attempts[-1].number < oldest:
-            return False
-        spec = read_spec(folder / SPEC_FILE)
-    except (SpecError, _DamagedPlanError, OSError) as error:
-        log.warning("%s cannot be compared with its folder: %s", run.run_id, error)
+    attempts = _read_attempts(folder)
+    if run is not None and (not attempts or attempts[-1].number <= known):
         return False
-    cause = f"{_CAUSE}: attempt {attempts[-1].number} is newer than the database"
-    with repository.transaction(connection):
-        if is_other:
-            connection.execute("DELETE FROM attempts WHERE run_id = ? AND number >= ?", (run.run_id, run.attempt))
-        _insert_attempts(context, folder, spec, attempts, cause)
-        context.note("runs_rebuilt", cause, run.run_id, severity="warning")
+    spec = read_spec(folder / SPEC_FILE)
+    cause = "read back from its folder"
+    with repository.transaction(context.connection):
+        if run is None:
+            _insert_run(context, folder, spec, attempts, cause)
+        else:
+            cause = f"{cause}: attempt {attempts[-1].number} is newer than the database"
+        if attempts:
+            _insert_attempts(context, folder, spec, attempts, cause)
     return True
 
 
@@ -148,30 +139,27 @@ def _read_attempts(folder: Path) -> list[_Attempt]:
     return attempts
 
 
-def _insert(context: AgentContext, folder: Path, spec: RunSpec, attempts: Sequence[_Attempt]) -> None:
-    """Insert the rows of one run, its attempts and its leases."""
-    now = context.now()
-    with repository.transaction(context.connection) as connection:
-        (highest,) = connection.execute("SELECT coalesce(max(sequence), 0) FROM runs").fetchone()
-        repository.insert_run(
-            connection,
-            run_id=folder.name,
-            sequence=highest + 1,
-            name=folder.name.rsplit("-", 1)[0],
-            spec=redact_spec(spec),
-            params=attempts[-1].plan.params if attempts else redact_params(spec.params),
-            now=attempts[0].plan.created_at if attempts else folder.stat().st_mtime,
-            actor="agent",
-            cause=_CAUSE,
-        )
-        if (labels := read_labels(folder)) is not None:
-            store_labels(connection, folder.name, labels)
-        open_metrics(context.ingest, folder.name, spec, folder)
-        if attempts:
-            _insert_attempts(context, folder, spec, attempts, _CAUSE)
-        else:
-            run, cause = _run(connection, folder.name), "found in its folder, never started"
-            repository.move(connection, run, RunState.STOPPED, cause=cause, now=now)
+def _insert_run(context: AgentContext, folder: Path, spec: RunSpec, attempts: Sequence[_Attempt], cause: str) -> None:
+    """Insert the row of a run, which is stopped if it has no attempts."""
+    connection, run_id, now = context.connection, folder.name, context.now()
+    (highest,) = connection.execute("SELECT coalesce(max(sequence), 0) FROM runs").fetchone()
+    repository.insert_run(
+        connection,
+        run_id=run_id,
+        sequence=highest + 1,
+        name=run_id.rsplit("-", 1)[0],
+        spec=redact_spec(spec),
+        params=attempts[-1].plan.params if attempts else redact_params(spec.params),
+        now=attempts[0].plan.created_at if attempts else folder.stat().st_mtime,
+        actor="agent",
+        cause=cause,
+    )
+    if (labels := read_labels(folder)) is not None:
+        store_labels(connection, run_id, labels)
+    open_metrics(context.ingest, run_id, spec, folder)
+    if not attempts:
+        never = "found in its folder, never started"
+        repository.move(connection, _run(connection, run_id), RunState.STOPPED, cause=never, now=now)
 
 
 def _insert_attempts(

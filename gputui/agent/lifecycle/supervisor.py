@@ -80,7 +80,7 @@ class Supervisor:
         self.health = HealthMonitor(context, self.parts)
         self.release = GpuRelease(context)
         locks = GpuLocks.of(context.workspace)
-        self.admission = Admission(context, self.parts, self.release, locks, self._spawn, self.to_adopt.add)
+        self.admission = Admission(context, self.parts, self.release, locks, self._spawn)
         self.waits = RecoveryWaits(context, self.parts)
 
     def running(self) -> list[LiveAttempt]:

@@ -48,7 +48,6 @@ class Bench:
             GpuRelease(context),
             GpuLocks.of(workspace),
             lambda record, *_: self.started.append(record),
-            lambda _run_id: None,
         )
         spec = RunSpec(
             name="a", launcher="torchrun", program=("x.py",), python="/p", workdir="/", nproc=4,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gputui.agent.context import AgentContext
-from gputui.agent.lifecycle.rebuild import catch_up, rebuild
+from gputui.agent.lifecycle.rebuild import rebuild
 from gputui.core.config import Workspace
 from gputui.runs.spec import RunSpec
 from gputui.runs.submission import SPEC_FILE, write_spec
@@ -108,21 +108,21 @@ def test_attempts_that_a_restored_database_does_not_know_are_those_of_the_disk(
     rebuild(context)
     context.connection.execute("UPDATE attempts SET ended_at = NULL, state = 'running'")
     context.connection.execute("UPDATE runs SET state = ?", (row_state,))
-    assert not catch_up(context, find_run(context.connection, "net-1"))
+    assert rebuild(context) == []
     own = workspace.run_dir("net-1") / "attempts" / "2"
     own.mkdir()
     plan = {**PLAN, "run_id": "net-1", "attempt": 2, "created_at": NOW - 500}
     (own / "attempt.json").write_text(json.dumps(plan))
     # An attempt that was prepared and never started is none.
-    assert not catch_up(context, find_run(context.connection, "net-1"))
+    assert rebuild(context) == []
     (own / "started.json").write_text("{}")
     if exit_record is not None:
         (own / "exit.json").write_text(exit_record)
-    assert catch_up(context, find_run(context.connection, "net-1"))
+    assert rebuild(context) == ([] if exit_record is None else ["net-1"])
     run = find_run(context.connection, "net-1")
     assert (run.state, run.attempt) == (state, 2)
     ended = [attempt.ended_at for attempt in read_attempts(context.connection, "net-1")]
     assert ended == [5.0, None if exit_record is None else 9.0]
     held = context.connection.execute("SELECT gpu_uuid FROM leases").fetchall()
     assert held == ([("GPU-1",)] if exit_record is None else [])
-    assert not catch_up(context, run)
+    assert rebuild(context) == []
