@@ -132,7 +132,7 @@ class Agent:
         self.doorbell = Doorbell(workspace.runs, self._wake)
         self.supervisor = Supervisor(context, self.selector)
         self.alerting = Alerting(context, self.supervisor.running, interval)
-        self.supervisor.outbox.alerts_by = self.alerting.notice_target
+        self.supervisor.outbox.alerts_by = lambda: self.alerting.delivery
         self.upkeep = Housekeeping(context)
         self.sinks = Sinks(context)
         self.studies = Studies(context)

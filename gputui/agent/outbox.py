@@ -34,8 +34,11 @@ WEBHOOK_SECONDS = 10.0
 STDERR_CHARACTERS = 200
 STDERR_BYTES = 1 << 16
 
+Recipient = NoticeTarget | Delivery
+"""The command and the webhook of a run's policy, or those of alerts."""
 
-def run_command(notice: NoticeTarget, message: Mapping[str, Any], seconds: float = COMMAND_SECONDS) -> None:
+
+def run_command(notice: Recipient, message: Mapping[str, Any], seconds: float = COMMAND_SECONDS) -> None:
     """Run the command with the message's text as its last argument and the message as JSON on
     stdin.
 
@@ -62,7 +65,7 @@ def run_command(notice: NoticeTarget, message: Mapping[str, Any], seconds: float
             raise subprocess.CalledProcessError(process.returncode, command, stderr=errors.read()[-STDERR_BYTES:])
 
 
-def post(notice: NoticeTarget, message: Mapping[str, Any], seconds: float = WEBHOOK_SECONDS) -> None:
+def post(notice: Recipient, message: Mapping[str, Any], seconds: float = WEBHOOK_SECONDS) -> None:
     """Send the message as JSON. Raises OSError, ValueError or http.client.HTTPException."""
     # Imported here because it takes 6 MB with TLS, which few agents need.
     import urllib.request
@@ -97,7 +100,7 @@ SEND_SECONDS = 60.0
 
 class _Sending(NamedTuple):
     owed: Owed
-    notice: NoticeTarget
+    notice: Recipient
     job: Job[None]
 
     def trouble(self) -> str | None:
@@ -117,7 +120,7 @@ class Outbox:
     ``under_way`` are messages that are being sent, or whose result is not stored yet, by id."""
 
     context: AgentContext
-    alerts_by: Callable[[], NoticeTarget | None] = lambda: None
+    alerts_by: Callable[[], Recipient | None] = lambda: None
     under_way: dict[int, _Sending] = field(default_factory=dict)
 
     def turn(self) -> None:

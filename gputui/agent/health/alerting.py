@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
@@ -20,7 +20,6 @@ from gputui.agent.outbox import owe_alert
 from gputui.core import units
 from gputui.core.config import file_identity
 from gputui.core.text import clean
-from gputui.recovery.policies import NoticeTarget
 from gputui.recovery.watch.course import OLD_SECONDS, RateSchedule
 from gputui.recovery.watch.engine import (
     AlertChange,
@@ -33,7 +32,7 @@ from gputui.recovery.watch.engine import (
     with_overrides,
 )
 from gputui.recovery.watch.machine import GpuWatch, HostWatch
-from gputui.recovery.watch.rules import RULES, Observation, Rule, RuleSet, SubjectKind
+from gputui.recovery.watch.rules import RULES, Observation, RuleSet, SubjectKind
 from gputui.runs.repository import transaction
 from gputui.runs.spec import spec_of
 from gputui.store import alerts
@@ -45,15 +44,12 @@ from gputui.store.runs import get_run
 
 log = logging.getLogger(__name__)
 
-# The loop calls once a second, sometimes a little early.
-LOOK_SECONDS = 0.9
-SETTINGS_SECONDS = 5.0
 # An older sample does not count as current: the larger of these seconds and sampling intervals.
 SILENT_SECONDS = 5.0
 SILENT_INTERVALS = 3.0
 NCCL_KINDS = ("nccl_error", "nccl_timeout")
-_RUN_RULES = [rule.id for rule in RULES.values() if rule.subject == "run"]
-_RUN_RULES.remove("nccl_errors")
+# Rules about a run's course; NCCL's errors also count for a run that has ended.
+_COURSE_RULES = [rule.id for rule in RULES.values() if rule.subject == "run" and rule.id != "nccl_errors"]
 
 
 class RunRules(NamedTuple):
@@ -66,14 +62,21 @@ class RunRules(NamedTuple):
     peak: float | None = None
 
 
+class Subject(NamedTuple):
+    """What alerts are about, with its name for people, the rules for it, and its run if any."""
+
+    kind: SubjectKind
+    id: str
+    name: str
+    rules: RuleSet
+    run_id: str | None = None
+
+
 class Transition(NamedTuple):
-    """A change of an alert, with its rule, the name of its subject, its run if any, and the time
-    (UTC unix seconds)."""
+    """A change of an alert about a subject at a time (UTC unix seconds)."""
 
     change: AlertChange
-    rule: Rule
-    subject: str
-    run_id: str | None
+    subject: Subject
     at: float
 
 
@@ -89,23 +92,18 @@ class Alerting:
     host: HostWatch = field(default_factory=HostWatch)
     # The newest incident that was looked at.
     incident_id: int = 0
-    # The active alerts.
+    # The rows of the active alerts.
     ids: dict[Key, int] = field(default_factory=dict)
     unwritten: list[Transition] = field(default_factory=list)
-    due: float = float("-inf")
+    # Time since the last evaluation (monotonic).
     looked_at: float | None = None
+    elapsed: float = 0.0
     # The rules as changed by the machine's file, which is read again when it changes, and for each
     # followed run.
     machine: RuleSet = field(default_factory=lambda: RULES)
-    machine_delivery: Delivery | None = None
+    delivery: Delivery | None = None
     runs: dict[str, RunRules] = field(default_factory=dict)
-    file_due: float = float("-inf")
     file_read: tuple[int, int, int] | None = None
-
-    def notice_target(self) -> NoticeTarget | None:
-        """Where alerts are sent, or None."""
-        delivery = self.machine_delivery
-        return None if delivery is None else NoticeTarget(delivery.command, delivery.webhook)
 
     def begin(self) -> None:
         """Continue the active alerts of a former agent. Raises sqlite3.Error."""
@@ -119,23 +117,17 @@ class Alerting:
         self.engine.adopt(self.ids)
 
     def turn(self) -> None:
-        """Evaluate the rules if that is due. Raises sqlite3.OperationalError if the database cannot
-        be written; the changes are kept for the next turn."""
+        """Evaluate the rules; called once a second. Raises sqlite3.OperationalError if the database
+        cannot be written; the changes are kept for the next turn."""
+        self._reload()
         now = self.context.monotonic()
-        if now < self.due:
-            return
-        self.due = now + LOOK_SECONDS
-        if now >= self.file_due:
-            self.file_due = now + SETTINGS_SECONDS
-            self._reload()
-        elapsed = 0.0 if self.looked_at is None else now - self.looked_at
+        self.elapsed = 0.0 if self.looked_at is None else now - self.looked_at
         self.looked_at = now
         training, host = self._training(), self.context.recorder.host
         host = host if host is not None and self._is_fresh(host.at) else None
-        seen = self.host.observe(host, self.machine)
-        self.unwritten += self._gpu_changes(training, elapsed)
-        self.unwritten += self._judge(("host", ""), "the host", seen, elapsed)
-        self.unwritten += self._run_changes(training, elapsed)
+        self._judge(Subject("host", "", "the host", self.machine), self.host.observe(host, self.machine))
+        self._judge_gpus(training)
+        self._judge_runs(training)
         if self.unwritten:
             self._write()
 
@@ -157,7 +149,7 @@ class Alerting:
             log.warning("%s", error)
         else:
             self.machine = with_overrides(RULES, overrides.rules, path.name)
-            self.machine_delivery = overrides.delivery
+            self.delivery = overrides.delivery
             self.runs.clear()
         self.file_read = found
 
@@ -181,20 +173,12 @@ class Alerting:
         limit = max(SILENT_SECONDS, SILENT_INTERVALS * self.interval_seconds)
         return self.context.now() - at <= limit
 
-    def _judge(
-        self,
-        subject: tuple[SubjectKind, str],
-        name: str,
-        observations: Iterable[Observation],
-        elapsed: float,
-        rules: RuleSet | None = None,
-        run_id: str | None = None,
-    ) -> Iterator[Transition]:
+    def _judge(self, subject: Subject, observations: Iterable[Observation]) -> None:
         for seen in observations:
-            rule = (rules or self.machine)[seen.kind]
-            change = self.engine.evaluate(rule, Key(seen.kind, *subject), seen, elapsed)
+            key = Key(seen.kind, subject.kind, subject.id)
+            change = self.engine.evaluate(subject.rules[seen.kind], key, seen, self.elapsed)
             if change is not None:
-                yield Transition(change, rule, name, run_id, self.context.now())
+                self.unwritten.append(Transition(change, subject, self.context.now()))
 
     def _training(self) -> dict[str, LiveAttempt]:
         """The live attempts of running runs, by run."""
@@ -205,48 +189,51 @@ class Alerting:
         running = dict(rows.fetchall())
         return {run_id: live for run_id, live in living.items() if running.get(run_id) == live.record.number}
 
-    def _gpu_changes(self, training: Mapping[str, LiveAttempt], elapsed: float) -> Iterator[Transition]:
-        recorder, gpus = self.context.recorder, self.gpus
-        is_fresh = self._is_fresh(recorder.fast_at)
+    def _judge_gpus(self, training: Mapping[str, LiveAttempt]) -> None:
+        recorder = self.context.recorder
+        is_fresh, xids = self._is_fresh(recorder.fast_at), self._new_xids()
         claims = {uuid: live.record for live in training.values() for uuid in live.record.gpus}
-        xids: dict[str, list[int]] = {}
-        while recorder.reported:
-            event = recorder.reported.popleft()
-            if event.event == "xid" and event.code is not None:
-                xids.setdefault(event.uuid, []).append(event.code)
         for uuid, facts in recorder.facts.items():
-            watch = gpus.setdefault(uuid, GpuWatch())
             record = claims.get(uuid)
             run_id = None if record is None else record.run_id
-            rules = self.machine
-            if record is not None:
-                rules = self._rules_of(record.run_id, record).rules
+            rules = self.machine if record is None else self._rules_of(record.run_id, record).rules
             sample = recorder.fast.get(uuid) if is_fresh else None
             is_idle = sample is not None and sample.utilization_percent == 0
-            observations = watch.observe(
+            observations = self.gpus.setdefault(uuid, GpuWatch()).observe(
                 facts,
                 sample,
-                elapsed,
+                self.elapsed,
                 rules,
                 training=None if record is None else (record.run_id, record.number),
                 holder=self._holder(uuid) if is_idle else None,
                 xids=xids.get(uuid, ()),
                 slow=recorder.slow.get(uuid) if is_fresh else None,
             )
-            name = f"GPU {facts.index}"
-            yield from self._judge(("gpu", uuid), name, observations, elapsed, rules, run_id)
-        for gone in gpus.keys() - recorder.facts.keys():
-            del gpus[gone]
+            self._judge(Subject("gpu", uuid, f"GPU {facts.index}", rules, run_id), observations)
         if recorder.inventory is not None and recorder.inventory.problem is None:
-            # The machine no longer has these GPUs although the driver works.
-            for key in self.engine.raised():
-                is_gone = key.subject == "gpu" and key.subject_id not in recorder.facts
-                if is_gone and key.rule in self.machine:
-                    uuid, seen = key.subject_id, [Observation(key.rule, applies=False)]
-                    yield from self._judge(("gpu", uuid), uuid, seen, 0.0)
-            self.engine.forget("gpu", recorder.facts)
+            self._end_alerts_of_missing_gpus()
 
-    def _run_changes(self, training: Mapping[str, LiveAttempt], elapsed: float) -> Iterator[Transition]:
+    def _new_xids(self) -> dict[str, list[int]]:
+        """The codes of XIDs since the last call, by GPU."""
+        xids: dict[str, list[int]] = {}
+        while self.context.recorder.reported:
+            event = self.context.recorder.reported.popleft()
+            if event.event == "xid" and event.code is not None:
+                xids.setdefault(event.uuid, []).append(event.code)
+        return xids
+
+    def _end_alerts_of_missing_gpus(self) -> None:
+        """End the alerts of GPUs that the machine no longer has although the driver works."""
+        present = self.context.recorder.facts
+        for gone in self.gpus.keys() - present.keys():
+            del self.gpus[gone]
+        for key in self.engine.raised():
+            if key.subject == "gpu" and key.subject_id not in present and key.rule in self.machine:
+                subject = Subject("gpu", key.subject_id, key.subject_id, self.machine)
+                self._judge(subject, [Observation(key.rule, applies=False)])
+        self.engine.forget("gpu", present)
+
+    def _judge_runs(self, training: Mapping[str, LiveAttempt]) -> None:
         followed = {key.subject_id for key in self.engine.states if key.subject == "run"}
         for gone in self.runs.keys() - training.keys() - followed:
             del self.runs[gone]
@@ -259,14 +246,12 @@ class Alerting:
             if live is None or live.watched is None:
                 # Nothing is known before its lines were read; nothing applies to a run that does
                 # not train.
-                applies = live is not None
-                observations += [Observation(rule, applies=applies) for rule in _RUN_RULES]
+                observations += [Observation(rule, applies=live is not None) for rule in _COURSE_RULES]
             else:
                 watch = live.watched.watch
                 is_fresh = self.context.monotonic() - watch.lines_at <= OLD_SECONDS
                 observations += watch.metrics.observe(is_fresh, own.rules, own.schedule, own.peak)
-            subject: tuple[SubjectKind, str] = ("run", run_id)
-            yield from self._judge(subject, run_id, observations, elapsed, own.rules, run_id)
+            self._judge(Subject("run", run_id, run_id, own.rules, run_id), observations)
         self.engine.forget("run", training)
 
     def _nccl_errors(self) -> dict[str, list[str]]:
@@ -289,66 +274,70 @@ class Alerting:
         if most is None:
             return None
         if (owner := recorder.owner(most)) is not None:
-            return owner[0] if owner[1] is None else f"{owner[0]} rank {owner[1]}"
+            return owner.run_id if owner.rank is None else f"{owner.run_id} rank {owner.rank}"
         return " · ".join(word for word in (most.user, most.command) if word) or f"pid {most.pid}"
 
     def _write(self) -> None:
         """Write rows, events and messages in one transaction, then the log."""
         now = self.context.now()
-        notified: list[tuple[Transition, AlertView]] = []
+        lines: list[str] = []
         ids = dict(self.ids)
         with transaction(self.context.connection) as connection:
             for transition in self.unwritten:
-                view = self._write_row(connection, transition, ids)
-                if view is not None:
-                    notified.append((transition, view))
-                    if not view.is_silenced(now):
-                        owe_alert(connection, self.machine_delivery, view, now)
+                kind = transition.change.kind
+                if (transition.change.key in ids) is (kind == "raised"):
+                    continue
+                alert = _write_row(connection, transition, ids)
+                # Its row may have been deleted with its run.
+                if alert is None:
+                    continue
+                lines.append(f"alert {alert.alert_id} {kind}: {clean(alert.sentence)}")
+                if not alert.is_silenced(now):
+                    self._note(transition, alert)
+                    owe_alert(connection, self.delivery, alert, now)
             alerts.forget_old_silences(connection, now)
         self.ids = ids
         self.unwritten = []
-        for transition, view in notified:
-            text = clean(view.sentence)
-            log.warning("alert %d %s: %s", view.alert_id, transition.change.kind, text)
+        for line in lines:
+            log.warning("%s", line)
 
-    def _write_row(
-        self, connection: sqlite3.Connection, transition: Transition, ids: dict[Key, int]
-    ) -> AlertView | None:
-        """Write a raised or cleared alert, and its event unless it is silenced or reported by other
-        means; None if there is nothing to write. ``ids`` are those of active alerts."""
-        change, rule, now = transition.change, transition.rule, transition.at
-        key, seen = change.key, change.seen
-        if (key in ids) is (change.kind == "raised"):
-            return None
-        if change.kind == "raised":
-            is_finite = seen.value is not None and math.isfinite(seen.value)
-            row = {
-                "rule": key.rule,
-                "severity": rule.severity,
-                "subject_kind": key.subject,
-                "subject_id": key.subject_id,
-                "subject_name": transition.subject,
-                "run_id": transition.run_id,
-                "raised_at": now,
-                "value": seen.value if is_finite else None,
-                "threshold": seen.limit if math.isfinite(seen.limit) else None,
-                "unit": rule.unit,
-                "sentence": sentence(rule, seen, transition.subject),
-                "remedy": rule.remedy,
-            }
-            alert_id = ids[key] = alerts.raise_alert(connection, row)
-        else:
-            alert_id = ids.pop(key)
-            alerts.clear_alert(connection, alert_id, now=now, why=change.why)
-        view = alerts.one(connection, alert_id)
-        # Its row may have been deleted with its run.
-        if view is None or view.is_silenced(now) or rule.is_reported:
-            return view
+    def _note(self, transition: Transition, alert: AlertView) -> None:
+        """Add the event of an alert, unless its cause is an event already."""
+        change, at = transition.change, transition.at
+        rule = transition.subject.rules[change.key.rule]
+        if rule.is_reported:
+            return
         kind: EventKind = "alert_raised"
-        text, severity = view.sentence, rule.severity
+        text, severity = alert.sentence, rule.severity
         if change.kind == "cleared":
-            lasted = units.duration(max(0.0, now - view.raised_at))
+            lasted = units.duration(max(0.0, at - alert.raised_at))
             kind, severity = "alert_cleared", "info"
-            text = f"{rule.title} ({view.subject_name}): resolved after {lasted}, {change.why}"
-        self.context.note(kind, text, view.run_id, key=key.rule, severity=severity, subject="alert", at=now)
-        return view
+            text = f"{rule.title} ({alert.subject_name}): resolved after {lasted}, {change.why}"
+        self.context.note(kind, text, alert.run_id, key=rule.id, severity=severity, subject="alert", at=at)
+
+
+def _write_row(connection: sqlite3.Connection, transition: Transition, ids: dict[Key, int]) -> AlertView | None:
+    """Write a raised or cleared alert; return its row. ``ids`` are those of active alerts."""
+    change, subject = transition.change, transition.subject
+    key, seen, rule = change.key, change.seen, subject.rules[change.key.rule]
+    if change.kind == "cleared":
+        alert_id = ids.pop(key)
+        alerts.clear_alert(connection, alert_id, now=transition.at, why=change.why)
+    else:
+        is_finite = seen.value is not None and math.isfinite(seen.value)
+        row = {
+            "rule": rule.id,
+            "severity": rule.severity,
+            "subject_kind": subject.kind,
+            "subject_id": subject.id,
+            "subject_name": subject.name,
+            "run_id": subject.run_id,
+            "raised_at": transition.at,
+            "value": seen.value if is_finite else None,
+            "threshold": seen.limit if math.isfinite(seen.limit) else None,
+            "unit": rule.unit,
+            "sentence": sentence(rule, seen, subject.name),
+            "remedy": rule.remedy,
+        }
+        alert_id = ids[key] = alerts.raise_alert(connection, row)
+    return alerts.one(connection, alert_id)
