@@ -9,7 +9,6 @@ so neither waits for the other longer than that.
 from __future__ import annotations
 
 import logging
-import shutil
 import sqlite3
 import threading
 import time
@@ -39,8 +38,6 @@ EXPIRE_SECONDS = 3600.0
 FAILED_SECONDS = 20.0
 STOP_SECONDS = 2.0
 BUSY_MILLISECONDS = 20
-# With less free disk space, the write-ahead log must not grow: recording needs the rest.
-ROOM_BYTES = 8 << 20
 # 32 MiB, which new samples soon use again.
 KEPT_FREE_PAGES = 8192
 
@@ -84,7 +81,7 @@ class Janitor:
     failure: Exception | None = None
     """The damage of the database; the thread has ended."""
     has_lines: bool = False
-    """Lines of removed runs are left, and the disk has room to delete them."""
+    """Lines of removed runs are left."""
     is_moving_log: bool = False
     _connection: sqlite3.Connection | None = None
     _thread: threading.Thread | None = None
@@ -231,8 +228,8 @@ class Janitor:
         """Delete lines of one source of a removed run, and a source without lines; True if more are
         left."""
         row = self.connection.execute(_NEXT_SOURCE).fetchone()
-        self.has_lines = row is not None and self._has_room()
-        if row is None or not self.has_lines:
+        self.has_lines = row is not None
+        if row is None:
             return False
         for table, key, count in _OF_SOURCES:
             with self.write() as connection:
@@ -246,14 +243,6 @@ class Janitor:
         with self.write() as connection:
             connection.execute("DELETE FROM metric_sources WHERE source_id = ?", row)
         return True
-
-    def _has_room(self) -> bool:
-        """Whether a transaction can be written without taking disk space that recording needs: with
-        little of it, only into an empty log."""
-        if shutil.disk_usage(self.workspace.state).free >= ROOM_BYTES:
-            return True
-        is_busy, frames, moved = self.connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-        return not is_busy and frames == moved
 
     def _return_pages(self) -> bool:
         """Return free pages, which removed runs leave, to the file system; True if more may be

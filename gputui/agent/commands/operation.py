@@ -6,7 +6,6 @@ from typing import Any
 
 from gputui.agent.commands.request import CommandRequest, RefusedError, Result
 from gputui.core import units
-from gputui.recovery.watch.engine import MAX_SECONDS
 from gputui.recovery.watch.rules import RULES
 from gputui.store import alerts, queue
 from gputui.store.alerts import ANY_SUBJECT, AlertView
@@ -62,7 +61,7 @@ def move_in_queue(request: CommandRequest) -> Result:
 
 def _new_priorities(request: CommandRequest, target: Run) -> dict[str, int]:
     """The new priorities by run. Raises RefusedError."""
-    place, priority = request.args.get("place"), request.args.get("priority")
+    place, priority = request.args.get("place"), request.args.get("priority", target.priority)
     if place in ("up", "down"):
         if target.state is not RunState.QUEUED:
             why = "it continues by itself and is not in the queue"
@@ -73,21 +72,16 @@ def _new_priorities(request: CommandRequest, target: Run) -> dict[str, int]:
         priority = max([target.priority, *(other + 1 for other in others)])
     elif place == "last":
         priority = min([target.priority, *(other - 1 for other in others)])
-    if isinstance(priority, bool) or not isinstance(priority, int):
-        raise RefusedError("say where to: --first, --last or --priority N")
-    return {target.run_id: priority}
+    return {target.run_id: int(priority)}
 
 
 def acknowledge(request: CommandRequest) -> Result:
     """Acknowledge the alerts of ``ids``, or all active ones."""
     now, ids, actor = request.context.now(), request.args.get("ids"), request.actor
     if ids is None:
-        lasting = alerts.lasting(request.connection)
-        wanted = [alert for alert in lasting if alert.acknowledged_at is None]
-    elif isinstance(ids, list):
-        wanted = [_alert(request, alert_id) for alert_id in ids]
+        wanted = [alert for alert in alerts.lasting(request.connection) if alert.acknowledged_at is None]
     else:
-        raise RefusedError("say which alerts, by their numbers")
+        wanted = [_alert(request, alert_id) for alert_id in ids]
     if not wanted:
         return {"ids": [], "text": "no alert is unacknowledged"}
     for alert in wanted:
@@ -102,11 +96,7 @@ def acknowledge(request: CommandRequest) -> Result:
 def silence(request: CommandRequest) -> Result:
     """Silence a rule for ``seconds``: for the subject of the alert ``id``, or with ``rule`` for all
     subjects. 0 ends a silence."""
-    seconds: Any = request.args.get("seconds")
-    rule: Any = request.args.get("rule")
-    is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
-    if not is_number or not 0 <= seconds <= MAX_SECONDS:
-        raise RefusedError("say for how long: seconds from 0 to 30 days")
+    seconds, rule = float(request.args["seconds"]), request.args.get("rule")
     if rule is None:
         alert = _alert(request, request.args.get("id"))
         kind, subject_id, whose = alert.subject_kind, alert.subject_id, f"for {alert.subject_name}"
@@ -124,8 +114,7 @@ def silence(request: CommandRequest) -> Result:
 
 
 def _alert(request: CommandRequest, alert_id: Any) -> AlertView:
-    is_number = isinstance(alert_id, int) and not isinstance(alert_id, bool)
-    alert = alerts.one(request.connection, alert_id) if is_number else None
+    alert = alerts.one(request.connection, alert_id)
     if alert is None:
         raise RefusedError(f"there is no alert {alert_id}; gputui alerts lists them")
     return alert

@@ -31,6 +31,7 @@ from gputui.runs.redaction import redact_spec
 from gputui.runs.spec import RunSpec, Scalar, SpecError, spec_of
 from gputui.runs.submission import SPEC_FILE, read_ticket
 from gputui.store import alerts, commands
+from gputui.store.events import EventKind, Severity
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run, get_run
 from gputui.studies.rows import adopt_run, keep_cost
@@ -290,22 +291,18 @@ def label(request: CommandRequest) -> Result:
 
 def orphans_ended(request: CommandRequest) -> Result:
     """Add an event for each process that ``gputui orphans --kill`` killed or could not kill."""
-    processes = request.args.get("processes")
-    if not isinstance(processes, list) or not all(isinstance(each, dict) for each in processes):
-        raise RefusedError("the command does not name the processes that were ended")
+    processes = request.args["processes"]
     for process in processes:
         run_id, pid = str(process.get("run_id")), str(process.get("pid"))
         is_known = get_run(request.connection, run_id) is not None
         words = clean(redact_text(str(process.get("command", "")))[:COMMAND_CHARACTERS])
         what = f"orphan {pid} of {run_id} ({words})"
-        was_killed = bool(process.get("killed"))
-        text = f"{request.actor} could not end {what}; not even by SIGKILL"
-        request.context.note(
-            "orphan_killed" if was_killed else "orphan_unkillable",
-            f"{request.actor} ended {what}" if was_killed else text,
-            run_id if is_known else None,
-            process.get("attempt") if is_known else None,
-            key=pid,
-            severity="info" if was_killed else "error",
-        )
+        kind: EventKind = "orphan_killed"
+        severity: Severity = "info"
+        text = f"{request.actor} ended {what}"
+        if not process.get("killed"):
+            kind, severity = "orphan_unkillable", "error"
+            text = f"{request.actor} could not end {what}; not even by SIGKILL"
+        about = (run_id, process.get("attempt")) if is_known else (None, None)
+        request.context.note(kind, text, *about, key=pid, severity=severity)
     return {"noted": len(processes)}

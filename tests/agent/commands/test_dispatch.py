@@ -248,12 +248,9 @@ def test_a_waiting_run_moves_one_place_and_one_that_runs_does_not(supervisor: Su
 
 
 @table("verb, args, reason", [
-    ("alert_ack", {"ids": [7]}, "there is no alert 7"), ("alert_ack", {"ids": [True]}, "there is no alert True"),
-    ("alert_ack", {"ids": 7}, "say which alerts"), ("alert_silence", {"id": 7, "seconds": 60}, "there is no alert 7"),
+    ("alert_ack", {"ids": [7]}, "there is no alert 7"),
+    ("alert_silence", {"id": 7, "seconds": 60}, "there is no alert 7"),
     ("alert_silence", {"rule": "diskk", "seconds": 60}, "there is no rule 'diskk'"),
-    ("alert_silence", {"rule": "disk", "seconds": -1}, "say for how long"),
-    ("alert_silence", {"rule": "disk", "seconds": 1e9}, "say for how long"),
-    ("alert_silence", {"rule": "disk"}, "say for how long"),
 ])  # fmt: skip
 def test_commands_about_alerts_that_are_not_there(
     supervisor: Supervisor, verb: str, args: dict[str, object], reason: str
