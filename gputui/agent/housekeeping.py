@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 LOG_SECONDS = 10.0
 LOOK_SECONDS = 30.0
 ORPHANS_SECONDS = 60.0
+TICKET_SECONDS = 3600.0
 
 
 @dataclass(slots=True)
@@ -46,8 +47,9 @@ class Housekeeping:
         self.log_bounds = LogBounds(self.context)
 
     def begin(self) -> None:
-        """Warn once per database if a logout would end the agent, and go on with removals. Raises
-        sqlite3.Error."""
+        """Warn once per database if a logout would end the agent, and complete what a former agent
+        began. Raises sqlite3.Error and OSError."""
+        delete_old_tickets(self.context)
         go_on_removing(self.context)
         end = logout_end()
         if end is not None and not has_event(self.context.connection, "logout_ends_agent"):
@@ -62,6 +64,13 @@ class Housekeeping:
         if now >= self.log_at:
             self.log_at = now + LOG_SECONDS
             rotate(self.context.workspace.agent_log)
+
+
+def delete_old_tickets(context: AgentContext) -> None:
+    """Delete specifications whose command was withdrawn: they may contain secrets."""
+    for path in (context.workspace.state / "inbox").glob("*.json*"):
+        if context.now() - path.stat().st_mtime > TICKET_SECONDS:
+            path.unlink()
 
 
 def note_predecessor(context: AgentContext) -> None:

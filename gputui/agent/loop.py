@@ -4,24 +4,19 @@ time."""
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import json
 import logging
 import math
 import os
 import selectors
 import signal
 import sqlite3
-import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 from msgspec import Struct
 
+from gputui.agent.agent_lock import AgentLock
 from gputui.agent.commands import dispatch
 from gputui.agent.context import AgentContext
 from gputui.agent.doorbell import Doorbell
@@ -34,14 +29,13 @@ from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.agent.recording.output import FileOutput
 from gputui.agent.sinks import Sinks
 from gputui.agent.studies import Studies
-from gputui.core.config import PRIVATE_FILE_MODE, Workspace
-from gputui.core.redaction import Redactor, secrets_in
+from gputui.core.config import Workspace
 from gputui.machine.gpu_model import FastTick
 from gputui.machine.sampler_client import SamplerClient, SamplerCommand
 from gputui.metrics.ingest import PUMP_SECONDS
 from gputui.runs.agent_process import agent_argv, has_views
 from gputui.runs.identity import identify
-from gputui.store.database import StoreCorruptError, is_same_file, open_writer, set_aside, suspect_mark
+from gputui.store.database import StoreCorruptError, is_same_file, open_writer, set_aside
 from gputui.store.events import add_event
 from gputui.version import VERSION
 
@@ -58,39 +52,6 @@ LINGER_SECONDS = 30.0
 OCCUPANTS_SECONDS = 2.0
 UNWRITABLE_SECONDS = 0.5
 RESTING_SECONDS = 0.05
-TICKET_SECONDS = 3600.0
-
-
-class AgentRunningError(Exception):
-    """Another agent holds the lock."""
-
-
-@dataclass(slots=True)
-class AgentLock:
-    """The held lock. Its file is never unlinked: a lock on an unlinked file protects nothing."""
-
-    descriptor: int
-
-    @classmethod
-    def take(cls, path: Path) -> AgentLock:
-        """Take the lock. Raises AgentRunningError if another process holds it, OSError if the file
-        cannot be used."""
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE_MODE)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(descriptor)
-            raise AgentRunningError(f"an agent already runs for {path.parent}") from error
-        return cls(descriptor)
-
-    def describe(self, record: dict[str, Any]) -> None:
-        """Write who holds the lock into its file."""
-        data = json.dumps(record).encode()
-        os.pwrite(self.descriptor, data.ljust(os.fstat(self.descriptor).st_size), 0)
-
-    def release(self) -> None:
-        os.ftruncate(self.descriptor, 0)
-        os.close(self.descriptor)
 
 
 class AgentOptions(Struct, frozen=True):
@@ -121,6 +82,9 @@ class Agent:
         self.lock = lock
         self.on_second = on_second
         self.started_at = time.time()
+        identity = identify(os.getpid())
+        assert identity is not None
+        self.identity = identity
         self.stopping = False
         self.replaced = False
         connection = self._open_store()
@@ -164,12 +128,13 @@ class Agent:
         with self.supervisor.parts.around("looking for a former agent", is_run=False):
             # Before the row of the former agent is overwritten.
             note_predecessor(self.context)
-        self._introduce(ready=False)
+        self._write_own_row()
+        self._describe()
         self.doorbell.start()
         self._begin()
         self.sampler.start()
         self.selector.register(self.sampler.fileno(), selectors.EVENT_READ, None)
-        self._introduce(ready=True)
+        self._describe(ready=True)
         log.info("agent %s started, pid %d", VERSION, os.getpid())
         self.context.janitor.start()
         try:
@@ -194,7 +159,6 @@ class Agent:
             self._describe()
 
         steps: dict[str, Callable[[], object]] = {
-            "old tickets": self._forget_old_tickets,
             "reading runs back": read_runs_back,
             "upkeep": self.upkeep.begin,
             "adoption": self.supervisor.adopt,
@@ -203,12 +167,6 @@ class Agent:
         for name, step in steps.items():
             with self.supervisor.parts.around(name, is_run=False):
                 step()
-
-    def _forget_old_tickets(self) -> None:
-        """Delete specifications whose command was withdrawn: they may contain secrets."""
-        for path in (self.workspace.state / "inbox").glob("*.json*"):
-            if self.started_at - path.stat().st_mtime > TICKET_SECONDS:
-                path.unlink()
 
     def _loop(self) -> None:
         parts = self.supervisor.parts
@@ -335,7 +293,8 @@ class Agent:
         parts.do("studies", self.studies.turn)
         # Preconditions of queued runs (disk space, a file, a GPU) change without notice.
         self.supervisor.needs_schedule = True
-        parts.do("housekeeping", lambda: self._look_at_itself(now))
+        parts.do("the janitor", self.context.janitor.call)
+        parts.do("the agent's own state", lambda: self._look_at_itself(now))
 
     def _watch_sampler(self, now: float) -> None:
         health, inventory = self.sampler.check(now), self.context.recorder.inventory
@@ -350,8 +309,8 @@ class Agent:
             self._shown_health = shown
 
     def _look_at_itself(self, now: float) -> None:
-        """Stop if no client needs this agent, or if its database or its lock was replaced: another
-        agent may have the new one."""
+        """Report the longest turn, and stop if nobody needs this agent, or if its database or its
+        lock was replaced: another agent may have the new one."""
         parts, options = self.supervisor.parts, self.options
         if parts.longest_seconds > self._shown_turn:
             self._shown_turn = parts.longest_seconds
@@ -359,22 +318,23 @@ class Agent:
                 "UPDATE agent SET longest_turn_seconds = ?, longest_turn_part = ?",
                 (parts.longest_seconds, parts.longest_part),
             )
-        self.context.janitor.call()
         for path, own in self._own.items():
             if not is_same_file(path, own):
                 log.error("%s was replaced or removed; starting over with what is there", path)
                 self.replaced = self.stopping = True
         if self.on_second is not None:
             self.on_second(self)
-        duration = options.duration_seconds
-        if duration is not None and now - self._began_at >= duration:
+        if options.duration_seconds is not None and now - self._began_at >= options.duration_seconds:
             self.stopping = True
-        busy = (part.is_busy() for part in (self.supervisor, self.sinks, self.studies))
-        if options.recording or self._unread_runs or any(busy) or has_views(self.workspace):
+        if self._is_needed():
             self._needed_at = now
         elif now - self._needed_at >= options.linger_seconds:
             log.info("no client needs an agent now")
             self.stopping = True
+
+    def _is_needed(self) -> bool:
+        is_busy = self.supervisor.is_busy() or self.sinks.is_busy() or self.studies.is_busy()
+        return bool(self.options.recording or self._unread_runs or is_busy or has_views(self.workspace))
 
     def _open_store(self) -> sqlite3.Connection:
         path = self.workspace.database
@@ -389,12 +349,11 @@ class Agent:
             return connection
 
     def _describe(self, doing: str | None = None, *, ready: bool = False) -> None:
-        """Write into the lock's file who holds it, and what clients have to wait for."""
-        identity = identify(os.getpid())
-        assert identity is not None
+        """Write into the lock's file who holds it, and what clients have to wait for. A waiting
+        client goes on as soon as it reads ``ready``."""
         self.lock.describe(
             {
-                **identity._asdict(),
+                **self.identity._asdict(),
                 "version": VERSION,
                 "started_at": self.started_at,
                 "recording": self.options.recording,
@@ -403,18 +362,13 @@ class Agent:
             }
         )
 
-    def _introduce(self, *, ready: bool) -> None:
-        """Write this agent's row in the store, and the lock's file."""
-        identity, options = identify(os.getpid()), self.options
-        assert identity is not None
-        values = (*identity, VERSION, self.started_at, self.context.now(), options.recording)
+    def _write_own_row(self) -> None:
+        values = (*self.identity, VERSION, self.started_at, self.context.now(), self.options.recording)
         self.context.connection.execute(
             "INSERT OR REPLACE INTO agent (id, pid, start_ticks, boot_id, version, started_at, "
             "heartbeat_at, recording, interval_seconds) VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (*values, options.interval_seconds),
+            (*values, self.options.interval_seconds),
         )
-        # Last, because a waiting client starts as soon as it reads this.
-        self._describe(ready=ready)
 
     def _leave(self) -> None:
         try:
@@ -424,34 +378,3 @@ class Agent:
             log.warning("the end of this agent cannot be recorded: %s", error)
         self.context.connection.close()
         log.info("agent ended")
-
-
-def describe_failure(workspace: Workspace, error: sqlite3.DatabaseError) -> str:
-    """Message for a database error that ends the agent. If the file may be damaged, a marker file
-    makes the next agent check it."""
-    is_damaged = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_CORRUPT
-    if isinstance(error, sqlite3.OperationalError) and not is_damaged:
-        remedy = "free some disk space, or end the program that holds it"
-    else:
-        remedy = "the next start will check it and set it aside if it is damaged"
-        with contextlib.suppress(OSError):
-            suspect_mark(workspace.database).touch()
-    return f"{workspace.database}: {error}; {remedy}"
-
-
-class HidingFormatter(logging.Formatter):
-    """Redacts the secrets of the agent's environment from log lines and tracebacks."""
-
-    def __init__(self, pattern: str, date_pattern: str) -> None:
-        super().__init__(pattern, date_pattern)
-        self._redactor = Redactor(secrets_in(os.environ, {}))
-
-    def format(self, record: logging.LogRecord) -> str:
-        return self._redactor.text(super().format(record))
-
-
-def log_to_stderr() -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    pattern = "%(asctime)s %(levelname)s %(message)s"
-    handler.setFormatter(HidingFormatter(pattern, "%Y-%m-%dT%H:%M:%S"))
-    logging.basicConfig(handlers=[handler], level=logging.INFO)

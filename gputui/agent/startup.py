@@ -5,28 +5,24 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import os
 import resource
 import shutil
 import sqlite3
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TextIO
 
-from gputui.agent.loop import (
-    LINGER_SECONDS,
-    Agent,
-    AgentLock,
-    AgentOptions,
-    AgentRunningError,
-    describe_failure,
-    log_to_stderr,
-)
+from gputui.agent.agent_lock import AgentLock, AgentRunningError
+from gputui.agent.loop import LINGER_SECONDS, Agent, AgentOptions
 from gputui.agent.recording.output import FileOutput, record_line, record_shape
 from gputui.core.config import Workspace
+from gputui.core.redaction import Redactor, secrets_in
 from gputui.core.text import clip
 from gputui.runs.agent_process import AgentUnreachableError, has_views, spawn_agent, stop_agent
-from gputui.store.database import StoreError
+from gputui.store.database import StoreError, suspect_mark
 from gputui.store.runs import active_run_count
 
 log = logging.getLogger(__name__)
@@ -151,6 +147,37 @@ def _failed(why: object) -> int:
     """Print the one line that a person or the log gets; return the exit code."""
     print(f"gputui: {why}", file=sys.stderr)  # noqa: T201
     return 1
+
+
+def describe_failure(workspace: Workspace, error: sqlite3.DatabaseError) -> str:
+    """Message for a database error that ends the agent. If the file may be damaged, a marker file
+    makes the next agent check it."""
+    is_damaged = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_CORRUPT
+    if isinstance(error, sqlite3.OperationalError) and not is_damaged:
+        remedy = "free some disk space, or end the program that holds it"
+    else:
+        remedy = "the next start will check it and set it aside if it is damaged"
+        with suppress(OSError):
+            suspect_mark(workspace.database).touch()
+    return f"{workspace.database}: {error}; {remedy}"
+
+
+class HidingFormatter(logging.Formatter):
+    """Redacts the secrets of the agent's environment from log lines and tracebacks."""
+
+    def __init__(self, pattern: str, date_pattern: str) -> None:
+        super().__init__(pattern, date_pattern)
+        self._redactor = Redactor(secrets_in(os.environ, {}))
+
+    def format(self, record: logging.LogRecord) -> str:
+        return self._redactor.text(super().format(record))
+
+
+def log_to_stderr() -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    pattern = "%(asctime)s %(levelname)s %(message)s"
+    handler.setFormatter(HidingFormatter(pattern, "%Y-%m-%dT%H:%M:%S"))
+    logging.basicConfig(handlers=[handler], level=logging.INFO)
 
 
 class _Reporter:

@@ -12,7 +12,7 @@ import pytest
 from gputui.agent.context import AgentContext
 from gputui.agent.housekeeping import note_predecessor
 from gputui.agent.log_sizes import LOOK_SECONDS, LogBounds, Quota, rotate, trim
-from gputui.agent.loop import HidingFormatter
+from gputui.agent.startup import HidingFormatter
 from gputui.core.config import Workspace
 from gputui.core.redaction import REDACTED
 from gputui.metrics.formats import Reading

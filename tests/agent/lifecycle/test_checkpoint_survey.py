@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from gputui.agent.agent_lock import AgentLock
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle import checkpoint_survey
 from gputui.agent.lifecycle.checkpoint_survey import TWO_HOMES, scan, search_of
 from gputui.agent.lifecycle.execution import examine
 from gputui.agent.lifecycle.live_attempt import PostmortemTask
 from gputui.agent.lifecycle.waiting import may_start
-from gputui.agent.loop import AgentLock
 from gputui.core.config import Workspace, locate
 from gputui.core.redaction import Redactor
 from gputui.recovery.checkpoints import ledger
