@@ -238,9 +238,8 @@ def remove(request: CommandRequest) -> Result:
         if is_held(attempt_dir(context.workspace, run_id, number) / "attempt.lock"):
             why = "is alive, which the database does not know; gputui agent stop, and the next agent adopts it"
             raise RefusedError(f"attempt {number} of {run_id} {why}")
-    if any(entry.run_id == run_id for entry in request.supervisor.release.entries):
-        why = "has just ended and its GPUs' memory is not back yet; try again soon"
-        raise RefusedError(f"{run_id} {why}")
+    if any(entry.run_id == run_id for entry in request.supervisor.holds.entries):
+        raise RefusedError(f"processes of {run_id} cannot be killed; remove it once they are gone")
     try:
         moved = housekeeping.move_to_removed(context.workspace, run_id)
     except OSError as error:

@@ -22,7 +22,7 @@ from gputui.agent.context import AgentContext
 from gputui.agent.error_barrier import Parts
 from gputui.agent.lifecycle import checkpoint_survey
 from gputui.agent.lifecycle.ending import give_up
-from gputui.agent.lifecycle.gpus import GpuRelease, foreign_bytes, gpu_availability
+from gputui.agent.lifecycle.gpus import GpuHolds, foreign_bytes, gpu_availability
 from gputui.agent.lifecycle.run_files import attempt_numbers, policy_of, rank_output
 from gputui.agent.lifecycle.scheduler import GpuAvailability, Start, Wait, gpus_wanted, schedule
 from gputui.agent.lifecycle.waiting import may_start
@@ -74,7 +74,7 @@ class Admission:
 
     context: AgentContext
     parts: Parts
-    release: GpuRelease
+    holds: GpuHolds
     locks: GpuLocks
     # Starts an attempt, given its executor and the descriptors of its GPU locks.
     spawn: Callable[[Attempt, Executor, Sequence[int]], None]
@@ -83,7 +83,7 @@ class Admission:
 
     def availability(self) -> list[GpuAvailability] | None:
         """The availability of each GPU, or None before the first inventory."""
-        return gpu_availability(self.context, self.release.uuids(), self.locks.is_held)
+        return gpu_availability(self.context, self.holds.uuids(), self.locks.is_held)
 
     def turn(self) -> bool:
         """Start as many runs as a turn has time for, and store what the others wait for. True if

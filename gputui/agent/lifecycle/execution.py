@@ -186,8 +186,7 @@ def sweep(attempt: LiveAttempt, phase: Sweeping, context: AgentContext, *, read_
     is_left = any(process.pid not in given_up for process in identities)
     if is_left and not phase.end_leftovers(identities, context.monotonic()):
         return phase
-    has_failed = exit_record is None or exit_record.get("code") != 0
-    if record.gpus and has_failed and not _gpus_were_read(attempt, phase, context):
+    if record.gpus and not _gpus_were_read(phase, context):
         return phase
     # From here on, no process can write more.
     if not is_read():
@@ -198,13 +197,11 @@ def sweep(attempt: LiveAttempt, phase: Sweeping, context: AgentContext, *, read_
     return begin_postmortem(phase, task, context)
 
 
-def _gpus_were_read(attempt: LiveAttempt, phase: Sweeping, context: AgentContext) -> bool:
-    """Whether the GPUs were sampled after an unrequested end, or READING_SECONDS have passed
-    because the driver hangs. A GPU that was lost together with the attempt is its cause."""
+def _gpus_were_read(phase: Sweeping, context: AgentContext) -> bool:
+    """Whether the GPUs were sampled after the last process, or READING_SECONDS have passed because
+    the driver hangs. A GPU that was lost together with the attempt is its cause, and the scheduler
+    must see the memory that is free again."""
     if phase.ended_at is None:
-        fresh = get_attempt(context.connection, attempt.record.run_id, attempt.record.number)
-        if fresh is not None and fresh.stop_requested is not None:
-            return True
         phase.ended_at, phase.ended_clock = context.now(), context.monotonic()
     # A sample from the future was taken before the clock was set back.
     was_read = phase.ended_at < context.recorder.fast_at <= context.now()

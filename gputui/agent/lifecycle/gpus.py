@@ -1,10 +1,10 @@
-"""The GPUs: which are available, and the release of those of ended attempts."""
+"""The GPUs: which are available, and which are held by processes that cannot be killed."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -18,28 +18,27 @@ from gputui.store.hardware import Quarantined, quarantined
 from gputui.store.runs import get_run
 from gputui.store.series import GpuSample
 
-# How long a driver that does not answer, or a process that cannot be killed, is waited for at a time.
-DEADLINE_SECONDS = 15.0
+# Poll interval for the end of processes that cannot be killed.
+LOOK_SECONDS = 15.0
 
 
 def gpu_availability(
     context: AgentContext,
-    draining: Mapping[str, bool],
+    held: Collection[str] = (),
     is_locked: Callable[[str], bool] = lambda _uuid: False,
 ) -> list[GpuAvailability] | None:
     """All GPUs that the driver lists, then leased ones that it does not list; None before the first
     inventory.
 
-    ``draining`` are the GPUs that are being released, by UUID, and whether an unkillable process
-    holds them. ``is_locked`` tells whether another home holds the lock of a GPU. Raises
-    sqlite3.Error.
+    ``held`` are the UUIDs of GPUs that unkillable processes hold. ``is_locked`` tells whether
+    another home holds the lock of a GPU. Raises sqlite3.Error.
     """
     connection, inventory = context.connection, context.recorder.inventory
     if inventory is None:
         return None
     state = _MachineState(
         context.recorder,
-        draining,
+        held,
         is_locked,
         leases=repository.leases(connection),
         in_use=repository.leases_in_use(connection),
@@ -58,7 +57,7 @@ class _MachineState(NamedTuple):
     attempt."""
 
     recorder: Recorder
-    draining: Mapping[str, bool]
+    held: Collection[str]
     is_locked: Callable[[str], bool]
     leases: Mapping[str, GpuHolders]
     in_use: set[str]
@@ -69,7 +68,6 @@ class _MachineState(NamedTuple):
         total = (sample.memory_total_bytes if sample else None) or gpu.memory_total_bytes
         used = sample.memory_used_bytes if sample else None
         is_bad = sample is not None and sample.state != "ok"
-        is_held = self.draining.get(uuid)
         lease = self.leases.get(uuid, GpuHolders((), None))
         return GpuAvailability(
             uuid,
@@ -79,7 +77,7 @@ class _MachineState(NamedTuple):
             free_bytes=None if total is None or used is None else total - used,
             # Only a person can end these states.
             out_of_service=uuid in self.quarantined or bool(gpu.mig_mode) or is_bad,
-            is_settling=uuid not in self.quarantined and not is_bad and (sample is None or is_held is False),
+            is_settling=uuid not in self.quarantined and sample is None,
             total_bytes=total,
             shared_by=lease.shared_by,
         )
@@ -93,9 +91,8 @@ class _MachineState(NamedTuple):
             return "has not been read yet"
         if sample.state != "ok":
             return "is lost" if sample.state == "lost" else f"has an error: {sample.detail}"
-        if uuid in self.draining:
-            words = "is held by a process" if self.draining[uuid] else "still holds memory"
-            return f"{words} of the previous attempt"
+        if uuid in self.held:
+            return "is held by a process of the previous attempt"
         if gpu.mig_mode:
             return "is split by MIG"
         for process in processes:
@@ -126,31 +123,29 @@ def foreign_bytes(recorder: Recorder, uuid: str) -> int | None:
 
 
 @dataclass(slots=True, eq=False)
-class Releasing:
-    """The GPUs of an attempt that ended at ``ended_at`` (UTC unix seconds). They are looked at once
-    they were sampled since then, at the latest at ``deadline`` (monotonic). ``is_held``: unkillable
-    processes hold them."""
+class HeldGpus:
+    """The GPUs of an ended attempt whose processes may hold them still; the next look is at
+    ``due_at`` (monotonic). ``is_seen``: such processes were found."""
 
     run_id: str
     attempt: int
     uuids: Sequence[str]
-    ended_at: float
-    deadline: float
-    is_held: bool = False
+    due_at: float = -math.inf
+    is_seen: bool = False
 
 
 @dataclass(slots=True)
-class GpuRelease:
-    """The GPUs of ended attempts, which are free once no process of the attempt is left and they
-    were sampled again. A run that is over then returns its leases; a recovering run keeps them, and
+class GpuHolds:
+    """The GPUs of ended attempts until none of their processes is left, which is at once unless one
+    cannot be killed. A run that is over then returns its leases; a recovering run keeps them, and
     may start on other GPUs before."""
 
     context: AgentContext
-    entries: list[Releasing] = field(default_factory=list)
+    entries: list[HeldGpus] = field(default_factory=list)
 
     def adopt(self) -> None:
-        """Begin again to release the GPUs of ended attempts whose runs have a lease or are not over.
-        Raises sqlite3.Error."""
+        """Hold the GPUs of all ended attempts whose runs have a lease or are not over. Raises
+        sqlite3.Error."""
         ended = self.context.connection.execute(
             "SELECT run_id, number, gpus FROM attempts WHERE ended_at NOTNULL AND gpus != '[]' AND run_id IN "
             "(SELECT run_id FROM leases UNION SELECT run_id FROM runs WHERE ended_at IS NULL)"
@@ -159,48 +154,41 @@ class GpuRelease:
             self.begin(run_id, number, json.loads(gpus))
 
     def begin(self, run_id: str, attempt: int, uuids: Sequence[str]) -> None:
-        """Begin to release the GPUs of an attempt that has just ended."""
+        """Hold the GPUs of an attempt that has ended."""
         if uuids:
-            deadline = self.context.monotonic() + DEADLINE_SECONDS
-            self.entries.append(Releasing(run_id, attempt, uuids, self.context.now(), deadline))
+            self.entries.append(HeldGpus(run_id, attempt, uuids))
 
-    def uuids(self) -> dict[str, bool]:
-        """The GPUs that are being released, and whether unkillable processes hold them."""
-        by_held = sorted(self.entries, key=lambda entry: entry.is_held)
-        return {uuid: entry.is_held for entry in by_held for uuid in entry.uuids}
+    def uuids(self) -> set[str]:
+        return {uuid for entry in self.entries for uuid in entry.uuids}
 
     def next_due(self) -> float:
-        """Monotonic time of the next check, infinite without GPUs; a sample may cause an earlier
-        one."""
-        return min((entry.deadline for entry in self.entries), default=math.inf)
+        """Monotonic time of the next check, infinite without held GPUs."""
+        return min((entry.due_at for entry in self.entries), default=math.inf)
 
     def turn(self) -> bool:
         """Release the GPUs that are free; True if there was one. Raises sqlite3.Error."""
-        context = self.context
-        due = [entry for entry in self.entries if self._is_due(entry)]
+        context, now = self.context, self.context.monotonic()
+        due = [entry for entry in self.entries if now >= entry.due_at]
         if not due:
             return False
         count, scan = len(self.entries), context.scanner.scan()
         for entry in due:
             if scan.processes_of(context.workspace.run_dir(entry.run_id), entry.attempt):
-                entry.is_held, entry.deadline = True, context.monotonic() + DEADLINE_SECONDS
+                entry.is_seen, entry.due_at = True, now + LOOK_SECONDS
             else:
                 self._release(entry)
         return len(self.entries) < count
 
-    def _is_due(self, entry: Releasing) -> bool:
-        # A sample from the future was taken before the clock was set back.
-        was_sampled = entry.ended_at < self.context.recorder.fast_at <= self.context.now()
-        return (was_sampled and not entry.is_held) or self.context.monotonic() >= entry.deadline
-
-    def _release(self, entry: Releasing) -> None:
-        run = get_run(self.context.connection, entry.run_id)
-        others = [other for other in self.entries if other is not entry and other.run_id == entry.run_id]
-        kept = {uuid for other in others for uuid in other.uuids}
-        for uuid in entry.uuids if run is not None and run.state.is_over else ():
-            if uuid not in kept:
-                repository.end_lease(self.context.connection, entry.run_id, uuid)
-        if entry.is_held and run is not None:
+    def _release(self, entry: HeldGpus) -> None:
+        connection, run_id = self.context.connection, entry.run_id
+        run = get_run(connection, run_id)
+        others = [other for other in self.entries if other is not entry and other.run_id == run_id]
+        still_held = {uuid for other in others for uuid in other.uuids}
+        if run is not None and run.state.is_over:
+            for uuid in entry.uuids:
+                if uuid not in still_held:
+                    repository.end_lease(connection, run_id, uuid)
+        if run is not None and entry.is_seen:
             text = f"no process of attempt {entry.attempt} holds {', '.join(entry.uuids)} any more; usable again"
-            self.context.note("gpus_released", text, entry.run_id)
+            self.context.note("gpus_released", text, run_id)
         self.entries.remove(entry)

@@ -13,7 +13,7 @@ from gputui.core.units import index_ranges
 from gputui.runs.spec import spec_of
 from gputui.store.runs import Run
 
-_PLURALS = {"is": "are", "has": "have", "still holds": "still hold"}
+_PLURALS = {"is": "are", "has": "have"}
 PAUSED = "waits for the queue, which is paused; gputui queue resume opens it"
 
 
@@ -206,7 +206,7 @@ def _wait_reason(candidates: Sequence[GpuAvailability], blocks: Mapping[str, str
     for reason, gpus in by_reason.items():
         indices = sorted(gpu.index for gpu in gpus if gpu.index is not None)
         if len(indices) > 1:
-            plural = re.sub(r"^(is|has|still holds)\b", lambda verb: _PLURALS[verb[0]], reason)
+            plural = re.sub(r"^(is|has)\b", lambda verb: _PLURALS[verb[0]], reason)
             parts.append(f"GPUs {index_ranges(indices)} {plural}")
             gpus = [gpu for gpu in gpus if gpu.index is None]
         parts += [f"{gpu.name} {reason}" for gpu in gpus]

@@ -24,7 +24,7 @@ from gputui.agent.lifecycle.admission import Admission
 from gputui.agent.lifecycle.checkpoint_survey import CheckpointSurveys
 from gputui.agent.lifecycle.ending import end_attempt, machine_context
 from gputui.agent.lifecycle.execution import findings_of
-from gputui.agent.lifecycle.gpus import GpuRelease
+from gputui.agent.lifecycle.gpus import GpuHolds
 from gputui.agent.lifecycle.live_attempt import LiveAttempt, Postmortem, Serving, Sweeping
 from gputui.agent.lifecycle.run_files import attempt_dir, resolved_run
 from gputui.agent.lifecycle.waiting import RecoveryWaits
@@ -65,7 +65,7 @@ class Supervisor:
     # Runs that this round has not stepped yet, the next one last: a round may take several turns.
     unstepped: list[str] = field(default_factory=list)
     parts: Parts = field(init=False)
-    release: GpuRelease = field(init=False)
+    holds: GpuHolds = field(init=False)
     health: HealthMonitor = field(init=False)
     admission: Admission = field(init=False)
     waits: RecoveryWaits = field(init=False)
@@ -78,9 +78,9 @@ class Supervisor:
         self.surveys = CheckpointSurveys(context)
         self.outbox = Outbox(context)
         self.health = HealthMonitor(context, self.parts)
-        self.release = GpuRelease(context)
+        self.holds = GpuHolds(context)
         locks = GpuLocks.of(context.workspace)
-        self.admission = Admission(context, self.parts, self.release, locks, self._spawn)
+        self.admission = Admission(context, self.parts, self.holds, locks, self._spawn)
         self.waits = RecoveryWaits(context, self.parts)
 
     def running(self) -> list[LiveAttempt]:
@@ -88,12 +88,12 @@ class Supervisor:
         return [attempt for attempt in self.attempts.values() if attempt.is_running]
 
     def adopt(self) -> None:
-        """Adopt every run of a former agent that may have live processes, and continue to release
-        the GPUs of ended attempts."""
+        """Adopt every run of a former agent that may have live processes, and the GPUs that those
+        of ended attempts hold."""
         states = [state for state in RunState if state.has_attempt]
         self.to_adopt |= {run.run_id for run in runs_in(self.context.connection, *states)}
         self._adopt_more()
-        self.release.adopt()
+        self.holds.adopt()
 
     def _adopt_more(self) -> None:
         """Adopt the runs that are still to be adopted; a failure is retried later."""
@@ -216,7 +216,7 @@ class Supervisor:
             machine = machine_context(context, attempt.resolved, task.attempt, gpus)
             end_attempt(context, attempt.resolved, task, findings, machine)
             del self.attempts[record.run_id]
-            self.release.begin(record.run_id, record.number, record.gpus)
+            self.holds.begin(record.run_id, record.number, record.gpus)
             self.needs_schedule = True
 
     def advance(self) -> None:
@@ -230,7 +230,7 @@ class Supervisor:
         parts.do("phases", lambda: self._end_phases(running))
         parts.do("notices", self.outbox.turn)
         is_due = (
-            parts.do("draining", self.release.turn),
+            parts.do("held GPUs", self.holds.turn),
             parts.do("waits", self.waits.turn),
             self.context.jobs.has_news,
         )
@@ -270,7 +270,7 @@ class Supervisor:
             return now
         has_leftovers = any(phase.since is not None for phase in self._sweeping())
         sweeping_due = now + LEFTOVERS_SECONDS if has_leftovers else math.inf
-        return min(self.waits.next_due, self.release.next_due(), sweeping_due)
+        return min(self.waits.next_due, self.holds.next_due(), sweeping_due)
 
     def _sweeping(self) -> list[Sweeping]:
         return [live.phase for live in self.attempts.values() if isinstance(live.phase, Sweeping)]
@@ -284,7 +284,7 @@ class Supervisor:
         return bool(
             active_run_count(self.context.connection)
             or self.attempts
-            or self.release.entries
+            or self.holds.entries
             or self.context.jobs.is_busy
             or notices.is_owing(self.context.connection)
             or self.context.janitor.has_lines

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gputui.agent.context import AgentContext
 from gputui.agent.error_barrier import Parts
 from gputui.agent.lifecycle.admission import MISSING_SECONDS, Admission
-from gputui.agent.lifecycle.gpus import GpuRelease
+from gputui.agent.lifecycle.gpus import GpuHolds
 from gputui.core.config import Workspace
 from gputui.machine.gpu_model import FastTick, GpuFacts, GpuProcess, Inventory
 from gputui.runs import repository
@@ -45,7 +45,7 @@ class Bench:
         self.admission = Admission(
             context,
             Parts(context),
-            GpuRelease(context),
+            GpuHolds(context),
             GpuLocks.of(workspace),
             lambda record, *_: self.started.append(record),
         )

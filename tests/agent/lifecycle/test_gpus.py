@@ -1,4 +1,4 @@
-"""What stands in the way on each GPU, and when those of an ended attempt are free."""
+"""What stands in the way on each GPU, and when those that a stuck process holds are free."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ import math
 import sqlite3
 import subprocess
 
-from msgspec.structs import replace
-
 from gputui.agent.context import AgentContext
-from gputui.agent.lifecycle.gpus import DEADLINE_SECONDS, GpuRelease, gpu_availability
+from gputui.agent.lifecycle.gpus import LOOK_SECONDS, GpuHolds, gpu_availability
 from gputui.agent.lifecycle.scheduler import GpuAvailability
 from gputui.core.config import Workspace
 from gputui.machine.gpu_model import FastTick, GpuFacts, GpuProcess, Inventory, ProcessTick
@@ -20,16 +18,16 @@ from gputui.runs.repository import transaction
 from gputui.store.hardware import quarantine
 from gputui.store.run_states import RunState
 from gputui.store.series import GpuSample
-from tests.agent.conftest import NOW, SPEC, add_run
+from tests.agent.conftest import NOW, add_run
 from tests.texts import mentions
 
 
-def look(connection: sqlite3.Connection, workspace: Workspace, draining: dict[str, bool]) -> dict[int, GpuAvailability]:
-    """Ten GPUs: well, in quarantine, lost, drained, split, a stranger's, one not read, one full and one busy for
+def look(connection: sqlite3.Connection, workspace: Workspace, held: set[str]) -> dict[int, GpuAvailability]:
+    """Ten GPUs: well, in quarantine, lost, held, split, a stranger's, one not read, one full and one busy for
     no visible process, and one that is full for the run that leases it."""
     context = AgentContext.of(connection, workspace, wake=lambda: None, now=lambda: NOW)
     recorder = context.recorder
-    assert gpu_availability(context, draining) is None
+    assert gpu_availability(context, held) is None
     facts = [GpuFacts(f"GPU-{i}", i, "H200", memory_total_bytes=80 << 30, mig_mode=i == 4) for i in range(10)]
     used = {7: 70 << 30, 9: 70 << 30}
     samples = [
@@ -47,16 +45,24 @@ def look(connection: sqlite3.Connection, workspace: Workspace, draining: dict[st
     stranger = GpuProcess(pid=1, kind="C", user="bob", memory_bytes=2 << 30)
     recorder.take([Inventory(NOW, "nvml", "580.95", tuple(facts)), FastTick(NOW, tuple(samples))])
     recorder.take([ProcessTick(NOW, {"GPU-5": (stranger,)})])
-    found = gpu_availability(context, draining)
+    found = gpu_availability(context, held)
     assert found is not None
     return {gpu.index: gpu for gpu in found}
 
 
 def test_only_what_passes_by_itself_is_waited_for(workspace: Workspace, connection: sqlite3.Connection) -> None:
     quarantine(connection, ["GPU-1"], run_id="a-1", attempt=1, reason="GPU memory error", now=NOW)
-    found = look(connection, workspace, {"GPU-3": False})
-    assert [index for index, gpu in found.items() if gpu.is_settling] == [3, 6]
-    words = [None, "is in quarantine", "is lost", "still holds memory", "is split by MIG", "is used by bob", "not been"]
+    found = look(connection, workspace, {"GPU-3"})
+    assert [index for index, gpu in found.items() if gpu.is_settling] == [6]
+    words = [
+        None,
+        "is in quarantine",
+        "is lost",
+        "is held by a process",
+        "is split by MIG",
+        "is used by bob",
+        "not been",
+    ]
     words += ["70 GiB", "computing", None]
     for index, word in enumerate(words):
         blocked_by = found[index].blocked_by
@@ -74,7 +80,7 @@ def test_a_process_that_cannot_be_killed_holds_its_gpus_until_it_is_gone(
         repository.take_leases(connection, "a-1", ("GPU-1", "GPU-2"), NOW)
     clock = [0.0]
     context = AgentContext.of(connection, workspace, wake=lambda: None, now=lambda: NOW, monotonic=lambda: clock[0])
-    draining = GpuRelease(context)
+    holds = GpuHolds(context)
     folder = workspace.run_dir("a-1") / "attempts" / "1"
     folder.mkdir(parents=True)
     with subprocess.Popen(["sleep", "600"]) as process:
@@ -82,41 +88,20 @@ def test_a_process_that_cannot_be_killed_holds_its_gpus_until_it_is_gone(
         assert identity is not None
         entry = {"pid": identity.pid, "start_ticks": identity.start_ticks, "rank": None, "local_world_size": None}
         (folder / "processes.json").write_text(json.dumps({"boot_id": identity.boot_id, "processes": [entry]}))
-        draining.begin("a-1", 1, ["GPU-1"])
+        holds.begin("a-1", 1, ["GPU-1"])
         for _ in range(3):
-            clock[0] += DEADLINE_SECONDS + 1
-            assert not draining.turn()
-        assert draining.uuids() == {"GPU-1": True} and draining.next_due() == clock[0] + DEADLINE_SECONDS
+            clock[0] += LOOK_SECONDS + 1
+            assert not holds.turn()
+        assert holds.uuids() == {"GPU-1"} and holds.next_due() == clock[0] + LOOK_SECONDS
         # The next attempt had another GPU, and ends too.
-        draining.begin("a-1", 2, ["GPU-2"])
-        assert draining.uuids() == {"GPU-1": True, "GPU-2": False}
-        clock[0] += DEADLINE_SECONDS + 1
-        assert draining.turn() and draining.uuids() == {"GPU-1": True}
+        holds.begin("a-1", 2, ["GPU-2"])
+        assert holds.uuids() == {"GPU-1", "GPU-2"}
+        clock[0] += LOOK_SECONDS + 1
+        assert holds.turn() and holds.uuids() == {"GPU-1"}
         assert repository.leases(connection) == {"GPU-1": (("a-1",), None)}
         process.kill()
-    clock[0] += DEADLINE_SECONDS + 1
-    assert draining.turn() and draining.next_due() == math.inf
+    clock[0] += LOOK_SECONDS + 1
+    assert holds.turn() and holds.next_due() == math.inf
     assert repository.leases(connection) == {}
     ((kind, message),) = connection.execute("SELECT kind, message FROM events WHERE run_id = 'a-1'").fetchall()
     assert kind == "gpus_released" and mentions(message, "attempt 1", "GPU-1")
-
-
-def test_a_trial_leaves_a_shared_gpu_once_that_was_read_again(
-    workspace: Workspace, connection: sqlite3.Connection
-) -> None:
-    context = AgentContext.of(connection, workspace, wake=lambda: None, now=lambda: NOW)
-    spec = replace(SPEC, study_id="s", trials_per_gpu=2)
-    add_run(connection, "a-1", RunState.STARTING, RunState.SUCCEEDED, spec=spec)
-    add_run(connection, "b-1", spec=spec)
-    with transaction(connection):
-        for run_id in ("a-1", "b-1"):
-            repository.take_leases(connection, run_id, ["GPU-1"], NOW, shared=True)
-    draining = GpuRelease(context)
-    context.recorder.fast = {"GPU-1": GpuSample(uuid="GPU-1", memory_used_bytes=30 << 30, state="ok")}
-    context.recorder.fast_at = NOW - 1
-    draining.begin("a-1", 1, ["GPU-1"])
-    assert not draining.turn(), "not read since"
-    context.recorder.fast_at = NOW
-    draining.entries[0].ended_at = NOW - 1
-    assert draining.turn() and draining.uuids() == {}
-    assert repository.leases(connection) == {"GPU-1": (("b-1",), "s")}

@@ -123,7 +123,7 @@ def test_a_run_that_names_its_gpus_waits_for_them() -> None:
 
 
 def test_a_recovering_run_waits_for_its_own_gpus_to_settle_rather_than_move() -> None:
-    settling = GpuAvailability("g0", 0, ("a",), "still holds memory of the previous attempt", is_settling=True)
+    settling = GpuAvailability("g0", 0, ("a",), "has not been read yet", is_settling=True)
     first, second = schedule([run("a", 1, not_before=5.0), run("b", 1)], gpus(2, g0=settling))
     assert isinstance(first, Wait) and first.in_service is None
     assert second == Start(run("b", 1), ("g1",))
