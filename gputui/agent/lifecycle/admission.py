@@ -1,49 +1,33 @@
-"""Admission of queued runs: start those that may on free GPUs, and store what the others wait for.
-
-The plan of an attempt is on disk and in the store before its executor starts, so that the agent can
-be killed at any time.
-"""
+"""Admission of queued runs: start those that may on free GPUs, and store what the others wait for."""
 
 from __future__ import annotations
 
 import os
 import shutil
-import socket
 import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from typing import Any
-
-from msgspec.structs import asdict, replace
 
 from gputui.agent.context import AgentContext
 from gputui.agent.error_barrier import Parts
-from gputui.agent.lifecycle import checkpoint_survey
 from gputui.agent.lifecycle.ending import give_up
 from gputui.agent.lifecycle.gpus import GpuHolds, foreign_bytes, gpu_availability
-from gputui.agent.lifecycle.run_files import attempt_numbers, policy_of, rank_output
+from gputui.agent.lifecycle.preparation import Grant, LaunchError, UnusableSpecError, prepare_attempt
+from gputui.agent.lifecycle.run_files import policy_of
 from gputui.agent.lifecycle.scheduler import GpuAvailability, Start, Wait, gpus_wanted, schedule
 from gputui.agent.lifecycle.waiting import may_start
-from gputui.core.config import PRIVATE_DIR_MODE
-from gputui.core.redaction import Redactor
 from gputui.core.units import bytes_text
 from gputui.recovery.actions import go_on_with_fewer
 from gputui.recovery.effects import SkippedAction, apply_changes
 from gputui.recovery.kinds import SHARED_OOM
 from gputui.runs import repository
-from gputui.runs.agent_process import agent_for_executor
-from gputui.runs.command import Launch, build_launch, checkpoint_directory, in_run, without_gpus
 from gputui.runs.executors.base import Executor, ExecutorGoneError
 from gputui.runs.gpu_locks import GpuHeldError, GpuLocks, HeldLocks
-from gputui.runs.launchers.base import OUTPUT, Placement
-from gputui.runs.logs import FIRST_NODE
-from gputui.runs.redaction import redact_launch, restore, secrets_of
-from gputui.runs.spec import RunSpec, spec_of
-from gputui.runs.submission import SPEC_FILE, read_spec, write_private
+from gputui.runs.spec import spec_of
+from gputui.runs.submission import SPEC_FILE
 from gputui.store import queue
-from gputui.store.attempts import Attempt, get_attempt
+from gputui.store.attempts import Attempt
 from gputui.store.gpu_use import study_peaks
 from gputui.store.run_history import met_incident
 from gputui.store.run_states import RunState
@@ -227,7 +211,7 @@ class Admission:
                 text = f"needs {bytes_text(needed)} of disk, {bytes_text(free)} are free"
                 raise LaunchError(text)
         indices = [recorder.facts[uuid].index for uuid in start.uuids]
-        record = prepare_attempt(context, start, indices, executor, lock_files=locks.paths, shares_gpus=shares_gpus)
+        record = prepare_attempt(context, start, Grant(executor, indices, locks.paths, shares_gpus))
         self.spawn(record, executor, locks.descriptors)
         for problem in locks.problems:
             context.note("gpu_lock_unusable", problem, run.run_id, severity="warning")
@@ -240,138 +224,3 @@ class Admission:
             give_up(self.context, run, f"cannot start: {error}")
         elif run.waiting_for != (text := f"cannot start: {error}; trying again"):
             repository.set_waiting_for(self.context.connection, run.run_id, text)
-
-
-NEWEST_CHECKPOINT = "{newest checkpoint}"
-"""Placeholder in attempt.json for the checkpoint that the courier finds on the target."""
-
-
-class LaunchError(Exception):
-    """The attempt cannot be started now; the message says why. Nothing was changed."""
-
-
-class UnusableSpecError(LaunchError):
-    """The run's specification cannot be started, now or later."""
-
-
-def prepare_attempt(
-    context: AgentContext,
-    start: Start,
-    indices: Sequence[int],
-    executor: Executor,
-    *,
-    lock_files: Sequence[str] = (),
-    shares_gpus: bool = False,
-) -> Attempt:
-    """Prepare the next attempt: its folder, leases, row, and the position where its metrics begin.
-    Leases of the run besides those of ``start`` end. ``indices`` are of its GPUs; ``lock_files``
-    are held by ``executor``. With ``shares_gpus``, they and the leases are shared within a study.
-
-    Raises LaunchError (UnusableSpecError if a retry is pointless) or sqlite3.Error. At worst an
-    unused folder remains.
-    """
-    connection, ingest, run, now = context.connection, context.ingest, start.run, context.now()
-    run_dir, uuids = context.workspace.run_dir(run.run_id), start.uuids
-    try:
-        (run_dir / "attempts").mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
-        # None is used twice, even if a row was lost: torchrun truncates existing logs.
-        number = max([run.attempt, *attempt_numbers(run_dir)]) + 1
-        spec = read_spec(run_dir / SPEC_FILE)
-        env = {**spec.env, **repository.get_next_attempt(connection, run.run_id).env}
-        spec = replace(spec, env=env)
-        if executor.places_gpus:
-            visible = uuids if spec.visible == "uuid" else tuple(str(index) for index in indices)
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                port = int(probe.getsockname()[1])
-            placement = Placement.here(visible, spec.ranks_on(len(uuids)), port=port)
-        else:
-            placement = executor.placement(spec)
-        build = partial(
-            build_launch,
-            spec,
-            run_id=run.run_id,
-            run_dir=str(run_dir),
-            attempt=number,
-            params=restore(run.params, spec.params),
-            placement=placement,
-        )
-        launch = build(checkpoint=run.resume_from)
-        plan: dict[str, Any] = {
-            "output": f"{FIRST_NODE}/{OUTPUT}",
-            "run_id": run.run_id,
-            "attempt": number,
-            "created_at": now,
-            "gpus": list(uuids),
-            "params": dict(run.params),
-            "resume_from": run.resume_from,
-            "lock_files": list(lock_files),
-            "shares_gpus": shares_gpus,
-            "shell": None if spec.shell is None else asdict(spec.shell),
-            "agent": agent_for_executor(context.workspace),
-        }
-        if not executor.places_gpus:
-            launch = without_gpus(launch)
-            history = []
-            if not executor.sees_checkpoints(spec.target or {}):
-                history = checkpoint_survey.attempts_to_resume(connection, context.workspace, run)
-            plan |= _courier_fields(spec, run_dir, build, history)
-            # A start by a person uses the current code, a restart the code of the attempt before.
-            plan["keeps_code"] = run.not_before is not None
-        folder = run_dir / "attempts" / str(number)
-        ends = ingest.ends.of(run.run_id)
-        for below in ("", "nodes", FIRST_NODE):
-            (folder / below).mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
-        plan["metrics_bytes"] = ingest.ends.sizes(run.run_id, ends)
-        write_private(folder / "attempt.json", {**launch.to_json(), **plan})
-    except ValueError as error:
-        raise UnusableSpecError(str(error)) from error
-    except OSError as error:
-        raise LaunchError(str(error)) from error
-    stored = redact_launch(launch, Redactor(secrets_of(spec)))
-    with repository.transaction(connection):
-        repository.release_leases(connection, run.run_id, keep=uuids)
-        repository.take_leases(connection, run.run_id, uuids, now, shared=shares_gpus)
-        if start.replaced:
-            text = f"{'; '.join(start.replaced)}: replaced"
-            context.note("gpus_replaced", text, run.run_id, severity="warning")
-        repository.insert_attempt(connection, run, number=number, gpus=uuids, launch=stored, now=now)
-        repository.drop_next_attempt(connection, run.run_id)
-        checkpoints = checkpoint_directory(spec_of(run), run_dir)
-        checkpoint_survey.attempt_begins(connection, run, number, checkpoints, folder)
-        ingest.begin_attempt(run.run_id, number, rank_output(spec, len(uuids), folder), ends)
-        repository.move(connection, run, RunState.STARTING, cause=f"attempt {number}", now=now)
-        where = f" on {len(uuids)} GPU{'s' if len(uuids) != 1 else ''}" if uuids else ""
-        where = where if spec.target is None else f" on {spec.target['name']}"
-        resumed = f" from {Path(run.resume_from).name}" if run.resume_from else ""
-        text = f"attempt {number} starts{where}{resumed}"
-        context.note("attempt_started", text, run.run_id, number)
-    attempt = get_attempt(connection, run.run_id, number)
-    assert attempt is not None
-    return attempt
-
-
-def _courier_fields(
-    spec: RunSpec, run_dir: Path, build: Callable[..., Launch], history: list[dict[str, Any]]
-) -> dict[str, Any]:
-    """Fields of attempt.json for a courier: the target, the requested resources, and how to resume
-    from a checkpoint that it finds there, with NEWEST_CHECKPOINT as placeholder. ``history`` are
-    the attempts whose checkpoints the first start may use."""
-    folder = checkpoint_directory(spec, run_dir)
-    resume: dict[str, Any] | None = None
-    if spec.checkpoints is not None:
-        again = without_gpus(build(checkpoint=NEWEST_CHECKPOINT))
-        resume = {"folder": str(folder), "pattern": spec.checkpoints.pattern}
-        resume |= {"argv": again.argv, "env": again.env}
-    umask = None if spec.shell is None else spec.shell.umask
-    paths = [source.path for source in spec.metrics if source.path is not None]
-    return {
-        # Limits and environment are those of the target; file permissions those of the shell here.
-        "shell": None if umask is None else {"umask": umask},
-        "target": dict(spec.target or {}),
-        "asks": {"gpus": spec.gpus.count, "ranks": spec.nproc},
-        "metrics": [str(in_run(path, spec, run_dir)) for path in paths],
-        "resume": resume,
-        "checkpoints": None if folder is None else str(folder),
-        "course": history if resume is not None else [],
-    }

@@ -16,9 +16,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.agent.context import AgentContext
-from gputui.agent.lifecycle.admission import prepare_attempt
 from gputui.agent.lifecycle.ending import end_attempt
 from gputui.agent.lifecycle.execution import evidence_to_read, examine, read_rest
+from gputui.agent.lifecycle.preparation import Grant, prepare_attempt
 from gputui.agent.lifecycle.run_files import attempt_dir, open_metrics, resolved_run
 from gputui.agent.lifecycle.scheduler import Start
 from gputui.core.config import PRIVATE_DIR_MODE, Workspace
@@ -205,7 +205,7 @@ class DemoPast:
             assert run is not None
         uuids = [self.gpus[index].uuid for index in gpus]
         executor = self._context.executors.of(None)
-        attempt = prepare_attempt(self._context, Start(run, tuple(uuids)), gpus, executor)
+        attempt = prepare_attempt(self._context, Start(run, tuple(uuids)), Grant(executor, gpus))
         began_at = clock.at
         with transaction(connection):
             repository.set_attempt_started(connection, run_id, attempt.number, clock.at)

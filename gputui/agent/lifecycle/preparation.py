@@ -1,0 +1,189 @@
+"""Preparation of an attempt: its plan is on disk and in the store before its executor starts, so that
+the agent can be killed at any time."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from msgspec.structs import asdict, replace
+
+from gputui.agent.context import AgentContext
+from gputui.agent.lifecycle import checkpoint_survey
+from gputui.agent.lifecycle.run_files import attempt_numbers, rank_output
+from gputui.agent.lifecycle.scheduler import Start
+from gputui.core.config import PRIVATE_DIR_MODE
+from gputui.core.redaction import Redactor
+from gputui.metrics.batch import SourceState
+from gputui.runs import repository
+from gputui.runs.agent_process import agent_for_executor
+from gputui.runs.command import Launch, build_launch, checkpoint_directory, in_run, without_gpus
+from gputui.runs.executors.base import Executor
+from gputui.runs.executors.far import NEWEST_CHECKPOINT
+from gputui.runs.launchers.base import OUTPUT, Placement
+from gputui.runs.logs import FIRST_NODE
+from gputui.runs.redaction import redact_launch, restore, secrets_of
+from gputui.runs.spec import RunSpec, spec_of
+from gputui.runs.submission import SPEC_FILE, read_spec, write_private
+from gputui.store.attempts import Attempt, get_attempt
+from gputui.store.run_states import RunState
+
+
+class LaunchError(Exception):
+    """The attempt cannot be started now; the message says why. Nothing was changed."""
+
+
+class UnusableSpecError(LaunchError):
+    """The run's specification cannot be started, now or later."""
+
+
+class Grant(NamedTuple):
+    """What an attempt is given: its executor, the indices of its GPUs, the lock files that the
+    executor holds for them, and whether they are shared within a study."""
+
+    executor: Executor
+    indices: Sequence[int]
+    lock_files: Sequence[str] = ()
+    shares_gpus: bool = False
+
+
+class _Prepared(NamedTuple):
+    """An attempt whose folder is written. ``ends`` are where its metrics begin."""
+
+    number: int
+    folder: Path
+    spec: RunSpec
+    launch: Launch
+    ends: Mapping[int, SourceState]
+
+
+def prepare_attempt(context: AgentContext, start: Start, grant: Grant) -> Attempt:
+    """Prepare the next attempt: its folder, leases, row, and the position where its metrics begin.
+    Leases of the run besides those of ``start`` end.
+
+    Raises LaunchError (UnusableSpecError if a retry is pointless) or sqlite3.Error. At worst an
+    unused folder remains.
+    """
+    try:
+        prepared = _write_folder(context, start, grant)
+    except ValueError as error:
+        raise UnusableSpecError(str(error)) from error
+    except OSError as error:
+        raise LaunchError(str(error)) from error
+    _write_rows(context, start, grant, prepared)
+    attempt = get_attempt(context.connection, start.run.run_id, prepared.number)
+    assert attempt is not None
+    return attempt
+
+
+def _write_folder(context: AgentContext, start: Start, grant: Grant) -> _Prepared:
+    """Write the folder of the attempt, with its plan in attempt.json. Raises ValueError, SpecError
+    or OSError."""
+    run, ingest, executor = start.run, context.ingest, grant.executor
+    run_dir = context.workspace.run_dir(run.run_id)
+    (run_dir / "attempts").mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
+    # None is used twice, even if a row was lost: torchrun truncates existing logs.
+    number = max([run.attempt, *attempt_numbers(run_dir)]) + 1
+    spec = read_spec(run_dir / SPEC_FILE)
+    spec = replace(spec, env={**spec.env, **repository.get_next_attempt(context.connection, run.run_id).env})
+    build = partial(
+        build_launch,
+        spec,
+        run_id=run.run_id,
+        run_dir=str(run_dir),
+        attempt=number,
+        params=restore(run.params, spec.params),
+        placement=_placement(spec, start, grant),
+    )
+    launch = build(checkpoint=run.resume_from)
+    plan: dict[str, Any] = {
+        "output": f"{FIRST_NODE}/{OUTPUT}",
+        "run_id": run.run_id,
+        "attempt": number,
+        "created_at": context.now(),
+        "gpus": list(start.uuids),
+        "params": dict(run.params),
+        "resume_from": run.resume_from,
+        "lock_files": list(grant.lock_files),
+        "shares_gpus": grant.shares_gpus,
+        "shell": None if spec.shell is None else asdict(spec.shell),
+        "agent": agent_for_executor(context.workspace),
+    }
+    if not executor.places_gpus:
+        launch = without_gpus(launch)
+        history = []
+        if not executor.sees_checkpoints(spec.target or {}):
+            history = checkpoint_survey.attempts_to_resume(context.connection, context.workspace, run)
+        plan |= _courier_fields(spec, run_dir, build, history)
+        # A start by a person uses the current code, a restart the code of the attempt before.
+        plan["keeps_code"] = run.not_before is not None
+    folder = run_dir / "attempts" / str(number)
+    ends = ingest.ends.of(run.run_id)
+    for below in ("", "nodes", FIRST_NODE):
+        (folder / below).mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
+    plan["metrics_bytes"] = ingest.ends.sizes(run.run_id, ends)
+    write_private(folder / "attempt.json", {**launch.to_json(), **plan})
+    return _Prepared(number, folder, spec, launch, ends)
+
+
+def _placement(spec: RunSpec, start: Start, grant: Grant) -> Placement:
+    if not grant.executor.places_gpus:
+        return grant.executor.placement(spec)
+    visible = start.uuids if spec.visible == "uuid" else tuple(str(index) for index in grant.indices)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    return Placement.here(visible, spec.ranks_on(len(start.uuids)), port=port)
+
+
+def _write_rows(context: AgentContext, start: Start, grant: Grant, prepared: _Prepared) -> None:
+    """Write the attempt's row, its leases and its event in one transaction."""
+    run, uuids, now = start.run, start.uuids, context.now()
+    number, folder, spec, launch, ends = prepared
+    stored = redact_launch(launch, Redactor(secrets_of(spec)))
+    with repository.transaction(context.connection) as connection:
+        repository.release_leases(connection, run.run_id, keep=uuids)
+        repository.take_leases(connection, run.run_id, uuids, now, shared=grant.shares_gpus)
+        if start.replaced:
+            text = f"{'; '.join(start.replaced)}: replaced"
+            context.note("gpus_replaced", text, run.run_id, severity="warning")
+        repository.insert_attempt(connection, run, number=number, gpus=uuids, launch=stored, now=now)
+        repository.drop_next_attempt(connection, run.run_id)
+        checkpoints = checkpoint_directory(spec_of(run), context.workspace.run_dir(run.run_id))
+        checkpoint_survey.attempt_begins(connection, run, number, checkpoints, folder)
+        context.ingest.begin_attempt(run.run_id, number, rank_output(spec, len(uuids), folder), ends)
+        repository.move(connection, run, RunState.STARTING, cause=f"attempt {number}", now=now)
+        where = f" on {len(uuids)} GPU{'s' if len(uuids) != 1 else ''}" if uuids else ""
+        where = where if spec.target is None else f" on {spec.target['name']}"
+        resumed = f" from {Path(run.resume_from).name}" if run.resume_from else ""
+        text = f"attempt {number} starts{where}{resumed}"
+        context.note("attempt_started", text, run.run_id, number)
+
+
+def _courier_fields(
+    spec: RunSpec, run_dir: Path, build: Callable[..., Launch], history: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Fields of attempt.json for a courier: the target, the requested resources, and how to resume
+    from a checkpoint that it finds there, with NEWEST_CHECKPOINT as placeholder. ``history`` are
+    the attempts whose checkpoints the first start may use."""
+    folder = checkpoint_directory(spec, run_dir)
+    resume: dict[str, Any] | None = None
+    if spec.checkpoints is not None:
+        again = without_gpus(build(checkpoint=NEWEST_CHECKPOINT))
+        resume = {"folder": str(folder), "pattern": spec.checkpoints.pattern}
+        resume |= {"argv": again.argv, "env": again.env}
+    umask = None if spec.shell is None else spec.shell.umask
+    paths = [source.path for source in spec.metrics if source.path is not None]
+    return {
+        # Limits and environment are those of the target; file permissions those of the shell here.
+        "shell": None if umask is None else {"umask": umask},
+        "target": dict(spec.target or {}),
+        "asks": {"gpus": spec.gpus.count, "ranks": spec.nproc},
+        "metrics": [str(in_run(path, spec, run_dir)) for path in paths],
+        "resume": resume,
+        "checkpoints": None if folder is None else str(folder),
+        "course": history if resume is not None else [],
+    }
