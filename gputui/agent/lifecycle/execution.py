@@ -15,7 +15,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from gputui.agent.context import AgentContext
-from gputui.agent.health.monitor import hardware_evidence
+from gputui.agent.health.gpu_reports import hardware_evidence
 from gputui.agent.jobs import JobTimeoutError
 from gputui.agent.lifecycle import checkpoint_survey
 from gputui.agent.lifecycle.live_attempt import (

@@ -11,7 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from gputui.agent.error_barrier import Parts
-from gputui.agent.health.monitor import HealthMonitor, sightings
+from gputui.agent.health.gpu_reports import sightings
+from gputui.agent.health.monitor import HealthMonitor
 from gputui.agent.lifecycle.live_attempt import LiveAttempt
 from gputui.agent.lifecycle.run_files import ResolvedRun
 from gputui.core.redaction import BY_LOOK
