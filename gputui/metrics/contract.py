@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import orjson
@@ -56,6 +56,33 @@ class Rejected(NamedTuple):
 
 Parsed = ParsedLine | Rejected | None
 """The result of a line; None if it is neither metrics nor an error."""
+
+
+class LineFormat:
+    """A format of lines. ``breaks_at_return``: a carriage return also ends a line (progress bars).
+    ``learned`` is what the next reader of the run must get as `Reading.epochs`."""
+
+    breaks_at_return = False
+    has_header = False
+
+    @property
+    def learned(self) -> Mapping[str, Sequence[int]]:
+        return {}
+
+    def begin(self, header: bytes, attempts_first: bytes = b"") -> None:
+        """A file begins or is continued: its first line if the format has a header, and the first
+        line of the attempt that is read, which may be a header of its own."""
+
+    def parse(self, line: bytes) -> Parsed:
+        """Parse a line without its newline; None if it is neither metrics nor an error."""
+        raise NotImplementedError
+
+    def parse_unterminated(self, line: bytes) -> Parsed:
+        """Parse the last bytes of an attempt, which have no newline: valid if complete, else
+        rejected as cut off."""
+        parsed = self.parse(line)
+        return Rejected(f"cut off: {parsed.reason}") if isinstance(parsed, Rejected) else parsed
+
 
 TOO_LONG = Rejected(f"longer than {MAX_LINE_BYTES >> 20} MiB")
 _NO_OBJECT = Rejected("not a JSON object")

@@ -20,9 +20,8 @@ from msgspec.structs import replace
 from gputui.core.config import read_regular
 from gputui.core.redaction import Redactor
 from gputui.metrics.batch import BATCH_BYTES, BATCH_LINES, READ_SECONDS, Batch, EarlierLines, SourceState
-from gputui.metrics.contract import MAX_LINE_BYTES, TOO_LONG, Parsed, Rejected, parse_values
+from gputui.metrics.contract import MAX_LINE_BYTES, TOO_LONG, LineFormat, Parsed, Rejected, parse_values
 from gputui.metrics.files import FollowedFile, Matches, ends, ends_after, fingerprint, is_unchanged
-from gputui.metrics.formats import LineFormat
 from gputui.metrics.trackers import MAX_RECORD_BYTES, DamagedRecordError, RecordFormat
 from gputui.store.metrics.queries import FilePosition
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from gputui.core.config import open_regular
-from gputui.metrics.formats import LineFormat
+from gputui.metrics.contract import LineFormat
 
 MAX_RECORD_BYTES = 64 << 20
 """A larger length means that the file is damaged."""

@@ -8,7 +8,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from gputui.metrics.formats import UNITS
+from gputui.metrics.printed import UNITS
 from gputui.profiles.printed_lines import EPOCHS, Course, Part, Printed, PrintedValue
 
 Steps = Literal["global", "in_epoch", "epoch", "unclear"]

@@ -9,7 +9,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, mod
 
 from gputui.core.yaml_forms.document import KeyPath
 from gputui.core.yaml_forms.forms import Model, Name, problem
-from gputui.metrics.formats import PRINTED_STREAMS, OutputPatterns
+from gputui.metrics.formats import PRINTED_STREAMS
+from gputui.metrics.printed import OutputPatterns
 from gputui.profiles.devices import EXPECTED as EXPECTED_GPUS
 from gputui.profiles.devices import Selection
 from gputui.profiles.params import Parameter, ParameterError

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from gputui.metrics.contract import ParsedLine, Rejected
-from gputui.metrics.formats import MAX_TIMEOUTS, CsvLines, JsonLines, LineFormat, OutputPatterns, Reading
+from gputui.metrics.contract import LineFormat, ParsedLine, Rejected
+from gputui.metrics.formats import CsvLines, JsonLines, Reading
+from gputui.metrics.printed import MAX_TIMEOUTS, OutputPatterns
 from tests.tables import table
 
 from .conftest import RUN, Bench

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gputui.metrics.contract import ParsedLine
-from gputui.metrics.formats import OutputPatterns
+from gputui.metrics.printed import OutputPatterns
 from gputui.profiles.printed_patterns import patterns_of
 from gputui.profiles.script_paths import fill_options
 from gputui.profiles.script_survey import Survey, survey_script

@@ -10,7 +10,8 @@ from gputui.core.text import clean
 from gputui.metrics.draw.envelope import reduce
 from gputui.metrics.draw.export import plot_text
 from gputui.metrics.draw.glyphs import sparkline
-from gputui.metrics.formats import Reading, Trial, line_format, try_log
+from gputui.metrics.formats import Reading, line_format
+from gputui.metrics.log_trial import Trial, try_log
 from gputui.profiles.loading import Profile
 from gputui.ui.cli.context import EXIT_USAGE, fail, print_json, print_table, say
 

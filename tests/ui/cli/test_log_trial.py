@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from gputui.core.config import Workspace
-from gputui.metrics.formats import OutputPatterns, try_log
+from gputui.metrics.log_trial import try_log
+from gputui.metrics.printed import OutputPatterns
 from tests.ui.cli.program import said, shape
 
 NANOGPT = r"iter (?P<iter>\d+): loss (?P<loss>\S+), time (?P<step_time>\S+),"

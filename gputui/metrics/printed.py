@@ -1,0 +1,214 @@
+"""Metrics in the output of a program, found by the patterns of a profile, and numbers with units."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gputui.core.text import SEQUENCE
+from gputui.metrics.contract import LineFormat, Parsed, ParsedLine, Rejected, parse_values
+
+if TYPE_CHECKING:
+    import regex
+
+STEP_NAMES = ("step", "iter", "iteration")
+
+# Factors that convert units to seconds, bytes and plain counts.
+UNITS: Mapping[str, float] = {
+    "ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0,
+    "k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12,
+    "KB": 1e3, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12,
+    "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**40,
+}  # fmt: skip
+
+# Limits for regular expressions from profiles: the agent matches lines in its loop, and a pattern
+# with nested repeats may take years for one line.
+MATCHED_CHARACTERS = 2000
+MATCH_SECONDS = 0.02
+MAX_TIMEOUTS = 3
+
+_TRAILING = ",;:%)]}"
+_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+_THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?")
+_WITH_UNIT = re.compile(rf"({_NUMBER})\s?([A-Za-zµ]+)(?:/([a-z]+))?")
+_SECOND = frozenset({"s", "sec"})
+CUT_OFF = Rejected("cut off: no newline at its end")
+
+
+class EpochCount:
+    """Counts the steps of a line that names an epoch and a place in it on through the training.
+
+    Without a printed total, an epoch is as long as the first one that ends. A place that passes its
+    total, or does not begin again with the next epoch, is a step already. ``learned`` is the length
+    of an epoch (0 for such a place) and the first epoch; None before one ends.
+    """
+
+    def __init__(self, learned: Sequence[int] | None = None) -> None:
+        self.learned = learned
+        self._first: int | None = None
+        self._last = (0, 0)
+        self._stride = 1
+
+    def step(self, epoch: int, place: int, total: int | None) -> int:
+        """The step of the next line."""
+        is_first = self._first is None
+        self._first = epoch if self._first is None else self._first
+        (last_epoch, last_place), self._last = self._last, (epoch, place)
+        if self.learned is None:
+            ends = not is_first and epoch > last_epoch
+            if (total is not None and place > total) or (ends and place > last_place):
+                self.learned = (0, self._first)
+            elif ends:
+                self.learned = (total or last_place + self._stride - place, self._first)
+            elif not is_first:
+                self._stride = max(1, place - last_place)
+        length, first = self.learned or (total, 0)
+        if length == 0:
+            return place
+        return epoch * total + place if total is not None else (epoch - first) * (length or 0) + place
+
+
+class OutputPatterns(LineFormat):
+    """Metrics in the output of a program, found by regular expressions with named groups, of which
+    the first that matches a line counts.
+
+    Each needs a step: the group ``step`` of the profile, else ``step``, else ``epoch`` and ``iter``
+    together (see `EpochCount`), else ``iter`` or ``iteration``. Raises ValueError for a bad
+    pattern, or none.
+    """
+
+    breaks_at_return = True
+
+    def __init__(
+        self,
+        patterns: Sequence[str],
+        step: str | None = None,
+        units: Mapping[str, float] | None = None,
+        epochs: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:
+        if not patterns:
+            raise ValueError("metrics from what is printed need at least one pattern")
+        self._patterns = [compile_pattern(number, text, step) for number, text in enumerate(patterns, 1)]
+        self._step = step
+        self._units = units or {}
+        self._epochs = [EpochCount((epochs or {}).get(str(number))) for number in range(len(patterns))]
+        self._timeouts = 0
+
+    @property
+    def learned(self) -> Mapping[str, Sequence[int]]:
+        return {str(number): one.learned for number, one in enumerate(self._epochs) if one.learned is not None}
+
+    def parse(self, line: bytes) -> Parsed:
+        match = self._match(line)
+        return match if match is None or isinstance(match, Rejected) else self._from_match(match)
+
+    def parse_unterminated(self, line: bytes) -> Parsed:
+        """A number at the end of the output may lack digits, so one is valid only if text follows."""
+        match = self._match(line)
+        if match is None or isinstance(match, Rejected):
+            return match
+        last = max(match.end(name) for name in match.re.groupindex)
+        return self._from_match(match) if last < len(match.string.rstrip()) else CUT_OFF
+
+    def _match(self, line: bytes) -> regex.Match[str] | Rejected | None:
+        """The first match. After several timeouts no line is searched any more."""
+        if self._timeouts >= MAX_TIMEOUTS:
+            return None
+        text = printed_text(line)
+        for number, pattern in enumerate(self._patterns, 1):
+            try:
+                match = pattern.search(text, timeout=MATCH_SECONDS)
+            except TimeoutError:
+                self._timeouts += 1
+                last = "; no more lines are searched" if self._timeouts == MAX_TIMEOUTS else ""
+                reason = f"metrics pattern {number} needs more than {MATCH_SECONDS * 1000:.0f} ms for it"
+                return Rejected(f"{reason}; write it without repeats inside repeats{last}")
+            if match is not None:
+                return match
+        return None
+
+    def _from_match(self, match: regex.Match[str]) -> Parsed:
+        groups = {name: text for name, text in match.groupdict().items() if text is not None}
+        values: dict[str, int | float | str] = {}
+        for name, text in groups.items():
+            number = printed_number(text)
+            values[name] = _number_with_unit(name, text) if number is None else number * self._units.get(name, 1)
+        if self._step is not None:
+            return step_line(values, groups.get(self._step, ""))
+        if "step" not in groups and "epoch" in groups and "iter" in groups:
+            epoch, place = printed_number(groups["epoch"]), printed_number(groups["iter"])
+            total = printed_number(groups["total"]) if "total" in groups else None
+            if not (isinstance(epoch, int) and isinstance(place, int) and isinstance(total, int | None)):
+                return Rejected("epoch, iter and total are not whole numbers")
+            values.pop("total", None)
+            count = self._epochs[self._patterns.index(match.re)]
+            return step_line(values, str(count.step(epoch, place, total)))
+        return step_line(values, next((groups[name] for name in STEP_NAMES if name in groups), ""))
+
+
+def compile_pattern(number: int, text: str, step: str | None = None) -> regex.Pattern[str]:
+    """Compile the ``number``-th pattern of a profile. Raises ValueError if it does not compile or
+    has no step."""
+    # Imported here: it takes 14 ms, and most commands need no pattern.
+    import regex
+
+    try:
+        # Only the standard syntax is accepted, without the extensions of regex.
+        re.compile(text)
+        pattern = regex.compile(text)
+    except (re.error, regex.error, RecursionError, OverflowError) as error:
+        raise ValueError(f"metrics pattern {number} is no regular expression: {error}") from error
+    names = STEP_NAMES if step is None else (step,)
+    if not any(name in pattern.groupindex for name in names):
+        raise ValueError(f"metrics pattern {number} has no group named {' or '.join(names)}")
+    return pattern
+
+
+def printed_text(line: bytes) -> str:
+    """The part of a printed line that patterns see: its beginning, without escape sequences."""
+    text = line[: 4 * MATCHED_CHARACTERS].decode("utf-8", "replace")
+    if "\x1b" in text:
+        text = SEQUENCE.sub("", text)
+    return text[:MATCHED_CHARACTERS]
+
+
+def step_line(values: dict[str, Any], step_text: str) -> ParsedLine | Rejected:
+    step = printed_number(step_text)
+    if step is None:
+        return Rejected("step is not a whole number")
+    metrics = {name: value for name, value in values.items() if name.lower() not in STEP_NAMES}
+    return parse_values({"step": step, **metrics})
+
+
+def _number_with_unit(name: str, text: str) -> float | str:
+    """``17.4ms``, ``1.2k``, ``35.1it/s`` or ``1.5s/it`` in seconds, bytes or plain counts, else the
+    text. Progress bars switch from steps per second to seconds per step when they are slow: a name
+    that ends in "time" is a time, every other a rate."""
+    match = _WITH_UNIT.fullmatch(text.strip().rstrip(_TRAILING))
+    if match is None:
+        return text
+    number, unit, per = float(match[1]), match[2], match[3]
+    if per is None or (per in _SECOND and unit in UNITS):
+        return number * UNITS[unit] if unit in UNITS else text
+    is_time = name.endswith("time")
+    if per in _SECOND:
+        return number if not is_time else 1 / number if number else text
+    if unit not in ("s", "ms", "us"):
+        return text
+    seconds = number * UNITS[unit]
+    return seconds if is_time else 1 / seconds if seconds else text
+
+
+def printed_number(text: str) -> int | float | None:
+    r"""Parse a number with thousands separators, and the comma or percent sign that ``\S+`` includes behind it."""
+    text = text.strip().rstrip(_TRAILING)
+    if _THOUSANDS.fullmatch(text):
+        text = text.replace(",", "")
+    try:
+        return int(text)
+    except ValueError:
+        try:
+            return float(text)
+        except ValueError:
+            return None
