@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -16,6 +15,7 @@ from msgspec import Struct
 from gputui.core.redaction import BY_LOOK, Redactor
 from gputui.metrics.contract import ParsedLine, Rejected, excerpt
 from gputui.metrics.reduction import MetricLine, Reducer
+from gputui.metrics.rewritten import EarlierLines
 from gputui.store.events import EventKind
 from gputui.store.metrics.queries import NOT_METRICS, OF_EVENTS, FilePosition, as_float, named_by_event
 
@@ -45,13 +45,7 @@ _TIME_IS_OTHER = (
     "the time in its metrics lines is not the time of day in unix seconds: the lines have the time "
     "at which they were read, and their own time is the metric time_"
 )
-STARTS_AGAIN = (
-    "its steps start again at their first within an attempt, so that charts by step lay its epochs "
-    "over each other; let the script count on, or have the pattern name epoch and iter"
-)
-
 _NUMBERS = frozenset({int, float})
-_SCALARS = (int, float, str)
 
 Row = tuple[int, int, int, int, int | None, int | None, float | None, str]
 """source_id, generation, byte_offset, attempt, rank, step, at, data: the columns of ``metrics``."""
@@ -75,6 +69,11 @@ class SourceState(Struct, frozen=True):
     @property
     def position(self) -> FilePosition:
         return self.generation, self.byte_offset
+
+    @property
+    def read_part(self) -> tuple[int, str | None]:
+        """The length and the fingerprint of what was read."""
+        return self.byte_offset, self.fingerprint
 
 
 class MetricsNote(NamedTuple):
@@ -175,104 +174,6 @@ def _renamed(values: Mapping[str, Any], name: str) -> tuple[str, dict[str, Any]]
     return orjson.dumps(renamed).decode(), renamed
 
 
-# --- rewritten files ------------------------------------------------------------------------------
-
-
-class EarlierLines:
-    """What is stored of the earlier versions of a rewritten file: of its newest version, only values
-    are stored that none of these had. ``connect`` opens the store for the thread that reads."""
-
-    def __init__(self, source_id: int, connect: Callable[[], AbstractContextManager[sqlite3.Connection]]) -> None:
-        self._source_id = source_id
-        self._connect = connect
-        self._compared: tuple[int, int, int] | None = None
-        # Where the attempt resumed, in its first version of the file: later steps are its own.
-        self._resumed_step: int | None = None
-        # The lines that the newest version does not have so far, by rank, step and epoch, or by the
-        # text of a line without a step.
-        self._places: dict[object, list[FilePosition]] = {}
-
-    @contextmanager
-    def comparison(self, state: SourceState, attempt: int) -> Iterator[EarlierLines]:
-        """Compare the lines of one batch, those after ``state``; call `forget` if it is not stored.
-        Raises sqlite3.Error."""
-        with self._connect() as self._connection:
-            if self._compared != (state.first_generation, state.generation, attempt):
-                self._load(state, attempt)
-            yield self
-
-    def forget(self) -> None:
-        """Read what is stored again for the next comparison."""
-        self._compared = None
-
-    def is_resumed(self, attempt: int) -> bool:
-        """Whether an attempt began from a checkpoint, so that its script may write the lines before
-        that again. Raises sqlite3.Error."""
-        with self._connect() as connection:
-            return self._base_of(connection, attempt)[0] is not None
-
-    def _base_of(self, connection: sqlite3.Connection, attempt: int) -> tuple[str | None, int | None]:
-        """The checkpoint that an attempt resumed from, and its step."""
-        row: tuple[str | None, int | None] | None = connection.execute(
-            "SELECT resumed_from, resumed_step FROM attempts JOIN metric_sources USING (run_id) "
-            "WHERE source_id = ? AND number = ?",
-            (self._source_id, attempt),
-        ).fetchone()
-        return row or (None, None)
-
-    def unknown(
-        self, rank: int | None, step: int | None, values: Mapping[str, Any], data: str
-    ) -> Mapping[str, Any] | None:
-        """The part of a line that is not stored yet; None if all of it is."""
-        if step is not None and self._resumed_step is not None and step > self._resumed_step:
-            return values
-        epoch = values.get("epoch")
-        key = rank, step, data if step is None else epoch if isinstance(epoch, _SCALARS) else None
-        places = self._places.get(key, [])
-        is_event = step is None or "event" in values
-        new = {name for name in values if is_event or name not in NOT_METRICS}
-        for place in list(places):
-            before = self._values(place)
-            shared = new & before.keys()
-            if not shared or any(before[name] != values[name] for name in shared):
-                continue
-            if not is_event or before == values:
-                places.remove(place)
-                new -= shared
-        if not new:
-            return None
-        if is_event:
-            return values
-        known = values.keys() - NOT_METRICS - new
-        return {name: value for name, value in values.items() if name not in known} if known else values
-
-    def _values(self, place: FilePosition) -> dict[str, Any]:
-        (data,) = self._connection.execute(
-            "SELECT data FROM metrics WHERE source_id = ? AND generation = ? AND byte_offset = ?",
-            (self._source_id, *place),
-        ).fetchone()
-        values: dict[str, Any] = orjson.loads(data)
-        return values
-
-    def _load(self, state: SourceState, attempt: int) -> None:
-        versions = state.first_generation, state.generation
-        self._compared = (*versions, attempt)
-        self._places = {}
-        rows = self._connection.execute(
-            "SELECT generation, byte_offset, attempt, rank, step, "
-            "iif(step IS NULL, data, data ->> '$.epoch') FROM metrics "
-            "WHERE source_id = ? AND generation >= ? AND generation < ?",
-            (self._source_id, *versions),
-        )
-        has_own = False
-        for generation, offset, number, rank, step, other in rows:
-            self._places.setdefault((rank, step, other), []).append((generation, offset))
-            has_own = has_own or number == attempt
-        self._resumed_step = None if has_own else self._base_of(self._connection, attempt)[1]
-
-
-# --- storage --------------------------------------------------------------------------------------
-
 _ADVANCE = (
     "UPDATE metric_sources SET inode = ?, generation = ?, byte_offset = ?, skipping = ?, "
     "fingerprint = ?, first_generation = ?, line_count = line_count + ?, "
@@ -357,43 +258,3 @@ def _update_newest(connection: sqlite3.Connection, key: tuple[int, int, int], va
         "INSERT OR REPLACE INTO metric_newest (source_id, attempt, rank, data) VALUES (?, ?, ?, ?)",
         (*key, json.dumps(newest, allow_nan=False)),
     )
-
-
-@dataclass(slots=True)
-class StepOrder:
-    """The steps of one source. A script may restart them once; twice means that it counts per
-    epoch."""
-
-    attempt: int = 0
-    first: int = 0
-    last: int = 0
-    starts: int = 0
-
-    def add(self, lines: Sequence[MetricLine]) -> bool:
-        """Take the next lines; True if they start again for the second time in their attempt."""
-        is_found = False
-        for line in lines:
-            if "event" in line.values:
-                continue
-            if line.attempt != self.attempt:
-                self.attempt, self.first, self.starts = line.attempt, line.step, 0
-            elif line.step <= self.first and self.last > line.step + 1:
-                self.starts += 1
-                is_found = is_found or self.starts == 2
-                self.first = line.step
-            self.last = line.step
-        return is_found
-
-
-@dataclass(slots=True)
-class IngestReport:
-    """The result of one round. ``more``: the budget ended before the files; ``awaits``: a read in
-    another thread goes on; ``progress``: attempts with new lines; ``notes``: remarks, with their
-    runs."""
-
-    lines: int = 0
-    rejected: int = 0
-    more: bool = False
-    awaits: bool = False
-    progress: set[tuple[str, int]] = field(default_factory=set)
-    notes: list[tuple[str, MetricsNote]] = field(default_factory=list)

@@ -11,60 +11,95 @@ import sqlite3
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import partial
 
 from gputui.core.redaction import BY_LOOK, Redactor
-from gputui.metrics.batch import STARTS_AGAIN, Batch, IngestReport, MetricsNote, SourceState, StepOrder, store_batch
+from gputui.metrics.background import BackgroundReader
+from gputui.metrics.batch import Batch, MetricsNote, SourceState, store_batch
 from gputui.metrics.formats import DEFAULT_READING, Reading
-from gputui.metrics.reader import Boundary, SourceReader
-from gputui.metrics.reduction import Reducer
+from gputui.metrics.history import HistoryReader
+from gputui.metrics.reader import Boundary, FileReader
+from gputui.metrics.reduction import MetricLine, Reducer
 from gputui.metrics.sources import ReadContext, SourceEnds, SourceRow, SourceTable
 from gputui.store.events import EventKind
 
 # The agent's loop has other work; the rest is read in its next turn.
 PUMP_SECONDS = 0.016
 
-# Between two reads of a source in another thread.
-INTERVAL_SECONDS = 0.5
-# A file system that has not answered for this long is reported.
-ANSWER_SECONDS = 10.0
-
 OUTPUT = "output.log"
 """The output of an attempt's command in its folder, both streams in one file."""
 
 
+STARTS_AGAIN = (
+    "its steps start again at their first within an attempt, so that charts by step lay its epochs "
+    "over each other; let the script count on, or have the pattern name epoch and iter"
+)
+
+
+@dataclass(slots=True)
+class StepOrder:
+    """The steps of one source. A script may restart them once; twice means that it counts per
+    epoch."""
+
+    attempt: int = 0
+    first: int = 0
+    last: int = 0
+    starts: int = 0
+
+    def add(self, lines: Sequence[MetricLine]) -> bool:
+        """Take the next lines; True if they start again for the second time in their attempt."""
+        is_found = False
+        for line in lines:
+            if "event" in line.values:
+                continue
+            if line.attempt != self.attempt:
+                self.attempt, self.first, self.starts = line.attempt, line.step, 0
+            elif line.step <= self.first and self.last > line.step + 1:
+                self.starts += 1
+                is_found = is_found or self.starts == 2
+                self.first = line.step
+            self.last = line.step
+        return is_found
+
+
+@dataclass(slots=True)
+class IngestReport:
+    """The result of one round. ``more``: the budget ended before the files; ``awaits``: a read in
+    another thread goes on; ``progress``: attempts with new lines; ``notes``: remarks, with their
+    runs."""
+
+    lines: int = 0
+    rejected: int = 0
+    more: bool = False
+    awaits: bool = False
+    progress: set[tuple[str, int]] = field(default_factory=set)
+    notes: list[tuple[str, MetricsNote]] = field(default_factory=list)
+
+
 @dataclass(slots=True, eq=False)
 class OpenSource:
-    """A source that is being read. Times are monotonic seconds; ``awaits_since`` is since when a
-    read in another thread (``job``, ``is_final`` if the attempt has ended) has not answered, else
-    None. ``reported`` are the kinds and keys of notes, ``learned`` is what is stored of
-    `LineFormat.learned`."""
+    """A source that is being read. ``reported`` are the kinds and keys of notes, ``learned`` is what
+    is stored of `LineFormat.learned`."""
 
     row: SourceRow
     reducer: Reducer
     state: SourceState
     boundaries: list[Boundary]
     order: StepOrder = field(default_factory=StepOrder)
-    reader: SourceReader | None = None
-    in_thread: bool = False
-    job: Future[Batch | None] | None = None
-    is_final: bool = False
-    next_read_at: float = 0.0
-    awaits_since: float | None = None
+    reader: FileReader | HistoryReader | BackgroundReader | None = None
     reported: set[tuple[EventKind, str | None]] = field(default_factory=set)
     learned: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
-    def close(self) -> None:
-        """Close the reader; the next read creates another one. One that another thread still uses
-        is closed with its last reference."""
-        if self.job is None and self.reader is not None:
-            self.reader.close()
-        self.job = self.reader = self.awaits_since = None
+    @property
+    def background(self) -> BackgroundReader | None:
+        """Its reader, if that reads in another thread."""
+        return self.reader if isinstance(self.reader, BackgroundReader) else None
 
-    def is_unanswered(self) -> bool:
-        return self.awaits_since is not None and time.monotonic() - self.awaits_since > ANSWER_SECONDS
+    def close(self) -> None:
+        """Close the reader; the next read creates another one."""
+        if self.reader is not None:
+            self.reader.close()
+        self.reader = None
 
 
 class MetricsIngest:
@@ -159,7 +194,7 @@ class MetricsIngest:
 
     def has_answers(self) -> bool:
         """Whether a read in another thread has ended."""
-        return any(source.job is not None and source.job.done() for source in self._sources.values())
+        return any(source.background.has_answer for source in self._sources.values() if source.background)
 
     def _drain(self, run_id: str | None, budget_seconds: float) -> IngestReport:
         """Store what there is of one run whose attempt has ended, or of all."""
@@ -172,7 +207,8 @@ class MetricsIngest:
         while queue and (now := time.monotonic()) < until:
             self._store_round(queue, min(until, now + PUMP_SECONDS), ended=run_id is not None)
         self._waiting = [source.row.source_id for source in queue]
-        self._report.awaits = any(source.awaits_since is not None and not source.is_unanswered() for source in sources)
+        readers = [source.background for source in sources if source.background is not None]
+        self._report.awaits = any(reader.is_reading and not reader.is_unanswered for reader in readers)
         report, self._report = self._report, IngestReport()
         report.more = bool(queue)
         return report
@@ -215,7 +251,7 @@ class MetricsIngest:
             raise
         for source, batch in stored:
             self._note_stored(source, batch, ended=ended)
-            if batch.more and not source.in_thread:
+            if batch.more and source.background is None:
                 queue.append(source)
 
     def _note_stored(self, source: OpenSource, batch: Batch, *, ended: bool) -> None:
@@ -229,9 +265,8 @@ class MetricsIngest:
             self._note(source, MetricsNote("steps_restarted", None, STARTS_AGAIN))
         for note in batch.notes.values():
             self._note(source, note)
-        if source.in_thread:
-            source.next_read_at = time.monotonic() + (0.0 if batch.more else INTERVAL_SECONDS)
-            self._start_read(source, ended=ended)
+        if source.background is not None:
+            source.background.begin(source.state, source.boundaries, ended=ended, is_due=batch.more)
 
     def _read(self, source: OpenSource, *, ended: bool) -> Batch | None:
         """The next batch of a source, None if there is none now."""
@@ -244,55 +279,33 @@ class MetricsIngest:
             self._note(source, MetricsNote("metrics_doubtful", pattern, text))
             source.close()
             return None
-        is_compared = source.state.first_generation < source.state.generation
-        must = self._table.context is not None and (is_compared or self._table.needs_thread(source.row))
-        if source.job is None and must != source.in_thread:
-            # A reader for the caller's thread shares its connection.
-            source.close()
-            source.in_thread = must
+        reader = self._reader(source)
         try:
-            if source.in_thread:
-                return self._read_in_thread(source, ended=ended)
-            return self._reader(source).read(source.state, source.boundaries, ended=ended)
+            batch = reader.read(source.state, source.boundaries, ended=ended)
         except OSError as error:
             text = f"metrics cannot be read: {error}"
             self._note(source, MetricsNote("metrics_unreadable", str(error), text))
             return None
-
-    def _read_in_thread(self, source: OpenSource, *, ended: bool) -> Batch | None:
-        """The batch of a source's finished read in another thread, or None; begins the next read if
-        it is due."""
-        if source.job is None:
-            self._start_read(source, ended=ended)
-            return None
-        if source.is_final and not ended:
-            # It is for the caller that reads the rest of the attempt.
-            return None
-        pattern = source.row.pattern
-        if not source.job.done():
-            if source.is_unanswered():
-                text = f"{pattern} does not answer; its metrics are read once it does"
-                self._note(source, MetricsNote("metrics_unanswered", pattern, text))
-            return None
-        job, source.job, source.awaits_since = source.job, None, None
-        source.next_read_at = time.monotonic() + INTERVAL_SECONDS
-        batch = job.result()
-        if batch is None and ended and not source.is_final:
-            self._start_read(source, ended=ended)
+        if isinstance(reader, BackgroundReader) and reader.is_unanswered:
+            pattern = source.row.pattern
+            text = f"{pattern} does not answer; its metrics are read once it does"
+            self._note(source, MetricsNote("metrics_unanswered", pattern, text))
         return batch
 
-    def _start_read(self, source: OpenSource, *, ended: bool) -> None:
-        """Begin a read in another thread if it is due."""
-        now, context = time.monotonic(), self._table.context
-        if context is None or (now < source.next_read_at and not ended):
-            return
-        read = partial(self._reader(source).read, source.state, tuple(source.boundaries), ended=ended)
-        source.job = context.start(f"reading {source.row.pattern}", read)
-        source.awaits_since, source.is_final = now, ended
-
-    def _reader(self, source: OpenSource) -> SourceReader:
+    def _reader(self, source: OpenSource) -> FileReader | HistoryReader | BackgroundReader:
+        """The reader of a source. One for the caller's thread shares its connection."""
+        context = self._table.context
+        is_compared = source.state.first_generation < source.state.generation
+        in_thread = context is not None and (is_compared or self._table.needs_thread(source.row))
+        background = source.background
+        is_reading = background is not None and background.is_reading
+        if source.reader is not None and in_thread != (background is not None) and not is_reading:
+            source.close()
         if source.reader is None:
-            source.reader = self._table.reader(source.row, in_thread=source.in_thread)
+            reader = self._table.reader(source.row, in_thread=in_thread)
+            source.reader = reader
+            if in_thread and context is not None:
+                source.reader = BackgroundReader(reader, context.start, source.row.pattern)
         return source.reader
 
     def _note(self, source: OpenSource, note: MetricsNote) -> None:

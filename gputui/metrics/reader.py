@@ -1,27 +1,22 @@
 """Read growing files of lines or records, through partial lines, rotation, truncation and
-rewriting; and the history of the Hugging Face Trainer. The read position is the state that each
-call gets."""
+rewriting. The read position is the state that each call gets."""
 
 from __future__ import annotations
 
-import enum
-import hashlib
-import json
 import os
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from gputui.core.config import read_regular
 from gputui.core.redaction import Redactor
-from gputui.metrics.batch import BATCH_BYTES, BATCH_LINES, READ_SECONDS, Batch, EarlierLines, SourceState
+from gputui.metrics.batch import BATCH_BYTES, BATCH_LINES, READ_SECONDS, Batch, SourceState
 from gputui.metrics.contract import MAX_LINE_BYTES, TOO_LONG, LineFormat, Parsed, Rejected, parse_values
-from gputui.metrics.files import FollowedFile, Matches, ends, ends_after, fingerprint, is_unchanged
+from gputui.metrics.files import FollowedFile, ends, ends_after, fingerprint, is_unchanged
+from gputui.metrics.rewritten import EarlierLines
 from gputui.metrics.trackers import MAX_RECORD_BYTES, DamagedRecordError, RecordFormat
 from gputui.store.metrics.queries import FilePosition
 
@@ -69,15 +64,6 @@ def owner(boundaries: Sequence[Boundary], position: FilePosition) -> LineOwner:
     return LineOwner(boundaries[index - 1].attempt, boundaries[index - 1][:2], end)
 
 
-class Succession(enum.Enum):
-    """What the file at the path is to the one that was read: it begins with what was read of that;
-    it is the same file written again, of which only new values count; or it is another one."""
-
-    COPY = enum.auto()
-    VERSION = enum.auto()
-    OTHER = enum.auto()
-
-
 class FileReader:
     """Reads the file at ``path``, or the newest that matches it if ``is_pattern``.
 
@@ -91,7 +77,6 @@ class FileReader:
         self._format = file_format
         # The generation whose header the format knows.
         self._begun: int | None = None
-        self._unchanged: tuple[object, ...] | None = None
 
     def close(self) -> None:
         """Close open files; reading may continue afterwards."""
@@ -116,14 +101,11 @@ class FileReader:
             # An over-long line ends where the next attempt begins.
             state = replace(state, skipping=False)
         self._file.keep_only(inode)
-        successor = seen = None
+        successor = None
         if status is not None and status.st_ino == inode:
-            seen = (state, status.st_size, status.st_mtime_ns, len(boundaries), ended)
-            if seen == self._unchanged:
-                return None
             descriptor = self._file.open_current(inode)
         else:
-            descriptor = self._file.open_former(inode, state.byte_offset, state.fingerprint)
+            descriptor = self._file.open_former(inode, *state.read_part)
             successor = None if status is None else status.st_ino
         if descriptor is not None:
             is_followed = successor is not None and status is not None and status.st_size > 0
@@ -135,7 +117,6 @@ class FileReader:
                 return batch
         if successor is not None:
             return self._follow(successor, descriptor, state, boundaries)
-        self._unchanged = seen
         return None
 
     def end_state(self, state: SourceState, at_most: int | None = None) -> SourceState:
@@ -149,7 +130,7 @@ class FileReader:
         offset = os.fstat(descriptor).st_size
         if at_most is not None:
             offset = at_most if at_most <= offset else 0
-        is_read_one = state.inode == status.st_ino and is_unchanged(descriptor, state.byte_offset, state.fingerprint)
+        is_read_one = state.inode == status.st_ino and is_unchanged(descriptor, *state.read_part)
         generation = state.generation if is_read_one else following
         return SourceState(status.st_ino, generation, offset, False, fingerprint(*ends(descriptor, offset)), generation)
 
@@ -183,7 +164,7 @@ class FileReader:
         is_closed = at_end and (at_boundary or is_last)
         # Lines may have been unread for hours, so they are at most as new as the file.
         arrived_at = min(self._source.clock(), os.fstat(descriptor).st_mtime)
-        with _comparison(self._source.earlier, began, state, attempt) as earlier:
+        with comparison_with_earlier(self._source.earlier, began, state, attempt) as earlier:
             batch = Batch(state, attempt, self._source.redactor, arrived_at, earlier)
             if isinstance(self._format, RecordFormat):
                 consumed, skipping, complete = self._add_records(self._format, batch, data, is_closed)
@@ -200,50 +181,41 @@ class FileReader:
         self, inode: int, former: int | None, state: SourceState, boundaries: Sequence[Boundary]
     ) -> Batch | None:
         """Continue with the file of this inode, a new one or one with other content. ``former`` is
-        the replaced file, if it is still open."""
+        the replaced file, if it is still open.
+
+        A file that begins with what was read is continued. Another version of the file that was read
+        begins the next generation, and another file a first generation.
+        """
         if former is not None and state.inode is not None:
             inode = self._file.open_next(state.inode, inode)
         descriptor = self._file.open_current(inode)
         if descriptor is None or not os.fstat(descriptor).st_size:
             return None  # It has just been replaced or truncated.
-        succession = self._succession(descriptor, former, state, boundaries)
-        batch = Batch(state, more=True)
-        if succession is Succession.COPY:
+        status, begin = os.fstat(descriptor), boundaries[-1]
+        is_new = status.st_ino != state.inode
+        # The newest attempt has no line yet, in the file that its start has seen: a newer file is its
+        # own, and a shorter one too if it began from the start, even if another attempt has written
+        # the same lines.
+        is_start = len(boundaries) > 1 and begin.generation == state.generation and state.position <= begin[:2]
+        is_other = self._format.breaks_at_return or (is_start and is_new and self._file.matches is not None)
+        is_long_enough = 0 < state.byte_offset <= status.st_size
+        if is_new and is_long_enough and not is_other and is_unchanged(descriptor, *state.read_part):
             # The next attempt may have begun in this file, which was not known yet.
-            is_next = boundaries[-1].generation > state.generation
-            batch.state = replace(state, inode=inode, generation=state.generation + is_next)
-            return batch
+            is_next = begin.generation > state.generation
+            return Batch(replace(state, inode=inode, generation=state.generation + is_next), more=True)
         if former is not None:
             # The incomplete line at the end of a file that is no longer written.
             rest = self._read_from(former, state, boundaries, is_last=True)
             if rest is not None and rest.state != state:
                 rest.more = True
                 return rest
-        generation = state.generation + 1
-        first = generation if succession is Succession.OTHER else state.first_generation
-        batch.state = SourceState(inode, generation, first_generation=first)
-        return batch
-
-    def _succession(
-        self, descriptor: int, former: int | None, state: SourceState, boundaries: Sequence[Boundary]
-    ) -> Succession:
-        status = os.fstat(descriptor)
-        is_new = status.st_ino != state.inode
-        begin = boundaries[-1]
-        # The newest attempt has no line yet, in the file that its start has seen: a newer file is its
-        # own, and a shorter one too if it began from the start, even if another attempt has written
-        # the same lines.
-        is_start = len(boundaries) > 1 and begin.generation == state.generation and state.position <= begin[:2]
-        if self._format.breaks_at_return or (is_start and is_new and self._file.matches is not None):
-            return Succession.OTHER
-        is_longer = 0 < state.byte_offset <= status.st_size
-        if is_new and is_longer and is_unchanged(descriptor, state.byte_offset, state.fingerprint):
-            return Succession.COPY
         is_rotated = former is not None and os.fstat(former).st_nlink > 0
-        is_begun_anew = (
-            is_start and status.st_size < state.byte_offset and not self._source.earlier.is_resumed(begin[2])
-        )
-        return Succession.OTHER if is_rotated or is_begun_anew else Succession.VERSION
+        is_shorter = status.st_size < state.byte_offset
+        if is_rotated or (is_start and is_shorter and not self._source.earlier.is_resumed(begin.attempt)):
+            is_other = True
+        generation = state.generation + 1
+        first = generation if is_other else state.first_generation
+        return Batch(SourceState(inode, generation, first_generation=first), more=True)
 
     def _has_whole(self, data: bytes, offset: int) -> bool:
         if isinstance(self._format, RecordFormat):
@@ -304,7 +276,7 @@ class FileReader:
         return len(data) if is_closed else consumed, False, True
 
 
-def _comparison(
+def comparison_with_earlier(
     earlier: EarlierLines, began: FilePosition, state: SourceState, attempt: int
 ) -> AbstractContextManager[EarlierLines | None]:
     """The comparison with earlier versions of a file. An attempt that began in this version writes
@@ -325,99 +297,3 @@ def _first_line(descriptor: int, offset: int = 0) -> bytes | None:
     """The first line of a file, or from an offset on; None if it is not complete yet."""
     line, newline, _ = os.pread(descriptor, HEADER_BYTES, offset).partition(b"\n")
     return line if newline else None
-
-
-# --- histories ------------------------------------------------------------------------------------
-
-
-class HistoryReader:
-    """Reads ``log_history`` of the newest file that matches ``pattern``: ``trainer_state.json``,
-    which each checkpoint writes whole. Call it in a thread of its own.
-
-    The place of an entry is its index. If the first or last entry that was read has changed, the
-    history is read from its start as the next generation.
-    """
-
-    def __init__(self, source: ReadSource, pattern: str) -> None:
-        self._source = source
-        self._matches = Matches(pattern)
-        self._file: tuple[object, ...] | None = None
-        # A file that was read to its end, and the state there.
-        self._settled: tuple[object, SourceState] | None = None
-        self._modified_at = 0.0
-        self._entries: list[Any] = []
-
-    def close(self) -> None:
-        self._file, self._entries = None, []
-
-    def read(self, state: SourceState, boundaries: Sequence[Boundary], *, ended: bool = False) -> Batch | None:
-        """As FileReader.read."""
-        if not boundaries or not self._has_history(state, at_once=ended):
-            return None
-        start, count = state.byte_offset, len(self._entries)
-        if not self._begins_as(state):
-            batch = Batch(state, more=True)
-            batch.state = SourceState(generation=state.generation + 1, first_generation=state.first_generation)
-            return batch
-        attempt, began, segment_end = owner(boundaries, state.position)
-        if start >= count or attempt is None:
-            self._settled = self._file, state
-            self.close()
-            return None
-        stop = min(count, start + BATCH_LINES, count if segment_end is None else segment_end)
-        until = time.monotonic() + READ_SECONDS
-        with _comparison(self._source.earlier, began, state, attempt) as earlier:
-            batch = Batch(state, attempt, self._source.redactor, min(self._source.clock(), self._modified_at), earlier)
-            for index in range(start, stop):
-                entry = self._entries[index]
-                parsed = parse_values(entry) if isinstance(entry, Mapping) else Rejected("not a JSON object")
-                shown = repr(entry)[:1000] if isinstance(parsed, Rejected) else ""
-                batch.add(self._source.source_id, index, shown.encode("utf-8", "replace"), parsed)
-                if time.monotonic() >= until:
-                    stop = index + 1
-                    break
-        batch.state = replace(state, byte_offset=stop, fingerprint=self._mark(stop))
-        batch.more = True
-        return batch
-
-    def end_state(self, state: SourceState, at_most: int | None = None) -> SourceState:
-        """As FileReader.end_state, in entries. With ``at_most``, which is in bytes, the start."""
-        if at_most is not None or not self._has_history(None, at_once=True):
-            return state
-        generation = state.generation + (not self._begins_as(state))
-        count = len(self._entries)
-        return SourceState(None, generation, count, False, self._mark(count), generation)
-
-    def _begins_as(self, state: SourceState) -> bool:
-        count = state.byte_offset
-        return count <= len(self._entries) and state.fingerprint in (None, self._mark(count))
-
-    def _mark(self, count: int) -> str:
-        """The fingerprint of the first ``count`` entries."""
-        ends = repr((count, self._entries[:count][:1], self._entries[:count][-1:]))
-        return hashlib.blake2b(ends.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
-
-    def _has_history(self, state: SourceState | None, *, at_once: bool) -> bool:
-        """Parse the newest file if it has changed since it was read to ``state``; one that is
-        incomplete or no history is passed over."""
-        for path, _ in self._matches.newest(at_once=at_once):
-            try:
-                # A search may be seconds old.
-                status = Path(path).stat()
-                file = (path, status.st_ino, status.st_size, status.st_mtime_ns)
-                if self._settled == (file, state):
-                    return False
-                if file == self._file:
-                    return True
-                # A call of Python code lets other threads run; without one, parsing holds them up.
-                document = json.loads(read_regular(Path(path), MAX_HISTORY_BYTES), object_hook=lambda entry: entry)
-                history = document["log_history"]
-            except (OSError, ValueError, RecursionError, TypeError, LookupError):
-                continue
-            if isinstance(history, list):
-                self._file, self._modified_at, self._entries = file, status.st_mtime, history
-                return True
-        return False
-
-
-SourceReader = FileReader | HistoryReader

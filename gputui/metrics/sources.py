@@ -18,10 +18,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.core.redaction import Redactor
-from gputui.metrics.batch import EarlierLines, SourceState
+from gputui.metrics.batch import SourceState
 from gputui.metrics.files import has_wildcards, may_overlap
 from gputui.metrics.formats import PRINTED_STREAMS, Reading, line_format
-from gputui.metrics.reader import Boundary, FileReader, HistoryReader, ReadSource, SourceReader
+from gputui.metrics.history import HistoryReader
+from gputui.metrics.reader import Boundary, FileReader, ReadSource
+from gputui.metrics.rewritten import EarlierLines
 from gputui.metrics.trackers import TRACKERS
 
 # The format of an attempt's output, which is a source of its own. The run's source of format
@@ -205,7 +207,7 @@ class SourceTable:
         is_near = row.pattern.startswith(f"{self.context.run_dir(row.run_id)}/")
         return not is_near or row.format == "hf" or has_wildcards(row.pattern)
 
-    def reader(self, row: SourceRow, *, in_thread: bool) -> SourceReader:
+    def reader(self, row: SourceRow, *, in_thread: bool) -> FileReader | HistoryReader:
         """A reader of a source, for this thread or for others (``in_thread``)."""
         redactor = self._redactor_of(row.run_id)
 

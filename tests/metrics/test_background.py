@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from gputui.metrics import ingest
-from gputui.metrics.batch import EarlierLines
+from gputui.metrics import background
 from gputui.metrics.ingest import MetricsIngest
+from gputui.metrics.rewritten import EarlierLines
 from gputui.metrics.sources import ReadContext
 from gputui.store.database import open_reader
 from tests.conftest import wait_until
@@ -96,7 +96,7 @@ class Home:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
-    monkeypatch.setattr(ingest, "INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr(background, "INTERVAL_SECONDS", 0.0)
     made = Home(tmp_path)
     yield made
     made.ingest.close()
@@ -194,7 +194,7 @@ class DeadFolder:
 
 
 def test_a_file_system_that_does_not_answer_stops_no_other_run(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ingest, "ANSWER_SECONDS", 60.0)
+    monkeypatch.setattr(background, "ANSWER_SECONDS", 60.0)
     dead = DeadFolder(home.work / "far", monkeypatch)
     home.run("far", "far/m.jsonl")
     home.run("near", str(home.folder / "runs/near/m.jsonl"))
@@ -203,7 +203,7 @@ def test_a_file_system_that_does_not_answer_stops_no_other_run(home: Home, monke
     assert home.steps("far") == [1]
     dead.answers.clear()
     # Ten times what the other file needs on a crowded machine.
-    monkeypatch.setattr(ingest, "ANSWER_SECONDS", 2.0)
+    monkeypatch.setattr(background, "ANSWER_SECONDS", 2.0)
     began = time.monotonic()
     for step in itertools.count():
         write(home.folder / "runs/near/m.jsonl", step)

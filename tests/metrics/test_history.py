@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gputui.metrics import reader
+from gputui.metrics import history
 from tests.tables import table
 
 from .conftest import RUN, Bench
@@ -127,8 +127,8 @@ def test_strange_entries_and_files(trainer: Trainer) -> None:
 def test_a_file_is_parsed_once_and_its_entries_are_stored_in_batches(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parsed, read_file = [], reader.read_regular
-    monkeypatch.setattr(reader, "read_regular", lambda *given: (parsed.append(given), read_file(*given))[1])
+    parsed, read_file = [], history.read_regular
+    monkeypatch.setattr(history, "read_regular", lambda *given: (parsed.append(given), read_file(*given))[1])
     for count in (3000, 3003):
         trainer.save(count, entries(*range(count)))
         for _ in range(3):

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from gputui.core.redaction import BY_LOOK, REDACTED, Redactor
-from gputui.metrics.batch import EVENTS_WITH_METRICS, MAX_REJECTED, StepOrder
-from gputui.metrics.ingest import MetricsIngest
+from gputui.metrics.batch import EVENTS_WITH_METRICS, MAX_REJECTED
+from gputui.metrics.ingest import MetricsIngest, StepOrder
 from gputui.metrics.reduction import MetricLine
 from gputui.store.metrics import queries, watched
 from gputui.store.metrics.intake import Intake, intake, intake_words

@@ -28,7 +28,7 @@ from gputui.agent.lifecycle.live_attempt import (
     Sweeping,
 )
 from gputui.agent.lifecycle.run_files import ResolvedRun, attempt_dir, read_record
-from gputui.metrics.batch import IngestReport
+from gputui.metrics.ingest import IngestReport
 from gputui.recovery.checkpoints.ledger import NUMERIC_INCIDENTS, attempt_ended, candidates
 from gputui.recovery.checkpoints.search import CheckpointChoice, CheckpointSearch, choose, trouble_of, unmatched
 from gputui.recovery.classify import Incident, classify, outcome
