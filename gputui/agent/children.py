@@ -15,7 +15,7 @@ from gputui.core.config import PRIVATE_DIR_MODE, PRIVATE_FILE_MODE, own_python
 from gputui.machine.child import signal_name
 from gputui.reports.export.follower import WRITE_SECONDS
 from gputui.runs.agent_process import AGENT_MARK, RUN_MARKS
-from gputui.runs.identity import Holder, has_open, holder, is_alive, send_signal
+from gputui.runs.identity import Holder, holder, is_alive, send_signal
 
 _REPORT_BYTES = 4096
 KILL_SECONDS = 0.02
@@ -120,7 +120,7 @@ class Child:
         this agent. It reports a failure to the descriptor in ``--tell``; its output goes to the
         log. Raises OSError."""
         found = holder(self.lock)
-        if found is not None and is_alive(found.identity) and has_open(found.identity.pid, self.lock) is not False:
+        if found is not None and is_alive(found.identity):
             self.adopted = found
             return
         self.log.parent.mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)

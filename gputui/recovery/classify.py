@@ -241,9 +241,6 @@ def _exit_lines(evidence: Evidence) -> Iterator[tuple[Witness, str]]:
     if record.stop_requested:
         forced = ", and force was needed" if record.forced else ""
         yield "exit", f"exit: a stop had been asked for{forced}"
-    if record.oom_victims:
-        pids = ", ".join(f"pid {pid}" for pid in record.oom_victims)
-        yield "kernel", f"kernel: its log names as killed for lack of memory {pids}"
     if record.oom_killed:
         counts = (
             (record.oom_kills_cgroup, "in its control group"),

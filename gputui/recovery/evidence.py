@@ -57,8 +57,6 @@ class ExitRecord(Struct, frozen=True):
     forced: bool = False
     oom_kills_cgroup: int | None = None
     oom_kills_host: int | None = None
-    oom_victims: tuple[int, ...] | None = None
-    oom_own_victims: tuple[int, ...] | None = None
     pid: int | None = None
     disk_free_bytes: int | None = None
     cpu_seconds: float | None = None
@@ -84,19 +82,8 @@ class ExitRecord(Struct, frozen=True):
     def oom_killed(self) -> bool:
         """Whether the kernel's OOM killer struck the attempt shortly before its end. If the count
         of its control group is known, other kills on the host do not concern it."""
-        if self.oom_victims == ():
-            return False
         is_known = self.oom_kills_cgroup is not None
         return bool(self.oom_kills_cgroup if is_known else self.oom_kills_host)
-
-    def killed_for_memory(self, pid: int | None) -> bool:
-        """Whether a process that died of SIGKILL was an OOM victim. The kernel's log names each.
-        Without the PID any victim of the run counts; without the log, the counts decide."""
-        if pid is None and self.oom_own_victims:
-            return True
-        if pid is not None and self.oom_victims is not None:
-            return pid in self.oom_victims
-        return self.oom_killed
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ExitRecord:

@@ -44,8 +44,6 @@ LAST_LINES = 200
 _CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP})
 _USAGE_EXIT = 2
 _OUR_DOING = frozenset({"killed", "segfault", "stopped_outside"})
-# PyTorch's torch/csrc/DataLoader.cpp.
-_WORKER = re.compile(r"DataLoader worker \(pid (\d+)\)")
 _ANNOUNCED = re.compile(r"^\S+: \S")
 # How argparse and click reject arguments; the launcher may print more lines after it.
 _REFUSED = re.compile(r"^(?:\S+: error|Error): \S")
@@ -79,7 +77,7 @@ class Finding(Struct, frozen=True):
 
 class _Process(Struct, frozen=True):
     """A process whose end is to be explained. ``code`` is negative for a signal and None if
-    unknown; ``pid`` is None if another process passed the code on."""
+    unknown."""
 
     rank: int | None
     code: int | None
@@ -89,7 +87,6 @@ class _Process(Struct, frozen=True):
     traceback: str | None = None
     stderr: str = ""
     stdout: str = ""
-    pid: int | None = None
 
 
 def reports_of(evidence: Evidence) -> list[LauncherReport]:
@@ -119,8 +116,7 @@ def gather(evidence: Evidence, reports: Sequence[LauncherReport]) -> list[Findin
         killed: list[Finding] = []
         if record is not None and not any(report.root for report in reports):
             for rank in record.killed_ranks[:1]:
-                process = _Process(rank.rank, -rank.signal, pid=rank.pid)
-                killed = _explain_process(process, evidence)
+                killed = _explain_process(_Process(rank.rank, -rank.signal), evidence)
         findings += killed
         findings += _explain_command(evidence, reports[-1], of_ranks, with_ranks=bool(killed))
     kinds = {each.kind for each in evidence.observed}
@@ -238,7 +234,6 @@ def _rank_processes(
             traceback=failure.traceback if failure else None,
             stderr=stderr,
             stdout=_text(evidence, rank, "stdout") if is_own else "",
-            pid=failure.pid or None if failure else None,
         )
 
 
@@ -248,22 +243,19 @@ def _explain_command(
     """Findings about the command itself, which may be the ranks' launcher. ``with_ranks``: signals
     killed ranks, and a process that starts ranks often kills itself along with them."""
     unranked_output, _ = by_rank(report.rest)
-    code = pid = None
-    record = evidence.exit
+    code, record = None, evidence.exit
     if record is not None:
-        pid, code = record.pid, record.code if record.signal is None else -record.signal
+        code = record.code if record.signal is None else -record.signal
         if LAUNCHERS[evidence.launcher].takes_command and (code or 0) > 128:
             code = shell_code(code or 0)
-            pid = None if code < 0 else pid
         if (code or 0) > 0 and (wrapped := wrapped_code(unranked_output)) is not None:
-            code, pid = wrapped, None
+            code = wrapped
     process = _Process(
         rank=None,
         code=code,
         ended_by_launcher=report.ended_itself or (with_ranks and (code or 0) < 0),
         error=next((error for error in evidence.errors if error.rank is None), None),
         stderr=unranked_output if report.root is None else "",
-        pid=pid,
     )
     texts, kinds = {each.text for each in of_ranks}, {each.kind for each in of_ranks}
     found = [each for each in _explain_process(process, evidence) if each.text not in texts]
@@ -290,7 +282,7 @@ def _explain_process(process: _Process, evidence: Evidence) -> list[Finding]:
     if code is not None and code < 0 and is_own_end and -code not in _CRASHES:
         if record is not None and record.stop_requested:
             return []
-        is_oom = -code == signal.SIGKILL and record is not None and record.killed_for_memory(process.pid)
+        is_oom = -code == signal.SIGKILL and record is not None and record.oom_killed
         kind = "host_oom" if is_oom else "killed"
         detail = "killed by the kernel's OOM killer" if is_oom else name
         at = None if at is None else at - NOTICED_LATE_SECONDS
@@ -353,10 +345,8 @@ def _of_chain(chain: Chain, process: _Process, record: ExitRecord | None) -> Fin
     at = process.error.at if process.at is None and process.error else process.at
     detail = ", ".join(part for part in (_headline(raised), raised.where) if part)
     kind, tier = ("user_exception", Tier.CAUSE) if found is None else (found.kind, found.rank)
-    if kind == "dataloader_killed" and record is not None and "signal: Killed" in raised.message:
-        worker = _WORKER.search(raised.message)
-        if record.killed_for_memory(None if worker is None else int(worker[1])):
-            kind = "host_oom"
+    if kind == "dataloader_killed" and "signal: Killed" in raised.message and record is not None and record.oom_killed:
+        kind = "host_oom"
     is_specific = kind not in ("user_exception", "bad_sample")
     return Finding(kind, process.rank, tier, raised.text, at, raised.where, is_specific, detail)
 
@@ -379,7 +369,7 @@ def _explain_launcher(evidence: Evidence, report: LauncherReport) -> Iterator[Fi
     if record.signal is not None:
         name = signal_name(record.signal)
         kind = "segfault" if record.signal in _CRASHES else "killed"
-        if record.signal == signal.SIGKILL and record.killed_for_memory(record.pid):
+        if record.signal == signal.SIGKILL and record.oom_killed:
             kind = "host_oom"
         yield Finding(kind, None, Tier.CAUSE, f"ended by {name}", detail=name)
     elif record.code == _USAGE_EXIT and report.root is None:

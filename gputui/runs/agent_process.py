@@ -13,13 +13,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from gputui.core.config import PRIVATE_FILE_MODE, Workspace
-from gputui.runs.identity import ProcessIdentity, has_open, identity_in, is_alive, is_held, is_stopped, send_signal
+from gputui.runs.identity import ProcessIdentity, identity_in, is_alive, is_held, is_stopped, send_signal
 
 START_TIMEOUT_SECONDS = 15.0
 STOP_TIMEOUT_SECONDS = 15.0
@@ -78,9 +77,7 @@ def read_identity(workspace: Workspace) -> AgentIdentity | None:
         identity = msgspec.convert({**data, "process": identity_in(data)}, AgentIdentity)
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    # In a copied home, the file names the agent of the original.
-    is_ours = is_alive(identity.process) and has_open(identity.process.pid, workspace.agent_lock) is not False
-    return identity if is_ours else None
+    return identity if is_alive(identity.process) else None
 
 
 def stopped_agent(workspace: Workspace) -> AgentStoppedError | None:
@@ -174,18 +171,6 @@ def agent_argv(workspace: Workspace) -> list[str]:
     """The command of a background agent, with this interpreter."""
     home = ("--profiles", str(workspace.profiles), "--state", str(workspace.state))
     return [sys.executable, "-m", "gputui.agent", *home]
-
-
-def agent_for_executor(workspace: Workspace) -> dict[str, Any]:
-    """The entry ``agent`` of attempt.json, by which a shim starts an agent if none runs."""
-    return {
-        "argv": agent_argv(workspace),
-        "unset": [*RUN_MARKS, *RANK_MARKS],
-        "set": {AGENT_MARK: "1"},
-        "lock": str(workspace.agent_lock),
-        "stopped": str(workspace.agent_stopped),
-        "log": str(workspace.agent_log),
-    }
 
 
 def stop_agent(workspace: Workspace, *, timeout_seconds: float = STOP_TIMEOUT_SECONDS) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
 import logging
@@ -63,21 +62,6 @@ def is_stopped(identity: ProcessIdentity) -> bool:
     """Whether this process is stopped, by SIGSTOP or from its terminal."""
     stat = read_stat(identity.pid)
     return stat is not None and stat.state == "T" and stat.start_ticks == identity.start_ticks and is_alive(identity)
-
-
-def has_open(pid: int, path: Path) -> bool | None:
-    """Whether a process has this file open, and not a copy of it; None if unknown."""
-    try:
-        wanted, place = path.stat(), path.resolve()
-        descriptors = list(Path(f"/proc/{pid}/fd").iterdir())
-    except OSError:
-        return None
-    for descriptor in descriptors:
-        with contextlib.suppress(OSError):
-            # A moved file keeps its inode number. Where numbers do not last, the path does.
-            if os.path.samestat(descriptor.stat(), wanted) or descriptor.readlink() == place:
-                return True
-    return False
 
 
 def identity_in(record: Mapping[str, Any]) -> ProcessIdentity:

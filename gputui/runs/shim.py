@@ -24,7 +24,6 @@ import errno
 import fcntl
 import json
 import os
-import re
 import resource
 import select
 import signal
@@ -49,18 +48,10 @@ RECORD_BYTES = 4096
 LOCK_SECONDS = 0.04
 # An OOM kill explains an end that follows within one or two of these looks, not hours later.
 OOM_LOOK_SECONDS = 60.0
-# The one namespace whose PIDs are in the kernel's log (PROC_PID_INIT_INO, linux/proc_ns.h).
-FIRST_PID_NAMESPACE = 0xEFFFFFFC
-KMSG_RECORD_BYTES = 8192
-VICTIM = re.compile(rb"Killed process (\d+) \(")
 # How often the list of processes is updated, and the share of a core that this may cost.
 TREE_SECONDS = 1.0
 TREE_SHARE = 0.001
 YOUNG_SECONDS = 10.0
-# An agent that hands over to the next, or is replaced by its sampler, is gone for a moment: two
-# looks must miss it.
-AGENT_SECONDS = 15.0
-AGENT_LOOKS = 2
 # Temporary errors: too many processes, no memory, no descriptor, or a program that is just being
 # written.
 PASSING = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETXTBSY)
@@ -113,7 +104,6 @@ class Shim:
         self.family = Family(self.run_dir, str(directory))
         self.tree_at = time.monotonic()
         self.is_listed = True
-        self.agent = AgentWatch(self.plan.get("agent"))
         # Ranks that a signal ended before this process sent any, in order.
         self.killed_ranks: dict[int, dict[str, int]] = {}
         self.watched_ranks: set[int] = set()
@@ -151,10 +141,6 @@ class Shim:
         self.patiently(lambda: write_record(self.directory / "exit.json", record))
         for descriptor in locks:
             os.close(descriptor)
-        # Who asked for a graceful stop knows of the end, and a machine that shuts down needs no
-        # agent.
-        if not self.asked_politely:
-            self.agent.start()
         return 0
 
     def claim(self) -> bool:
@@ -172,7 +158,6 @@ class Shim:
         killed."""
         usage = resource.getrusage(resource.RUSAGE_CHILDREN)
         code = None if self.status is None else os.waitstatus_to_exitcode(self.status)
-        self.oom.read_victims(self.family.others)
         return {
             "code": code if code is not None and code >= 0 else None,
             "signal": -code if code is not None and code < 0 else None,
@@ -187,7 +172,7 @@ class Shim:
             "disk_free_bytes": self.free_bytes,
             "pid": self.child or None,
             "killed_ranks": list(self.killed_ranks.values()),
-            **self.oom.record(),
+            "oom_kills": self.oom.record(),
         }
 
     def start(self) -> str | None:
@@ -267,7 +252,7 @@ class Shim:
         killed."""
         while True:
             deadline = self.kill_at if self.last_call_at is None else self.last_call_at
-            due = min(self.look_at, self.tree_at, self.agent.due, *(() if deadline is None else (deadline,)))
+            due = min(self.look_at, self.tree_at, *(() if deadline is None else (deadline,)))
             self.wait_for_signal(due - time.monotonic())
             self.reap()
             if self.status is not None:
@@ -275,12 +260,9 @@ class Shim:
             now = time.monotonic()
             if now >= self.look_at:
                 self.look_at = now + OOM_LOOK_SECONDS
-                self.oom.read_victims(self.family.others)
                 self.oom.look()
             if now >= self.tree_at:
                 self.list_processes()
-            if now >= self.agent.due and not self.asked_politely:
-                self.agent.look()
             if self.last_call_at is not None and now >= self.last_call_at:
                 self.last_call_at = None
                 self.ask(set(self.descendants()))
@@ -298,8 +280,6 @@ class Shim:
         """Update processes.json, for an agent that comes when this shim is gone. The slower a look,
         the longer the time to the next one."""
         began = time.process_time()
-        # Before the next look forgets who is gone.
-        self.oom.read_victims(self.family.others)
         if self.family.look(time.monotonic()):
             self.is_listed = False
             self.watch_ranks()
@@ -709,81 +689,33 @@ def free_bytes(directory: Path) -> int | None:
 
 
 class OomWatch:
-    """The kernel's OOM kills within the last one or two looks: by its log, which names the victims,
-    if it can be read; and by the counters of the host and of the shim's control group."""
+    """The kernel's counts of OOM kills, of the shim's control group and of the host, as they grew
+    within the last one or two looks."""
 
     def __init__(self) -> None:
-        self.log = self.open_log()
-        self.seen = [set[int](), set[int]()]
-        self.own = set[int]()
         self.counts = [oom_kills(), oom_kills()]
 
     def look(self) -> None:
         """Begin a new look."""
         self.counts = [self.counts[1], oom_kills()]
-        self.seen = [self.seen[1], set()]
-        self.own &= self.seen[0]
 
-    def read_victims(self, others: set[int]) -> None:
-        """Note the victims since the last time. Those that are not of ``others`` are of this
-        run."""
-        found = self.read_log()
-        self.seen[1] |= found
-        self.own |= found - others
-
-    def record(self) -> dict[str, Any]:
-        """The entries of exit.json. ``oom_victims`` are PIDs, of which ``oom_own_victims`` are of
-        this run; null if the log was not read completely."""
-        before = self.counts[0]
+    def record(self) -> dict[str, int | None]:
+        """The new kills by counter; None for one that is unknown."""
         kills: dict[str, int | None] = {}
         for name, after in oom_kills().items():
-            was = before[name]
-            kills[name] = None if after is None or was is None else after - was
-        return {
-            "oom_kills": kills,
-            "oom_victims": None if self.log is None else sorted(self.seen[0] | self.seen[1]),
-            "oom_own_victims": None if self.log is None else sorted(self.own),
-        }
-
-    def open_log(self) -> int | None:
-        """The kernel's log from here on; None if it cannot be read or has other PIDs than those
-        seen here."""
-        with contextlib.suppress(OSError):
-            if Path("/proc/self/ns/pid").stat().st_ino == FIRST_PID_NAMESPACE:
-                descriptor = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-                os.lseek(descriptor, 0, os.SEEK_END)
-                return descriptor
-        return None
-
-    def read_log(self) -> set[int]:
-        """The victims in the new part of the log."""
-        found: set[int] = set()
-        while self.log is not None:
-            try:
-                record = os.read(self.log, KMSG_RECORD_BYTES)
-            except BlockingIOError:
-                break
-            except OSError:
-                # Some of it was overwritten before it was read.
-                os.close(self.log)
-                self.log = None
-                break
-            found |= {int(pid) for pid in VICTIM.findall(record)}
-        return found
+            before = self.counts[0][name]
+            kills[name] = None if after is None or before is None else after - before
+        return kills
 
 
 def oom_kills(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> dict[str, int | None]:
-    """The number of OOM kills so far, in this process's control group (of version 2 or 1) and on
-    the host."""
+    """The number of OOM kills so far, in this process's control group (of version 2) and on the
+    host."""
     in_group = None
     with contextlib.suppress(OSError):
         for line in (proc / "self" / "cgroup").read_text("utf-8").splitlines():
-            _, controllers, group = line.split(":", 2)
-            own = group.lstrip("/")
-            if not controllers:
-                in_group = counter_in(groups / own / "memory.events") if in_group is None else in_group
-            elif "memory" in controllers.split(","):
-                in_group = counter_in(groups / "memory" / own / "memory.oom_control")
+            if line.startswith("0::"):
+                in_group = counter_in(groups / line[3:].lstrip("/") / "memory.events")
     return {"cgroup": in_group, "host": counter_in(proc / "vmstat")}
 
 
@@ -920,69 +852,6 @@ def restore_signals() -> None:
     """Give the command the usual signal settings; runs between fork and exec."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
-
-# --- an agent, if none is alive ----------------------------------------------------------------
-
-
-class AgentWatch:
-    """Starts an agent if none is alive while an attempt lives: one that is killed with its sampler
-    has no other successor. ``agent`` is that entry of attempt.json, None for no agent."""
-
-    def __init__(self, agent: dict[str, Any] | None) -> None:
-        self.agent = agent
-        self.due = time.monotonic() + AGENT_SECONDS
-        self.missed = 0
-        self.child: int | None = None
-
-    def look(self) -> None:
-        """Start an agent if none was there for some looks."""
-        self.due = time.monotonic() + AGENT_SECONDS
-        if self.child is not None:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(self.child, os.WNOHANG)
-        self.missed = 0 if self.agent is None or lives(Path(self.agent["lock"])) else self.missed + 1
-        if self.missed >= AGENT_LOOKS:
-            self.missed = 0
-            self.start()
-
-    def start(self) -> None:
-        """Start an agent if none lives and no person ended it on purpose."""
-        agent = self.agent
-        if agent is None or Path(agent["stopped"]).exists() or lives(Path(agent["lock"])):
-            return
-        environment = {name: value for name, value in os.environ.items() if name not in agent["unset"]}
-        try:
-            with open(agent["log"], "ab", opener=lambda name, flags: os.open(name, flags, 0o600)) as log:
-                process = subprocess.Popen(
-                    agent["argv"],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                    env={**environment, **agent["set"]},
-                    cwd="/",
-                    preexec_fn=restore_signals,
-                )
-        except OSError as error:
-            print(f"no agent could be started: {error}", file=sys.stderr)  # noqa: T201 - for shim.log
-            return
-        # It outlives this process, which does not wait for it.
-        process.returncode = 0
-        self.child = process.pid
-
-
-def lives(lock: Path) -> bool:
-    """Whether the process in an agent's lock file is alive. The lock is not tried, because an agent
-    that just starts would find it taken."""
-    try:
-        holder = json.loads(lock.read_text("utf-8"))
-        stat = stat_of(int(holder["pid"]))
-        return stat is not None and (stat[1] not in DEAD, stat[2], boot_id()) == (
-            True, holder["start_ticks"], holder["boot_id"]
-        )  # fmt: skip
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
 
 
 # --- records -----------------------------------------------------------------------------------

@@ -211,18 +211,18 @@ def test_an_end_without_a_word_on_a_full_disk_had_no_room_for_one(tmp_path: Path
     assert incident.kind == "user_exception"
 
 
-@table("text, victims, kind, rank", [
-    ("RuntimeError: [gloo/pair.cc:534] Connection closed by peer [127.0.0.1]:4711", None, "killed", 1),
-    ("RuntimeError: a rank has gone", None, "killed", 1), ("RuntimeError: a rank has gone", (77,), "host_oom", 1),
-    ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1 GiB", None, "cuda_oom", None),
+@table("text, kills, kind, rank", [
+    ("RuntimeError: [gloo/pair.cc:534] Connection closed by peer [127.0.0.1]:4711", 0, "killed", 1),
+    ("RuntimeError: a rank has gone", 0, "killed", 1), ("RuntimeError: a rank has gone", 1, "host_oom", 1),
+    ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1 GiB", 0, "cuda_oom", None),
 ])  # fmt: skip
 def test_the_rank_that_a_signal_ended_is_named_where_its_launcher_is_a_script(
-    tmp_path: Path, text: str, victims: tuple[int, ...] | None, kind: str, rank: int | None
+    tmp_path: Path, text: str, kills: int, kind: str, rank: int | None
 ) -> None:
     """Lightning's first process meets the loss before it asks how the other ended; a known cause of its own counts."""
     lay_out(tmp_path, {"output.log": traceback(text)})
     killed = {"rank": 1, "pid": 77, "signal": 9}
-    record = ExitRecord.from_json({"code": 1, "pid": 70, "killed_ranks": [killed], "oom_victims": victims})
+    record = ExitRecord.from_json({"code": 1, "killed_ranks": [killed], "oom_kills": {"cgroup": kills}})
     evidence = collect(tmp_path, exit=record, ended_at=None, launcher="python")
     assert Evidence.from_json(json.loads(json.dumps(evidence.to_json()))) == evidence
     incident = classify(evidence)

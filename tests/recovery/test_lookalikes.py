@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from gputui.recovery.classify import classify, outcome
@@ -106,27 +105,6 @@ def test_a_kill_after_an_oom_of_some_other_process_long_ago_needs_the_counter_to
         record = {"code": 1, "oom_kills": {"cgroup": cgroup, "host": host}}
         found[cgroup, host] = classify(rank_failed(tmp_path / f"{cgroup}{host}", "", code=-9, exit=record)).kind
     assert found == counts
-
-
-@table(
-    ("known", "kind"),
-    [
-        # The log names the rank, whose memory group is its own: neither of the counts that were read grew there.
-        ({"oom_victims": [701], "oom_kills": {"cgroup": 0, "host": 1}}, "host_oom"),
-        # It was killed from outside while the kernel killed another.
-        ({"oom_victims": [7], "oom_kills": {"cgroup": 1, "host": 1}}, "killed"),
-        # The log cannot be read: the count of its control group, and where that is unknown the host's.
-        ({"oom_victims": None, "oom_kills": {"cgroup": 1, "host": 1}}, "host_oom"),
-        ({"oom_victims": None, "oom_kills": {"cgroup": None, "host": 1}}, "host_oom"),
-        ({"oom_victims": None, "oom_kills": {"cgroup": 0, "host": 1}}, "killed"),
-    ],
-)
-def test_the_kernels_log_decides_before_the_victims_group_and_that_before_the_host(
-    tmp_path: Path, known: dict[str, object], kind: str
-) -> None:
-    evidence = rank_failed(tmp_path, "", code=-9, exit={"code": 1, **known})
-    assert classify(evidence).kind == kind
-    assert classify(Evidence.from_json(json.loads(json.dumps(evidence.to_json())))).kind == kind
 
 
 # --- ends that were asked for -----------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from gputui.runs import notices, repository
 from gputui.runs.executors.base import Executor, ExecutorGoneError
 from gputui.runs.executors.process import ExecutorProcess, find, start
 from gputui.runs.gpu_locks import GpuLocks
-from gputui.runs.identity import ProcessIdentity, has_open, is_alive
+from gputui.runs.identity import ProcessIdentity
 from gputui.runs.shim import PASSING
 from gputui.runs.spec import spec_of
 from gputui.store.attempts import Attempt, get_attempt
@@ -115,9 +115,6 @@ class Supervisor:
         folder = attempt_dir(self.context.workspace, run_id, record.number)
         process = ProcessIdentity(*record.executor) if record.executor else None
         process = process or find(kind, run_dir, record.number)
-        lock = folder / "attempt.lock"
-        if process is not None and is_alive(process) and has_open(process.pid, lock) is False:
-            raise RuntimeError(f"pid {process.pid} serves another folder: this home is a copy")
         executor = ExecutorProcess(process, folder, kind)
         has_ended = (folder / "exit.json").exists()
         is_lost = kind.is_replaceable and not executor.is_alive and not has_ended
