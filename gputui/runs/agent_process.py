@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -171,6 +172,18 @@ def agent_argv(workspace: Workspace) -> list[str]:
     """The command of a background agent, with this interpreter."""
     home = ("--profiles", str(workspace.profiles), "--state", str(workspace.state))
     return [sys.executable, "-m", "gputui.agent", *home]
+
+
+def agent_for_executor(workspace: Workspace) -> dict[str, Any]:
+    """The entry ``agent`` of attempt.json, by which a shim starts an agent if none runs."""
+    return {
+        "argv": agent_argv(workspace),
+        "unset": [*RUN_MARKS, *RANK_MARKS],
+        "set": {AGENT_MARK: "1"},
+        "lock": str(workspace.agent_lock),
+        "stopped": str(workspace.agent_stopped),
+        "log": str(workspace.agent_log),
+    }
 
 
 def stop_agent(workspace: Workspace, *, timeout_seconds: float = STOP_TIMEOUT_SECONDS) -> bool:

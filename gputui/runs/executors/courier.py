@@ -142,6 +142,7 @@ class Courier(ABC):
         self.stop: dict[str, Any] | None = far.read_record(folder / "stop.json")
         self.start_reported = False
         self.placed: dict[str, Any] | None = None
+        self.agent = shim.AgentWatch(self.plan.get("agent"))
 
     @abstractmethod
     def submit(self, token: str) -> str | None:
@@ -169,7 +170,7 @@ class Courier(ABC):
         """Send the target's files: on a shared file system, to the attempt's folder. Raises UnreachableError,
         TargetRefusalError and OSError."""
         self.far.mkdir(mode=0o700, exist_ok=True)
-        plan = {name: value for name, value in self.plan.items() if name != "lock_files"}
+        plan = {name: value for name, value in self.plan.items() if name not in ("agent", "lock_files")}
         plan |= {"lock_files": [], "output": f"../{self.plan['output']}"}
         write_private(self.far / "attempt.json", plan)
         for path in self.programs:
@@ -218,6 +219,10 @@ class Courier(ABC):
         self.note_start(None)
         while not self.turn():
             self.wait(LOOK_SECONDS)
+            if time.monotonic() >= self.agent.due and self.stop is None:
+                self.agent.look()
+        if self.stop is None:
+            self.agent.start()
 
     def wait(self, seconds: float) -> None:
         """Sleep, or accept a stop request."""
