@@ -14,7 +14,6 @@ from pathlib import Path
 from gputui.core.config import PRIVATE_DIR_MODE, PRIVATE_FILE_MODE, own_python
 from gputui.machine.child import signal_name
 from gputui.reports.export.follower import WRITE_SECONDS
-from gputui.runs.agent_process import AGENT_MARK, RUN_MARKS
 from gputui.runs.identity import Holder, holder, is_alive, send_signal
 
 _REPORT_BYTES = 4096
@@ -124,8 +123,6 @@ class Child:
             self.adopted = found
             return
         self.log.parent.mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
-        # A foreground agent may itself run inside a run, whose tag the process must not inherit.
-        environment = {name: value for name, value in os.environ.items() if name not in RUN_MARKS}
         python, needed = own_python()
         report, its_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:
@@ -137,7 +134,7 @@ class Child:
                     stdout=log,
                     stderr=log,
                     start_new_session=True,
-                    env=environment | needed | {AGENT_MARK: "1"},
+                    env=os.environ | needed,
                     cwd="/",
                     pass_fds=(its_end,),
                 )

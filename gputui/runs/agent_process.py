@@ -30,9 +30,6 @@ _STOPPED_SECONDS = 2.0
 _REPORT_SECONDS = 1.0
 # A new database needs this much: its schema and the log of its first transaction.
 LEAST_FREE_BYTES = 64 << 10
-RUN_MARKS = ("GPUTUI_RUN_ID", "GPUTUI_RUN_DIR", "GPUTUI_ATTEMPT", "GPUTUI_METRICS", "GPUTUI_CHECKPOINT")
-# Marks an agent that was started from inside a run, which the run's shim must not end.
-AGENT_MARK = "GPUTUI_AGENT"
 # torchrun sets these for its ranks (https://docs.pytorch.org/docs/stable/elastic/run.html,
 # "Environment Variables"). An agent started by a rank must not pass them on to other runs.
 RANK_MARKS = (
@@ -136,7 +133,9 @@ def ensure_agent(
 
 def spawn_agent(workspace: Workspace) -> subprocess.Popen[bytes]:
     """Start an agent detached from this terminal, with output to its log. Raises
-    AgentUnreachableError."""
+    AgentUnreachableError, also inside a run, with whose processes it would be ended."""
+    if "GPUTUI_RUN_DIR" in os.environ:
+        raise AgentUnreachableError("no agent can be started from inside a run; run gputui agent start in a shell")
     try:
         workspace.create()
         descriptor = os.open(
@@ -144,12 +143,11 @@ def spawn_agent(workspace: Workspace) -> subprocess.Popen[bytes]:
         )
     except OSError as error:
         raise AgentUnreachableError(f"cannot use {workspace.state}: {error.strerror}; choose another --home") from error
-    # An agent that carries a run's marks would be ended with the run.
     environment = {
         name: value
         for name, value in os.environ.items()
-        if name not in RUN_MARKS and name not in RANK_MARKS and not name.startswith("TORCHELASTIC_")
-    } | {AGENT_MARK: "1"}
+        if name not in RANK_MARKS and not name.startswith("TORCHELASTIC_")
+    }
     try:
         return subprocess.Popen(
             agent_argv(workspace),

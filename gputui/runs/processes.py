@@ -21,7 +21,6 @@ from msgspec import Struct
 
 from gputui.machine.procfs import TICKS_PER_SECOND, ProcessStat, command_of, private_bytes, read_stat, user_of
 from gputui.runs import shim
-from gputui.runs.agent_process import AGENT_MARK
 from gputui.runs.foreign_json import read_foreign_json
 from gputui.runs.identity import ProcessIdentity, boot_id
 
@@ -32,7 +31,7 @@ _COMMAND_MAX_CHARACTERS = 500
 
 # A forked process has its parent's environment until it calls exec.
 _YOUNG_SECONDS = 10.0
-_TAG, _AGENT = b"GPUTUI_RUN_DIR", AGENT_MARK.encode()
+_TAG = b"GPUTUI_RUN_DIR"
 
 
 class AttemptProcess(Struct, frozen=True):
@@ -78,7 +77,7 @@ class ProcessScanner:
             tag = before.get(key)
             if tag is None:
                 environment = shim.environment_of(pid)
-                tag = environment if _is_tagged(environment) else {}
+                tag = environment if _TAG in environment else {}
             if up_seconds - stat.start_ticks / TICKS_PER_SECOND > _YOUNG_SECONDS:
                 self._tags[key] = tag
             if tag:
@@ -145,7 +144,7 @@ def owner_of(pid: int, runs: Path | str) -> Owner | None:
         environment = shim.environment_of(pid)
         if rank is None:
             rank = shim.rank_by_output(pid, str(runs))
-        if _is_tagged(environment):
+        if _TAG in environment:
             owner = _owner_in(environment, runs)
             return owner if owner is None or owner.rank is not None else owner._replace(rank=rank)
         stat = read_stat(pid)
@@ -155,15 +154,10 @@ def owner_of(pid: int, runs: Path | str) -> Owner | None:
     return None
 
 
-def _is_tagged(environment: Mapping[bytes, bytes]) -> bool:
-    """Whether an environment has the tag of an agent or of any run."""
-    return _TAG in environment or _AGENT in environment
-
-
 def _owner_in(environment: Mapping[bytes, bytes], runs: Path | str) -> Owner | None:
     """The owner in a tagged environment; None if that is no run in the folder ``runs``."""
     folder, run_id = os.path.split(os.fsdecode(environment.get(_TAG, b"")))
-    if _AGENT in environment or folder != str(runs) or not run_id:
+    if folder != str(runs) or not run_id:
         return None
     attempt, (rank, size) = environment.get(b"GPUTUI_ATTEMPT", b""), shim.place_in(environment)
     return Owner(run_id, rank, int(attempt) if attempt.isdigit() else None, size)

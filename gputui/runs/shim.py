@@ -40,7 +40,6 @@ PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 STRAY_GRACE_SECONDS = 2.0
 # Helpers of Python's multiprocessing end by themselves at once; what lives longer was left behind.
 HELPER_SECONDS = 0.3
-EMPTY_LOOKS = 3
 LAST_CALL_SECONDS = 2.0
 UNKILLABLE_SECONDS = 30.0
 RECORD_BYTES = 4096
@@ -89,7 +88,6 @@ class Shim:
             os.set_inheritable(descriptor, False)
         self.plan: dict[str, Any] = json.loads((directory / "attempt.json").read_text("utf-8"))
         self.grace = float(self.plan["grace_seconds"])
-        self.run_dir = os.fsencode(self.plan["env"]["GPUTUI_RUN_DIR"])
         self.child = 0
         self.status: int | None = None
         # Free space when the command ended: on a full disk it could not write why it failed.
@@ -105,7 +103,7 @@ class Shim:
         self.killed_at: float | None = None
         self.oom = OomWatch()
         self.look_at = time.monotonic() + OOM_LOOK_SECONDS
-        self.family = Family(self.run_dir, str(directory))
+        self.family = Family(str(directory))
         self.tree_at = time.monotonic()
         self.is_listed = True
         self.agent = AgentWatch(self.plan.get("agent"))
@@ -188,14 +186,11 @@ class Shim:
         """Start the command. Return why that is not possible, or None."""
         shell = self.plan.get("shell") or {}
         environment = {**(shell.get("environment") or os.environ), **self.plan["env"]}
-        limits, refused = limits_to_set(shell.get("limits") or {})
-        nice = nice_to_set(shell.get("nice"))
-        if shell and nice != shell.get("nice"):
-            refused.append("nice")
+        limits = limits_to_set(shell.get("limits") or {})
 
         def prepare() -> None:
             restore_signals()
-            apply_shell(limits, nice, shell.get("affinity"), shell.get("umask"))
+            apply_shell(limits, shell.get("nice"), shell.get("affinity"), shell.get("umask"))
 
         def spawn() -> subprocess.Popen[bytes]:
             if self.stop_requested:
@@ -227,8 +222,6 @@ class Shim:
             "pid": self.child,
             "start_ticks": child[2] if child else None,
             "boot_id": boot_id(),
-            # What the launching shell had and this process may not set.
-            "refused": refused,
             "at": time.time(),
         }
         self.note_start()
@@ -347,18 +340,15 @@ class Shim:
         ends at once (a shell, a launcher). Return what could not be killed.
 
         A single look misses a process whose parent ends meanwhile: nothing is left when this
-        subreaper has no child, or, if an agent that was started from inside the run is one, after
-        several empty looks."""
+        subreaper has no child."""
         began = time.monotonic()
         is_polite, kill_at, last_call_at = self.asked_politely, began + STRAY_GRACE_SECONDS, began
         if is_polite and self.kill_at is not None:
             kill_at, last_call_at = max(kill_at, self.kill_at), self.last_call_at or began
-        empty_looks = 0
         has_succeeded = self.status == 0 and not self.stop_requested
-        while self.reap() and empty_looks < EMPTY_LOOKS:
+        while self.reap():
             found = self.descendants()
             left = set(found)
-            empty_looks = 0 if left or not self.has_foreign_child() else empty_looks + 1
             now = time.monotonic()
             if self.forced:
                 kill_at = min(kill_at, now)
@@ -396,16 +386,7 @@ class Shim:
         own = os.getpid()
         # A child of this process that looks dead and cannot be reaped has living threads.
         alive = {pid: stat for pid, stat in stats.items() if stat[1] not in DEAD or stat[0] == own}
-        return {pid: alive[pid] for pid in below({own}, children_in(alive), self.is_of_another)}
-
-    def is_of_another(self, pid: int) -> bool:
-        return is_of_another(environment_of(pid), self.run_dir)
-
-    def has_foreign_child(self) -> bool:
-        """Whether an agent that was started from inside the run is a child of this process."""
-        own = os.getpid()
-        children = (pid for pid in all_pids() if (stat := stat_of(pid)) is not None and stat[0] == own)
-        return any(self.is_of_another(pid) for pid in children)
+        return {pid: alive[pid] for pid in below(own, children_in(alive))}
 
     def wait_for_signal(self, timeout: float) -> None:
         """Wait until a signal arrives or ``timeout`` seconds have passed, and note what it asks
@@ -453,16 +434,14 @@ def children_in(stats: dict[int, Stat]) -> dict[int, list[int]]:
     return children
 
 
-def below(roots: set[int], children: dict[int, list[int]], is_barred: Callable[[int], bool]) -> set[int]:
-    """Everything below ``roots`` in a process tree; what is barred is left out with all below
-    it."""
+def below(root: int, children: dict[int, list[int]]) -> set[int]:
+    """Everything below ``root`` in a process tree."""
     found: set[int] = set()
-    waiting = list(roots)
+    waiting = [root]
     while waiting:
-        for pid in children.get(waiting.pop(), ()):
-            if pid not in found and pid not in roots and not is_barred(pid):
-                found.add(pid)
-                waiting.append(pid)
+        more = [pid for pid in children.get(waiting.pop(), ()) if pid not in found]
+        found.update(more)
+        waiting += more
     return found
 
 
@@ -487,12 +466,11 @@ class Family:
     young.
 
     A look is cheap: nothing happens while the kernel has given out no new PID, and of all other
-    processes only new ones are read. Below a subreaper a process never changes its ancestors' run,
-    so its place is settled at its birth. ``others`` are the processes that are not of the run.
+    processes only new ones are read. ``others`` are the processes that are not of the run.
     """
 
-    def __init__(self, run_dir: bytes, folder: str) -> None:
-        self.run_dir, self.folder = run_dir, folder
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
         self.members: dict[int, Descendant] = {}
         self.others: set[int] = set()
         self.newest: int | None = None
@@ -508,7 +486,7 @@ class Family:
                 self.others.clear()
             self.newest = newest
             self.admit(now)
-        for member in list(self.members.values()):
+        for member in self.members.values():
             if now < member.young_until:
                 self.read(member)
         self.find_first_rank()
@@ -521,7 +499,7 @@ class Family:
         found = ((pid, stat_of(pid)) for pid in pids - self.others)
         stats = {pid: stat for pid, stat in found if stat is not None and stat[1] not in DEAD}
         known, self.members = self.members, {}
-        ours = below({own}, children_in(stats), lambda pid: pid not in known and self.is_of_another(pid))
+        ours = below(own, children_in(stats))
         for pid in sorted(ours, key=lambda pid: (stats[pid][2], pid)):
             parent, _, start_ticks = stats[pid]
             member = known.get(pid)
@@ -531,9 +509,6 @@ class Family:
         # A process whose parent has just gone may be below this one at the next look.
         elsewhere = stats.keys() - ours - {own}
         self.others |= {pid for pid in elsewhere if not stats[pid][0] or stats[pid][0] in stats.keys() | self.others}
-
-    def is_of_another(self, pid: int) -> bool:
-        return is_of_another(environment_of(pid), self.run_dir)
 
     def leader(self, pid: int) -> Descendant | None:
         """The member with this PID if it is a rank itself, not a helper of one."""
@@ -560,10 +535,6 @@ class Family:
     def read(self, member: Descendant) -> None:
         """Read a member's rank from its environment, its output, or its parent."""
         environment = environment_of(member.pid)
-        if is_of_another(environment, self.run_dir):
-            self.members.pop(member.pid, None)
-            self.others.add(member.pid)
-            return
         parent = self.members.get(member.parent)
         own, size = place_in(environment)
         member.has_own_rank = member.has_own_rank or own is not None
@@ -573,12 +544,6 @@ class Family:
             size = parent.size if size is None and member.size is None else size
         member.rank = member.rank if rank is None else rank
         member.size = member.size if size is None else size
-
-
-def is_of_another(environment: dict[bytes, bytes], run_dir: bytes) -> bool:
-    """Whether a process with this environment is an agent that was started from inside the run in
-    ``run_dir``, or belongs to a run of that agent."""
-    return b"GPUTUI_AGENT" in environment or environment.get(b"GPUTUI_RUN_DIR", run_dir) != run_dir
 
 
 def place_in(environment: Mapping[bytes, bytes]) -> tuple[int | None, int | None]:
@@ -803,10 +768,9 @@ def open_lock(name: str, *, create: bool = True) -> int:
 # --- the settings of the launching shell -------------------------------------------------------
 
 
-def limits_to_set(wanted: dict[str, list[int]]) -> tuple[list[tuple[int, tuple[int, int]]], list[str]]:
-    """Resource limits as far as this process may set them, and the names of those that it may not
-    grant in full."""
-    found, refused = [], []
+def limits_to_set(wanted: dict[str, list[int]]) -> list[tuple[int, tuple[int, int]]]:
+    """Resource limits as far as this process may set them."""
+    found = []
     for name, (soft, hard) in wanted.items():
         number = getattr(resource, f"RLIMIT_{name}", None)
         if number is None:
@@ -814,21 +778,9 @@ def limits_to_set(wanted: dict[str, list[int]]) -> tuple[list[tuple[int, tuple[i
         most = resource.getrlimit(number)[1]
         if os.geteuid() != 0 and most != resource.RLIM_INFINITY:
             hard = most if hard == resource.RLIM_INFINITY else min(hard, most)
-            if soft == resource.RLIM_INFINITY or soft > hard:
-                soft = hard
-                refused.append(name)
+            soft = hard if soft == resource.RLIM_INFINITY else min(soft, hard)
         found.append((number, (soft, hard)))
-    return found, refused
-
-
-def nice_to_set(wanted: int | None) -> int | None:
-    """The nice value as far as this process may set it: only root lowers it below its own, or below
-    what the limit allows (getrlimit(2), RLIMIT_NICE)."""
-    if wanted is None or os.geteuid() == 0:
-        return wanted
-    allowed = resource.getrlimit(resource.RLIMIT_NICE)[0]
-    lowest = -20 if allowed == resource.RLIM_INFINITY else 20 - allowed
-    return max(wanted, min(lowest, os.getpriority(os.PRIO_PROCESS, 0)))
+    return found
 
 
 def apply_shell(

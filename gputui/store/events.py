@@ -16,7 +16,6 @@ EventKind = Literal[
     # the life of a run
     "launched",
     "attempt_started",
-    "limits_refused",
     "stop_requested",
     "stopped",
     "succeeded",

@@ -130,12 +130,6 @@ def _note_start(attempt: LiveAttempt, folder: Path, context: AgentContext) -> No
         assert refreshed is not None
         if refreshed.executor is None and attempt.executor.identity is not None:
             repository.set_executor(connection, run_id, number, attempt.executor.identity)
-        if refused := [str(name) for name in started.get("refused") or ()]:
-            text = (
-                f"the agent may not set {', '.join(refused)} as in the shell that launched it; "
-                "run gputui agent stop in that shell, and the next agent may"
-            )
-            context.note("limits_refused", text, run_id, number, severity="warning", at=at)
     attempt.record = replace(refreshed, executor=attempt.executor.identity)
 
 

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gputui.runs.agent_process import AGENT_MARK
 from gputui.runs.executors.base import Executor, LocalExecutor
 from gputui.runs.foreign_json import read_foreign_json
 from gputui.runs.identity import (
@@ -36,8 +35,11 @@ def start(executor: Executor, run_dir: Path, attempt: int, locks: Sequence[int] 
     ended at once. Raises ExecutorGoneError and OSError."""
     folder = run_dir / "attempts" / str(attempt)
     program = executor.program(folder, locks)
-    environment = {name: value for name, value in os.environ.items() if name != AGENT_MARK}
-    environment |= {"GPUTUI_RUN_ID": run_dir.name, "GPUTUI_RUN_DIR": str(run_dir), "GPUTUI_ATTEMPT": str(attempt)}
+    environment = os.environ | {
+        "GPUTUI_RUN_ID": run_dir.name,
+        "GPUTUI_RUN_DIR": str(run_dir),
+        "GPUTUI_ATTEMPT": str(attempt),
+    }
     log = Path(executor.file_name).with_suffix(".log").name
     descriptor = os.open(folder / log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     # The program inherits the blocked signals and unblocks them once it handles them.
