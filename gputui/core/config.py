@@ -17,15 +17,11 @@ PRIVATE_FILE_MODE = 0o600
 # SQLite's WAL needs one machine's memory: https://www.sqlite.org/wal.html, "Overview". Names as in
 # /proc/self/mountinfo.
 NETWORK_FILE_SYSTEMS = frozenset({
-    "nfs", "nfs4", "cifs", "smb3", "smbfs", "ncpfs", "9p", "afs", "coda", "ceph", "glusterfs", "davfs",
-    "lustre", "beegfs", "beegfs_nodev", "fhgfs", "gpfs", "mmfs", "wekafs", "panfs", "pvfs2", "orangefs", "vast",
-    "daos", "quobyte", "gfs", "gfs2", "ocfs2", "acfs", "cvfs", "snfs", "mfs", "moosefs",
+    "nfs", "nfs4", "cifs", "smb3", "9p", "afs", "ceph", "glusterfs", "lustre", "beegfs", "gpfs", "wekafs", "vast",
 })  # fmt: skip
 # Most of what is mounted through FUSE is a service or another machine; these show a local disk.
 LOCAL_FUSE_FILE_SYSTEMS = frozenset({
-    "fuse.fuse-overlayfs", "fuse.bindfs", "fuse.mergerfs", "fuse.unionfs", "fuse.unionfs-fuse", "fuse.encfs",
-    "fuse.gocryptfs", "fuse.cryfs", "fuse.securefs", "fuse.ntfs-3g", "fuse.exfat", "fuse.ext2", "fuse.fuse-ext2",
-    "fuse.ext4", "fuse.apfs", "fuse.zfs-fuse", "fuse.lxcfs",
+    "fuse.fuse-overlayfs", "fuse.bindfs", "fuse.mergerfs", "fuse.unionfs", "fuse.gocryptfs", "fuse.ntfs-3g",
 })  # fmt: skip
 
 

@@ -26,12 +26,13 @@ class LogoutEnd(NamedTuple):
     remedy: str
 
 
-def would_end(cgroup: str, settings: Sequence[str], user: str, *, lingers: bool) -> LogoutEnd | None:
-    """What a logout of ``user`` does to a process; None if it does not end it. ``cgroup`` is the
+def would_end(cgroup: str, settings: Sequence[str], *, lingers: bool) -> LogoutEnd | None:
+    """What the user's logout does to a process; None if it does not end it. ``cgroup`` is the
     text of its /proc/PID/cgroup, ``settings`` the texts of logind's configuration files, of which
     later ones override earlier ones."""
     if re.search(r"/session-[^/]+\.scope\b", cgroup):
-        if _kills(settings, user):
+        kills = re.findall(r"^\s*KillUserProcesses\s*=\s*(\S+)", "\n".join(settings), re.MULTILINE)
+        if kills and kills[-1].lower() in _TRUE:
             return LogoutEnd(
                 "a logout ends the agent and its runs (KillUserProcesses=yes in logind.conf)",
                 "run loginctl enable-linger, then gputui agent stop and systemd-run --user --scope gputui agent start",
@@ -45,25 +46,12 @@ def would_end(cgroup: str, settings: Sequence[str], user: str, *, lingers: bool)
     return None
 
 
-def _kills(settings: Sequence[str], user: str) -> bool:
-    values = {"KillUserProcesses": "no", "KillOnlyUsers": "", "KillExcludeUsers": "root"}
-    for text in settings:
-        for line in text.splitlines():
-            name, separator, value = line.partition("=")
-            if separator and name.strip() in values:
-                values[name.strip()] = value.strip()
-    if values["KillUserProcesses"].lower() not in _TRUE or user in values["KillExcludeUsers"].split():
-        return False
-    only = values["KillOnlyUsers"].split()
-    return not only or user in only
-
-
 def logout_end() -> LogoutEnd | None:
     """`would_end` for this process; None without systemd or if unknown."""
     try:
         user = getpass.getuser()
         cgroup = Path("/proc/self/cgroup").read_text("utf-8", "replace")
-        return would_end(cgroup, _settings(), user, lingers=(_LINGER / user).exists())
+        return would_end(cgroup, _settings(), lingers=(_LINGER / user).exists())
     except (OSError, KeyError):
         return None
 

@@ -31,12 +31,10 @@ _BOX = ("│", "╰", "|", "+")
 # The beginnings of messages of several lines, and their further lines.
 _OF_RANK = r"(?:\[default\d+\]:)?(?:\[rank\d+\]: ?)?"
 _ANCHOR = re.compile(
-    _OF_RANK + r"(?:(?:  \+ Exception Group )?Traceback \(most recent call last\):$|[╭+][─-]+ Traceback \(most "
+    _OF_RANK + r"(?:Traceback \(most recent call last\):$|[╭+][─-]+ Traceback \(most "
     r"|\[E[\d:. ]* ProcessGroupNCCL|terminate called )"
 )
-_FOLLOWS = _OF_RANK + r"(?:(?:  \| )?  File \"|[│|]|\[E[\d:. ]* ProcessGroupNCCL|  what\(\):)"
-# Between the exceptions of a group, and after the last.
-_DIVIDER = re.compile(r"^ +\+-+(?P<next> \S+ -+)?$")
+_FOLLOWS = _OF_RANK + r"(?:  File \"|[│|]|\[E[\d:. ]* ProcessGroupNCCL|  what\(\):)"
 _DIGITS = re.compile(r"\d+")
 _FRAME = re.compile(r'^ +File "(?P<file>[^"]*)", line (?P<line>\d+)(?:, in (?P<function>\S.*))?$')
 _EXCEPTION = re.compile(r"^(?P<type>[A-Za-z_][\w.<>]*)(?:: (?P<message>.*)|:)?$")
@@ -132,12 +130,11 @@ def plain(text: str) -> str:
             if any(follows.match(after) for after in lines[at + 1 : at + MAX_FRAMES]):
                 prefixes.add(prefix)
     if prefixes:
-        # Of two prefixes that begin alike, as in nested groups, the longer one is removed.
+        # Of two prefixes that begin alike the longer one is removed.
         pattern = re.compile("|".join(sorted(prefixes, key=len, reverse=True)))
         for at, line in enumerate(lines):
-            line = line[match.end() :] if (match := pattern.match(line)) else line
-            divider = _DIVIDER.match(line)
-            lines[at] = line if divider is None else _LINKS[0] if divider["next"] else ""
+            if match := pattern.match(line):
+                lines[at] = line[match.end() :]
     return _joined(lines)
 
 

@@ -19,9 +19,7 @@ YES = "[Login]\nKillUserProcesses=yes\n"
         (SESSION, [YES], False, True),
         (SESSION, [YES], True, True),  # lingering keeps the manager, not the session's scope
         (SESSION, [YES, "[Login]\nKillUserProcesses = no\n"], False, False),
-        (SESSION, ["KillUserProcesses=on", "KillExcludeUsers=root ann"], False, False),
-        (SESSION, [YES, "KillOnlyUsers=bob carl"], False, False),
-        (SESSION, [YES, "KillOnlyUsers=bob ann"], False, True),
+        (SESSION, ["KillUserProcesses=on"], False, True),
         (DESKTOP, [], False, True),
         (DESKTOP, [YES], True, False),
         (SYSTEM, [YES], False, False),
@@ -29,11 +27,6 @@ YES = "[Login]\nKillUserProcesses=yes\n"
     ],
 )
 def test_what_a_logout_does(cgroup: str, settings: list[str], lingers: bool, ends: bool) -> None:
-    found = would_end(cgroup, settings, "ann", lingers=lingers)
+    found = would_end(cgroup, settings, lingers=lingers)
     assert (found is not None) is ends
     assert found is None or "enable-linger" in found.remedy
-
-
-def test_root_is_spared_unless_the_settings_say_otherwise() -> None:
-    assert would_end(SESSION, [YES], "root", lingers=False) is None
-    assert would_end(SESSION, [YES, "KillExcludeUsers="], "root", lingers=False) is not None

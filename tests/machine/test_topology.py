@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from itertools import combinations
 
-import pytest
-
-from gputui.machine import topology
 from gputui.machine.topology import PATHS, GpuPair, closest_gpus
 from tests.tables import table
 
@@ -50,10 +47,8 @@ def test_nothing_known_changes_nothing() -> None:
     assert closest_gpus((4, 0, 2), 2, [], fixed=[2]) == (2, 4)
 
 
-def test_around_those_that_are_fixed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_around_those_that_are_fixed() -> None:
     known = pairs(8, nvlinks=((1, 2), (3, 6)))
-    for most_groups in (topology.MAX_GROUPS, 0):
-        monkeypatch.setattr(topology, "MAX_GROUPS", most_groups)
-        assert closest_gpus(EIGHT, 2, known, fixed=[6]) == (6, 3)
-        assert sorted(closest_gpus(EIGHT, 3, known, fixed=[5])) == [4, 5, 6]
-        assert sorted(closest_gpus(EIGHT, 3, known, fixed=[3, 4])) == [3, 4, 6]
+    assert closest_gpus(EIGHT, 2, known, fixed=[6]) == (6, 3)
+    assert sorted(closest_gpus(EIGHT, 3, known, fixed=[5])) == [4, 5, 6]
+    assert sorted(closest_gpus(EIGHT, 3, known, fixed=[3, 4])) == [3, 4, 6]
