@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gputui.recovery.decide import UNDO, AttemptReach, PastDecision, Resumption
+from gputui.recovery.plans import UNDO, AttemptReach, PastDecision, Resumption
 from gputui.store.attempts import Attempt
 from gputui.store.checkpoints import CheckpointRow
 from gputui.store.commands import RESUME

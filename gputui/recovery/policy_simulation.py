@@ -15,9 +15,10 @@ from gputui.core.units import duration
 from gputui.recovery.actions import ACTIONS
 from gputui.recovery.checkpoints.formats import CheckpointInfo
 from gputui.recovery.classify import Incident
-from gputui.recovery.decide import UNDO, AttemptReach, PastDecision, RecoveryPlan, decide
+from gputui.recovery.decide import decide
 from gputui.recovery.effects import AppliedAction, MachineContext, Result
 from gputui.recovery.kinds import KINDS
+from gputui.recovery.plans import UNDO, AttemptReach, FailedAttempt, PastDecision, RecoveryPlan
 from gputui.recovery.policies import ENDS_ON, POLICIES, STOP, Policy, PolicyAction, kinds_with_ladders
 from gputui.recovery.watch.silence import EARLY_FACTOR, EVIDENT_SHARE, START_FACTOR
 from gputui.runs.launchers import FOR_RANKS
@@ -124,18 +125,19 @@ def attempts_of(
             best_step_before=now.best_step_before,
             ran_seconds=0.0 if is_refused else ATTEMPT_SECONDS,
         )
-        plan = decide(
-            Incident(incident_kind, 0, step, KINDS[incident_kind].title, incident_kind, ()),
-            now.history,
-            reached,
-            now.spec,
-            now.params,
-            policy,
-            [*usable, *passed_over],
+        failed = FailedAttempt(
             run_id=now.spec.name,
-            attempt=now.attempt,
+            number=now.attempt,
+            incident=Incident(incident_kind, 0, step, KINDS[incident_kind].title, incident_kind, ()),
+            reach=reached,
+            spec=now.spec,
+            params=now.params,
+            policy=policy,
+            history=now.history,
+            checkpoints=[*usable, *passed_over],
             machine=MachineContext(now.gpus, notifies=policy.notify is not None),
         )
+        plan = decide(failed)
         rounds.append(SimulatedAttempt(now.attempt, step, incident_kind, dict(now.params), plan))
         if plan.verdict == "stop":
             break

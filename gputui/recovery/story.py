@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from gputui.core.text import clean
 from gputui.core.units import count, duration, gpu_hours
-from gputui.recovery.decide import Resumption
 from gputui.recovery.history import queued_by_person, resumptions
+from gputui.recovery.plans import Resumption
 from gputui.runs.checkpoint_names import step_words
 from gputui.store.attempts import Attempt, ended_seconds
 from gputui.store.database import json_mapping

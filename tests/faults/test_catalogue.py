@@ -6,9 +6,10 @@ from pathlib import Path
 
 from gputui.recovery.checkpoints.formats import CheckpointInfo
 from gputui.recovery.classify import classify, outcome
-from gputui.recovery.decide import AttemptReach, PastDecision, RecoveryPlan, decide
+from gputui.recovery.decide import decide
 from gputui.recovery.effects import AppliedAction
 from gputui.recovery.kinds import KINDS
+from gputui.recovery.plans import AttemptReach, FailedAttempt, PastDecision, RecoveryPlan
 from gputui.recovery.policies import POLICIES
 from gputui.runs.spec import CheckpointSpec, MetricsSpec, RunSpec, Scalar
 from tests.faults.drills import DRILLS, LAST_STEP, Drill
@@ -50,17 +51,18 @@ def planned(
     progress = AttemptReach(last_step=evidence.last_step, best_step_before=best_before)
     # The one that could not be loaded is struck off before anything is decided.
     saved = SAVED[1:] if drill.kind == "corrupt_checkpoint" else SAVED
-    return decide(
-        classify(evidence),
-        history,
-        progress,
-        SPEC,
-        PARAMS,
-        POLICIES["standard"],
-        saved,
+    failed = FailedAttempt(
         run_id="job-1",
-        attempt=len(history) + 1,
+        number=len(history) + 1,
+        incident=classify(evidence),
+        reach=progress,
+        spec=SPEC,
+        params=PARAMS,
+        policy=POLICIES["standard"],
+        history=history,
+        checkpoints=saved,
     )
+    return decide(failed)
 
 
 def end_of(drill: Drill, folder: Path) -> dict[str, object]:

@@ -6,7 +6,7 @@ from fractions import Fraction
 from typing import Any, Literal
 
 from gputui.recovery.classify import Incident
-from gputui.recovery.decide import AttemptReach, PastDecision, RecoveryPlan, decide
+from gputui.recovery.decide import decide
 from gputui.recovery.effects import (
     ActionContext,
     AppliedAction,
@@ -17,6 +17,7 @@ from gputui.recovery.effects import (
     for_fewer_ranks,
     shrink_batch,
 )
+from gputui.recovery.plans import AttemptReach, FailedAttempt, PastDecision, RecoveryPlan
 from gputui.recovery.policies import POLICIES
 from gputui.recovery.policy_simulation import attempts_of, fresh
 from gputui.runs.spec import MetricsSpec, RunSpec, Scalar
@@ -93,9 +94,11 @@ def planned(
     history: list[PastDecision], params: dict[str, Scalar], incident: Incident, step: int | None
 ) -> RecoveryPlan:
     progress = AttemptReach(last_step=step, best_step_before=40)
-    policy = POLICIES["standard"]
-    attempt = len(history) + 1
-    return decide(incident, history, progress, spec(), params, policy, [], run_id="job-1", attempt=attempt)
+    failed = FailedAttempt(
+        run_id="job-1", number=len(history) + 1, incident=incident, reach=progress, spec=spec(), params=params,
+        policy=POLICIES["standard"], history=history,
+    )  # fmt: skip
+    return decide(failed)
 
 
 LOWERED = PastDecision(

@@ -10,9 +10,10 @@ from msgspec.structs import replace
 
 from gputui.recovery.checkpoints.formats import CheckpointInfo
 from gputui.recovery.classify import Incident
-from gputui.recovery.decide import AttemptReach, PastDecision, RecoveryPlan, decide
+from gputui.recovery.decide import decide
 from gputui.recovery.effects import SkippedAction
 from gputui.recovery.kinds import KINDS
+from gputui.recovery.plans import AttemptReach, FailedAttempt, PastDecision, RecoveryPlan
 from gputui.recovery.policies import POLICIES, Backoff, Policy
 from gputui.runs.spec import CheckpointSpec, MetricsSpec, RunSpec, Scalar
 from tests.tables import table
@@ -52,18 +53,20 @@ def plan_for(
     checkpoints: list[CheckpointInfo] | None = None,
     run: RunSpec | None = None,
     attempt: int = 1,
+    more: dict[str, Any] | None = None,
 ) -> RecoveryPlan:
-    return decide(
-        incident(kind, step),
-        history or [],
-        AttemptReach(last_step=40) if progress is None else progress,
-        run or spec(),
-        PARAMS if params is None else params,
-        policy,
-        [checkpoint(40)] if checkpoints is None else checkpoints,
+    failed = FailedAttempt(
         run_id="job-1",
-        attempt=attempt,
+        number=attempt,
+        incident=incident(kind, step),
+        reach=AttemptReach(last_step=40) if progress is None else progress,
+        spec=run or spec(),
+        params=PARAMS if params is None else params,
+        policy=policy,
+        history=history or [],
+        checkpoints=[checkpoint(40)] if checkpoints is None else checkpoints,
     )
+    return decide(replace(failed, **(more or {})))
 
 
 def retry(kind: str, rung: int, *, attempt: int = 1, progressed: bool = False, changed: bool = False) -> PastDecision:
@@ -239,13 +242,10 @@ def test_without_a_valid_checkpoint_it_starts_from_the_beginning_and_says_so() -
 
 
 def test_what_only_the_target_sees_is_chosen_there() -> None:
-    case = incident("killed", 40)
-    reach, policy = AttemptReach(last_step=40), STANDARD
-    plan = decide(case, [], reach, spec(), PARAMS, policy, None, run_id="job-1", attempt=1)
+    plan = plan_for(more={"checkpoints": None})
     assert plan.verdict == "retry" and plan.resume_from is None and mentions(plan.reason, "on its target")
-    nan, again = incident("nan_loss", 40), [retry("nan_loss", 0)]
-    reach = AttemptReach(last_step=40, best_step_before=40)
-    plan = decide(nan, again, reach, spec(), PARAMS, policy, None, run_id="job-1", attempt=2)
+    again = [retry("nan_loss", 0)]
+    plan = plan_for("nan_loss", history=again, progress=STUCK, attempt=2, more={"checkpoints": None})
     assert plan.verdict == "retry" and skipped(plan) == ["rollback"]
 
 
@@ -276,10 +276,7 @@ def test_a_rollback_goes_to_older_ones_only() -> None:
 
 
 def test_checkpoints_that_cannot_be_read_now_are_no_reason_to_begin_anew() -> None:
-    plan = decide(
-        incident(), [], AttemptReach(last_step=40), spec(), PARAMS, STANDARD, [], run_id="job-1", attempt=1,
-        unreadable="/c: Stale file handle",
-    )  # fmt: skip
+    plan = plan_for(checkpoints=[], more={"unreadable": "/c: Stale file handle"})
     assert (plan.verdict, plan.because) == ("stop", "unreadable") and "/c: Stale file handle" in plan.reason
 
 
@@ -287,8 +284,6 @@ def test_checkpoints_that_cannot_be_read_now_are_no_reason_to_begin_anew() -> No
 def test_checkpoints_that_may_be_of_another_run_are_written_over_by_a_trial_alone(
     study_id: str | None, verdict: str
 ) -> None:
-    plan = decide(
-        incident(), [], AttemptReach(last_step=40), replace(spec(), study_id=study_id), PARAMS, STANDARD, [],
-        run_id="job-1", attempt=1, doubted="step_40.pt may be of job-2",
-    )  # fmt: skip
+    doubt = {"doubted": "step_40.pt may be of job-2"}
+    plan = plan_for(run=replace(spec(), study_id=study_id), checkpoints=[], more=doubt)
     assert plan.verdict == verdict and (plan.because == "doubted") is (study_id is None)

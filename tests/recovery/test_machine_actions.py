@@ -10,8 +10,9 @@ from msgspec.structs import replace
 from gputui.recovery.actions import ACTIONS, NCCL_DEBUG_ENV
 from gputui.recovery.checkpoints.formats import CheckpointInfo
 from gputui.recovery.classify import Incident
-from gputui.recovery.decide import AttemptReach, decide
+from gputui.recovery.decide import decide
 from gputui.recovery.effects import ActionContext, AppliedAction, Effect, MachineContext, Precondition, SkippedAction
+from gputui.recovery.plans import AttemptReach, FailedAttempt
 from gputui.recovery.policies import policy_from
 from gputui.runs.spec import CheckpointSpec, GpuRequest, RunSpec
 from tests.tables import table
@@ -113,10 +114,11 @@ def test_pruning_leaves_the_newest_valid_ones() -> None:
 
 def plan(recovery: dict[str, Any], machine: MachineContext, run: RunSpec, incident: Incident = LOST) -> Any:
     policy = policy_from(recovery)
-    return decide(
-        incident, [], AttemptReach(last_step=40), run, PARAMS, policy, CASE.checkpoints, run_id="j", attempt=1,
-        machine=machine,
+    failed = FailedAttempt(
+        run_id="j", number=1, incident=incident, reach=AttemptReach(last_step=40), spec=run, params=PARAMS,
+        policy=policy, checkpoints=CASE.checkpoints, machine=machine,
     )  # fmt: skip
+    return decide(failed)
 
 
 def test_a_faulty_gpu_is_quarantined_when_the_run_stops_for_it() -> None:

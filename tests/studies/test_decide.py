@@ -8,7 +8,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from gputui.recovery.classify import Incident
-from gputui.recovery.decide import AttemptReach, decide
+from gputui.recovery.decide import decide
+from gputui.recovery.plans import AttemptReach, FailedAttempt
 from gputui.recovery.policies import policy_from
 from gputui.runs.spec import GpuRequest, RunSpec
 from gputui.store.run_states import RunState
@@ -209,8 +210,11 @@ def test_a_grid_gives_each_point_once() -> None:
 
 def planned(spec: RunSpec, kind: str) -> Any:
     incident = Incident(kind, None, None, "it", "f", ())
-    reach = AttemptReach(last_step=10)
-    return decide(incident, [], reach, spec, spec.params, policy_from(spec.recovery), [], run_id="r-1", attempt=1)
+    failed = FailedAttempt(
+        run_id="r-1", number=1, incident=incident, reach=AttemptReach(last_step=10), spec=spec, params=spec.params,
+        policy=policy_from(spec.recovery),
+    )  # fmt: skip
+    return decide(failed)
 
 
 def test_out_of_memory_keeps_the_effective_batch_where_it_is_not_tuned() -> None:

@@ -25,11 +25,12 @@ from gputui.core.redaction import redact_text
 from gputui.core.text import clean
 from gputui.recovery.checkpoints.ledger import candidates
 from gputui.recovery.classify import outcome
-from gputui.recovery.decide import RecoveryPlan, decide
+from gputui.recovery.decide import decide
 from gputui.recovery.effects import MachineContext
 from gputui.recovery.findings import printed_at_end, reports_of
 from gputui.recovery.history import past_decisions, progress_of, without_unsound_steps
 from gputui.recovery.kinds import KINDS, SHARED_OOM
+from gputui.recovery.plans import FailedAttempt, RecoveryPlan
 from gputui.recovery.policies import NoticeTarget
 from gputui.runs import notices, repository
 from gputui.runs.command import checkpoint_directory
@@ -239,20 +240,21 @@ def _plan(end: _End, machine: MachineContext | None) -> RecoveryPlan:
     incidents, decisions = read_incidents(connection, run_id), read_decisions(connection, run_id)
     past = past_decisions(attempts, incidents, decisions, moves, rows, steps_start_again=again)
     progress = progress_of(attempts, number, rows, moves, times, ended_at=ended_at, steps_start_again=again)
-    return decide(
-        end.findings.incident,
-        past,
-        progress,
-        spec_of(end.run),
-        end.run.params,
-        end.resolved.policy,
-        None if choice is None else choice.infos,
+    failed = FailedAttempt(
         run_id=run_id,
-        attempt=number,
-        machine=machine,
+        number=number,
+        incident=end.findings.incident,
+        reach=progress,
+        spec=spec_of(end.run),
+        params=end.run.params,
+        policy=end.resolved.policy,
+        history=past,
+        checkpoints=None if choice is None else choice.infos,
         unreadable=None if choice is None else choice.unreadable,
         doubted=None if choice is None else choice.doubted,
+        machine=machine or MachineContext(),
     )
+    return decide(failed)
 
 
 def machine_context(

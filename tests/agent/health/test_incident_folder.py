@@ -11,8 +11,8 @@ from gputui.agent.health.incident_folder import BEFORE_SECONDS, LOG_CHARACTERS, 
 from gputui.agent.lifecycle.live_attempt import PostmortemResult, PostmortemTask
 from gputui.core.config import Workspace
 from gputui.recovery.classify import Incident
-from gputui.recovery.decide import RecoveryPlan
 from gputui.recovery.evidence import ErrorFile, Evidence, EvidenceLog, ExitRecord
+from gputui.recovery.plans import RecoveryPlan
 from gputui.store.attempts import Attempt
 
 END = 1_790_000_000.0
