@@ -165,7 +165,7 @@ class ResumePoint(Struct, frozen=True):
 
     @classmethod
     def of(cls, checkpoints: Sequence[CheckpointInfo] | None, spec: RunSpec) -> ResumePoint:
-        """Split ``checkpoints``, as `gputui.recovery.checkpoints.search` chooses them, into usable
+        """Split ``checkpoints``, as `gputui.recovery.checkpoints.choices` chooses them, into usable
         and rejected ones. None: only the target sees them."""
         found = checkpoints or ()
         rejected = [

@@ -8,11 +8,11 @@ from pathlib import Path, PurePath
 from msgspec.structs import replace
 
 from gputui.recovery.checkpoints import ledger
+from gputui.recovery.checkpoints.choices import CheckpointChoice, choose
 from gputui.recovery.checkpoints.files import FoundCheckpoint
 from gputui.recovery.checkpoints.formats import CheckpointInfo
 from gputui.recovery.checkpoints.ledger import AttemptSpan, Rows, UnsoundLoss
 from gputui.recovery.checkpoints.scans import FolderScan, after_scan
-from gputui.recovery.checkpoints.search import CheckpointChoice, choose
 from gputui.store.checkpoints import CheckpointRow, Neighbour
 from tests.ledgers import ledger_row
 from tests.tables import table

@@ -16,13 +16,8 @@ from gputui.core.config import PRIVATE_DIR_MODE
 from gputui.core.redaction import REDACTED, redact_params, redact_text
 from gputui.core.text import clean
 from gputui.core.units import bytes_text
-from gputui.recovery.checkpoints.search import (
-    CheckpointChoice,
-    CheckpointSearch,
-    NotUsableError,
-    for_person,
-    passed_over,
-)
+from gputui.recovery.checkpoints.choices import CheckpointChoice, NotUsableError, for_person, passed_over
+from gputui.recovery.checkpoints.search import CheckpointSearch
 from gputui.runs import repository
 from gputui.runs.command import checkpoint_directory
 from gputui.runs.identity import is_held

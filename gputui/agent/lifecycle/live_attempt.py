@@ -20,7 +20,8 @@ from gputui.agent.health.watched import WatchedAttempt
 from gputui.agent.jobs import Job
 from gputui.agent.lifecycle.run_files import ResolvedRun
 from gputui.core.redaction import BY_LOOK, Redactor
-from gputui.recovery.checkpoints.search import CheckpointChoice, CheckpointSearch, UnmatchedPattern
+from gputui.recovery.checkpoints.choices import CheckpointChoice
+from gputui.recovery.checkpoints.search import CheckpointSearch, UnmatchedPattern
 from gputui.recovery.classify import Incident
 from gputui.recovery.evidence import Evidence, ObservedCause
 from gputui.runs.executors.process import ExecutorProcess

@@ -22,7 +22,8 @@ from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.core.config import Workspace
 from gputui.machine.gpu_model import GpuFacts, Inventory
-from gputui.recovery.checkpoints.search import CheckpointChoice, CheckpointSearch
+from gputui.recovery.checkpoints.choices import CheckpointChoice
+from gputui.recovery.checkpoints.search import CheckpointSearch
 from gputui.runs import repository
 from gputui.runs.spec import CheckpointSpec, GpuRequest, RunSpec
 from gputui.runs.submission import submit_run

@@ -27,8 +27,9 @@ from gputui.agent.lifecycle.waiting import may_start
 from gputui.core.config import Workspace, locate
 from gputui.core.redaction import Redactor
 from gputui.recovery.checkpoints import ledger
+from gputui.recovery.checkpoints.choices import for_person
 from gputui.recovery.checkpoints.removal import prune
-from gputui.recovery.checkpoints.search import CheckpointSearch, for_person, surveyed
+from gputui.recovery.checkpoints.search import CheckpointSearch, surveyed
 from gputui.runs import repository
 from gputui.runs.command import Launch
 from gputui.runs.executors import Executors

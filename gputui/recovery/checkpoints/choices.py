@@ -1,0 +1,251 @@
+"""The choice of a checkpoint to resume from: validated candidates of the ledger, or the one that a
+person names. Reads whole files, so the agent does it in jobs."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gputui.core.units import count
+from gputui.recovery.checkpoints import ledger
+from gputui.recovery.checkpoints.files import content_of, identified, measured
+from gputui.recovery.checkpoints.formats import CheckpointInfo, validate
+from gputui.recovery.checkpoints.ledger import AnyRows, Rows, Spans
+from gputui.recovery.checkpoints.search import CheckpointSearch, surveyed
+from gputui.runs.checkpoint_names import step_in_name
+from gputui.store.checkpoints import CheckpointRow, Verdict
+
+MOST_SHOWN = 3  # passed over
+
+Validate = Callable[[Path], CheckpointInfo]
+IsSame = Callable[[CheckpointRow], bool]
+
+
+class CheckpointChoice(Struct, frozen=True):
+    """The result of a search.
+
+    Attributes:
+        rows: the ledger after it.
+        usable: the checkpoints to resume from, best first.
+        refused: those passed over, newest first.
+        unreadable: why some cannot be read now, if none is usable.
+        doubted: which one may be another run's or incomplete, if none is usable.
+        is_lost: waiting will not make the unreadable ones readable.
+        is_seen: the folder was looked into.
+    """
+
+    rows: Rows
+    usable: tuple[CheckpointInfo, ...] = ()
+    refused: tuple[CheckpointInfo, ...] = ()
+    unreadable: str | None = None
+    doubted: str | None = None
+    is_lost: bool = False
+    is_seen: bool = True
+
+    @property
+    def infos(self) -> list[CheckpointInfo]:
+        """All checkpoints, as `decide` expects them."""
+        return [*self.usable, *self.refused]
+
+
+class NotUsableError(Exception):
+    """A named checkpoint cannot be used; ``may_pass``: it cannot be read now."""
+
+    def __init__(self, text: str, *, may_pass: bool) -> None:
+        super().__init__(text)
+        self.may_pass = may_pass
+
+
+def is_unchanged(row: CheckpointRow) -> bool:
+    """Whether the checkpoint is still at its place."""
+    path = Path(row.path)
+    file = measured(path)
+    try:
+        return file is not None and (file.stamp == row.stamp or content_of(path) == row.content)
+    except OSError:
+        return False
+
+
+@dataclass(slots=True)
+class _Validated:
+    """The candidates that were validated so far.
+
+    Attributes:
+        rows: the ledger with their verdicts, by place and order.
+        whole: those that are valid; unknown: those of a format that cannot be checked; unsettled:
+            of these, those that may have been growing; damaged: all others.
+        missing: the rows of those that are gone.
+        unreadable: why one cannot be read now.
+        lost: one that a person chose and that is gone or was written over, and which of both.
+    """
+
+    rows: dict[tuple[str, int], CheckpointRow]
+    whole: list[CheckpointInfo] = field(default_factory=list)
+    unknown: list[CheckpointInfo] = field(default_factory=list)
+    unsettled: list[CheckpointInfo] = field(default_factory=list)
+    damaged: list[CheckpointInfo] = field(default_factory=list)
+    missing: list[CheckpointRow] = field(default_factory=list)
+    contents: set[str] = field(default_factory=set)
+    unreadable: str | None = None
+    lost: tuple[CheckpointRow, str] | None = None
+
+    def add(self, row: CheckpointRow, info: CheckpointInfo) -> None:
+        """Add a candidate and the result of its validation."""
+        if info.is_missing and row.is_written and row.verdict != "invalid":
+            self.missing.append(row)
+        elif info.is_unreadable and not info.is_missing:
+            self.unreadable = self.unreadable or f"{row.name} {info.why}"
+        if row.origin == "named" and (info.is_missing or info.is_replaced):
+            self.lost = self.lost or (row, "is gone" if info.is_missing else info.why)
+        if info.valid or info.is_unknown:
+            self.contents.add(row.content)
+        if info.valid:
+            self.whole.append(info)
+        elif info.is_unknown and row.is_settled:
+            why = "has a format that cannot be checked, and stopped growing"
+            self.unknown.append(replace(info, valid=True, why=why))
+        else:
+            self.damaged.append(info)
+            if info.is_unknown:
+                why = "has a format that cannot be checked"
+                self.unsettled.append(replace(info, valid=True, why=why))
+        if not info.is_unreadable and row.verdict != "doubtful":
+            verdict: Verdict = "valid" if info.valid else "unexamined" if info.is_unknown else "invalid"
+            self.rows[row.path, row.seen] = replace(row, verdict=verdict, why=info.why)
+
+    @property
+    def usable(self) -> list[CheckpointInfo]:
+        """Those to resume from, best first. An unsettled one is tried if there is no other: an
+        attempt that cannot load it loses less than a start from scratch that overwrites it."""
+        return self.whole + self.unknown or self.unsettled[:1]
+
+
+def choose(
+    rows: AnyRows,
+    attempts: Spans,
+    wanted: int,
+    check: Validate = validate,
+    folder: Path | None = None,
+    is_same: IsSame = is_unchanged,
+) -> CheckpointChoice:
+    """Validate candidates, best first, until ``wanted`` of them are whole.
+
+    Formats that cannot be checked come after whole ones. Among them, files that may have been
+    growing at the end count only if there is nothing else, like doubtful ones. If ``folder``, where
+    the run saves, is empty or missing, its file system may be away: known checkpoints then count as
+    unreadable. So does one that is missing where the folder was before, and one that a person chose
+    and that is missing or was written over since.
+    """
+    found = _Validated({(row.path, row.seen): row for row in rows})
+    failed_starts = 0
+    for row in ledger.candidates(rows, attempts):
+        if row.failed_starts > failed_starts and found.usable:
+            break
+        if row.content in found.contents:
+            continue
+        failed_starts = row.failed_starts
+        found.add(row, _checked_save(row, rows, check, is_same))
+        if len(found.whole) >= wanted:
+            break
+    rows, usable = tuple(found.rows.values()), tuple(found.usable)
+    choice = CheckpointChoice(rows, usable, _refused(rows, attempts, usable, found.damaged))
+    if usable:
+        return choice
+    unreadable, lost = found.unreadable, found.lost or ledger.lost_choice(rows, attempts)
+    if unreadable is None and found.missing and folder is not None:
+        unreadable = _without_content(folder, found.missing)
+    is_lost = unreadable is None and lost is not None
+    if unreadable is None and lost is not None:
+        another = "gputui resume --from PATH chooses another"
+        unreadable = f"{lost[0].name}, which a person chose, {lost[1]}: {another}"
+    doubted = ledger.newest_uncertain(rows, attempts)
+    doubt = None if doubted is None else f"{doubted.name} {doubted.why}"
+    return replace(choice, unreadable=unreadable, doubted=doubt, is_lost=is_lost)
+
+
+def _checked_save(row: CheckpointRow, rows: AnyRows, check: Validate, is_same: IsSame) -> CheckpointInfo:
+    """The result of a check, with the other ranks' files of the save. Changed files are others."""
+
+    def checked(one: CheckpointRow) -> CheckpointInfo:
+        info = replace(check(Path(one.path)), step=one.step, seen=one.seen)
+        if info.is_unreadable or is_same(one):
+            return info
+        why = "was written over meanwhile"
+        return replace(info, valid=False, is_unknown=False, is_replaced=True, why=why)
+
+    info = checked(row)
+    for part in rows if row.is_written and row.ranks else ():
+        is_there = part.path != row.path and part.is_written and part.gone_at is None
+        if is_there and part.is_same_save_as(row) and (info.valid or info.is_unknown):
+            found = checked(part)
+            if not found.valid:
+                info = replace(
+                    info,
+                    valid=False,
+                    why=f"belongs to {part.name}, which {found.why}",
+                    is_unknown=found.is_unknown,
+                    is_unreadable=found.is_unreadable and not found.is_missing,
+                )
+    return info
+
+
+def _without_content(folder: Path, missing: AnyRows) -> str | None:
+    """A message if the folder of the missing checkpoints is empty, gone or another one, or None."""
+    try:
+        if all(name.startswith(".gputui") for name in os.listdir(folder)):
+            return f"{folder} is empty, and {missing[0].name} was in it"
+    except OSError as error:
+        return f"{folder}, where {missing[0].name} was: {error.strerror or error}"
+    real = os.path.realpath(folder)
+    elsewhere = (row.path for row in missing if not Path(row.path).is_relative_to(real))
+    found = next(elsewhere, None)
+    return None if found is None else f"{found} is gone, and {folder} is another folder now"
+
+
+def _refused(
+    rows: Rows, attempts: Spans, usable: Sequence[CheckpointInfo], damaged: Sequence[CheckpointInfo]
+) -> tuple[CheckpointInfo, ...]:
+    """The checkpoints that are passed over: damaged ones, and those newer than the usable."""
+    taken = {str(info.path) for info in usable}
+    reasons = {str(info.path): info.why for info in damaged}
+    best = usable[0].seen if usable else 0
+    for row, why in ledger.refused(rows, attempts):
+        if row.seen > best:
+            reasons.setdefault(row.path, why)
+    return tuple(
+        CheckpointInfo(Path(row.path), row.step, False, reasons[row.path], row.size_bytes, row.seen)
+        for row in ledger.newest_first(rows)
+        if row.path in reasons.keys() - taken
+    )
+
+
+def for_person(search: CheckpointSearch, path: Path | None, wall: Callable[[], float] = time.time) -> CheckpointChoice:
+    """Choose the best checkpoint for a person who resumes a run, or the one at ``path``, or where
+    that leads to as a link: it may lead elsewhere later. Raises NotUsableError if that one cannot
+    be used, and what `surveyed` raises."""
+    rows = surveyed(search, wall)
+    if path is None:
+        return choose(rows, search.attempts, 1, folder=search.folder)
+    real = Path(os.path.realpath(path))
+    file, info = measured(real), validate(real)
+    file = None if file is None else identified(file, {})
+    if file is None or not (info.valid or info.is_unknown):
+        text = f"{path} {info.why or 'is neither a file nor a folder'}; name another checkpoint"
+        raise NotUsableError(text, may_pass=info.is_unreadable and not info.is_missing)
+    steps = (row.step for row in rows if row.content == file.content and row.step is not None)
+    step = next(steps, step_in_name(real, search.real_folder))
+    rows = ledger.chosen_by_person(rows, search.attempts, file, step, wall())
+    return CheckpointChoice(rows, (replace(info, valid=True, step=step),))
+
+
+def passed_over(refused: Sequence[CheckpointInfo]) -> str:
+    """``step_90.pt was written after the trouble began at step 50; 2 more``; "" for none."""
+    shown = [f"{info.path.name} {info.why}" for info in refused[:MOST_SHOWN]]
+    more = len(refused) - len(shown)
+    return "; ".join([*shown, f"{count(more)} more"] if more > 0 else shown)
