@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from gputui.recovery.story import Cost, costs, tell, total
+from gputui.recovery.costs import Cost, costs, total
+from gputui.recovery.story import tell
 from gputui.store.attempts import Attempt
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run

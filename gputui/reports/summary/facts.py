@@ -118,7 +118,7 @@ class GpuUse(Struct, frozen=True):
 
 
 class Lost(Struct, frozen=True):
-    """The cost of failures, see `gputui.recovery.story.costs`. ``unknown`` of the ``incidents`` have no figure."""
+    """The cost of failures, see `gputui.recovery.costs`. ``unknown`` of the ``incidents`` have no figure."""
 
     gpu_hours: float | None
     seconds: float | None

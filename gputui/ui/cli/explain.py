@@ -63,8 +63,9 @@ def command(session: Session, run: str | None, evidence: bool) -> None:
 
 def story_of(connection: sqlite3.Connection, view: Run) -> list[str]:
     """The history of a run, one paragraph per attempt."""
+    from gputui.recovery.costs import costs
     from gputui.recovery.history import resumptions
-    from gputui.recovery.story import costs, tell
+    from gputui.recovery.story import tell
     from gputui.runs.executors import chooses_start
     from gputui.runs.spec import known_spec
 

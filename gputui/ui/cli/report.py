@@ -132,7 +132,7 @@ def _facts(connection: sqlite3.Connection, run: Run, now: float, *, with_picture
 
 def _lost(connection: sqlite3.Connection, run: Run) -> Lost | None:
     """The cost of the run's failures."""
-    from gputui.recovery.story import costs, total
+    from gputui.recovery.costs import costs, total
     from gputui.reports.summary.facts import Lost
     from gputui.runs.executors import chooses_start
     from gputui.runs.spec import known_spec

@@ -37,8 +37,9 @@ from gputui.ui.tui.layout.run_words import placement_words, tag_words
 @click.pass_obj
 def command(session: Session, run: str | None, with_diff: bool, against: str | None, as_json: bool) -> None:
     """One run (the newest, if none is named): parameters, attempts, how each ended, what failures cost."""
-    from gputui.recovery import story
     from gputui.recovery.checkpoints.ledger import candidates, checkpoints_shape, refused, spans_of
+    from gputui.recovery.costs import by_incident, in_words, total
+    from gputui.recovery.costs import costs as costs_of
     from gputui.recovery.history import resumptions
 
     if against is not None and not with_diff:
@@ -56,14 +57,14 @@ def command(session: Session, run: str | None, with_diff: bool, against: str | N
         saved = checkpoints.of_run(connection, view.run_id)
         clock = StepTimes(connection, view.run_id)
         is_chosen_there = chooses_start(known_spec(view))
-        costs = story.costs(attempts, incidents, decisions, clock, start_is_chosen_there=is_chosen_there)
+        costs = costs_of(attempts, incidents, decisions, clock, start_is_chosen_there=is_chosen_there)
         went_on = resumptions(attempts, clock, saved)
         row = row_of(connection, view)
-    together = story.total(costs.values())
+    together = total(costs.values())
     spans = spans_of(view, attempts, time.time())
     if as_json:
         sums = None if together is None else together.sum_json()
-        shape = json_shapes.show_shape(view, attempts, incidents, decisions, story.by_incident(costs), sums, taken)
+        shape = json_shapes.show_shape(view, attempts, incidents, decisions, by_incident(costs), sums, taken)
         shape["attempts"] = [{**each, "went_on": went_on.get(each["number"])} for each in shape["attempts"]]
         sinks = sinks_of(view, session.workspace.run_dir(view.run_id))
         code = json_mapping(view.spec_json).get("code")
@@ -115,10 +116,10 @@ def command(session: Session, run: str | None, with_diff: bool, against: str | N
     if rows:
         say("")
         print_table(("ATTEMPT", "STATE", "TIME", "STEPS", ""), rows)
-    if together is not None and story.in_words(together):
+    if together is not None and in_words(together):
         say("")
         incidents_word = "1 incident" if together.incidents == 1 else f"{together.incidents} incidents"
-        say(f"{incidents_word} cost {'at least ' if together.unknown else ''}{story.in_words(together)}")
+        say(f"{incidents_word} cost {'at least ' if together.unknown else ''}{in_words(together)}")
 
 
 def _print_diff(session: Session, view: Run, other: Run | None) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.recovery.story import Cost, costs, total
+from gputui.recovery.costs import Cost, costs, total
 from gputui.runs.executors import chooses_start
 from gputui.runs.spec import known_spec
 from gputui.store import alerts, queue

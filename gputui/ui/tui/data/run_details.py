@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from gputui.core.config import Workspace
 from gputui.core.text import clean
-from gputui.recovery.story import Cost, costs
+from gputui.recovery.costs import Cost, costs
 from gputui.runs.code_version import code_words
 from gputui.runs.command import checkpoint_directory, sinks_of
 from gputui.runs.executors import chooses_start

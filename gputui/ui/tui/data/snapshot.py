@@ -23,7 +23,7 @@ from gputui.store.series import HostSample
 
 if TYPE_CHECKING:
     # Imported when a page needs them.
-    from gputui.recovery.story import Cost
+    from gputui.recovery.costs import Cost
     from gputui.runs.processes import HostProcess
     from gputui.store.metrics.intake import Intake
     from gputui.store.studies import RungValue, StudyRecord, StudyState, TrialRecord

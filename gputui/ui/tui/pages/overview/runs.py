@@ -16,7 +16,7 @@ from gputui.core.units import ago, count, duration, index_ranges, metric_value, 
 from gputui.metrics.draw.glyphs import bar
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
-from gputui.recovery.story import in_words
+from gputui.recovery.costs import in_words
 from gputui.store.queue import QueuePause
 from gputui.ui.tui.data.snapshot import RunRow, Snapshot
 from gputui.ui.tui.layout.columns import Column, Placed, fit_line, pad, place, row_line, selected, styled_rule

@@ -11,7 +11,7 @@ from gputui.core.text import clean
 from gputui.core.units import count, duration
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
-from gputui.recovery.story import in_words, total
+from gputui.recovery.costs import in_words, total
 from gputui.runs.checkpoint_names import step_words
 from gputui.store.attempts import Attempt
 from gputui.store.hardware import GpuView

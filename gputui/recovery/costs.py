@@ -1,0 +1,202 @@
+"""What incidents cost: repeated steps, lost time, and the GPU-hours of that time.
+
+The time is counted from the last kept step (that of the checkpoint from which the next attempt with
+a step resumed) to the next attempt's first step. An attempt without a step belongs to the incident
+before it. Spans never overlap, so that costs can be added: a resume from before an attempt begins
+loses earlier steps too, but their time is counted once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gputui.core.units import count, duration, gpu_hours
+from gputui.recovery.history import resumptions
+from gputui.recovery.plans import Resumption
+from gputui.store.attempts import Attempt
+from gputui.store.metrics.step_times import StepTimes
+from gputui.store.run_history import DecisionView, IncidentView
+
+
+class Cost(Struct, frozen=True):
+    """The cost of one or several incidents; None is unknown, or not over yet.
+
+    ``incidents`` is their number; ``unknown`` the number of those without a figure, so that the sum
+    is a lower bound. A run without GPUs costs 0 GPU-hours. ``is_at_least``: more steps may be lost,
+    because lines arrive only with checkpoints.
+    """
+
+    lost_steps: int | None
+    lost_seconds: float | None
+    lost_gpu_hours: float | None
+    incidents: int = 1
+    unknown: int = 0
+    is_at_least: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        seconds, hours = self.lost_seconds, self.lost_gpu_hours
+        return {
+            "lost_steps": self.lost_steps,
+            "lost_seconds": None if seconds is None else round(seconds, 3),
+            "lost_gpu_hours": None if hours is None else round(hours, 6),
+            "lost_steps_is_at_least": self.is_at_least,
+        }
+
+    def sum_json(self) -> dict[str, Any]:
+        return {**self.to_json(), "incidents": self.incidents, "unknown": self.unknown}
+
+
+def costs(
+    attempts: Sequence[Attempt],
+    incidents: Sequence[IncidentView],
+    decisions: Sequence[DecisionView],
+    clock: StepTimes,
+    *,
+    start_is_chosen_there: bool = False,
+) -> dict[int, Cost]:
+    """The cost of every incident by its id. If an attempt has several, the first has the cost.
+
+    ``start_is_chosen_there``: the target chooses the checkpoint when an attempt begins
+    (`gputui.runs.executors.chooses_start`).
+    """
+    if not incidents:
+        return {}
+    went_on = resumptions(attempts, clock)
+    is_at_least = clock.come_with_checkpoints()
+    stopped = {row.incident_id for row in decisions if row.verdict == "stop"}
+    given_up = {row.attempt for row in incidents if row.incident_id in stopped}
+    failed = {row.attempt for row in incidents}
+    first = {row.attempt: row for row in sorted(incidents, key=lambda row: -row.incident_id)}
+    ordered = sorted(attempts, key=lambda row: row.number)
+    by_id: dict[int, Cost] = {}
+    for place, attempt in enumerate(ordered):
+        later, incident = ordered[place + 1 :], first.get(attempt.number)
+        if incident is None:
+            continue
+        kept = None
+        if later:
+            # A person's start after a stop inherits nothing.
+            heirs = (row for row in later if row.first_step is not None or row.number in given_up)
+            heir = next(heirs, later[0])
+            kept = _kept(heir, went_on.get(heir.number), start_is_chosen_there)
+        cost = _cost(
+            attempt,
+            later[0] if later else None,
+            kept,
+            clock,
+            is_stopped=incident.incident_id in stopped,
+            had_predecessor=attempt.number - 1 in failed,
+        )
+        is_least = is_at_least and cost.lost_steps is not None
+        by_id[incident.incident_id] = replace(cost, is_at_least=is_least)
+    return by_id
+
+
+def total(costs: Iterable[Cost]) -> Cost | None:
+    """The sum of all costs without unknown figures, which are counted; None if there are none."""
+    parts = list(costs)
+    if not parts:
+        return None
+    steps = [part.lost_steps for part in parts if part.lost_steps is not None]
+    seconds = [part.lost_seconds for part in parts if part.lost_seconds is not None]
+    hours = [part.lost_gpu_hours for part in parts if part.lost_gpu_hours is not None]
+    return Cost(
+        sum(steps) if steps else None,
+        sum(seconds) if seconds else None,
+        sum(hours) if hours else None,
+        len(parts),
+        sum(part.lost_steps is None or part.lost_seconds is None for part in parts),
+        any(part.is_at_least for part in parts),
+    )
+
+
+def in_words(cost: Cost) -> str:
+    """``9 steps, 13 s and 0.02 GPU-hours``; "" if nothing is known."""
+    parts = []
+    if cost.is_at_least and not cost.lost_steps:
+        parts.append("an unknown number of steps")
+    elif cost.lost_steps is not None:
+        noun = "step" if cost.lost_steps == 1 else "steps"
+        parts.append(f"{'at least ' if cost.is_at_least else ''}{count(cost.lost_steps)} {noun}")
+    if cost.lost_seconds is not None:
+        parts.append(duration(cost.lost_seconds))
+    if cost.lost_gpu_hours:
+        parts.append(f"{gpu_hours(cost.lost_gpu_hours)} GPU-hours")
+    return " and ".join(part for part in (", ".join(parts[:-1]), *parts[-1:]) if part)
+
+
+def _cost(
+    attempt: Attempt,
+    following: Attempt | None,
+    kept: int | None,
+    clock: StepTimes,
+    *,
+    is_stopped: bool,
+    had_predecessor: bool,
+) -> Cost:
+    """The cost of an attempt's incident. ``following`` is the next attempt, ``kept`` the last kept
+    step; ``is_stopped``: the run stopped for it; ``had_predecessor``: the attempt before failed."""
+    # A person who restarts a stopped run discards its progress, which is no cost of the incident.
+    if following is None or (is_stopped and following.resumed_from is None):
+        return Cost(None, None, None)
+    steps = _lost_steps(attempt, kept, clock)
+    begin = _lost_since(attempt, kept, clock, had_predecessor)
+    end = _first_step_at(following, clock)
+    end = following.ended_at if end is None else end
+    if begin is None or end is None:
+        return Cost(steps, None, None)
+    # After a stop the GPUs were free until a person asked for the next attempt.
+    ended = attempt.ended_at if attempt.ended_at is not None else following.created_at
+    idle_from = following.created_at if is_stopped else ended
+    own = max(0.0, ended - begin) * len(attempt.gpus)
+    next_one = max(0.0, end - idle_from) * len(following.gpus)
+    return Cost(steps, max(0.0, end - begin), (own + next_one) / 3600.0)
+
+
+def _lost_steps(attempt: Attempt, kept: int | None, clock: StepTimes) -> int | None:
+    """The steps after the last kept one; None if steps start again with each epoch."""
+    steps = None
+    if attempt.last_step is not None and kept is not None:
+        steps = max(0, attempt.last_step - kept)
+    first = attempt.first_step
+    start_again = not steps and first is not None and clock.repeats(attempt.number, first)
+    return None if start_again else steps
+
+
+def _lost_since(attempt: Attempt, kept: int | None, clock: StepTimes, had_predecessor: bool) -> float | None:
+    """The time after which nothing of the attempt was kept."""
+    if attempt.last_step is None:
+        # Its time belongs to the incident before it, if there is one.
+        began = attempt.started_at if attempt.started_at is not None else attempt.created_at
+        return attempt.ended_at if had_predecessor else began
+    useful = None if kept is None else clock.last_at(attempt.number, kept)
+    return useful if kept is None or useful is not None else _first_step_at(attempt, clock)
+
+
+def _kept(heir: Attempt, went_on: Resumption | None, is_chosen_there: bool) -> int | None:
+    """The last kept step as the metrics number it, by where the next attempt really continued.
+
+    A checkpoint named 40 contains 40 steps. If the next attempt's first step is 40 too, steps count
+    from 0, and the last kept one is 39.
+    """
+    first, resumed = heir.first_step, heir.resumed_step
+    is_unclear = is_chosen_there and heir.started_at is None
+    if went_on == "beginning" or (heir.resumed_from is None and not is_unclear):
+        resumed = 0
+    if resumed is None or (went_on == "earlier" and first is not None):
+        return None if first is None else first - 1
+    return resumed - 1 if first == resumed else resumed
+
+
+def _first_step_at(attempt: Attempt, clock: StepTimes) -> float | None:
+    first = clock.first_at(attempt.number)
+    return first if first is not None else attempt.first_step_at
+
+
+def by_incident(costs: Mapping[int, Cost]) -> dict[int, dict[str, Any]]:
+    """Costs as JSON, for `gputui.store.json_shapes`."""
+    return {incident_id: cost.to_json() for incident_id, cost in costs.items()}
