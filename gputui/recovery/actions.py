@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gputui.recovery.batches import for_fewer_ranks, shrink_batch
 from gputui.recovery.classify import Incident
 from gputui.recovery.effects import (
     ActionContext,
@@ -19,10 +20,8 @@ from gputui.recovery.effects import (
     Result,
     SkippedAction,
     changed,
-    for_fewer_ranks,
     number,
     show,
-    shrink_batch,
     unmapped,
     whole,
 )

@@ -12,10 +12,10 @@ from msgspec.structs import replace
 
 from gputui.core.units import duration
 from gputui.recovery.actions import ACTIONS, tuned_by_study
+from gputui.recovery.batches import SHRINK
 from gputui.recovery.checkpoints.ledger import NUMERIC_INCIDENTS
 from gputui.recovery.effects import (
     NO_EFFECT,
-    SHRINK,
     ActionContext,
     AppliedAction,
     Change,

@@ -9,8 +9,9 @@ import pytest
 from gputui.core.config import shipped_profiles
 from gputui.profiles.loading import load
 from gputui.profiles.resolve import resolve
+from gputui.recovery.batches import EFFECTIVE_BATCH_TOLERANCE, shrink_batch
 from gputui.recovery.classify import Incident
-from gputui.recovery.effects import EFFECTIVE_BATCH_TOLERANCE, ActionContext, AppliedAction, shrink_batch
+from gputui.recovery.effects import ActionContext, AppliedAction
 from gputui.runs.command import build_launch
 from gputui.runs.launchers.base import Placement
 from gputui.runs.spec import RunSpec, Scalar

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from gputui.recovery.actions import ACTIONS
+from gputui.recovery.batches import Grain, Pair, shrink
 from gputui.recovery.classify import Incident
-from gputui.recovery.effects import ActionContext, AppliedAction, Grain, Pair, SkippedAction, apply_changes, shrink
+from gputui.recovery.effects import ActionContext, AppliedAction, SkippedAction, apply_changes
 from gputui.runs.spec import RunSpec, Scalar
 from tests.tables import table
 

@@ -5,18 +5,10 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Any, Literal
 
+from gputui.recovery.batches import Grain, Pair, fit, for_fewer_ranks, shrink_batch
 from gputui.recovery.classify import Incident
 from gputui.recovery.decide import decide
-from gputui.recovery.effects import (
-    ActionContext,
-    AppliedAction,
-    Grain,
-    Pair,
-    SkippedAction,
-    fit,
-    for_fewer_ranks,
-    shrink_batch,
-)
+from gputui.recovery.effects import ActionContext, AppliedAction, SkippedAction
 from gputui.recovery.plans import AttemptReach, FailedAttempt, PastDecision, RecoveryPlan
 from gputui.recovery.policies import POLICIES
 from gputui.recovery.policy_simulation import attempts_of, fresh

@@ -1,0 +1,190 @@
+"""Smaller batches with more gradient accumulation, which keep the effective batch. Pure.
+
+A script's batch and accumulation are each per rank, or shared by all ranks (``scope: global``).
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+from msgspec import Struct
+
+from gputui.recovery.effects import (
+    ActionContext,
+    AppliedAction,
+    Change,
+    Params,
+    Result,
+    SkippedAction,
+    changed,
+    show,
+    unmapped,
+    whole,
+)
+from gputui.runs.spec import RunSpec
+
+BATCH_FACTOR = Fraction(3, 4)
+EFFECTIVE_BATCH_TOLERANCE = Fraction(1, 50)
+SHRINK = "shrink_batch"
+
+
+class Grain(Struct, frozen=True):
+    """The numbers of which batch and accumulation must be multiples."""
+
+    batch: int = 1
+    accumulation: int = 1
+
+
+class Pair(Struct, frozen=True):
+    """A batch and an accumulation. ``is_near``: their product is within the tolerance."""
+
+    batch: int
+    accumulation: int
+    is_near: bool = True
+
+
+def shrink_batch(context: ActionContext) -> Result:
+    """Reduce the batch to at most 0.75 of its size, and raise the accumulation to match."""
+    spec = context.spec
+    name, value = context.role("batch_size")
+    if name is None:
+        return unmapped(SHRINK, "batch_size")
+    batch = whole(value)
+    if batch is None or batch < 1:
+        return SkippedAction(SHRINK, f"{name} is {show(value)}, not a whole number of at least 1")
+    if batch == 1:
+        return SkippedAction(SHRINK, f"{name} is 1 already")
+    more_name, more_value = context.role("grad_accum")
+    accumulation = whole(more_value)
+    if more_name is None or accumulation is None or accumulation < 1:
+        return _shrink_alone(context, name, batch)
+    ranks = spec.ranks_on(len(context.machine.gpus))
+    names = (name, more_name)
+    pair = shrink(batch, accumulation, grain(spec, names, accumulation, ranks, ranks), context.below)
+    if pair is None:
+        return SkippedAction(SHRINK, f"{name} is {batch}, and no smaller one may be tried")
+    if spec.tuned and not pair.is_near:
+        why = "no whole pair keeps the effective batch, and trials must stay comparable"
+        return SkippedAction(SHRINK, why)
+    is_global = any(spec.scopes.get(each) == "global" for each in names)
+    factor = share(spec, names, ranks) if is_global else Fraction(1)
+    before, after = batch * accumulation * factor, pair.batch * pair.accumulation * factor
+    whose = "" if ranks == 1 else " over all ranks" if is_global else " per rank"
+    verb = "raised" if pair.accumulation > accumulation else "set"
+    far = "" if pair.is_near else ", as no whole pair that may be used keeps it within 2 %"
+    note = (
+        f"lowered {name} {batch} → {pair.batch} and {verb} {more_name} {accumulation} → "
+        f"{pair.accumulation}, so that the effective batch {_became(before, after)}{whose}{far}"
+    )
+    changes = (changed(name, value, pair.batch), changed(more_name, more_value, pair.accumulation))
+    return AppliedAction(SHRINK, note, changes)
+
+
+def _shrink_alone(context: ActionContext, name: str, batch: int) -> Result:
+    """Reduce the batch of a profile without gradient accumulation."""
+    spec, ranks = context.spec, context.spec.ranks_on(len(context.machine.gpus))
+    if spec.tuned:
+        why = "the effective batch would change, and trials must stay comparable"
+        return SkippedAction(SHRINK, why)
+    step = grain(spec, (name, None), 1, ranks, ranks).batch
+    largest = math.floor(BATCH_FACTOR * batch) if context.below is None else context.below - 1
+    smaller = max(1, largest) // step * step
+    if smaller < 1 or smaller >= (context.below or batch):
+        return SkippedAction(SHRINK, f"{name} is {batch}, and no smaller one may be tried")
+    note = (
+        f"lowered {name} {batch} → {smaller}; the profile has no gradient accumulation to make "
+        "up for it, so that the effective batch changes"
+    )
+    return AppliedAction(SHRINK, note, (changed(name, context.params[name], smaller),))
+
+
+def for_fewer_ranks(spec: RunSpec, params: Params, before: int, after: int) -> tuple[tuple[Change, ...], str]:
+    """Changes that keep the effective batch over all ranks, and a phrase about them: a larger
+    accumulation and, if none fits, also a smaller batch, never a larger one."""
+    if before == after:
+        return (), ""
+    name, more_name = spec.role("batch_size", params), spec.role("grad_accum", params)
+    batch = None if name is None else whole(params[name])
+    accumulation = None if more_name is None else whole(params[more_name])
+    smaller = ", so that the effective batch becomes smaller"
+    if more_name is None or accumulation is None or accumulation < 1:
+        return (), f"{smaller} (the profile has no gradient accumulation)"
+    size, names = 1 if batch is None else batch, (name or "", more_name)
+    was = size * accumulation * share(spec, names, before)
+    factor = share(spec, names, after)
+    fitted = fit(was / factor, size, grain(spec, names, accumulation, before, after))
+    if fitted is None:
+        return (), f"{smaller} (no multiple is small enough)"
+    changes = [changed(more_name, params[more_name], fitted.accumulation)]
+    words = f", with {more_name} {accumulation} → {fitted.accumulation}"
+    if name is None or batch is None:
+        return tuple(changes), words
+    if fitted.batch != batch:
+        changes.append(changed(name, params[name], fitted.batch))
+        words += f" and {name} {batch} → {fitted.batch}"
+    now = fitted.batch * fitted.accumulation * factor
+    return tuple(changes), f"{words}, so that the effective batch {_became(was, now)}"
+
+
+def _became(before: Fraction, after: Fraction) -> str:
+    now = f"{float(after):.15g}"
+    return f"stays {now}" if before == after else f"becomes {now} instead of {float(before):.15g}"
+
+
+def grain(spec: RunSpec, names: tuple[str, str | None], accumulation: int, before: int, after: int) -> Grain:
+    """The grain of the parameters ``names`` (batch, accumulation) for ``after`` ranks.
+
+    It is their ``multiple_of``, times the number of ranks for a global parameter. An accumulation
+    without a scope counts as global if it was divisible by ``before`` ranks.
+    """
+
+    def multiple(name: str, is_shared: bool) -> int:
+        return math.lcm(spec.multiples.get(name, 1), after if is_shared else 1)
+
+    batch_name, more_name = names
+    batch = multiple(batch_name, spec.scopes.get(batch_name) == "global")
+    if more_name is None:
+        return Grain(batch)
+    scope = spec.scopes.get(more_name)
+    is_shared = scope == "global" or (scope is None and accumulation % before == 0)
+    return Grain(batch, multiple(more_name, is_shared))
+
+
+def share(spec: RunSpec, names: tuple[str, str | None], ranks: int) -> Fraction:
+    """The factor from batch × accumulation to the samples of all ranks."""
+    shared = sum(name is not None and spec.scopes.get(name) == "global" for name in names)
+    return Fraction(ranks) ** (1 - shared)
+
+
+def shrink(batch: int, accumulation: int, grain: Grain, below: int | None = None) -> Pair | None:
+    """A batch of at most 0.75 of the old one, and less than ``below``, with an accumulation that
+    keeps the product; None if no batch is that small. See `fit`."""
+    largest = math.floor(BATCH_FACTOR * batch)
+    largest = largest if below is None else min(largest, below - 1)
+    return fit(Fraction(batch * accumulation), largest, grain)
+
+
+def fit(product: Fraction, largest: int, grain: Grain) -> Pair | None:
+    """The pair with a batch of at most ``largest`` whose product is within 2 % of ``product``: the
+    smallest possible accumulation, then the best match. Without such a pair, the nearest one; None
+    if no batch is small enough."""
+    step = grain.batch
+    largest -= largest % step
+    if largest < step or product <= 0:
+        return None
+    tolerance = EFFECTIVE_BATCH_TOLERANCE * product
+    least = math.ceil((product - tolerance) / (largest * grain.accumulation))
+    more = max(1, least) * grain.accumulation
+    # The accumulation below the range is too small for the tolerance, but may be the nearest.
+    at = max(grain.accumulation, more - grain.accumulation)
+    tried: list[tuple[Fraction, int, int]] = []
+    while True:
+        down = math.floor(product / at / step) * step
+        sizes = {min(max(down, step), largest), min(down + step, largest)}
+        tried.append(min((abs(size * at - product), at, -size) for size in sizes))
+        if (at >= more and tried[-1][0] <= tolerance) or product < at * step:
+            break
+        at += grain.accumulation
+    miss, accumulation, size = min(tried)
+    return Pair(-size, accumulation, miss <= tolerance)
