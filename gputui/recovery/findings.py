@@ -14,11 +14,11 @@ from gputui.machine.child import signal_name
 from gputui.recovery.evidence import ErrorFile, Evidence, ExitRecord
 from gputui.recovery.kinds import KINDS, Tier
 from gputui.recovery.signatures import match_chain, match_exception, match_lines, terminate_message
+from gputui.recovery.stacks import fatal_where
 from gputui.recovery.tracebacks import (
     Chain,
     Raised,
     by_rank,
-    fatal_where,
     is_wrapper,
     is_wrapper_line,
     last_chain,

@@ -54,13 +54,8 @@ _NOISE = re.compile(
     r"^(?:$|\[[WI]\d{3,4} |[WI]\d{4} \d\d:|.*\bWarning: |\s+warnings\.warn|\s|terminate called |Exception ignored |"
     r"wandb: |\S+: finished with|srun: |make(?:\[\d+\])?: )"
 )
-_DUMP = re.compile(r"^Fatal Python error: ")
-# Stacks as Python's faulthandler writes them, and as py-spy does.
-_THREAD = re.compile(r"^(?:Current t|T)hread \S+(?: \[.*\])? \(")
-_MAIN_THREAD = re.compile(r'^(?:Current thread |Thread \S+ \([^)]*\): "MainThread")')
-_DUMP_FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>\S.*)$')
-_SPY_FRAME = re.compile(r"^    (?P<function>\S.*?) \((?P<file>.+):(?P<line>\d+)\)$")
-_FOREIGN = ("site-packages", "dist-packages", "<frozen", "/lib/python")
+FATAL_LINE = re.compile(r"^Fatal Python error: ")
+FOREIGN = ("site-packages", "dist-packages", "<frozen", "/lib/python")
 
 
 class Raised(Struct, frozen=True):
@@ -90,18 +85,6 @@ class Chain(Struct, frozen=True):
     raised: tuple[Raised, ...]
     trailing: int = 0
     ranked: bool = False
-
-
-class StackFrame(Struct, frozen=True):
-    """A frame of a stack dump."""
-
-    file: str
-    line: int
-    function: str
-
-
-Stack = tuple[StackFrame, ...]
-"""Frames, the innermost first."""
 
 
 class _Line(NamedTuple):
@@ -162,7 +145,7 @@ def last_chain(text: str, skip: Callable[[Chain], bool] = lambda _: False) -> Ch
     for span in reversed(_spans(lines)):
         behind = [*(line.text for line in lines[span.end :]), *behind]
         if not skip(span.chain):
-            dumped = next((at for at, line in enumerate(behind) if _DUMP.match(line)), None)
+            dumped = next((at for at, line in enumerate(behind) if FATAL_LINE.match(line)), None)
             return replace(span.chain, trailing=sum(not _NOISE.match(line) for line in behind[:dumped]))
         del lines[span.start :]
     return None
@@ -190,40 +173,6 @@ def _spans(lines: Sequence[_Line]) -> list[_Span]:
         spans.append(_Span(Chain((*causes, raised), 0, lines[at].ranked), start, end))
         at = end
     return spans
-
-
-def main_stacks(text: str) -> list[Stack]:
-    """The stacks of main threads, or of those that got the signal, in dumps by Python's
-    faulthandler or by py-spy."""
-    stacks: list[list[StackFrame]] = []
-    frames: list[StackFrame] = []
-    for line in map(bare, lines_of(text)):
-        if _THREAD.match(line):
-            frames = []
-            if _MAIN_THREAD.match(line):
-                stacks.append(frames)
-        elif (match := _DUMP_FRAME.match(line) or _SPY_FRAME.match(line)) is not None:
-            frames.append(StackFrame(match["file"], int(match["line"]), match["function"]))
-    return [tuple(stack) for stack in stacks if stack]
-
-
-def is_foreign(frame: StackFrame) -> bool:
-    """Whether a frame is of Python itself or of an installed package."""
-    return any(part in frame.file for part in _FOREIGN)
-
-
-def place(stack: Stack) -> str:
-    """The innermost frame of the user's code, else the innermost frame: ``train.py:28 in main``."""
-    frame = next((frame for frame in stack if not is_foreign(frame)), stack[0])
-    return f"{PurePath(frame.file).name}:{frame.line} in {frame.function}"
-
-
-def fatal_where(text: str) -> str | None:
-    """The location in Python code when native code crashed, by Python's faulthandler."""
-    lines = [bare(line) for line in lines_of(text)]
-    starts = [at for at, line in enumerate(lines) if _DUMP.match(line)]
-    stacks = main_stacks(_joined(lines[starts[-1] :])) if starts else []
-    return place(stacks[-1]) if stacks else None
 
 
 def parse_message(text: str, callstack: str | None = None) -> Chain:
@@ -315,7 +264,7 @@ def _frames(lines: Iterable[_Line]) -> tuple[str | None, tuple[str, ...]]:
         path.append(f"{file.parent.name}/{file.name} in {function}")
         where = f"{file.name}:{match['line']}"
         where += "" if function == "<module>" else f" in {function}"
-        if any(part in match["file"] for part in _FOREIGN):
+        if any(part in match["file"] for part in FOREIGN):
             other = where
         else:
             own = where

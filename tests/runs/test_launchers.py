@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from gputui.recovery.classify import classify
 from gputui.recovery.evidence import ExitRecord, collect
 from gputui.recovery.findings import reports_of
-from gputui.recovery.tracebacks import StackFrame, fatal_where, last_chain, main_stacks
+from gputui.recovery.stacks import StackFrame, fatal_where, main_stacks
+from gputui.recovery.tracebacks import last_chain
 from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.launchers.base import OUTPUT, Invocation, Launcher, Placement
 from gputui.runs.launchers.reports import LauncherReport, parse_reports

@@ -25,8 +25,7 @@ from gputui.agent.health.incident_folder import ALL_LOGS_CHARACTERS, LOG_CHARACT
 from gputui.core.config import PRIVATE_DIR_MODE
 from gputui.core.redaction import Redactor
 from gputui.machine.procfs import read_stat
-from gputui.recovery.tracebacks import Stack, main_stacks
-from gputui.recovery.watch.silence import lagging_rank
+from gputui.recovery.stacks import Stack, lagging_rank, main_stacks
 from gputui.runs.identity import ProcessIdentity, is_alive, is_stopped, send_signal
 from gputui.runs.logs import rank_logs, tail_text
 from gputui.runs.process_readings import describe

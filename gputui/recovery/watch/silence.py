@@ -7,18 +7,14 @@ Pure. ProgressSilence alone never decides; the activity of the ranks does. Durat
 from __future__ import annotations
 
 import math
-import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import takewhile
 from typing import Literal
 
 from msgspec import Struct
 
 from gputui.core import units
-from gputui.recovery.tracebacks import Stack, is_foreign, place
 from gputui.recovery.watch.rules import FINDINGS, Observation
 from gputui.runs.process_readings import ProcessReading
 from gputui.store.metrics.watched import WatchedLine
@@ -314,49 +310,3 @@ def judge(
             return seen("hang", f"it computes while all others wait for it, {quiet}", first)
     name = "it" if first is None else f"rank {first}"
     return seen("slow", f"{quiet}; {name} {ranks[first]}", first if is_alone else None)
-
-
-# --- stacks -----------------------------------------------------------------------------------
-
-# Where a rank waits for the others, and where for its data.
-_COLLECTIVES = (*("/torch/distributed/", "/torch/autograd/"), *("/torch/nn/parallel/", "/torch/cuda/"))
-_DATA = "/torch/utils/data/"
-# Functions of Python that wait without a frame of their own.
-_BLOCKS = re.compile(r"\b(?:sleep|acquire|input|flock|lockf|waitpid|pause|select|poll|recv|readline)\(")
-
-
-def lagging_rank(stacks: Mapping[int, Stack], source: Callable[[str, int], str]) -> tuple[int | None, str] | None:
-    """The rank that holds up all others of a hang, as their stacks show it, and words for where
-    they are.
-
-    Only one that waits for something else is named: for Python's own input and locks, or for data.
-    A line of the script by itself says nothing, since waits for a tensor or a collective operation
-    end there, too. Without such a rank the words say where the ranks are; None if all are at one
-    place. ``source`` gives a line of a file.
-    """
-    lagging = [rank for rank, stack in stacks.items() if _waits_elsewhere(stack, source)]
-    places = {rank: place(stack) for rank, stack in stacks.items()}
-    if len(lagging) == 1 and len(stacks) > 1:
-        own = places[lagging[0]]
-        others = Counter(words for rank, words in places.items() if rank != lagging[0])
-        most = others.most_common(1)[0][0]
-        return lagging[0], f"it was at {own} while the others waited at {most}"
-    ranks: dict[str, list[str]] = {}
-    for rank, words in sorted(places.items()):
-        ranks.setdefault(words, []).append(str(rank))
-    if len(ranks) < 2:
-        return None
-    told = (f"rank {', '.join(each)} was at {words}" for words, each in ranks.items())
-    return None, "; ".join(told)
-
-
-def _waits_elsewhere(stack: Stack, source: Callable[[str, int], str]) -> bool:
-    """Whether the stack of a rank shows that it waits, but not for the other ranks."""
-    library = list(takewhile(is_foreign, stack))
-    if any(part in frame.file for frame in library for part in _COLLECTIVES):
-        return False
-    if any(_DATA in frame.file for frame in library):
-        return True
-    if library:
-        return not any(part in library[0].file for part in ("site-packages", "dist-packages"))
-    return _BLOCKS.search(source(stack[0].file, stack[0].line)) is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gputui.recovery.tracebacks import Stack, StackFrame, place
+from gputui.recovery.stacks import Stack, StackFrame, lagging_rank, place
 from gputui.recovery.watch.attempt import AttemptWatch, ProcessSnapshot
 from gputui.recovery.watch.silence import (
     Doing,
@@ -15,7 +15,6 @@ from gputui.recovery.watch.silence import (
     StepProgress,
     doing,
     judge,
-    lagging_rank,
     silence,
 )
 from gputui.runs.process_readings import ProcessReading
