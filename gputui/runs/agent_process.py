@@ -173,11 +173,10 @@ def agent_argv(workspace: Workspace) -> list[str]:
 
 
 def agent_for_executor(workspace: Workspace) -> dict[str, Any]:
-    """The entry ``agent`` of attempt.json, by which a shim starts an agent if none runs."""
+    """The entry ``agent`` of attempt.json, by which a shim starts an agent at its end if none lives."""
     return {
         "argv": agent_argv(workspace),
-        "unset": [*RUN_MARKS, *RANK_MARKS],
-        "set": {AGENT_MARK: "1"},
+        "unset": ["GPUTUI_RUN_ID", "GPUTUI_RUN_DIR", "GPUTUI_ATTEMPT"],
         "lock": str(workspace.agent_lock),
         "stopped": str(workspace.agent_stopped),
         "log": str(workspace.agent_log),

@@ -51,10 +51,6 @@ OOM_LOOK_SECONDS = 60.0
 TREE_SECONDS = 1.0
 TREE_SHARE = 0.001
 YOUNG_SECONDS = 10.0
-# An agent that hands over to the next, or is replaced by its sampler, is gone for a moment: two
-# looks must miss it.
-AGENT_SECONDS = 15.0
-AGENT_LOOKS = 2
 # Temporary errors: too many processes, no memory, no descriptor, or a program that is just being
 # written.
 PASSING = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETXTBSY)
@@ -106,7 +102,6 @@ class Shim:
         self.family = Family(str(directory))
         self.tree_at = time.monotonic()
         self.is_listed = True
-        self.agent = AgentWatch(self.plan.get("agent"))
         # Ranks that a signal ended before this process sent any, in order.
         self.killed_ranks: dict[int, dict[str, int]] = {}
         self.watched_ranks: set[int] = set()
@@ -147,7 +142,7 @@ class Shim:
         # Who asked for a graceful stop knows of the end, and a machine that shuts down needs no
         # agent.
         if not self.asked_politely:
-            self.agent.start()
+            start_agent(self.plan.get("agent"))
         return 0
 
     def claim(self) -> bool:
@@ -254,7 +249,7 @@ class Shim:
         killed."""
         while True:
             deadline = self.kill_at if self.last_call_at is None else self.last_call_at
-            due = min(self.look_at, self.tree_at, self.agent.due, *(() if deadline is None else (deadline,)))
+            due = min(self.look_at, self.tree_at, *(() if deadline is None else (deadline,)))
             self.wait_for_signal(due - time.monotonic())
             self.reap()
             if self.status is not None:
@@ -265,8 +260,6 @@ class Shim:
                 self.oom.look()
             if now >= self.tree_at:
                 self.list_processes()
-            if now >= self.agent.due and not self.asked_politely:
-                self.agent.look()
             if self.last_call_at is not None and now >= self.last_call_at:
                 self.last_call_at = None
                 self.ask(set(self.descendants()))
@@ -820,51 +813,29 @@ def restore_signals() -> None:
 # --- an agent, if none is alive ----------------------------------------------------------------
 
 
-class AgentWatch:
-    """Starts an agent if none is alive while an attempt lives: one that is killed with its sampler
-    has no other successor. ``agent`` is that entry of attempt.json, None for no agent."""
-
-    def __init__(self, agent: dict[str, Any] | None) -> None:
-        self.agent = agent
-        self.due = time.monotonic() + AGENT_SECONDS
-        self.missed = 0
-        self.child: int | None = None
-
-    def look(self) -> None:
-        """Start an agent if none was there for some looks."""
-        self.due = time.monotonic() + AGENT_SECONDS
-        if self.child is not None:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(self.child, os.WNOHANG)
-        self.missed = 0 if self.agent is None or lives(Path(self.agent["lock"])) else self.missed + 1
-        if self.missed >= AGENT_LOOKS:
-            self.missed = 0
-            self.start()
-
-    def start(self) -> None:
-        """Start an agent if none lives and no person ended it on purpose."""
-        agent = self.agent
-        if agent is None or Path(agent["stopped"]).exists() or lives(Path(agent["lock"])):
-            return
-        environment = {name: value for name, value in os.environ.items() if name not in agent["unset"]}
-        try:
-            with open(agent["log"], "ab", opener=lambda name, flags: os.open(name, flags, 0o600)) as log:
-                process = subprocess.Popen(
-                    agent["argv"],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                    env={**environment, **agent["set"]},
-                    cwd="/",
-                    preexec_fn=restore_signals,
-                )
-        except OSError as error:
-            print(f"no agent could be started: {error}", file=sys.stderr)  # noqa: T201 - for shim.log
-            return
-        # It outlives this process, which does not wait for it.
-        process.returncode = 0
-        self.child = process.pid
+def start_agent(agent: dict[str, Any] | None) -> None:
+    """Start an agent if none lives and no person ended it on purpose: one that was killed together
+    with its sampler has no other successor. ``agent`` is that entry of attempt.json."""
+    if agent is None or Path(agent["stopped"]).exists() or lives(Path(agent["lock"])):
+        return
+    environment = {name: value for name, value in os.environ.items() if name not in agent["unset"]}
+    try:
+        with open(agent["log"], "ab", opener=lambda name, flags: os.open(name, flags, 0o600)) as log:
+            process = subprocess.Popen(
+                agent["argv"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env=environment,
+                cwd="/",
+                preexec_fn=restore_signals,
+            )
+    except OSError as error:
+        print(f"no agent could be started: {error}", file=sys.stderr)  # noqa: T201 - for shim.log
+        return
+    # It outlives this process, which does not wait for it.
+    process.returncode = 0
 
 
 def lives(lock: Path) -> bool:

@@ -142,7 +142,6 @@ class Courier(ABC):
         self.stop: dict[str, Any] | None = far.read_record(folder / "stop.json")
         self.start_reported = False
         self.placed: dict[str, Any] | None = None
-        self.agent = shim.AgentWatch(self.plan.get("agent"))
 
     @abstractmethod
     def submit(self, token: str) -> str | None:
@@ -219,10 +218,8 @@ class Courier(ABC):
         self.note_start(None)
         while not self.turn():
             self.wait(LOOK_SECONDS)
-            if time.monotonic() >= self.agent.due and self.stop is None:
-                self.agent.look()
         if self.stop is None:
-            self.agent.start()
+            shim.start_agent(self.plan.get("agent"))
 
     def wait(self, seconds: float) -> None:
         """Sleep, or accept a stop request."""
