@@ -18,7 +18,11 @@ from gputui.machine.procfs import read_stat
 @contextmanager
 def sleeping(*words: str) -> Iterator[int]:
     """A process with these words behind its program."""
-    with subprocess.Popen([sys.executable, "-c", "input()", *words], stdin=subprocess.PIPE) as child:
+    argv = [sys.executable, "-c", "input(0)", *words]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        # Its command line is complete only some time after Popen returns.
+        child.stdout.read(1)
         yield child.pid
         child.kill()
 

@@ -62,7 +62,7 @@ class RunRules(NamedTuple):
     peak: float | None = None
 
 
-class Subject(NamedTuple):
+class AlertSubject(NamedTuple):
     """What alerts are about, with its name for people, the rules for it, and its run if any."""
 
     kind: SubjectKind
@@ -76,7 +76,7 @@ class Transition(NamedTuple):
     """A change of an alert about a subject at a time (UTC unix seconds)."""
 
     change: AlertChange
-    subject: Subject
+    subject: AlertSubject
     at: float
 
 
@@ -125,7 +125,7 @@ class Alerting:
         self.looked_at = now
         training, host = self._training(), self.context.recorder.host
         host = host if host is not None and self._is_fresh(host.at) else None
-        self._judge(Subject("host", "", "the host", self.machine), self.host.observe(host, self.machine))
+        self._judge(AlertSubject("host", "", "the host", self.machine), self.host.observe(host, self.machine))
         self._judge_gpus(training)
         self._judge_runs(training)
         if self.unwritten:
@@ -173,7 +173,7 @@ class Alerting:
         limit = max(SILENT_SECONDS, SILENT_INTERVALS * self.interval_seconds)
         return self.context.now() - at <= limit
 
-    def _judge(self, subject: Subject, observations: Iterable[Observation]) -> None:
+    def _judge(self, subject: AlertSubject, observations: Iterable[Observation]) -> None:
         for seen in observations:
             key = Key(seen.kind, subject.kind, subject.id)
             change = self.engine.evaluate(subject.rules[seen.kind], key, seen, self.elapsed)
@@ -209,7 +209,7 @@ class Alerting:
                 xids=xids.get(uuid, ()),
                 slow=recorder.slow.get(uuid) if is_fresh else None,
             )
-            self._judge(Subject("gpu", uuid, f"GPU {facts.index}", rules, run_id), observations)
+            self._judge(AlertSubject("gpu", uuid, f"GPU {facts.index}", rules, run_id), observations)
         if recorder.inventory is not None and recorder.inventory.problem is None:
             self._end_alerts_of_missing_gpus()
 
@@ -229,7 +229,7 @@ class Alerting:
             del self.gpus[gone]
         for key in self.engine.raised():
             if key.subject == "gpu" and key.subject_id not in present and key.rule in self.machine:
-                subject = Subject("gpu", key.subject_id, key.subject_id, self.machine)
+                subject = AlertSubject("gpu", key.subject_id, key.subject_id, self.machine)
                 self._judge(subject, [Observation(key.rule, applies=False)])
         self.engine.forget("gpu", present)
 
@@ -251,7 +251,7 @@ class Alerting:
                 watch = live.watched.watch
                 is_fresh = self.context.monotonic() - watch.lines_at <= OLD_SECONDS
                 observations += watch.metrics.observe(is_fresh, own.rules, own.schedule, own.peak)
-            self._judge(Subject("run", run_id, run_id, own.rules, run_id), observations)
+            self._judge(AlertSubject("run", run_id, run_id, own.rules, run_id), observations)
         self.engine.forget("run", training)
 
     def _nccl_errors(self) -> dict[str, list[str]]:

@@ -51,9 +51,11 @@ class Grant(NamedTuple):
 
 
 class _Prepared(NamedTuple):
-    """An attempt whose folder is written. ``ends`` are where its metrics begin."""
+    """An attempt whose folder is written. ``created_at`` is UTC unix seconds; ``ends`` are where its
+    metrics begin."""
 
     number: int
+    created_at: float
     folder: Path
     spec: RunSpec
     launch: Launch
@@ -82,7 +84,7 @@ def prepare_attempt(context: AgentContext, start: Start, grant: Grant) -> Attemp
 def _write_folder(context: AgentContext, start: Start, grant: Grant) -> _Prepared:
     """Write the folder of the attempt, with its plan in attempt.json. Raises ValueError, SpecError
     or OSError."""
-    run, ingest, executor = start.run, context.ingest, grant.executor
+    run, ingest, executor, now = start.run, context.ingest, grant.executor, context.now()
     run_dir = context.workspace.run_dir(run.run_id)
     (run_dir / "attempts").mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
     # None is used twice, even if a row was lost: torchrun truncates existing logs.
@@ -103,7 +105,7 @@ def _write_folder(context: AgentContext, start: Start, grant: Grant) -> _Prepare
         "output": f"{FIRST_NODE}/{OUTPUT}",
         "run_id": run.run_id,
         "attempt": number,
-        "created_at": context.now(),
+        "created_at": now,
         "gpus": list(start.uuids),
         "params": dict(run.params),
         "resume_from": run.resume_from,
@@ -126,7 +128,7 @@ def _write_folder(context: AgentContext, start: Start, grant: Grant) -> _Prepare
         (folder / below).mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
     plan["metrics_bytes"] = ingest.ends.sizes(run.run_id, ends)
     write_private(folder / "attempt.json", {**launch.to_json(), **plan})
-    return _Prepared(number, folder, spec, launch, ends)
+    return _Prepared(number, now, folder, spec, launch, ends)
 
 
 def _placement(spec: RunSpec, start: Start, grant: Grant) -> Placement:
@@ -141,8 +143,8 @@ def _placement(spec: RunSpec, start: Start, grant: Grant) -> Placement:
 
 def _write_rows(context: AgentContext, start: Start, grant: Grant, prepared: _Prepared) -> None:
     """Write the attempt's row, its leases and its event in one transaction."""
-    run, uuids, now = start.run, start.uuids, context.now()
-    number, folder, spec, launch, ends = prepared
+    run, uuids = start.run, start.uuids
+    number, now, folder, spec, launch, ends = prepared
     stored = redact_launch(launch, Redactor(secrets_of(spec)))
     with repository.transaction(context.connection) as connection:
         repository.release_leases(connection, run.run_id, keep=uuids)
