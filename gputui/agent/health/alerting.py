@@ -31,7 +31,7 @@ from gputui.recovery.watch.engine import (
     sentence,
     with_overrides,
 )
-from gputui.recovery.watch.machine import GpuWatch, HostWatch
+from gputui.recovery.watch.machine import GpuMoment, GpuWatch, HostWatch
 from gputui.recovery.watch.rules import RULES, Observation, RuleSet, SubjectKind
 from gputui.runs.repository import transaction
 from gputui.runs.spec import spec_of
@@ -199,16 +199,15 @@ class Alerting:
             rules = self.machine if record is None else self._rules_of(record.run_id, record).rules
             sample = recorder.fast.get(uuid) if is_fresh else None
             is_idle = sample is not None and sample.utilization_percent == 0
-            observations = self.gpus.setdefault(uuid, GpuWatch()).observe(
+            moment = GpuMoment(
                 facts,
                 sample,
-                self.elapsed,
-                rules,
+                slow=recorder.slow.get(uuid) if is_fresh else None,
                 training=None if record is None else (record.run_id, record.number),
                 holder=self._holder(uuid) if is_idle else None,
                 xids=xids.get(uuid, ()),
-                slow=recorder.slow.get(uuid) if is_fresh else None,
             )
+            observations = self.gpus.setdefault(uuid, GpuWatch()).observe(moment, self.elapsed, rules)
             self._judge(AlertSubject("gpu", uuid, f"GPU {facts.index}", rules, run_id), observations)
         if recorder.inventory is not None and recorder.inventory.problem is None:
             self._end_alerts_of_missing_gpus()

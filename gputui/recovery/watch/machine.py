@@ -59,8 +59,40 @@ def _mean(span_seconds: float) -> Mean:
     return msgspec.field(default_factory=lambda: Mean(span_seconds))
 
 
+class GpuMoment(Struct, frozen=True):
+    """One GPU at one moment.
+
+    Attributes:
+        sample, slow: the newest samples of both tiers; None while the driver does not answer.
+        training: the run and attempt that train on the GPU.
+        holder: who holds its memory, in words.
+        xids: the codes of new XID errors.
+    """
+
+    facts: GpuFacts
+    sample: GpuSample | None = None
+    slow: GpuSlowSample | None = None
+    training: tuple[str, int] | None = None
+    holder: str | None = None
+    xids: Sequence[int] = ()
+
+    @property
+    def is_known(self) -> bool:
+        return self.sample is not None and self.sample.state != "error"
+
+    @property
+    def values(self) -> GpuSample:
+        """The sample; one without values if it is not known."""
+        return self.sample if self.sample is not None and self.is_known else GpuSample(self.facts.uuid)
+
+    @property
+    def used_bytes(self) -> int | None:
+        """The memory in use; None if it is the host's."""
+        return None if self.facts.memory_is_unified else self.values.memory_used_bytes
+
+
 class GpuWatch(Struct):
-    """One GPU.
+    """One GPU over time.
 
     Attributes:
         attempt: the run and attempt of ``busy`` and power; another one resets them.
@@ -77,77 +109,39 @@ class GpuWatch(Struct):
     power_before: Mean = _mean(POWER_BEFORE_SECONDS)
     errors: int | None = None
 
-    def observe(
-        self,
-        facts: GpuFacts,
-        sample: GpuSample | None,
-        elapsed: float,
-        rules: RuleSet,
-        *,
-        training: tuple[str, int] | None = None,
-        holder: str | None = None,
-        xids: Sequence[int] = (),
-        slow: GpuSlowSample | None = None,
-    ) -> Iterator[Observation]:
+    def observe(self, now: GpuMoment, elapsed: float, rules: RuleSet) -> Iterator[Observation]:
         """Take in one moment, ``elapsed`` seconds after the one before; yield an observation for
-        each rule about GPUs.
-
-        Args:
-            facts: what does not change.
-            sample: the newest sample; None while the driver does not answer.
-            rules: of the run that trains on the GPU, or of the machine.
-            training: the run and attempt that train on the GPU.
-            holder: who holds its memory, in words.
-            xids: the codes of new XID errors.
-            slow: the newest sample of the slow tier.
-        """
-        if training != self.attempt:
+        each rule about GPUs. ``rules`` are of the run that trains on it, or of the machine."""
+        if now.training != self.attempt:
             # Utilisation and power of another run are not comparable.
-            self.attempt, self.busy = training, Mean(MINUTE_SECONDS)
+            self.attempt, self.busy = now.training, Mean(MINUTE_SECONDS)
             self.power, self.power_before = Mean(POWER_SECONDS), Mean(POWER_BEFORE_SECONDS)
-        is_known = sample is not None and sample.state != "error"
-        now = sample if sample is not None and is_known else GpuSample(facts.uuid)
-        slow = slow or GpuSlowSample(facts.uuid)
-        yield Observation("gpu_lost", float(now.state == "lost") if is_known else None)
-        for rule_id, classes in (("xid_hardware", _OF_THE_HARDWARE), ("xid", _OF_THE_PROGRAM)):
-            codes = [code for code in xids if xid_class(code) in classes]
-            count = float(len(codes)) if codes or is_known else None
-            yield Observation(rule_id, count, text=xid_text(codes[-1]) if codes else "")
-        if slow.ecc_uncorrected is None:
-            yield Observation("ecc")
-        else:
-            # No new ones with the first count and with a smaller one (the driver was reloaded).
-            before, self.errors = self.errors, slow.ecc_uncorrected
-            new = 0 if before is None else max(0, self.errors - before)
-            yield Observation("ecc", float(new))
-        # 1 while a memory row waits to be remapped by a reset, 2 if remapping failed.
-        if slow.row_remap_failed:
-            yield Observation("row_remap", 2.0, text="remapping a bad memory row failed")
-        else:
-            is_told = slow.row_remap_pending is not None or slow.row_remap_failed is not None
-            pending = float(bool(slow.row_remap_pending)) if is_told else None
-            yield Observation("row_remap", pending, text="a bad memory row waits to be remapped")
-        used = None if facts.memory_is_unified else now.memory_used_bytes
-        total = now.memory_total_bytes or facts.memory_total_bytes
-        yield _share("gpu_memory", used, total if is_known else None, rules)
-        # The limit is the fixed one or the one below the driver's slowdown, whichever is lower.
-        limits, slowdown = rules["gpu_hot"].limits, facts.temperature_slowdown_celsius
-        limit, text = limits["above_celsius"], ""
-        if slowdown is not None and slowdown >= MIN_SLOWDOWN_CELSIUS:
-            own = slowdown - limits["margin_celsius"]
-            limit, text = (own, f"; throttles at {slowdown:.0f} °C") if own < limit else (limit, text)
-        yield Observation("gpu_hot", now.temperature_celsius, limit, text)
-        yield self._throttled(now.throttle_reasons, elapsed, rules)
-        busy = now.utilization_percent
+        yield Observation("gpu_lost", float(now.values.state == "lost") if now.is_known else None)
+        yield from _xids(now)
+        yield self._memory_errors(now.slow)
+        yield _row_remap(now.slow)
+        total = now.values.memory_total_bytes or now.facts.memory_total_bytes
+        yield _share("gpu_memory", now.used_bytes, total if now.is_known else None, rules)
+        yield _heat(now, rules)
+        yield self._throttled(now.values.throttle_reasons, elapsed, rules)
+        yield self._underused(now, elapsed, rules)
+        yield _parked(now, rules)
+        yield self._power_trend(now.values.power_watts, elapsed, rules)
+
+    def _memory_errors(self, slow: GpuSlowSample | None) -> Observation:
+        """New uncorrected errors: none with the first count and with a smaller one (the driver was
+        reloaded)."""
+        if slow is None or slow.ecc_uncorrected is None:
+            return Observation("ecc")
+        before, self.errors = self.errors, slow.ecc_uncorrected
+        return Observation("ecc", float(0 if before is None else max(0, self.errors - before)))
+
+    def _underused(self, now: GpuMoment, elapsed: float, rules: RuleSet) -> Observation:
+        busy = now.values.utilization_percent
         self.busy.add(busy, elapsed)
-        mean, who = None if busy is None else self.busy.value, training[0] if training else ""
-        limit = rules["gpu_underused"].limits["below_percent"]
-        yield Observation("gpu_underused", mean, limit, who, applies=training is not None)
-        held = None if busy is None or used is None else used / 2**30
-        text, limit = f" by {holder}" if holder else "", rules["gpu_parked"].limits["above_gib"]
-        is_idle = held is None or busy == 0
-        yield Observation("gpu_parked", held, limit, text, applies=is_idle)
-        yield self._power_trend(now.power_watts, elapsed, rules)
+        limit, run_id = rules["gpu_underused"].limits["below_percent"], now.training[0] if now.training else ""
+        mean = None if busy is None else self.busy.value
+        return Observation("gpu_underused", mean, limit, run_id, applies=now.training is not None)
 
     def _throttled(self, reasons: tuple[str, ...] | None, elapsed: float, rules: RuleSet) -> Observation:
         """The share of the last minute in which a `TROUBLE` reason held the clocks back."""
@@ -174,6 +168,40 @@ class GpuWatch(Struct):
         text = f"{word} from {before:.0f} W to {recent:.0f} W under {self.attempt[0]}"
         limit = rules["power_trend"].limits["change_percent"]
         return Observation("power_trend", abs(change), limit, text)
+
+
+def _xids(now: GpuMoment) -> Iterator[Observation]:
+    for rule_id, classes in (("xid_hardware", _OF_THE_HARDWARE), ("xid", _OF_THE_PROGRAM)):
+        codes = [code for code in now.xids if xid_class(code) in classes]
+        count = float(len(codes)) if codes or now.is_known else None
+        yield Observation(rule_id, count, text=xid_text(codes[-1]) if codes else "")
+
+
+def _row_remap(slow: GpuSlowSample | None) -> Observation:
+    """1 while a memory row waits to be remapped by a reset, 2 if remapping failed."""
+    if slow is None or (slow.row_remap_pending is None and slow.row_remap_failed is None):
+        return Observation("row_remap")
+    if slow.row_remap_failed:
+        return Observation("row_remap", 2.0, text="remapping a bad memory row failed")
+    return Observation("row_remap", float(bool(slow.row_remap_pending)), text="a bad memory row waits to be remapped")
+
+
+def _heat(now: GpuMoment, rules: RuleSet) -> Observation:
+    """The temperature. Its limit is the fixed one or the one below the driver's slowdown, whichever
+    is lower."""
+    limits, slowdown = rules["gpu_hot"].limits, now.facts.temperature_slowdown_celsius
+    limit, text = limits["above_celsius"], ""
+    if slowdown is not None and slowdown >= MIN_SLOWDOWN_CELSIUS and slowdown - limits["margin_celsius"] < limit:
+        limit, text = slowdown - limits["margin_celsius"], f"; throttles at {slowdown:.0f} °C"
+    return Observation("gpu_hot", now.values.temperature_celsius, limit, text)
+
+
+def _parked(now: GpuMoment, rules: RuleSet) -> Observation:
+    """The memory in GiB that is held while nothing computes."""
+    busy, used = now.values.utilization_percent, now.used_bytes
+    held = None if busy is None or used is None else used / 2**30
+    limit, text = rules["gpu_parked"].limits["above_gib"], f" by {now.holder}" if now.holder else ""
+    return Observation("gpu_parked", held, limit, text, applies=held is None or busy == 0)
 
 
 class HostWatch(Struct):

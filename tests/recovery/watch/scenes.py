@@ -8,7 +8,7 @@ from typing import Any
 from gputui.machine.gpu_model import GpuFacts
 from gputui.recovery.watch.course import MetricsCourse, RateSchedule
 from gputui.recovery.watch.engine import AlertChange, Engine, Key, sentence, with_overrides
-from gputui.recovery.watch.machine import GpuWatch, HostWatch
+from gputui.recovery.watch.machine import GpuMoment, GpuWatch, HostWatch
 from gputui.recovery.watch.rules import RULES, Observation, Rule
 from gputui.store.series import GpuSample, GpuSlowSample, HostSample
 
@@ -74,7 +74,7 @@ class Stage:
             facts, slow = now.pop("facts", FACTS), now.pop("slow")
             extras["slow"] = None if is_unknown else GpuSlowSample("GPU-a", **slow)
             sample = None if is_unknown else GpuSample("GPU-a", **now)
-            return self.gpu.observe(facts, sample, 1.0, self.rules, **extras)
+            return self.gpu.observe(GpuMoment(facts, sample, **extras), 1.0, self.rules)
         if self.rule.subject == "host":
             return self.host.observe(None if is_unknown else HostSample(1e9 + self.second, **now), self.rules)
         if self.rule.id == "nccl_errors":
