@@ -16,7 +16,7 @@ from benchmarks.recovery.ranks_seen import MAY_IDLE, USUAL_WATTS, Seen
 from gputui.agent.health.monitor import MEMORY_SECONDS
 from gputui.recovery.policies import POLICIES
 from gputui.recovery.watch.attempt import LOOK_SECONDS, AttemptWatch
-from gputui.recovery.watch.numbers import MemorySample
+from gputui.recovery.watch.leaks import MemorySample
 from gputui.recovery.watch.silence import LOOK_AFTER_SECONDS, StepPace, StepProgress, silence
 from gputui.store.attempts import Attempt
 from gputui.store.metrics.watched import WatchedLine

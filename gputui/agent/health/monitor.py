@@ -25,7 +25,7 @@ from gputui.agent.lifecycle.run_files import attempt_dir
 from gputui.core import units
 from gputui.core.text import clean
 from gputui.recovery.watch.attempt import LOOK_SECONDS
-from gputui.recovery.watch.numbers import MemorySample
+from gputui.recovery.watch.leaks import MemorySample
 from gputui.recovery.watch.rules import FINDINGS, Observation
 from gputui.recovery.watch.silence import EARLY_LINES, silence
 from gputui.runs.process_readings import available_bytes

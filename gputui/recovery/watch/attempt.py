@@ -12,26 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from gputui.recovery.watch.course import MetricsCourse
-from gputui.recovery.watch.numbers import (
-    Leak,
-    MemorySample,
-    NonFinite,
-    Spike,
-    Straggler,
-    find_leak,
-    gradient_spike,
-    loss_spike,
-)
+from gputui.recovery.watch.hangs import GpuActivity, RankActivity, doing, is_stuck, judge
+from gputui.recovery.watch.leaks import Leak, MemorySample, find_leak
+from gputui.recovery.watch.numbers import NonFinite, Spike, Straggler, gradient_spike, loss_spike
 from gputui.recovery.watch.rules import Observation
-from gputui.recovery.watch.silence import (
-    LONGEST_GAP_SECONDS,
-    GpuActivity,
-    ProgressSilence,
-    StepProgress,
-    doing,
-    is_stuck,
-    judge,
-)
+from gputui.recovery.watch.silence import LONGEST_GAP_SECONDS, ProgressSilence, StepProgress
 from gputui.runs.process_readings import ProcessReading
 from gputui.store.attempts import Attempt
 from gputui.store.metrics.watched import WatchedLine
@@ -191,8 +176,7 @@ class AttemptWatch:
         if sum(not what.is_stuck for what in doings.values()) > 1:
             self.together_at = snapshot.at
         self.was_open = self.was_open or not snapshot.is_closed
-        verdict = judge(
-            quiet,
+        activity = RankActivity(
             doings,
             launcher_stopped=any(process.state == "T" for process in snapshot.others),
             meets=self.had_lines or snapshot.size > 1,
@@ -200,6 +184,7 @@ class AttemptWatch:
             is_closed=not self.was_open,
             is_patient=self.is_patient,
         )
+        verdict = judge(quiet, activity)
         if verdict is None or not is_stuck(verdict):
             self.stuck_since = None
             self.worked = self.worked or verdict is not None

@@ -14,7 +14,7 @@ from msgspec import Struct
 from gputui.machine.gpu_model import GpuFacts
 from gputui.machine.throttle import TROUBLE
 from gputui.machine.xid import XidClass, xid_class, xid_text
-from gputui.recovery.watch.numbers import MemorySample, steady_growth
+from gputui.recovery.watch.leaks import MemorySample, steady_growth
 from gputui.recovery.watch.rules import Observation, RuleSet
 from gputui.store.series import GpuSample, GpuSlowSample, HostSample
 

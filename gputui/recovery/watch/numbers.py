@@ -1,21 +1,16 @@
-"""Detectors of anomalous numbers: NaN losses, loss and gradient spikes, slow ranks, growing memory.
+"""Detectors of anomalous numbers: NaN losses, loss and gradient spikes, slow ranks.
 
-Pure. Those of metrics are fed line by line and report once. The numbers of spikes, stragglers and
-leaks were tuned until 10 000 simulated healthy hours gave no alarm: ``python -m
-benchmarks.recovery``.
+Pure. They are fed line by line and report once. The limits were tuned until 10 000 simulated
+healthy hours gave no alarm: ``python -m benchmarks.recovery``.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
-
-from msgspec import Struct
 
 from gputui.recovery.watch.rules import Observation
 
@@ -35,20 +30,6 @@ STRAGGLER_RECENT, STRAGGLER_LEAST_NOISE = 60, 0.05
 # A single window counts at most as much as that of a rank that takes e times as long, so that a
 # hiccup does not decide.
 STRAGGLER_MOST = 1.0
-
-# In less time, filling caches and the first epoch look like a leak.
-LEAK_SECONDS, LEAK_SAMPLES, LEAK_BYTES = 900.0, 24, 256 << 20
-# Reported if the memory would be full within a night, and within this share of the time that it was
-# seen to grow: a cache that may take half of the remaining memory grows as steadily, but stops
-# earlier.
-HORIZON_SECONDS, HORIZON_SHARE = 12 * 3600.0, 0.8
-# The limit is near if only this share of the reachable memory is left, or this much time.
-NEAR_SHARE, NEAR_SECONDS = 0.10, 300.0
-# A leak that began late is searched in the newest half, quarter … of the samples, down to this.
-LEAST_RECENT_SECONDS = 3600.0
-# Memory must grow from each part of the time to the next by at least this share of even growth:
-# memory that levels off, or goes up and down, is no leak.
-LEAK_PARTS, EVEN_SHARE = 8, 0.5
 
 
 def deviation(values: Sequence[float] | deque[float], middle: float) -> float:
@@ -215,71 +196,3 @@ class _Ratios:
         is_slow = self.total > STRAGGLER_CERTAIN and self.windows >= STRAGGLER_WINDOWS
         newly, self.is_reported = is_slow and not self.is_reported, self.is_reported or is_slow
         return newly
-
-
-# --- memory -----------------------------------------------------------------------------------
-
-
-class MemorySample(Struct, frozen=True):
-    """Memory held (by a run, or by all) and available on the host, at ``at`` seconds."""
-
-    at: float
-    held_bytes: int
-    available_bytes: int
-
-
-class Leak(Struct, frozen=True):
-    """Steady growth, and the time to the limit. ``is_near``: the run should save now."""
-
-    bytes_per_second: float
-    full_in_seconds: float
-    is_near: bool
-
-
-class Growth(NamedTuple):
-    """Steady growth, seen since ``since`` (the time of a sample)."""
-
-    bytes_per_second: float
-    since: float
-
-
-def steady_growth(samples: Sequence[MemorySample], parts: int, least_bytes: int = 0) -> Growth | None:
-    """The growth of memory if it goes on in each of ``parts`` of the time; else None.
-
-    The minima of the parts are compared, so that memory that is freed now and then, such as caches,
-    does not count. Growth by less than ``least_bytes`` is none.
-    """
-    bounds = [len(samples) * part // parts for part in range(parts + 1)]
-
-    def floor(part: int) -> MemorySample:
-        return min(samples[bounds[part] : bounds[part + 1]], key=lambda each: each.held_bytes)
-
-    first, last = floor(0), floor(parts - 1)
-    growth = last.held_bytes - first.held_bytes
-    if growth <= 0 or growth < least_bytes:
-        return None  # the common case ends early
-    floors = [first, *map(floor, range(1, parts - 1)), last]
-    least = EVEN_SHARE * growth / (parts - 1)
-    steps = (later.held_bytes - earlier.held_bytes for earlier, later in itertools.pairwise(floors))
-    if any(step < least for step in steps):
-        return None
-    return Growth(growth / (last.at - first.at), first.at)
-
-
-def find_leak(samples: Sequence[MemorySample]) -> Leak | None:
-    """The leak in an attempt's samples, which are in order; None if there is no relevant one."""
-    while len(samples) >= LEAK_SAMPLES and samples[-1].at - samples[0].at >= LEAK_SECONDS:
-        newest = samples[-1]
-        growth = steady_growth(samples, LEAK_PARTS, LEAK_BYTES)
-        if growth is not None:
-            left = newest.available_bytes
-            full_in = left / growth.bytes_per_second
-            is_near = full_in <= NEAR_SECONDS or left <= NEAR_SHARE * (newest.held_bytes + left)
-            seen_seconds = HORIZON_SHARE * (newest.at - growth.since)
-            horizon = HORIZON_SECONDS if is_near else min(HORIZON_SECONDS, seen_seconds)
-            if full_in <= horizon:
-                return Leak(growth.bytes_per_second, full_in, is_near)
-        samples = samples[len(samples) // 2 :]
-        if newest.at - samples[0].at < LEAST_RECENT_SECONDS:
-            break
-    return None

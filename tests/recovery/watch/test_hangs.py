@@ -7,16 +7,8 @@ from typing import Any
 
 from gputui.recovery.stacks import Stack, StackFrame, lagging_rank, place
 from gputui.recovery.watch.attempt import AttemptWatch, ProcessSnapshot
-from gputui.recovery.watch.silence import (
-    Doing,
-    GpuActivity,
-    ProgressSilence,
-    StepPace,
-    StepProgress,
-    doing,
-    judge,
-    silence,
-)
+from gputui.recovery.watch.hangs import Doing, GpuActivity, RankActivity, doing, judge
+from gputui.recovery.watch.silence import ProgressSilence, StepPace, StepProgress, silence
 from gputui.runs.process_readings import ProcessReading
 from gputui.store.attempts import Attempt
 from gputui.store.metrics.watched import WatchedLine
@@ -126,7 +118,7 @@ LATE, LATER = ProgressSilence("steps", 1700.0, 60.0), ProgressSilence("steps", 1
 def test_the_verdict_on_a_silence(
     quiet: ProgressSilence, ranks: Ranks, more: dict[str, Any], kind: str | None, rank: int | None
 ) -> None:
-    seen = judge(quiet, ranks, **more)
+    seen = judge(quiet, RankActivity(ranks, **more))
     assert (None if seen is None else (seen.kind, seen.rank)) == (None if kind is None else (kind, rank))
 
 

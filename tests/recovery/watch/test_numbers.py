@@ -5,15 +5,8 @@ from __future__ import annotations
 import math
 import random
 
-from gputui.recovery.watch.numbers import (
-    MemorySample,
-    NonFinite,
-    Spike,
-    Straggler,
-    find_leak,
-    gradient_spike,
-    loss_spike,
-)
+from gputui.recovery.watch.leaks import MemorySample, find_leak
+from gputui.recovery.watch.numbers import NonFinite, Spike, Straggler, gradient_spike, loss_spike
 from tests.tables import table
 
 NAN = float("nan")

@@ -1,0 +1,193 @@
+"""What the ranks of a silent attempt do, and whether it hangs. Pure; durations are in seconds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+
+from msgspec import Struct
+
+from gputui.core import units
+from gputui.recovery.watch.rules import FINDINGS, Observation
+from gputui.recovery.watch.silence import ProgressSilence
+from gputui.runs.process_readings import ProcessReading
+
+# Share of one core. Ranks that block in gloo or on a GPU were measured below 0.01; helper threads
+# (a watchdog, the client of an experiment tracker) take some hundredths. A rank that waits as long
+# for a core on a busy machine is not idle either.
+BUSY_SHARE = 0.10
+# Heartbeats and log lines are far below, a slow network disk far above.
+BUSY_IO_BYTES_PER_SECOND = 16 * 1024
+# A waiting NCCL kernel shows 100 % utilisation, but hardly uses memory and draws little power.
+SPIN_UTILIZATION_PERCENT, SPIN_MEMORY_UTILIZATION_PERCENT, SPIN_POWER_SHARE = 90.0, 2.0, 0.7
+IDLE_UTILIZATION_PERCENT = 5.0
+# How long a single rank may work while all others wait for it, for example to validate or save.
+LONE_WORKER_SECONDS, LONE_WORKER_FACTOR = 1800.0, 10.0
+# How long a rank must be stopped before it counts as a hang.
+STOPPED_SECONDS = 10.0
+
+
+class Doing(StrEnum):
+    """What a rank did between two snapshots."""
+
+    COMPUTING = "computes"
+    IO = "reads or writes"
+    WAITING = "waits"
+    SPINNING = "waits in a GPU collective"
+    STOPPED = "is stopped by a signal"
+    GONE = "has ended"
+    UNKNOWN = "cannot be seen"
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the rank neither computes nor does input or output."""
+        return self in (Doing.WAITING, Doing.SPINNING, Doing.STOPPED, Doing.GONE)
+
+
+class GpuActivity(Struct, frozen=True):
+    """The current load of a rank's GPU. ``power_share`` is relative to its power while the run made
+    steps. None is unknown."""
+
+    utilization_percent: float | None
+    memory_utilization_percent: float | None
+    power_share: float | None
+
+    @property
+    def spins(self) -> bool:
+        """Whether a busy GPU only waits for another one. All values must be known and agree: a
+        kernel that computes in registers looks similar."""
+        used, memory = self.utilization_percent, self.memory_utilization_percent
+        if used is None or memory is None or self.power_share is None:
+            return False
+        is_waiting = used >= SPIN_UTILIZATION_PERCENT and memory <= SPIN_MEMORY_UTILIZATION_PERCENT
+        return is_waiting and self.power_share < SPIN_POWER_SHARE
+
+
+def doing(
+    earlier: Sequence[ProcessReading], later: Sequence[ProcessReading], seconds: float, gpu: GpuActivity | None = None
+) -> Doing:
+    """What a rank, of one or several processes, did in the ``seconds`` between two snapshots."""
+    if not later:
+        return Doing.GONE
+    if seconds <= 0 or any(process.io_bytes is None for process in later):
+        return Doing.UNKNOWN
+    before = {(process.pid, process.start_ticks): process for process in earlier}
+    cpu = queued = moved = 0.0
+    for process in later:
+        was = before.get((process.pid, process.start_ticks))
+        cpu += process.cpu_seconds - (was.cpu_seconds if was else 0.0)
+        moved += (process.io_bytes or 0) - ((was.io_bytes or 0) if was else 0)
+        if process.queued_seconds is not None:
+            queued += process.queued_seconds - ((was.queued_seconds or 0.0) if was else 0.0)
+    is_moving = moved / seconds >= BUSY_IO_BYTES_PER_SECOND
+    if is_moving or any(process.state == "D" for process in later):
+        return Doing.IO
+    is_busy = cpu / seconds >= BUSY_SHARE
+    # The main process decides, not its workers. A process that is stopped only now and then still
+    # uses the CPU.
+    if min(later, key=lambda process: process.start_ticks).state == "T" and not is_busy:
+        return Doing.STOPPED
+    if gpu is not None and (gpu.utilization_percent or 0.0) > IDLE_UTILIZATION_PERCENT:
+        return Doing.SPINNING if gpu.spins else Doing.COMPUTING
+    return Doing.COMPUTING if is_busy or queued / seconds >= BUSY_SHARE else Doing.WAITING
+
+
+def is_stuck(seen: Observation) -> bool:
+    """Whether an observation of a silence may end the attempt; others are only shown."""
+    return FINDINGS[seen.kind].ends_on == "hang"
+
+
+class RankActivity(Struct, frozen=True):
+    """What the ranks do during a silence, and what else tells a hang.
+
+    Attributes:
+        ranks: what each of them does; a single process has the rank None.
+        launcher_stopped: the ranks' launcher is stopped too.
+        meets: the run has written metrics or has several ranks, so that idleness is wrong; another
+            program may be meant to wait, and is only reported.
+        alone_seconds: time since several ranks were last at work in this silence.
+        is_closed: no rank has a connection beyond the attempt.
+        is_patient: waiting ranks get all the time that history explains.
+    """
+
+    ranks: Mapping[int | None, Doing]
+    launcher_stopped: bool = False
+    meets: bool = True
+    alone_seconds: float = math.inf
+    is_closed: bool = False
+    is_patient: bool = False
+
+    def that(self, *doings: Doing) -> list[int | None]:
+        """The ranks that do one of these."""
+        return [rank for rank, what in self.ranks.items() if what in doings]
+
+    @property
+    def busy(self) -> list[int | None]:
+        """The ranks that compute, do input or output, or cannot be seen."""
+        return [rank for rank, what in self.ranks.items() if not what.is_stuck]
+
+
+def judge(silence: ProgressSilence, activity: RankActivity) -> Observation | None:
+    """The verdict on an attempt's silence (``hang``, ``rank_left_early``, ``slow``, ``paused``), or
+    None while it is explained."""
+    if not activity.ranks:
+        return None
+    return _overdue(silence, activity) if silence.is_overdue else _evident(silence, activity)
+
+
+def _evident(silence: ProgressSilence, activity: RankActivity) -> Observation | None:
+    """The verdict on an explained silence, by the ranks' activity alone: some are stopped although
+    the launcher is not, or all wait for each other, with nothing that could wake them."""
+    count = len(activity.ranks)
+    if silence.evident_seconds is None or count < 2 or activity.launcher_stopped:
+        return None
+    quiet = f"nothing new for {units.duration(silence.seconds)}"
+    stopped = activity.that(Doing.STOPPED)
+    if stopped and len(stopped) < count:
+        return _hang(silence, activity, quiet, STOPPED_SECONDS)
+    is_spinning = len(activity.that(Doing.SPINNING, Doing.GONE)) == count
+    if activity.busy or stopped or not (activity.is_closed or is_spinning):
+        return None
+    found = _hang(silence, activity, quiet, silence.evident_seconds)
+    return None if found.rank is None and activity.is_patient else found
+
+
+def _overdue(silence: ProgressSilence, activity: RankActivity) -> Observation:
+    """The verdict on a silence that is longer than explained."""
+    ranks, busy = activity.ranks, activity.busy
+    missing = "no first step" if silence.phase == "start" else "nothing new"
+    lasts, explained = units.duration(silence.seconds), units.duration(silence.allowed_seconds)
+    quiet = f"{missing} for {lasts} where its history explains {explained}"
+    if len(activity.that(Doing.STOPPED)) == len(ranks) and (activity.launcher_stopped or None in ranks):
+        return _seen(silence, "paused", f"all of it is stopped by a signal, {quiet}")
+    if not busy and activity.meets:
+        return _hang(silence, activity, quiet)
+    if not busy:
+        return _seen(silence, "slow", f"it neither computes nor reads or writes, {quiet}")
+    first, is_alone = busy[0], len(busy) == 1
+    if is_alone and len(ranks) > 1 and ranks[first] is Doing.COMPUTING:
+        longest = max(LONE_WORKER_SECONDS, LONE_WORKER_FACTOR * silence.allowed_seconds)
+        if min(silence.seconds, activity.alone_seconds) > longest:
+            return _seen(silence, "hang", f"it computes while all others wait for it, {quiet}", first)
+    name = "it" if first is None else f"rank {first}"
+    return _seen(silence, "slow", f"{quiet}; {name} {ranks[first]}", first if is_alone else None)
+
+
+def _hang(silence: ProgressSilence, activity: RankActivity, quiet: str, hold_seconds: float = 0.0) -> Observation:
+    """A hang, by the rank that was stopped or has ended, if there is one."""
+    stopped, gone = activity.that(Doing.STOPPED), activity.that(Doing.GONE)
+    if stopped:
+        return _seen(silence, "hang", f"stopped by a signal (SIGSTOP), {quiet}", stopped[0], hold_seconds)
+    if gone and len(gone) < len(activity.ranks):
+        return _seen(silence, "rank_left_early", f"the others wait for it, {quiet}", gone[0], hold_seconds)
+    who = "it neither computes nor reads" if len(activity.ranks) == 1 else "no rank computes, reads"
+    return _seen(silence, "hang", f"{who} or writes, {quiet}", None, hold_seconds)
+
+
+def _seen(
+    silence: ProgressSilence, kind: str, text: str, rank: int | None = None, hold_seconds: float = 0.0
+) -> Observation:
+    return Observation(
+        kind, silence.seconds, silence.allowed_seconds, text, since=silence.step, rank=rank, hold_seconds=hold_seconds
+    )
