@@ -1,15 +1,15 @@
-"""The sampler: a process that reads GPUs and host and writes one JSON object per line to standard output.
+"""The sampler: a process that reads GPUs and host and writes one JSON object per line to standard
+output.
 
     python -m gputui.machine.sampler --source nvml --interval 1 --state-dir DIR
 
-A driver call may block for a minute, or for ever. So one thread makes all driver calls, another reads the host, and the
-agent waits for neither. Commands come in on standard input; its end means that the agent has gone, and ends the
-sampler. If the agent was killed, the sampler first starts another, because runs may wait for their next attempt while
-no view is open.
+A driver call may block for a minute, or for ever. So one thread makes all driver calls, another
+reads the host, and the agent waits for neither. Commands come in on standard input; its end means
+that the agent has gone, and ends the sampler. If the agent was killed, the sampler first starts
+another, because runs may wait for their next attempt while no view is open.
 
-Exit status: 0 when asked to end, 2 for a wrong argument or scenario, 70 after an internal error, 75 if only a new
-process can use the driver.
-"""
+Exit status: 0 when asked to end, 2 for a wrong argument or scenario, 70 after an internal error, 75
+if only a new process can use the driver."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ _RECHECK_LONGEST_SECONDS = 300.0
 
 
 class Output:
-    """Standard output, shared by both threads, which writes whole lines. A line that is due just before the other
-    thread's next line goes out with that, so that the agent wakes up once for both.
+    """Standard output, shared by both threads, which writes whole lines. A line that is due just
+    before the other thread's next line goes out with that, so that the agent wakes up once for
+    both.
 
-    ``next_line_at`` is when the main thread writes next (monotonic).
-    """
+    ``next_line_at`` is when the main thread writes next (monotonic)."""
 
     def __init__(self, fd: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.next_line_at = float("-inf")
@@ -84,7 +84,8 @@ class Output:
         self._put(encode(message), is_last=True)
 
     def add(self, message: Message) -> None:
-        """Write a line, or hold it if the main thread is about to write. Raises OSError without a reader."""
+        """Write a line, or hold it if the main thread is about to write. Raises OSError without a
+        reader."""
         self._put(encode(message), is_last=not 0.0 < self.next_line_at - self._clock() <= HOST_AFTER_SECONDS)
 
     def flush(self) -> None:
@@ -217,8 +218,8 @@ class Sampler:
         self._pending = b""
 
     def run(self) -> int:
-        """Sample until asked to end; returns the exit status. A GPU thread that hangs in the driver does not delay the
-        end."""
+        """Sample until asked to end; returns the exit status. A GPU thread that hangs in the driver
+        does not delay the end."""
         signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
         signal.signal(signal.SIGTERM, self._note_signal)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the agent
@@ -266,8 +267,9 @@ class Sampler:
 
 
 def start_successor(agent: int, words: list[str], began_at: float, should_end: Callable[[], bool]) -> None:
-    """Start another agent, with the arguments ``words``, if the process ``agent`` has died without ending this one,
-    which began at ``began_at`` (monotonic). Start it again for as long as it fails at once, as on a full disk."""
+    """Start another agent, with the arguments ``words``, if the process ``agent`` has died without
+    ending this one, which began at ``began_at`` (monotonic). Start it again for as long as it fails
+    at once, as on a full disk."""
     until = time.monotonic() + _DYING_SECONDS
     while os.getppid() == agent:
         if should_end() or time.monotonic() >= until:

@@ -1,5 +1,6 @@
-"""The agent's end of the sampler: starts, reads and supervises it, and never waits for it, because it may hang in the
-driver at any moment. A command that cannot be sent now is replaced by the next one."""
+"""The agent's end of the sampler: starts, reads and supervises it, and never waits for it, because
+it may hang in the driver at any moment. A command that cannot be sent now is replaced by the next
+one."""
 
 from __future__ import annotations
 
@@ -48,8 +49,8 @@ _REASON_MAX_CHARACTERS = 300
 
 
 class SamplerCommand(Struct, frozen=True):
-    """How to start the sampler. ``successor`` are the arguments of the agent that the sampler starts if this process
-    dies without ending it; empty for none."""
+    """How to start the sampler. ``successor`` are the arguments of the agent that the sampler
+    starts if this process dies without ending it; empty for none."""
 
     source: Literal["nvml", "simulated"]
     state_dir: Path
@@ -74,9 +75,9 @@ class SamplerCommand(Struct, frozen=True):
 
 
 class SamplerHealth(Struct, frozen=True):
-    """The state of the sampler. ``for_seconds`` counts since its last GPU tick, or its start; ``reason`` is one line if
-    something is wrong. A ``dead`` process was killed but does not end. No other is started, because it would also hang
-    in the driver."""
+    """The state of the sampler. ``for_seconds`` counts since its last GPU tick, or its start;
+    ``reason`` is one line if something is wrong. A ``dead`` process was killed but does not end. No
+    other is started, because it would also hang in the driver."""
 
     state: HealthState
     for_seconds: float
@@ -88,9 +89,8 @@ class SamplerHealth(Struct, frozen=True):
 class SamplerClient:
     """A sampler and its restarts. Their standard error is appended to the log at ``log_path``.
 
-    Call ``read`` and ``check`` whenever ``fileno`` is readable, and at least once a second. If the host's messages
-    continue without the GPUs', the driver hangs.
-    """
+    Call ``read`` and ``check`` whenever ``fileno`` is readable, and at least once a second. If the
+    host's messages continue without the GPUs', the driver hangs."""
 
     def __init__(self, command: SamplerCommand, log_path: Path) -> None:
         self._command = command
@@ -114,13 +114,15 @@ class SamplerClient:
         self._backoff = ReadBackoff(_RESTART_FIRST_SECONDS, _RESTART_LONGEST_SECONDS)
 
     def start(self, now: float | None = None) -> None:
-        """Start the sampler. `check` reports a failure and tries again. Raises OSError if no pipe can be created."""
+        """Start the sampler. `check` reports a failure and tries again. Raises OSError if no pipe
+        can be created."""
         self._read_fd, self._write_fd = os.pipe()
         os.set_blocking(self._read_fd, False)
         self._spawn(time.monotonic() if now is None else now)
 
     def fileno(self) -> int:
-        """A descriptor that is readable when messages have arrived. Restarts of the sampler do not change it."""
+        """A descriptor that is readable when messages have arrived. Restarts of the sampler do not
+        change it."""
         return self._read_fd
 
     @property
@@ -152,7 +154,8 @@ class SamplerClient:
         self._send(interval=self._interval)
 
     def check(self, now: float) -> SamplerHealth:
-        """The state of the sampler at ``now`` (monotonic). Kills, reaps and restarts it as needed."""
+        """The state of the sampler at ``now`` (monotonic). Kills, reaps and restarts it as
+        needed."""
         if self._read_fd < 0:
             return SamplerHealth("dead", 0.0, "the sampler was closed", restarts=self._restarts)
         child = self._child
@@ -170,8 +173,8 @@ class SamplerClient:
         return self._judge(now)
 
     def close(self) -> None:
-        """End the sampler by SIGTERM, then SIGKILL, in about a second. One that hangs in the driver ends when the
-        driver returns."""
+        """End the sampler by SIGTERM, then SIGKILL, in about a second. One that hangs in the driver
+        ends when the driver returns."""
         child, self._child = self._child, None
         self._close_stdin()
         if child is not None and child.poll() is None:
@@ -257,7 +260,8 @@ class SamplerClient:
         self._reason = "the driver does not answer"
         if age > max(GIVE_UP_SECONDS, 2 * SILENT_INTERVALS * self._interval):
             if _is_in_kernel(self._child.pid):
-                # SIGKILL would take effect only when the driver returns, but would end the readings of the host.
+                # SIGKILL would take effect only when the driver returns, but would end the readings
+                # of the host.
                 self._reason = f"the driver does not answer; sampler process {self._child.pid} waits inside it"
             else:
                 with contextlib.suppress(OSError):
@@ -329,7 +333,8 @@ def _gone_within(child: subprocess.Popen[bytes], seconds: float) -> bool:
 
 
 def _is_in_kernel(pid: int) -> bool:
-    """Whether a thread of the process is in uninterruptible sleep (state D of proc(5)), as in a hung driver call."""
+    """Whether a thread of the process is in uninterruptible sleep (state D of proc(5)), as in a
+    hung driver call."""
     for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
         with contextlib.suppress(OSError):
             text = stat.read_bytes()

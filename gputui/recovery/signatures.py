@@ -1,14 +1,13 @@
 """Signatures: the texts by which incidents are recognised, as data.
 
-The texts are those of PyTorch 2 (c10, torch.distributed, torch.utils.data, the caching allocator), NCCL 2, gloo, CUDA's
-error strings and CPython, and how other libraries (Triton, XLA, TensorFlow, CuPy, RMM, ONNX Runtime, Ray, HIP) say that
-memory ran out. Two sorts:
+The texts are those of PyTorch 2 (c10, torch.distributed, torch.utils.data, the caching allocator),
+NCCL 2, gloo, CUDA's error strings and CPython, and how other libraries (Triton, XLA, TensorFlow,
+CuPy, RMM, ONNX Runtime, Ray, HIP) say that memory ran out. Two sorts:
 
 - EXCEPTIONS match an exception that ended a process: its ``Type: message`` from an error file or a traceback.
 - LINES match whole lines of a log, from their start: what native code prints before it takes the process down.
 
-Lines that only give advice are removed before anything is compared.
-"""
+Lines that only give advice are removed before anything is compared."""
 
 from __future__ import annotations
 
@@ -227,9 +226,8 @@ def match_exception(raised: Raised) -> Signature | None:
 def match_chain(chain: Chain) -> tuple[Raised, Signature | None]:
     """The most informative exception of a chain, and its signature, None if it matches none.
 
-    A known cause counts anywhere in the chain, because other exceptions may follow from it. A weak one counts only at
-    the end: programs try an import and continue without it.
-    """
+    A known cause counts anywhere in the chain, because other exceptions may follow from it. A weak
+    one counts only at the end: programs try an import and continue without it."""
     matched = [(raised, match_exception(raised)) for raised in reversed(chain.raised)]
     last, signature = matched[0]
     known = [(raised, found) for raised, found in matched if found is not None and not found.weak]
@@ -249,7 +247,8 @@ def match_chain(chain: Chain) -> tuple[Raised, Signature | None]:
 
 
 def match_lines(text: str) -> list[tuple[Signature, str]]:
-    """Lines of native code that indicate an incident, with their signatures, in the order of the log."""
+    """Lines of native code that indicate an incident, with their signatures, in the order of the
+    log."""
     matches = []
     for line in lines_of(text):
         line = bare(line)
