@@ -7,11 +7,10 @@ classified again.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
@@ -87,16 +86,13 @@ class ExitRecord(Struct, frozen=True):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ExitRecord:
-        """Read ``exit.json``; missing or malformed values are unknown."""
-        kills = data.get("oom_kills")
-        counts = kills.items() if isinstance(kills, Mapping) else ()
-        known: dict[str, Any] = {**data, **{f"oom_kills_{name}": count for name, count in counts}}
-        types, values = get_type_hints(cls), {}
-        for name in cls.__struct_fields__:
-            if name in known:
-                with contextlib.suppress(msgspec.ValidationError):
-                    values[name] = msgspec.convert(known[name], types[name])
-        return cls(**values)
+        """Read ``exit.json``. A malformed record says nothing."""
+        kills = data.get("oom_kills") or {}
+        known = {name: value for name, value in data.items() if value is not None}
+        try:
+            return msgspec.convert({**known, **{f"oom_kills_{name}": count for name, count in kills.items()}}, cls)
+        except (AttributeError, msgspec.ValidationError):
+            return cls()
 
 
 class ErrorFile(Struct, frozen=True):

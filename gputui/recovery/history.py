@@ -38,6 +38,7 @@ def past_decisions(
     since = person_started_at(transitions)
     kinds = {incident.incident_id: incident.kind for incident in incidents}
     series = [attempt for attempt in attempts if attempt.created_at >= since]
+    progressed = {row.number: _reach(row, series, ledger, steps_start_again).made for row in series}
     past = []
     for decision in sorted(decisions, key=lambda row: row.decision_id):
         if decision.at < since:
@@ -55,7 +56,7 @@ def past_decisions(
                 kind=kinds.get(decision.incident_id, "unknown"),
                 rung=decision.rung,
                 verdict="retry" if decision.verdict == "retry" else "stop",
-                progressed=_progressed(series, decision, ledger, steps_start_again),
+                progressed=progressed.get(decision.attempt, False),
                 changed=bool(decision.params),
                 actions=tuple(str(action["action"]) for action in applied),
                 replaced={str(change["parameter"]): change["from"] for change in changes},
@@ -81,15 +82,25 @@ def progress_of(
     if attempt is None:
         return AttemptReach()
     began = attempt.started_at if attempt.started_at is not None else attempt.created_at
-    before = (row for row in attempts if row.number < number and row.created_at >= since)
-    own = (row for row in ledger if row.is_written and row.attempt == number)
-    return AttemptReach(
-        last_step=attempt.last_step,
-        best_step_before=max((row.last_step for row in before if row.last_step is not None), default=None),
-        new_checkpoint=any(row.verdict != "invalid" for row in own),
-        further_checkpoint=steps_start_again and _has_saved_further(attempt, ledger),
+    series = [row for row in attempts if row.created_at >= since]
+    return replace(
+        _reach(attempt, series, ledger, steps_start_again),
         ran_seconds=max(0.0, ended_at - began),
         resumption=resumptions(attempts, lines, ledger).get(number),
+    )
+
+
+def _reach(
+    attempt: Attempt, series: Sequence[Attempt], ledger: Sequence[CheckpointRow], steps_start_again: bool
+) -> AttemptReach:
+    """How far an attempt got, compared with those of the ``series`` before it."""
+    before = (row.last_step for row in series if row.number < attempt.number and row.last_step is not None)
+    own = (row for row in ledger if row.is_written and row.attempt == attempt.number)
+    return AttemptReach(
+        last_step=attempt.last_step,
+        best_step_before=max(before, default=None),
+        new_checkpoint=any(row.verdict != "invalid" for row in own),
+        further_checkpoint=steps_start_again and _has_saved_further(attempt, ledger),
     )
 
 
@@ -120,26 +131,6 @@ def training_began_at(transitions: Sequence[TransitionView]) -> float:
 def queued_by_person(transitions: Sequence[TransitionView]) -> list[TransitionView]:
     """The moves to ``queued`` by a person: only recovery moves a run there from ``recovering``."""
     return [move for move in transitions if move.to_state == RunState.QUEUED and move.from_state != RunState.RECOVERING]
-
-
-def _progressed(
-    attempts: Sequence[Attempt], decision: DecisionView, ledger: Sequence[CheckpointRow], steps_start_again: bool
-) -> bool:
-    """Whether the attempt before a decision got further than those before it."""
-    attempt = next((row for row in attempts if row.number == decision.attempt), None)
-    if attempt is None:
-        return False
-    if attempt.last_step is not None:
-        before = (row.last_step for row in attempts if row.number < attempt.number)
-        is_furthest = all(step is None or step < attempt.last_step for step in before)
-        return is_furthest or (steps_start_again and _has_saved_further(attempt, ledger))
-    # Without steps, a new checkpoint shows progress: the one from which the next attempt began.
-    if decision.resume_from is None:
-        return False
-    row = next((row for row in ledger if row.path == decision.resume_from), None)
-    if row is None:
-        return decision.resume_from != attempt.resumed_from
-    return row.attempt >= attempt.number
 
 
 def _has_saved_further(attempt: Attempt, ledger: Sequence[CheckpointRow]) -> bool:
