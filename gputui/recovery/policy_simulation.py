@@ -1,26 +1,21 @@
-"""A policy as text and as JSON, and its simulation against a recurring incident. Pure; it uses the
-same `decide` as the agent."""
+"""The simulation of a policy against a recurring incident. Pure; it uses the same `decide` as the
+agent."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.core.units import duration
-from gputui.recovery.actions import ACTIONS
 from gputui.recovery.checkpoints.formats import CheckpointInfo
 from gputui.recovery.classify import Incident
 from gputui.recovery.decide import decide
 from gputui.recovery.effects import AppliedAction, MachineContext, Result
 from gputui.recovery.kinds import KINDS
 from gputui.recovery.plans import UNDO, AttemptReach, FailedAttempt, PastDecision, RecoveryPlan
-from gputui.recovery.policies import ENDS_ON, POLICIES, STOP, Policy, PolicyAction, kinds_with_ladders
-from gputui.recovery.watch.silence import EARLY_FACTOR, EVIDENT_SHARE, START_FACTOR
+from gputui.recovery.policies import STOP, Policy, PolicyAction
 from gputui.runs.launchers import FOR_RANKS
 from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, RunSpec, Scalar
 
@@ -39,17 +34,6 @@ EXAMPLE = RunSpec(
     checkpoints=CheckpointSpec("checkpoints", "step_*.pt", ("--resume", "{checkpoint}")),
 )  # fmt: skip
 """A run with all common parameters, to show a policy without a profile."""
-
-SAYS = {
-    "off": "nothing: the run stops with its first incident",
-    "restart-only": "starts again from the newest valid checkpoint and never changes a parameter",
-    "standard": "the same, and changes what makes a run fit: batch size, gradient checkpointing, workers, clipping",
-    "aggressive": "longer ladders; also lowers the learning rate, and starts again after a reboot or an outside stop",
-}
-"""One line per built-in policy."""
-
-
-# --- simulation -------------------------------------------------------------------------------
 
 
 class Situation(Struct, frozen=True):
@@ -190,91 +174,3 @@ def _next(now: Situation, kind: str, reached: AttemptReach, plan: RecoveryPlan, 
         best_step_before=max(steps, default=None),
         gpus=(*left, *plan.effect.replacements),
     )
-
-
-# --- for people -------------------------------------------------------------------------------
-
-
-def action_words(action: PolicyAction) -> str:
-    """``rollback 2``, ``wait 30 s``."""
-    if action.argument is None:
-        return action.name
-    unit = " s" if ACTIONS[action.name].argument == "seconds" else ""
-    return f"{action.name} {action.argument:g}{unit}"
-
-
-def kind_words(kind: str, policy: Policy) -> str:
-    """The ladder for a kind of incident: ``restart → rollback 1 + tighter_clip 2 → stop``."""
-    if kind in KINDS and KINDS[kind].deterministic:
-        return "never retried"
-    rungs = (" + ".join(action_words(each) for each in rung) for rung in policy.ladder(kind))
-    when = " (not before the first step)" if kind in KINDS and KINDS[kind].needs_step else ""
-    return " → ".join(rungs) + when
-
-
-def limit_lines(policy: Policy) -> list[str]:
-    """The policy's limits, one sentence each."""
-    lines, backoff = ["nothing is ever tried again"], policy.backoff
-    if policy.enabled:
-        base, most = duration(backoff.base_seconds), duration(backoff.max_seconds)
-        lines = [
-            f"at most {policy.max_attempts} attempts (max_attempts)",
-            f"at most {policy.max_without_progress} unchanged attempts in a row without progress "
-            "(max_without_progress)",
-            f"before an unchanged restart a wait of {base}, times {backoff.factor:g} after every "
-            f"attempt without progress, at most {most}, less up to {backoff.jitter * 100:g} % "
-            "(backoff)",
-        ]
-    ended = [f"  {kind}: {when}" for kind, when in ENDS_ON.items() if kind in policy.ends_on]
-    if ended:
-        lines += ["ends an attempt that is alive (ends_on) for", *ended]
-    if reported := [kind for kind in ENDS_ON if kind not in policy.ends_on]:
-        lines.append(f"only reports {', '.join(reported)} while an attempt is alive (not in ends_on)")
-    seconds = policy.hang_after_seconds
-    early, start = duration(seconds * EARLY_FACTOR), duration(seconds * START_FACTOR)
-    return [
-        *lines,
-        f"calls no silence of less than {duration(seconds)} a hang, {early} in the first steps and "
-        f"{start} before them, in any history (hang_after); {duration(seconds * EVIDENT_SHARE)} "
-        "will do where a rank is stopped or all wait for each other",
-    ]
-
-
-def policy_json(policy: Policy) -> dict[str, Any]:
-    """The policy as JSON. ``ladders`` has every kind that may be retried, and ``default``."""
-    is_on = policy.enabled
-    return {
-        "name": policy.name,
-        "description": SAYS.get(policy.name),
-        "enabled": is_on,
-        "max_attempts": policy.max_attempts if is_on else 1,
-        "max_without_progress": policy.max_without_progress if is_on else None,
-        "backoff": msgspec.to_builtins(policy.backoff) if is_on else None,
-        "ends_on": sorted(policy.ends_on),
-        "watches": [{"kind": kind, "when": when, "ends": kind in policy.ends_on} for kind, when in ENDS_ON.items()],
-        "hang_after_seconds": policy.hang_after_seconds,
-        "notifies": policy.notify is not None,
-        "ladders": {
-            kind: [
-                [{"action": action.name, "argument": action.argument} for action in rung]
-                for rung in policy.ladder(kind)
-            ]
-            for kind in kinds_with_ladders()
-        },
-        "never_retried": [name for name, kind in KINDS.items() if kind.deterministic],
-        "not_before_first_step": [name for name, kind in KINDS.items() if kind.needs_step],
-    }
-
-
-def own_name(policy: Policy) -> str:
-    """The policy's name, marked if the profile changes the built-in policy."""
-    is_built_in = POLICIES.get(policy.name) == policy
-    return policy.name if is_built_in else f"{policy.name}, changed"
-
-
-def actions_in(policy: Policy) -> list[PolicyAction]:
-    """The distinct actions of the ladders but ``stop``, in the order of the documentation."""
-    rungs = (rung for ladder in policy.ladders.values() for rung in ladder)
-    found = {action for rung in rungs for action in rung if action.name != "stop"}
-    order = list(ACTIONS)
-    return sorted(found, key=lambda each: (order.index(each.name), each.argument or 0.0))

@@ -25,7 +25,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
     if ctx.invoked_subcommand is not None:
         return
     from gputui.recovery.policies import POLICIES
-    from gputui.recovery.policy_simulation import SAYS, policy_json
+    from gputui.recovery.policy_words import SAYS, policy_json
 
     if as_json:
         print_json([policy_json(policy) for policy in POLICIES.values()])
@@ -48,7 +48,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
 @click.pass_obj
 def show(session: Session, what: str, as_json: bool) -> None:
     """Ladders and limits of a policy; of a profile or a run also what each action would do to its parameters."""
-    from gputui.recovery import policies, policy_simulation
+    from gputui.recovery import policies, policy_words
     from gputui.ui.cli import policy_subjects
 
     subject = policy_subjects.find(session, what)
@@ -57,7 +57,7 @@ def show(session: Session, what: str, as_json: bool) -> None:
     effects = [] if subject.is_example else policy_subjects.effects(subject)
     if as_json:
         shape: dict[str, Any] = {
-            **policy_simulation.policy_json(policy),
+            **policy_words.policy_json(policy),
             "profile": subject.profile,
             "run": subject.run,
         }
@@ -68,19 +68,19 @@ def show(session: Session, what: str, as_json: bool) -> None:
             ]
         print_json(shape)
         return
-    say(f"policy {policy_simulation.own_name(policy)}" + ("" if subject.is_example else f", of {subject.named}"))
-    for sentence in policy_simulation.limit_lines(policy):
+    say(f"policy {policy_words.own_name(policy)}" + ("" if subject.is_example else f", of {subject.named}"))
+    for sentence in policy_words.limit_lines(policy):
         say(f"  {sentence}")
     if policy.enabled:
         say("")
-        rows = [(kind, policy_simulation.kind_words(kind, policy)) for kind in policies.kinds_with_ladders()]
+        rows = [(kind, policy_words.kind_words(kind, policy)) for kind in policies.kinds_with_ladders()]
         print_table(("INCIDENT", "WHAT IS TRIED"), rows)
         say("")
-        say("never retried: " + ", ".join(policy_simulation.policy_json(policy)["never_retried"]))
+        say("never retried: " + ", ".join(policy_words.policy_json(policy)["never_retried"]))
     if effects:
         say("")
         say(f"what the actions would do with the parameters of {spec.name}")
-        table = [(policy_simulation.action_words(action), *_effect(result)) for action, result in effects]
+        table = [(policy_words.action_words(action), *_effect(result)) for action, result in effects]
         print_table(("ACTION", "", ""), table)
 
 
@@ -106,7 +106,7 @@ def try_(
     as_json: bool,
 ) -> None:
     """What would happen if a run met the same trouble again and again: attempt by attempt, and nothing is done."""
-    from gputui.recovery import policy_simulation
+    from gputui.recovery import policy_simulation, policy_words
     from gputui.recovery.kinds import KINDS
     from gputui.ui.cli import policy_subjects
 
@@ -142,7 +142,7 @@ def try_(
             }
         )
         return
-    say(f"{kind} ({KINDS[kind].title}) again and again in {subject.named}, policy {policy_simulation.own_name(chosen)}")
+    say(f"{kind} ({KINDS[kind].title}) again and again in {subject.named}, policy {policy_words.own_name(chosen)}")
     for sentence in assumed:
         say(f"assumed: {sentence}")
     ladder = chosen.ladder(kind)

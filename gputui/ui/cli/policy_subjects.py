@@ -16,7 +16,8 @@ from gputui.profiles.loading import find as find_profile
 from gputui.recovery import policy_simulation
 from gputui.recovery.effects import Result
 from gputui.recovery.policies import POLICIES, Policy, PolicyAction, PolicyError, policy_from
-from gputui.recovery.policy_simulation import Situation, actions_in
+from gputui.recovery.policy_simulation import Situation
+from gputui.recovery.policy_words import actions_in
 from gputui.runs.spec import RunSpec, Scalar, SpecError, spec_of
 from gputui.store.database import StoreError, open_reader
 from gputui.store.runs import RunLookupError, find_run
