@@ -17,8 +17,9 @@ from gputui.core.text import clean
 from gputui.core.units import bytes_text
 from gputui.machine.child import signal_name
 from gputui.recovery.evidence import Evidence
-from gputui.recovery.findings import Finding, gather, last_message, reports_of
+from gputui.recovery.findings import gather, reports_of
 from gputui.recovery.kinds import KINDS, SHARED_OOM, Tier
+from gputui.recovery.process_ends import Finding, last_message
 from gputui.recovery.signatures import without_advice
 from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.launchers.reports import LauncherReport

@@ -7,7 +7,6 @@ PyTorch and torchrun), after the header and its frames. A line that merely quote
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import PurePath
 from typing import NamedTuple
@@ -273,70 +272,3 @@ def _frames(lines: Iterable[_Line]) -> tuple[str | None, tuple[str, ...]]:
 
 def _joined(lines: Iterable[str]) -> str:
     return "".join(f"{line}\n" for line in lines)
-
-
-# --- wrappers ---------------------------------------------------------------------------------
-
-_TYPES = frozenset({"ChildFailedError", "CalledProcessError", "ProcessExitedException", "ProcessRaisedException"})
-_COMMAND_ENDED = re.compile(
-    r"Command (?P<command>.*) (?:returned non-zero exit status (?P<code>\d+)"
-    r"|died with (?:<Signals\.\w+: (?P<signal>\d+)>|unknown signal (?P<unknown>\d+)))\.",
-    re.DOTALL,
-)
-_MAKE = re.compile(
-    r"^make(?:\[\d+\])?: \*\*\* \[.*\] "
-    r"(?:Error (?P<code>\d+)|(?P<signal>[A-Z][\w ]*?)(?: \(core dumped\))?)$"
-)
-# DeepSpeed's launcher always names the command that it started last, which is no rank's.
-_DEEPSPEED = re.compile(r"\] exits with return code = (?P<code>-?\d+)$")
-# GNU make and shells name a signal as strsignal(3) does.
-_SIGNALS = {signal.strsignal(number.value): number.value for number in signal.Signals}
-_LINE = re.compile(
-    r"^(?:make(?:\[\d+\])?: (?:\*\*\* \[|Leaving directory|Entering directory)"
-    r"|\S+: line \d+: +\d+ "
-    r"(?:Killed|Terminated|Aborted|Segmentation fault|Bus error|Illegal instruction)\b"
-    r"|(?:\w+\.)*(?:ChildFailedError|CalledProcessError|ProcessExitedException): )"
-)
-
-
-def is_wrapper(chain: Chain) -> bool:
-    """Whether an exception only reports the end of a child process. In a rank it counts."""
-    return not chain.ranked and chain.raised[-1].type.rsplit(".", 1)[-1] in _TYPES
-
-
-def is_wrapper_line(line: str) -> bool:
-    """Whether a line only reports the end of a child process."""
-    return _LINE.match(line) is not None
-
-
-def wrapped_code(text: str) -> int | None:
-    """The exit code of the innermost process that a wrapper reports; negative for a signal."""
-    for line in lines_of(text):
-        if (match := _MAKE.match(line)) is not None:
-            if match["code"] is not None:
-                return shell_code(int(match["code"]))
-            if match["signal"] in _SIGNALS:
-                return -_SIGNALS[match["signal"]]
-        elif (match := _DEEPSPEED.search(line)) is not None:
-            return shell_code(int(match["code"]))
-        elif is_wrapper_line(line) and (match := _COMMAND_ENDED.search(line)) is not None:
-            number = match["signal"] or match["unknown"]
-            return -int(number) if number else shell_code(int(match["code"]))
-    return None
-
-
-def without_commands(text: str) -> str:
-    """The message with a command line replaced by the program's name."""
-    match = _COMMAND_ENDED.search(text)
-    if match is None:
-        return text
-    words = re.findall(r"[^\s\[\]',\"]+", match["command"])
-    name = PurePath(words[0]).name if words else "command"
-    number = match["signal"] or match["unknown"]
-    how = f"ended by signal {number}" if number else f"ended with code {match['code']}"
-    return f"{text[: match.start()]}{name} {how}{text[match.end() :]}"
-
-
-def shell_code(code: int) -> int:
-    """The exit code behind a shell's, which is 128 + N if signal N killed its last command."""
-    return 128 - code if 128 < code < 128 + signal.NSIG else code

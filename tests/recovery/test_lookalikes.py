@@ -6,8 +6,8 @@ from pathlib import Path
 
 from gputui.recovery.classify import classify, outcome
 from gputui.recovery.evidence import Evidence, ExitRecord, ObservedCause, collect
-from gputui.recovery.findings import printed_at_end
-from gputui.recovery.tracebacks import without_commands, wrapped_code
+from gputui.recovery.process_ends import printed_at_end
+from gputui.recovery.wrappers import without_commands, wrapped_code
 from tests.recovery.attempts import PEER_LOST, lay_out, process_ended, rank_failed, report, traceback
 from tests.tables import table
 

@@ -27,11 +27,12 @@ from gputui.recovery.checkpoints.ledger import candidates
 from gputui.recovery.classify import outcome
 from gputui.recovery.decide import decide
 from gputui.recovery.effects import MachineContext
-from gputui.recovery.findings import printed_at_end, reports_of
+from gputui.recovery.findings import reports_of
 from gputui.recovery.history import past_decisions, progress_of, without_unsound_steps
 from gputui.recovery.kinds import KINDS, SHARED_OOM
 from gputui.recovery.plans import FailedAttempt, RecoveryPlan
 from gputui.recovery.policies import NoticeTarget
+from gputui.recovery.process_ends import printed_at_end
 from gputui.runs import notices, repository
 from gputui.runs.command import checkpoint_directory
 from gputui.runs.identity import is_of_another_user

@@ -1,0 +1,187 @@
+"""The end of one process of an attempt: its best explanation, from its exit code, its error file and
+what it printed. Pure."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from gputui.core.text import clean
+from gputui.machine.child import signal_name
+from gputui.recovery.evidence import ErrorFile, Evidence, ExitRecord
+from gputui.recovery.kinds import Tier
+from gputui.recovery.signatures import match_chain, match_exception, match_lines, terminate_message
+from gputui.recovery.stacks import fatal_where
+from gputui.recovery.tracebacks import Chain, Raised, last_chain, parse_message
+from gputui.recovery.wrappers import is_wrapper, is_wrapper_line, without_commands
+from gputui.runs.logs import lines_of
+
+# Lines of other threads and libraries that may follow the exception that ended a process.
+TRAILING_LINES = 20
+# Without an error file, torchrun dates a death when it notices it, in whole seconds.
+NOTICED_LATE_SECONDS = 2.0
+REMARK_CHARACTERS = 160
+# Earlier native messages belong to errors that the process survived.
+LAST_LINES = 200
+CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP})
+USAGE_EXIT = 2
+
+_ANNOUNCED = re.compile(r"^\S+: \S")
+# How argparse and click reject arguments; the launcher may print more lines after it.
+_REFUSED = re.compile(r"^(?:\S+: error|Error): \S")
+_IGNORED = re.compile(r"(?m)^Exception ignored (?:in|while)\b.*\n(?:Traceback .*\n(?:\s.*\n)*.*\n?)?")
+# Exceptions that only report a failed communication or worker; a native message may have the cause.
+_EXPLAINED_BY_LINES = frozenset({"nccl_error", "nccl_timeout", "peer_lost", "dataloader_killed"})
+
+
+class Finding(Struct, frozen=True):
+    """A possible explanation of an end, from one process or from the agent's observations.
+
+    Attributes:
+        text: the message; where: the location in the user's code.
+        at: seconds, comparable among the findings of one attempt; None is unknown.
+        specific: recognised by a signature or an exit status, not merely an exception.
+        detail: the detail in parentheses of a summary.
+        gpu: the UUID of the faulty GPU; contained: that GPU remains usable.
+    """
+
+    kind: str
+    rank: int | None
+    tier: Tier
+    text: str
+    at: float | None = None
+    where: str | None = None
+    specific: bool = True
+    detail: str | None = None
+    gpu: str | None = None
+    contained: bool = False
+
+
+class EndedProcess(Struct, frozen=True):
+    """A process whose end is to be explained. ``code`` is negative for a signal and None if
+    unknown."""
+
+    rank: int | None
+    code: int | None
+    at: float | None = None
+    ended_by_launcher: bool = False
+    error: ErrorFile | None = None
+    traceback: str | None = None
+    stderr: str = ""
+    stdout: str = ""
+
+
+def explain_end(process: EndedProcess, evidence: Evidence) -> list[Finding]:
+    """The best explanation of one process's end; empty if there is none."""
+    code, rank, at, record = process.code, process.rank, process.at, evidence.exit
+    if code == 0:
+        return []
+    is_own_end = code is not None and not process.ended_by_launcher
+    name = signal_name(-code) if code is not None and code < 0 else ""
+    if code is not None and code < 0 and is_own_end and -code not in CRASHES:
+        if record is not None and record.stop_requested:
+            return []
+        is_oom = -code == signal.SIGKILL and record is not None and record.oom_killed
+        kind = "host_oom" if is_oom else "killed"
+        detail = "killed by the kernel's OOM killer" if is_oom else name
+        at = None if at is None else at - NOTICED_LATE_SECONDS
+        return [Finding(kind, rank, Tier.CAUSE, f"ended by {name}", at, detail=detail)]
+    candidates = list(_candidates(process, record))
+    if candidates:
+        return [min(candidates, key=lambda finding: (finding.tier, not finding.specific))]
+    if code is None or not is_own_end:
+        return []
+    if code < 0:
+        where = fatal_where(process.stderr)
+        detail = f"{name}, {where}" if where else name
+        return [Finding("segfault", rank, Tier.CAUSE, f"ended by {name}", at, where, detail=detail)]
+    message = last_message(evidence, rank)
+    if code == USAGE_EXIT and evidence.last_step is None:
+        lines = lines_of(process.stderr)[-LAST_LINES:]
+        message = next((line for line in reversed(lines) if _REFUSED.match(line)), message)
+        text, is_known = message or "code 2", bool(message)
+        return [Finding("config_error", rank, Tier.CAUSE, text, at, None, is_known, message)]
+    text, said = f"ended with code {code}", f"code {code}{f': {message}' if message else ''}"
+    return [Finding("nonzero_exit", rank, Tier.CAUSE, text, at, None, False, said)]
+
+
+def _candidates(process: EndedProcess, record: ExitRecord | None) -> Iterator[Finding]:
+    """Possible explanations of an end; among equals the first is the best."""
+    chain = _chain(process)
+    of_chain = None if chain is None else _of_chain(chain, process, record)
+    crashed = process.code is not None and -process.code in CRASHES
+    if of_chain is None or crashed or of_chain.kind in _EXPLAINED_BY_LINES:
+        for text in (process.stderr, process.stdout):
+            for found, line in match_lines("\n".join(lines_of(text)[-LAST_LINES:])):
+                yield Finding(found.kind, process.rank, found.rank, line, process.at, detail=line)
+    if of_chain is not None:
+        yield of_chain
+    thrown = terminate_message(process.stderr) if crashed else None
+    known = None if thrown is None else match_exception(thrown)
+    if thrown is not None and known is not None:
+        detail = headline(thrown)
+        yield Finding(known.kind, process.rank, known.rank, thrown.text, process.at, detail=detail)
+
+
+def _chain(process: EndedProcess) -> Chain | None:
+    """The exception that ended a process, if there is one."""
+    if process.error is not None:
+        return parse_message(process.error.message, process.error.callstack)
+    if process.traceback is not None and (reported := last_chain(process.traceback)) is not None:
+        return reported
+    chain = last_chain(process.stderr, is_wrapper)
+    if chain is None or chain.ranked:
+        return chain
+    if process.code is None or process.ended_by_launcher:
+        # The process did not end by itself, so the exception was caught.
+        return None
+    allowed = TRAILING_LINES if process.code in (1, -signal.SIGABRT) else 3
+    return chain if chain.trailing <= allowed else None
+
+
+def _of_chain(chain: Chain, process: EndedProcess, record: ExitRecord | None) -> Finding:
+    raised, found = match_chain(chain)
+    at = process.error.at if process.at is None and process.error else process.at
+    detail = ", ".join(part for part in (headline(raised), raised.where) if part)
+    kind, tier = ("user_exception", Tier.CAUSE) if found is None else (found.kind, found.rank)
+    if kind == "dataloader_killed" and "signal: Killed" in raised.message and record is not None and record.oom_killed:
+        kind = "host_oom"
+    is_specific = kind not in ("user_exception", "bad_sample")
+    return Finding(kind, process.rank, tier, raised.text, at, raised.where, is_specific, detail)
+
+
+def headline(raised: Raised) -> str:
+    """An exception in one line; that of a data loader worker itself instead of its report."""
+    lines = [line for line in without_commands(raised.text).splitlines() if line.strip()]
+    if any(line.startswith("Original Traceback") for line in lines):
+        return lines[-1].strip()
+    return lines[0].strip() if lines else raised.type
+
+
+def last_message(evidence: Evidence, rank: int | None) -> str | None:
+    """The last message on standard error of a rank, else of another one."""
+    own = [tail for tail in evidence.tails if tail.rank == rank and tail.stream in ("stderr", "output")]
+    others = [tail for tail in evidence.tails if tail.rank not in (rank, None) and tail.stream == "stderr"]
+    for tail in (*own, *others):
+        lines = [each for each in lines_of(tail.text) if each.strip() and not is_wrapper_line(each)]
+        announced = [line for line in lines[-5:] if _ANNOUNCED.match(line)]
+        if announced or (lines and tail in own):
+            return announced[-1] if announced else lines[-1]
+    return None
+
+
+def printed_at_end(evidence: Evidence) -> list[str]:
+    """Exceptions that processes printed last although they ended with code 0, such as `rank 0
+    printed KeyError: 'x'`. What Python prints for a destructor that fails at exit does not
+    count."""
+    remarks = []
+    for tail in evidence.tails:
+        chain = last_chain(_IGNORED.sub("", tail.text), is_wrapper)
+        if chain is not None and chain.trailing == 0:
+            raised, _ = match_chain(chain)
+            who = "it" if tail.rank is None else f"rank {tail.rank}"
+            remarks.append(f"{who} printed at its end {clean(headline(raised)[:REMARK_CHARACTERS])}")
+    return remarks
