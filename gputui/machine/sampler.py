@@ -31,20 +31,17 @@ from types import FrameType
 
 from gputui.core.config import own_python
 from gputui.machine.gpu_model import (
-    Cadence,
     FreshProcessNeededError,
     Inventory,
     Message,
-    ReadBackoff,
-    Schedule,
     Source,
     WireCommand,
-    bounded_interval,
     decode_command,
     encode,
     say,
 )
 from gputui.machine.host_sample import HostSampler
+from gputui.machine.schedule import Cadence, ReadBackoff, Schedule, bounded_interval
 
 EXIT_USAGE = 2
 EXIT_INTERNAL = 70

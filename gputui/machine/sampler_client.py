@@ -18,17 +18,8 @@ from msgspec.structs import replace
 
 from gputui.core.config import PRIVATE_FILE_MODE, own_python
 from gputui.machine.child import signal_name
-from gputui.machine.gpu_model import (
-    LOG_PREFIX,
-    FastTick,
-    Message,
-    Occupant,
-    ReadBackoff,
-    WireCommand,
-    bounded_interval,
-    decode,
-    encode_command,
-)
+from gputui.machine.gpu_model import LOG_PREFIX, FastTick, Message, Occupant, WireCommand, decode, encode_command
+from gputui.machine.schedule import ReadBackoff, bounded_interval
 
 HealthState = Literal["starting", "ok", "silent", "restarting", "dead"]
 

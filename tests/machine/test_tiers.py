@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gputui.machine.gpu_model import LINK_ROUND_SECONDS, Cadence, ReadBackoff, Schedule
+from gputui.machine.schedule import LINK_ROUND_SECONDS, Cadence, ReadBackoff, Schedule
 
 
 def test_a_late_tick_does_not_move_the_grid() -> None:

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import groupby
 
-from gputui.machine.gpu_model import SLOW_SECONDS
+from gputui.machine.schedule import SLOW_SECONDS
 from gputui.store import samples
 from gputui.store.attempts import energy_between
 from gputui.store.rollups import DAY, GPU_KEPT, HOST_KEPT, HOUR, MEMORY_TEMPERATURE, MINUTE, Gathered, Kept, names
