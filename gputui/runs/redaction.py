@@ -7,7 +7,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gputui.core.redaction import BY_LOOK, REDACTED, Redactor, redact_argv, redact_params, secrets_in
+from gputui.core.redaction import BY_LOOK, Redactor, redact_argv, redact_params, secrets_in
+from gputui.core.secret_patterns import REDACTED
 from gputui.runs.code_version import without_diff
 from gputui.runs.command import Launch
 from gputui.runs.spec import RunSpec, Scalar

@@ -14,7 +14,7 @@ from gputui.agent.housekeeping import note_predecessor
 from gputui.agent.log_sizes import LOOK_SECONDS, LogBounds, Quota, rotate, trim
 from gputui.agent.startup import HidingFormatter
 from gputui.core.config import Workspace
-from gputui.core.redaction import REDACTED
+from gputui.core.secret_patterns import REDACTED
 from gputui.metrics.formats import Reading
 from gputui.metrics.ingest import MetricsIngest
 from gputui.runs.identity import boot_id

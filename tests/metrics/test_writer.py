@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gputui.core.redaction import BY_LOOK, REDACTED, Redactor
+from gputui.core.redaction import BY_LOOK, Redactor
+from gputui.core.secret_patterns import REDACTED
 from gputui.metrics.batch import EVENTS_WITH_METRICS, MAX_REJECTED
 from gputui.metrics.ingest import MetricsIngest, StepOrder
 from gputui.metrics.reduction import MetricLine

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from gputui.core.redaction import (
-    REDACTED,
     Redactor,
     redact,
     redact_argv,
@@ -14,6 +13,7 @@ from gputui.core.redaction import (
     redact_text,
     secrets_in,
 )
+from gputui.core.secret_patterns import REDACTED
 from gputui.runs.command import Launch
 from gputui.runs.redaction import redact_launch, redact_spec, restore, secrets_of
 from gputui.runs.spec import RunSpec

@@ -13,7 +13,8 @@ from gputui.agent.commands.request import CommandRequest, RefusedError, Result, 
 from gputui.agent.lifecycle.checkpoint_survey import attempts_to_resume, search_now, write_ledger
 from gputui.agent.lifecycle.run_files import attempt_dir, attempt_numbers, open_metrics
 from gputui.core.config import PRIVATE_DIR_MODE
-from gputui.core.redaction import REDACTED, redact_params, redact_text
+from gputui.core.redaction import redact_params, redact_text
+from gputui.core.secret_patterns import REDACTED
 from gputui.core.text import clean
 from gputui.core.units import bytes_text
 from gputui.recovery.checkpoints.choices import CheckpointChoice, NotUsableError, for_person, passed_over

@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gputui.core.redaction import REDACTED, Redactor, is_secret_parameter, is_secret_variable, redact_named
+from gputui.core.redaction import Redactor, redact_named
+from gputui.core.secret_patterns import REDACTED, is_secret_parameter, is_secret_variable
 
 _URL = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*://)[^\s\"']+", re.IGNORECASE)
 _ADDRESS_NAMES = ("webhook", "url")

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from gputui.agent.lifecycle.execution import examine
 from gputui.agent.lifecycle.live_attempt import PostmortemTask
-from gputui.core.redaction import REDACTED, Redactor
+from gputui.core.redaction import Redactor
+from gputui.core.secret_patterns import REDACTED
 from gputui.store.attempts import Attempt
 
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from gputui.agent.lifecycle.run_files import open_metrics, redactor_of
 from gputui.core.config import Workspace
-from gputui.core.redaction import REDACTED
+from gputui.core.secret_patterns import REDACTED
 from gputui.metrics.ingest import MetricsIngest
 from gputui.runs.spec import MetricsSpec, RunSpec
 from gputui.runs.submission import SPEC_FILE, write_spec

@@ -9,7 +9,8 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.core.redaction import REDACTED, redact_params
+from gputui.core.redaction import redact_params
+from gputui.core.secret_patterns import REDACTED
 from gputui.core.text import clean
 from gputui.runs.command import format_value
 from gputui.runs.spec import Scalar
