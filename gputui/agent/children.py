@@ -6,12 +6,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from gputui.core.config import PRIVATE_DIR_MODE, PRIVATE_FILE_MODE, own_python
+from gputui.core.config import PRIVATE_DIR_MODE, PRIVATE_FILE_MODE
 from gputui.machine.child import signal_name
 from gputui.reports.export.follower import WRITE_SECONDS
 from gputui.runs.identity import Holder, holder, is_alive, send_signal
@@ -123,18 +124,16 @@ class Child:
             self.adopted = found
             return
         self.log.parent.mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
-        python, needed = own_python()
         report, its_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
             with os.fdopen(os.open(self.log, flags, PRIVATE_FILE_MODE), "wb") as log:
                 self.process = subprocess.Popen(
-                    [python, "-m", self.module, *self.arguments, "--tell", str(its_end)],
+                    [sys.executable, "-m", self.module, *self.arguments, "--tell", str(its_end)],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
                     start_new_session=True,
-                    env=os.environ | needed,
                     cwd="/",
                     pass_fds=(its_end,),
                 )

@@ -34,16 +34,6 @@ def file_identity(path: Path) -> tuple[int, int, int] | None:
     return status.st_ino, status.st_mtime_ns, status.st_size
 
 
-def own_python() -> tuple[str, dict[str, str]]:
-    """The interpreter of this installation, and what a child that it starts with gputui's modules
-    needs in its environment. Where its file was removed under this living process, that is the
-    program that this process runs, which the kernel keeps, with the paths that it has."""
-    if Path(sys.executable).exists():
-        return sys.executable, {}
-    paths = os.pathsep.join(path for path in sys.path if path)
-    return f"/proc/{os.getpid()}/exe", {"PYTHONPATH": paths, "PYTHONHOME": sys.base_prefix}
-
-
 def is_network_file_system(kind: str | None) -> bool:
     """Whether a file system, by its name in /proc/self/mountinfo, may be shared with other
     machines; what is not known counts as local, but for FUSE."""

@@ -29,7 +29,6 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-from gputui.core.config import own_python
 from gputui.machine.gpu_model import (
     FreshProcessNeededError,
     Inventory,
@@ -274,16 +273,15 @@ def start_successor(agent: int, words: list[str], began_at: float, should_end: C
         time.sleep(0.01)
     time.sleep(max(0.0, began_at + _SUCCESSOR_SECONDS - time.monotonic()))
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    python, needed = own_python()
     environment = {name: value for name, value in os.environ.items() if name != "MALLOC_ARENA_MAX"}
     for delay in itertools.chain(_AGAIN_SECONDS, itertools.repeat(_AGAIN_SECONDS[-1])):
         try:
             successor = subprocess.Popen(
-                [python, *words],
+                [sys.executable, *words],
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr,
                 stderr=sys.stderr,
-                env={**environment, **needed},
+                env=environment,
                 cwd="/",
                 start_new_session=True,
             )

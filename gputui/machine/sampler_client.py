@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.core.config import PRIVATE_FILE_MODE, own_python
+from gputui.core.config import PRIVATE_FILE_MODE
 from gputui.machine.child import signal_name
 from gputui.machine.gpu_model import LOG_PREFIX, FastTick, Message, Occupant, WireCommand, decode, encode_command
 from gputui.machine.schedule import ReadBackoff, bounded_interval
@@ -53,7 +54,7 @@ class SamplerCommand(Struct, frozen=True):
 
     def argv(self, epoch: float) -> list[str]:
         """The command line. ``epoch`` is the start of the session in UTC unix seconds."""
-        argv = [self.python or own_python()[0], "-P", "-m", "gputui.machine.sampler", "--source", self.source]
+        argv = [self.python or sys.executable, "-P", "-m", "gputui.machine.sampler", "--source", self.source]
         argv += ["--interval", str(self.interval_seconds), "--state-dir", str(self.state_dir.absolute())]
         argv += ["--epoch", str(epoch)]
         if self.scenario is not None:
@@ -190,7 +191,7 @@ class SamplerClient:
         self._sending = b""
         command = replace(self._command, interval_seconds=self._interval)
         # A single malloc arena, not one per thread, saves some MB.
-        environment = {**os.environ, "MALLOC_ARENA_MAX": "1", **own_python()[1]}
+        environment = {**os.environ, "MALLOC_ARENA_MAX": "1"}
         try:
             self._child = self._started(command.argv(self._epoch), environment)
         except OSError as error:

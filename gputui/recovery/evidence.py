@@ -140,8 +140,8 @@ class Evidence(Struct, frozen=True):
     runs that used its GPU shortly before the end.
     """
 
-    exit: ExitRecord | None
-    launcher: str
+    exit: ExitRecord | None = None
+    launcher: str = FOR_RANKS.name
     started_at: float | None = None
     ended_at: float | None = None
     last_step: int | None = None
@@ -162,17 +162,8 @@ class Evidence(Struct, frozen=True):
         return msgspec.convert(data, cls)
 
 
-def collect(
-    attempt_dir: Path,
-    *,
-    exit: ExitRecord | None,  # noqa: A002 - the field's name
-    ended_at: float | None,
-    launcher: str = FOR_RANKS.name,
-    observed: Sequence[ObservedCause] = (),
-    shared_with: Sequence[str] = (),
-    **known: Any,
-) -> Evidence:
-    """Collect the evidence in an attempt's folder; ``known`` are other fields of `Evidence`.
+def collect(attempt_dir: Path, **known: Any) -> Evidence:
+    """Collect the evidence in an attempt's folder; ``known`` are the other fields of `Evidence`.
 
     At most the last TAIL_BYTES and TAIL_LINES of each log are kept. Missing, damaged or unreadable
     files do not affect the rest.
@@ -192,17 +183,7 @@ def collect(
             errors.append(read_error_file(path, rank))
         except (OSError, ValueError) as error:
             problems.append(f"{path.relative_to(attempt_dir)}: {error}")
-    return Evidence(
-        exit,
-        launcher,
-        ended_at=ended_at,
-        observed=tuple(observed),
-        errors=tuple(errors),
-        tails=tuple(tails),
-        problems=tuple(problems),
-        shared_with=tuple(shared_with),
-        **known,
-    )
+    return Evidence(errors=tuple(errors), tails=tuple(tails), problems=tuple(problems), **known)
 
 
 def _last_lines(text: str) -> str:
