@@ -10,8 +10,9 @@ import msgspec
 from msgspec import Struct
 
 from gputui.recovery.actions import ELSEWHERE, NO_CHECKPOINTS
+from gputui.recovery.checkpoints.attempt_spans import WORKED_SECONDS
 from gputui.recovery.checkpoints.formats import CheckpointInfo
-from gputui.recovery.checkpoints.ledger import WORKED_SECONDS, rolled_back
+from gputui.recovery.checkpoints.ledger import rolled_back
 from gputui.recovery.classify import Incident
 from gputui.recovery.effects import NO_EFFECT, AppliedAction, Effect, MachineContext, Result, SkippedAction
 from gputui.recovery.policies import Policy

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from gputui.core.config import PRIVATE_DIR_MODE, open_regular
 from gputui.recovery.checkpoints.files import measured
 from gputui.recovery.checkpoints.formats import validate
-from gputui.recovery.checkpoints.ledger import newest_first
+from gputui.recovery.checkpoints.resumable import newest_first
 from gputui.runs.checkpoint_names import explicit_step
 from gputui.store import checkpoints
 from gputui.store.checkpoints import CheckpointRow

@@ -29,8 +29,9 @@ from gputui.agent.lifecycle import checkpoint_survey
 from gputui.agent.lifecycle.waiting import readiness
 from gputui.core.config import Workspace, locate
 from gputui.recovery.checkpoints import ledger
+from gputui.recovery.checkpoints.attempt_spans import WORKED_SECONDS
 from gputui.recovery.checkpoints.choices import CheckpointChoice, choose, for_person
-from gputui.recovery.checkpoints.ledger import EXTERNAL_INCIDENTS, NUMERIC_INCIDENTS, WORKED_SECONDS
+from gputui.recovery.checkpoints.ledger import EXTERNAL_INCIDENTS, NUMERIC_INCIDENTS
 from gputui.recovery.checkpoints.search import CheckpointSearch, surveyed, trouble_of
 from gputui.runs import repository
 from gputui.runs.command import Launch

@@ -7,11 +7,13 @@ from pathlib import Path, PurePath
 
 from msgspec.structs import replace
 
-from gputui.recovery.checkpoints import ledger
+from gputui.recovery.checkpoints import ledger, resumable
+from gputui.recovery.checkpoints.attempt_spans import AttemptSpan
 from gputui.recovery.checkpoints.choices import CheckpointChoice, choose
 from gputui.recovery.checkpoints.files import FoundCheckpoint
 from gputui.recovery.checkpoints.formats import CheckpointInfo
-from gputui.recovery.checkpoints.ledger import AttemptSpan, Rows, UnsoundLoss
+from gputui.recovery.checkpoints.ledger import UnsoundLoss
+from gputui.recovery.checkpoints.resumable import Rows
 from gputui.recovery.checkpoints.scans import FolderScan, after_scan
 from gputui.store.checkpoints import CheckpointRow, Neighbour
 from tests.ledgers import ledger_row
@@ -47,11 +49,11 @@ def looked(
 
 
 def usable(rows: Sequence[CheckpointRow], attempts: Sequence[AttemptSpan]) -> list[str]:
-    return [row.name for row in ledger.candidates(rows, attempts)]
+    return [row.name for row in resumable.candidates(rows, attempts)]
 
 
 def whys(rows: Sequence[CheckpointRow], attempts: Sequence[AttemptSpan]) -> dict[str, str]:
-    return {row.name: why for row, why in ledger.refused(rows, attempts)}
+    return {row.name: why for row, why in resumable.refused(rows, attempts)}
 
 
 ONE = [span(1, last=90)]
@@ -146,7 +148,7 @@ def test_what_is_written_over_a_place_that_a_person_named_is_not_the_attempts() 
     assert usable(rows, both) == ["x.pt"]
     rows = looked(rows, theirs._replace(content="y", stamp="y"), attempts=both, writer=2)
     assert usable(rows, both) == []
-    assert ledger.lost_choice(rows, both) is not None
+    assert resumable.lost_choice(rows, both) is not None
 
 
 def test_slots_that_are_rotated_keep_what_is_known_of_each() -> None:

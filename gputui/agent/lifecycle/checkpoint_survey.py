@@ -24,7 +24,9 @@ from gputui.agent.lifecycle.live_attempt import LiveAttempt
 from gputui.agent.lifecycle.run_files import attempt_dir
 from gputui.core.config import Workspace, read_regular
 from gputui.recovery.checkpoints import ledger
-from gputui.recovery.checkpoints.ledger import NUMERIC_INCIDENTS, Rows, attempt_spans
+from gputui.recovery.checkpoints.attempt_spans import attempt_spans
+from gputui.recovery.checkpoints.ledger import NUMERIC_INCIDENTS
+from gputui.recovery.checkpoints.resumable import Rows
 from gputui.recovery.checkpoints.search import CheckpointSearch, surveyed
 from gputui.recovery.history import training_began_at
 from gputui.runs.agent_process import read_identity

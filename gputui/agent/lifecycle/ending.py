@@ -23,7 +23,7 @@ from gputui.core import units
 from gputui.core.config import Workspace
 from gputui.core.redaction import redact_text
 from gputui.core.text import clean
-from gputui.recovery.checkpoints.ledger import candidates
+from gputui.recovery.checkpoints.resumable import candidates
 from gputui.recovery.classify import outcome
 from gputui.recovery.decide import decide
 from gputui.recovery.effects import MachineContext

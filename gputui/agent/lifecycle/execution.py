@@ -30,7 +30,8 @@ from gputui.agent.lifecycle.live_attempt import (
 from gputui.agent.lifecycle.run_files import ResolvedRun, attempt_dir, read_record
 from gputui.metrics.ingest import IngestReport
 from gputui.recovery.checkpoints.choices import CheckpointChoice, choose
-from gputui.recovery.checkpoints.ledger import NUMERIC_INCIDENTS, attempt_ended, candidates
+from gputui.recovery.checkpoints.ledger import NUMERIC_INCIDENTS, attempt_ended
+from gputui.recovery.checkpoints.resumable import candidates
 from gputui.recovery.checkpoints.search import CheckpointSearch, trouble_of, unmatched
 from gputui.recovery.classify import Incident, classify, outcome
 from gputui.recovery.evidence import Evidence, ExitRecord, ObservedCause, collect

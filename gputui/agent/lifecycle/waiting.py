@@ -24,8 +24,8 @@ from gputui.agent.lifecycle.checkpoint_survey import claim, search_now, write_le
 from gputui.agent.lifecycle.ending import give_up
 from gputui.core import units
 from gputui.recovery.checkpoints.choices import CheckpointChoice, choose, is_unchanged
-from gputui.recovery.checkpoints.ledger import Rows, newest_first
 from gputui.recovery.checkpoints.removal import prune
+from gputui.recovery.checkpoints.resumable import Rows, newest_first
 from gputui.recovery.checkpoints.search import CheckpointSearch, surveyed
 from gputui.recovery.effects import Precondition
 from gputui.runs import repository

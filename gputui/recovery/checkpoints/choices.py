@@ -13,10 +13,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.core.units import count
-from gputui.recovery.checkpoints import ledger
+from gputui.recovery.checkpoints import ledger, resumable
+from gputui.recovery.checkpoints.attempt_spans import Spans
 from gputui.recovery.checkpoints.files import content_of, identified, measured
 from gputui.recovery.checkpoints.formats import CheckpointInfo, validate
-from gputui.recovery.checkpoints.ledger import AnyRows, Rows, Spans
+from gputui.recovery.checkpoints.resumable import AnyRows, Rows
 from gputui.recovery.checkpoints.search import CheckpointSearch, surveyed
 from gputui.runs.checkpoint_names import step_in_name
 from gputui.store.checkpoints import CheckpointRow, Verdict
@@ -144,7 +145,7 @@ def choose(
     """
     found = _Validated({(row.path, row.seen): row for row in rows})
     failed_starts = 0
-    for row in ledger.candidates(rows, attempts):
+    for row in resumable.candidates(rows, attempts):
         if row.failed_starts > failed_starts and found.usable:
             break
         if row.content in found.contents:
@@ -157,14 +158,14 @@ def choose(
     choice = CheckpointChoice(rows, usable, _refused(rows, attempts, usable, found.damaged))
     if usable:
         return choice
-    unreadable, lost = found.unreadable, found.lost or ledger.lost_choice(rows, attempts)
+    unreadable, lost = found.unreadable, found.lost or resumable.lost_choice(rows, attempts)
     if unreadable is None and found.missing and folder is not None:
         unreadable = _without_content(folder, found.missing)
     is_lost = unreadable is None and lost is not None
     if unreadable is None and lost is not None:
         another = "gputui resume --from PATH chooses another"
         unreadable = f"{lost[0].name}, which a person chose, {lost[1]}: {another}"
-    doubted = ledger.newest_uncertain(rows, attempts)
+    doubted = resumable.newest_uncertain(rows, attempts)
     doubt = None if doubted is None else f"{doubted.name} {doubted.why}"
     return replace(choice, unreadable=unreadable, doubted=doubt, is_lost=is_lost)
 
@@ -215,12 +216,12 @@ def _refused(
     taken = {str(info.path) for info in usable}
     reasons = {str(info.path): info.why for info in damaged}
     best = usable[0].seen if usable else 0
-    for row, why in ledger.refused(rows, attempts):
+    for row, why in resumable.refused(rows, attempts):
         if row.seen > best:
             reasons.setdefault(row.path, why)
     return tuple(
         CheckpointInfo(Path(row.path), row.step, False, reasons[row.path], row.size_bytes, row.seen)
-        for row in ledger.newest_first(rows)
+        for row in resumable.newest_first(rows)
         if row.path in reasons.keys() - taken
     )
 

@@ -12,17 +12,10 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gputui.recovery.checkpoints.attempt_spans import Spans
 from gputui.recovery.checkpoints.files import FoundCheckpoint, is_part_of
-from gputui.recovery.checkpoints.ledger import (
-    LINE_CLOCK_SECONDS,
-    AnyRows,
-    CheckpointCourse,
-    Rows,
-    Spans,
-    UnsoundLoss,
-    new_row,
-    newest_first,
-)
+from gputui.recovery.checkpoints.ledger import LINE_CLOCK_SECONDS, UnsoundLoss, new_row
+from gputui.recovery.checkpoints.resumable import AnyRows, CheckpointCourse, Rows, newest_first
 from gputui.runs.checkpoint_names import explicit_step, step_in_name
 from gputui.store.checkpoints import CheckpointRow
 from gputui.store.metrics.step_times import StepTimes

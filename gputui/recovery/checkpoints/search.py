@@ -14,7 +14,8 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.recovery.checkpoints import ledger
+from gputui.recovery.checkpoints import ledger, resumable
+from gputui.recovery.checkpoints.attempt_spans import AttemptSpan, Spans
 from gputui.recovery.checkpoints.files import (
     SAVED_SUFFIXES,
     files_of,
@@ -23,7 +24,8 @@ from gputui.recovery.checkpoints.files import (
     list_checkpoints,
     measured,
 )
-from gputui.recovery.checkpoints.ledger import AttemptSpan, Rows, Spans, UnsoundLoss
+from gputui.recovery.checkpoints.ledger import UnsoundLoss
+from gputui.recovery.checkpoints.resumable import Rows
 from gputui.recovery.checkpoints.scans import CheckpointSteps, FolderScan, after_scan
 from gputui.runs.checkpoint_names import explicit_step
 from gputui.store.checkpoints import CheckpointRow, Neighbour
@@ -126,7 +128,7 @@ def trouble_of(search: CheckpointSearch, rows: Rows, number: int, step: int | No
 def _last_save_judged(rows: Rows, ended: AttemptSpan, attempts: Spans, steps: CheckpointSteps) -> Rows:
     """The ledger with the last save of an attempt that has ended judged: its end may have cut it
     short. Whatever was saved before was left behind by a training that went on."""
-    own = [row for row in ledger.newest_first(rows) if row.is_written and row.attempt == ended.number]
+    own = [row for row in resumable.newest_first(rows) if row.is_written and row.attempt == ended.number]
     if not own:
         return rows
     last = {row.path for row in own if row.seen == own[0].seen or row.is_same_save_as(own[0])}
@@ -169,7 +171,7 @@ def _lacking_file(row: CheckpointRow, rows: Rows, ended: AttemptSpan, attempts: 
     only in numbers."""
     alike = {span.number for span in attempts if span.gpu_count == ended.gpu_count}
     saves: dict[str, Counter[str]] = {}
-    for each in ledger.newest_first(rows):
+    for each in resumable.newest_first(rows):
         if not each.is_written or each.attempt not in alike or each.verdict == "cut":
             continue
         name = each.name_of_save if each.ranks else each.path

@@ -34,7 +34,8 @@ MAX_ALERTS = 8
 @click.pass_obj
 def command(session: Session, run: str | None, evidence: bool) -> None:
     """What happened to a run (the newest, if none is named), why each decision was taken, and its state now."""
-    from gputui.recovery.checkpoints.ledger import checkpoints_sentence, spans_of
+    from gputui.recovery.checkpoints.attempt_spans import spans_of
+    from gputui.recovery.checkpoints.resumable import checkpoints_sentence
 
     with closing(session.reader()) as connection:
         view = session.find_run(connection, run)

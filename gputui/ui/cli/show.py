@@ -37,7 +37,8 @@ from gputui.ui.tui.layout.run_words import placement_words, tag_words
 @click.pass_obj
 def command(session: Session, run: str | None, with_diff: bool, against: str | None, as_json: bool) -> None:
     """One run (the newest, if none is named): parameters, attempts, how each ended, what failures cost."""
-    from gputui.recovery.checkpoints.ledger import candidates, checkpoints_shape, refused, spans_of
+    from gputui.recovery.checkpoints.attempt_spans import spans_of
+    from gputui.recovery.checkpoints.resumable import candidates, checkpoints_shape, refused
     from gputui.recovery.costs import by_incident, in_words, total
     from gputui.recovery.costs import costs as costs_of
     from gputui.recovery.history import resumptions

@@ -26,7 +26,7 @@ from gputui.agent.lifecycle.live_attempt import PostmortemTask
 from gputui.agent.lifecycle.waiting import may_start
 from gputui.core.config import Workspace, locate
 from gputui.core.redaction import Redactor
-from gputui.recovery.checkpoints import ledger
+from gputui.recovery.checkpoints import ledger, resumable
 from gputui.recovery.checkpoints.choices import for_person
 from gputui.recovery.checkpoints.removal import prune
 from gputui.recovery.checkpoints.search import CheckpointSearch, surveyed
@@ -142,7 +142,7 @@ class Bench:
 
     def usable(self) -> list[str]:
         search = self.search()
-        return [row.name for row in ledger.candidates(search.rows, search.attempts)]
+        return [row.name for row in resumable.candidates(search.rows, search.attempts)]
 
     def rows(self) -> dict[str, CheckpointRow]:
         return {row.name: row for row in checkpoints.of_run(self.connection, "a-1")}

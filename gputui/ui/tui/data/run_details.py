@@ -128,11 +128,11 @@ class RunCheckpoints:
 
     def note_ledger(self, connection: sqlite3.Connection, run: Run, attempts: Sequence[Attempt]) -> None:
         """Read the ledger of the run's checkpoints. Raises sqlite3.Error."""
-        from gputui.recovery.checkpoints import ledger  # its checks of files would slow the start
+        from gputui.recovery.checkpoints import attempt_spans, resumable  # its checks of files would slow the start
 
         rows = checkpoints.of_run(connection, run.run_id)
-        known = ledger.spans_of(run, attempts, time.time())
-        refused = {row.path: why for row, why in ledger.refused(rows, known)}
+        known = attempt_spans.spans_of(run, attempts, time.time())
+        refused = {row.path: why for row, why in resumable.refused(rows, known)}
         facts = {
             row.path: LedgerFact(row.step, row.attempt if row.is_written else None, refused.get(row.path, ""), row.seen)
             for row in rows

@@ -1,0 +1,160 @@
+"""Which checkpoints may be resumed from. Pure.
+
+A course is the chain of attempts linked by the checkpoints that they resumed from; an attempt
+without one begins a new course. Candidates are entries of the newest attempt's course that are not
+struck off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from gputui.core.text import clean
+from gputui.core.units import count
+from gputui.recovery.checkpoints.attempt_spans import Spans
+from gputui.runs.checkpoint_names import explicit_step, is_step_named, step_words
+from gputui.store.checkpoints import CheckpointRow
+from gputui.store.json_shapes import iso
+
+MOST_SHOWN = 5
+
+Rows = tuple[CheckpointRow, ...]
+AnyRows = Sequence[CheckpointRow]
+
+
+class CheckpointCourse(Struct, frozen=True):
+    """The course of the newest attempt.
+
+    Attributes:
+        first_attempt: the attempt that began it without a checkpoint; 0 if none did.
+        worked: the attempts that made a step or wrote a checkpoint.
+        parts: a file that is cut or struck off, by attempt and name of its save.
+    """
+
+    first_attempt: int
+    worked: frozenset[int]
+    parts: Mapping[tuple[int, str], CheckpointRow]
+
+    @classmethod
+    def of(cls, rows: AnyRows, attempts: Spans) -> CheckpointCourse:
+        begun = (span.number for span in reversed(attempts) if span.resumed_from is None)
+        worked = {row.attempt for row in rows if row.is_written}
+        worked |= {span.number for span in attempts if span.has_worked}
+        bad = (row for row in rows if row.verdict in ("cut", "struck") and row.ranks)
+        parts = {(row.attempt, row.name_of_save): row for row in bad}
+        return cls(next(begun, 0), frozenset(worked), parts)
+
+    def exclusion_reason(self, row: CheckpointRow) -> str | None:
+        """Why a checkpoint is no candidate, to complete "the checkpoint …"; None if it is one."""
+        is_out = row.verdict in ("cut", "struck", "left")
+        if is_out or row.origin in ("foreign", "contested"):
+            return row.why
+        part = self.parts.get((row.attempt, row.name_of_save)) if row.is_written else None
+        if part is not None and part.path != row.path:
+            return f"belongs to {part.name}, which {part.why}"
+        return self.departure_reason(row)
+
+    def departure_reason(self, row: CheckpointRow) -> str | None:
+        """Why a checkpoint belongs to another course, as `exclusion_reason` puts it, or None."""
+        if row.attempt < self.first_attempt:
+            began = f"attempt {self.first_attempt} began from the start"
+            return f"is of the training that was left when {began}"
+        if row.left_by is not None and row.left_by in self.worked:
+            return f"was left when attempt {row.left_by} went on from an earlier one"
+        return None
+
+
+def newest_first(rows: AnyRows) -> list[CheckpointRow]:
+    """The rows of what is there, of copies the one that tells its step first."""
+    there = (row for row in rows if row.gone_at is None)
+    return sorted(there, key=lambda row: (-row.seen, explicit_step(row.name) is None, row.path))
+
+
+def candidates_by_age(rows: AnyRows, attempts: Spans) -> list[CheckpointRow]:
+    """The files that may be resumed from, the one seen last first."""
+    course = CheckpointCourse.of(rows, attempts)
+    return [row for row in newest_first(rows) if course.exclusion_reason(row) is None]
+
+
+def candidates(rows: AnyRows, attempts: Spans) -> list[CheckpointRow]:
+    """The checkpoints that may be resumed from, best first: the newest ones, then doubtful ones,
+    which still lose less than a start from scratch. Of the files that the ranks wrote in one save,
+    the last one."""
+    one_per_save: dict[tuple[int, int, str], CheckpointRow] = {}
+    for row in candidates_by_age(rows, attempts):
+        save = (0, row.name_of_save) if row.ranks else (row.seen, row.path)
+        one_per_save.setdefault((row.attempt, *save), row)
+    return sorted(one_per_save.values(), key=lambda row: row.failed_starts)
+
+
+def refused(rows: AnyRows, attempts: Spans) -> list[tuple[CheckpointRow, str]]:
+    """The checkpoints that are passed over and why, newest first, with doubtful and cut ones."""
+    course = CheckpointCourse.of(rows, attempts)
+    found = []
+    for row in newest_first(rows):
+        weak = row.why if row.verdict in ("doubtful", "invalid") else None
+        if (why := course.exclusion_reason(row) or weak) is not None:
+            found.append((row, why))
+    return found
+
+
+def newest_uncertain(rows: AnyRows, attempts: Spans) -> CheckpointRow | None:
+    """The newest contested or cut checkpoint that would otherwise be a candidate, or None."""
+    course = CheckpointCourse.of(rows, attempts)
+    own = (row for row in newest_first(rows) if course.departure_reason(row) is None)
+    open_rows = (row for row in own if row.verdict not in ("struck", "left"))
+    return next((row for row in open_rows if row.verdict == "cut" or row.origin == "contested"), None)
+
+
+def lost_choice(rows: AnyRows, attempts: Spans) -> tuple[CheckpointRow, str] | None:
+    """The checkpoint that a person chose for this course if it is gone or could not be loaded, and
+    why it is lost. A start from scratch instead would overwrite earlier ones without consent."""
+    course = CheckpointCourse.of(rows, attempts)
+    path = attempts[-1].resumed_from if attempts else None
+    there = {row.path: row.content for row in rows if row.gone_at is None}
+    named = (row for row in rows if row.origin == "named")
+    for row in sorted(named, key=lambda row: row.seen, reverse=True):
+        if row.verdict == "struck" and row.path == path:
+            return row, row.why
+        if course.exclusion_reason(row) is None and row.content not in there.values():
+            return row, "was written over" if row.path in there else "is gone"
+    return None
+
+
+def checkpoints_sentence(rows: AnyRows, attempts: Spans) -> str:
+    """Text on what could be resumed from, and what is passed over. ``rows`` are not empty."""
+    usable = candidates(rows, attempts)
+    text = "Checkpoints: none of this training can be resumed from."
+    if usable:
+        newest = usable[0]
+        words = "" if newest.step is None else step_words(newest.name, newest.step) + ", "
+        place = f"{newest.name} ({words}attempt {newest.attempt})"
+        text = f"Checkpoints: {count(len(usable))} of this training, the newest {place}."
+    others = [f"{row.name} {why}" for row, why in refused(rows, attempts)]
+    if len(others) > MOST_SHOWN:
+        others[MOST_SHOWN:] = [f"and {count(len(others) - MOST_SHOWN)} more"]
+    return clean(f"{text} Passed over: {'; '.join(others)}." if others else text)
+
+
+def checkpoints_shape(rows: AnyRows, attempts: Spans) -> list[dict[str, Any]]:
+    """One item per checkpoint for ``gputui show --json``, newest first; ``refused`` is why it would
+    not be resumed from, or null."""
+    reasons = {row.path: why for row, why in refused(rows, attempts)}
+    return [
+        {
+            "path": row.path,
+            "step": row.step,
+            "step_is_estimated": row.step is not None and not is_step_named(row.name),
+            "attempt": row.attempt if row.is_written else None,
+            "origin": row.origin,
+            "size_bytes": row.size_bytes,
+            "seen_at": iso(row.seen_at),
+            "modified_at": iso(row.modified_at),
+            "verdict": row.verdict,
+            "refused": reasons.get(row.path),
+        }
+        for row in newest_first(rows)
+    ]
