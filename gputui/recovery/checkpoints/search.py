@@ -26,7 +26,8 @@ from gputui.recovery.checkpoints.files import (
 )
 from gputui.recovery.checkpoints.ledger import UnsoundLoss
 from gputui.recovery.checkpoints.resumable import Rows
-from gputui.recovery.checkpoints.scans import CheckpointSteps, FolderScan, after_scan
+from gputui.recovery.checkpoints.scans import FolderScan, after_scan
+from gputui.recovery.checkpoints.steps import CheckpointSteps
 from gputui.runs.checkpoint_names import explicit_step
 from gputui.store.checkpoints import CheckpointRow, Neighbour
 from gputui.store.database import open_reader
