@@ -136,12 +136,6 @@ def reaches_out(held: Sequence[Socket], own: Iterable[Socket]) -> bool:
     return False
 
 
-def is_connected(pid: int) -> bool:
-    """Whether a process has a socket with any peer; True also if unknown."""
-    held = sockets_of(pid, read_sockets())
-    return held is None or any(map(_is_connected, held))
-
-
 _ESTABLISHED = "01"
 # How an IPv4 address begins in the form of IPv6.
 _MAPPED = "0000000000000000FFFF0000"
