@@ -16,8 +16,8 @@ from gputui.agent.janitor import Janitor
 from gputui.agent.recording.recorder import Message, Recorder
 from gputui.agent.recording.sample_rollups import renew_days
 from gputui.core.config import Workspace, locate
-from gputui.machine.schedule import SLOW_SECONDS
 from gputui.machine.gpu_model import FastTick, GpuFacts, Inventory, SlowTick
+from gputui.machine.schedule import SLOW_SECONDS
 from gputui.store.database import open_writer
 from gputui.store.hardware import gpu_history
 from gputui.store.rollups import GPU_KEPT, names
