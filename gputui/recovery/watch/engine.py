@@ -1,7 +1,5 @@
-"""The engine: observations to alerts, with durations, hysteresis and cool-down.
-
-Pure; time is passed in, and the states are values that can be stored.
-"""
+"""The engine: observations to alerts, with durations, hysteresis and cool-down. Pure; time is passed
+in."""
 
 from __future__ import annotations
 

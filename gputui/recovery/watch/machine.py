@@ -1,7 +1,4 @@
-"""What the rules see of GPUs and of the host, second by second.
-
-Pure. A watch is a value that can be stored for the next agent.
-"""
+"""What the rules see of GPUs and of the host, second by second. Pure."""
 
 from __future__ import annotations
 
