@@ -20,7 +20,7 @@ from gputui.core.redaction import Redactor, secrets_in
 from gputui.core.text import clean
 from gputui.core.units import duration
 from gputui.recovery.policies import NoticeTarget
-from gputui.recovery.watch.engine import Delivery
+from gputui.recovery.watch.overrides import Delivery
 from gputui.recovery.watch.rules import SEVERITIES
 from gputui.runs import notices
 from gputui.runs.notices import Owed, Way

@@ -2,7 +2,7 @@
 
 Both have the same keys: a rule's id with ``off``, or with a mapping of its thresholds, ``for``, ``clear_after``,
 ``cooldown``, ``hysteresis`` and ``severity``. Only the machine's file configures the delivery of alerts; only a profile
-has the schedule of a learning rate. `gputui.recovery.watch.engine.overrides_from` reads a valid one.
+has the schedule of a learning rate. `gputui.recovery.watch.overrides.overrides_from` reads a valid one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, create_model
 
 from gputui.core.yaml_forms.forms import UNBOUNDED, Model, NotEmpty, NotifyForm, expected, problem, within
 from gputui.recovery.watch.course import Shape
-from gputui.recovery.watch.engine import parse_seconds
+from gputui.recovery.watch.overrides import parse_seconds
 from gputui.recovery.watch.rules import RULES, Rule, Severity
 
 OF_MACHINE = "machine"

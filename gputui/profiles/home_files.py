@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gputui.recovery.watch.engine import Overrides, overrides_from
+from gputui.recovery.watch.overrides import Overrides, overrides_from
 from gputui.store.agent import Retention
 
 

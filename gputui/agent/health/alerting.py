@@ -21,17 +21,9 @@ from gputui.core import units
 from gputui.core.config import file_identity
 from gputui.core.text import clean
 from gputui.recovery.watch.course import OLD_SECONDS, RateSchedule
-from gputui.recovery.watch.engine import (
-    AlertChange,
-    Delivery,
-    Engine,
-    Key,
-    Overrides,
-    of_profile,
-    sentence,
-    with_overrides,
-)
+from gputui.recovery.watch.engine import AlertChange, Engine, Key, sentence
 from gputui.recovery.watch.machine import GpuMoment, GpuWatch, HostWatch
+from gputui.recovery.watch.overrides import Delivery, Overrides, of_profile, with_overrides
 from gputui.recovery.watch.rules import RULES, Observation, RuleSet, SubjectKind
 from gputui.runs.repository import transaction
 from gputui.runs.spec import spec_of

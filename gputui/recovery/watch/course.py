@@ -1,10 +1,9 @@
 """The course of an attempt's metrics, and what the rules see of it.
 
-Pure. The loss of a step is noisy: the best of
-many values is only the luckiest one. A slowly falling loss would never beat it, and on a plateau
-luck alone finds a new best now and then. So a loss has improved if both of these hold: its mean
-over half the patience is lower than any before, and the regression line over twice the patience
-falls significantly.
+Pure. The loss of a step is noisy: the best of many values is only the luckiest one. A slowly
+falling loss would never beat it, and on a plateau luck alone finds a new best now and then. So a
+loss has improved if both of these hold: its mean over half the patience is lower than any before,
+and the regression line over twice the patience falls significantly.
 """
 
 from __future__ import annotations

@@ -13,13 +13,13 @@ from gputui.core import units
 from gputui.core.yaml_forms.problems import ProfileError, shown_path
 from gputui.profiles.home_files import load_alerts
 from gputui.recovery.policies import NoticeTarget
-from gputui.recovery.watch import engine
+from gputui.recovery.watch import engine, overrides
 from gputui.recovery.watch.rules import RULES, Rule
 from gputui.ui.cli.context import EXIT_REFUSED, EXIT_RUN_FAILED, EXIT_USAGE, Session, fail, print_json, print_table, say
 from gputui.ui.cli.launch_spec import load_profile, refuse
 
 
-def machine_overrides(session: Session) -> engine.Overrides:
+def machine_overrides(session: Session) -> overrides.Overrides:
     """The overrides in alerts.yaml; ends the command with one line per problem."""
     try:
         return load_alerts(session.workspace.alerts)
@@ -29,10 +29,10 @@ def machine_overrides(session: Session) -> engine.Overrides:
 
 def show_rules(session: Session, profile: str | None, as_json: bool) -> None:
     path = session.workspace.alerts
-    machine = engine.with_overrides(RULES, machine_overrides(session).rules, path.name)
+    machine = overrides.with_overrides(RULES, machine_overrides(session).rules, path.name)
     if profile is not None:
-        machine = engine.with_overrides(
-            machine, engine.of_profile(load_profile(session, profile).form.alerts).rules, "profile"
+        machine = overrides.with_overrides(
+            machine, overrides.of_profile(load_profile(session, profile).form.alerts).rules, "profile"
         )
     if as_json:
         print_json([rule_shape(rule) for rule in machine.values()])
@@ -44,7 +44,7 @@ def show_rules(session: Session, profile: str | None, as_json: bool) -> None:
             rule.severity if rule.enabled else "off",
             units.duration(rule.for_seconds) if rule.for_seconds else "at once",
             engine.thresholds(rule) or "when it is reported",
-            engine.changed_by(rule),
+            overrides.changed_by(rule),
         )
         for rule in machine.values()
     ]
@@ -65,7 +65,7 @@ def rule_shape(rule: Rule) -> dict[str, Any]:
                 "value": rule.limits[threshold.name],
                 "unit": threshold.unit,
                 "meaning": threshold.help,
-                "source": rule.sources.get(threshold.name, engine.STANDARD),
+                "source": rule.sources.get(threshold.name, overrides.STANDARD),
             }
             for threshold in rule.thresholds
         ],

@@ -110,7 +110,7 @@ def acknowledge(session: Session, ids: tuple[int, ...], everything: bool, as_jso
 @click.pass_obj
 def silence(session: Session, what: str, how_long: str, as_json: bool) -> None:
     """Silence notifications for a while: of an alert's rule for its subject, or of a rule. Recording continues."""
-    from gputui.recovery.watch.engine import parse_seconds
+    from gputui.recovery.watch.overrides import parse_seconds
 
     seconds = 0.0 if how_long == "0" else parse_seconds(how_long)
     if seconds is None:

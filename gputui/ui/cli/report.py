@@ -157,7 +157,7 @@ def _lost(connection: sqlite3.Connection, run: Run) -> Lost | None:
 def _expected(connection: sqlite3.Connection, run: Run) -> ExpectedRate:
     """The expected learning rate: reported by the script, else by the schedule of the profile."""
     from gputui.recovery.watch.course import expected_rate
-    from gputui.recovery.watch.engine import of_profile
+    from gputui.recovery.watch.overrides import of_profile
     from gputui.runs.spec import spec_of
     from gputui.store.attempts import read_attempts
 

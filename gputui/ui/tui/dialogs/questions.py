@@ -7,7 +7,7 @@ from typing import ClassVar, NamedTuple
 from gputui.core.text import clean
 from gputui.core.units import duration
 from gputui.metrics.draw.parts import Line
-from gputui.recovery.watch.engine import parse_seconds
+from gputui.recovery.watch.overrides import parse_seconds
 from gputui.recovery.watch.rules import RULES
 from gputui.store.alerts import AlertView
 from gputui.ui.tui.dialogs.typed_time import EXAMPLES, TypedTimeError, parse_moment
