@@ -40,19 +40,20 @@ def gather(evidence: Evidence, reports: Sequence[LauncherReport]) -> list[Findin
     for report in reports:
         own = {rank for rank in ranks if named.get(rank, reports[-1]) is report}
         for process in _rank_processes(evidence, report, own, is_last=report is reports[-1]):
-            of_ranks += explain_end(process, evidence)
+            if (found := explain_end(process, evidence)) is not None:
+                of_ranks.append(found)
     findings += of_ranks
     if only_relays:
         for report in reports:
             findings += _explain_launcher(evidence, report)
     else:
         # Launchers without a report: the first rank that the shim saw killed by a signal.
-        killed: list[Finding] = []
-        if record is not None and not any(report.root for report in reports):
-            for rank in record.killed_ranks[:1]:
-                killed = explain_end(EndedProcess(rank.rank, -rank.signal), evidence)
-        findings += killed
-        findings += _explain_command(evidence, reports[-1], of_ranks, with_ranks=bool(killed))
+        killed: Finding | None = None
+        if record is not None and record.killed_ranks and not any(report.root for report in reports):
+            first = record.killed_ranks[0]
+            killed = explain_end(EndedProcess(first.rank, -first.signal), evidence)
+        of_command = _explain_command(evidence, reports[-1], of_ranks, with_ranks=killed is not None)
+        findings += [each for each in (killed, of_command) if each is not None]
     findings = _consequences_marked(findings, evidence, is_signalled=got_signal is not None)
     if not any(finding.tier is Tier.CAUSE for finding in findings):
         for report in reports:
@@ -154,9 +155,10 @@ def _rank_processes(
 
 def _explain_command(
     evidence: Evidence, report: LauncherReport, of_ranks: Sequence[Finding], *, with_ranks: bool
-) -> list[Finding]:
-    """Findings about the command itself, which may be the ranks' launcher. ``with_ranks``: signals
-    killed ranks, and a process that starts ranks often kills itself along with them."""
+) -> Finding | None:
+    """The finding about the command itself, which may be the ranks' launcher; None if those of its
+    ranks explain its end. ``with_ranks``: signals killed ranks, and a process that starts ranks
+    often kills itself along with them."""
     unranked_output, _ = by_rank(report.rest)
     code, record = None, evidence.exit
     if record is not None:
@@ -172,19 +174,17 @@ def _explain_command(
         error=next((error for error in evidence.errors if error.rank is None), None),
         stderr=unranked_output if report.root is None else "",
     )
-    texts, kinds = {each.text for each in of_ranks}, {each.kind for each in of_ranks}
-    found = [each for each in explain_end(process, evidence) if each.text not in texts]
+    found = explain_end(process, evidence)
+    if found is None or any(each.text == found.text for each in of_ranks):
+        return None
     if any(finding.tier is Tier.CAUSE for finding in of_ranks):
-        return [
-            replace(finding, tier=Tier.CONSEQUENCE)
-            for finding in found
-            if finding.specific and finding.kind not in _OUR_DOING
-        ]
+        is_telling = found.specific and found.kind not in _OUR_DOING
+        return replace(found, tier=Tier.CONSEQUENCE) if is_telling else None
+    kinds = {each.kind for each in of_ranks}
     # NCCL's watchdog logs with its rank's prefix, then aborts its process.
     is_watchdog = code == -signal.SIGABRT and bool(kinds & {"nccl_timeout", "nccl_error"})
-    implied = {"segfault"} if is_watchdog else set()
-    implied |= {"nonzero_exit"} if kinds else set()
-    return [finding for finding in found if finding.kind not in implied]
+    is_implied = (found.kind == "segfault" and is_watchdog) or (found.kind == "nonzero_exit" and bool(kinds))
+    return None if is_implied else found
 
 
 def _explain_launcher(evidence: Evidence, report: LauncherReport) -> Iterator[Finding]:

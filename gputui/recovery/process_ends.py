@@ -73,53 +73,73 @@ class EndedProcess(Struct, frozen=True):
     stderr: str = ""
     stdout: str = ""
 
+    @property
+    def has_crashed(self) -> bool:
+        """Whether a signal for a fault of its own ended it."""
+        return self.code is not None and -self.code in CRASHES
 
-def explain_end(process: EndedProcess, evidence: Evidence) -> list[Finding]:
-    """The best explanation of one process's end; empty if there is none."""
-    code, rank, at, record = process.code, process.rank, process.at, evidence.exit
-    if code == 0:
-        return []
-    is_own_end = code is not None and not process.ended_by_launcher
-    name = signal_name(-code) if code is not None and code < 0 else ""
-    if code is not None and code < 0 and is_own_end and -code not in CRASHES:
-        if record is not None and record.stop_requested:
-            return []
-        is_oom = -code == signal.SIGKILL and record is not None and record.oom_killed
-        kind = "host_oom" if is_oom else "killed"
-        detail = "killed by the kernel's OOM killer" if is_oom else name
-        at = None if at is None else at - NOTICED_LATE_SECONDS
-        return [Finding(kind, rank, Tier.CAUSE, f"ended by {name}", at, detail=detail)]
-    candidates = list(_candidates(process, record))
+    @property
+    def is_killed(self) -> bool:
+        """Whether another signal ended it, and not one of its launcher."""
+        has_signal = self.code is not None and self.code < 0
+        return has_signal and not self.has_crashed and not self.ended_by_launcher
+
+
+def explain_end(process: EndedProcess, evidence: Evidence) -> Finding | None:
+    """The best explanation of one process's end; None if there is none."""
+    if process.code == 0:
+        return None
+    if process.is_killed:
+        return _killed(process, evidence.exit)
+    candidates = list(_candidates(process, evidence.exit))
     if candidates:
-        return [min(candidates, key=lambda finding: (finding.tier, not finding.specific))]
-    if code is None or not is_own_end:
-        return []
-    if code < 0:
-        where = fatal_where(process.stderr)
-        detail = f"{name}, {where}" if where else name
-        return [Finding("segfault", rank, Tier.CAUSE, f"ended by {name}", at, where, detail=detail)]
+        return min(candidates, key=lambda finding: (finding.tier, not finding.specific))
+    if process.code is None or process.ended_by_launcher:
+        return None
+    return _crashed(process) if process.code < 0 else _exited(process, evidence)
+
+
+def _killed(process: EndedProcess, record: ExitRecord | None) -> Finding | None:
+    """The finding about a signal; None if a stop was asked for."""
+    if record is not None and record.stop_requested:
+        return None
+    name = signal_name(-(process.code or 0))
+    is_oom = process.code == -signal.SIGKILL and record is not None and record.oom_killed
+    kind, detail = ("host_oom", "killed by the kernel's OOM killer") if is_oom else ("killed", name)
+    at = None if process.at is None else process.at - NOTICED_LATE_SECONDS
+    return Finding(kind, process.rank, Tier.CAUSE, f"ended by {name}", at, detail=detail)
+
+
+def _crashed(process: EndedProcess) -> Finding:
+    name, where = signal_name(-(process.code or 0)), fatal_where(process.stderr)
+    detail = f"{name}, {where}" if where else name
+    return Finding("segfault", process.rank, Tier.CAUSE, f"ended by {name}", process.at, where, detail=detail)
+
+
+def _exited(process: EndedProcess, evidence: Evidence) -> Finding:
+    """The finding about an exit code without an exception."""
+    code, rank, at = process.code, process.rank, process.at
     message = last_message(evidence, rank)
     if code == USAGE_EXIT and evidence.last_step is None:
         lines = lines_of(process.stderr)[-LAST_LINES:]
         message = next((line for line in reversed(lines) if _REFUSED.match(line)), message)
-        text, is_known = message or "code 2", bool(message)
-        return [Finding("config_error", rank, Tier.CAUSE, text, at, None, is_known, message)]
-    text, said = f"ended with code {code}", f"code {code}{f': {message}' if message else ''}"
-    return [Finding("nonzero_exit", rank, Tier.CAUSE, text, at, None, False, said)]
+        is_known = bool(message)
+        return Finding("config_error", rank, Tier.CAUSE, message or "code 2", at, specific=is_known, detail=message)
+    detail = f"code {code}: {message}" if message else f"code {code}"
+    return Finding("nonzero_exit", rank, Tier.CAUSE, f"ended with code {code}", at, specific=False, detail=detail)
 
 
 def _candidates(process: EndedProcess, record: ExitRecord | None) -> Iterator[Finding]:
     """Possible explanations of an end; among equals the first is the best."""
     chain = _chain(process)
     of_chain = None if chain is None else _of_chain(chain, process, record)
-    crashed = process.code is not None and -process.code in CRASHES
-    if of_chain is None or crashed or of_chain.kind in _EXPLAINED_BY_LINES:
+    if of_chain is None or process.has_crashed or of_chain.kind in _EXPLAINED_BY_LINES:
         for text in (process.stderr, process.stdout):
             for found, line in match_lines("\n".join(lines_of(text)[-LAST_LINES:])):
                 yield Finding(found.kind, process.rank, found.rank, line, process.at, detail=line)
     if of_chain is not None:
         yield of_chain
-    thrown = terminate_message(process.stderr) if crashed else None
+    thrown = terminate_message(process.stderr) if process.has_crashed else None
     known = None if thrown is None else match_exception(thrown)
     if thrown is not None and known is not None:
         detail = headline(thrown)
