@@ -1,5 +1,4 @@
-"""The evidence on an attempt's end, collected within bounds and stored as JSON, and the driver's
-reports about its GPUs.
+"""The evidence on an attempt's end, collected within bounds and stored as JSON.
 
 Only `collect` reads files. Pure functions draw conclusions, so that stored evidence can be
 classified again.
@@ -8,14 +7,13 @@ classified again.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from gputui.machine.xid import XidClass, xid_class, xid_text
 from gputui.recovery.tracebacks import plain
 from gputui.runs.foreign_json import read_foreign_json
 from gputui.runs.launchers import FOR_RANKS
@@ -25,11 +23,6 @@ TAIL_BYTES = 256 * 1024
 TAIL_LINES = 4000
 MAX_ERROR_FILE_BYTES = 1024 * 1024
 MAX_ERROR_FILES = 256
-# A kernel error ends its program at once; torchrun then gives the other ranks up to 30 s.
-NEAR_SECONDS = 90.0
-# A broken link or memory may hang a collective; NCCL gives up after 10 min by default, and torchrun
-# takes 30 s more.
-HARDWARE_SECONDS = 900.0
 
 
 class KilledRank(Struct, frozen=True):
@@ -229,74 +222,3 @@ def _number(value: Any) -> float | None:
     except (ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None
-
-
-# --- the driver's reports ---------------------------------------------------------------------
-
-_KINDS = {
-    XidClass.APPLICATION: "illegal_access",
-    XidClass.CONTAINED: "ecc",
-    XidClass.MEMORY: "ecc",
-    XidClass.LINK: "nvlink_error",
-    XidClass.LOST: "gpu_lost",
-}
-
-
-class Sighting(Struct, frozen=True):
-    """One report about a GPU at a time (UTC unix seconds). ``what`` is an event of the driver
-    (``xid``, ``lost``, ``returned``), or a counter that rose: ``ecc`` (by ``code`` uncorrected
-    errors) or ``remap`` (a row could not be remapped)."""
-
-    at: float
-    uuid: str
-    what: Literal["xid", "lost", "returned", "ecc", "remap"]
-    code: int | None = None
-
-
-def observations(
-    sightings: Sequence[Sighting], gpus: Sequence[str], nproc: int, *, ended_at: float
-) -> tuple[ObservedCause, ...]:
-    """Observations that may explain the end of an attempt at ``ended_at``, earliest first, one per
-    GPU and kind. ``gpus`` are its UUIDs in the order of local ranks.
-
-    Not every report is a cause: a run survives many, and others are written because it ended. So
-    each kind of report counts only for as long before the end as its effect may take.
-    """
-    observed: dict[tuple[str, str], ObservedCause] = {}
-    for seen in sorted(sightings, key=lambda event: event.at):
-        if seen.uuid not in gpus:
-            continue
-        if seen.what == "returned":
-            # The GPU was back before the end, so the run survived that.
-            observed.pop((seen.uuid, "lost"), None)
-            continue
-        name = xid_class(seen.code) if seen.what == "xid" else None
-        kind = "gpu_lost" if seen.what == "lost" else "ecc" if name is None else _KINDS.get(name)
-        # A GPU that is gone stays gone until the driver reports its return.
-        is_gone = seen.what == "lost" or name is XidClass.LOST
-        counts_for = NEAR_SECONDS if name is XidClass.APPLICATION else HARDWARE_SECONDS
-        age = ended_at - seen.at
-        if kind is None or (age > counts_for and not is_gone):
-            continue
-        position, errors = gpus.index(seen.uuid), seen.code or 1
-        text = {
-            "xid": xid_text(seen.code or 0),
-            "ecc": f"{errors} uncorrectable ECC error{'s' if errors > 1 else ''} counted",
-            "remap": "a memory row could not be remapped",
-            "lost": "the driver calls it lost",
-        }[seen.what]
-        cause = ObservedCause(
-            kind=kind,
-            at=seen.at,
-            text=f"{text}; GPU {position} of the run, {seen.uuid}",
-            rank=position if nproc == len(gpus) else None,
-            gpu=seen.uuid,
-            contained=name in (XidClass.APPLICATION, XidClass.CONTAINED),
-            ended_run=False,
-            distant=kind != "gpu_lost" and age > NEAR_SECONDS,
-        )
-        key = (seen.uuid, "lost" if seen.what == "lost" else kind)
-        before = observed.get(key)
-        if before is None or (before.contained and not cause.contained):
-            observed[key] = cause
-    return tuple(sorted(observed.values(), key=lambda event: event.at))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from gputui.recovery.classify import Incident, classify, outcome
-from gputui.recovery.evidence import Evidence, ExitRecord, ObservedCause, Sighting, collect, observations
+from gputui.recovery.driver_reports import Sighting, observations
+from gputui.recovery.evidence import Evidence, ExitRecord, ObservedCause, collect
 from tests.recovery.attempts import lay_out, report, traceback
 
 GPUS = ("GPU-a", "GPU-b")

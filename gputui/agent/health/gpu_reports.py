@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from sqlite3 import Connection
 
 from gputui.machine.xid import FALLEN_OFF_THE_BUS, FIRMWARE_SILENT
-from gputui.recovery import evidence
-from gputui.recovery.evidence import ObservedCause, Sighting
+from gputui.recovery import driver_reports
+from gputui.recovery.driver_reports import Sighting
+from gputui.recovery.evidence import ObservedCause
 from gputui.store import samples, series
 from gputui.store.attempts import Attempt
 
@@ -22,7 +23,7 @@ def hardware_evidence(
 ) -> tuple[ObservedCause, ...]:
     """The driver's reports about an attempt's GPUs while it ran."""
     seen = sightings(connection, attempt.gpus, _since(attempt), ended_at)
-    return evidence.observations(seen, attempt.gpus, nproc, ended_at=ended_at)
+    return driver_reports.observations(seen, attempt.gpus, nproc, ended_at=ended_at)
 
 
 def lost_gpu(connection: Connection, attempt: Attempt, until: float, now: float) -> ObservedCause | None:
@@ -32,7 +33,7 @@ def lost_gpu(connection: Connection, attempt: Attempt, until: float, now: float)
         is_loss = report.what == "lost" or report.code in _GONE
         if report.what == "returned" or (report.at <= until and is_loss):
             gone.append(report)
-    found = evidence.observations(gone, attempt.gpus, len(attempt.gpus), ended_at=now)
+    found = driver_reports.observations(gone, attempt.gpus, len(attempt.gpus), ended_at=now)
     return next(iter(found), None)
 
 

@@ -16,7 +16,7 @@ from gputui.agent.health.monitor import HealthMonitor
 from gputui.agent.lifecycle.live_attempt import LiveAttempt
 from gputui.agent.lifecycle.run_files import ResolvedRun
 from gputui.core.redaction import BY_LOOK
-from gputui.recovery.evidence import Sighting
+from gputui.recovery.driver_reports import Sighting
 from gputui.recovery.policies import POLICIES, Policy
 from gputui.runs.executors.process import ExecutorProcess
 from tests.agent.conftest import SPEC

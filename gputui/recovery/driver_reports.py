@@ -1,0 +1,104 @@
+"""The driver's reports about the GPUs of an attempt: which of them may explain its end. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from msgspec import Struct
+
+from gputui.machine.xid import XidClass, xid_class, xid_text
+from gputui.recovery.evidence import ObservedCause
+
+# A kernel error ends its program at once; torchrun then gives the other ranks up to 30 s.
+NEAR_SECONDS = 90.0
+# A broken link or memory may hang a collective; NCCL gives up after 10 min by default, and torchrun
+# takes 30 s more.
+HARDWARE_SECONDS = 900.0
+
+_KINDS = {
+    XidClass.APPLICATION: "illegal_access",
+    XidClass.CONTAINED: "ecc",
+    XidClass.MEMORY: "ecc",
+    XidClass.LINK: "nvlink_error",
+    XidClass.LOST: "gpu_lost",
+}
+
+
+class Sighting(Struct, frozen=True):
+    """One report about a GPU at a time (UTC unix seconds). ``what`` is an event of the driver
+    (``xid``, ``lost``, ``returned``), or a counter that rose: ``ecc`` (by ``code`` uncorrected
+    errors) or ``remap`` (a row could not be remapped)."""
+
+    at: float
+    uuid: str
+    what: Literal["xid", "lost", "returned", "ecc", "remap"]
+    code: int | None = None
+
+    @property
+    def xid_class(self) -> XidClass | None:
+        return xid_class(self.code) if self.what == "xid" else None
+
+    @property
+    def kind(self) -> str | None:
+        """The kind of incident that it may explain; None for none."""
+        if self.what == "lost":
+            return "gpu_lost"
+        return "ecc" if self.xid_class is None else _KINDS.get(self.xid_class)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the GPU stays gone until the driver reports its return."""
+        return self.what == "lost" or self.xid_class is XidClass.LOST
+
+    @property
+    def counts_for_seconds(self) -> float:
+        return NEAR_SECONDS if self.xid_class is XidClass.APPLICATION else HARDWARE_SECONDS
+
+    @property
+    def text(self) -> str:
+        errors = self.code or 1
+        texts = {
+            "xid": xid_text(self.code or 0),
+            "ecc": f"{errors} uncorrectable ECC error{'s' if errors > 1 else ''} counted",
+            "remap": "a memory row could not be remapped",
+        }
+        return texts.get(self.what, "the driver calls it lost")
+
+
+def observations(
+    sightings: Sequence[Sighting], gpus: Sequence[str], nproc: int, *, ended_at: float
+) -> tuple[ObservedCause, ...]:
+    """Observations that may explain the end of an attempt at ``ended_at``, earliest first, one per
+    GPU and kind. ``gpus`` are its UUIDs in the order of local ranks.
+
+    Not every report is a cause: a run survives many, and others are written because it ended. So
+    each kind of report counts only for as long before the end as its effect may take.
+    """
+    observed: dict[tuple[str, str], ObservedCause] = {}
+    for seen in sorted(sightings, key=lambda event: event.at):
+        if seen.uuid not in gpus:
+            continue
+        if seen.what == "returned":
+            # The GPU was back before the end, so the run survived that.
+            observed.pop((seen.uuid, "lost"), None)
+            continue
+        kind, age = seen.kind, ended_at - seen.at
+        if kind is None or (age > seen.counts_for_seconds and not seen.is_gone):
+            continue
+        position = gpus.index(seen.uuid)
+        cause = ObservedCause(
+            kind=kind,
+            at=seen.at,
+            text=f"{seen.text}; GPU {position} of the run, {seen.uuid}",
+            rank=position if nproc == len(gpus) else None,
+            gpu=seen.uuid,
+            contained=seen.xid_class in (XidClass.APPLICATION, XidClass.CONTAINED),
+            ended_run=False,
+            distant=kind != "gpu_lost" and age > NEAR_SECONDS,
+        )
+        key = (seen.uuid, "lost" if seen.what == "lost" else kind)
+        before = observed.get(key)
+        if before is None or (before.contained and not cause.contained):
+            observed[key] = cause
+    return tuple(sorted(observed.values(), key=lambda event: event.at))
