@@ -49,7 +49,6 @@ class ExitRecord(Struct, frozen=True):
     forced: bool = False
     oom_kills_cgroup: int | None = None
     oom_kills_host: int | None = None
-    pid: int | None = None
     disk_free_bytes: int | None = None
     cpu_seconds: float | None = None
     survivors: tuple[int, ...] = ()
