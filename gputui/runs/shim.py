@@ -172,7 +172,6 @@ class Shim:
             "max_rss_bytes": usage.ru_maxrss * 1024,
             "cpu_seconds": usage.ru_utime + usage.ru_stime,
             "disk_free_bytes": self.free_bytes,
-            "pid": self.child or None,
             "killed_ranks": list(self.killed_ranks.values()),
             "oom_kills": self.oom.record(),
         }
