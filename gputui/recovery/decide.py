@@ -118,7 +118,7 @@ class _Decision:
         return reach.has_begun(self.failed.spec) or reach.best_step_before is not None or has_progressed
 
     def _fruitless(self) -> int:
-        """Number of attempts in a row, this one included, without progress or changed parameters."""
+        """Number of attempts in a row, with this one, without progress or changed parameters."""
         without = takewhile(lambda past: not (past.changed or past.progressed), reversed(self.retries))
         return 0 if self.failed.reach.made else 1 + sum(1 for _ in without)
 

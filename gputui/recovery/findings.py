@@ -1,5 +1,5 @@
-"""Findings: all explanations of an attempt's end, of its ranks, its launcher and what the agent saw;
-`classify` selects. Pure."""
+"""All explanations of an attempt's end: of its ranks, its launcher and what the agent saw. `classify`
+selects. Pure."""
 
 from __future__ import annotations
 

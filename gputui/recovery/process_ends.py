@@ -1,5 +1,5 @@
-"""The end of one process of an attempt: its best explanation, from its exit code, its error file and
-what it printed. Pure."""
+"""The best explanation of one process's end, from its exit code, its error file and what it
+printed. Pure."""
 
 from __future__ import annotations
 

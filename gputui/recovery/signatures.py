@@ -4,8 +4,8 @@ The texts are those of PyTorch 2 (c10, torch.distributed, torch.utils.data, the 
 NCCL 2, gloo, CUDA's error strings and CPython, and how other libraries (Triton, XLA, TensorFlow,
 CuPy, RMM, ONNX Runtime, Ray, HIP) say that memory ran out. Two sorts:
 
-- EXCEPTIONS match an exception that ended a process: its ``Type: message`` from an error file or a traceback.
-- LINES match whole lines of a log, from their start: what native code prints before it takes the process down.
+- EXCEPTIONS match an exception that ended a process: its ``Type: message``.
+- LINES match whole lines of a log, from their start: what native code prints before it ends.
 
 Lines that only give advice are removed before anything is compared."""
 

@@ -1,5 +1,4 @@
-"""The engine: observations to alerts, with durations, hysteresis and cool-down. Pure; time is passed
-in."""
+"""From observations to alerts, with durations, hysteresis and cool-down. Pure; time is passed in."""
 
 from __future__ import annotations
 
