@@ -167,28 +167,19 @@ def build_launch(
     if checkpoint is not None and not values["checkpoint_step"] and any("{checkpoint_step}" in t for t in templates):
         name = PurePath(checkpoint).name
         raise ValueError(f"{name} names no step for {{checkpoint_step}}; resume by {{checkpoint}}, or restart the run")
-    node_dir = str(PurePath(run_dir) / "attempts" / str(attempt) / NODES / str(placement.number))
     arguments = flag_tokens(params) if spec.args is None else expand(spec.args, params, run_dir, checkpoint)
     if checkpoint is not None:
         arguments += tuple(substitute(token, values) for token in resume)
     program = expand(spec.program, params, run_dir, checkpoint)
-    launcher = LAUNCHERS[spec.launcher]
+    node_dir = str(PurePath(run_dir) / "attempts" / str(attempt) / NODES / str(placement.number))
     invocation = Invocation((*program, *arguments), node_dir, f"{run_id}.{attempt}")
-    argv = launcher.argv(spec, placement, invocation)
+    launcher = LAUNCHERS[spec.launcher]
     env = {
-        "PYTHONUNBUFFERED": "1",
-        "PYTHONFAULTHANDLER": "1",
-        "OMP_NUM_THREADS": "1",
-        "TORCHELASTIC_ERROR_FILE": f"{node_dir}/error.json",
-        # A variable and not torchrun's option: torch before 2.12 refuses the option, and accelerate
-        # has none.
-        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(max(1, round(spec.grace_seconds))),
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        **_common_environment(spec, node_dir),
         "CUDA_VISIBLE_DEVICES": ",".join(placement.nodes[0].gpus),
         "GPUTUI_RUN_ID": run_id,
         "GPUTUI_RUN_DIR": run_dir,
         "GPUTUI_ATTEMPT": str(attempt),
-        "GPUTUI_GRACE": f"{spec.grace_seconds:g}",
         "GPUTUI_METRICS": next(
             (substitute(source.path, values) for source in spec.metrics if source.kind == "jsonl" and source.path),
             f"{run_dir}/metrics.jsonl",
@@ -198,7 +189,23 @@ def build_launch(
     if checkpoint is not None:
         env["GPUTUI_CHECKPOINT"] = checkpoint
     env |= {name: substitute(text, values) for name, text in spec.env.items()}
-    return Launch(argv, env, substitute(spec.workdir, values), spec.grace_seconds + SHIM_MARGIN_SECONDS)
+    argv, workdir = launcher.argv(spec, placement, invocation), substitute(spec.workdir, values)
+    return Launch(argv, env, workdir, spec.grace_seconds + SHIM_MARGIN_SECONDS)
+
+
+def _common_environment(spec: RunSpec, node_dir: str) -> dict[str, str]:
+    """The variables that are the same for every attempt on a node."""
+    return {
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
+        "OMP_NUM_THREADS": "1",
+        "TORCHELASTIC_ERROR_FILE": f"{node_dir}/error.json",
+        # A variable and not torchrun's option: torch before 2.12 refuses the option, and accelerate
+        # has none.
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(max(1, round(spec.grace_seconds))),
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "GPUTUI_GRACE": f"{spec.grace_seconds:g}",
+    }
 
 
 def without_gpus(launch: Launch) -> Launch:
