@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.alone import alone
 from benchmarks.processes import CpuMeter, family, memory
-from benchmarks.record_sizes import bytes_on_disk, year_query
+from benchmarks.record_sizes import bytes_on_disk
 from benchmarks.scene import GPUS, PROCESSES_EACH, Scene, wait_until
 from gputui.runs.agent_process import read_identity
 
@@ -71,7 +71,7 @@ def measure(
 
 
 def measure_all(seconds: float = 30.0) -> dict[str, Any]:
-    """`measure` and what is left on disk, for machines of two sizes at two paces, and a question over a year."""
+    """`measure` and what is left on disk, for machines of two sizes at two paces."""
     found: dict[str, Any] = {
         f"{gpus} GPUs, {hertz} Hz": {
             **measure(seconds, gpus=gpus, hertz=hertz),
@@ -80,7 +80,7 @@ def measure_all(seconds: float = 30.0) -> dict[str, Any]:
         for gpus in (GPUS, 2 * GPUS)
         for hertz in (1, 10)
     }
-    return {**found, **year_query()}
+    return found
 
 
 if __name__ == "__main__":

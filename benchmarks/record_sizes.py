@@ -1,4 +1,4 @@
-"""What the record takes on disk, and what a question over a year of it costs: the recorder is fed with samples of busy
+"""What the record takes on disk: the recorder is fed with samples of busy
 GPUs as fast as it takes them, without a driver."""
 
 from __future__ import annotations
@@ -14,17 +14,14 @@ from typing import Any
 
 from gputui.agent.janitor import Janitor
 from gputui.agent.recording.recorder import Message, Recorder
-from gputui.agent.recording.sample_rollups import renew_days
 from gputui.core.config import Workspace, locate
 from gputui.machine.gpu_model import FastTick, GpuFacts, Inventory, SlowTick
 from gputui.machine.schedule import SLOW_SECONDS
 from gputui.store.database import open_writer
-from gputui.store.hardware import gpu_history
-from gputui.store.rollups import GPU_KEPT, names
 from gputui.store.series import GpuSample, GpuSlowSample, HostSample
 
 START = 1_790_035_200.0
-HOUR, DAY, YEAR = 3600.0, 86_400.0, 365 * 86_400.0
+HOUR, DAY = 3600.0, 86_400.0
 SAMPLES = ("gpu_samples", "gpu_slow_samples", "host_samples")
 MINUTES = ("gpu_minutes", "host_minutes")
 # The agent tidies so often.
@@ -34,8 +31,8 @@ SETTLED_SECONDS = 30.0
 
 
 def measure() -> dict[str, Any]:
-    """What eight GPUs leave at 1 Hz, and a question over a year of them."""
-    return {**bytes_on_disk(8, 1.0), **year_query()}
+    """What eight GPUs leave at 1 Hz."""
+    return bytes_on_disk(8, 1.0)
 
 
 def bytes_on_disk(gpus: int, hertz: float, seconds: float = HOUR) -> dict[str, Any]:
@@ -81,38 +78,6 @@ def _turns(janitor: Janitor) -> Iterator[float]:
         began = time.thread_time()
         is_more = janitor.work()
         yield time.thread_time() - began
-
-
-def year_query(gpus: int = 8) -> dict[str, Any]:
-    """Seconds to draw a year of hours of every GPU, and of one, in as many points as it has days: the best of five."""
-    with _store() as (connection, _):
-        columns = names(GPU_KEPT)
-        marks = ", ".join("?" * (3 + len(columns)))
-        noise = random.Random(3)
-        for number in range(gpus):
-            connection.execute(
-                "INSERT INTO gpus (gpu_id, uuid, position, name, first_seen_at, last_seen_at) "
-                "VALUES (?, ?, ?, '', 0, 0)",
-                (number + 1, f"GPU-{number}", number),
-            )
-            connection.executemany(
-                f"INSERT INTO gpu_hours (gpu_id, at, sample_count, {', '.join(columns)}) VALUES ({marks})",
-                (
-                    (number + 1, START + hour * HOUR, 3600, *(round(noise.uniform(1, 9e2)) for _ in columns))
-                    for hour in range(int(YEAR / HOUR))
-                ),
-            )
-            renew_days(connection, number + 1, range(int(START), int(START + YEAR), int(DAY)))
-        connection.execute("UPDATE record_bounds SET raw_since = ?", (START + YEAR,))
-        asked: dict[str, str | None] = {"year_query_seconds": None, "year_query_one_gpu_seconds": "GPU-0"}
-        return {name: min(_timed(connection, uuid) for _ in range(5)) for name, uuid in asked.items()}
-
-
-def _timed(connection: sqlite3.Connection, uuid: str | None) -> float:
-    began = time.perf_counter()
-    found = gpu_history(connection, START, START + YEAR, 365, uuid)
-    assert found and None not in found["GPU-0"].power_watts
-    return time.perf_counter() - began
 
 
 def _tick(at: float, gpus: int, noise: random.Random, *, slow: bool) -> list[Message]:

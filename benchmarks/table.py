@@ -65,7 +65,6 @@ FIGURES: tuple[Figure, ...] = (
     Figure("disk", "record, a day of samples of 8 GPUs at 1 Hz", "MB", ("raw_bytes_per_day",), 70e6, "at most"),
     Figure("disk", "record, rolling up, CPU of a core", "%", ("tidying_cpu_percent",)),
     Figure("disk", "record, the longest turn of that", "ms", ("longest_turn_seconds",), 0.05),
-    Figure("disk", "record, a year of 8 GPUs in 365 points", "ms", ("year_query_seconds",), 0.05),
     *(figure for size, aim in zip(SIZES, (1500.0, 2000.0), strict=True) for figure in _screen(*size, aim)),
     *(figure for count in GPU_COUNTS for figure in _gpus(count)),
     *CROWD,

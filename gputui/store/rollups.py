@@ -1,5 +1,4 @@
-"""Rollups of samples (minutes, hours, days): summaries, extent, means, and values at a past
-time."""
+"""Rollups of samples (minutes, hours): summaries, extent, means, and values at a past time."""
 
 from __future__ import annotations
 
@@ -161,7 +160,6 @@ def means(
     tables = [(series.table, "avg({0})")]
     if since < limits.raw_since:
         name = "hours" if width >= HOUR or since < limits.minutes_since else "minutes"
-        name = "days" if width >= DAY else name
         tables.append((f"{'host' if gpu_id == HOST_ID else 'gpu'}_{name}", _MEAN_OF_ROLLUPS))
     found: list[list[float | None]] = [[None] * buckets for _ in columns]
     for table, mean in tables:

@@ -72,11 +72,7 @@ class Pruning(NamedTuple):
                 [_Source("host_hours", *host), *hours],
                 older_than(retention.hours_seconds),
                 DAY,
-                [
-                    "DELETE FROM host_days WHERE at <= :cut - 86400",
-                    "DELETE FROM gpu_days WHERE at <= :cut - 86400",
-                    _PROCESS_SETS,
-                ],
+                [_PROCESS_SETS],
             )
         )
 

@@ -1,15 +1,14 @@
-"""Rollups of samples into minutes, hours and days.
+"""Rollups of samples into minutes and hours.
 
 A span that is over is computed from stored samples. A mark of progress moves in the transaction
 that writes the span's row, so the successor of a killed agent repeats the span. A span that is
-repeated because the clock was set back gives the same row plus its new samples. A day is computed
-from its hours in the transaction that writes one of them.
+repeated because the clock was set back gives the same row plus its new samples.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import groupby
@@ -17,7 +16,7 @@ from itertools import groupby
 from gputui.machine.schedule import SLOW_SECONDS
 from gputui.store import samples
 from gputui.store.attempts import energy_between
-from gputui.store.rollups import DAY, GPU_KEPT, HOST_KEPT, HOUR, MEMORY_TEMPERATURE, MINUTE, Gathered, Kept, names
+from gputui.store.rollups import GPU_KEPT, HOST_KEPT, HOUR, MEMORY_TEMPERATURE, MINUTE, Gathered, names
 from gputui.store.samples import Row
 from gputui.store.series import GPU, HOST, HOST_ID, SLOW
 
@@ -124,50 +123,3 @@ class Rollups:
                 f"({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})",
                 values,
             )
-        if span == HOUR:
-            renew_days(connection, source, (int(str(values[place])) for values in summaries))
-
-
-def renew_days(connection: sqlite3.Connection, source: int, hours: Iterable[int]) -> None:
-    """Recompute the days of a source that contain ``hours`` (UTC unix seconds). Raises
-    sqlite3.Error."""
-    query = _HOST_DAY if source == HOST_ID else _GPU_DAY
-    for day in sorted({hour // DAY * DAY for hour in hours}):
-        connection.execute(query, {"gpu_id": source, "day": float(day), "end": float(day + DAY)})
-
-
-def _day_query(kind: str, kept: Sequence[Kept], own: Sequence[tuple[str, str]]) -> str:
-    """SQL that recomputes a day from its hours."""
-    parts = [("at", ":day"), ("sample_count", "sum(sample_count)")]
-    for column in kept:
-        mean = _mean(f"{column.column}_mean", column.digits)
-        parts.append((f"{column.column}_mean", mean if column.digits else f"CAST({mean} AS INTEGER)"))
-        parts += [
-            (f"{column.column}_{part}", f"{part}({column.column}_{part})")
-            for part in ("min", "max")
-            if part in column.parts
-        ]
-    columns, values = zip(*parts, *own, strict=True)
-    where = "gpu_id = :gpu_id AND " if kind == "gpu" else ""
-    return (
-        f"INSERT OR REPLACE INTO {kind}_days ({', '.join(columns)}) SELECT {', '.join(values)} FROM {kind}_hours "  # noqa: S608
-        f"WHERE {where}at >= :day AND at < :end HAVING count(*) > 0"
-    )
-
-
-def _mean(name: str, digits: int) -> str:
-    """SQL for the mean of an hourly column, weighted by samples; hours without a value are left
-    out."""
-    return f"round(sum({name} * sample_count) / sum(CASE WHEN {name} NOTNULL THEN sample_count END), {digits})"
-
-
-_HOST_DAY = _day_query("host", HOST_KEPT, [])
-_GPU_DAY = _day_query(
-    "gpu",
-    (*GPU_KEPT, MEMORY_TEMPERATURE),
-    [
-        ("gpu_id", ":gpu_id"),
-        ("throttled_fraction", _mean("throttled_fraction", 4)),
-        ("energy_joules", "sum(energy_joules)"),
-    ],
-)
