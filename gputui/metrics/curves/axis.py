@@ -64,13 +64,15 @@ MOST_MOMENTS = 256
 
 class AxisMap(Struct, frozen=True):
     """Places on an axis. ``epochs`` are (step, epoch) pairs by attempt, needed on the axis of
-    epochs; ``paces`` are (moment, step) pairs by attempt, needed for what has a moment and no step.
+    epochs; ``paces`` are (moment, step) pairs by attempt, needed for what has a moment and no step;
+    ``cuts`` are the first steps that a later attempt did again (`cuts_of`), over steps and epochs.
     """
 
     axis: Axis
     timeline: AxisTimeline
     epochs: Mapping[int, Pairs] = msgspec.field(default_factory=dict)
     paces: Mapping[int, Pairs] = msgspec.field(default_factory=dict)
+    cuts: Mapping[int, float] = msgspec.field(default_factory=dict)
 
     def place(self, attempt: int, step: int | None, at: float | None) -> float | None:
         """The x of a line; None if it has none."""
@@ -96,13 +98,13 @@ class AxisMap(Struct, frozen=True):
             return step
         return interpolate(self.epochs.get(attempt, ()), step)
 
-    def moments(self, cuts: Mapping[int, float]) -> tuple[tuple[float, float], ...]:
-        """(x, moment) pairs in order of x, without redone steps; ``cuts`` are from `cuts_of`."""
+    def moments(self) -> tuple[tuple[float, float], ...]:
+        """(x, moment) pairs in order of x, without redone steps."""
         found: list[tuple[float, float]] = []
         for attempt, pairs in self.paces.items():
             if not pairs:
                 continue
-            end = cuts.get(attempt, math.inf)
+            end = self.cuts.get(attempt, math.inf)
             every = len(pairs) // MOST_MOMENTS + 1
             for at, step in [*pairs[: len(pairs) - 1 : every], pairs[-1]]:
                 x = self.place(attempt, int(step), at) if step < end else None
