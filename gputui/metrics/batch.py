@@ -120,19 +120,15 @@ class Batch:
 
     def _accept(self, source_id: int, offset: int, parsed: ParsedLine) -> None:
         step, at, rank, data, values = parsed
-        arrived = math.inf if self.arrived_at is None else self.arrived_at
-        if at is None or not _FIRST_TIME_SECONDS <= at <= arrived + _CLOCK_ERROR_SECONDS:
+        latest = math.inf if self.arrived_at is None else self.arrived_at + _CLOCK_ERROR_SECONDS
+        if at is None or not _FIRST_TIME_SECONDS <= at <= latest:
             if values.get("time") is not None:
                 data, values = _renamed(values, "time")
                 self.notes["times_unknown"] = MetricsNote("times_unknown", None, _TIME_IS_OTHER)
             at = self.arrived_at
         is_numeric = _NUMBERS.issuperset(map(type, values.values()))
         if not is_numeric:
-            if step is not None and "event" in values and _is_measurement(values):
-                data, values = _renamed(values, "event")
-            shown = self.redactor.value(values)
-            if shown != values:
-                data, values = orjson.dumps(shown).decode(), shown
+            data, values = self._without_secrets(step, data, values)
         if self.earlier is not None:
             unknown = self.earlier.unknown(rank, step, values, data)
             if unknown is None:
@@ -141,14 +137,7 @@ class Batch:
                 data, values = orjson.dumps(unknown).decode(), unknown
         if not is_numeric:
             values = named_by_event(values)
-        newest = self.newest.setdefault(rank, {})
-        if is_numeric:
-            newest.update(values)
-        else:
-            newest.update(pair for pair in values.items() if as_float(pair[1]) is not None)
-        if at is not None:
-            # Gives the age of the newest values even if lines have no time.
-            newest["time"] = at
+        self._note_newest(rank, at, values, is_numeric=is_numeric)
         generation = self.state.generation
         self.rows.append((source_id, generation, offset, self.attempt, rank, step, at, data))
         if step is None:
@@ -158,6 +147,23 @@ class Batch:
         if "event" not in values:
             self.first_step = step if self.first_step is None else self.first_step
             self.last_step = step if self.last_step is None else max(self.last_step, step)
+
+    def _without_secrets(self, step: int | None, data: str, values: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+        """A line with text, encoded and decoded, as it is stored."""
+        if step is not None and "event" in values and _is_measurement(values):
+            data, values = _renamed(values, "event")
+        shown = self.redactor.value(values)
+        return (data, values) if shown == values else (orjson.dumps(shown).decode(), shown)
+
+    def _note_newest(self, rank: int | None, at: float | None, values: Mapping[str, Any], *, is_numeric: bool) -> None:
+        newest = self.newest.setdefault(rank, {})
+        if is_numeric:
+            newest.update(values)
+        else:
+            newest.update(pair for pair in values.items() if as_float(pair[1]) is not None)
+        if at is not None:
+            # Gives the age of the newest values even if lines have no time.
+            newest["time"] = at
 
 
 def _is_measurement(values: Mapping[str, Any]) -> bool:

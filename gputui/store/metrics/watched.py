@@ -10,7 +10,7 @@ import orjson
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from gputui.store.database import insert
+from gputui.store.database import insert, records
 from gputui.store.metrics.queries import START, Cursor, FilePosition, as_float, end_positions, rows_between
 
 WATCHED = frozenset({
@@ -78,14 +78,8 @@ def newest_lines(
 
 def observations(connection: sqlite3.Connection, run_id: str, attempt: int) -> list[ObservationRow]:
     """The observations of an attempt, oldest first."""
-    rows = connection.execute(
-        "SELECT kind, at, text, rank, step, ends FROM observations WHERE run_id = ? AND attempt = "
-        "? ORDER BY observation_id",
-        (run_id, attempt),
-    )
-    return [
-        ObservationRow(kind, at, text, rank, step, bool(ends)) for kind, at, text, rank, step, ends in rows.fetchall()
-    ]
+    query = "SELECT * FROM observations WHERE run_id = ? AND attempt = ? ORDER BY observation_id"
+    return records(connection, ObservationRow, query, run_id, attempt)
 
 
 def put_observation(connection: sqlite3.Connection, run_id: str, attempt: int, row: ObservationRow) -> None:
