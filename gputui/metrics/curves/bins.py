@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 from gputui.core.text import clean
 from gputui.metrics.curves.axis import AxisMap
 from gputui.metrics.curves.lines import EPOCH, CurveLine
-from gputui.metrics.curves.model import ChartRequest, MetricCurve, is_set
+from gputui.metrics.curves.model import ChartRequest, MetricCurve
+from gputui.metrics.curves.names import is_set
 from gputui.metrics.draw.envelope import Bin, Buckets
 from gputui.store.metrics.envelopes import Entry
 from gputui.store.metrics.queries import as_float

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gputui.metrics.curves.axis import cuts_of
-from gputui.metrics.curves.model import is_more_better
+from gputui.metrics.curves.names import is_more_better
 from gputui.reports.summary.facts import Best, EpochLoss, Measured, RateCheck, Spread, Validation, spread
 from gputui.store.attempts import Attempt
 from gputui.store.metrics.queries import StoredLine

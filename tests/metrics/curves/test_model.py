@@ -7,7 +7,7 @@ import math
 import pytest
 
 from gputui.metrics.curves.bins import smooth_bins
-from gputui.metrics.curves.model import filter_names, is_set
+from gputui.metrics.curves.names import filter_names, is_set
 from gputui.metrics.draw.envelope import reduce
 
 

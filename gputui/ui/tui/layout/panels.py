@@ -8,7 +8,8 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from gputui.core.text import clean
-from gputui.metrics.curves.model import HardwareField, NameFilter, filter_names, is_of_the_run, is_set
+from gputui.metrics.curves.model import HardwareField
+from gputui.metrics.curves.names import NameFilter, filter_names, is_of_the_run, is_set
 from gputui.store.metrics.queries import is_of_events
 from gputui.ui.tui.layout.chart_settings import ChartSettings, Layout
 

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 
 from gputui.core.text import clean
 from gputui.core.units import metric_value
-from gputui.metrics.curves.model import ChartData, is_more_better
+from gputui.metrics.curves.model import ChartData
+from gputui.metrics.curves.names import is_more_better
 from gputui.metrics.draw.envelope import Bin
 from gputui.runs.command import format_value
 from gputui.ui.tui.data.run_details import launched_code, launched_params

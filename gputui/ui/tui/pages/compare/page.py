@@ -15,7 +15,8 @@ from textual.message import Message
 from textual.widget import Widget
 
 from gputui.core.text import cell_width
-from gputui.metrics.curves.model import ChartData, ChartRequest, filter_names
+from gputui.metrics.curves.model import ChartData, ChartRequest
+from gputui.metrics.curves.names import filter_names
 from gputui.metrics.draw.envelope import Bin
 from gputui.metrics.draw.viewport import Extent, Viewport
 from gputui.store.runs import Run

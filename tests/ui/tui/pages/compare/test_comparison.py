@@ -6,7 +6,8 @@ import json
 
 from msgspec.structs import replace
 
-from gputui.metrics.curves.model import ChartData, ChartRequest, Frame, MetricCurve, is_more_better
+from gputui.metrics.curves.model import ChartData, ChartRequest, Frame, MetricCurve
+from gputui.metrics.curves.names import is_more_better
 from gputui.metrics.draw.envelope import Bin
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run
