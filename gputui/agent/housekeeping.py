@@ -50,7 +50,7 @@ class Housekeeping:
         """Warn once per database if a logout would end the agent, and complete what a former agent
         began. Raises sqlite3.Error and OSError."""
         delete_old_tickets(self.context)
-        go_on_removing(self.context)
+        finish_removals(self.context)
         end = logout_end()
         if end is not None and not has_event(self.context.connection, "logout_ends_agent"):
             text = f"{end.problem}: {end.remedy}"
@@ -149,7 +149,7 @@ def move_to_removed(workspace: Workspace, run_id: str) -> Path | None:
     return folder.rename(target)
 
 
-def go_on_removing(context: AgentContext) -> None:
+def finish_removals(context: AgentContext) -> None:
     """Delete the folders that a former agent left. One whose run still exists is moved back,
     because its removal was not completed."""
     removed = context.workspace.state / "removed"

@@ -41,7 +41,7 @@ from gputui.store.attempts import Attempt, get_attempt
 from gputui.store.database import is_locked
 from gputui.store.gpu_use import peak_bytes
 from gputui.store.run_states import RunState
-from gputui.store.runs import KILL, Run, active_run_count, get_run, runs_in
+from gputui.store.runs import KILL, Run, active_run_count, get_run
 
 log = logging.getLogger(__name__)
 
@@ -49,17 +49,17 @@ log = logging.getLogger(__name__)
 READ_SECONDS = 0.02
 # Poll interval for leftover processes that were asked to end.
 LEFTOVERS_SECONDS = 0.1
+_STATES = ", ".join(f"'{state}'" for state in RunState if state.has_attempt)
+_RUNS_WITH_ATTEMPT = f"SELECT run_id FROM runs WHERE state IN ({_STATES}) ORDER BY run_id"  # noqa: S608
 
 
 @dataclass(slots=True)
 class Supervisor:
-    """All runs of one state directory. ``attempts`` that may have live processes are by run id;
-    ``to_adopt`` are runs whose attempt a former agent, or a former executor, left."""
+    """All runs of one state directory. ``attempts`` that may have live processes are by run id."""
 
     context: AgentContext
     selector: selectors.BaseSelector
     attempts: dict[str, LiveAttempt] = field(default_factory=dict)
-    to_adopt: set[str] = field(default_factory=set)
     needs_schedule: bool = True
     has_more_to_start: bool = False
     # Runs that this round has not stepped yet, the next one last: a round may take several turns.
@@ -88,16 +88,16 @@ class Supervisor:
         return [attempt for attempt in self.attempts.values() if attempt.is_running]
 
     def adopt(self) -> None:
-        """Adopt every run of a former agent that may have live processes, and the GPUs that those
-        of ended attempts hold."""
-        states = [state for state in RunState if state.has_attempt]
-        self.to_adopt |= {run.run_id for run in runs_in(self.context.connection, *states)}
-        self._adopt_more()
+        """Adopt the attempts of a former agent, and the GPUs that processes of ended attempts
+        hold."""
+        self._adopt_attempts()
         self.holds.adopt()
 
-    def _adopt_more(self) -> None:
-        """Adopt the runs that are still to be adopted; a failure is retried later."""
-        for run_id in sorted(self.to_adopt):
+    def _adopt_attempts(self) -> None:
+        """Adopt the attempts that are not watched: a former agent began them, or their executor was
+        not started or did not serve them to the end. A failure is retried later."""
+        rows = self.context.connection.execute(_RUNS_WITH_ATTEMPT).fetchall()
+        for run_id in [row[0] for row in rows if row[0] not in self.attempts]:
             if not self.parts.is_resting(run_id):
                 with self.parts.around(run_id):
                     self._adopt(run_id)
@@ -105,11 +105,8 @@ class Supervisor:
     def _adopt(self, run_id: str) -> None:
         connection = self.context.connection
         run = get_run(connection, run_id)
-        if run is None or not run.state.has_attempt:
-            self.to_adopt.discard(run_id)
-            return
-        record = get_attempt(connection, run_id, run.attempt)
-        assert record is not None and record.ended_at is None, "its attempt is not in the database"
+        record = None if run is None else get_attempt(connection, run_id, run.attempt)
+        assert run is not None and record is not None and record.ended_at is None, "its attempt is unknown"
         kind = self.context.executors.of(spec_of(run).target)
         run_dir = self.context.workspace.run_dir(run_id)
         folder = attempt_dir(self.context.workspace, run_id, record.number)
@@ -135,7 +132,6 @@ class Supervisor:
     def _spawn(self, record: Attempt, kind: Executor, locks: Sequence[int] = ()) -> None:
         # If this fails, the attempt is adopted like that of an agent that died here.
         run_id, number, workspace = record.run_id, record.number, self.context.workspace
-        self.to_adopt.add(run_id)
         run = get_run(self.context.connection, run_id)
         assert run is not None
         try:
@@ -156,7 +152,6 @@ class Supervisor:
     def _watch(self, attempt: LiveAttempt) -> None:
         attempt.executor.watch(self.selector)
         self.attempts[attempt.record.run_id] = attempt
-        self.to_adopt.discard(attempt.record.run_id)
 
     def turn(self) -> None:
         """Do everything that is due. Called often; cheap if nothing changed."""
@@ -167,7 +162,7 @@ class Supervisor:
         """Step runs with an attempt through their phases, as many as the turn has time for. A
         failed write of one run does not keep the others from ending. Raises the first
         sqlite3.OperationalError, or at once if the database is locked."""
-        self._adopt_more()
+        self._adopt_attempts()
         first: sqlite3.OperationalError | None = None
         # All attempts that end in this turn share one budget.
         seconds = 0.0 if self.context.janitor.is_log_late else READ_SECONDS
@@ -200,7 +195,6 @@ class Supervisor:
             if following is None:
                 # Another executor takes the place of one that did not serve it to the end.
                 del self.attempts[record.run_id]
-                self.to_adopt.add(record.run_id)
                 return
             attempt.phase = following
         if isinstance(attempt.phase, Sweeping):

@@ -9,7 +9,7 @@ import pytest
 
 from gputui.agent.commands import dispatch
 from gputui.agent.context import AgentContext
-from gputui.agent.housekeeping import go_on_removing, move_to_removed
+from gputui.agent.housekeeping import finish_removals, move_to_removed
 from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.core.config import Workspace
 from gputui.runs import repository
@@ -101,6 +101,6 @@ def test_a_folder_moved_for_a_removal_that_never_happened_is_put_back(supervisor
     (supervisor.context.workspace.state / "removed" / "b-1.1" / "checkpoints").mkdir(parents=True)
     # The agent is killed here.
     assert move_to_removed(supervisor.context.workspace, "a-1") is not None
-    go_on_removing(supervisor.context)
+    finish_removals(supervisor.context)
     assert (supervisor.context.workspace.run_dir("a-1") / "model.pt").exists()
     wait_until(lambda: not removed_folders(supervisor.context.workspace))
