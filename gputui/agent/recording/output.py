@@ -16,17 +16,16 @@ import queue
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, Literal
 
 from msgspec.structs import asdict
 
-from gputui.agent.recording.recorder import Recorder
+from gputui.agent.recording.recorder import Message, Recorder
 from gputui.core import units
 from gputui.core.config import PRIVATE_FILE_MODE
 from gputui.machine.aggregate import totals
-from gputui.machine.gpu_model import FastTick, GpuEvent, Inventory, ProcessTick, SlowTick
+from gputui.machine.gpu_model import FastTick, GpuEvent, SlowTick
 from gputui.store.json_shapes import iso
 from gputui.store.series import GpuSample, GpuSlowSample, HostSample
 
@@ -38,7 +37,6 @@ CLOSING_SECONDS = 5.0
 KEPT_FILES = 10
 
 Format = Literal["ndjson", "csv"]
-Message = Inventory | FastTick | SlowTick | ProcessTick | GpuEvent | HostSample
 Line = dict[str, Any]
 
 _LEADING = ("time", "at", "kind", "gpu", "uuid")
@@ -174,7 +172,7 @@ def record_shape(recorder: Recorder, active_runs: int, now: float) -> Shape:
     gpus = totals(recorder.fast.values(), indices)
     host = recorder.host
     return {
-        "time": datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+        "time": iso(now),
         "gpus": gpus.gpu_count,
         "gpus_answering": gpus.answering_count,
         "utilization_percent": gpus.utilization_percent,

@@ -8,6 +8,7 @@ import logging
 import sqlite3
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from pathlib import Path
 
 from msgspec.structs import asdict
@@ -49,30 +50,13 @@ _INSERT_FAST = _insert(series.GPU.table, ["at", "gpu_id", *_FAST_COLUMNS, "throt
 _INSERT_SLOW = _insert(series.SLOW.table, ["at", "gpu_id", *_SLOW_COLUMNS])
 
 
-class ProcessOwners:
-    """Run and rank of a process, from its environment tag or its ancestors. Neither changes while
-    the process lives, so each is read once. ``runs`` is the folder of this home's runs; runs of
-    other homes do not count."""
-
-    def __init__(self, runs: Path) -> None:
-        self._runs = str(runs)
-        self._known: dict[tuple[int, int], Owner | None] = {}
-
-    def of(self, process: GpuProcess) -> Owner | None:
-        """The owner, or None for a process that belongs to no run of this home."""
-        if process.start_ticks is None:
-            return None
-        key = (process.pid, process.start_ticks)
-        if key not in self._known:
-            owner, stat = owner_of(process.pid, self._runs), read_stat(process.pid)
-            # Read after the owner: the PID may have been reused.
-            is_same = stat is not None and stat.start_ticks == process.start_ticks
-            self._known[key] = owner if is_same else None
-        return self._known[key]
-
-    def keep_only(self, processes: Iterable[GpuProcess]) -> None:
-        alive = {(process.pid, process.start_ticks) for process in processes}
-        self._known = {key: owner for key, owner in self._known.items() if key in alive}
+@lru_cache(maxsize=4096)
+def _owner(pid: int, start_ticks: int, runs: str) -> Owner | None:
+    """Run and rank of a process, from its environment tag or its ancestors; None if it belongs to no
+    run in the folder ``runs``. Cached, because neither changes while the process lives."""
+    owner, stat = owner_of(pid, runs), read_stat(pid)
+    # Read after the owner: the PID may have been reused.
+    return owner if stat is not None and stat.start_ticks == start_ticks else None
 
 
 def _digits(name: str) -> int | None:
@@ -103,7 +87,7 @@ class Recorder:
         self._waiting: deque[Message] = deque(maxlen=BACKLOG_MESSAGES)
         self._ids: dict[str, int] = dict(connection.execute("SELECT uuid, gpu_id FROM gpus").fetchall())
         self._process_sets: dict[str, object] = {}
-        self._owners = ProcessOwners(runs)
+        self._runs = str(runs)
         # Since when the database cannot be written (UTC unix seconds), and why.
         self._stopped: tuple[float, str] | None = None
         self.inventory: Inventory | None = None
@@ -125,7 +109,8 @@ class Recorder:
         return bool(self._waiting)
 
     def owner(self, process: GpuProcess) -> Owner | None:
-        return self._owners.of(process)
+        """The run of this home that a process belongs to."""
+        return None if process.start_ticks is None else _owner(process.pid, process.start_ticks, self._runs)
 
     def take(self, messages: Iterable[Message]) -> None:
         """Queue messages for `flush`, and keep the newest of each kind."""
@@ -137,7 +122,6 @@ class Recorder:
                 self.host = message
             elif isinstance(message, ProcessTick):
                 self.processes = dict(message.processes)
-                self._owners.keep_only(p for held in message.processes.values() for p in held or ())
             elif isinstance(message, SlowTick):
                 self.slow = {sample.uuid: sample for sample in message.gpus}
             elif isinstance(message, GpuEvent):
@@ -214,12 +198,9 @@ class Recorder:
             if gpu_id is None:
                 continue
             listed = None if processes is None else [self._process_json(process) for process in processes]
-            key = (
-                None
-                if processes is None
-                else tuple((p.pid, (p.memory_bytes or 0) // MEMORY_GRAIN_BYTES) for p in processes)
-            )
             text = None if listed is None else json.dumps(listed)
+            grains = [(each.pid, (each.memory_bytes or 0) // MEMORY_GRAIN_BYTES) for each in processes or ()]
+            key = None if processes is None else grains
             self._connection.execute(
                 "UPDATE gpus SET processes = ?, processes_at = ? WHERE gpu_id = ?", (text, tick.at, gpu_id)
             )
@@ -231,7 +212,7 @@ class Recorder:
                 )
 
     def _process_json(self, process: GpuProcess) -> dict[str, object]:
-        run_id, rank, *_ = self._owners.of(process) or (None, None)
+        run_id, rank, *_ = self.owner(process) or (None, None)
         return {**{name: getattr(process, name) for name in _PROCESS_FIELDS}, "run_id": run_id, "rank": rank}
 
     def _write_inventory(self, inventory: Inventory) -> None:
