@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from gputui.agent.context import AgentContext
 from gputui.agent.jobs import Job
 from gputui.agent.lifecycle.run_files import notice_of
-from gputui.core.redaction import Redactor, secrets_in
+from gputui.core.redaction import Redactor, redact_text, secrets_in
 from gputui.core.text import clean
 from gputui.core.units import duration
 from gputui.recovery.policies import NoticeTarget
@@ -28,11 +28,19 @@ from gputui.runs.repository import transaction
 from gputui.store.alerts import AlertView
 from gputui.store.events import EventKind, Severity
 from gputui.store.json_shapes import alert_shape
+from gputui.store.runs import Run
 
 COMMAND_SECONDS = 30.0
 WEBHOOK_SECONDS = 10.0
 STDERR_CHARACTERS = 200
 STDERR_BYTES = 1 << 16
+
+# Delays after failures; after one more failure the message is given up.
+AGAIN_SECONDS = (10.0, 60.0, 300.0, 900.0)
+# Fewer than all jobs, so that unresponsive servers do not block other jobs.
+AT_ONCE = 4
+# More than the deadline of a command or a webhook.
+SEND_SECONDS = 60.0
 
 Recipient = NoticeTarget | Delivery
 """The command and the webhook of a run's policy, or those of alerts."""
@@ -88,14 +96,6 @@ def describe(error: Exception) -> str:
         return f"the command ended with code {error.returncode}{said}"
     reason = getattr(error, "reason", None) or getattr(error, "strerror", None)
     return f"the command or the webhook cannot be reached: {reason or type(error).__name__}"
-
-
-# Delays after failures; after one more failure the message is given up.
-AGAIN_SECONDS = (10.0, 60.0, 300.0, 900.0)
-# Fewer than all jobs, so that unresponsive servers do not block other jobs.
-AT_ONCE = 4
-# More than the deadline of a command or a webhook.
-SEND_SECONDS = 60.0
 
 
 class _Sending(NamedTuple):
@@ -182,6 +182,31 @@ class Outbox:
         self.context.note(kind, text, owed.run_id, owed.attempt, key=owed.way, severity=severity, subject=subject)
 
 
+class RunNews(NamedTuple):
+    """What happened to a run: its incident, and the reason for which it continues or stops."""
+
+    kind: str
+    summary: str
+    reason: str
+    continues: bool
+
+
+def owe_news(context: AgentContext, recipient: Recipient | None, run: Run, news: RunNews) -> None:
+    """Queue the messages about an attempt's end in the transaction of its event."""
+    reason, now = redact_text(news.reason), context.now()
+    message = {
+        "text": f"{run.run_id} {'continues' if news.continues else 'stopped'}: {news.summary}; {reason}",
+        "run_id": run.run_id,
+        "attempt": run.attempt,
+        "kind": news.kind,
+        "summary": news.summary,
+        "verdict": "retry" if news.continues else "stop",
+        "reason": reason,
+        "at": now,
+    }
+    notices.put(context.connection, run.run_id, run.attempt, _ways(recipient), message, now=now)
+
+
 def owe_alert(connection: Connection, delivery: Delivery | None, alert: AlertView, now: float) -> None:
     """Queue the messages about an alert that was raised or cleared, if it is severe enough; ``now``
     is UTC unix seconds. Works inside the caller's transaction."""
@@ -190,6 +215,13 @@ def owe_alert(connection: Connection, delivery: Delivery | None, alert: AlertVie
     text = clean(f"{'' if alert.lasts else 'over: '}{alert.sentence}")
     # A command gets this on stdin, a webhook as its body.
     message = {"text": text, "kind": "alert", "at": now, **alert_shape(alert, now)}
-    named: dict[Way, object] = {"command": delivery.command, "webhook": delivery.webhook}
-    ways = [way for way, value in named.items() if value]
-    notices.put_of_alert(connection, alert.alert_id, ways, message, now=now)
+    notices.put_of_alert(connection, alert.alert_id, _ways(delivery), message, now=now)
+
+
+def _ways(recipient: Recipient | None) -> list[Way]:
+    ways: list[Way] = []
+    if recipient is not None and recipient.command:
+        ways.append("command")
+    if recipient is not None and recipient.webhook:
+        ways.append("webhook")
+    return ways

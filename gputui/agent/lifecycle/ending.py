@@ -19,9 +19,9 @@ from gputui.agent.lifecycle import checkpoint_survey, run_files
 from gputui.agent.lifecycle.live_attempt import PostmortemResult, PostmortemTask
 from gputui.agent.lifecycle.run_files import ResolvedRun
 from gputui.agent.lifecycle.scheduler import GpuAvailability
+from gputui.agent.outbox import RunNews, owe_news
 from gputui.core import units
 from gputui.core.config import Workspace
-from gputui.core.redaction import redact_text
 from gputui.core.text import clean
 from gputui.recovery.checkpoints.resumable import candidates
 from gputui.recovery.classify import outcome
@@ -31,12 +31,10 @@ from gputui.recovery.findings import reports_of
 from gputui.recovery.history import past_decisions, progress_of, without_unsound_steps
 from gputui.recovery.kinds import KINDS, SHARED_OOM
 from gputui.recovery.plans import FailedAttempt, RecoveryPlan
-from gputui.recovery.policies import NoticeTarget
 from gputui.recovery.process_ends import printed_at_end
-from gputui.runs import notices, repository
+from gputui.runs import repository
 from gputui.runs.command import checkpoint_directory
 from gputui.runs.identity import is_of_another_user
-from gputui.runs.notices import Way
 from gputui.runs.spec import Scalar, spec_of
 from gputui.store.attempts import Attempt, get_attempt, read_attempts
 from gputui.store.database import StoreError, insert
@@ -215,8 +213,8 @@ def _failed(end: _End, machine: MachineContext | None) -> None:
             end.move(target, f"{incident.summary}; {plan.reason}", now)
         _take_effect(end, plan)
         if plan.effect.notify or not retries:
-            words = (incident.kind, incident.summary, plan.reason)
-            add_notices(context, end.resolved.notice, end.run, *words, retries)
+            news = RunNews(incident.kind, incident.summary, plan.reason, retries)
+            owe_news(context, end.resolved.notice, end.run, news)
     work = partial(_keep_evidence, context.workspace, end.task, end.findings, plan)
     context.jobs.start(f"keeping the evidence of {run_id}", work, deadline_seconds=KEEP_SECONDS)
 
@@ -385,33 +383,11 @@ def _take_effect(end: _End, plan: RecoveryPlan) -> None:
 def give_up(context: AgentContext, run: Run, reason: str) -> None:
     """End a run that cannot start (again) as failed, and send its notices. Raises sqlite3.Error."""
     notice, now = run_files.notice_of(context.workspace, run.run_id), context.now()
-    kind, summary = "unknown", "it could not be started"
+    news = RunNews("unknown", "it could not be started", reason, continues=False)
     if incidents := read_incidents(context.connection, run.run_id):
-        kind, summary = incidents[-1].kind, incidents[-1].summary
+        news = RunNews(incidents[-1].kind, incidents[-1].summary, reason, continues=False)
     with repository.transaction(context.connection) as connection:
         repository.move(connection, run, RunState.FAILED, cause=reason, now=now)
         repository.release_leases(connection, run.run_id)
-        add_notices(context, notice, run, kind, summary, reason, False)
+        owe_news(context, notice, run, news)
         context.note("failed", reason, run.run_id, severity="error")
-
-
-def add_notices(
-    context: AgentContext, notice: NoticeTarget | None, run: Run, kind: str, summary: str, reason: str, retries: bool
-) -> None:
-    """Store a notification to send, in the transaction of its event."""
-    if notice is None:
-        return
-    reason, now = redact_text(reason), context.now()
-    targets: dict[Way, object] = {"command": notice.command, "webhook": notice.webhook}
-    ways = [way for way, target in targets.items() if target]
-    message = {
-        "text": f"{run.run_id} {'continues' if retries else 'stopped'}: {summary}; {reason}",
-        "run_id": run.run_id,
-        "attempt": run.attempt,
-        "kind": kind,
-        "summary": summary,
-        "verdict": "retry" if retries else "stop",
-        "reason": reason,
-        "at": now,
-    }
-    notices.put(context.connection, run.run_id, run.attempt, ways, message, now=now)
