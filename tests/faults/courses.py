@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle import checkpoint_survey
 from gputui.agent.lifecycle.waiting import readiness
 from gputui.core.config import Workspace, locate
@@ -35,7 +36,6 @@ from gputui.recovery.checkpoints.ledger import EXTERNAL_INCIDENTS, NUMERIC_INCID
 from gputui.recovery.checkpoints.search import CheckpointSearch, surveyed, trouble_of
 from gputui.runs import repository
 from gputui.runs.command import Launch
-from gputui.runs.executors import Executors
 from gputui.runs.repository import transaction
 from gputui.runs.spec import CheckpointSpec, MetricsSpec, RunSpec
 from gputui.store import checkpoints
@@ -116,6 +116,7 @@ class History:
         self.random = chance = random.Random(seed)
         self.folder = folder / "out"
         self.workspace, self.connection = workspace, connection
+        self.context = AgentContext.of(connection, workspace, wake=lambda: None, now=lambda: self.now)
         self.now = BEGIN
         self.contents: dict[str, Content] = {}
         self.told: list[str] = []
@@ -297,9 +298,7 @@ class History:
     # --- attempts -----------------------------------------------------------------------------------------------------
 
     def search(self, run: ModelRun, ended_at: float | None = None) -> CheckpointSearch:
-        found = checkpoint_survey.search_of(
-            self.connection, self.workspace, self.record(run), self.now, executors=Executors(), ended_at=ended_at
-        )
+        found = checkpoint_survey.search_now(self.context, self.record(run), ended_at)
         assert found is not None
         return found
 

@@ -31,7 +31,7 @@ from gputui.recovery.checkpoints.search import CheckpointSearch, surveyed
 from gputui.recovery.history import training_began_at
 from gputui.runs.agent_process import read_identity
 from gputui.runs.command import checkpoint_directory
-from gputui.runs.executors import Executors, far
+from gputui.runs.executors import far
 from gputui.runs.repository import transaction
 from gputui.runs.spec import spec_of
 from gputui.runs.submission import write_private
@@ -70,27 +70,19 @@ class _KeptLedger(Struct):
     rows: Rows
 
 
-def search_of(
-    connection: Connection,
-    workspace: Workspace,
-    run: Run,
-    now: float,
-    *,
-    executors: Executors,
-    ended_at: float | None = None,
-) -> CheckpointSearch | None:
+def search_now(context: AgentContext, run: Run, ended_at: float | None = None) -> CheckpointSearch | None:
     """Input of a scan for the run's checkpoints; None if its profile names none, or if only its
-    target sees them. ``ended_at`` is the end of its newest attempt if the row does not have it yet.
-    Times are UTC unix seconds."""
-    spec = spec_of(run)
+    target sees them. ``ended_at`` (UTC unix seconds) is the end of its newest attempt if the row
+    does not have it yet."""
+    connection, workspace, spec = context.connection, context.workspace, spec_of(run)
     folder = checkpoint_directory(spec, workspace.run_dir(run.run_id))
     if folder is None or spec.checkpoints is None:
         return None
-    if not executors.of(spec.target).sees_checkpoints(spec.target or {}):
+    if not context.executors.of(spec.target).sees_checkpoints(spec.target or {}):
         return None
     rows = read_attempts(connection, run.run_id)
-    attempts = attempt_spans(rows, has_metrics=bool(spec.metrics), now=now)
-    writer, since = None, now
+    attempts = attempt_spans(rows, has_metrics=bool(spec.metrics), now=context.now())
+    writer, since = None, context.now()
     if attempts:
         newest = attempts[-1]
         since = checkpoints.scanned_at(connection, run.run_id, newest.number) or newest.begun_at
@@ -110,12 +102,6 @@ def search_of(
         since=since,
         neighbours=tuple(neighbours),
     )
-
-
-def search_now(context: AgentContext, run: Run, ended_at: float | None = None) -> CheckpointSearch | None:
-    """`search_of` by the agent."""
-    connection, executors, now = context.connection, context.executors, context.now()
-    return search_of(connection, context.workspace, run, now, executors=executors, ended_at=ended_at)
 
 
 def write_ledger(connection: Connection, search: CheckpointSearch, rows: Sequence[CheckpointRow]) -> None:

@@ -36,7 +36,6 @@ from gputui.recovery.checkpoints.search import CheckpointSearch, trouble_of, unm
 from gputui.recovery.classify import Incident, classify, outcome
 from gputui.recovery.evidence import Evidence, ExitRecord, ObservedCause, collect
 from gputui.runs import repository
-from gputui.runs.executors.base import Executor
 from gputui.runs.executors.process import is_of_former_boot
 from gputui.runs.foreign_json import time_in
 from gputui.store import placements
@@ -188,8 +187,7 @@ def sweep(attempt: LiveAttempt, phase: Sweeping, context: AgentContext, *, read_
     if not is_read():
         return phase
     pids = [process.pid for process in identities]
-    kind = attempt.executor.kind
-    task = evidence_to_read(context, attempt.resolved, record, kind, exit_record, pids)
+    task = evidence_to_read(context, attempt.resolved, record, exit_record, pids)
     return begin_postmortem(phase, task, context)
 
 
@@ -221,7 +219,6 @@ def evidence_to_read(
     context: AgentContext,
     resolved: ResolvedRun,
     attempt: Attempt,
-    kind: Executor,
     exit_record: Mapping[str, Any] | None,
     survivors: Sequence[int],
 ) -> PostmortemTask:
@@ -253,7 +250,7 @@ def evidence_to_read(
         survivors=tuple(survivors),
         launcher=resolved.spec.launcher,
         # A reboot of this machine does not end a remote attempt.
-        rebooted=not kind.is_replaceable and is_of_former_boot(fresh, folder),
+        rebooted=not context.executors.of(resolved.spec.target).is_replaceable and is_of_former_boot(fresh, folder),
         ended_at=ended_at,
         checkpoints=checkpoint_survey.search_now(context, run, ended_at),
         checkpoints_wanted=resolved.policy.checkpoints_wanted,

@@ -279,7 +279,7 @@ class DemoPast:
         run = get_run(self.connection, run_id)
         assert run is not None
         resolved = resolved_run(context.workspace, run)
-        task = evidence_to_read(context, resolved, fresh, context.executors.of(None), record, ())
+        task = evidence_to_read(context, resolved, fresh, record, ())
         end_attempt(context, resolved, task, examine(task), MachineContext(gpus=uuids))
         run = get_run(self.connection, run_id)
         assert run is not None

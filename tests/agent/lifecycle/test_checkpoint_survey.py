@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from gputui.agent.agent_lock import AgentLock
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle import checkpoint_survey
-from gputui.agent.lifecycle.checkpoint_survey import TWO_HOMES, scan, search_of
+from gputui.agent.lifecycle.checkpoint_survey import TWO_HOMES, scan, search_now
 from gputui.agent.lifecycle.execution import examine
 from gputui.agent.lifecycle.live_attempt import PostmortemTask
 from gputui.agent.lifecycle.waiting import may_start
@@ -32,7 +32,6 @@ from gputui.recovery.checkpoints.removal import prune
 from gputui.recovery.checkpoints.search import CheckpointSearch, surveyed
 from gputui.runs import repository
 from gputui.runs.command import Launch
-from gputui.runs.executors import Executors
 from gputui.runs.identity import identify
 from gputui.runs.repository import transaction
 from gputui.runs.spec import CheckpointSpec, MetricsSpec, RunSpec
@@ -112,10 +111,7 @@ class Bench:
         return path
 
     def search(self, ended: bool = False) -> CheckpointSearch:
-        found = search_of(
-            self.connection, self.workspace, self.run(), self.now, executors=Executors(),
-            ended_at=self.now if ended else None,
-        )  # fmt: skip
+        found = search_now(self.context, self.run(), self.now if ended else None)
         assert found is not None
         return found
 
