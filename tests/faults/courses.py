@@ -315,13 +315,11 @@ class History:
     def ready(self, run: ModelRun, path: str | None) -> bool:
         """The look before an attempt; whether its checkpoint is still there."""
         search = self.search(run)
-        ready = readiness(search, path, lambda: self.now)
+        seen, choice = readiness(search, path, self.now)
         with transaction(self.connection) as connection:
-            checkpoint_survey.write_ledger(
-                connection, search, ready.rows if ready.choice is None else ready.choice.rows
-            )
+            checkpoint_survey.write_ledger(connection, search, seen.rows if choice is None else choice.rows)
         self.saw(run)
-        return ready.choice is None
+        return choice is None
 
     def begin(self, run: ModelRun, base: Content | None, path: str | None) -> None:
         self.now += PAUSE_SECONDS

@@ -9,24 +9,21 @@ from __future__ import annotations
 
 import math
 import shutil
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
 from gputui.agent.context import AgentContext
 from gputui.agent.error_barrier import Parts
-from gputui.agent.lifecycle.checkpoint_survey import claim, search_now, write_ledger
+from gputui.agent.lifecycle.checkpoint_survey import CheckpointScan, scan, search_now, write_ledger
 from gputui.agent.lifecycle.ending import give_up
 from gputui.core import units
 from gputui.recovery.checkpoints.choices import CheckpointChoice, choose, is_unchanged
 from gputui.recovery.checkpoints.removal import prune
-from gputui.recovery.checkpoints.resumable import Rows, newest_first
-from gputui.recovery.checkpoints.search import CheckpointSearch, surveyed
+from gputui.recovery.checkpoints.resumable import newest_first
+from gputui.recovery.checkpoints.search import CheckpointSearch
 from gputui.recovery.effects import Precondition
 from gputui.runs import repository
 from gputui.runs.command import checkpoint_directory
@@ -173,15 +170,6 @@ def disk_bytes(folder: Path) -> tuple[int, int]:
     return usage.free, usage.total
 
 
-class Readiness(NamedTuple):
-    """The ledger of a search with what lies in the folder, and the choice of another checkpoint if
-    the chosen one is not there any more."""
-
-    search: CheckpointSearch
-    rows: Rows
-    choice: CheckpointChoice | None = None
-
-
 def may_start(context: AgentContext, run: Run) -> bool:
     """Scan the checkpoint folder of a queued run in a job; True once that is stored. A checkpoint
     that is not there any more is replaced by the next best one; without one, the run fails. Raises
@@ -189,22 +177,22 @@ def may_start(context: AgentContext, run: Run) -> bool:
     path, search = run.resume_from, search_now(context, run)
     if search is None:
         return True
-    name, work = f"looking before {run.run_id} begins from {path}", partial(readiness, search, path)
+    name, work = f"looking before {run.run_id} begins from {path}", partial(readiness, search, path, context.now())
     job = context.jobs.ask(name, work, deadline_seconds=DEADLINE_SECONDS)
     if job is None:
         return False
     try:
-        ready = job.result()
+        seen, choice = job.result()
     except OSError as error:
         what = search.folder if path is None else Path(path).name
         reason = f"waits until {what} can be read: {error.strerror or error}"
         repository.set_waiting_for(context.connection, run.run_id, reason)
         return False
-    if ready.choice is not None:
-        _choose_again(context, run, ready.search, ready.choice)
+    if choice is not None:
+        _choose_again(context, run, seen.search, choice)
         return False
     with repository.transaction(context.connection) as connection:
-        write_ledger(connection, ready.search, ready.rows)
+        write_ledger(connection, seen.search, seen.rows)
     return True
 
 
@@ -224,15 +212,17 @@ def _choose_again(context: AgentContext, run: Run, search: CheckpointSearch, cho
         give_up(context, run, f"{changed}, and there is no other; {hint}")
 
 
-def readiness(search: CheckpointSearch, resume_from: str | None, wall: Callable[[], float] = time.time) -> Readiness:
-    """Scan the folder before an attempt. Raises what `surveyed` raises, and OSError if the chosen
-    checkpoint is gone and some cannot be read now."""
-    claim(search.real_folder, search.home)
-    rows = surveyed(search, wall)
+def readiness(
+    search: CheckpointSearch, resume_from: str | None, now: float
+) -> tuple[CheckpointScan, CheckpointChoice | None]:
+    """Scan the folder before an attempt at ``now`` (UTC unix seconds); the choice of another
+    checkpoint if the chosen one is not there any more. Raises what `scan` raises, and OSError if
+    the chosen checkpoint is gone and some cannot be read now."""
+    seen = scan(search, now)
     chosen = next((row for row in newest_first(search.rows) if row.path == resume_from), None)
     if chosen is None or is_unchanged(chosen):
-        return Readiness(search, rows)
-    choice = choose(rows, search.attempts, 1, folder=search.folder)
+        return seen, None
+    choice = choose(seen.rows, search.attempts, 1, folder=search.folder)
     if choice.unreadable is not None and not choice.is_lost:
         raise OSError(f"{choice.unreadable}; gputui stop ends the wait")
-    return Readiness(search, rows, choice)
+    return seen, choice
