@@ -294,7 +294,7 @@ class Agent:
         # Preconditions of queued runs (disk space, a file, a GPU) change without notice.
         self.supervisor.needs_schedule = True
         parts.do("the janitor", self.context.janitor.call)
-        parts.do("the agent's own state", lambda: self._look_at_itself(now))
+        parts.do("the agent's own state", lambda: self._check_own_state(now))
 
     def _watch_sampler(self, now: float) -> None:
         health, inventory = self.sampler.check(now), self.context.recorder.inventory
@@ -308,7 +308,7 @@ class Agent:
             )
             self._shown_health = shown
 
-    def _look_at_itself(self, now: float) -> None:
+    def _check_own_state(self, now: float) -> None:
         """Report the longest turn, and stop if nobody needs this agent, or if its database or its
         lock was replaced: another agent may have the new one."""
         parts, options = self.supervisor.parts, self.options

@@ -145,15 +145,15 @@ class _Check:
             return
         self._feed()
         if watched.ending is None:
-            self._look_for_lost_gpu()
-            self._look_for_hang()
-        for seen in watched.setup.look(self.context, watch, spec, watched.reported):
+            self._check_for_lost_gpu()
+            self._check_for_hang()
+        for seen in watched.setup.check(self.context, watch, spec, watched.reported):
             self._show(seen)
         # Before the first steps, loading data and filling caches looks like a leak.
         is_settled = not spec.metrics or watch.progress.lines >= EARLY_LINES
         is_due = self.context.monotonic() - watched.memory_at >= MEMORY_SECONDS
         if watched.ending is None and is_settled and is_due:
-            self._look_for_leak()
+            self._check_for_leak()
 
     def remember_findings(self) -> None:
         """Take over the findings of a former agent: do not report them again, and end the attempt
@@ -178,7 +178,7 @@ class _Check:
         if watch.progress_at > before:
             watch.note_power(self.monitor.gpus())
 
-    def _look_for_lost_gpu(self) -> None:
+    def _check_for_lost_gpu(self) -> None:
         """Report once that an attempt waits for a GPU that is lost, and end it. A rank that lost
         its GPU fails within seconds, unless it hangs in the driver."""
         record, context, kind = self.record, self.context, "gpu_unresponsive"
@@ -196,7 +196,7 @@ class _Check:
         if self.policy.enabled:
             self.attempt.executor.ask_to_end(at_once=True)
 
-    def _look_for_hang(self) -> None:
+    def _check_for_hang(self) -> None:
         watch, now, limit = self.watch, self.context.monotonic(), self.policy.hang_after_seconds
         quiet = silence(watch.progress, now - watch.progress_at, limit)
         if not quiet.is_worth_a_look:
@@ -208,7 +208,7 @@ class _Check:
         if verdict is not None and is_certain:
             self._act_on(verdict)
 
-    def _look_for_leak(self) -> None:
+    def _check_for_leak(self) -> None:
         self.watched.memory_at = self.context.monotonic()
         available = available_bytes()
         snapshot = take_snapshot(self.monitor.processes(self.attempt), self.context.monotonic())

@@ -41,7 +41,7 @@ class SetupChecks:
     metrics_at: float = -math.inf
     is_start_known: bool = False
 
-    def look(
+    def check(
         self, context: AgentContext, watch: AttemptWatch, spec: RunSpec, reported: Collection[str]
     ) -> Iterator[Observation]:
         """Do the checks that are due; ``reported`` are the kinds that were observed before."""

@@ -98,7 +98,7 @@ class Admission:
                 elif not self.parts.is_resting(run_id):
                     is_one_started = True
                     with self.parts.around(run_id):
-                        if self._answers(outcome.run) and may_start(context, outcome.run):
+                        if self._knows_ends_of_files(outcome.run) and may_start(context, outcome.run):
                             self._start(outcome)
             elif run_id in missed_long:
                 with self.parts.around(run_id):
@@ -174,7 +174,7 @@ class Admission:
             text = f"{reason}: {result.note}"
             self.context.note("gpus_reduced", text, run.run_id, severity="warning")
 
-    def _answers(self, run: Run) -> bool:
+    def _knows_ends_of_files(self, run: Run) -> bool:
         """Whether the ends of the run's metrics files are known, behind which the new attempt's
         lines begin. They are read in the background: the file system may not answer."""
         awaited = self.context.ingest.ends.awaited(run.run_id)

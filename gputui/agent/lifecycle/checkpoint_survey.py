@@ -249,11 +249,11 @@ class CheckpointSurveys:
         for (run_id, number), watch in sorted(self._watches.items(), key=lambda item: item[1].due_at):
             if now < watch.due_at:
                 break
-            self._look(watch, run_id, number)
+            self._scan(watch, run_id, number)
             if self.context.turn.is_spent():
                 break
 
-    def _look(self, watch: _Watch, run_id: str, number: int) -> None:
+    def _scan(self, watch: _Watch, run_id: str, number: int) -> None:
         context = self.context
         if watch.job is None:
             # First: a run whose search cannot be made must not keep the others waiting.

@@ -187,7 +187,7 @@ def sweep(attempt: LiveAttempt, phase: Sweeping, context: AgentContext, *, read_
     if not is_read():
         return phase
     pids = [process.pid for process in identities]
-    task = evidence_to_read(context, attempt.resolved, record, exit_record, pids)
+    task = postmortem_task(context, attempt.resolved, record, exit_record, pids)
     return begin_postmortem(phase, task, context)
 
 
@@ -215,7 +215,7 @@ EXAMINE_SECONDS = 1800.0
 SHARED_SECONDS = 30.0
 
 
-def evidence_to_read(
+def postmortem_task(
     context: AgentContext,
     resolved: ResolvedRun,
     attempt: Attempt,
@@ -266,7 +266,7 @@ def begin_postmortem(swept: Sweeping, task: PostmortemTask, context: AgentContex
     return Postmortem(swept, task, context.jobs.start(name, work, deadline_seconds=EXAMINE_SECONDS))
 
 
-def findings_of(attempt: LiveAttempt, phase: Postmortem, context: AgentContext) -> PostmortemResult | None:
+def postmortem_result(attempt: LiveAttempt, phase: Postmortem, context: AgentContext) -> PostmortemResult | None:
     """What the job found, or None while it runs. If it does not end in time, or the run is stopped
     meanwhile, it is done again without the checkpoints.
 

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.ending import end_attempt
-from gputui.agent.lifecycle.execution import evidence_to_read, examine, read_rest
+from gputui.agent.lifecycle.execution import examine, postmortem_task, read_rest
 from gputui.agent.lifecycle.preparation import Grant, prepare_attempt
 from gputui.agent.lifecycle.run_files import attempt_dir, open_metrics, resolved_run
 from gputui.agent.lifecycle.scheduler import Start
@@ -279,7 +279,7 @@ class DemoPast:
         run = get_run(self.connection, run_id)
         assert run is not None
         resolved = resolved_run(context.workspace, run)
-        task = evidence_to_read(context, resolved, fresh, record, ())
+        task = postmortem_task(context, resolved, fresh, record, ())
         end_attempt(context, resolved, task, examine(task), MachineContext(gpus=uuids))
         run = get_run(self.connection, run_id)
         assert run is not None
