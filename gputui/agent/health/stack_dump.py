@@ -11,12 +11,9 @@ from __future__ import annotations
 import linecache
 import logging
 import resource
-import shutil
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,8 +31,6 @@ from gputui.runs.shim import catches
 
 log = logging.getLogger(__name__)
 
-PY_SPY_SECONDS = 5.0
-STACKS_SECONDS = 15.0
 # On a busy machine, a rank with many threads needs some seconds to write their stacks.
 ABORT_SECONDS = 10.0
 # One that waits inside the kernel does not stop.
@@ -66,7 +61,6 @@ class StackDump:
         try:
             self.folder.mkdir(mode=PRIVATE_DIR_MODE, parents=True, exist_ok=True)
             self._keep("processes.txt", describe(self.processes))
-            self._keep("stacks.txt", "".join(f"{line}\n" for line in self._spy(targets)))
             abort(targets, others if ranks else ())
             self._keep_logs()
         except OSError as error:
@@ -82,43 +76,12 @@ class StackDump:
             write_text(self.folder / name, content)
         return len(content)
 
-    def _note_stack(self, rank: int | None, text: str) -> None:
-        """Keep the rank's own stack of a dump that may also have those of its data loader's
-        workers."""
-        for stack in main_stacks(text):
-            if rank is not None and not any(frame.function == "_worker_loop" for frame in stack):
+    def _note_stack(self, rank: int, log_text: str) -> None:
+        """Note the rank's own stack, apart from those of its data loader's workers and from what a
+        script dumps on other occasions."""
+        for stack in main_stacks(log_text.partition("Fatal Python error: Aborted")[2]):
+            if not any(frame.function == "_worker_loop" for frame in stack):
                 self._stacks.setdefault(rank, stack)
-
-    def _spy(self, targets: Sequence[AttemptProcess]) -> Iterator[str]:
-        """Write stacks by py-spy, if it is installed and permitted; yield a line on the result for
-        each process."""
-        here = str(Path(sys.executable).parent)
-        program = shutil.which("py-spy") or shutil.which("py-spy", path=here)
-        if program is None:
-            yield "py-spy is not installed; the stacks are those that Python wrote, in the logs here"
-            return
-        deadline = time.monotonic() + STACKS_SECONDS
-        for process in targets:
-            pid, seconds = process.pid, min(PY_SPY_SECONDS, deadline - time.monotonic())
-            if seconds <= 0 or not is_alive(process.identity):
-                yield f"{pid}: has ended, or no time was left for it"
-                continue
-            command = [program, "dump", "--nonblocking", "--full-filenames", "--pid", str(pid)]
-            try:
-                done = subprocess.run(
-                    command, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False
-                )
-            except (OSError, subprocess.TimeoutExpired) as error:
-                yield f"{pid}: py-spy did not answer ({type(error).__name__})"
-                continue
-            text = done.stdout.decode("utf-8", "replace")
-            self._note_stack(process.rank, text)
-            if self._keep(f"stack-{pid}.txt", text):
-                yield f"{pid}: stack-{pid}.txt"
-            else:
-                words = done.stderr.decode("utf-8", "replace").strip().splitlines()
-                why = words[-1] if words else f"code {done.returncode}"
-                yield f"{pid}: py-spy cannot look at it: {why}"
 
     def _keep_logs(self) -> None:
         """Copy the end of every log, which contains the stacks."""
@@ -127,8 +90,8 @@ class StackDump:
             name = "launcher" if entry.rank is None else f"rank{entry.rank}"
             if remaining > 0:
                 text, most = tail_text(entry.path, READ_BYTES), min(LOG_CHARACTERS, remaining)
-                # Scripts may dump stacks on other occasions, too.
-                self._note_stack(entry.rank, text.partition("Fatal Python error: Aborted")[2])
+                if entry.rank is not None:
+                    self._note_stack(entry.rank, text)
                 remaining -= self._keep(f"{number:03d}-{name}-{entry.stream}.txt", text, most)
 
 
