@@ -64,9 +64,9 @@ def test_by_default_a_hang_of_real_ranks_is_called_within_half_a_minute(machine:
     ((called_at,),) = machine.rows("SELECT at FROM observations WHERE ends")
     assert called_at - float((machine.workspace.run_dir("gloo-1") / "failed-at").read_text()) <= 30
     machine.wait_for("gloo-1", "failed")
-    folder = machine.workspace.run_dir("gloo-1") / "incidents" / "1-hang"
+    folder = machine.workspace.run_dir("gloo-1") / "incidents" / "1"
     assert "deadlock.py" in (folder / "processes.txt").read_text()
-    stacks = [path.read_text() for path in folder.glob("*-rank*-stderr.txt")]
+    stacks = [path.read_text() for path in (folder / "logs").glob("rank*-stderr.txt")]
     assert len(stacks) == 2 and all("most recent call first" in text and "deadlock.py" in text for text in stacks)
 
 
@@ -132,5 +132,5 @@ def test_a_hang_of_the_trainer_is_called_long_before_its_own_timeout(machine: Ma
     first, second = machine.json("show", "digits-1")["attempts"]
     assert first["incident"]["kind"] == "hang" and first["last_step"] == 24
     assert Path(second["resumed_from"]).name == "step_00000020.pt"
-    stacks = (machine.workspace.run_dir("digits-1") / "incidents" / "1-hang").glob("*-rank1-stderr.txt")
+    stacks = (machine.workspace.run_dir("digits-1") / "incidents" / "1" / "logs").glob("rank1-stderr.txt")
     assert any("faults.py" in path.read_text() for path in stacks)

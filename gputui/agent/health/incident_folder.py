@@ -36,16 +36,17 @@ Attempt {number} of {run} ended at {at}: {summary}.
 
 decision.json   what the incident was taken for, and what was decided
 evidence.json   what it was concluded from: exit status, error files, the driver and the kernel
-logs/           the end of every log
+logs/           the end of every log, with the stacks of ranks that hung
+processes.txt   the processes of an attempt that hung
 gpus.csv        the run's GPUs from 5 minutes before the end on (if it had any)
 
 `gputui explain {run}` tells the whole story; `gputui rm {run}` removes this folder with the run.
 """
 
 
-def incident_folder(run_dir: Path, attempt: int, kind: str | None = None) -> Path:
-    """The folder of an attempt's evidence; with ``kind``, of an incident while it lived."""
-    return run_dir / "incidents" / (str(attempt) if kind is None else f"{attempt}-{kind}")
+def incident_folder(run_dir: Path, attempt: int) -> Path:
+    """The folder of an attempt's evidence."""
+    return run_dir / "incidents" / str(attempt)
 
 
 def write(workspace: Workspace, task: PostmortemTask, findings: PostmortemResult, plan: RecoveryPlan) -> None:

@@ -18,7 +18,7 @@ from gputui.agent.context import AgentContext
 from gputui.agent.error_barrier import Parts
 from gputui.agent.health.gpu_reports import lost_gpu
 from gputui.agent.health.incident_folder import incident_folder
-from gputui.agent.health.stack_dump import DEADLINE_SECONDS, StackDump
+from gputui.agent.health.stack_dump import DEADLINE_SECONDS, dump_stacks
 from gputui.agent.health.watched import LINES_PER_LOOK, WatchedAttempt, read_history, take_snapshot
 from gputui.agent.lifecycle.live_attempt import LiveAttempt
 from gputui.agent.lifecycle.run_files import attempt_dir
@@ -269,14 +269,15 @@ class _Check:
             self.attempt.executor.ask_to_end(at_once=kind != "memory_leak")
             return
         run_id, number = self.record.run_id, self.record.number
-        dump = StackDump(
+        dump = partial(
+            dump_stacks,
             self.monitor.processes(self.attempt),
             attempt_dir(workspace, run_id, number),
-            incident_folder(workspace.run_dir(run_id), number, kind),
+            incident_folder(workspace.run_dir(run_id), number),
             self.attempt.resolved.redactor,
         )
         name = f"reading the stacks of {run_id}"
-        self.watched.stack_dump = self.context.jobs.start(name, dump.write, deadline_seconds=DEADLINE_SECONDS)
+        self.watched.stack_dump = self.context.jobs.start(name, dump, deadline_seconds=DEADLINE_SECONDS)
 
     def end_if_dumped(self) -> None:
         """End an attempt whose stacks are dumped. What they show is added to the observation, if
@@ -289,7 +290,7 @@ class _Check:
         try:
             found = dump.result()
         except Exception:
-            log.exception("%s: its stacks were not kept", self.record.run_id)
+            log.exception("%s: its stacks cannot be read", self.record.run_id)
             return
         if found is None:
             return

@@ -1,5 +1,4 @@
-"""The stacks of a hung attempt's processes, written to the run's folder before the attempt is
-ended.
+"""The stacks of a hung attempt's processes, written to its logs before the attempt is ended.
 
 SIGABRT makes a process dump its stacks: gputui sets PYTHONFAULTHANDLER for every attempt, whose
 handler writes the stacks of all threads to standard error from C, even while Python waits in a
@@ -15,10 +14,9 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from gputui.agent.health.incident_folder import ALL_LOGS_CHARACTERS, LOG_CHARACTERS, write_text
+from gputui.agent.health.incident_folder import TEXT_CHARACTERS, write_text
 from gputui.core.config import PRIVATE_DIR_MODE
 from gputui.core.redaction import Redactor
 from gputui.machine.procfs import read_stat
@@ -35,64 +33,43 @@ log = logging.getLogger(__name__)
 ABORT_SECONDS = 10.0
 # One that waits inside the kernel does not stop.
 STOP_SECONDS = 1.0
-# More than is kept, because text is cut after it was redacted.
+# The end of a log, with the stacks.
 READ_BYTES = 256 * 1024
 POLL_SECONDS = 0.05
 # Reached only if the file system of the folder hangs.
 DEADLINE_SECONDS = 120.0
 
 
-@dataclass(slots=True)
-class StackDump:
-    """The dump of one hung attempt's processes, written to ``folder``."""
+def dump_stacks(
+    processes: Sequence[AttemptProcess], attempt_dir: Path, folder: Path, redactor: Redactor
+) -> tuple[int | None, str] | None:
+    """Write the table of processes to ``folder``, and let the ranks write their stacks to their logs
+    in ``attempt_dir``. Return the rank that holds up the others, as `lagging_rank` does. Afterwards
+    the ranks have ended, unless they took longer than ABORT_SECONDS."""
+    ranks = [process for process in processes if process.rank is not None]
+    others = [process.identity for process in processes if process.rank is None]
+    try:
+        for made in (folder.parent, folder):
+            made.mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
+        write_text(folder / "processes.txt", redactor.text(describe(processes))[-TEXT_CHARACTERS:])
+    except OSError as error:
+        log.warning("%s: the evidence is incomplete: %s", folder, error)
+    abort(ranks or processes, others if ranks else ())
+    stacks: dict[int, Stack] = {}
+    for entry in rank_logs(attempt_dir):
+        if entry.rank is not None:
+            for stack in _stacks_in(tail_text(entry.path, READ_BYTES)):
+                stacks.setdefault(entry.rank, stack)
+    if not stacks or stacks.keys() != {process.rank for process in ranks}:
+        return None
+    return lagging_rank(stacks, linecache.getline)
 
-    processes: Sequence[AttemptProcess]
-    attempt_dir: Path
-    folder: Path
-    redactor: Redactor
-    _stacks: dict[int, Stack] = field(default_factory=dict)
 
-    def write(self) -> tuple[int | None, str] | None:
-        """Write the dump, and return the rank that holds up the others, as `lagging_rank` does.
-        Afterwards the ranks have ended, unless they took longer than ABORT_SECONDS."""
-        ranks = [process for process in self.processes if process.rank is not None]
-        others = [process.identity for process in self.processes if process.rank is None]
-        targets = ranks or self.processes
-        try:
-            self.folder.mkdir(mode=PRIVATE_DIR_MODE, parents=True, exist_ok=True)
-            self._keep("processes.txt", describe(self.processes))
-            abort(targets, others if ranks else ())
-            self._keep_logs()
-        except OSError as error:
-            log.warning("%s: the evidence is incomplete: %s", self.folder, error)
-        if not self._stacks or self._stacks.keys() != {process.rank for process in ranks}:
-            return None
-        return lagging_rank(self._stacks, linecache.getline)
-
-    def _keep(self, name: str, text: str, most: int = LOG_CHARACTERS) -> int:
-        """Write the redacted end of a text; return its number of characters."""
-        content = self.redactor.text(text)[-most:]
-        if content:
-            write_text(self.folder / name, content)
-        return len(content)
-
-    def _note_stack(self, rank: int, log_text: str) -> None:
-        """Note the rank's own stack, apart from those of its data loader's workers and from what a
-        script dumps on other occasions."""
-        for stack in main_stacks(log_text.partition("Fatal Python error: Aborted")[2]):
-            if not any(frame.function == "_worker_loop" for frame in stack):
-                self._stacks.setdefault(rank, stack)
-
-    def _keep_logs(self) -> None:
-        """Copy the end of every log, which contains the stacks."""
-        remaining = ALL_LOGS_CHARACTERS
-        for number, entry in enumerate(rank_logs(self.attempt_dir)):
-            name = "launcher" if entry.rank is None else f"rank{entry.rank}"
-            if remaining > 0:
-                text, most = tail_text(entry.path, READ_BYTES), min(LOG_CHARACTERS, remaining)
-                if entry.rank is not None:
-                    self._note_stack(entry.rank, text)
-                remaining -= self._keep(f"{number:03d}-{name}-{entry.stream}.txt", text, most)
+def _stacks_in(log_text: str) -> list[Stack]:
+    """The stacks of a log's rank, without those of its data loader's workers and those that a
+    script writes on other occasions."""
+    stacks = main_stacks(log_text.partition("Fatal Python error: Aborted")[2])
+    return [stack for stack in stacks if not any(frame.function == "_worker_loop" for frame in stack)]
 
 
 def abort(targets: Sequence[AttemptProcess], launchers: Sequence[ProcessIdentity] = ()) -> None:

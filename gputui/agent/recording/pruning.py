@@ -34,6 +34,16 @@ class _Source(NamedTuple):
     values: tuple[int, ...]
 
 
+class _Cut(NamedTuple):
+    """Rows to delete: those of ``sources`` before ``limit`` (UTC unix seconds), a slice at a time.
+    ``then`` are statements with ``:cut``, the oldest time that is kept."""
+
+    sources: Sequence[_Source]
+    limit: float
+    slice_seconds: int
+    then: Sequence[str]
+
+
 class Pruning(NamedTuple):
     """Deletes slices of the history until it is within its limits."""
 
@@ -43,56 +53,60 @@ class Pruning(NamedTuple):
     def turn(self, retention: Retention, now: float) -> bool:
         """Delete one slice; False if there is nothing to delete. ``now`` is UTC unix seconds.
         Raises sqlite3.Error."""
+        return any(self._delete_slice(cut) for cut in self._cuts(retention, now))
+
+    def _cuts(self, retention: Retention, now: float) -> list[_Cut]:
+        """Samples, minutes and hours, in the order in which they are deleted."""
 
         def older_than(kept_seconds: float | None) -> float:
             return _NOTHING if kept_seconds is None else now - kept_seconds
 
-        rolled_up = self._rolled_up_until()
-        limit_bytes = retention.size_bytes
+        rolled_up, limit_bytes = self._rolled_up_until(), retention.size_bytes
         is_too_large = limit_bytes is not None and room(self.connection).used_bytes > limit_bytes * (1 - SIZE_SLACK)
         gpus = [row[0] for row in self.connection.execute("SELECT gpu_id FROM gpus")]
+        host = HOST.key(HOST_ID)
         samples = [_Source(series.table, *series.key(gpu)) for series in (GPU, SLOW) for gpu in gpus]
         minutes = [_Source("gpu_minutes", *GPU.key(gpu)) for gpu in gpus]
         hours = [_Source("gpu_hours", *GPU.key(gpu)) for gpu in gpus]
-        host = HOST.key(HOST_ID)
-        return (
-            self._cut(
+        return [
+            _Cut(
                 [_Source(HOST.table, *host), *samples],
                 rolled_up if is_too_large else min(older_than(retention.raw_seconds), rolled_up),
                 MINUTE,
                 ["UPDATE record_bounds SET raw_since = max(raw_since, :cut)"],
-            )
-            or self._cut(
+            ),
+            _Cut(
                 [_Source("host_minutes", *host), *minutes],
                 rolled_up if is_too_large else min(older_than(retention.minutes_seconds), rolled_up),
                 HOUR,
                 ["UPDATE record_bounds SET minutes_since = max(minutes_since, :cut)", _PROCESS_SETS],
-            )
-            or self._cut(
+            ),
+            _Cut(
                 [_Source("host_hours", *host), *hours],
                 older_than(retention.hours_seconds),
                 DAY,
                 [_PROCESS_SETS],
-            )
-        )
+            ),
+        ]
 
-    def _cut(self, sources: Sequence[_Source], limit: float, slice_seconds: int, then: Sequence[str]) -> bool:
-        """Delete the oldest rows before ``limit``, up to the end of a slice, and execute ``then``
-        with ``:cut``, the oldest time that is kept. False if there are none."""
+    def _delete_slice(self, cut: _Cut) -> bool:
+        """Delete the oldest rows up to the end of a slice; False if there are none."""
         # A cut within an hour would leave a part of it.
-        limit = limit // min(slice_seconds, HOUR) * min(slice_seconds, HOUR)
+        whole = min(cut.slice_seconds, HOUR)
+        limit = cut.limit // whole * whole
         begins = []
-        for table, condition, values in sources:
+        for table, condition, values in cut.sources:
             (at,) = self.connection.execute(f"SELECT min(at) FROM {table} WHERE {condition}", values).fetchone()  # noqa: S608
             begins += [] if at is None else [at]
-        cut = min(limit, (min(begins, default=limit) // slice_seconds + 1) * slice_seconds)
-        if cut <= min(begins, default=cut):
+        oldest = min(begins, default=limit)
+        end = min(limit, (oldest // cut.slice_seconds + 1) * cut.slice_seconds)
+        if end <= oldest:
             return False
         with self.write() as connection:
-            for table, condition, values in sources:
-                connection.execute(f"DELETE FROM {table} WHERE {condition} AND at < ?", (*values, cut))  # noqa: S608
-            for statement in then:
-                connection.execute(statement, {"cut": cut})
+            for table, condition, values in cut.sources:
+                connection.execute(f"DELETE FROM {table} WHERE {condition} AND at < ?", (*values, end))  # noqa: S608
+            for statement in cut.then:
+                connection.execute(statement, {"cut": end})
         return True
 
     def _rolled_up_until(self) -> float:
