@@ -1,29 +1,21 @@
-"""Periodic upkeep: sizes of logs, orphaned processes, folders of removed runs, a warning about
-logouts."""
+"""Periodic upkeep: sizes of logs, orphaned processes, a warning about logouts."""
 
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 from gputui.agent.context import AgentContext
-from gputui.agent.log_sizes import DEADLINE_SECONDS, LogBounds, rotate
-from gputui.core.config import PRIVATE_DIR_MODE, Workspace
+from gputui.agent.log_sizes import LogBounds, rotate
+from gputui.agent.removal import finish_removals
 from gputui.core.units import bytes_text, duration
 from gputui.machine.systemd import logout_end
 from gputui.runs import orphans, repository
-from gputui.runs.executors import EXECUTORS, Executors
 from gputui.runs.identity import ProcessIdentity, is_of_this_boot
-from gputui.runs.spec import SpecError
-from gputui.runs.submission import SPEC_FILE, read_spec
 from gputui.store.attempts import Attempt
 from gputui.store.events import has_event
-from gputui.store.runs import get_run
 
 log = logging.getLogger(__name__)
 
@@ -127,59 +119,3 @@ class OrphanWatch:
             text, number = f"process {key} is still alive{memory}, {remedy}", orphan.attempt
             self.context.note("orphan", text, orphan.run_id, number, key=key, severity="warning")
         self.seen = {orphan.identity for orphan in found}
-
-
-# --- folders of removed runs --------------------------------------------------------------------
-# A run's row is deleted in the transaction of the command's answer, its metrics lines by the
-# janitor, and its folder, once it lies in ``removed``, by a job. The successor of a killed agent
-# finds there what is left to delete.
-
-
-def move_to_removed(workspace: Workspace, run_id: str) -> Path | None:
-    """Move a run's folder to ``removed``; None if there is none. Raises OSError with nothing
-    changed."""
-    folder = workspace.run_dir(run_id)
-    if not folder.exists():
-        return None
-    removed = workspace.state / "removed"
-    removed.mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
-    number = 1
-    while (target := removed / f"{run_id}.{number}").exists():
-        number += 1
-    return folder.rename(target)
-
-
-def finish_removals(context: AgentContext) -> None:
-    """Delete the folders that a former agent left. One whose run still exists is moved back,
-    because its removal was not completed."""
-    removed = context.workspace.state / "removed"
-    for path in list(removed.iterdir()) if removed.is_dir() else []:
-        origin = context.workspace.run_dir(path.name.rpartition(".")[0])
-        if get_run(context.connection, origin.name) is not None and not origin.exists():
-            path.rename(origin)
-        else:
-            delete_folder(context, path)
-
-
-def delete_folder(context: AgentContext, folder: Path) -> None:
-    """Delete a removed folder in a job: large checkpoints take minutes."""
-    work = partial(_delete, folder, context.executors)
-    context.jobs.start(f"remove {folder.name}", work, deadline_seconds=DEADLINE_SECONDS)
-
-
-def _delete(folder: Path, executors: Executors) -> None:
-    """Delete a run's folder, and its files on its target. If the target cannot be reached, the
-    records with its address stay here."""
-    target = None
-    with suppress(SpecError):
-        target = read_spec(folder / SPEC_FILE).target
-    try:
-        if target is not None and target.get("kind") in EXECUTORS:
-            executors.of(target).clear(folder, target)
-        shutil.rmtree(folder)
-    except OSError as error:
-        log.warning("%s is not removed, the next agent tries again: %s", folder.name, error)
-        for path in folder.rglob("*"):
-            if path.suffix != ".json" and (path.is_symlink() or not path.is_dir()):
-                with suppress(OSError):
-                    path.unlink()

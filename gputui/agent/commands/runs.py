@@ -8,7 +8,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from gputui.agent import housekeeping
+from gputui.agent import removal
 from gputui.agent.commands.request import CommandRequest, RefusedError, Result, UnansweredError
 from gputui.agent.lifecycle.checkpoint_survey import attempts_to_resume, search_now, write_ledger
 from gputui.agent.lifecycle.run_files import attempt_dir, attempt_numbers, open_metrics
@@ -237,12 +237,12 @@ def remove(request: CommandRequest) -> Result:
     if any(entry.run_id == run_id for entry in request.supervisor.holds.entries):
         raise RefusedError(f"processes of {run_id} cannot be killed; remove it once they are gone")
     try:
-        moved = housekeeping.move_to_removed(context.workspace, run_id)
+        moved = removal.move_to_removed(context.workspace, run_id)
     except OSError as error:
         raise RefusedError(f"cannot remove {folder}: {error}") from error
     if moved is not None:
         request.undo.callback(moved.rename, folder)
-        request.afterwards.append(partial(housekeeping.delete_folder, context, moved))
+        request.afterwards.append(partial(removal.delete_folder, context, moved))
     repository.release_leases(request.connection, run_id)
     keep_cost(request.connection, run_id)
     request.connection.execute("DELETE FROM runs WHERE run_id = ?", (run_id,))

@@ -9,8 +9,8 @@ import pytest
 
 from gputui.agent.commands import dispatch
 from gputui.agent.context import AgentContext
-from gputui.agent.housekeeping import finish_removals, move_to_removed
 from gputui.agent.lifecycle.supervisor import Supervisor
+from gputui.agent.removal import finish_removals, move_to_removed
 from gputui.core.config import Workspace
 from gputui.runs import repository
 from gputui.runs.repository import transaction
