@@ -17,7 +17,6 @@ from gputui.agent.context import AgentContext
 from gputui.agent.health import incident_folder
 from gputui.agent.lifecycle import checkpoint_survey, run_files
 from gputui.agent.lifecycle.live_attempt import PostmortemResult, PostmortemTask
-from gputui.agent.lifecycle.run_files import ResolvedRun
 from gputui.agent.lifecycle.scheduler import GpuAvailability
 from gputui.agent.outbox import RunNews, owe_news
 from gputui.core import units
@@ -56,17 +55,13 @@ MOST_REMARKS = 3
 
 
 def end_attempt(
-    context: AgentContext,
-    resolved: ResolvedRun,
-    task: PostmortemTask,
-    findings: PostmortemResult,
-    machine: MachineContext | None = None,
+    context: AgentContext, task: PostmortemTask, findings: PostmortemResult, machine: MachineContext | None = None
 ) -> None:
     """Write an attempt's end and its consequences. Raises sqlite3.Error with nothing changed."""
     run = get_run(context.connection, task.attempt.run_id)
     attempt = get_attempt(context.connection, task.attempt.run_id, task.attempt.number)
     assert run is not None and attempt is not None
-    end = _End(context, resolved, task, findings, run, attempt)
+    end = _End(context, task, findings, run, attempt)
     if task.survivors:
         _note_survivors(end)
     match outcome(findings.evidence, stop_intended=attempt.stop_requested is not None):
@@ -83,7 +78,6 @@ class _End:
     """The end of an attempt, with its rows before it."""
 
     context: AgentContext
-    resolved: ResolvedRun
     task: PostmortemTask
     findings: PostmortemResult
     run: Run
@@ -214,7 +208,7 @@ def _failed(end: _End, machine: MachineContext | None) -> None:
         _take_effect(end, plan)
         if plan.effect.notify or not retries:
             news = RunNews(incident.kind, incident.summary, plan.reason, retries)
-            owe_news(context, end.resolved.notice, end.run, news)
+            owe_news(context, end.task.resolved.notice, end.run, news)
     work = partial(_keep_evidence, context.workspace, end.task, end.findings, plan)
     context.jobs.start(f"keeping the evidence of {run_id}", work, deadline_seconds=KEEP_SECONDS)
 
@@ -246,7 +240,7 @@ def _plan(end: _End, machine: MachineContext | None) -> RecoveryPlan:
         reach=progress,
         spec=spec_of(end.run),
         params=end.run.params,
-        policy=end.resolved.policy,
+        policy=end.task.resolved.policy,
         history=past,
         checkpoints=None if choice is None else choice.infos,
         unreadable=None if choice is None else choice.unreadable,
@@ -256,11 +250,10 @@ def _plan(end: _End, machine: MachineContext | None) -> RecoveryPlan:
     return decide(failed)
 
 
-def machine_context(
-    context: AgentContext, resolved: ResolvedRun, attempt: Attempt, gpus: Sequence[GpuAvailability]
-) -> MachineContext:
+def machine_context(context: AgentContext, task: PostmortemTask, gpus: Sequence[GpuAvailability]) -> MachineContext:
     """The state of the machine as input of a decision."""
-    spec, run_dir = resolved.spec, context.workspace.run_dir(attempt.run_id)
+    spec, attempt = task.resolved.spec, task.attempt
+    run_dir = context.workspace.run_dir(attempt.run_id)
     folder, needed = checkpoint_directory(spec, run_dir), spec.gpus.memory_bytes or 0
     # A run whose profile names its GPUs must not use others.
     others = [gpu for gpu in gpus if gpu.uuid not in attempt.gpus and not spec.gpus.uuids]
@@ -277,7 +270,7 @@ def machine_context(
         gpus=attempt.gpus,
         spares=tuple(spares),
         later=tuple(later),
-        notifies=resolved.notice is not None,
+        notifies=task.resolved.notice is not None,
         no_pruning=None if is_own else outside,
     )
 

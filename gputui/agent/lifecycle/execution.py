@@ -244,17 +244,15 @@ def postmortem_task(
             is_reason = cause.kind == "gpu_lost" and bool(record.get("stop_requested"))
             observed.append(replace(cause, ended_run=True) if is_reason else cause)
     return PostmortemTask(
+        resolved=resolved,
         folder=folder,
         attempt=fresh,
         exit_record=exit_record,
         survivors=tuple(survivors),
-        launcher=resolved.spec.launcher,
         # A reboot of this machine does not end a remote attempt.
         rebooted=not context.executors.of(resolved.spec.target).is_replaceable and is_of_former_boot(fresh, folder),
         ended_at=ended_at,
         checkpoints=checkpoint_survey.search_now(context, run, ended_at),
-        checkpoints_wanted=resolved.policy.checkpoints_wanted,
-        redactor=resolved.redactor,
         observed=tuple(observed),
         shared_with=tuple(dict.fromkeys(near)),
     )
@@ -304,7 +302,7 @@ def examine(task: PostmortemTask) -> PostmortemResult:
     evidence = collect(
         task.folder,
         exit=record,
-        launcher=task.launcher,
+        launcher=task.resolved.spec.launcher,
         started_at=task.attempt.started_at,
         ended_at=task.ended_at,
         last_step=task.attempt.last_step,
@@ -313,8 +311,9 @@ def examine(task: PostmortemTask) -> PostmortemResult:
         shared_with=task.shared_with,
     )
     # Classified by the original text, not by the redacted one.
-    incident = classify(evidence, task.redactor.text)
-    evidence = Evidence.from_json(task.redactor.value(evidence.to_json()))
+    redactor = task.resolved.redactor
+    incident = classify(evidence, redactor.text)
+    evidence = Evidence.from_json(redactor.value(evidence.to_json()))
     search = task.checkpoints
     if search is None:
         return PostmortemResult(evidence, incident, None)
@@ -349,4 +348,4 @@ def _checkpoints(search: CheckpointSearch, task: PostmortemTask, incident: Incid
         return CheckpointChoice(rows, unreadable=unreadable if is_lost else None, is_seen=False)
     if incident is None:
         return CheckpointChoice(rows)
-    return choose(rows, search.attempts, task.checkpoints_wanted, folder=search.folder)
+    return choose(rows, search.attempts, task.resolved.policy.checkpoints_wanted, folder=search.folder)

@@ -19,7 +19,6 @@ from msgspec import Struct
 from gputui.agent.health.watched import WatchedAttempt
 from gputui.agent.jobs import Job
 from gputui.agent.lifecycle.run_files import ResolvedRun
-from gputui.core.redaction import BY_LOOK, Redactor
 from gputui.recovery.checkpoints.choices import CheckpointChoice
 from gputui.recovery.checkpoints.search import CheckpointSearch, UnmatchedPattern
 from gputui.recovery.classify import Incident
@@ -37,16 +36,14 @@ class PostmortemTask(Struct, frozen=True):
     """Input of a postmortem. ``checkpoints`` is None if the profile names none; ``unanswered`` is
     why their folder must not be read. ``shared_with`` are runs that used its GPU near the end."""
 
+    resolved: ResolvedRun
     folder: Path
     attempt: Attempt
     exit_record: Mapping[str, Any] | None
     survivors: tuple[int, ...]
-    launcher: str
     rebooted: bool
     ended_at: float
     checkpoints: CheckpointSearch | None
-    checkpoints_wanted: int
-    redactor: Redactor = BY_LOOK
     observed: tuple[ObservedCause, ...] = ()
     unanswered: str | None = None
     shared_with: tuple[str, ...] = ()

@@ -204,8 +204,8 @@ class Supervisor:
             if findings is None:
                 return
             gpus = self.admission.availability() or ()
-            machine = machine_context(context, attempt.resolved, task.attempt, gpus)
-            end_attempt(context, attempt.resolved, task, findings, machine)
+            machine = machine_context(context, task, gpus)
+            end_attempt(context, task, findings, machine)
             del self.attempts[record.run_id]
             self.holds.begin(record.run_id, record.number, record.gpus)
             self.needs_schedule = True

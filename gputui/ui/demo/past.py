@@ -280,7 +280,7 @@ class DemoPast:
         assert run is not None
         resolved = resolved_run(context.workspace, run)
         task = postmortem_task(context, resolved, fresh, record, ())
-        end_attempt(context, resolved, task, examine(task), MachineContext(gpus=uuids))
+        end_attempt(context, task, examine(task), MachineContext(gpus=uuids))
         run = get_run(self.connection, run_id)
         assert run is not None
         if run.state.is_over:

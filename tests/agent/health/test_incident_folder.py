@@ -9,11 +9,15 @@ import stat
 
 from gputui.agent.health.incident_folder import BEFORE_SECONDS, LOG_CHARACTERS, incident_folder, write
 from gputui.agent.lifecycle.live_attempt import PostmortemResult, PostmortemTask
+from gputui.agent.lifecycle.run_files import ResolvedRun
 from gputui.core.config import Workspace
+from gputui.core.redaction import BY_LOOK
 from gputui.recovery.classify import Incident
 from gputui.recovery.evidence import ErrorFile, Evidence, EvidenceLog, ExitRecord
 from gputui.recovery.plans import RecoveryPlan
+from gputui.recovery.policies import POLICIES
 from gputui.store.attempts import Attempt
+from tests.agent.conftest import SPEC
 
 END = 1_790_000_000.0
 TOKEN = "hf_" + "a1B2" * 8
@@ -42,8 +46,8 @@ def test_everything_is_there_and_no_secret(workspace: Workspace, connection: sql
     plan = RecoveryPlan("retry", "lowered batch_size 16 → 12", "ladder", {"batch_size": 12, "api_key": "hush-hush"})
     attempt = Attempt("job-1", 2, "failed", {}, ("GPU-1",), {}, END - 900)
     task = PostmortemTask(
-        folder=run_dir, attempt=attempt, exit_record={}, survivors=(), launcher="torchrun", rebooted=False,
-        ended_at=END, checkpoints=None, checkpoints_wanted=0,
+        resolved=ResolvedRun(SPEC, POLICIES["standard"], None, BY_LOOK), folder=run_dir, attempt=attempt,
+        exit_record={}, survivors=(), rebooted=False, ended_at=END, checkpoints=None,
     )  # fmt: skip
     write(workspace, task, PostmortemResult(evidence, incident, None), plan)
     folder = incident_folder(run_dir, 2)

@@ -23,6 +23,7 @@ from gputui.agent.lifecycle import checkpoint_survey
 from gputui.agent.lifecycle.checkpoint_survey import TWO_HOMES, scan, search_now
 from gputui.agent.lifecycle.execution import examine
 from gputui.agent.lifecycle.live_attempt import PostmortemTask
+from gputui.agent.lifecycle.run_files import ResolvedRun
 from gputui.agent.lifecycle.waiting import may_start
 from gputui.core.config import Workspace, locate
 from gputui.core.redaction import Redactor
@@ -30,6 +31,7 @@ from gputui.recovery.checkpoints import ledger, resumable
 from gputui.recovery.checkpoints.choices import for_person
 from gputui.recovery.checkpoints.removal import prune
 from gputui.recovery.checkpoints.search import CheckpointSearch, surveyed
+from gputui.recovery.policies import POLICIES
 from gputui.runs import repository
 from gputui.runs.command import Launch
 from gputui.runs.identity import identify
@@ -39,7 +41,7 @@ from gputui.store import checkpoints
 from gputui.store.checkpoints import CheckpointRow
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run
-from tests.agent.conftest import add_run, attempt_of, run_of
+from tests.agent.conftest import SPEC, add_run, attempt_of, run_of
 from tests.conftest import wait_until
 from tests.stores import open_store
 from tests.tables import table
@@ -413,9 +415,9 @@ def test_the_beginning_is_not_taken_for_checkpoints_whose_folder_went_away(
     if state == "in use":
         (bench.folder / ".notes.txt").touch()
     task = PostmortemTask(
-        folder=tmp_path, attempt=attempt_of(bench.connection, 1), exit_record={"code": 1}, survivors=(),
-        launcher="python", rebooted=False, ended_at=bench.now, checkpoints=bench.search(ended=True),
-        checkpoints_wanted=1, redactor=Redactor([]),
+        resolved=ResolvedRun(SPEC, POLICIES["standard"], None, Redactor([])), folder=tmp_path,
+        attempt=attempt_of(bench.connection, 1), exit_record={"code": 1}, survivors=(), rebooted=False,
+        ended_at=bench.now, checkpoints=bench.search(ended=True),
     )  # fmt: skip
     after_failure, by_hand = examine(task).checkpoints, for_person(bench.search(), None)
     assert after_failure is not None and after_failure.usable == by_hand.usable == ()

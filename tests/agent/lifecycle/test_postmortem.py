@@ -6,9 +6,12 @@ from pathlib import Path
 
 from gputui.agent.lifecycle.execution import examine
 from gputui.agent.lifecycle.live_attempt import PostmortemTask
+from gputui.agent.lifecycle.run_files import ResolvedRun
 from gputui.core.redaction import Redactor
 from gputui.core.secret_patterns import REDACTED
+from gputui.recovery.policies import POLICIES
 from gputui.store.attempts import Attempt
+from tests.agent.conftest import SPEC
 
 
 def test_a_secret_that_is_a_word_of_the_message_does_not_change_the_verdict(tmp_path: Path) -> None:
@@ -19,8 +22,8 @@ def test_a_secret_that_is_a_word_of_the_message_does_not_change_the_verdict(tmp_
     )
     attempt = Attempt("r-1", 1, "running", {}, (), {}, 1.0, 1.0)
     task = PostmortemTask(
-        folder=tmp_path, attempt=attempt, exit_record={"code": 1}, survivors=(), launcher="python", rebooted=False,
-        ended_at=2.0, checkpoints=None, checkpoints_wanted=0, redactor=Redactor([secret]),
+        resolved=ResolvedRun(SPEC, POLICIES["standard"], None, Redactor([secret])), folder=tmp_path, attempt=attempt,
+        exit_record={"code": 1}, survivors=(), rebooted=False, ended_at=2.0, checkpoints=None,
     )  # fmt: skip
     findings = examine(task)
     assert findings.incident.kind == "cuda_oom"
