@@ -16,7 +16,6 @@ from gputui.core.config import PRIVATE_DIR_MODE
 from gputui.core.redaction import redact_params, redact_text
 from gputui.core.secret_patterns import REDACTED
 from gputui.core.text import clean
-from gputui.core.units import bytes_text
 from gputui.recovery.checkpoints.choices import CheckpointChoice, NotUsableError, for_person, passed_over
 from gputui.recovery.checkpoints.search import CheckpointSearch
 from gputui.runs import repository
@@ -24,7 +23,7 @@ from gputui.runs.command import checkpoint_directory
 from gputui.runs.identity import is_held
 from gputui.runs.labels import LabelError, checked_labels, checked_tag, store_labels, write_labels
 from gputui.runs.redaction import redact_spec
-from gputui.runs.spec import RunSpec, Scalar, SpecError, spec_of
+from gputui.runs.spec import Scalar, SpecError, spec_of
 from gputui.runs.submission import SPEC_FILE, read_ticket
 from gputui.store import alerts, commands
 from gputui.store.events import EventKind, Severity
@@ -44,7 +43,6 @@ def launch(request: CommandRequest) -> Result:
         ticket, spec = read_ticket(context.workspace, str(request.args.get("ticket") or ""))
     except SpecError as error:
         raise RefusedError(str(error)) from error
-    refuse_impossible_gpus(request, spec)
     name = repository.fitting_name(str(request.args.get("name") or spec.name))
     request.refuse_id_as_name(name)
     try:
@@ -73,22 +71,6 @@ def launch(request: CommandRequest) -> Result:
     context.note("launched", f"launched by {request.actor}", run_id)
     request.afterwards.append(partial(ticket.unlink, missing_ok=True))
     return {"id": run_id, "state": RunState.QUEUED}
-
-
-def refuse_impossible_gpus(request: CommandRequest, spec: RunSpec) -> None:
-    """Refuse a request for GPUs that this machine can never satisfy. Raises RefusedError."""
-    named, needed = spec.gpus.uuids, spec.gpus.memory_bytes or 0
-    wanted, inventory = len(named) or spec.gpus.count, request.context.recorder.inventory
-    is_here = request.context.executors.of(spec.target).places_gpus
-    if not wanted or inventory is None or not is_here:
-        return
-    gpus = [gpu for gpu in inventory.gpus if not named or gpu.uuid in named]
-    large = [gpu for gpu in gpus if (gpu.memory_total_bytes or needed) >= needed]
-    if wanted > len(large):
-        asked = f"{wanted} GPU{'s' if wanted > 1 else ''}"
-        asked += f" with {bytes_text(needed)}" if needed else ""
-        have = inventory.problem or f"this machine has {len(large)} such; gputui gpus lists all"
-        raise RefusedError(f"the run asks for {asked}: {have}; choose with --gpus")
 
 
 def stop(request: CommandRequest) -> Result:

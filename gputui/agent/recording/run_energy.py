@@ -9,10 +9,6 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
-from collections.abc import Sequence
-
-from msgspec import Struct
-from msgspec.structs import replace
 
 from gputui.store import samples
 from gputui.store.attempts import consumed_joules, fellows, own_seconds
@@ -23,39 +19,6 @@ BORDER_SECONDS = 120.0
 not count, because the attempt's part of it is unknown. Within an attempt any distance counts."""
 
 READINGS_AT_ONCE = 5000
-
-
-class EnergyTally(Struct, frozen=True):
-    """Sum for one GPU of one attempt, with time (UTC unix seconds) and counter of the newest
-    counted reading. The counter is None before the first one."""
-
-    until: float
-    counter_joules: float | None = None
-    energy_joules: float | None = None
-
-
-def with_reading(
-    tally: EnergyTally,
-    at: float,
-    counter_joules: float,
-    began: float,
-    ended: float | None,
-    others: Sequence[tuple[float, float]] = (),
-) -> EnergyTally:
-    """Add a reading to the tally of an attempt that ran from ``began`` to ``ended``. ``others`` are
-    the begins and ends of attempts that shared the GPU; each gets an equal part. Pure."""
-    before = tally.counter_joules
-    if before is None:
-        return replace(tally, until=at, counter_joules=counter_joules)
-    apart = at - tally.until
-    end = at if ended is None else min(at, ended)
-    overlap = end - max(tally.until, began)
-    is_border = overlap < apart
-    energy = tally.energy_joules
-    if overlap > 0 and not (is_border and apart > BORDER_SECONDS):
-        own = own_seconds(end - overlap, end, others)
-        energy = (energy or 0.0) + consumed_joules((tally.until, before), (at, counter_joules)) * own / apart
-    return EnergyTally(at, counter_joules, energy)
 
 
 def settle(connection: sqlite3.Connection, now: float) -> None:
@@ -73,6 +36,8 @@ def settle(connection: sqlite3.Connection, now: float) -> None:
 def _count_readings(
     connection: sqlite3.Connection, key: tuple[str, int, str], began: float, ended: float | None, now: float
 ) -> None:
+    """Add the new readings of one GPU to the sum of an attempt. ``key`` is the run, the attempt's
+    number and the GPU's UUID."""
     row = connection.execute(
         "SELECT until, counter_joules, energy_joules, settled FROM attempt_energy "
         "WHERE run_id = ? AND attempt = ? AND gpu_uuid = ?",
@@ -80,23 +45,29 @@ def _count_readings(
     ).fetchone()
     if row is not None and row[3]:
         return
-    tally = EnergyTally(*row[:3]) if row is not None else EnergyTally(began - BORDER_SECONDS)
+    until, counter, energy = (began - BORDER_SECONDS, None, None) if row is None else row[:3]
     last = now if ended is None else ended + BORDER_SECONDS
-    readings, until = _readings(connection, key[2], tally.until, last)
+    readings, reached = _readings(connection, key[2], until, last)
     others = [(stay.begin, math.inf if stay.end is None else stay.end) for stay in fellows(connection, key[0], key[1])]
-    for at, counter in readings:
-        tally = with_reading(tally, at, counter, began, ended, others)
+    for at, joules in readings:
+        if counter is not None:
+            begin, end = max(until, began), at if ended is None else min(at, ended)
+            is_border = end - begin < at - until
+            if end > begin and not (is_border and at - until > BORDER_SECONDS):
+                share = own_seconds(begin, end, others) / (at - until)
+                energy = (energy or 0.0) + consumed_joules((until, counter), (at, joules)) * share
+        until, counter = at, joules
         if ended is not None and at >= ended:
             break
-    if tally.counter_joules is None:
+    if counter is None:
         # A GPU without a counter is not scanned again: no reading with an earlier time can follow.
-        tally = replace(tally, until=max(tally.until, last - BORDER_SECONDS))
-    is_read_out = until > last and now > last
-    is_settled = ended is not None and (tally.until >= ended or is_read_out)
+        until = max(until, last - BORDER_SECONDS)
+    is_read_out = reached > last and now > last
+    is_settled = ended is not None and (until >= ended or is_read_out)
     connection.execute(
         "INSERT OR REPLACE INTO attempt_energy "
         "(run_id, attempt, gpu_uuid, until, counter_joules, energy_joules, settled) VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (*key, tally.until, tally.counter_joules, tally.energy_joules, is_settled),
+        (*key, until, counter, energy, is_settled),
     )
 
 

@@ -15,17 +15,15 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from msgspec.structs import replace
 
 from gputui.agent.commands import dispatch, runs
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.core.config import Workspace
-from gputui.machine.gpu_model import GpuFacts, Inventory
 from gputui.recovery.checkpoints.choices import CheckpointChoice
 from gputui.recovery.checkpoints.search import CheckpointSearch
 from gputui.runs import repository
-from gputui.runs.spec import CheckpointSpec, GpuRequest, RunSpec
+from gputui.runs.spec import CheckpointSpec, RunSpec
 from gputui.runs.submission import submit_run
 from gputui.store import commands, queue
 from gputui.store.database import open_commander
@@ -74,16 +72,6 @@ def move(supervisor: Supervisor, state: str) -> None:
 
 class Killed(BaseException):
     """The process ends here."""
-
-
-@pytest.mark.parametrize(("needed_gib", "state"), [(24, "done"), (40, "refused")])
-def test_memory_that_no_gpu_has_is_refused_at_once(supervisor: Supervisor, needed_gib: int, state: str) -> None:
-    gpus = tuple(GpuFacts(uuid=f"GPU-{n}", index=n, name="x", memory_total_bytes=24 << 30) for n in range(2))
-    supervisor.context.recorder.inventory = Inventory(at=NOW, source="nvml", driver_version=None, gpus=gpus)
-    command_id = launch(supervisor, replace(SPEC, gpus=GpuRequest(2, memory_bytes=needed_gib << 30)))
-    dispatch.answer_all(supervisor)
-    answer = answered(supervisor, command_id)
-    assert answer.state == state and (answer.reason is None or "40 GiB" in answer.reason)
 
 
 @pytest.mark.parametrize("owner, place", [(repository, "insert_run"), (commands, "give_answer")])
