@@ -66,7 +66,8 @@ def test_by_default_a_hang_of_real_ranks_is_called_within_half_a_minute(machine:
     machine.wait_for("gloo-1", "failed")
     folder = machine.workspace.run_dir("gloo-1") / "incidents" / "1"
     assert "deadlock.py" in (folder / "processes.txt").read_text()
-    stacks = [path.read_text() for path in (folder / "logs").glob("rank*-stderr.txt")]
+    logs = wait_until(lambda: len(found := list((folder / "logs").glob("rank*-stderr.txt"))) == 2 and found)
+    stacks = [path.read_text() for path in logs]
     assert len(stacks) == 2 and all("most recent call first" in text and "deadlock.py" in text for text in stacks)
 
 
