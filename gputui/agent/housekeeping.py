@@ -19,7 +19,7 @@ from gputui.store.events import has_event
 
 log = logging.getLogger(__name__)
 
-LOG_SECONDS = 10.0
+FILES_SECONDS = 10.0
 LOOK_SECONDS = 30.0
 ORPHANS_SECONDS = 60.0
 TICKET_SECONDS = 3600.0
@@ -30,7 +30,7 @@ class Housekeeping:
     """The upkeep of one state directory."""
 
     context: AgentContext
-    log_at: float = 0.0
+    files_at: float = 0.0
     orphans: OrphanWatch = field(init=False)
     log_bounds: LogBounds = field(init=False)
 
@@ -39,9 +39,8 @@ class Housekeeping:
         self.log_bounds = LogBounds(self.context)
 
     def begin(self) -> None:
-        """Warn once per database if a logout would end the agent, and complete what a former agent
-        began. Raises sqlite3.Error and OSError."""
-        delete_old_tickets(self.context)
+        """Warn once per database if a logout would end the agent, and complete the removals of a
+        former agent. Raises sqlite3.Error and OSError."""
         finish_removals(self.context)
         end = logout_end()
         if end is not None and not has_event(self.context.connection, "logout_ends_agent"):
@@ -53,9 +52,10 @@ class Housekeeping:
         sqlite3.Error."""
         self.orphans.turn(now)
         self.log_bounds.turn(now, living)
-        if now >= self.log_at:
-            self.log_at = now + LOG_SECONDS
+        if now >= self.files_at:
+            self.files_at = now + FILES_SECONDS
             rotate(self.context.workspace.agent_log)
+            delete_old_tickets(self.context)
 
 
 def delete_old_tickets(context: AgentContext) -> None:
@@ -104,18 +104,11 @@ class OrphanWatch:
         found = orphans.orphans(marked, repository.run_statuses(connection)) if marked else []
         for orphan in found:
             key = str(orphan.identity.pid)
-            if orphan.identity not in self.seen:
-                continue
-            if has_event(connection, "orphan", run_id=orphan.run_id, key=key):
-                continue
-            memory_bytes = sum(
-                process.memory_bytes or 0
-                for processes in self.context.recorder.processes.values()
-                for process in processes or ()
-                if (process.pid, process.start_ticks) == orphan.identity[:2]
-            )
-            memory = f" and holds {bytes_text(memory_bytes)} of GPU memory" if memory_bytes else ""
-            remedy = "though its attempt is over; gputui orphans --kill ends it"
-            text, number = f"process {key} is still alive{memory}, {remedy}", orphan.attempt
-            self.context.note("orphan", text, orphan.run_id, number, key=key, severity="warning")
+            is_reported = has_event(connection, "orphan", run_id=orphan.run_id, key=key)
+            if orphan.identity in self.seen and not is_reported:
+                memory_bytes = self.context.recorder.memory_of(*orphan.identity[:2])
+                memory = f" and holds {bytes_text(memory_bytes)} of GPU memory" if memory_bytes else ""
+                remedy = "though its attempt is over; gputui orphans --kill ends it"
+                text = f"process {key} is still alive{memory}, {remedy}"
+                self.context.note("orphan", text, orphan.run_id, orphan.attempt, key=key, severity="warning")
         self.seen = {orphan.identity for orphan in found}

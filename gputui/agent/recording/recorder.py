@@ -112,6 +112,15 @@ class Recorder:
         """The run of this home that a process belongs to."""
         return None if process.start_ticks is None else _owner(process.pid, process.start_ticks, self._runs)
 
+    def memory_of(self, pid: int, start_ticks: int) -> int:
+        """The memory (bytes) that a process holds on all GPUs."""
+        held = 0
+        for processes in self.processes.values():
+            for process in processes or ():
+                if (process.pid, process.start_ticks) == (pid, start_ticks):
+                    held += process.memory_bytes or 0
+        return held
+
     def take(self, messages: Iterable[Message]) -> None:
         """Queue messages for `flush`, and keep the newest of each kind."""
         for message in messages:
