@@ -21,7 +21,7 @@ from gputui.reports.export.sink_factory import absolute_target, memory_key_of
 from gputui.runs.command import sink_target
 from gputui.runs.spec import SpecError
 from gputui.runs.submission import SPEC_FILE, read_spec
-from gputui.store.events import SINK_KINDS, EventKind, Severity, add_event, last_kind
+from gputui.store.events import SINK_KINDS, EventKind, Severity, last_kind
 from gputui.store.metrics.exported import is_exported
 from gputui.store.run_states import RunState
 
@@ -123,15 +123,7 @@ class LiveSink:
         log.warning("%s: sink %s: %s; again in %s", self.run_id, self.name, problem, seconds)
 
     def _report(self, kind: EventKind, text: str, severity: Severity) -> None:
-        add_event(
-            self.context.connection,
-            kind,
-            f"sink {self.name}: {text}",
-            now=self.context.now(),
-            key=self.name,
-            severity=severity,
-            run_id=self.run_id,
-        )
+        self.context.note(kind, f"sink {self.name}: {text}", self.run_id, key=self.name, severity=severity)
 
 
 @dataclass(slots=True)

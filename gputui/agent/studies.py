@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from gputui.agent.children import Child
 from gputui.agent.context import AgentContext
 from gputui.core.config import PRIVATE_DIR_MODE
-from gputui.store.events import add_event
 from gputui.studies.rows import LOCK_FILE, LOG_FILE
 
 log = logging.getLogger(__name__)
@@ -72,5 +71,4 @@ class Studies:
         if child.failures == 1 or self.reported.get(study_id) != problem:
             self.reported[study_id] = problem
             text = f"study process: {problem}; its trials continue; it will be restarted"
-            now, connection = self.context.now(), self.context.connection
-            add_event(connection, "study_process_failed", text, now=now, severity="warning", subject=study_id)
+            self.context.note("study_process_failed", text, severity="warning", subject=study_id)
