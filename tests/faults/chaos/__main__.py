@@ -90,7 +90,7 @@ def _machine(keep: Path | None, *, small: bool) -> Iterator[tuple[Machine, bool]
             yield machine, is_small
         except BaseException:
             if keep is not None:
-                shutil.copytree(folder, keep, ignore=shutil.ignore_patterns("ballast"), dirs_exist_ok=True)
+                shutil.copytree(folder, keep, ignore=shutil.ignore_patterns("ballast", ".doorbell"), dirs_exist_ok=True)
             raise
         finally:
             machine.close()
