@@ -1,4 +1,4 @@
-"""Admission of queued runs: start those that may on free GPUs, and store what the others wait for."""
+"""Admission: start the queued runs that may on free GPUs, and store what the others wait for."""
 
 from __future__ import annotations
 

@@ -198,8 +198,8 @@ def attempts_to_resume(connection: Connection, workspace: Workspace, run: Run) -
 
 
 def claim(folder: Path, home: Path) -> None:
-    """Name the home in a folder outside of it. Raises OSError if the folder names another home, whose
-    agent is alive."""
+    """Name the home in a folder outside of it. Raises OSError if the folder names another home,
+    whose agent is alive."""
     if not folder.is_dir() or folder.is_relative_to(home):
         return
     marker = folder / CLAIM_FILE

@@ -1,5 +1,5 @@
-"""Preparation of an attempt: its plan is on disk and in the store before its executor starts, so that
-the agent can be killed at any time."""
+"""Preparation of an attempt: its plan is on disk and in the store before its executor starts, so
+that the agent can be killed at any time."""
 
 from __future__ import annotations
 
