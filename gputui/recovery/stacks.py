@@ -1,4 +1,4 @@
-"""Stacks of Python threads in dumps by faulthandler or py-spy: where a process is. Pure."""
+"""Stacks of Python threads in dumps by faulthandler: where a process is. Pure."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from msgspec import Struct
 from gputui.recovery.tracebacks import FATAL_LINE, FOREIGN, bare
 from gputui.runs.logs import lines_of
 
-# Stacks as Python's faulthandler writes them, and as py-spy does.
+# Stacks as Python's faulthandler writes them.
 _THREAD = re.compile(r"^(?:Current t|T)hread \S+(?: \[.*\])? \(")
-_MAIN_THREAD = re.compile(r'^(?:Current thread |Thread \S+ \([^)]*\): "MainThread")')
+_MAIN_THREAD = re.compile(r"^Current thread ")
 _DUMP_FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>\S.*)$')
-_SPY_FRAME = re.compile(r"^    (?P<function>\S.*?) \((?P<file>.+):(?P<line>\d+)\)$")
 # Where a rank waits for the others, and where for its data.
 _COLLECTIVES = (*("/torch/distributed/", "/torch/autograd/"), *("/torch/nn/parallel/", "/torch/cuda/"))
 _DATA = "/torch/utils/data/"
@@ -39,7 +38,8 @@ Stack = tuple[StackFrame, ...]
 
 def main_stacks(text: str) -> list[Stack]:
     """The stacks of main threads, or of those that got the signal, in dumps by Python's
-    faulthandler or by py-spy."""
+    faulthandler. If it names no current thread, because that has released the interpreter's lock,
+    the last one is the main thread."""
     stacks: list[list[StackFrame]] = []
     frames: list[StackFrame] = []
     for line in map(bare, lines_of(text)):
@@ -47,9 +47,9 @@ def main_stacks(text: str) -> list[Stack]:
             frames = []
             if _MAIN_THREAD.match(line):
                 stacks.append(frames)
-        elif (match := _DUMP_FRAME.match(line) or _SPY_FRAME.match(line)) is not None:
+        elif (match := _DUMP_FRAME.match(line)) is not None:
             frames.append(StackFrame(match["file"], int(match["line"]), match["function"]))
-    return [tuple(stack) for stack in stacks if stack]
+    return [tuple(stack) for stack in stacks or [frames] if stack]
 
 
 def is_foreign(frame: StackFrame) -> bool:

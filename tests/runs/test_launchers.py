@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from gputui.recovery.classify import classify
 from gputui.recovery.evidence import ExitRecord, collect
 from gputui.recovery.findings import reports_of
-from gputui.recovery.stacks import StackFrame, fatal_where, main_stacks
+from gputui.recovery.stacks import fatal_where
 from gputui.recovery.tracebacks import last_chain
 from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.launchers.base import OUTPUT, Invocation, Launcher, Placement
@@ -181,12 +181,3 @@ def test_the_fault_handlers_own_frames() -> None:
         fatal_where("Fatal Python error: Aborted\n\nCurrent thread 0x1 (most recent call first):\n  <no frame>\n")
         is None
     )
-
-
-def test_the_stack_of_the_main_thread_by_py_spy() -> None:
-    text = (
-        'Process 7: python train.py\n\nThread 7 (idle): "MainThread"\n    Event.wait (/home/me/a (2)/train.py:6)\n'
-        '    <module> (train.py:9)\nThread 9 (active+gil): "Feeder"\n    run (threading.py:982)\n'
-    )
-    (stack,) = main_stacks(text)
-    assert stack == (StackFrame("/home/me/a (2)/train.py", 6, "Event.wait"), StackFrame("train.py", 9, "<module>"))

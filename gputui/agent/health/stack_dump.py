@@ -68,8 +68,12 @@ def dump_stacks(
 def _stacks_in(log_text: str) -> list[Stack]:
     """The stacks of a log's rank, without those of its data loader's workers and those that a
     script writes on other occasions."""
-    stacks = main_stacks(log_text.partition("Fatal Python error: Aborted")[2])
-    return [stack for stack in stacks if not any(frame.function == "_worker_loop" for frame in stack)]
+    stacks = []
+    for dump in log_text.split("Fatal Python error: Aborted")[1:]:
+        for stack in main_stacks(dump):
+            if not any(frame.function == "_worker_loop" for frame in stack):
+                stacks.append(stack)
+    return stacks
 
 
 def abort(targets: Sequence[AttemptProcess], launchers: Sequence[ProcessIdentity] = ()) -> None:
