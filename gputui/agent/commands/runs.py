@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gputui.agent import removal
 from gputui.agent.commands.request import CommandRequest, RefusedError, Result, UnansweredError
 from gputui.agent.lifecycle.checkpoint_survey import attempts_to_resume, search_now, write_ledger
-from gputui.agent.lifecycle.run_files import attempt_dir, attempt_numbers, open_metrics
+from gputui.agent.lifecycle.run_files import living_attempt, open_metrics
 from gputui.core.config import PRIVATE_DIR_MODE
 from gputui.core.redaction import redact_params, redact_text
 from gputui.core.secret_patterns import REDACTED
@@ -20,7 +20,6 @@ from gputui.recovery.checkpoints.choices import CheckpointChoice, NotUsableError
 from gputui.recovery.checkpoints.search import CheckpointSearch
 from gputui.runs import repository
 from gputui.runs.command import checkpoint_directory
-from gputui.runs.identity import is_held
 from gputui.runs.labels import LabelError, checked_labels, checked_tag, store_labels, write_labels
 from gputui.runs.redaction import redact_spec
 from gputui.runs.spec import Scalar, SpecError, spec_of
@@ -211,11 +210,9 @@ def remove(request: CommandRequest) -> Result:
     run_id, folder = target.run_id, context.workspace.run_dir(target.run_id)
     if not target.state.is_over:
         raise RefusedError(f"{run_id} is {target.state}; stop it first")
-    for number in attempt_numbers(folder):
-        # The database may be older than the folder: it was restored from a backup.
-        if is_held(attempt_dir(context.workspace, run_id, number) / "attempt.lock"):
-            why = "is alive, which the database does not know; gputui agent stop, and the next agent adopts it"
-            raise RefusedError(f"attempt {number} of {run_id} {why}")
+    if (number := living_attempt(context.workspace, run_id)) is not None:
+        why = "is alive, which the database does not know; gputui agent stop, and the next agent adopts it"
+        raise RefusedError(f"attempt {number} of {run_id} {why}")
     if any(entry.run_id == run_id for entry in request.supervisor.holds.entries):
         raise RefusedError(f"processes of {run_id} cannot be killed; remove it once they are gone")
     try:

@@ -14,7 +14,7 @@ from gputui.agent.error_barrier import Parts
 from gputui.agent.lifecycle.ending import give_up
 from gputui.agent.lifecycle.gpus import GpuHolds, foreign_bytes, gpu_availability
 from gputui.agent.lifecycle.preparation import Grant, LaunchError, UnusableSpecError, prepare_attempt
-from gputui.agent.lifecycle.run_files import policy_of
+from gputui.agent.lifecycle.run_files import living_attempt, policy_of
 from gputui.agent.lifecycle.scheduler import GpuAvailability, Start, Wait, gpus_wanted, schedule
 from gputui.agent.lifecycle.waiting import may_start
 from gputui.core.units import bytes_text
@@ -185,6 +185,13 @@ class Admission:
 
     def _start(self, start: Start) -> None:
         context, run = self.context, start.run
+        if (number := living_attempt(context.workspace, run.run_id)) is not None:
+            text = (
+                f"waits for the end of attempt {number}, which lives; gputui agent stop, and the next agent adopts it"
+            )
+            if run.waiting_for != text:
+                repository.set_waiting_for(context.connection, run.run_id, text)
+            return
         executor = context.executors.of(spec_of(run).target)
         shares_gpus = bool(start.uuids) and self._may_share(run)
         try:

@@ -23,6 +23,7 @@ from gputui.recovery.policies import POLICIES, NoticeTarget, Policy, PolicyError
 from gputui.runs.checkpoint_names import explicit_step
 from gputui.runs.command import in_run
 from gputui.runs.foreign_json import read_foreign_json
+from gputui.runs.identity import is_held
 from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.logs import node_folder
 from gputui.runs.redaction import secrets_of
@@ -46,6 +47,13 @@ def attempt_numbers(run_dir: Path) -> list[int]:
     """The attempts that were prepared, in order, by their folders."""
     names = [path.parent.name for path in run_dir.glob("attempts/[0-9]*/attempt.json")]
     return sorted(int(name) for name in names if name.isdigit())
+
+
+def living_attempt(workspace: Workspace, run_id: str) -> int | None:
+    """The attempt of a run that is alive by its lock, whatever the database knows: it may have been
+    restored from a backup."""
+    numbers = reversed(attempt_numbers(workspace.run_dir(run_id)))
+    return next((n for n in numbers if is_held(attempt_dir(workspace, run_id, n) / "attempt.lock")), None)
 
 
 def rank_output(spec: RunSpec, gpus_given: int, folder: Path) -> str:

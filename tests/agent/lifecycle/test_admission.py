@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import sqlite3
 
@@ -101,6 +102,22 @@ def test_a_run_that_may_not_go_on_with_fewer_stops_and_says_why(
     assert bench.run().state is RunState.FAILED and bench.started == []
     assert "GPU-3 is missing" in read_events(connection)[-1].message
     assert repository.leases(connection) == {}
+
+
+def test_no_attempt_starts_beside_one_that_lives_although_the_database_does_not_know(
+    workspace: Workspace, connection: sqlite3.Connection
+) -> None:
+    bench = Bench(connection, workspace, "standard", None)
+    bench.see(*UUIDS)
+    folder = workspace.run_dir("a-1") / "attempts" / "7"
+    folder.mkdir(parents=True)
+    (folder / "attempt.json").touch()
+    with (folder / "attempt.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        bench.turn()
+        assert bench.started == [] and "attempt 7" in (bench.run().waiting_for or "")
+    bench.turn()
+    assert [attempt.number for attempt in bench.started] == [8]
 
 
 def test_of_runs_that_wait_for_a_gpu_of_each_other_the_first_starts(
