@@ -35,7 +35,7 @@ _GPU: Mapping[HardwareField, str] = {
 _HOST: Mapping[HardwareField, str] = {"host_cpu": "cpu_percent", "host_memory": "memory_used_bytes"}
 
 
-class Stay(NamedTuple):
+class GpuStay(NamedTuple):
     """The time that an attempt used a GPU, or the host (``uuid`` is None), in UTC unix seconds;
     ``end`` is infinite for a running attempt."""
 
@@ -69,7 +69,7 @@ class _Device:
             self.spans.pop()
         self.spans += found
 
-    def curves(self, stays: Sequence[Stay], axis_map: AxisMap, window: Window | None) -> list[HardwareCurve]:
+    def curves(self, stays: Sequence[GpuStay], axis_map: AxisMap, window: Window | None) -> list[HardwareCurve]:
         """The curves of its fields. Final spans with a known place are placed once."""
         self.placed = self.placed or [[] for _ in self.fields]
         later: list[list[Bin]] = [[] for _ in self.fields]
@@ -141,7 +141,7 @@ class HardwareCurves:
         return tuple(sorted(curves, key=lambda curve: request.hardware.index(curve.field)))
 
     def _moments(
-        self, connection: sqlite3.Connection, stays: Sequence[Stay], axis_map: AxisMap, window: Window | None
+        self, connection: sqlite3.Connection, stays: Sequence[GpuStay], axis_map: AxisMap, window: Window | None
     ) -> Window | None:
         """The stretch of time that is shown; None if nothing was sampled in it."""
         begins, ends = [], []
@@ -169,18 +169,18 @@ class HardwareCurves:
             self._seconds = 2.0 ** math.ceil(math.log2(length / bins))
 
 
-def _stays(attempts: Sequence[Attempt], axis_map: AxisMap) -> list[Stay]:
+def _stays(attempts: Sequence[Attempt], axis_map: AxisMap) -> list[GpuStay]:
     timeline = axis_map.timeline
     found = []
     for attempt in attempts:
         begin = timeline.begins.get(attempt.number)
         if begin is not None:
             end = timeline.ends.get(attempt.number, math.inf)
-            found += [Stay(uuid, attempt.number, begin, end) for uuid in (*attempt.gpus, None)]
+            found += [GpuStay(uuid, attempt.number, begin, end) for uuid in (*attempt.gpus, None)]
     return found
 
 
-def _moments_of(axis_map: AxisMap, stay: Stay, window: Window) -> Window | None:
+def _moments_of(axis_map: AxisMap, stay: GpuStay, window: Window) -> Window | None:
     """The moments of an attempt that a window shows."""
     if axis_map.axis in ("time", "trained"):
         offset = axis_map.place_moment(0.0, stay.attempt)
@@ -198,7 +198,7 @@ def _moments_of(axis_map: AxisMap, stay: Stay, window: Window) -> Window | None:
     return None if begin is None or end is None else (begin, end)
 
 
-def _ends(span: SampleSpan, stays: Sequence[Stay], axis_map: AxisMap) -> Window | None:
+def _ends(span: SampleSpan, stays: Sequence[GpuStay], axis_map: AxisMap) -> Window | None:
     """Both ends of a span on the axis, while an attempt used the GPU; None if it has no place."""
     stay = next((each for each in stays if each.begin <= span.last_at and span.first_at <= each.end), None)
     if stay is None:
