@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Final, Literal
 
@@ -37,51 +37,58 @@ def linear_ticks(low: float, high: float, most: int) -> list[float]:
     return max(found, key=len)
 
 
+RowTicks = tuple[tuple[int, float], ...]
+"""Ticks of a value axis as (row from the bottom, value)."""
+
+
 @lru_cache(256)
 def even_ticks(
     low: float, high: float, rows: int, most: int, *, is_low_fixed: bool = False, is_high_fixed: bool = False
-) -> tuple[float, float, tuple[tuple[int, float], ...]]:
-    """Ends of a linear axis of `rows` rows, at or beyond `low` and `high`, and its ticks as (row
-    from the bottom, value): two to `most` of them, all equally many rows apart. A tick is a round
-    value wherever an end is free to move, between two fixed ends one that few digits write."""
+) -> tuple[float, float, RowTicks]:
+    """Ends of a linear axis of `rows` rows, at or beyond `low` and `high`, and its ticks: two to
+    `most` of them, all equally many rows apart. A tick is a round value wherever an end is free to
+    move, between two fixed ends one that few digits write."""
     ends = ((0, low), (rows - 1, high))
     # Steps between are multiples and shares of the whole.
     if rows < 2 or not math.isfinite((high - low) * 100) or not high - low > 1e-300:
         return low, high, ends[:rows]
     if is_high_fixed:
-        counts = (count for count in range(min(most, rows) - 1, 1, -1) if (rows - 1) % count == 0)
-        for count in counts:
+        for count in range(min(most, rows) - 1, 1, -1):
             step = (high - low) / count
-            if float(f"{step:.2g}") == float(f"{step:.12g}"):
+            if (rows - 1) % count == 0 and float(f"{step:.2g}") == float(f"{step:.12g}"):
                 return low, high, tuple((row * (rows - 1) // count, low + row * step) for row in range(count + 1))
         return low, high, ends
-    best: tuple[float, float, float, list[tuple[int, float]]] | None = None
+
+    def waste(found: tuple[float, float, RowTicks]) -> float:
+        """The room that no value uses; a third label and steps that people count in are worth some."""
+        start, end, ticks = found
+        step = ticks[1][1] - ticks[0][1]
+        wasted = (end - start) / (high - low) - 0.01 * len(ticks)
+        wasted += 0.25 if len(ticks) == 2 < most else 0.0
+        return wasted + (0.2 if len(ticks) > 2 and f"{step:.1e}"[0] in "368" else 0.0)
+
+    start, end, ticks = min(
+        (found for found in _even_axes(low, high, rows, is_low_fixed=is_low_fixed) if 2 <= len(found[2]) <= most),
+        key=waste,
+        default=(low, high, ends),
+    )
+    return min(start, low), max(end, high), ticks
+
+
+def _even_axes(low: float, high: float, rows: int, *, is_low_fixed: bool) -> Iterator[tuple[float, float, RowTicks]]:
+    """Linear axes that hold `low` to `high`, as ends and ticks at multiples of a round step."""
     for apart in range(1, rows):
-        steps = round_steps((high - low) / (rows - 1) * apart, _EVEN_STEPS)
-        for step in itertools.islice(steps, 4):
+        for step in itertools.islice(round_steps((high - low) / (rows - 1) * apart, _EVEN_STEPS), 4):
             in_row = step / apart
             first = math.floor(low / in_row + 1e-9)
-            if is_low_fixed and abs(first * in_row - low) > 1e-9 * max(abs(low), in_row):
-                continue
             start, end = first * in_row, (first + rows - 1) * in_row
-            ticks = [(row, (first + row) // apart * step) for row in range(rows) if (first + row) % apart == 0]
-            if (
-                not math.isfinite(end - start)
-                or end < high - 1e-9 * in_row
-                or not 2 <= len(ticks) <= most
-                or len({value for _, value in ticks}) < 2
-            ):
+            if is_low_fixed and abs(start - low) > 1e-9 * max(abs(low), in_row):
                 continue
-            # Room that no value uses costs; a third label and steps that people count in are worth
-            # some of it.
-            badness = (end - start) / (high - low) - 0.01 * len(ticks)
-            badness += 0.25 if len(ticks) == 2 < most else 0.0
-            badness += 0.2 if len(ticks) > 2 and f"{step:e}"[0] in "368" else 0.0
-            if best is None or badness < best[0]:
-                best = (badness, min(start, low), max(end, high), ticks)
-    if best is None:
-        return low, high, ends
-    return best[1], best[2], tuple((row, float(f"{value:.12g}")) for row, value in best[3])
+            if math.isfinite(end - start) and end >= high - 1e-9 * in_row:
+                places = [row for row in range(rows) if (first + row) % apart == 0]
+                ticks = tuple((row, float(f"{(first + row) // apart * step:.12g}")) for row in places)
+                if len({value for _, value in ticks}) > 1:
+                    yield start, end, ticks
 
 
 def time_ticks(low_seconds: float, high_seconds: float, most: int) -> list[float]:
