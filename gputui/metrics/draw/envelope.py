@@ -117,10 +117,13 @@ class Buckets:
         if index is None:
             return
         found = self._bins.get(index)
-        if found is not None:
-            found = found.copy()
+        if found is None:
+            self._bins[index] = reduced
+        elif index in self._own:
             found.merge(reduced)
-        self._bins[index] = found or reduced
+        else:
+            self._bins[index] = found.copy()
+            self._bins[index].merge(reduced)
         self._own.add(index)
 
     def bins(self) -> list[Bin]:
