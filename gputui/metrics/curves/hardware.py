@@ -14,10 +14,7 @@ from gputui.metrics.curves.axis import AxisMap, interpolate
 from gputui.metrics.curves.model import ChartRequest, HardwareCurve, HardwareField, Window
 from gputui.metrics.draw.envelope import Bin
 from gputui.store.attempts import Attempt
-from gputui.store.rollups import MINUTE, SampleSpan, newest_sample, sample_spans
-
-SAMPLES_OF_THE_PAST = 20_000
-"""Most samples (at 1 Hz) that are read for a past moment, about 10 ms."""
+from gputui.store.rollups import SampleSpan, newest_sample, sample_spans
 
 APART_SECONDS = 10.0
 """Least distance of samples that are not joined by a line."""
@@ -136,10 +133,9 @@ class HardwareCurves:
         moments = self._moments(connection, stays, axis_map, request.window)
         if moments is None:
             return ()
-        uuids = sorted({stay.uuid for stay in stays}, key=lambda uuid: (uuid is None, uuid or ""))
-        self._choose_spans(moments, len(uuids), request, axis_map)
+        self._choose_spans(moments, request, axis_map)
         curves: list[HardwareCurve] = []
-        for uuid in uuids:
+        for uuid in sorted({stay.uuid for stay in stays}, key=lambda uuid: (uuid is None, uuid or "")):
             device = self._devices.get(uuid)
             if device is None:
                 fields = host_fields if uuid is None else gpu_fields
@@ -165,9 +161,8 @@ class HardwareCurves:
         begin, end = min(begins), min(max(ends), newest, self._at)
         return (begin, end) if end >= begin else None
 
-    def _choose_spans(self, moments: Window, sources: int, request: ChartRequest, axis_map: AxisMap) -> None:
-        """Choose the length of a span; it is kept until there are too many spans. Past moments come
-        in quick succession: of long times they show minutes."""
+    def _choose_spans(self, moments: Window, request: ChartRequest, axis_map: AxisMap) -> None:
+        """Choose the length of a span; it is kept until there are too many spans."""
         bins = max(2, request.bins)
         length = max(1.0, moments[1] - moments[0])
         timeline = (axis_map.timeline.begins, axis_map.timeline.ends)
@@ -176,8 +171,6 @@ class HardwareCurves:
             self._asked = asked
             self._devices.clear()
             self._seconds = 2.0 ** math.ceil(math.log2(length / bins))
-            if self._at < math.inf and length * sources > SAMPLES_OF_THE_PAST:
-                self._seconds = max(self._seconds, MINUTE)
 
 
 def _stays(attempts: Sequence[Attempt], axis_map: AxisMap) -> list[GpuStay]:
