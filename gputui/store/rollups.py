@@ -254,7 +254,8 @@ def sample_spans(
     """The samples of a GPU, or of the host (None), in the spans from number ``first`` to ``last``;
     span n begins ``n · seconds`` after 1970. Spans without samples are left out.
 
-    Minutes and hours are read where no finer data exist, and where a span is as long as them.
+    Minutes and hours are read where no finer data exist, and where a span is at least two of them
+    long.
     """
     with one_moment(connection):
         limits, gpu_id = bounds(connection), _gpu_id(connection, uuid)
@@ -287,7 +288,7 @@ def _rolled_up_until(connection: sqlite3.Connection, unit: int, gpu_id: int, sec
     ones."""
     query = "SELECT until FROM rollup_marks WHERE span_seconds = ? AND gpu_id = ?"
     row = connection.execute(query, (unit, gpu_id)).fetchone()
-    return 0.0 if row is None or seconds < unit else float(row[0])
+    return 0.0 if row is None or seconds < 2 * unit else float(row[0])
 
 
 # SQL for the number of samples, and per column for its number of values, extremes and sum.

@@ -137,7 +137,7 @@ def interpolate(pairs: Pairs, x: float) -> float | None:
     """The function at ``x``; beyond an end, the value at the end. None without pairs."""
     if not pairs:
         return None
-    place = bisect_right(pairs, (x, math.inf))
+    place = bisect_right(pairs, x, key=lambda pair: pair[0])
     if place == 0:
         return pairs[0][1]
     if place == len(pairs):

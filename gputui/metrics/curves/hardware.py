@@ -74,13 +74,9 @@ class _Device:
         self.placed = self.placed or [[] for _ in self.fields]
         later: list[list[Bin]] = [[] for _ in self.fields]
         before, into = self.last_placed, self.placed
-        # Over steps, a place is final once a later step is known.
-        known_until = math.inf
-        if axis_map.axis in ("step", "epoch"):
-            known_until = max((pairs[-1][0] for pairs in axis_map.paces.values() if pairs), default=-math.inf)
         for at in range(self.settled, len(self.spans)):
             span = self.spans[at]
-            if at == len(self.spans) - 1 or span.last_at >= known_until:
+            if at == len(self.spans) - 1 or not _is_settled(axis_map, span):
                 into = later
             ends = _ends(span, stays, axis_map)
             if ends is not None and (window is None or (ends[1] >= window[0] and ends[0] <= window[1])):
@@ -210,6 +206,13 @@ def _ends(span: SampleSpan, stays: Sequence[GpuStay], axis_map: AxisMap) -> Wind
     start = _place(axis_map, max(span.first_at, stay.begin), stay.attempt)
     end = _place(axis_map, min(span.last_at, stay.end), stay.attempt)
     return None if start is None or end is None else (start, end)
+
+
+def _is_settled(axis_map: AxisMap, span: SampleSpan) -> bool:
+    """Whether the place of a span is final: over steps, not before a later step is known."""
+    if axis_map.axis in ("time", "trained"):
+        return True
+    return any(pairs and pairs[-1][0] > span.last_at for pairs in axis_map.paces.values())
 
 
 def _place(axis_map: AxisMap, at: float, attempt: int) -> float | None:

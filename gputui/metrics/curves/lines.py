@@ -64,7 +64,7 @@ def sources(
 def layout(connection: sqlite3.Connection, run_id: str, at: float | None = None) -> Layout:
     """The layout of a run's lines, now or at a past moment."""
     ends, line_count = sources(connection, run_id, at)
-    found = envelopes.stretches(connection, run_id, at)
+    found = envelopes.stretches(connection, run_id)
     if at is not None:
         found = [one for one in found if one.source_id in ends and one.end <= ends[one.source_id]]
     return Layout(ends, line_count, found)

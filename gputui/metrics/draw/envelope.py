@@ -117,13 +117,10 @@ class Buckets:
         if index is None:
             return
         found = self._bins.get(index)
-        if found is None:
-            self._bins[index] = reduced
-        elif index in self._own:
+        if found is not None:
+            found = found.copy()
             found.merge(reduced)
-        else:
-            self._bins[index] = found.copy()
-            self._bins[index].merge(reduced)
+        self._bins[index] = found or reduced
         self._own.add(index)
 
     def bins(self) -> list[Bin]:

@@ -104,15 +104,15 @@ _STRETCH = (
 
 
 _OF_RUN = (
-    "WHERE source_id IN (SELECT source_id FROM metric_sources WHERE run_id = ?1) AND (?2 IS NULL OR min_at <= ?2) "
+    "WHERE source_id IN (SELECT source_id FROM metric_sources WHERE run_id = ?) "
     "ORDER BY source_id, generation, byte_offset"
 )
 _LAST = "WHERE source_id = ?1 AND (?2 IS NULL OR attempt = ?2) ORDER BY generation DESC, byte_offset DESC LIMIT 1"
 
 
-def stretches(connection: sqlite3.Connection, run_id: str, at: float | None = None) -> list[Stretch]:
-    """All stretches of a run, or those begun by a past time, in the order of writing."""
-    rows = connection.execute(f"{_STRETCH} {_OF_RUN}", (run_id, at))
+def stretches(connection: sqlite3.Connection, run_id: str) -> list[Stretch]:
+    """All stretches of a run in the order of writing."""
+    rows = connection.execute(f"{_STRETCH} {_OF_RUN}", (run_id,))
     return [_stretch(row) for row in rows.fetchall()]
 
 
