@@ -20,8 +20,8 @@ SECONDS_PER_HOUR = 3600.0
 
 
 class StudyState(StrEnum):
-    """The state of a study. ``stopping``: no trial starts, and running ones are asked to
-    stop."""
+    """The state of a study. ``stopping``: no trial starts, and running ones are asked to stop;
+    ``unknown``: any other stored word."""
 
     RUNNING = "running"
     PAUSED = "paused"
@@ -29,6 +29,11 @@ class StudyState(StrEnum):
     FINISHED = "finished"
     STOPPED = "stopped"
     FAILED = "failed"
+    UNKNOWN = "unknown"
+
+    @classmethod
+    def _missing_(cls, _value: object) -> StudyState:
+        return cls.UNKNOWN
 
     @property
     def is_over(self) -> bool:
@@ -42,7 +47,7 @@ class StudyState(StrEnum):
 
 class TrialState(StrEnum):
     """The state of a trial. ``infeasible``: the point violates a constraint or does not fit this
-    machine; ``stopped``: by a person or a spent budget."""
+    machine; ``stopped``: by a person or a spent budget; ``unknown``: any other stored word."""
 
     ENQUEUED = "enqueued"
     LAUNCHING = "launching"
@@ -54,6 +59,11 @@ class TrialState(StrEnum):
     INFEASIBLE = "infeasible"
     FAILED = "failed"
     STOPPED = "stopped"
+    UNKNOWN = "unknown"
+
+    @classmethod
+    def _missing_(cls, _value: object) -> TrialState:
+        return cls.UNKNOWN
 
     @property
     def is_over(self) -> bool:

@@ -12,6 +12,7 @@ from gputui.core.config import Workspace
 from gputui.store.database import open_writer
 from gputui.store.studies import (
     StudyLookupError,
+    StudyState,
     TrialState,
     find_study,
     read_rungs,
@@ -101,3 +102,10 @@ def test_a_study_costs_what_its_runs_did_up_to_a_moment(history: sqlite3.Connect
     assert study_gpu_hours(history, "lr-1", 1000.0) == pytest.approx(2 * 40 / 3600)
     assert study_gpu_hours(history, "lr-2", 1000.0) == 0
     assert read_trials(history, "lr-1", 103.0) == []
+
+
+def test_a_word_that_is_no_state_is_an_unknown_one(history: sqlite3.Connection) -> None:
+    history.execute("UPDATE studies SET state = 'zombified'")
+    history.execute("UPDATE trials SET state = 'zombified'")
+    assert {one.state for one in read_studies(history)} == {StudyState.UNKNOWN}
+    assert [one.state for one in read_trials(history, "lr-1")] == [TrialState.UNKNOWN]

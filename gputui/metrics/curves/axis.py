@@ -64,15 +64,13 @@ MOST_MOMENTS = 256
 
 class AxisMap(Struct, frozen=True):
     """Places on an axis. ``epochs`` are (step, epoch) pairs by attempt, needed on the axis of
-    epochs; ``paces`` are (moment, step) pairs by attempt, needed for what has a moment and no step;
-    ``cuts`` are the first steps that a later attempt did again (`cuts_of`), over steps and epochs.
+    epochs; ``paces`` are (moment, step) pairs by attempt, needed for what has a moment and no step.
     """
 
     axis: Axis
     timeline: AxisTimeline
     epochs: Mapping[int, Pairs] = msgspec.field(default_factory=dict)
     paces: Mapping[int, Pairs] = msgspec.field(default_factory=dict)
-    cuts: Mapping[int, float] = msgspec.field(default_factory=dict)
 
     def place(self, attempt: int, step: int | None, at: float | None) -> float | None:
         """The x of a line; None if it has none."""
@@ -98,13 +96,13 @@ class AxisMap(Struct, frozen=True):
             return step
         return interpolate(self.epochs.get(attempt, ()), step)
 
-    def moments(self) -> tuple[tuple[float, float], ...]:
-        """(x, moment) pairs in order of x, without redone steps."""
+    def moments(self, cuts: Mapping[int, float]) -> tuple[tuple[float, float], ...]:
+        """(x, moment) pairs in order of x, without redone steps; ``cuts`` are from `cuts_of`."""
         found: list[tuple[float, float]] = []
         for attempt, pairs in self.paces.items():
             if not pairs:
                 continue
-            end = self.cuts.get(attempt, math.inf)
+            end = cuts.get(attempt, math.inf)
             every = len(pairs) // MOST_MOMENTS + 1
             for at, step in [*pairs[: len(pairs) - 1 : every], pairs[-1]]:
                 x = self.place(attempt, int(step), at) if step < end else None

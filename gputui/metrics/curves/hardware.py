@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from gputui.metrics.curves.axis import AxisMap, interpolate
 from gputui.metrics.curves.model import ChartRequest, HardwareCurve, HardwareField, Window
@@ -35,7 +36,7 @@ _GPU: Mapping[HardwareField, str] = {
 _HOST: Mapping[HardwareField, str] = {"host_cpu": "cpu_percent", "host_memory": "memory_used_bytes"}
 
 
-class GpuStay(NamedTuple):
+class GpuHold(Struct, frozen=True):
     """The time that an attempt used a GPU, or the host (``uuid`` is None), in UTC unix seconds;
     ``end`` is infinite for a running attempt."""
 
@@ -47,60 +48,13 @@ class GpuStay(NamedTuple):
 
 @dataclass(slots=True)
 class _Device:
-    """One GPU or the host: its fields and its samples in spans of ``seconds``, in order. The first
-    ``settled`` of these have their final bins in ``placed``, by field; ``last_placed`` is the last
-    of them that has a place."""
+    """One GPU or the host: the final bins of each field; its spans in order; how many of these are
+    final, and the last of them that has a place."""
 
-    uuid: str | None
-    fields: Sequence[HardwareField]
-    seconds: float
+    placed: list[list[Bin]]
     spans: list[SampleSpan] = field(default_factory=list)
-    placed: list[list[Bin]] = field(default_factory=list)
     settled: int = 0
     last_placed: SampleSpan | None = None
-
-    def read(self, connection: sqlite3.Connection, moments: Window) -> None:
-        """Read new spans, and the newest known one, which may have grown. Raises sqlite3.Error."""
-        first, last = (math.floor(moment / self.seconds) for moment in moments)
-        first = self.spans[-1].number if self.spans else first
-        columns = [(_HOST if self.uuid is None else _GPU)[name] for name in self.fields]
-        found = sample_spans(connection, self.uuid, columns, self.seconds, first, last)
-        if found and self.spans and found[0].number == first:
-            self.spans.pop()
-        self.spans += found
-
-    def curves(self, stays: Sequence[GpuStay], axis_map: AxisMap, window: Window | None) -> list[HardwareCurve]:
-        """The curves of its fields. Final spans with a known place are placed once."""
-        self.placed = self.placed or [[] for _ in self.fields]
-        later: list[list[Bin]] = [[] for _ in self.fields]
-        before, into = self.last_placed, self.placed
-        for at in range(self.settled, len(self.spans)):
-            span = self.spans[at]
-            if at == len(self.spans) - 1 or not _is_settled(axis_map, span):
-                into = later
-            ends = _ends(span, stays, axis_map)
-            if ends is not None and (window is None or (ends[1] >= window[0] and ends[0] <= window[1])):
-                is_apart = before is not None and self._is_apart(before, at)
-                for bins, (count, low, high, mean) in zip(into, span.values, strict=True):
-                    if count:
-                        bins.append(Bin(*ends, low, high, mean, mean, count, gap_before=is_apart))
-                before = span
-            if into is self.placed:
-                self.settled, self.last_placed = at + 1, before
-        joined = [(*done, *rest) for done, rest in zip(self.placed, later, strict=True)]
-        return [
-            HardwareCurve(name, self.uuid, bins, bins[-1].last if bins else None)
-            for name, bins in zip(self.fields, joined, strict=True)
-        ]
-
-    def _is_apart(self, before: SampleSpan, at: int) -> bool:
-        """Whether the span at place ``at`` is further from the one ``before`` than samples usually
-        are: old samples are kept as means of minutes and hours."""
-        if (self.spans[at].number - before.number) * self.seconds <= max(self.seconds, APART_SECONDS):
-            return False
-        known = self.spans[max(0, at - 1 - _BEFORE) : at]
-        usual = median([later.first_at - earlier.last_at for earlier, later in pairwise(known)] or [0.0])
-        return self.spans[at].first_at - before.last_at > APART_INTERVALS * usual
 
 
 class HardwareCurves:
@@ -118,69 +72,145 @@ class HardwareCurves:
         self._asked = None
 
     def read(
-        self, connection: sqlite3.Connection, attempts: Sequence[Attempt], axis_map: AxisMap, request: ChartRequest
+        self,
+        connection: sqlite3.Connection,
+        attempts: Sequence[Attempt],
+        axis_map: AxisMap,
+        cuts: Mapping[int, float],
+        request: ChartRequest,
     ) -> tuple[HardwareCurve, ...]:
         """A curve for each field and GPU of the run, and one for each field of the host; first and
         last value of a bin are its mean. Over steps and epochs, samples outside of an attempt's
         lines and of redone steps have no place. Raises sqlite3.Error."""
+        stays = _stays(attempts, axis_map)
         gpu_fields = [name for name in request.hardware if name in _GPU]
         host_fields = [name for name in request.hardware if name in _HOST]
-        stays = [stay for stay in _stays(attempts, axis_map) if (host_fields if stay.uuid is None else gpu_fields)]
-        moments = self._moments(connection, stays, axis_map, request.window)
+        on = {stay.uuid for stay in stays if stay.uuid is not None} if gpu_fields else set()
+        uuids: list[str | None] = [*sorted(on), *([None] if host_fields else [])]
+        if not uuids:
+            return ()
+        moments = self._moments(connection, stays, uuids, axis_map, request.window)
         if moments is None:
             return ()
-        self._choose_spans(moments, request, axis_map)
-        curves: list[HardwareCurve] = []
-        for uuid in sorted({stay.uuid for stay in stays}, key=lambda uuid: (uuid is None, uuid or "")):
-            device = self._devices.get(uuid)
-            if device is None:
-                fields = host_fields if uuid is None else gpu_fields
-                device = self._devices[uuid] = _Device(uuid, fields, self._seconds)
-            device.read(connection, moments)
-            curves += device.curves([stay for stay in stays if stay.uuid == uuid], axis_map, request.window)
-        return tuple(sorted(curves, key=lambda curve: request.hardware.index(curve.field)))
+        timeline = (axis_map.timeline.begins, axis_map.timeline.ends)
+        self._settle(moments, request, timeline)
+        curves = []
+        for uuid in uuids:
+            fields = host_fields if uuid is None else gpu_fields
+            device = self._devices.setdefault(uuid, _Device([[] for _ in fields]))
+            # New spans, and the newest known one, which may have grown.
+            first = device.spans[-1].number if device.spans else math.floor(moments[0] / self._seconds)
+            last = math.floor(moments[1] / self._seconds)
+            columns = [(_HOST if uuid is None else _GPU)[name] for name in fields]
+            found = sample_spans(connection, uuid, columns, self._seconds, first, last)
+            if found and device.spans and found[0].number == first:
+                device.spans.pop()
+            device.spans += found
+            own = [stay for stay in stays if stay.uuid == uuid]
+            drawn = _bins(device, own, axis_map, cuts, request.window, self._seconds)
+            for name, bins in zip(fields, drawn, strict=True):
+                curves.append(HardwareCurve(name, uuid, bins, bins[-1].last if bins else None))
+        order = {name: place for place, name in enumerate(request.hardware)}
+        return tuple(sorted(curves, key=lambda curve: order[curve.field]))
 
     def _moments(
-        self, connection: sqlite3.Connection, stays: Sequence[GpuStay], axis_map: AxisMap, window: Window | None
+        self,
+        connection: sqlite3.Connection,
+        stays: Sequence[GpuHold],
+        uuids: Sequence[str | None],
+        axis_map: AxisMap,
+        window: Window | None,
     ) -> Window | None:
         """The stretch of time that is shown; None if nothing was sampled in it."""
         begins, ends = [], []
         for stay in stays:
-            shown = (stay.begin, stay.end) if window is None else _moments_of(axis_map, stay, window)
-            if shown is not None:
-                begins.append(max(stay.begin, shown[0]))
-                ends.append(min(stay.end, shown[1]))
-        sampled = [newest_sample(connection, uuid) for uuid in {stay.uuid for stay in stays}]
+            reach = (stay.begin, stay.end) if window is None else _moments_of(axis_map, stay, window)
+            if reach is not None and stay.uuid in uuids:
+                begins.append(max(stay.begin, reach[0]))
+                ends.append(min(stay.end, reach[1]))
+        sampled = [newest_sample(connection, uuid) for uuid in uuids]
         newest = max((at for at in sampled if at is not None), default=None)
         if newest is None or not begins:
             return None
         begin, end = min(begins), min(max(ends), newest, self._at)
         return (begin, end) if end >= begin else None
 
-    def _choose_spans(self, moments: Window, request: ChartRequest, axis_map: AxisMap) -> None:
+    def _settle(self, moments: Window, request: ChartRequest, timeline: object) -> None:
         """Choose the length of a span; it is kept until there are too many spans."""
         bins = max(2, request.bins)
         length = max(1.0, moments[1] - moments[0])
-        timeline = (axis_map.timeline.begins, axis_map.timeline.ends)
         asked = (request.axis, request.window, request.bins, request.hardware, timeline)
-        if asked != self._asked or length / self._seconds > 2 * bins:
-            self._asked = asked
-            self._devices.clear()
-            self._seconds = 2.0 ** math.ceil(math.log2(length / bins))
+        if asked == self._asked and length / self._seconds <= 2 * bins:
+            return
+        self._asked = asked
+        self._devices.clear()
+        self._seconds = 2.0 ** math.ceil(math.log2(length / bins))
 
 
-def _stays(attempts: Sequence[Attempt], axis_map: AxisMap) -> list[GpuStay]:
+def _bins(
+    device: _Device,
+    stays: Sequence[GpuHold],
+    axis_map: AxisMap,
+    cuts: Mapping[int, float],
+    window: Window | None,
+    seconds: float,
+) -> list[tuple[Bin, ...]]:
+    """The bins of each field, from spans of ``seconds``. Final spans with a known place are placed
+    once."""
+    spans = device.spans
+    later: list[list[Bin]] = [[] for _ in device.placed]
+    before, into = device.last_placed, device.placed
+    for at in range(device.settled, len(spans)):
+        span = spans[at]
+        if at == len(spans) - 1 or not _is_settled(axis_map, span):
+            into = later
+        stay = next((each for each in stays if each.begin <= span.last_at and span.first_at <= each.end), None)
+        if stay is not None:
+            start = _place(axis_map, cuts, max(span.first_at, stay.begin), stay.attempt)
+            end = _place(axis_map, cuts, min(span.last_at, stay.end), stay.attempt)
+            if start is not None and end is not None and not (window and (end < window[0] or start > window[1])):
+                is_apart = (
+                    before is not None
+                    and (span.number - before.number) * seconds > max(seconds, APART_SECONDS)
+                    and _is_unusual(spans, at, span.first_at - before.last_at)
+                )
+                for bins, (count, low, high, mean) in zip(into, span.values, strict=True):
+                    if count:
+                        bins.append(Bin(start, end, low, high, mean, mean, count, gap_before=is_apart))
+                before = span
+        if into is device.placed:
+            device.settled, device.last_placed = at + 1, before
+    return [(*done, *rest) for done, rest in zip(device.placed, later, strict=True)]
+
+
+def _is_unusual(spans: Sequence[SampleSpan], at: int, apart: float) -> bool:
+    """Whether ``apart`` seconds before the span at place ``at`` are more than the distance of the
+    samples before, which is the usual one or larger: old samples are kept as means of minutes and
+    hours."""
+    before = [later.first_at - earlier.last_at for earlier, later in pairwise(spans[max(0, at - 1 - _BEFORE) : at])]
+    return apart > APART_INTERVALS * median(before or [0.0])
+
+
+def _is_settled(axis_map: AxisMap, span: SampleSpan) -> bool:
+    """Whether the place of a span is final: over steps, not before a later step is known."""
+    if axis_map.axis in ("time", "trained"):
+        return True
+    return any(pairs and pairs[-1][0] > span.last_at for pairs in axis_map.paces.values())
+
+
+def _stays(attempts: Sequence[Attempt], axis_map: AxisMap) -> list[GpuHold]:
     timeline = axis_map.timeline
     found = []
     for attempt in attempts:
         begin = timeline.begins.get(attempt.number)
-        if begin is not None:
-            end = timeline.ends.get(attempt.number, math.inf)
-            found += [GpuStay(uuid, attempt.number, begin, end) for uuid in (*attempt.gpus, None)]
+        if begin is None:
+            continue
+        end = timeline.ends.get(attempt.number, math.inf)
+        found += [GpuHold(uuid, attempt.number, begin, end) for uuid in (*attempt.gpus, None)]
     return found
 
 
-def _moments_of(axis_map: AxisMap, stay: GpuStay, window: Window) -> Window | None:
+def _moments_of(axis_map: AxisMap, stay: GpuHold, window: Window) -> Window | None:
     """The moments of an attempt that a window shows."""
     if axis_map.axis in ("time", "trained"):
         offset = axis_map.place_moment(0.0, stay.attempt)
@@ -198,29 +228,12 @@ def _moments_of(axis_map: AxisMap, stay: GpuStay, window: Window) -> Window | No
     return None if begin is None or end is None else (begin, end)
 
 
-def _ends(span: SampleSpan, stays: Sequence[GpuStay], axis_map: AxisMap) -> Window | None:
-    """Both ends of a span on the axis, while an attempt used the GPU; None if it has no place."""
-    stay = next((each for each in stays if each.begin <= span.last_at and span.first_at <= each.end), None)
-    if stay is None:
-        return None
-    start = _place(axis_map, max(span.first_at, stay.begin), stay.attempt)
-    end = _place(axis_map, min(span.last_at, stay.end), stay.attempt)
-    return None if start is None or end is None else (start, end)
-
-
-def _is_settled(axis_map: AxisMap, span: SampleSpan) -> bool:
-    """Whether the place of a span is final: over steps, not before a later step is known."""
-    if axis_map.axis in ("time", "trained"):
-        return True
-    return any(pairs and pairs[-1][0] > span.last_at for pairs in axis_map.paces.values())
-
-
-def _place(axis_map: AxisMap, at: float, attempt: int) -> float | None:
+def _place(axis_map: AxisMap, cuts: Mapping[int, float], at: float, attempt: int) -> float | None:
     if axis_map.axis in ("step", "epoch"):
         pairs = axis_map.paces.get(attempt, ())
         if not pairs or not pairs[0][0] <= at <= pairs[-1][0]:
             return None
         step = interpolate(pairs, at)
-        if step is None or step >= axis_map.cuts.get(attempt, math.inf):
+        if step is None or step >= cuts.get(attempt, math.inf):
             return None
     return axis_map.place_moment(at, attempt)

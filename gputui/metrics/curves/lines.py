@@ -82,13 +82,6 @@ def lines(
             yield new(CurveLine, (attempt, step, at, named_by_event(orjson.loads(data))))
 
 
-def between(
-    since: Mapping[int, FilePosition], until: Mapping[int, FilePosition]
-) -> list[tuple[int, FilePosition, FilePosition]]:
-    """(source, begin, end) of new lines."""
-    return [(source_id, since[source_id], end) for source_id, end in until.items() if since[source_id] != end]
-
-
 class Part(Struct, frozen=True):
     """Consecutive stretches of one attempt in one source that are read in the same way. ``count``
     is how many stretches the attempt has in this source."""
@@ -120,12 +113,13 @@ def span_of(stretch: Stretch, axis_map: AxisMap) -> Window | None:
     return None if start is None or end is None else (start, end)
 
 
-def parts(found: Sequence[Stretch], axis_map: AxisMap, window: Window | None) -> list[Part]:
-    """The stretches in a window, or all, as parts. A stretch with steps on both sides of the
-    attempt's cut is a separate, mixed part."""
+def parts(found: Sequence[Stretch], axis_map: AxisMap, window: Window | None, cuts: Mapping[int, float]) -> list[Part]:
+    """The stretches in a window, or all, as parts. Steps of an attempt from its cut on were done
+    again by a later one; a stretch with steps on both sides of the cut is a separate, mixed part.
+    """
 
     def share(stretch: Stretch) -> Share:
-        cut = axis_map.cuts.get(stretch.attempt, math.inf)
+        cut = cuts.get(stretch.attempt, math.inf)
         return "kept" if stretch.max_step < cut else "redone" if stretch.min_step >= cut else "mixed"
 
     # Of several stretches, the last has the highest number.
@@ -152,7 +146,7 @@ def epoch_points(
     connection: sqlite3.Connection, found: Sequence[Stretch], wanted: int
 ) -> Iterator[tuple[int, float, float]]:
     """(attempt, step, epoch) of stretches, finer where the epoch changes."""
-    for part in parts(found, _ALL, None):
+    for part in parts(found, _ALL, None, {}):
         key = (part.stretches[0].source_id, part.stretches[0].attempt, EPOCH)
         highest = envelopes.level_for(part.line_count, wanted)
         first, last = part.stretches[0].number, part.stretches[-1].number

@@ -6,6 +6,7 @@ import math
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+import orjson
 from msgspec.structs import replace
 
 from gputui.core.text import clean
@@ -22,10 +23,10 @@ from gputui.metrics.curves.model import (
     Frame,
     HardwareCurve,
     MetricCurve,
+    RankCurve,
     RankCurves,
     Window,
 )
-from gputui.metrics.curves.rank_curves import RankReader
 from gputui.store.attempts import Attempt, read_attempts
 from gputui.store.metrics import envelopes, queries
 from gputui.store.metrics.envelopes import Stretch
@@ -33,6 +34,10 @@ from gputui.store.metrics.queries import FilePosition
 
 LINES_AT_ONCE = 8192
 """With more new lines than these, starting over is quicker than following."""
+
+RANK_LINES_AT_ONCE = 24_000
+"""Most lines of ranks read when a chart is opened, about 100 ms; of a longer run, a sample is read.
+"""
 
 
 class RunCurves:
@@ -46,6 +51,7 @@ class RunCurves:
         self._at = at
         self._shown: tuple[Window | None, int, bool] | None = None
         self._layout: Layout | None = None
+        self._cuts: Mapping[int, float] = {}
         self._map = AxisMap("step", AxisTimeline(None))
         self._epochs = Epochs()
         self._paces = Paces()
@@ -55,7 +61,7 @@ class RunCurves:
         self._newest: Mapping[str, float] = {}
         self._names: tuple[str, ...] = ()
         self._rank_names: frozenset[str] = frozenset()
-        self._ranks = RankReader(run_id, at)
+        self._ranks = _RankReader(run_id, at)
         self._until: dict[int, FilePosition] = {}
         self._line_count = 0
         self._start, self._end = math.inf, -math.inf
@@ -74,20 +80,20 @@ class RunCurves:
         curves = self.curves(connection, attempts, request)
         hardware: tuple[HardwareCurve, ...] = ()
         if request.hardware:
-            hardware = self._hardware.read(connection, attempts, self._map, request)
+            hardware = self._hardware.read(connection, attempts, self._map, self._cuts, request)
         start, end = self._reach(hardware)
         frame = Frame(
             request.axis,
             None if start > end else start,
             None if start > end else end,
             self._map.timeline.origin_at,
-            () if request.axis == "time" else self._map.moments(),
+            () if request.axis == "time" else self._map.moments(self._cuts),
         )
         happened = markers(connection, self.run_id, attempts, self._events, self._map, self._at)
         ranked: Mapping[str, RankCurves] = {}
         if request.ranked:
             written = {asked: self._written_as(asked) for asked in request.ranked}
-            ranked = self._ranks.read(connection, written, self._map, request)
+            ranked = self._ranks.read(connection, written, self._map, self._cuts, request)
         return ChartData(request, frame, self._names, curves, hardware, happened, self._rank_names, ranked)
 
     def _reach(self, hardware: Sequence[HardwareCurve]) -> Window:
@@ -139,7 +145,7 @@ class RunCurves:
         is_same = (
             self._layout is not None
             and request.axis == self._map.axis
-            and cuts == self._map.cuts
+            and cuts == self._cuts
             and timeline.keeps_places_of(self._map.timeline)
             and until.keys() == self._until.keys()
             and line_count - self._line_count <= LINES_AT_ONCE
@@ -149,7 +155,7 @@ class RunCurves:
             self._shown = shown
             self._followed.clear()
         if is_same and until != self._until:
-            places = run_lines.between(self._until, until)
+            places = _between(self._until, until)
             self._until, self._line_count = until, line_count
             is_same = self._follow(run_lines.lines(connection, places))
         if is_same:
@@ -183,6 +189,7 @@ class RunCurves:
     def _read_all(
         self, connection: sqlite3.Connection, request: ChartRequest, timeline: AxisTimeline, cuts: Mapping[int, float]
     ) -> None:
+        self._cuts = cuts
         self._followed.clear()
         self._paces = Paces()
         self._start, self._end = math.inf, -math.inf
@@ -210,7 +217,7 @@ class RunCurves:
                 written.setdefault(line.attempt, []).append((float(line.step), named))
             ends.append((line.attempt, line.step, line.at))
         self._epochs = Epochs(written)
-        self._map = AxisMap(request.axis, timeline, self._epochs.pairs, self._paces.pairs, cuts)
+        self._map = AxisMap(request.axis, timeline, self._epochs.pairs, self._paces.pairs)
         for end in ends:
             self._place(*end)
         placed = (event_marker(line, self._map) for line in event_lines(connection, self.run_id, self._at))
@@ -220,13 +227,13 @@ class RunCurves:
         self, connection: sqlite3.Connection, names: Sequence[str], request: ChartRequest, found: Layout
     ) -> None:
         """Read new metrics up to where the others are."""
-        parts = run_lines.parts(found.stretches, self._map, request.window)
+        parts = run_lines.parts(found.stretches, self._map, request.window, self._cuts)
         reduced = sum(part.line_count for part in parts)
         # Half as many entries suffice: each has four values to draw, and the level below takes
         # sixteen times as long.
         level = envelopes.level_for(reduced, max(1, request.bins // 2))
         in_full = reduced <= run_lines.LINES_IN_FULL
-        new = [CurveBuilder(name, request, self._map.cuts) for name in names]
+        new = [CurveBuilder(name, request, self._cuts) for name in names]
         self._followed |= {each.name: each for each in new}
         level_of = self._log_level_of(request) if request.is_log else lambda _: level
         for part, at in run_lines.by_level(parts, level_of):
@@ -270,3 +277,94 @@ def read_charts(connection: sqlite3.Connection, run_id: str, request: ChartReque
         return RunCurves(run_id).read(connection, read_attempts(connection, run_id), request)
     finally:
         connection.execute("ROLLBACK")
+
+
+def _between(
+    since: Mapping[int, FilePosition], until: Mapping[int, FilePosition]
+) -> list[tuple[int, FilePosition, FilePosition]]:
+    """(source, begin, end) of new lines."""
+    return [(source_id, since[source_id], end) for source_id, end in until.items() if since[source_id] != end]
+
+
+# --- ranks ----------------------------------------------------------------------------------------
+
+_Place = tuple[int, FilePosition, FilePosition]
+
+
+class _RankReader:
+    """Reads the curves of a run's ranks from lines, since only those of rank 0 are reduced, and
+    follows them."""
+
+    def __init__(self, run_id: str, at: float | None) -> None:
+        self._run_id = run_id
+        self._at = at
+        self._asked: tuple[object, ...] | None = None
+        self._until: dict[int, FilePosition] = {}
+        self._followed: dict[tuple[str, int], CurveBuilder] = {}
+        self._is_sampled = False
+
+    def reset(self) -> None:
+        """Read everything again next time: places on the axis have changed."""
+        self._asked = None
+
+    def read(
+        self,
+        connection: sqlite3.Connection,
+        names: Mapping[str, str],
+        axis_map: AxisMap,
+        cuts: Mapping[int, float],
+        request: ChartRequest,
+    ) -> Mapping[str, RankCurves]:
+        """The curves of all ranks for each metric. ``names`` maps requested names to those in the
+        store. Steps that a later attempt did again are left out. Raises sqlite3.Error."""
+        asked = (tuple(names.items()), request.axis, request.window, request.bins, request.is_log)
+        until, limit = run_lines.sources(connection, self._run_id, self._at)[0], -1
+        if asked != self._asked or until.keys() != self._until.keys():
+            self._followed = {}
+            found = run_lines.layout(connection, self._run_id, self._at)
+            places, limit = self._places(found, axis_map, cuts, request)
+        else:
+            places = _between(self._until, until)
+        # Incomplete until all lines were taken: a failed read starts over.
+        self._asked = None
+        for number, (source_id, begin, end) in enumerate(places):
+            most = -1 if number >= len(places) - len(until) else limit
+            where = "AND rank IS NOT NULL AND step IS NOT NULL"
+            rows = queries.rows_between(connection, source_id, begin, end, where=where, limit=most)
+            for attempt, rank, step, at, data in rows:
+                x = axis_map.place(attempt, step, at)
+                if x is None:
+                    continue
+                line = CurveLine(attempt, step, at, orjson.loads(data))
+                for name in names.values():
+                    followed = self._followed.get((name, rank))
+                    if followed is None:
+                        followed = self._followed[name, rank] = CurveBuilder(name, request, cuts)
+                    followed.add_line(line, x)
+        self._asked, self._until = asked, until
+        return {each: self._curves(name, request) for each, name in names.items()}
+
+    def _places(
+        self, found: Layout, axis_map: AxisMap, cuts: Mapping[int, float], request: ChartRequest
+    ) -> tuple[list[_Place], int]:
+        """The lines to read, those after the last stretches at the end, and the most of each stretch."""
+        parts = run_lines.parts(found.stretches, axis_map, request.window, cuts)
+        stretches = [stretch for part in parts if part.share != "redone" for stretch in part.stretches]
+        of_rank_0 = sum(stretch.line_count for stretch in found.stretches)
+        ranks = max(1, round(found.line_count / of_rank_0)) if of_rank_0 else 1
+        wanted = sum(stretch.line_count for stretch in stretches) * ranks
+        self._is_sampled = wanted > RANK_LINES_AT_ONCE
+        limit = -1
+        if self._is_sampled:
+            # From each stretch enough lines for two of every rank.
+            stretches = stretches[:: -(-len(stretches) // max(1, request.bins))]
+            limit = max(2 * ranks, RANK_LINES_AT_ONCE // len(stretches))
+        return [*((one.source_id, one.begin, one.end) for one in stretches), *found.unreduced()], limit
+
+    def _curves(self, name: str, request: ChartRequest) -> RankCurves:
+        curves = []
+        for (of, rank), followed in sorted(self._followed.items()):
+            if of == name and followed.last is not None:
+                curve = followed.curve(request, followed.last)
+                curves.append(RankCurve(rank, curve.smooth or curve.bins, followed.last))
+        return RankCurves(tuple(curves), self._is_sampled)

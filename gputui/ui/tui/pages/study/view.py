@@ -38,7 +38,7 @@ from gputui.ui.tui.layout.columns import (
     wrap,
 )
 from gputui.ui.tui.layout.panels import metric_title
-from gputui.ui.tui.layout.words import STUDY_SIGNS, Sign, dated_clock, run_sign
+from gputui.ui.tui.layout.words import STUDY_SIGNS, UNKNOWN_SIGN, Sign, dated_clock, run_sign
 
 View = Literal["values", "slices", "courses", "front"]
 """What the charts show: values over trials and the importance of parameters; values over each parameter; the course of
@@ -84,6 +84,7 @@ TRIAL_SIGNS: Mapping[TrialState, Sign] = {
     TrialState.INFEASIBLE: Sign("⊘", "infeasible", "warn"),
     TrialState.FAILED: Sign("✗", "failed", "bad"),
     TrialState.STOPPED: Sign("■", "stopped", "dim"),
+    TrialState.UNKNOWN: UNKNOWN_SIGN,
 }
 
 
