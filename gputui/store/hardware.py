@@ -6,6 +6,7 @@ deleted, its minute or hour is used. Every function raises sqlite3.Error.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import sqlite3
@@ -33,6 +34,7 @@ CLOCK_SLACK_SECONDS = 2.0
 LOST_SHOWN_SECONDS = 86_400.0
 # Events are rare; this bounds queries if a GPU comes and goes all day.
 _EVENTS_LOOKED_AT = 512
+_PACE_SAMPLES = 5
 
 LOOK_BACK_SECONDS = 86_400.0
 """Maximum time searched for the begin of idleness."""
@@ -138,16 +140,16 @@ def read_gpus(
     their state at that time; ``holders`` are then the (id, name) of runs that leased them, by
     UUID."""
     interval = connection.execute("SELECT interval_seconds FROM agent").fetchone()
-    stale_after = stale_after_seconds(interval[0] if interval else None)
     until = now + CLOCK_SLACK_SECONDS if at is None else at
     views = []
     for row in named_rows(connection, _GPUS, at=until, is_past=at is not None):
         if at is None:
-            view = _gpu_view(row, json_items(row["holders"]), now, stale_after)
+            leased = json_items(row["holders"])
+            view = _gpu_view(row, leased, now, stale_after_seconds(interval[0] if interval else None))
         elif row["at"] is None and row["first_seen_at"] > at:
             continue
         else:
-            view = _gpu_at(connection, row, (holders or {}).get(row["uuid"], ()), at, stale_after)
+            view = _gpu_at(connection, row, (holders or {}).get(row["uuid"], ()), at)
         if view.state != "lost" or until - (view.at or view.last_seen_at) <= LOST_SHOWN_SECONDS:
             views.append(view)
     return views
@@ -158,10 +160,15 @@ def _gpu_at(
     row: dict[str, Any],
     holders: Sequence[Sequence[str]],
     at: float,
-    stale_after: float,
 ) -> GpuView:
     """A GPU at a past time."""
-    view = _gpu_view(row, holders, at, stale_after)
+    times = connection.execute(
+        "SELECT at FROM gpu_samples WHERE gpu_id = ? AND at <= ? ORDER BY at DESC LIMIT ?",
+        (row["gpu_id"], at, _PACE_SAMPLES),
+    ).fetchall()
+    # The interval is the shortest distance of a few samples, because there may be gaps.
+    interval = min((later - earlier for (later,), (earlier,) in itertools.pairwise(times)), default=None)
+    view = _gpu_view(row, holders, at, stale_after_seconds(interval))
     limits = rollups.bounds(connection)
     if view.at is None and at < limits.raw_since:
         columns = [kept.column for kept in rollups.GPU_KEPT]

@@ -230,10 +230,12 @@ def then(
     return rows[0] if rows else None
 
 
-def sampled_around(connection: sqlite3.Connection, at: float) -> tuple[float | None, float | None]:
+def sampled_around(
+    connection: sqlite3.Connection, at: float, limits: Bounds | None = None
+) -> tuple[float | None, float | None]:
     """The times of the host's last sample up to a time and of its first one after it, or of their
-    rollups."""
-    limits = bounds(connection)
+    rollups. ``limits`` are the result of `bounds`, if known."""
+    limits = bounds(connection) if limits is None else limits
     places = [("host_samples", math.inf)]
     if limits.raw_since:
         places += [("host_minutes", limits.raw_since), ("host_hours", limits.minutes_since)]

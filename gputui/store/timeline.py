@@ -12,7 +12,7 @@ import orjson
 from msgspec import Struct
 
 from gputui.store.events import Severity
-from gputui.store.rollups import first_sample, sample_spans, sampled_around
+from gputui.store.rollups import bounds, first_sample, sampled_around
 
 TickKind = Literal["incident", "alert", "checkpoint", "event"]
 
@@ -83,14 +83,21 @@ def recorded(
 ) -> tuple[tuple[float, float], ...]:
     """The spans in which the recorder ran, with a resolution of about one of ``pieces``."""
     width = (end - start) / pieces
-    found: list[tuple[float, float]] = []
-    for piece in sample_spans(connection, None, (), width, math.floor(start / width), math.ceil(end / width) - 1):
-        is_near = found and piece.first_at - found[-1][1] <= width
-        if is_near or (found and not _is_gap(connection, found[-1][1], piece.first_at)):
-            found[-1] = (found[-1][0], piece.last_at)
+    spans: list[tuple[float, float]] = []
+    limits = bounds(connection)
+    at = sampled_around(connection, math.nextafter(start, -math.inf), limits)[1]
+    while at is not None and at < end:
+        # The last sample in this piece. The next sample either continues the span or begins a new
+        # one.
+        edge = min(end, start + (int((at - start) / width) + 1) * width)
+        last, following = sampled_around(connection, edge, limits)
+        last = max(at, last or at)
+        if spans and not _is_gap(connection, spans[-1][1], at):
+            spans[-1] = (spans[-1][0], last)
         else:
-            found.append((piece.first_at, piece.last_at))
-    return tuple((max(first, start), min(last, end)) for first, last in found if last >= start and first < end)
+            spans.append((at, last))
+        at = following
+    return tuple(spans)
 
 
 def _is_gap(connection: sqlite3.Connection, last: float, following: float) -> bool:

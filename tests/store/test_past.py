@@ -29,6 +29,18 @@ def test_a_gpu_is_as_its_newest_sample_of_then_says(filler: Filler, reader: sqli
     assert [each.index for each in read_gpus(reader, NOW, NOW)] == [0, 1]
 
 
+def test_staleness_follows_the_interval_of_then(filler: Filler, reader: sqlite3.Connection) -> None:
+    filler.agent()  # samples every second by now
+    filler.gpus(1)
+    for ago in (1000, 940, 880, 820):
+        filler.sample(0, at=NOW - ago)
+    assert read_gpus(reader, NOW, NOW - 700)[0].state == "ok"
+    assert read_gpus(reader, NOW, NOW - 630)[0].state == "stale"
+    for ago in (500, 499, 498):
+        filler.sample(0, at=NOW - ago)
+    assert read_gpus(reader, NOW, NOW - 480)[0].state == "stale"
+
+
 def test_slow_values_processes_and_reports_are_those_of_then(filler: Filler, reader: sqlite3.Connection) -> None:
     filler.agent()
     filler.gpus(1)

@@ -20,6 +20,12 @@ _TIME_STEPS_SECONDS: Final = tuple(
     float(seconds)
     for seconds in (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
 )
+_LOG_TIMES_SECONDS: Final = (
+    (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 18000, 36000, 86400, 172800, 432000, 864000, 2592000),
+    (1, 10, 60, 600, 3600, 36000, 86400, 864000),
+    (1, 60, 3600, 86400),
+)
+"""Times for a logarithmic axis, the closest first."""
 
 
 def linear_ticks(low: float, high: float, most: int) -> list[float]:
@@ -135,10 +141,11 @@ def log_time_ticks(low_seconds: float, high_seconds: float, most: int) -> list[f
     """At most `most` ascending ticks of a logarithmic axis at times that a clock would show."""
     if most < 1 or not 0 < low_seconds < high_seconds:
         return []
-    ticks = [tick for tick in _TIME_STEPS_SECONDS if low_seconds <= tick <= high_seconds]
-    if len(ticks) < 2:
-        return log_ticks(low_seconds, high_seconds, most)
-    return ticks[:: math.ceil(len(ticks) / most)]
+    for seconds in _LOG_TIMES_SECONDS:
+        ticks = [float(tick) for tick in seconds if low_seconds <= tick <= high_seconds]
+        if 2 <= len(ticks) <= most:
+            return ticks
+    return log_ticks(low_seconds, high_seconds, most)
 
 
 def tick_labels(ticks: Sequence[float]) -> list[str]:
@@ -189,7 +196,7 @@ def round_steps(smallest: float, factors: Sequence[float] = _STEPS[:-1]) -> Iter
     for power in range(exponent, exponent + 4):
         for step in factors:
             value = float(f"{step}e{power}")
-            if smallest * (1 - 1e-9) <= value < math.inf and value > 0:
+            if value >= smallest * (1 - 1e-9) and value > 0:
                 yield value
 
 
@@ -212,7 +219,7 @@ AxisKind = Literal["linear", "log"]
 _NEARLY_EQUAL: Final = 1e-9
 """Values that differ by no more than this share are one value and what rounding made of it."""
 
-_ENDS: Final = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)
+_ENDS: Final = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
 
 
 class LinearScale(Struct, frozen=True):
@@ -294,7 +301,7 @@ def round_outward(low: float, high: float, kind: AxisKind = "linear") -> tuple[f
     wander a little."""
     if kind == "log":
         start = _log_floor(low)
-        return start, max(next(iter(round_steps(high, (1, 2, 5))), high), min(start * 10, 1.7e308))
+        return start, max(_log_ceiling(high), min(start * 10, 1.7e308))
     step = next(iter(round_steps(high / 4 - low / 4)), 0.0)
     if not step or not math.isfinite(low / step) or not math.isfinite(high / step):
         return low, high
@@ -309,7 +316,11 @@ def stable_end(value: float) -> float:
     its series grows."""
     if not value > 0 or math.isinf(value):
         return value
-    return next(iter(round_steps(value, _ENDS)), value)
+    power = 10.0 ** math.floor(math.log10(value))
+    for step in _ENDS:
+        if value <= step * power * (1 + 1e-9):
+            return step * power
+    return 10 * power
 
 
 def _log_floor(value: float) -> float:
@@ -317,3 +328,10 @@ def _log_floor(value: float) -> float:
     exponent = math.floor(math.log10(value))
     found = (float(f"{factor}e{exponent}") for factor in (5, 2, 1))
     return next((each for each in found if 0 < each <= value), value)
+
+
+def _log_ceiling(value: float) -> float:
+    """The smallest of 1, 2 or 5 times a power of ten at or above a positive `value`."""
+    exponent = math.floor(math.log10(value))
+    found = (float(f"{factor}e{exponent}") for factor in (1, 2, 5, 10))
+    return next((each for each in found if value <= each < math.inf), value)

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from gputui.store.metrics.queries import FilePosition
+from gputui.store.metrics.queries import FilePosition, end_positions
 
 BLOCK_LINES = 32
 FAN = 16
@@ -101,6 +101,16 @@ _STRETCH = (
     "SELECT source_id, attempt, number, generation, byte_offset, end_generation, end_offset, "
     "line_count, min_step, max_step, min_at, max_at FROM metric_stretches"
 )
+
+
+def unreduced_bytes(connection: sqlite3.Connection, run_id: str) -> int:
+    """Bytes of a run's files that are not reduced yet: those since the last stretch, and those
+    stored by an older gputui. Raises sqlite3.Error."""
+    total = 0
+    for source_id, (generation, offset) in end_positions(connection, run_id).items():
+        last = last_stretch(connection, source_id)
+        total += offset - (last.end[1] if last is not None and last.end[0] == generation else 0)
+    return total
 
 
 _OF_RUN = (

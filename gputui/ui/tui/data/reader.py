@@ -14,6 +14,7 @@ from gputui.metrics.curves.model import ChartData
 from gputui.store.agent import AgentView, read_agent
 from gputui.store.events import read_events
 from gputui.store.hardware import GpuView, aged, gpu_history, host_history, read_gpus, read_host, stale_after_seconds
+from gputui.store.metrics import envelopes
 from gputui.store.rollups import GpuHistory, HostHistory
 from gputui.store.runs import Run, RunLookupError, find_run, holders, read_runs, runs_mark
 from gputui.ui.tui.data.curves import CurveReader
@@ -53,6 +54,8 @@ PAST_RUNS_KEPT = 200
 # Ended runs have their curve read once, a few per snapshot: a long history must not delay a frame.
 OVER_RUNS_PER_READ = 3
 
+# A run with more unreduced lines than this gets its curve in the second snapshot: the first must come at once.
+BYTES_AT_ONCE = 1 << 20
 
 # Buckets exclude their end; this includes a sample taken at the very moment.
 _INCLUDING = 1e-3
@@ -79,6 +82,7 @@ class SnapshotReader:
         self._over: dict[str, _Over] = {}
         self._over_runs: list[Run] = []
         self._over_mark: tuple[int, int, int] | None = None
+        self._has_read = False
         self.is_behind = False
         """Whether the last snapshot left out something that the next one will have."""
         self._resolved: tuple[Moment, float] | None = None
@@ -126,6 +130,7 @@ class SnapshotReader:
             )
         finally:
             connection.execute("ROLLBACK")
+            self._has_read = True
 
     def wait_for_checkpoints(self, seconds: float) -> None:
         """Wait for the running search for checkpoints."""
@@ -214,7 +219,9 @@ class SnapshotReader:
         tracker = self._trackers.get(run.run_id)
         if tracker is None:
             tracker = self._trackers[run.run_id] = RunTracker(run.run_id)
-        tracker.read(connection, run.attempt)
+        is_long = not self._has_read and envelopes.unreduced_bytes(connection, run.run_id) > BYTES_AT_ONCE
+        self.is_behind |= is_long
+        tracker.read(connection, run.attempt, with_curve=not is_long)
         return tracker.progress(run)
 
     def _progress_then(self, connection: sqlite3.Connection, run: Run, at: float) -> Progress:
