@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sqlite3
 
 import pytest
@@ -175,8 +176,8 @@ def test_the_place_that_was_reached_is_found(filler: Filler, reader: sqlite3.Con
     filler.run("a-1")
     lines(filler, 500, ranks=2)
     for at_step in [0, 1, 2, 117, 498, 499]:
-        [position] = past.positions_at(reader, "a-1", NOW - 1000 + at_step + 0.5).values()
-        newest = past.newest(reader, 1, position)
+        reached = past.positions_at(reader, "a-1", NOW - 1000 + at_step + 0.5)
+        newest = past.newest(reader, reached)
         assert [(line.rank, line.step) for line in newest[:2]] == [(1, at_step), (0, at_step)]
         found = queries.ranks(reader, "a-1", 1, NOW - 1000 + at_step + 0.5)
         assert [(rank.rank, rank.step, rank.values) for rank in found] == [
@@ -207,6 +208,15 @@ def test_of_two_sources_the_same_one_counts_as_does_now(filler: Filler, reader: 
     assert queries.latest(reader, "a-1", NOW - 10) == {"loss": 1.0, "lr": 0.1}
 
 
+def test_a_curve_is_sampled_evenly_up_to_the_moment(filler: Filler, reader: sqlite3.Connection) -> None:
+    filler.run("a-1")
+    lines(filler, 800)
+    reached = past.positions_at(reader, "a-1", NOW - 1000 + 400)
+    steps = [step for step, _ in past.sampled(reader, reached, "loss", 10)]
+    assert len(steps) == 10 and steps[-1] == 400 and steps == sorted(steps)
+    assert all(30 <= later - earlier <= 50 for earlier, later in itertools.pairwise(steps))
+
+
 def test_generations_of_a_file_that_was_begun_again(filler: Filler, reader: sqlite3.Connection) -> None:
     filler.run("a-1")
     lines(filler, 100)
@@ -219,4 +229,32 @@ def test_generations_of_a_file_that_was_begun_again(filler: Filler, reader: sqli
     assert generation == 0
     [place] = past.positions_at(reader, "a-1", NOW - 495.5).values()
     assert place == (1, 250)
-    assert past.newest(reader, 1, place)[0].attempt == 2
+    assert past.newest(reader, {1: place})[0].attempt == 2
+
+
+def test_a_curve_is_sampled_over_all_generations_of_its_file(filler: Filler, reader: sqlite3.Connection) -> None:
+    filler.run("a-1")
+    lines(filler, 100)
+    size = reader.execute("SELECT max(byte_offset) + 1 FROM metrics WHERE generation = 0").fetchone()[0]
+    filler.connection.execute("UPDATE metric_sources SET generation = 1, byte_offset = ?", (size,))
+    filler.connection.executemany(
+        "INSERT INTO metrics SELECT source_id, 1, byte_offset, attempt, rank, step + 100, at + 100, data "
+        "FROM metrics WHERE source_id = ? AND generation = 0",
+        reader.execute("SELECT source_id FROM metric_sources").fetchall(),
+    )
+    reached = past.positions_at(reader, "a-1", NOW)
+    steps = [step for step, _ in past.sampled(reader, reached, "loss", 10)]
+    assert len(steps) == 10 and steps == sorted(steps) and steps[0] < 30 and steps[-1] >= 195
+
+
+def test_the_pace_is_that_of_the_source_with_the_newest_lines(filler: Filler, reader: sqlite3.Connection) -> None:
+    filler.run("a-1")
+    filler.connection.executemany(
+        "INSERT INTO metric_sources (source_id, run_id, path, format, byte_offset) VALUES (?, 'a-1', ?, 'jsonl', 1000)",
+        [(1, "eval.jsonl"), (2, "metrics.jsonl")],
+    )
+    row = "INSERT INTO metrics VALUES (?, 0, ?, 1, 0, ?, ?, '{\"loss\": 1.0}')"
+    # One counts epochs once in 100 s, the other steps twice a second.
+    filler.connection.executemany(row, [(1, number * 10, number, NOW - 300 + 100 * number) for number in range(3)])
+    filler.connection.executemany(row, [(2, number * 5, number, NOW - 100 + number / 2) for number in range(200)])
+    assert past.pace(reader, "a-1", 1, NOW, 60.0) == pytest.approx(2.0)

@@ -13,9 +13,9 @@ from msgspec import Struct
 
 from gputui.metrics.curves.axis import AxisMap, AxisTimeline
 from gputui.metrics.curves.model import Window
-from gputui.store.metrics import envelopes
+from gputui.store.metrics import envelopes, past
 from gputui.store.metrics.envelopes import FAN, Entry, Stretch
-from gputui.store.metrics.queries import FilePosition, end_positions, named_by_event, rows_between
+from gputui.store.metrics.queries import FilePosition, named_by_event, rows_between
 
 LINES_IN_FULL = 4096
 """A window with at most this many lines is read line by line: about 10 ms."""
@@ -56,9 +56,12 @@ def sources(
 ) -> tuple[dict[int, FilePosition], int]:
     """The end of each source, at a past moment the place that it had reached, and the number of
     lines of all ranks."""
-    query = "SELECT coalesce(sum(line_count), 0) FROM metric_sources WHERE run_id = ?"
-    (line_count,) = connection.execute(query, (run_id,)).fetchone()
-    return end_positions(connection, run_id, at), line_count
+    rows = connection.execute(
+        "SELECT source_id, generation, byte_offset, line_count FROM metric_sources WHERE run_id = ? ORDER BY source_id",
+        (run_id,),
+    ).fetchall()
+    ends = {row[0]: (row[1], row[2]) for row in rows} if at is None else past.positions_at(connection, run_id, at)
+    return ends, sum(row[3] for row in rows)
 
 
 def layout(connection: sqlite3.Connection, run_id: str, at: float | None = None) -> Layout:

@@ -78,7 +78,7 @@ class RunCurves:
         """The answer to ``request``, with the attempts of the moment. The connection must be in a
         read transaction. Raises sqlite3.Error."""
         curves = self.curves(connection, attempts, request)
-        hardware: tuple[HardwareCurve, ...] = ()
+        hardware: Sequence[HardwareCurve] = ()
         if request.hardware:
             hardware = self._hardware.read(connection, attempts, self._map, self._cuts, request)
         start, end = self._reach(hardware)

@@ -8,6 +8,9 @@ seconds.
 from __future__ import annotations
 
 import sqlite3
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 import orjson
 
@@ -29,6 +32,8 @@ FIRST_LINES = 8
 """Lines read at the start of an attempt, where values that are written once are, such as the number
 of steps."""
 
+_PROBE_LINES = 64
+
 
 def positions_at(connection: sqlite3.Connection, run_id: str, at: float) -> dict[int, FilePosition]:
     """The position that each source of a run had reached at a time. Raises sqlite3.Error."""
@@ -39,10 +44,14 @@ def positions_at(connection: sqlite3.Connection, run_id: str, at: float) -> dict
     return {source_id: position for source_id, position in positions.items() if position is not None}
 
 
-def newest(connection: sqlite3.Connection, source_id: int, position: FilePosition) -> list[StoredLine]:
-    """The last lines of a source with their numbers, newest first."""
-    rows = rows_between(connection, source_id, START, position, is_newest_first=True, limit=NEWEST_LINES)
-    return [_line(row) for row in rows]
+def newest(
+    connection: sqlite3.Connection, reached: Mapping[int, FilePosition], limit: int = NEWEST_LINES
+) -> list[StoredLine]:
+    """The last lines of each source with their numbers, newest first."""
+    lines: list[StoredLine] = []
+    for source_id, position in reached.items():
+        lines += map(_line, rows_between(connection, source_id, START, position, is_newest_first=True, limit=limit))
+    return lines
 
 
 def newest_values(connection: sqlite3.Connection, run_id: str, at: float) -> list[tuple[int, int, dict[str, float]]]:
@@ -50,7 +59,7 @@ def newest_values(connection: sqlite3.Connection, run_id: str, at: float) -> lis
     lines of the newest attempt, in the order of sources, attempts and ranks. Raises sqlite3.Error.
     """
     reached = positions_at(connection, run_id, at)
-    lines_of = {source_id: newest(connection, source_id, position) for source_id, position in reached.items()}
+    lines_of = {source_id: newest(connection, {source_id: position}) for source_id, position in reached.items()}
     newest_attempt = max((line.attempt for lines in lines_of.values() for line in lines), default=0)
     rows: list[tuple[int, int, dict[str, float]]] = []
     for source_id, position in reached.items():
@@ -75,6 +84,60 @@ def _first(connection: sqlite3.Connection, source_id: int, end: FilePosition, at
     return [_line(row) for row in rows if row[0] == attempt]
 
 
+def sampled(
+    connection: sqlite3.Connection, reached: Mapping[int, FilePosition], name: str, count: int
+) -> list[tuple[int, float]]:
+    """About ``count`` (step, value) of a metric of the first rank, evenly spaced over the lines
+    read, oldest first."""
+    points: list[tuple[int, float]] = []
+    for source_id, (newest_generation, byte_offset) in reached.items():
+        sizes = [_size(connection, source_id, generation) for generation in range(newest_generation)]
+        ends = list(accumulate([*sizes, byte_offset]))
+        for number in range(1, count + 1):
+            edge = ends[-1] * number // count - 1
+            generation = min(bisect_right(ends, edge), newest_generation)
+            begin = ends[generation - 1] if generation else 0
+            rows = rows_between(
+                connection, source_id, (generation, 0), (generation, edge - begin + 1),
+                is_newest_first=True, limit=_PROBE_LINES,
+            )  # fmt: skip
+            for line in map(_line, rows):
+                if line.rank in (None, 0) and line.step is not None and name in line.data:
+                    points.append((line.step, line.data[name]))
+                    break
+    return list(dict.fromkeys(points))
+
+
+def pace(connection: sqlite3.Connection, run_id: str, attempt: int, at: float, window_seconds: float) -> float | None:
+    """Steps per second of an attempt over the ``window_seconds`` before a time. Sources may count
+    different steps: the one with the newest line counts."""
+    by_source = {
+        source_id: _steps(newest(connection, {source_id: position}), attempt)
+        for source_id, position in positions_at(connection, run_id, at).items()
+    }
+    source_id = max(
+        (source for source in by_source if by_source[source]), key=lambda source: by_source[source][0], default=-1
+    )
+    if source_id < 0:
+        return None
+    end = by_source[source_id][0]
+    position = positions_at(connection, run_id, end[0] - window_seconds).get(source_id)
+    earlier = [] if position is None else _steps(newest(connection, {source_id: position}, _PROBE_LINES), attempt)
+    start = earlier[0] if earlier else by_source[source_id][-1]
+    if start[0] >= end[0] or start[1] >= end[1]:
+        return None
+    return (end[1] - start[1]) / (end[0] - start[0])
+
+
+def _steps(lines: Sequence[StoredLine], attempt: int) -> list[tuple[float, int]]:
+    """(time, step) of an attempt's lines, in their order."""
+    return [
+        (line.at, line.step)
+        for line in lines
+        if line.attempt == attempt and line.rank in (None, 0) and line.step is not None and line.at is not None
+    ]
+
+
 def _line(row: tuple[int, int | None, int | None, float | None, str]) -> StoredLine:
     """A line with its numbers alone."""
     attempt, rank, step, at, text = row
@@ -96,3 +159,10 @@ def _position_at(connection: sqlite3.Connection, source_id: int, end: FilePositi
         return later or end
     timed = connection.execute("SELECT 1 FROM metrics WHERE source_id = ? AND at IS NOT NULL LIMIT 1", (source_id,))
     return None if timed.fetchone() is None else end
+
+
+def _size(connection: sqlite3.Connection, source_id: int, generation: int) -> int:
+    row = connection.execute(
+        "SELECT max(byte_offset) FROM metrics WHERE source_id = ? AND generation = ?", (source_id, generation)
+    ).fetchone()
+    return 0 if row[0] is None else int(row[0]) + 1

@@ -135,13 +135,11 @@ STEPS_COMPARED = 20
 """Ranks are compared by their means over this many steps: a single step is noise."""
 
 
-def rank_means(
-    connection: sqlite3.Connection, attempt: int, ranks: int, reached: Mapping[int, FilePosition]
-) -> dict[int, dict[str, float]]:
-    """The mean of each metric over the newest steps, up to ``reached``, that all of ``ranks`` ranks
-    have written, at most `STEPS_COMPARED`; empty if there is none. Raises sqlite3.Error."""
+def rank_means(connection: sqlite3.Connection, run_id: str, attempt: int, ranks: int) -> dict[int, dict[str, float]]:
+    """The mean of each metric over the newest steps that all of ``ranks`` ranks have written, at
+    most `STEPS_COMPARED`; empty if there is none. Raises sqlite3.Error."""
     lines: dict[int, dict[int, dict[str, Any]]] = {}
-    for source_id, until in reached.items():
+    for source_id, until in end_positions(connection, run_id).items():
         most = (STEPS_COMPARED + 2) * ranks
         rows = rows_between(connection, source_id, START, until, is_newest_first=True, limit=most)
         for number, rank, step, _, text in rows:
@@ -221,13 +219,9 @@ def points_json(connection: sqlite3.Connection, run_id: str, names: Sequence[str
                 }
 
 
-def end_positions(connection: sqlite3.Connection, run_id: str, at: float | None = None) -> dict[int, FilePosition]:
-    """The position up to which each source is stored, or was at a past time. Lines stored later lie
-    beyond it, so that reading on from here misses none and reads none twice."""
-    if at is not None:
-        from gputui.store.metrics import past
-
-        return past.positions_at(connection, run_id, at)
+def end_positions(connection: sqlite3.Connection, run_id: str) -> dict[int, FilePosition]:
+    """The position up to which each source is stored. Lines stored later lie beyond it, so that
+    reading on from here misses none and reads none twice."""
     rows = connection.execute(
         "SELECT source_id, generation, byte_offset FROM metric_sources WHERE run_id = ? ORDER BY source_id", (run_id,)
     )

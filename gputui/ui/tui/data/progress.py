@@ -34,12 +34,10 @@ THROUGHPUT_NAMES = ("samples_per_s", "tokens_per_s", "images_per_s", "steps_per_
 
 
 class RunTracker:
-    """One run's metrics so far, or up to a past moment ``at`` (UTC unix seconds): a short curve of the loss, and the
-    newest report of each rank."""
+    """One run's metrics so far: a short curve of the loss, and the newest report of each rank."""
 
-    def __init__(self, run_id: str, at: float | None = None) -> None:
+    def __init__(self, run_id: str) -> None:
         self.run_id = run_id
-        self._at = at
         self.names: tuple[str, ...] = ()
         self._losses: tuple[float | None, ...] = ()
         self._ranks: Mapping[int, RankRow] = {}
@@ -53,7 +51,7 @@ class RunTracker:
     def _curves(self) -> RunCurves:
         from gputui.metrics.curves.live_curves import RunCurves  # not needed by a list of runs that are over
 
-        return RunCurves(self.run_id, self._at)
+        return RunCurves(self.run_id)
 
     def read(self, connection: sqlite3.Connection, attempt: int, *, with_curve: bool = True) -> None:
         """Read what was stored since the last time; without the curve, that is quick even for a long run. Raises
@@ -61,17 +59,18 @@ class RunTracker:
         if with_curve:
             if attempt == self._ranks_attempt and not self._curves.has_news(connection):
                 return
-            attempts = read_attempts(connection, self.run_id, self._at)
+            attempts = read_attempts(connection, self.run_id)
             loss = self._curves.curves(connection, attempts, _LOSSES)[LOSS]
             self._losses = tuple(each.last for each in loss.bins)
-        self._newest = queries.latest(connection, self.run_id, self._at)
+        self._newest = queries.latest(connection, self.run_id)
         self.names = tuple(clean(name) for name in self._newest)
-        lines = queries.ranks(connection, self.run_id, attempt, self._at)
-        reached = queries.end_positions(connection, self.run_id, self._at)
-        shared = queries.rank_means(connection, attempt, len(lines), reached) if len(lines) > 1 else {}
+        lines = queries.ranks(connection, self.run_id, attempt)
+        shared = queries.rank_means(connection, self.run_id, attempt, len(lines)) if len(lines) > 1 else {}
         self._ranks = rank_rows(lines, shared)
         if with_curve:
-            self._report_seconds = queries.report_seconds(connection, attempt, reached)
+            self._report_seconds = queries.report_seconds(
+                connection, attempt, queries.end_positions(connection, self.run_id)
+            )
             self._ranks_attempt = attempt
             self._note_pace(attempt)
 
@@ -123,9 +122,17 @@ def row_of(connection: sqlite3.Connection, run: Run) -> RunRow:
 def progress_at(connection: sqlite3.Connection, run: Run, at: float) -> tuple[Progress, tuple[str, ...]]:
     """The progress of ``run`` at the past moment ``at`` (UTC unix seconds), and the names of its metrics as harmless
     text. Raises sqlite3.Error."""
-    tracker = RunTracker(run.run_id, at)
-    tracker.read(connection, run.attempt)
-    return tracker.progress(run), tracker.names
+    from gputui.store.metrics import past  # most screens never show the past
+
+    reached = past.positions_at(connection, run.run_id, at)
+    if not reached:
+        return Progress(step=run.attempt_last_step), ()
+    newest = queries.latest(connection, run.run_id, at)
+    ranks = rank_rows(queries.ranks(connection, run.run_id, run.attempt, at))
+    losses = tuple(value for _, value in past.sampled(connection, reached, LOSS, SPARK_POINTS))
+    pace = past.pace(connection, run.run_id, run.attempt, at, RATE_WINDOW_SECONDS)
+    gap = queries.report_seconds(connection, run.attempt, reached)
+    return _progress(run, ranks, newest, losses, pace, gap), tuple(clean(name) for name in newest)
 
 
 def _progress(
