@@ -1,7 +1,8 @@
 """How long a past moment takes to show: ``python -m benchmarks.moments [LINES]``.
 
 A real WAL database with a day of eight GPUs and the host at 1 Hz, and a run of one
-line a step over that time; four curves and two GPU series on its page.
+line a step over that time; four curves and two GPU series on its page. The page has been open before: the curves of
+the whole run are in memory.
 """
 
 from __future__ import annotations
@@ -78,15 +79,6 @@ def _record(connection: sqlite3.Connection, begin: float, seconds: int) -> None:
     connection.execute(
         f"{_SECONDS} INSERT INTO host_samples (at, cpu_percent) SELECT ? + n, n % 100 FROM second",
         (seconds, begin),
-    )
-    connection.execute(
-        "INSERT INTO gpu_minutes (gpu_id, at, sample_count, utilization_percent_mean, utilization_percent_min, "
-        "utilization_percent_max, power_watts_mean, power_watts_min, power_watts_max) "
-        "SELECT gpu_id, at - at % 60, count(*), avg(utilization_percent), min(utilization_percent), "
-        "max(utilization_percent), avg(power_watts), min(power_watts), max(power_watts) FROM gpu_samples GROUP BY 1, 2"
-    )
-    connection.execute(
-        "INSERT INTO rollup_marks (span_seconds, gpu_id, until) SELECT 60, gpu_id, ? FROM gpus", (begin + seconds,)
     )
     uuids = [f"GPU-{number}" for number in range(GPUS)]
     connection.execute("UPDATE attempts SET gpus = ?", (str(uuids).replace("'", '"'),))

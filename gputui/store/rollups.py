@@ -164,7 +164,7 @@ def means(
     found: list[list[float | None]] = [[None] * buckets for _ in columns]
     for table, mean in tables:
         asked = ", ".join(mean.format(column) for column in columns)
-        parts = _Parts(since, width, 0, buckets - 1)
+        parts = _Parts(since, width, 0, buckets - 1, width)
         for bucket, *values in _rows_by_part(connection, table, gpu_id, asked, parts):
             for column, value in zip(found, values, strict=True):
                 column[bucket] = value if column[bucket] is None else column[bucket]
@@ -176,12 +176,14 @@ _MEAN_OF_ROLLUPS = "sum({0}_mean * sample_count) / sum(CASE WHEN {0}_mean NOTNUL
 
 
 class _Parts(NamedTuple):
-    """Parts of the time: number n begins at ``origin + n · seconds``."""
+    """Parts of the time: number n begins at ``origin + n · seconds``. The rows of its first
+    ``read_seconds`` are read."""
 
     origin: float
     seconds: float
     first: int
     last: int
+    read_seconds: float
 
 
 def _rows_by_part(connection: sqlite3.Connection, table: str, gpu_id: int, asked: str, parts: _Parts) -> sqlite3.Cursor:
@@ -191,7 +193,7 @@ def _rows_by_part(connection: sqlite3.Connection, table: str, gpu_id: int, asked
     return connection.execute(
         "WITH RECURSIVE parts (n) AS (SELECT :first UNION ALL SELECT n + 1 FROM parts WHERE n < :last) "  # noqa: S608 - fixed names
         f"SELECT n, {asked} FROM parts CROSS JOIN {table} ON {source} at >= :origin + n * :seconds "
-        "AND at < :origin + (n + 1) * :seconds GROUP BY n",
+        "AND at < :origin + n * :seconds + :read_seconds GROUP BY n",
         {**parts._asdict(), "gpu_id": gpu_id},
     )
 
@@ -285,23 +287,22 @@ def _gpu_id(connection: sqlite3.Connection, uuid: str | None) -> int:
 
 
 def sample_spans(
-    connection: sqlite3.Connection, uuid: str | None, columns: Sequence[str], seconds: float, first: int, last: int
-) -> list[SampleSpan]:
+    connection: sqlite3.Connection, uuid: str | None, columns: Sequence[str], seconds: float, first: int, last: int,
+    read_seconds: float,
+) -> list[SampleSpan]:  # fmt: skip
     """The samples of a GPU, or of the host (None), in the spans from number ``first`` to ``last``;
     span n begins ``n · seconds`` after 1970. Spans without samples are left out.
 
-    Minutes and hours are read where no finer data exist, and where a span is at least two of them
-    long.
+    Of samples, only the first ``read_seconds`` of each span are read, which bounds the cost of long
+    spans. Hours and minutes are read where no finer data exist.
     """
     with one_moment(connection):
         limits, gpu_id = bounds(connection), _gpu_id(connection, uuid)
-        hours_until = max(limits.minutes_since, _rolled_up_until(connection, HOUR, gpu_id, seconds))
-        minutes_until = max(hours_until, limits.raw_since, _rolled_up_until(connection, MINUTE, gpu_id, seconds))
         found = []
         for table, since, until in (
-            ("hours", -math.inf, hours_until),
-            ("minutes", hours_until, minutes_until),
-            ("samples", minutes_until, math.inf),
+            ("hours", -math.inf, limits.minutes_since),
+            ("minutes", limits.minutes_since, limits.raw_since),
+            ("samples", limits.raw_since, math.inf),
         ):
             begin = first if since == -math.inf else max(first, math.ceil(since / seconds))
             end = last if until == math.inf else min(last, math.ceil(until / seconds) - 1)
@@ -310,21 +311,13 @@ def sample_spans(
             is_raw = table == "samples"
             count, of_column = _OF_SAMPLES if is_raw else _OF_ROLLUPS
             asked = ", ".join(("min(at), max(at)", count, *(of_column.format(name) for name in columns)))
-            parts = _Parts(0.0, seconds, begin, end)
+            parts = _Parts(0.0, seconds, begin, end, read_seconds if is_raw else seconds)
             name = f"{'host' if uuid is None else 'gpu'}_{table}"
             for number, first_at, last_at, there, *rest in _rows_by_part(connection, name, gpu_id, asked, parts):
                 by_column = (rest[at : at + 4] for at in range(0, len(rest), 4))
                 values = [(int(n), low, high, total / n if n else None) for n, low, high, total in by_column]
                 found.append(SampleSpan(number, first_at, last_at, int(there), values))
         return found
-
-
-def _rolled_up_until(connection: sqlite3.Connection, unit: int, gpu_id: int, seconds: float) -> float:
-    """Up to when a source has rollups of ``unit`` seconds; 0 if spans of ``seconds`` need finer
-    ones."""
-    query = "SELECT until FROM rollup_marks WHERE span_seconds = ? AND gpu_id = ?"
-    row = connection.execute(query, (unit, gpu_id)).fetchone()
-    return 0.0 if row is None or seconds < 2 * unit else float(row[0])
 
 
 # SQL for the number of samples, and per column for its number of values, extremes and sum.

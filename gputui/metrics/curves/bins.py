@@ -1,14 +1,15 @@
-"""The bins of a metric's curve, built from lines and reduced lines as they come."""
+"""The bins of a metric's curve: built from lines as they come, or from bins of past attempts."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from gputui.core.text import clean
 from gputui.metrics.curves.axis import AxisMap
 from gputui.metrics.curves.lines import EPOCH, CurveLine
-from gputui.metrics.curves.model import ChartRequest, MetricCurve
+from gputui.metrics.curves.model import AttemptCurve, ChartRequest, MetricCurve
 from gputui.metrics.curves.names import is_set
 from gputui.metrics.draw.envelope import Bin, Buckets
 from gputui.store.metrics.envelopes import Entry
@@ -71,33 +72,16 @@ class CurveBuilder:
 
     def curve(self, request: ChartRequest, last: float | None) -> MetricCurve:
         """The curve now; the same object as before if nothing changed. ``last`` is the newest value
-        of the metric, None to take it from the curve."""
+        of the metric."""
         if self._curve is None or request != self._request:
             self._request = request
-            self._curve = self._new_curve(last)
+            attempts = [
+                AttemptBins(number, self._bins((number, False)), self._bins((number, True)))
+                for number in sorted({number for number, _ in self._buckets})
+            ]
+            problem = None if attempts else self._problem(last)
+            self._curve = joined_curve(self.name, request, attempts, last=last, problem=problem)
         return self._curve
-
-    def _new_curve(self, last: float | None) -> MetricCurve:
-        kept: list[Bin] = []
-        redone: list[Bin] = []
-        newest: list[Bin] = []
-        for attempt, is_redone in sorted(self._buckets):
-            newest = self._buckets[attempt, is_redone].bins()
-            if newest and (is_redone or kept):
-                # No line joins it to the attempt before.
-                newest[0] = newest[0].copy()
-                newest[0].gap_before = True
-            (redone if is_redone else kept).extend(newest)
-        kept.sort(key=lambda one: one.first_x)
-        is_smooth = self._request.smoothing > 0 and not is_set(self.name)
-        return MetricCurve(
-            name=clean(self.name),
-            bins=tuple(kept),
-            redone=tuple(redone),
-            smooth=tuple(smooth_bins(kept, self._request.smoothing)) if is_smooth else (),
-            last=newest[-1].last if last is None and newest else last,
-            problem=None if self._buckets else self._problem(last),
-        )
 
     def _problem(self, last: float | None) -> str:
         if last is None and not self._was_seen:
@@ -105,6 +89,12 @@ class CurveBuilder:
         if self._was_placed or not self._was_seen:
             return "nothing measured in this window"
         return "no epoch is known yet" if self._request.axis == EPOCH else "its lines tell no time"
+
+    def _bins(self, key: tuple[int, bool]) -> Sequence[Bin]:
+        if key not in self._buckets:
+            return []
+        start, end = self._request.window or (-math.inf, math.inf)
+        return self._buckets[key].bins(max(2, self._request.bins), start, end)
 
     def _changed_buckets(self, attempt: int, *, is_redone: bool) -> Buckets:
         self._curve = None
@@ -118,15 +108,55 @@ class CurveBuilder:
 def new_buckets(request: ChartRequest) -> Buckets:
     """Buckets for a request."""
     bins, window = max(2, request.bins), request.window
-    least = RESOLUTION[request.axis]
     if request.is_log:
-        least = 1e-4
-        window = None if window is None or window[0] <= 0 else (math.log10(window[0]), math.log10(window[1]))
+        decades = 1e-4
+        if window is not None and window[1] > window[0] > 0:
+            decades = max(decades, math.log10(window[1] / window[0]) / max(1, bins - 2))
+        return Buckets(decades, 2 * bins if window is None else 4 * bins, is_log=True)
     if window is None or not window[1] > window[0]:
-        return Buckets(least, bins, request.is_log)
-    # Bins across the ends of the window have room beside it.
-    width = (window[1] - window[0]) / max(1, bins - 2)
-    return Buckets(max(least, width) if request.is_log else width, 4 * bins, request.is_log)
+        return Buckets(RESOLUTION[request.axis], 2 * bins)
+    # The requested number lies in the window; bins across its ends have room beside them.
+    return Buckets((window[1] - window[0]) / max(1, bins - 2), 4 * bins)
+
+
+class AttemptBins(NamedTuple):
+    """The bins of one attempt: those that count, and those of steps that a later attempt did again."""
+
+    attempt: int
+    kept: Sequence[Bin]
+    redone: Sequence[Bin]
+
+
+def joined_curve(
+    name: str, request: ChartRequest, attempts: Sequence[AttemptBins], *, last: float | None, problem: str | None
+) -> MetricCurve:
+    """The curve of a metric from the bins of its attempts, oldest attempt first. ``last`` is the
+    newest value."""
+    kept: list[Bin] = []
+    redone: list[Bin] = []
+    for attempt in attempts:
+        kept += _broken_off(attempt.kept) if kept else attempt.kept
+        redone += _broken_off(attempt.redone)
+    if len(attempts) > 1:
+        kept.sort(key=lambda kept_bin: kept_bin.first_x)
+    return MetricCurve(
+        name=clean(name),
+        bins=tuple(kept),
+        redone=tuple(redone),
+        smooth=tuple(smooth_bins(kept, request.smoothing)) if request.smoothing > 0 and not is_set(name) else (),
+        attempts=tuple(AttemptCurve(attempt.attempt, (*attempt.kept, *attempt.redone)) for attempt in attempts),
+        last=last,
+        problem=problem,
+    )
+
+
+def _broken_off(bins: Sequence[Bin]) -> list[Bin]:
+    """The bins, with a gap before the first."""
+    if not bins:
+        return []
+    first = bins[0].copy()
+    first.gap_before = True
+    return [first, *bins[1:]]
 
 
 def smooth_bins(bins: Iterable[Bin], weight: float) -> list[Bin]:

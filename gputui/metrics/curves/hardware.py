@@ -17,6 +17,10 @@ from gputui.metrics.draw.envelope import Bin
 from gputui.store.attempts import Attempt
 from gputui.store.rollups import SampleSpan, newest_sample, sample_spans
 
+SAMPLES_AT_ONCE = 200_000
+"""Most samples read when a chart is opened, about 100 ms; of a longer time, only a part of each
+span is read."""
+
 APART_SECONDS = 10.0
 """Least distance of samples that are not joined by a line."""
 
@@ -25,6 +29,8 @@ APART_INTERVALS = 2.0
 
 _BEFORE = 4
 """Distances from which the usual one is taken."""
+
+LEAST_SECONDS = 60.0
 
 _GPU: Mapping[HardwareField, str] = {
     "utilization": "utilization_percent",
@@ -58,13 +64,12 @@ class _Device:
 
 
 class HardwareCurves:
-    """Reads the hardware curves of one run, and follows them, or up to a past moment ``at`` (UTC
-    unix seconds); one per run and reader."""
+    """Reads the hardware curves of one run, and follows them; one per run and reader."""
 
-    def __init__(self, at: float | None = None) -> None:
-        self._at = math.inf if at is None else at
+    def __init__(self) -> None:
         self._asked: tuple[object, ...] | None = None
         self._seconds = 1.0
+        self._looked_at = 1.0
         self._devices: dict[str | None, _Device] = {}
 
     def reset(self) -> None:
@@ -93,16 +98,16 @@ class HardwareCurves:
         if moments is None:
             return ()
         timeline = (axis_map.timeline.begins, axis_map.timeline.ends)
-        self._settle(moments, request, timeline)
+        self._settle(moments, len(uuids), request, timeline)
         curves = []
         for uuid in uuids:
             fields = host_fields if uuid is None else gpu_fields
             device = self._devices.setdefault(uuid, _Device([[] for _ in fields]))
             # New spans, and the newest known one, which may have grown.
             first = device.spans[-1].number if device.spans else math.floor(moments[0] / self._seconds)
-            last = math.floor(moments[1] / self._seconds)
+            grid = (self._seconds, first, math.floor(moments[1] / self._seconds), self._looked_at)
             columns = [(_HOST if uuid is None else _GPU)[name] for name in fields]
-            found = sample_spans(connection, uuid, columns, self._seconds, first, last)
+            found = [*sample_spans(connection, uuid, columns, *grid)]
             if found and device.spans and found[0].number == first:
                 device.spans.pop()
             device.spans += found
@@ -132,10 +137,10 @@ class HardwareCurves:
         newest = max((at for at in sampled if at is not None), default=None)
         if newest is None or not begins:
             return None
-        begin, end = min(begins), min(max(ends), newest, self._at)
+        begin, end = min(begins), min(max(ends), newest)
         return (begin, end) if end >= begin else None
 
-    def _settle(self, moments: Window, request: ChartRequest, timeline: object) -> None:
+    def _settle(self, moments: Window, sources: int, request: ChartRequest, timeline: object) -> None:
         """Choose the length of a span; it is kept until there are too many spans."""
         bins = max(2, request.bins)
         length = max(1.0, moments[1] - moments[0])
@@ -145,6 +150,9 @@ class HardwareCurves:
         self._asked = asked
         self._devices.clear()
         self._seconds = 2.0 ** math.ceil(math.log2(length / bins))
+        # For one sample a second; a slower recorder still has samples in each part.
+        share = min(1.0, SAMPLES_AT_ONCE / (length * sources))
+        self._looked_at = min(self._seconds, max(self._seconds * share, LEAST_SECONDS))
 
 
 def _bins(

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from gputui.metrics.curves.axis import AxisMap, AxisTimeline
 from gputui.metrics.curves.model import Window
-from gputui.store.metrics import envelopes, past
+from gputui.store.metrics import envelopes
 from gputui.store.metrics.envelopes import FAN, Entry, Stretch
 from gputui.store.metrics.queries import FilePosition, named_by_event, rows_between
 
@@ -38,7 +38,7 @@ class CurveLine(NamedTuple):
 
 class Layout(Struct, frozen=True):
     """The stored lines of a run at one moment. ``until`` is the end of the last line of each
-    source, ``line_count`` counts the lines of all ranks, also later ones."""
+    source, ``line_count`` counts the lines of all ranks."""
 
     until: Mapping[int, FilePosition]
     line_count: int
@@ -51,26 +51,18 @@ class Layout(Struct, frozen=True):
             yield source_id, ends.get(source_id, (0, 0)), until
 
 
-def sources(
-    connection: sqlite3.Connection, run_id: str, at: float | None = None
-) -> tuple[dict[int, FilePosition], int]:
-    """The end of each source, at a past moment the place that it had reached, and the number of
-    lines of all ranks."""
+def sources(connection: sqlite3.Connection, run_id: str) -> tuple[dict[int, FilePosition], int]:
+    """The end of each source, and the number of lines."""
     rows = connection.execute(
         "SELECT source_id, generation, byte_offset, line_count FROM metric_sources WHERE run_id = ? ORDER BY source_id",
         (run_id,),
     ).fetchall()
-    ends = {row[0]: (row[1], row[2]) for row in rows} if at is None else past.positions_at(connection, run_id, at)
-    return ends, sum(row[3] for row in rows)
+    return {row[0]: (row[1], row[2]) for row in rows}, sum(row[3] for row in rows)
 
 
-def layout(connection: sqlite3.Connection, run_id: str, at: float | None = None) -> Layout:
-    """The layout of a run's lines, now or at a past moment."""
-    ends, line_count = sources(connection, run_id, at)
-    found = envelopes.stretches(connection, run_id)
-    if at is not None:
-        found = [one for one in found if one.source_id in ends and one.end <= ends[one.source_id]]
-    return Layout(ends, line_count, found)
+def layout(connection: sqlite3.Connection, run_id: str) -> Layout:
+    """The current layout of a run's lines."""
+    return Layout(*sources(connection, run_id), envelopes.stretches(connection, run_id))
 
 
 def lines(

@@ -1,4 +1,4 @@
-"""The curves of one run, and of each of its ranks, followed as it grows or as at a past moment."""
+"""The curves of one run, and of each of its ranks, followed as it grows."""
 
 from __future__ import annotations
 
@@ -41,27 +41,23 @@ RANK_LINES_AT_ONCE = 24_000
 
 
 class RunCurves:
-    """The curves of one run; each request reads only new lines. One per reader; not thread-safe.
+    """The curves of one run; each request reads only new lines. One per reader; not thread-safe."""
 
-    With ``at`` (UTC unix seconds) the curves are those of that past moment.
-    """
-
-    def __init__(self, run_id: str, at: float | None = None) -> None:
+    def __init__(self, run_id: str) -> None:
         self.run_id = run_id
-        self._at = at
         self._shown: tuple[Window | None, int, bool] | None = None
         self._layout: Layout | None = None
         self._cuts: Mapping[int, float] = {}
         self._map = AxisMap("step", AxisTimeline(None))
         self._epochs = Epochs()
         self._paces = Paces()
-        self._hardware = HardwareCurves(at)
+        self._hardware = HardwareCurves()
         self._events: list[ChartMarker] = []
         self._followed: dict[str, CurveBuilder] = {}
         self._newest: Mapping[str, float] = {}
         self._names: tuple[str, ...] = ()
         self._rank_names: frozenset[str] = frozenset()
-        self._ranks = _RankReader(run_id, at)
+        self._ranks = _RankReader(run_id)
         self._until: dict[int, FilePosition] = {}
         self._line_count = 0
         self._start, self._end = math.inf, -math.inf
@@ -75,12 +71,10 @@ class RunCurves:
         return self._paces.pairs.get(attempt, ())
 
     def read(self, connection: sqlite3.Connection, attempts: Sequence[Attempt], request: ChartRequest) -> ChartData:
-        """The answer to ``request``, with the attempts of the moment. The connection must be in a
-        read transaction. Raises sqlite3.Error."""
+        """The answer to ``request``. The connection must be in a read transaction. Raises
+        sqlite3.Error."""
         curves = self.curves(connection, attempts, request)
-        hardware: Sequence[HardwareCurve] = ()
-        if request.hardware:
-            hardware = self._hardware.read(connection, attempts, self._map, self._cuts, request)
+        hardware = self._hardware.read(connection, attempts, self._map, self._cuts, request) if request.hardware else ()
         start, end = self._reach(hardware)
         frame = Frame(
             request.axis,
@@ -88,8 +82,9 @@ class RunCurves:
             None if start > end else end,
             self._map.timeline.origin_at,
             () if request.axis == "time" else self._map.moments(self._cuts),
+            {attempt: tuple(pairs) for attempt, pairs in self._map.epochs.items()},
         )
-        happened = markers(connection, self.run_id, attempts, self._events, self._map, self._at)
+        happened = markers(connection, self.run_id, attempts, self._events, self._map)
         ranked: Mapping[str, RankCurves] = {}
         if request.ranked:
             written = {asked: self._written_as(asked) for asked in request.ranked}
@@ -118,10 +113,9 @@ class RunCurves:
         new = [name for name in dict.fromkeys(wanted.values()) if name not in self._followed]
         if new:
             if self._layout is None or self._layout.until != self._until:
-                self._layout = run_lines.layout(connection, self.run_id, self._at)
+                self._layout = run_lines.layout(connection, self.run_id)
             self._read_curves(connection, new, request, self._layout)
-        newest = self._newest if self._at is None else {}
-        return {asked: self._followed[name].curve(request, newest.get(name)) for asked, name in wanted.items()}
+        return {asked: self._followed[name].curve(request, self._newest.get(name)) for asked, name in wanted.items()}
 
     def _written_as(self, asked: str) -> str:
         """The stored name of a metric that is requested by its name or by its harmless text."""
@@ -136,7 +130,7 @@ class RunCurves:
         quicker."""
         timeline = AxisTimeline.of(attempts)
         cuts = cuts_of(attempts) if request.axis in ("step", EPOCH) else {}
-        until, line_count = run_lines.sources(connection, self.run_id, self._at)
+        until, line_count = run_lines.sources(connection, self.run_id)
         if until != self._until:
             self._newest = queries.latest(connection, self.run_id)
             self._names = tuple(clean(name) for name in queries.metric_names(connection, self.run_id))
@@ -195,7 +189,7 @@ class RunCurves:
         self._start, self._end = math.inf, -math.inf
         self._hardware.reset()
         self._ranks.reset()
-        found = self._layout = run_lines.layout(connection, self.run_id, self._at)
+        found = self._layout = run_lines.layout(connection, self.run_id)
         self._until, self._line_count = dict(found.until), found.line_count
         ends: list[tuple[int, int, float | None]] = []
         for stretch in found.stretches:
@@ -220,7 +214,7 @@ class RunCurves:
         self._map = AxisMap(request.axis, timeline, self._epochs.pairs, self._paces.pairs)
         for end in ends:
             self._place(*end)
-        placed = (event_marker(line, self._map) for line in event_lines(connection, self.run_id, self._at))
+        placed = (event_marker(line, self._map) for line in event_lines(connection, self.run_id))
         self._events = [event for event in placed if event is not None]
 
     def _read_curves(
@@ -295,9 +289,8 @@ class _RankReader:
     """Reads the curves of a run's ranks from lines, since only those of rank 0 are reduced, and
     follows them."""
 
-    def __init__(self, run_id: str, at: float | None) -> None:
+    def __init__(self, run_id: str) -> None:
         self._run_id = run_id
-        self._at = at
         self._asked: tuple[object, ...] | None = None
         self._until: dict[int, FilePosition] = {}
         self._followed: dict[tuple[str, int], CurveBuilder] = {}
@@ -318,10 +311,10 @@ class _RankReader:
         """The curves of all ranks for each metric. ``names`` maps requested names to those in the
         store. Steps that a later attempt did again are left out. Raises sqlite3.Error."""
         asked = (tuple(names.items()), request.axis, request.window, request.bins, request.is_log)
-        until, limit = run_lines.sources(connection, self._run_id, self._at)[0], -1
+        until, limit = run_lines.sources(connection, self._run_id)[0], -1
         if asked != self._asked or until.keys() != self._until.keys():
             self._followed = {}
-            found = run_lines.layout(connection, self._run_id, self._at)
+            found = run_lines.layout(connection, self._run_id)
             places, limit = self._places(found, axis_map, cuts, request)
         else:
             places = _between(self._until, until)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sqlite3
 from collections.abc import Iterable, Sequence
 from pathlib import PurePath
@@ -45,15 +44,14 @@ def event_marker(line: CurveLine, axis_map: AxisMap) -> ChartMarker | None:
     return _marker(x, kind, word, line.at, line.attempt, clean(text[:200]))
 
 
-def event_lines(connection: sqlite3.Connection, run_id: str, at: float | None = None) -> list[CurveLine]:
-    """The newest lines of a run with an event, now or at a past moment, oldest first. Raises
-    sqlite3.Error."""
+def event_lines(connection: sqlite3.Connection, run_id: str) -> list[CurveLine]:
+    """The newest lines of a run with an event, oldest first. Raises sqlite3.Error."""
     rows = connection.execute(
         "SELECT m.attempt, m.step, m.at, m.data FROM metric_sources AS s CROSS JOIN metrics AS m "
         "INDEXED BY metrics_with_event ON m.source_id = s.source_id AND instr(m.data, "
         "'\"event\"') > 0 WHERE s.run_id = ? AND (m.rank IS NULL OR m.rank = 0) AND m.step IS NOT "
-        "NULL AND m.at <= ? ORDER BY m.source_id DESC, m.at DESC LIMIT ?",
-        (run_id, math.inf if at is None else at, EVENTS_KEPT),
+        "NULL ORDER BY m.source_id DESC, m.at DESC LIMIT ?",
+        (run_id, EVENTS_KEPT),
     )
     lines = [CurveLine(attempt, step, at, orjson.loads(data)) for attempt, step, at, data in rows.fetchall()]
     lines.reverse()
@@ -66,11 +64,9 @@ def markers(
     attempts: Sequence[Attempt],
     events: Iterable[ChartMarker],
     axis_map: AxisMap,
-    at: float | None = None,
 ) -> tuple[ChartMarker, ...]:
     """All markers with a place on the axis, the training's own ``events`` among them, in order of
-    x, for any window; with ``at`` those up to that moment. Raises sqlite3.Error."""
-    until = math.inf if at is None else at
+    x, for any window. Raises sqlite3.Error."""
     timeline = axis_map.timeline
     found: list[ChartMarker | None] = list(events)
     for attempt in attempts:
@@ -83,18 +79,17 @@ def markers(
             text = f"attempt {number}" + (f" from step {step}" if step is not None else "")
             found.append(_marker(x, "restart", f"↻{number - 1}", begin, number, text))
     last_steps = {attempt.number: attempt.last_step for attempt in attempts}
-    for incident in read_incidents(connection, run_id, at):
+    for incident in read_incidents(connection, run_id):
         step = last_steps.get(incident.attempt) if incident.step is None else incident.step
         x = _of_step_or_moment(axis_map, incident.attempt, step, incident.at)
         word, text = clean(incident.kind).replace("_", " "), clean(incident.summary)
         found.append(_marker(x, "incident", word, incident.at, incident.attempt, text))
     for alert in alerts.of_run(connection, run_id):
-        if alert.raised_at <= until:
-            word, attempt_then = clean(alert.rule).replace("_", " "), timeline.attempt_at(alert.raised_at)
-            x = axis_map.place_moment(alert.raised_at)
-            found.append(_marker(x, "alert", word, alert.raised_at, attempt_then, clean(alert.sentence)))
+        word, at = clean(alert.rule).replace("_", " "), alert.raised_at
+        x = axis_map.place_moment(at)
+        found.append(_marker(x, "alert", word, at, timeline.attempt_at(at), clean(alert.sentence)))
     run = get_run(connection, run_id)
-    if run is not None and run.ended_at is not None and run.ended_at <= until and attempts:
+    if run is not None and run.ended_at is not None and attempts:
         last = attempts[-1]
         x = _of_step_or_moment(axis_map, last.number, last.last_step, last.ended_at or run.ended_at)
         found.append(_marker(x, "end", run.state, run.ended_at, last.number, clean(run.reason or "")))

@@ -51,6 +51,13 @@ class ChartRequest(Struct, frozen=True):
     ranked: tuple[str, ...] = ()
 
 
+class AttemptCurve(Struct, frozen=True):
+    """One metric of one attempt, including steps that a later attempt did again."""
+
+    attempt: int
+    bins: tuple[Bin, ...]
+
+
 class MetricCurve(Struct, frozen=True):
     """One metric over the axis. Over steps and epochs, ``bins`` hold what the newest attempt that
     did a step measured there, ``redone`` what earlier ones had measured, to be drawn behind it.
@@ -61,6 +68,7 @@ class MetricCurve(Struct, frozen=True):
     bins: tuple[Bin, ...] = ()
     redone: tuple[Bin, ...] = ()
     smooth: tuple[Bin, ...] = ()
+    attempts: tuple[AttemptCurve, ...] = ()
     last: float | None = None
     problem: str | None = None
     """Why the curve is empty, in words; None if it is not."""
@@ -106,14 +114,15 @@ class ChartMarker(Struct, frozen=True):
 @dataclass(frozen=True, slots=True)
 class Frame:
     """The x axis of the curves: the ends of the whole run, None while it is empty; over time, the
-    moment of x = 0 (UTC unix seconds); and pairs of x and the moment when the run was there, in
-    order."""
+    moment of x = 0 (UTC unix seconds); pairs of x and the moment when the run was there; and over
+    epochs, the pairs of step and x of each attempt, all in order."""
 
     axis: Axis
     start: float | None = None
     end: float | None = None
     origin_at: float | None = None
     moments: tuple[tuple[float, float], ...] = field(default=(), compare=False)
+    epochs: Mapping[int, tuple[tuple[float, float], ...]] = field(default_factory=dict, compare=False)
 
     def moment_at(self, x: float) -> float | None:
         """When the run was at ``x``, in UTC unix seconds; None if unknown."""

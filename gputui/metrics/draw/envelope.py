@@ -94,8 +94,11 @@ class Buckets:
     _bins: dict[int, Bin] = field(default_factory=dict, init=False)
     _lowest: int = field(default=0, init=False)
     _highest: int = field(default=0, init=False)
-    # The bins that `bins` has not returned yet, so that they may be changed in place.
-    _own: set[int] = field(default_factory=set, init=False)
+    # What `bins` returned last, by group, how it was asked for, and the first bin that changed
+    # since.
+    _groups: list[tuple[int, Bin]] = field(default_factory=list, init=False)
+    _grouped_as: tuple[float, float, int] | None = field(default=None, init=False)
+    _changed_from: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self._width = self.resolution
@@ -106,9 +109,8 @@ class Buckets:
         if index is None:
             return
         found = self._bins.get(index)
-        if found is None or index not in self._own:
-            found = self._bins[index] = Bin(x, x) if found is None else found.copy()
-            self._own.add(index)
+        if found is None:
+            found = self._bins[index] = Bin(x, x)
         found.add(x, value)
 
     def add_bin(self, reduced: Bin) -> None:
@@ -116,17 +118,45 @@ class Buckets:
         index = self._index(reduced.first_x)
         if index is None:
             return
-        found = self._bins.get(index)
-        if found is not None:
-            found = found.copy()
+        found = self._bins.setdefault(index, reduced)
+        if found is not reduced:
             found.merge(reduced)
-        self._bins[index] = found or reduced
-        self._own.add(index)
 
-    def bins(self) -> list[Bin]:
-        """The series in order of x. The bins must not be changed; new points change copies."""
-        self._own.clear()
-        return [self._bins[index] for index in sorted(self._bins)]
+    def bins(self, limit: int, start: float = -math.inf, end: float = math.inf) -> list[Bin]:
+        """The series between two x as at most `limit` (2 or more) bins in order of x; those across
+        an end are included whole. They must not be changed: unchanged ones are returned again."""
+        if limit < 2 or not self._bins or end < start:
+            return []
+        if self.is_log:
+            start, end = (math.log10(x) if x > 0 else -math.inf for x in (start, end))
+        first = self._lowest if start == -math.inf else max(self._lowest, math.floor(start / self._width))
+        last = self._highest if end == math.inf else min(self._highest, math.floor(end / self._width))
+        # Groups lie at multiples of their size, so that they do not change as the run grows. Two of
+        # them always suffice, one would not: no size puts what lies left and right of zero into the
+        # same group.
+        size = 1
+        while last // size - first // size >= limit:
+            size *= 2
+        asked = (start, end, size)
+        if asked != self._grouped_as:
+            self._grouped_as = asked
+            self._groups.clear()
+            self._changed_from = first
+        groups = self._groups
+        changed_group = max(self._changed_from, first) // size
+        while groups and groups[-1][0] >= changed_group:
+            groups.pop()
+        begin = max(first, (groups[-1][0] + 1) * size if groups else first)
+        for index in range(begin, last + 1):
+            found = self._bins.get(index)
+            if found is None:
+                continue
+            if groups and groups[-1][0] == index // size:
+                groups[-1][1].merge(found)
+            else:
+                groups.append((index // size, found.copy()))
+        self._changed_from = last + 1
+        return [group for _, group in groups]
 
     def _index(self, x: float) -> int | None:
         """The index of the bin at `x`, after widening the bins until it fits; None if x has no
@@ -139,21 +169,24 @@ class Buckets:
         index = math.floor(place / self._width)
         if not self._bins:
             self._lowest = self._highest = index
-        while max(index, self._highest) - min(index, self._lowest) >= self.capacity:
-            self._double()
-            index = math.floor(place / self._width)
-        self._lowest, self._highest = min(index, self._lowest), max(index, self._highest)
+        elif not self._lowest <= index <= self._highest:
+            while max(index, self._highest) - min(index, self._lowest) >= self.capacity:
+                self._double()
+                index = math.floor(place / self._width)
+            self._lowest = min(index, self._lowest)
+            self._highest = max(index, self._highest)
+        if index < self._changed_from:
+            self._changed_from = index
         return index
 
     def _double(self) -> None:
         merged: dict[int, Bin] = {}
         for index in sorted(self._bins):
-            target = merged.get(index // 2)
-            if target is None:
-                merged[index // 2] = self._bins[index].copy()
-            else:
+            target = merged.setdefault(index // 2, self._bins[index])
+            if target is not self._bins[index]:
                 target.merge(self._bins[index])
-        self._bins, self._own = merged, set(merged)
+        self._bins = merged
+        self._grouped_as = None
         self._width *= 2
         self._lowest //= 2
         self._highest //= 2

@@ -77,11 +77,11 @@ class Story:
         for table in ("metric_stretches", "metric_envelopes"):
             self.connection.execute(f"DELETE FROM {table}")
 
-    def ask(self, request: ChartRequest, curves: RunCurves | None = None, at: float | None = None) -> ChartData:
+    def ask(self, request: ChartRequest, curves: RunCurves | None = None) -> ChartData:
         reader = self.reader
         reader.execute("BEGIN")
         try:
-            return (curves or RunCurves(RUN, at)).read(reader, read_attempts(reader, RUN, at), request)
+            return (curves or RunCurves(RUN)).read(reader, read_attempts(reader, RUN), request)
         finally:
             reader.execute("ROLLBACK")
 

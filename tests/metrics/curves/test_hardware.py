@@ -63,20 +63,6 @@ def test_over_time(busy: Story) -> None:
     assert {each.last for each in found["host_cpu", None].bins} == {25.0}
 
 
-def test_long_spans_are_read_from_minutes(busy: Story) -> None:
-    """As far as minutes were computed; the last minutes are missing here, and come from samples."""
-    busy.connection.executemany(
-        "INSERT INTO gpu_minutes (gpu_id, at, sample_count, utilization_percent_mean, utilization_percent_min, "
-        "utilization_percent_max) VALUES (1, ?, 60, 50.0, 1.0, 99.0)",
-        [(minute,) for minute in range(int(BEGAN_AT // 60 * 60), int(BEGAN_AT) + 500, 60)],
-    )
-    busy.connection.execute("INSERT INTO rollup_marks VALUES (60, 1, ?)", (BEGAN_AT + 500,))
-    load = by_name(busy.ask(replace(REQUEST, bins=5)).hardware)["utilization", "GPU-a"].bins
-    assert {(each.low, each.high, each.last) for each in load if each.last_x < 450} == {(1.0, 99.0, 50.0)}
-    assert load[-1].last_x == 999.0 and load[-1].high == 99.9
-    assert sum(each.points for each in load) == pytest.approx(1000, abs=120)
-
-
 def test_over_other_axes(busy: Story) -> None:
     for axis in ["step", "epoch", "trained"]:
         if axis == "epoch":

@@ -81,6 +81,7 @@ def test_reduced_or_not_the_curves_say_the_same(story: Story, monkeypatch: pytes
         assert plain.frame == data.frame
         for name in request.names:
             one, other = data.curves[name], plain.curves[name]
+            assert [each.attempt for each in one.attempts] == [each.attempt for each in other.attempts], request
             assert (one.problem, one.last == one.last and one.last) == (
                 other.problem,
                 other.last == other.last and other.last,
@@ -101,6 +102,9 @@ def test_steps_that_were_done_again(story: Story) -> None:
     curve = loss(story, replace(LOSS, bins=100))
     assert told(curve.bins) == (3001 + 1000, 0, -1.0, 3000.0, 0.0, 4000.0)
     assert told(curve.redone) == (1999, 0, 3001.0, 4999.0, 3001.0, 4999.0)
+    first, second = curve.attempts
+    assert told(first.bins) == (5000, 0, 0.0, 4999.0, 0.0, 4999.0)
+    assert told(second.bins)[:4] == (1000, 0, -1.0, -1.0)
     assert next(each.gap_before for each in curve.bins if each.low == -1.0)
     over_time = loss(story, replace(LOSS, axis="time", bins=100))
     assert over_time.redone == () and told(over_time.bins)[0] == 6000

@@ -41,25 +41,32 @@ def test_reduce_keeps_extremes_and_counts(points: list[tuple[float, float]], lim
     check_totals(points, bins)
 
 
-@given(POINTS, st.integers(2, 20), st.sampled_from([1e-3, 1.0, 60.0]))
-def test_buckets_keep_extremes_and_counts(points: list[tuple[float, float]], capacity: int, resolution: float) -> None:
+@given(POINTS, st.integers(2, 50), st.integers(2, 20), st.sampled_from([1e-3, 1.0, 60.0]))
+def test_buckets_keep_extremes_and_counts(
+    points: list[tuple[float, float]], limit: int, capacity: int, resolution: float
+) -> None:
     buckets = Buckets(resolution, capacity)
-    half = len(points) // 2
-    extend(buckets, points[:half])
-    before = buckets.bins()
-    told = [repr(each) for each in before]
-    extend(buckets, points[half:])
-    bins = buckets.bins()
-    assert len(bins) <= capacity
+    extend(buckets, points)
+    bins = buckets.bins(limit)
+    assert len(bins) <= min(limit, capacity)
     check_totals(points, bins)
-    assert [repr(each) for each in before] == told
+
+
+def test_a_range_holds_what_lies_in_it() -> None:
+    buckets = Buckets()
+    extend(buckets, ((float(x), float(x)) for x in range(1000)))
+    bins = buckets.bins(100, 100.0, 199.0)
+    assert (bins[0].low, bins[-1].high) == (100.0, 199.0)
+    assert buckets.bins(100, 2000.0) == []
+    assert buckets.bins(100, 5.0, 4.0) == []
+    assert buckets.bins(1) == []
 
 
 def test_a_run_that_steps_back_shows_both_passes() -> None:
     buckets = Buckets()
     extend(buckets, ((float(x), 1.0) for x in range(100)))
     extend(buckets, ((float(x), 9.0) for x in range(50, 80)))
-    middle = buckets.bins()[60]
+    (middle,) = buckets.bins(2, 60.0, 60.0)
     assert (middle.low, middle.high, middle.last) == (1.0, 9.0, 9.0)
 
 
@@ -78,7 +85,7 @@ def test_what_was_reduced_elsewhere_says_what_its_points_say(
         (made,) = reduce(points[begin : begin + size], 1)
         taken.add_bin(made)
     for buckets in (plain, taken):
-        bins = buckets.bins()
+        bins = buckets.bins(1 << 20)
         assert len(bins) <= capacity
         finite = [value for _, value in points if math.isfinite(value)]
         assert sum(each.points for each in bins) == len(points)
@@ -91,9 +98,10 @@ def test_what_was_reduced_elsewhere_says_what_its_points_say(
 def test_logarithmic_bins_are_fine_where_x_is_small() -> None:
     buckets = Buckets(1e-4, 64, is_log=True)
     extend(buckets, ((float(x), float(x)) for x in range(-5, 100_001)))
-    bins = buckets.bins()
-    assert len(bins) <= 64
+    bins = buckets.bins(40)
+    assert len(bins) <= 40
     assert sum(each.points for each in bins) == 100_000
     assert [each.points for each in bins[:2]] == [1, 1] and bins[0].first_x == 1.0
     ratios = [each.last_x / each.first_x for each in bins[8:-1]]
     assert max(ratios) < 2.0
+    assert buckets.bins(40, 50.0, 500.0)[0].first_x <= 50.0

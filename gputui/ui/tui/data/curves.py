@@ -15,23 +15,26 @@ class CurveReader:
 
     def __init__(self) -> None:
         self._runs: dict[str, RunCurves] = {}
-        self._past: dict[str, tuple[ChartRequest, float, ChartData]] = {}
+        self._whole: dict[str, tuple[ChartRequest, float, ChartData]] = {}
 
     def read(
-        self, connection: sqlite3.Connection, run_id: str, request: ChartRequest, at: float | None = None
+        self, connection: sqlite3.Connection, run_id: str, request: ChartRequest, now: float, at: float | None = None
     ) -> ChartData:
-        """The charts of one run, now or at a past moment (UTC unix seconds). Raises sqlite3.Error."""
-        if at is None:
+        """The charts of one run, now or at a past moment (UTC unix seconds). Whole curves are read once and cut
+        for all past moments. Raises sqlite3.Error."""
+        known = self._whole.get(run_id)
+        if at is None or known is None or known[0] != request or at > known[1]:
             curves = self._runs.setdefault(run_id, RunCurves(run_id))
-            return curves.read(connection, read_attempts(connection, run_id), request)
-        known = self._past.get(run_id)
-        if known is None or known[:2] != (request, at):
-            data = RunCurves(run_id, at).read(connection, read_attempts(connection, run_id, at), request)
-            known = self._past[run_id] = (request, at, data)
-        return known[2]
+            data = curves.read(connection, read_attempts(connection, run_id), request)
+            if at is None:
+                return data
+            known = self._whole[run_id] = (request, now, data)
+        from gputui.metrics.curves.past import RunExtent, cut  # most screens never show the past
+
+        return cut(known[2], RunExtent.of(connection, run_id, at))
 
     def keep(self, run_ids: Collection[str]) -> None:
         """Forget all runs but these."""
-        for kept in (self._runs, self._past):
+        for kept in (self._runs, self._whole):
             for run_id in [run_id for run_id in kept if run_id not in run_ids]:
                 del kept[run_id]

@@ -117,7 +117,7 @@ class SnapshotReader:
                 runs=self._rows(connection, runs, interest, at),
                 events=tuple(read_events(connection, at=at, limit=EVENTS_KEPT)),
                 page=self._page(connection, runs, interest, now, at),
-                compared=self._compared(connection, interest, at),
+                compared=self._compared(connection, interest, now, at),
                 machine=machine_state(connection, now, at),
                 alerts=read_alerts(connection, interest.alerts, at),
                 gpu_page=self._read_gpu_page(connection, runs, interest, seen, at),
@@ -294,12 +294,14 @@ class SnapshotReader:
             self.processes = ProcessReader(self._workspace)
         return self.processes.read(gpus)
 
-    def _compared(self, connection: sqlite3.Connection, interest: Interest, at: float | None) -> dict[str, ChartData]:
+    def _compared(
+        self, connection: sqlite3.Connection, interest: Interest, now: float, at: float | None
+    ) -> dict[str, ChartData]:
         self._curves.keep({*interest.compared, *([interest.run_id] if interest.run_id else [])})
         request = interest.charts
         if request is None:
             return {}
-        return {run_id: self._curves.read(connection, run_id, request, at) for run_id in interest.compared}
+        return {run_id: self._curves.read(connection, run_id, request, now, at) for run_id in interest.compared}
 
 
 def in_order(runs: Sequence[Run]) -> list[Run]:

@@ -215,7 +215,7 @@ class RunPageReader:
             incidents=incidents,
             decisions=decisions,
             log=log,
-            charts=None if request is None else self._curves.read(connection, run.run_id, request, at),
+            charts=None if request is None else self._curves.read(connection, run.run_id, request, now, at),
             costs=self._costs.read(connection, run, attempts, incidents, decisions),
             checkpoints=listed,
             intake=intake.intake(connection, run.run_id) if at is None else None,
