@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -49,52 +48,19 @@ HOST_KEPT = (
 
 
 def names(kept: Sequence[Kept]) -> list[str]:
-    """The columns in the order of `Gathered.summary`."""
+    """The columns of kept statistics."""
     return [f"{column.column}_{part}" for column in kept for part in column.parts]
 
 
-@dataclass(slots=True)
-class Gathered:
-    """Samples of one span, added in batches. In ``answered`` of them the GPU answered."""
-
-    kept: Sequence[Kept]
-    samples: int = 0
-    answered: int = 0
-    _columns: list[list[float]] = field(default_factory=list)
-    _known: int = 0
-    _throttled: int = 0
-
-    def add(
-        self,
-        columns: Sequence[Sequence[float | None]],
-        states: Sequence[str] = (),
-        reasons: Sequence[str | None] = (),
-    ) -> None:
-        """Add a batch: a sequence per kept column; ``reasons`` are JSON lists."""
-        if not self._columns:
-            self._columns = [[] for _ in self.kept]
-        self.samples += len(columns[0])
-        self.answered += states.count("ok")
-        known = [given for given in reasons if given is not None]
-        self._known += len(known)
-        self._throttled += len(known) - known.count("[]")
-        for own, column in zip(self._columns, columns, strict=True):
-            # Timsort merges sorted batches quickly.
-            own += sorted(value for value in column if value is not None)
-
-    def summary(self) -> list[float | int | None]:
-        """The values in the order of `names`; None without a known value."""
-        found: list[float | int | None] = []
-        for one, values in zip(self.kept, self._columns or [[]] * len(self.kept), strict=True):
-            values.sort()
-            parts = _parts(values, one.digits) if values else {}
-            found += [parts.get(part) for part in one.parts]
-        return found
-
-    @property
-    def throttled_fraction(self) -> float | None:
-        """The share of samples with a throttle reason; None if the driver reported none."""
-        return None if not self._known else round(self._throttled / self._known, 4)
+def summary(kept: Sequence[Kept], columns: Sequence[Sequence[float | None]]) -> list[float | int | None]:
+    """The statistics of the samples of one span, given as a sequence per kept column, in the order
+    of `names`; None without a known value."""
+    found: list[float | int | None] = []
+    for one, column in zip(kept, columns, strict=True):
+        values = sorted(value for value in column if value is not None)
+        parts = _parts(values, one.digits) if values else {}
+        found += [parts.get(part) for part in one.parts]
+    return found
 
 
 def _parts(values: Sequence[float], digits: int) -> Mapping[str, float | int]:

@@ -16,7 +16,7 @@ from itertools import groupby
 from gputui.machine.schedule import SLOW_SECONDS
 from gputui.store import samples
 from gputui.store.attempts import energy_between
-from gputui.store.rollups import GPU_KEPT, HOST_KEPT, HOUR, MEMORY_TEMPERATURE, MINUTE, Gathered, names
+from gputui.store.rollups import GPU_KEPT, HOST_KEPT, HOUR, MEMORY_TEMPERATURE, MINUTE, names, summary
 from gputui.store.samples import Row
 from gputui.store.series import GPU, HOST, HOST_ID, SLOW
 
@@ -81,11 +81,11 @@ class Rollups:
 
     def _summary(self, span: int, source: int, at: int, rows: Sequence[Row]) -> list[object]:
         columns = list(zip(*rows, strict=True))[1:]
-        gathered = Gathered(HOST_KEPT if source == HOST_ID else GPU_KEPT)
         if source == HOST_ID:
-            gathered.add(columns)
-            return [at, gathered.samples, *gathered.summary()]
-        gathered.add(columns[2:], states=columns[0], reasons=columns[1])
+            return [at, len(rows), *summary(HOST_KEPT, columns)]
+        states, reasons, *values = columns
+        known = [given for given in reasons if given is not None]
+        throttled = None if not known else round(1 - known.count("[]") / len(known), 4)
         longest = max(60.0, 3 * self.interval_seconds)
         slow = samples.between(
             self.connection,
@@ -97,16 +97,15 @@ class Rollups:
         )
         readings = [(when, joules) for when, joules, _ in slow if joules is not None]
         energy = energy_between(readings, at, at + span, longest)
-        warmth = Gathered((MEMORY_TEMPERATURE,))
-        warmth.add([[celsius for when, _, celsius in slow if at <= when < at + span]])
+        warmth = [celsius for when, _, celsius in slow if at <= when < at + span]
         return [
             source,
             at,
-            gathered.answered,
-            *gathered.summary(),
-            gathered.throttled_fraction,
+            states.count("ok"),
+            *summary(GPU_KEPT, values),
+            throttled,
             None if energy is None else round(energy, 1),
-            *warmth.summary(),
+            *summary((MEMORY_TEMPERATURE,), [warmth]),
         ]
 
     def _store(
