@@ -114,7 +114,7 @@ def test_ranks_are_compared_over_the_newest_steps_that_all_have_written(filler: 
     lines.append({"step": 40, "rank": 0, "step_time": 0.9, "comm_time": 0.0})
     filler.metrics("vit-1", 1, lines)
     with closing(open_reader(workspace.database)) as connection:
-        means = queries.rank_means(connection, 1, 2, queries.end_positions(connection, "vit-1"))
+        means = queries.rank_means(connection, "vit-1", 1, 2)
         snapshot = SnapshotReader(workspace).read(connection, NOW, Interest("vit-1"))
     assert means[0]["comm_time"] == pytest.approx(0.06) and means[1]["step_time"] == pytest.approx(0.1)
     assert snapshot.page is not None
