@@ -2,6 +2,6 @@
 
 In: JSON lines, CSV, a program's output, trainer_state.json, TensorBoard and W&B files, which may
 grow, rotate or be rewritten. Out: rows, with the read position in the same transaction. `contract`
-defines a line, `tailer` follows a file, `earlier` compares a rewritten one with what is stored of
+defines a line, `reader` follows a file, `rewritten` compares a rewritten one with what is stored of
 it, `ingest` stores the lines, `background` reads what may not answer. Read `ingest` first.
 """

@@ -15,7 +15,7 @@ from msgspec import Struct
 from gputui.core.redaction import BY_LOOK, Redactor
 from gputui.metrics.contract import ParsedLine, Rejected, excerpt
 from gputui.metrics.reduction import MetricLine, Reducer
-from gputui.metrics.rewritten import EarlierLines
+from gputui.metrics.rewritten import VersionComparison
 from gputui.store.events import EventKind
 from gputui.store.metrics.queries import NOT_METRICS, OF_EVENTS, FilePosition, as_float, named_by_event
 
@@ -89,7 +89,7 @@ class Batch:
     """Lines of one attempt and the state after them, stored together or not at all.
 
     Lines without a time get ``arrived_at`` (UTC unix seconds), the latest at which they can have
-    been written. ``earlier`` compares with earlier versions of the file; None to store all.
+    been written. ``comparison`` leaves out what earlier versions of the file had; None to store all.
     ``to_reduce`` are the lines that charts show, ``rejected`` generation, byte offset, reason and
     beginning of each rejected line, ``newest`` the last number of each name by rank. The steps are
     those of lines without an event.
@@ -99,7 +99,7 @@ class Batch:
     attempt: int = 0
     redactor: Redactor = BY_LOOK
     arrived_at: float | None = None
-    earlier: EarlierLines | None = None
+    comparison: VersionComparison | None = None
     rows: list[Row] = field(default_factory=list)
     to_reduce: list[MetricLine] = field(default_factory=list)
     rejected: list[tuple[int, int, str, str]] = field(default_factory=list)
@@ -129,12 +129,11 @@ class Batch:
         is_numeric = _NUMBERS.issuperset(map(type, values.values()))
         if not is_numeric:
             data, values = self._without_secrets(step, data, values)
-        if self.earlier is not None:
-            unknown = self.earlier.unknown(rank, step, values, data)
-            if unknown is None:
+        if self.comparison is not None:
+            new_part = self.comparison.take_new_part(rank, step, data, values)
+            if new_part is None:
                 return
-            if unknown is not values:
-                data, values = orjson.dumps(unknown).decode(), unknown
+            data, values = new_part
         if not is_numeric:
             values = named_by_event(values)
         self._note_newest(rank, at, values, is_numeric=is_numeric)

@@ -243,8 +243,8 @@ class MetricsIngest:
         except BaseException:
             for source, batch in stored:
                 source.reducer.forget()
-                if batch.earlier is not None:
-                    batch.earlier.forget()
+                if batch.comparison is not None:
+                    batch.comparison.earlier.forget()
             # After some errors, such as a full disk, SQLite has already rolled back.
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")

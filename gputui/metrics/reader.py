@@ -16,7 +16,7 @@ from gputui.core.redaction import Redactor
 from gputui.metrics.batch import BATCH_BYTES, BATCH_LINES, READ_SECONDS, Batch, SourceState
 from gputui.metrics.contract import MAX_LINE_BYTES, TOO_LONG, LineFormat, Parsed, Rejected, parse_values
 from gputui.metrics.files import FollowedFile, ends, ends_after, fingerprint, is_unchanged
-from gputui.metrics.rewritten import EarlierLines
+from gputui.metrics.rewritten import EarlierLines, VersionComparison
 from gputui.metrics.trackers import MAX_RECORD_BYTES, DamagedRecordError, RecordFormat
 from gputui.store.metrics.queries import FilePosition
 
@@ -164,8 +164,8 @@ class FileReader:
         is_closed = at_end and (at_boundary or is_last)
         # Lines may have been unread for hours, so they are at most as new as the file.
         arrived_at = min(self._source.clock(), os.fstat(descriptor).st_mtime)
-        with comparison_with_earlier(self._source.earlier, began, state, attempt) as earlier:
-            batch = Batch(state, attempt, self._source.redactor, arrived_at, earlier)
+        with comparison_with_earlier(self._source.earlier, began, state, attempt) as comparison:
+            batch = Batch(state, attempt, self._source.redactor, arrived_at, comparison)
             if isinstance(self._format, RecordFormat):
                 consumed, skipping, complete = self._add_records(self._format, batch, data, is_closed)
             else:
@@ -278,7 +278,7 @@ class FileReader:
 
 def comparison_with_earlier(
     earlier: EarlierLines, began: FilePosition, state: SourceState, attempt: int
-) -> AbstractContextManager[EarlierLines | None]:
+) -> AbstractContextManager[VersionComparison | None]:
     """The comparison with earlier versions of a file. An attempt that began in this version writes
     no copies of earlier lines."""
     is_compared = began[0] < state.generation and state.first_generation < state.generation

@@ -1,11 +1,21 @@
-"""Compare a file that was written again with what is stored of its earlier versions."""
+"""Store of a rewritten file only what its earlier versions did not have.
+
+A script may write its metrics file again as a whole: with another column, with its last lines
+alone, or with some lines changed. Each version is a generation of the source, read from its start.
+`VersionComparison` subtracts the stored lines of the earlier versions from the lines of the new one:
+
+    stored of earlier versions    line of the new version                  stored of it
+    {"step": 1, "loss": 0.5}      {"step": 1, "loss": 0.5}                 nothing
+    {"step": 2, "loss": 0.4}      {"step": 2, "loss": 0.4, "val": 0.6}     {"step": 2, "val": 0.6}
+    {"step": 3, "loss": 0.3}      {"step": 3, "loss": 0.2}                 the whole line
+"""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
@@ -17,94 +27,139 @@ if TYPE_CHECKING:
 _SCALARS = (int, float, str)
 
 
+class _LineKey(NamedTuple):
+    """The identity of a line, the same in every version of a file. Steps may begin again in each
+    epoch; a line without a step is identified by its text."""
+
+    rank: int | None
+    step: int | None
+    epoch: float | str | None
+    text: str | None
+
+    @classmethod
+    def of(cls, rank: int | None, step: int | None, data: str, values: Mapping[str, Any]) -> _LineKey:
+        if step is None:
+            return cls(rank, None, None, data)
+        epoch = values.get("epoch")
+        return cls(rank, step, epoch if isinstance(epoch, _SCALARS) else None, None)
+
+
 class EarlierLines:
-    """What is stored of the earlier versions of a rewritten file: of its newest version, only values
-    are stored that none of these had. ``connect`` opens the store for the thread that reads."""
+    """The stored lines of the earlier versions of a source's file, loaded once for each version and
+    attempt. ``unmatched`` are the positions, by key, of those that the newest version does not have
+    so far. Steps after ``resumed_step`` are new in any case; None to compare all. ``connect`` opens
+    the store for the thread that reads."""
 
     def __init__(self, source_id: int, connect: Callable[[], AbstractContextManager[sqlite3.Connection]]) -> None:
-        self._source_id = source_id
+        self.source_id = source_id
         self._connect = connect
-        self._compared: tuple[int, int, int] | None = None
-        # Where the attempt resumed, in its first version of the file: later steps are its own.
-        self._resumed_step: int | None = None
-        # The lines that the newest version does not have so far, by rank, step and epoch, or by the
-        # text of a line without a step.
-        self._places: dict[object, list[FilePosition]] = {}
+        self.unmatched: dict[_LineKey, list[FilePosition]] = {}
+        self.resumed_step: int | None = None
+        # First generation, generation and attempt of which these two are.
+        self._loaded: tuple[int, int, int] | None = None
 
     @contextmanager
-    def comparison(self, state: SourceState, attempt: int) -> Iterator[EarlierLines]:
+    def comparison(self, state: SourceState, attempt: int) -> Iterator[VersionComparison]:
         """Compare the lines of one batch, those after ``state``; call `forget` if it is not stored.
         Raises sqlite3.Error."""
-        with self._connect() as self._connection:
-            if self._compared != (state.first_generation, state.generation, attempt):
-                self._load(state, attempt)
-            yield self
+        with self._connect() as connection:
+            wanted = (state.first_generation, state.generation, attempt)
+            if self._loaded != wanted:
+                self._load(connection, *wanted)
+                self._loaded = wanted
+            yield VersionComparison(connection, self)
 
     def forget(self) -> None:
-        """Read what is stored again for the next comparison."""
-        self._compared = None
+        """Load the lines again for the next comparison."""
+        self._loaded = None
 
     def is_resumed(self, attempt: int) -> bool:
         """Whether an attempt began from a checkpoint, so that its script may write the lines before
         that again. Raises sqlite3.Error."""
         with self._connect() as connection:
-            return self._base_of(connection, attempt)[0] is not None
+            return self._checkpoint_of(connection, attempt)[0] is not None
 
-    def _base_of(self, connection: sqlite3.Connection, attempt: int) -> tuple[str | None, int | None]:
+    def _checkpoint_of(self, connection: sqlite3.Connection, attempt: int) -> tuple[str | None, int | None]:
         """The checkpoint that an attempt resumed from, and its step."""
         row: tuple[str | None, int | None] | None = connection.execute(
             "SELECT resumed_from, resumed_step FROM attempts JOIN metric_sources USING (run_id) "
             "WHERE source_id = ? AND number = ?",
-            (self._source_id, attempt),
+            (self.source_id, attempt),
         ).fetchone()
         return row or (None, None)
 
-    def unknown(
-        self, rank: int | None, step: int | None, values: Mapping[str, Any], data: str
-    ) -> Mapping[str, Any] | None:
-        """The part of a line that is not stored yet; None if all of it is."""
-        if step is not None and self._resumed_step is not None and step > self._resumed_step:
-            return values
-        epoch = values.get("epoch")
-        key = rank, step, data if step is None else epoch if isinstance(epoch, _SCALARS) else None
-        places = self._places.get(key, [])
-        is_event = step is None or "event" in values
-        new = {name for name in values if is_event or name not in NOT_METRICS}
-        for place in list(places):
-            before = self._values(place)
-            shared = new & before.keys()
-            if not shared or any(before[name] != values[name] for name in shared):
-                continue
-            if not is_event or before == values:
-                places.remove(place)
-                new -= shared
-        if not new:
-            return None
-        if is_event:
-            return values
-        known = values.keys() - NOT_METRICS - new
-        return {name: value for name, value in values.items() if name not in known} if known else values
+    def _load(self, connection: sqlite3.Connection, first_generation: int, generation: int, attempt: int) -> None:
+        """Load the lines of the generations before ``generation``."""
+        self.unmatched = {}
+        rows = connection.execute(
+            "SELECT generation, byte_offset, attempt, rank, step, data FROM metrics "
+            "WHERE source_id = ? AND generation >= ? AND generation < ?",
+            (self.source_id, first_generation, generation),
+        )
+        has_own = False
+        for line_generation, offset, number, rank, step, data in rows:
+            key = _LineKey.of(rank, step, data, orjson.loads(data))
+            self.unmatched.setdefault(key, []).append((line_generation, offset))
+            has_own = has_own or number == attempt
+        # Only the first version of an attempt surely has no copies of its own later steps.
+        self.resumed_step = None if has_own else self._checkpoint_of(connection, attempt)[1]
 
-    def _values(self, place: FilePosition) -> dict[str, Any]:
-        (data,) = self._connection.execute(
+
+class VersionComparison(NamedTuple):
+    """A comparison of lines, one after another, with the stored lines of earlier versions."""
+
+    connection: sqlite3.Connection
+    earlier: EarlierLines
+
+    def take_new_part(
+        self, rank: int | None, step: int | None, data: str, values: Mapping[str, Any]
+    ) -> tuple[str, Mapping[str, Any]] | None:
+        """The part of a line to store, encoded and decoded; None if all of it is stored already.
+
+        - A stored line matches if it has the same key and all metrics that both have are equal. The
+          line is stored without these metrics, but with its step, time and rank.
+        - A line with an event, or without a step, matches only as a whole.
+        - A stored line matches once: a line that the file has twice is stored twice.
+
+        Raises sqlite3.Error.
+        """
+        resumed_step = self.earlier.resumed_step
+        if step is not None and resumed_step is not None and step > resumed_step:
+            return data, values
+        unmatched = self.earlier.unmatched.get(_LineKey.of(rank, step, data, values), [])
+        if step is None or "event" in values:
+            return None if self._take_equal(unmatched, values) else (data, values)
+        known = self._take_known_names(unmatched, values)
+        if values.keys() <= known | NOT_METRICS:
+            return None
+        if not known:
+            return data, values
+        new = {name: value for name, value in values.items() if name not in known}
+        return orjson.dumps(new).decode(), new
+
+    def _take_equal(self, unmatched: list[FilePosition], values: Mapping[str, Any]) -> bool:
+        """Match one equal line; False if there is none."""
+        for position in unmatched:
+            if self._stored_values(position) == values:
+                unmatched.remove(position)
+                return True
+        return False
+
+    def _take_known_names(self, unmatched: list[FilePosition], values: Mapping[str, Any]) -> set[str]:
+        """Match every line whose metrics agree; the names of these metrics."""
+        known: set[str] = set()
+        for position in list(unmatched):
+            stored = self._stored_values(position)
+            shared = (values.keys() & stored.keys()) - NOT_METRICS - known
+            if shared and all(stored[name] == values[name] for name in shared):
+                unmatched.remove(position)
+                known |= shared
+        return known
+
+    def _stored_values(self, position: FilePosition) -> dict[str, Any]:
+        (data,) = self.connection.execute(
             "SELECT data FROM metrics WHERE source_id = ? AND generation = ? AND byte_offset = ?",
-            (self._source_id, *place),
+            (self.earlier.source_id, *position),
         ).fetchone()
         values: dict[str, Any] = orjson.loads(data)
         return values
-
-    def _load(self, state: SourceState, attempt: int) -> None:
-        versions = state.first_generation, state.generation
-        self._compared = (*versions, attempt)
-        self._places = {}
-        rows = self._connection.execute(
-            "SELECT generation, byte_offset, attempt, rank, step, "
-            "iif(step IS NULL, data, data ->> '$.epoch') FROM metrics "
-            "WHERE source_id = ? AND generation >= ? AND generation < ?",
-            (self._source_id, *versions),
-        )
-        has_own = False
-        for generation, offset, number, rank, step, other in rows:
-            self._places.setdefault((rank, step, other), []).append((generation, offset))
-            has_own = has_own or number == attempt
-        self._resumed_step = None if has_own else self._base_of(self._connection, attempt)[1]

@@ -185,6 +185,16 @@ def test_events_and_bad_lines_of_a_rewritten_file_count_once(bench: Bench) -> No
     assert len(bench.rejected()) == 1
 
 
+def test_an_epoch_that_is_no_number_identifies_no_line(bench: Bench) -> None:
+    lines = ['{"step": 1, "epoch": [1, 2], "loss": 5}\n', '{"step": 2, "epoch": [1, 2], "loss": 4}\n']
+    bench.begin()
+    bench.append(lines[0])
+    bench.pump()
+    bench.file.write_text("".join(lines[::-1]))
+    bench.pump()
+    assert steps(bench) == [1, 2]
+
+
 def test_after_a_restart_amid_a_version_no_line_is_dropped(csv_bench: Bench) -> None:
     """Steps of each epoch in one file without the epoch: which of them it still has is not known any more."""
     csv_bench.file.write_text("step,loss\n1,5\n1,4\n")
