@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from gputui.core.text import clean
@@ -15,23 +16,34 @@ from gputui.metrics.draw.envelope import Bin, Buckets
 from gputui.store.metrics.envelopes import Entry
 from gputui.store.metrics.queries import as_float
 
-RESOLUTION = {"step": 1.0, "time": 0.1, "trained": 0.1, "epoch": 1e-4}
+NARROWEST_BIN = {"step": 1.0, "time": 0.1, "trained": 0.1, "epoch": 1e-4}
+"""The narrowest bin of a whole run, by axis: in steps, seconds, seconds and epochs."""
+
+NARROWEST_DECADES = 1e-4
+"""The narrowest bin on a logarithmic axis, in decades: 10,000 bins from 1 to 10."""
 
 
 class CurveBuilder:
-    """A metric, fed with lines in the order in which they were written. ``cuts`` gives for each
-    attempt the first step that a later one did again."""
+    """The curve of a metric for a window, fed with lines in the order in which they were written.
+    ``cuts`` gives for each attempt the first step that a later one did again. Another axis, window
+    or number of bins needs another builder."""
 
     def __init__(self, name: str, request: ChartRequest, cuts: Mapping[int, float]) -> None:
         self.name = name
-        self.last: float | None = None
-        self._request = request
+        self.last_in_window: float | None = None
+        self._axis = request.axis
+        self._start, self._end = request.window or (-math.inf, math.inf)
+        self._most_bins = max(2, request.bins)
+        self._new_buckets = partial(new_buckets, request)
         self._cuts = cuts
-        # By attempt, and whether a later one did these steps again.
-        self._buckets: dict[tuple[int, bool], Buckets] = {}
+        # By attempt; redone are those of steps that a later attempt did again.
+        self._kept: dict[int, Buckets] = {}
+        self._redone: dict[int, Buckets] = {}
         self._was_seen = False
         self._was_placed = False
         self._curve: MetricCurve | None = None
+        # The arguments that it was built with.
+        self._built_with: tuple[float, float | None] | None = None
 
     def add_line(self, line: CurveLine, x: float | None) -> None:
         """Add a line that lies at ``x``."""
@@ -42,81 +54,82 @@ class CurveBuilder:
         if x is None:
             return
         self._was_placed = True
-        window = self._request.window
-        if window is None or window[0] <= x <= window[1]:
-            self.last = value
+        if self._start <= x <= self._end:
+            self.last_in_window = value
             is_redone = line.step >= self._cuts.get(line.attempt, math.inf)
             self._changed_buckets(line.attempt, is_redone=is_redone).add(x, value)
 
     def add_entries(self, attempt: int, entries: Iterable[Entry], axis_map: AxisMap, *, is_redone: bool) -> None:
         """Add reduced lines."""
         place = axis_map.place
-        low, high = self._request.window or (-math.inf, math.inf)
         buckets: Buckets | None = None
         for entry in entries:
             self._was_seen = True
-            first_at, last_at = entry[11], entry[12]
-            start = place(attempt, entry[9], first_at if first_at == first_at else None)
-            end = place(attempt, entry[10], last_at if last_at == last_at else None)
+            start = place(attempt, entry.first_step, None if math.isnan(entry.first_at) else entry.first_at)
+            end = place(attempt, entry.last_step, None if math.isnan(entry.last_at) else entry.last_at)
             if start is None or end is None:
                 continue
             self._was_placed = True
-            if end < low or start > high:
+            if end < self._start or start > self._end:
                 continue
-            if entry.low == entry.low:
-                found = Bin(start, end, *entry[5:9], *entry[1:5])
-            else:
-                found = Bin(start, start, None, None, None, None, *entry[1:5])
             buckets = buckets or self._changed_buckets(attempt, is_redone=is_redone)
-            buckets.add_bin(found)
+            buckets.add_bin(bin_of(entry, start, end))
 
-    def curve(self, request: ChartRequest, last: float | None) -> MetricCurve:
-        """The curve now; the same object as before if nothing changed. ``last`` is the newest value
-        of the metric."""
-        if self._curve is None or request != self._request:
-            self._request = request
+    def curve(self, smoothing: float, newest: float | None) -> MetricCurve:
+        """The curve now; the same object as before if nothing changed. ``smoothing`` is as in
+        `ChartRequest`, ``newest`` the newest value of the metric in any window."""
+        if self._curve is None or self._built_with != (smoothing, newest):
             attempts = [
-                AttemptBins(number, self._bins((number, False)), self._bins((number, True)))
-                for number in sorted({number for number, _ in self._buckets})
+                AttemptBins(number, self._bins(self._kept.get(number)), self._bins(self._redone.get(number)))
+                for number in sorted(self._kept.keys() | self._redone.keys())
             ]
-            problem = None if attempts else self._problem(last)
-            self._curve = joined_curve(self.name, request, attempts, last=last, problem=problem)
+            problem = None if attempts else self._problem(newest)
+            self._curve = joined_curve(self.name, attempts, smoothing, newest=newest, problem=problem)
+            self._built_with = smoothing, newest
         return self._curve
 
-    def _problem(self, last: float | None) -> str:
-        if last is None and not self._was_seen:
+    def _problem(self, newest: float | None) -> str:
+        if newest is None and not self._was_seen:
             return "nothing measured yet"
         if self._was_placed or not self._was_seen:
             return "nothing measured in this window"
-        return "no epoch is known yet" if self._request.axis == EPOCH else "its lines tell no time"
+        return "no epoch is known yet" if self._axis == EPOCH else "its lines tell no time"
 
-    def _bins(self, key: tuple[int, bool]) -> Sequence[Bin]:
-        if key not in self._buckets:
-            return []
-        start, end = self._request.window or (-math.inf, math.inf)
-        return self._buckets[key].bins(max(2, self._request.bins), start, end)
+    def _bins(self, buckets: Buckets | None) -> Sequence[Bin]:
+        return [] if buckets is None else buckets.bins(self._most_bins, self._start, self._end)
 
     def _changed_buckets(self, attempt: int, *, is_redone: bool) -> Buckets:
         self._curve = None
-        key = attempt, is_redone
-        found = self._buckets.get(key)
+        by_attempt = self._redone if is_redone else self._kept
+        found = by_attempt.get(attempt)
         if found is None:
-            found = self._buckets[key] = new_buckets(self._request)
+            found = by_attempt[attempt] = self._new_buckets()
         return found
 
 
+def bin_of(entry: Entry, start: float, end: float) -> Bin:
+    """Reduced lines from one x to another as a bin."""
+    non_finite = entry.nan, entry.positive_infinite, entry.negative_infinite
+    if not entry.has_finite:
+        return Bin(start, start, None, None, None, None, entry.points, *non_finite)
+    return Bin(start, end, entry.low, entry.high, entry.first, entry.last, entry.points, *non_finite)
+
+
 def new_buckets(request: ChartRequest) -> Buckets:
-    """Buckets for a request."""
-    bins, window = max(2, request.bins), request.window
+    """Empty buckets that are fine enough for the bins of a request."""
+    bins = max(2, request.bins)
+    narrowest = NARROWEST_DECADES if request.is_log else NARROWEST_BIN[request.axis]
+    if request.window is None:
+        # When the capacity is reached, pairs of bins merge, and the requested number is left.
+        return Buckets(narrowest, 2 * bins, is_log=request.is_log)
+    start, end = request.window
+    # A bin at each end lies across it. Reduced lines that reach beyond the ends need more room: they
+    # must not make the bins in the window wider.
+    inner, capacity = max(1, bins - 2), 4 * bins
     if request.is_log:
-        decades = 1e-4
-        if window is not None and window[1] > window[0] > 0:
-            decades = max(decades, math.log10(window[1] / window[0]) / max(1, bins - 2))
-        return Buckets(decades, 2 * bins if window is None else 4 * bins, is_log=True)
-    if window is None or not window[1] > window[0]:
-        return Buckets(RESOLUTION[request.axis], 2 * bins)
-    # The requested number lies in the window; bins across its ends have room beside them.
-    return Buckets((window[1] - window[0]) / max(1, bins - 2), 4 * bins)
+        decades = math.log10(end / start) if end > start > 0 else 0.0
+        return Buckets(max(narrowest, decades / inner), capacity, is_log=True)
+    return Buckets((end - start) / inner if end > start else narrowest, capacity)
 
 
 class AttemptBins(NamedTuple):
@@ -128,10 +141,10 @@ class AttemptBins(NamedTuple):
 
 
 def joined_curve(
-    name: str, request: ChartRequest, attempts: Sequence[AttemptBins], *, last: float | None, problem: str | None
+    name: str, attempts: Sequence[AttemptBins], smoothing: float, *, newest: float | None, problem: str | None
 ) -> MetricCurve:
-    """The curve of a metric from the bins of its attempts, oldest attempt first. ``last`` is the
-    newest value."""
+    """The curve of a metric from the bins of its attempts, oldest attempt first. ``newest`` is its
+    newest value, ``problem`` why there are no bins."""
     kept: list[Bin] = []
     redone: list[Bin] = []
     for attempt in attempts:
@@ -143,9 +156,9 @@ def joined_curve(
         name=clean(name),
         bins=tuple(kept),
         redone=tuple(redone),
-        smooth=tuple(smooth_bins(kept, request.smoothing)) if request.smoothing > 0 and not is_set(name) else (),
+        smooth=tuple(smooth_bins(kept, smoothing)) if smoothing > 0 and not is_set(name) else (),
         attempts=tuple(AttemptCurve(attempt.attempt, (*attempt.kept, *attempt.redone)) for attempt in attempts),
-        last=last,
+        last=newest,
         problem=problem,
     )
 
@@ -162,15 +175,15 @@ def _broken_off(bins: Sequence[Bin]) -> list[Bin]:
 def smooth_bins(bins: Iterable[Bin], weight: float) -> list[Bin]:
     """The exponential average of each bin's mean of first and last value, at its middle; bins
     without a finite value are skipped. ``weight`` is that of the past, from 0 to below 1. The sum
-    is divided by the total weight 1 − wⁿ of n values (the bias correction of Adam, Kingma and Ba
-    2015, section 3)."""
-    total, missing = 0.0, 1.0
+    is divided by the sum of all weights, 1 − wⁿ for n values (the bias correction of Adam, Kingma
+    and Ba 2015, section 3)."""
+    total = total_weight = 0.0
     smoothed = []
     for each in bins:
         if each.first is None or each.last is None:
             continue
         total = weight * total + (1 - weight) * (each.first / 2 + each.last / 2)
-        missing *= weight
-        value, middle = total / (1 - missing), each.first_x / 2 + each.last_x / 2
+        total_weight = weight * total_weight + (1 - weight)
+        value, middle = total / total_weight, each.first_x / 2 + each.last_x / 2
         smoothed.append(Bin(middle, middle, value, value, value, value, each.points, gap_before=each.gap_before))
     return smoothed

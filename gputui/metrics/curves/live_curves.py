@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from gputui.core.text import clean
 from gputui.metrics.curves import lines as run_lines
 from gputui.metrics.curves.axis import AxisMap, AxisTimeline, Epochs, Paces, Pairs, cuts_of, epoch_of
-from gputui.metrics.curves.bins import RESOLUTION, CurveBuilder
+from gputui.metrics.curves.bins import NARROWEST_BIN, CurveBuilder
 from gputui.metrics.curves.hardware import HardwareCurves
 from gputui.metrics.curves.lines import EPOCH, CurveLine, Layout
 from gputui.metrics.curves.markers import EVENTS_KEPT, event_lines, event_marker, markers
@@ -115,7 +115,10 @@ class RunCurves:
             if self._layout is None or self._layout.until != self._until:
                 self._layout = run_lines.layout(connection, self.run_id)
             self._read_curves(connection, new, request, self._layout)
-        return {asked: self._followed[name].curve(request, self._newest.get(name)) for asked, name in wanted.items()}
+        return {
+            asked: self._followed[name].curve(request.smoothing, self._newest.get(name))
+            for asked, name in wanted.items()
+        }
 
     def _written_as(self, asked: str) -> str:
         """The stored name of a metric that is requested by its name or by its harmless text."""
@@ -243,7 +246,7 @@ class RunCurves:
         """The level of each stretch for a logarithmic axis: the further along the axis, the more
         lines one bin holds. None is line by line."""
         start, end = request.window or (self._start, self._end)
-        start = max(start, RESOLUTION[request.axis])
+        start = max(start, NARROWEST_BIN[request.axis])
         share = (end / start) ** (1 / max(1, request.bins)) - 1 if end > start else 0.0
 
         def level_of(stretch: Stretch) -> int | None:
@@ -357,7 +360,7 @@ class _RankReader:
     def _curves(self, name: str, request: ChartRequest) -> RankCurves:
         curves = []
         for (of, rank), followed in sorted(self._followed.items()):
-            if of == name and followed.last is not None:
-                curve = followed.curve(request, followed.last)
-                curves.append(RankCurve(rank, curve.smooth or curve.bins, followed.last))
+            if of == name and followed.last_in_window is not None:
+                curve = followed.curve(request.smoothing, followed.last_in_window)
+                curves.append(RankCurve(rank, curve.smooth or curve.bins, curve.last))
         return RankCurves(tuple(curves), self._is_sampled)

@@ -109,9 +109,9 @@ def _cut_curve(data: ChartData, curve: MetricCurve, extent: RunExtent, reached: 
     newest = (*attempts[-1].kept, *attempts[-1].redone) if attempts else ()
     return joined_curve(
         curve.name,
-        data.request,
         attempts,
-        last=newest[-1].last if newest else None,
+        data.request.smoothing,
+        newest=newest[-1].last if newest else None,
         problem=curve.problem or (None if attempts else "nothing measured by then"),
     )
 

@@ -128,6 +128,15 @@ def test_following_says_what_a_new_look_says(story: Story) -> None:
     assert data.names == ("loss", "late")
 
 
+def test_the_newest_value_is_followed_also_outside_the_window(story: Story) -> None:
+    story.attempt(1, 0)
+    followed = RunCurves(RUN)
+    request = replace(LOSS, window=(0.0, 10.0))
+    for first in (0, 20):
+        story.steps(first, first + 20, float(first))
+        assert story.ask(request, followed).curves["loss"].last == first + 19
+
+
 @pytest.mark.parametrize("whole", [True, False])
 def test_epochs(story: Story, whole: bool) -> None:
     story.attempt(1, 0)
