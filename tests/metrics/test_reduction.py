@@ -88,7 +88,7 @@ def test_higher_levels_hold_whole_rows(bench: Bench) -> None:
         for level in range(4):
             found = [
                 entry
-                for at, first, last in envelopes.pieces(begin, end, stretches, level)
+                for at, first, last in envelopes.pieces(begin, end, level)
                 for entry in envelopes.entries(bench.connection, 1, 1, "loss", at, first, last)
             ]
             assert sum(entry.points for entry in found) == (end - begin) * STRETCH_LINES

@@ -13,8 +13,9 @@ from gputui.core.text import clean
 from gputui.metrics.curves import lines as run_lines
 from gputui.metrics.curves.axis import AxisMap, AxisTimeline, Epochs, Paces, Pairs, cuts_of, epoch_of
 from gputui.metrics.curves.bins import NARROWEST_BIN, CurveBuilder
+from gputui.metrics.curves.epochs import epoch_points
 from gputui.metrics.curves.hardware import HardwareCurves
-from gputui.metrics.curves.lines import EPOCH, CurveLine, Layout
+from gputui.metrics.curves.lines import EPOCH, CurveLine, Layout, LineRange
 from gputui.metrics.curves.markers import EVENTS_KEPT, event_lines, event_marker, markers
 from gputui.metrics.curves.model import (
     ChartData,
@@ -31,6 +32,9 @@ from gputui.store.attempts import Attempt, read_attempts
 from gputui.store.metrics import envelopes, queries
 from gputui.store.metrics.envelopes import Stretch
 from gputui.store.metrics.queries import FilePosition
+
+LINES_IN_FULL = 4096
+"""A window with at most this many lines is read line by line: about 10 ms."""
 
 LINES_AT_ONCE = 8192
 """With more new lines than these, starting over is quicker than following."""
@@ -206,7 +210,7 @@ class RunCurves:
         is_epoch = request.axis == EPOCH
         written: dict[int, list[tuple[float, float]]] = {}
         if is_epoch:
-            for attempt, step, epoch in run_lines.epoch_points(connection, found.stretches, request.bins):
+            for attempt, step, epoch in epoch_points(connection, found.stretches, request.bins):
                 written.setdefault(attempt, []).append((step, epoch))
         for line in run_lines.lines(connection, found.unreduced()):
             self._paces.add(line.attempt, line.step, line.at)
@@ -224,22 +228,23 @@ class RunCurves:
         self, connection: sqlite3.Connection, names: Sequence[str], request: ChartRequest, found: Layout
     ) -> None:
         """Read new metrics up to where the others are."""
-        parts = run_lines.parts(found.stretches, self._map, request.window, self._cuts)
+        shown = run_lines.in_window(found.stretches, self._map, request.window)
+        parts = run_lines.parts(shown, self._cuts)
         reduced = sum(part.line_count for part in parts)
         # Half as many entries suffice: each has four values to draw, and the level below takes
         # sixteen times as long.
         level = envelopes.level_for(reduced, max(1, request.bins // 2))
-        in_full = reduced <= run_lines.LINES_IN_FULL
+        in_full = reduced <= LINES_IN_FULL
         new = [CurveBuilder(name, request, self._cuts) for name in names]
         self._followed |= {each.name: each for each in new}
         level_of = self._log_level_of(request) if request.is_log else lambda _: level
         for part, at in run_lines.by_level(parts, level_of):
-            if in_full or at is None or part.share == "mixed":
-                self._read_lines(run_lines.lines(connection, [part.place]), new)
+            if in_full or at is None or part.redone == "some":
+                self._read_lines(run_lines.lines(connection, [part.line_range]), new)
             else:
                 for each in new:
                     entries = part.entries(connection, each.name, at)
-                    each.add_entries(part.stretches[0].attempt, entries, self._map, is_redone=part.share == "redone")
+                    each.add_entries(part.attempt, entries, self._map, is_redone=part.redone == "all")
         self._read_lines(run_lines.lines(connection, found.unreduced()), new)
 
     def _log_level_of(self, request: ChartRequest) -> Callable[[Stretch], int | None]:
@@ -276,16 +281,12 @@ def read_charts(connection: sqlite3.Connection, run_id: str, request: ChartReque
         connection.execute("ROLLBACK")
 
 
-def _between(
-    since: Mapping[int, FilePosition], until: Mapping[int, FilePosition]
-) -> list[tuple[int, FilePosition, FilePosition]]:
-    """(source, begin, end) of new lines."""
-    return [(source_id, since[source_id], end) for source_id, end in until.items() if since[source_id] != end]
+def _between(since: Mapping[int, FilePosition], until: Mapping[int, FilePosition]) -> list[LineRange]:
+    """The new lines."""
+    return [LineRange(source_id, since[source_id], end) for source_id, end in until.items() if since[source_id] != end]
 
 
 # --- ranks ----------------------------------------------------------------------------------------
-
-_Place = tuple[int, FilePosition, FilePosition]
 
 
 class _RankReader:
@@ -342,10 +343,10 @@ class _RankReader:
 
     def _places(
         self, found: Layout, axis_map: AxisMap, cuts: Mapping[int, float], request: ChartRequest
-    ) -> tuple[list[_Place], int]:
+    ) -> tuple[list[LineRange], int]:
         """The lines to read, those after the last stretches at the end, and the most of each stretch."""
-        parts = run_lines.parts(found.stretches, axis_map, request.window, cuts)
-        stretches = [stretch for part in parts if part.share != "redone" for stretch in part.stretches]
+        parts = run_lines.parts(run_lines.in_window(found.stretches, axis_map, request.window), cuts)
+        stretches = [stretch for part in parts if part.redone != "all" for stretch in part.stretches]
         of_rank_0 = sum(stretch.line_count for stretch in found.stretches)
         ranks = max(1, round(found.line_count / of_rank_0)) if of_rank_0 else 1
         wanted = sum(stretch.line_count for stretch in stretches) * ranks
@@ -355,7 +356,7 @@ class _RankReader:
             # From each stretch enough lines for two of every rank.
             stretches = stretches[:: -(-len(stretches) // max(1, request.bins))]
             limit = max(2 * ranks, RANK_LINES_AT_ONCE // len(stretches))
-        return [*((one.source_id, one.begin, one.end) for one in stretches), *found.unreduced()], limit
+        return [*(LineRange(one.source_id, one.begin, one.end) for one in stretches), *found.unreduced()], limit
 
     def _curves(self, name: str, request: ChartRequest) -> RankCurves:
         curves = []

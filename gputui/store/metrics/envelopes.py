@@ -149,9 +149,9 @@ def entries(
             yield from (entry for entry in found if begin <= entry.place < end)
 
 
-def pieces(begin: int, end: int, count: int, level: int) -> Iterator[tuple[int, int, int]]:
-    """The entries of at most ``level`` that exactly cover the stretches [begin, end) of ``count``
-    existing ones, as (level, first place, end place), in order."""
+def pieces(begin: int, end: int, level: int) -> Iterator[tuple[int, int, int]]:
+    """The entries of at most ``level`` that exactly cover the stored stretches [begin, end), as
+    (level, first place, end place), in order."""
     if begin >= end:
         return
     if level == 0:
@@ -159,13 +159,13 @@ def pieces(begin: int, end: int, count: int, level: int) -> Iterator[tuple[int, 
         return
     unit = int(FAN ** (level - 1))
     # Above level 1, an entry exists only for complete rows of the level below.
-    low, high = -(-begin // unit), min(end, count) // unit
+    low, high = -(-begin // unit), end // unit
     if low >= high:
-        yield from pieces(begin, end, count, level - 1)
+        yield from pieces(begin, end, level - 1)
         return
-    yield from pieces(begin, low * unit, count, level - 1)
+    yield from pieces(begin, low * unit, level - 1)
     yield level, low, high
-    yield from pieces(high * unit, end, count, level - 1)
+    yield from pieces(high * unit, end, level - 1)
 
 
 def level_for(lines: int, wanted: int) -> int:

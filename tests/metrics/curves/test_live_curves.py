@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
-from gputui.metrics.curves import lines as run_lines
+from gputui.metrics.curves import live_curves
 from gputui.metrics.curves.live_curves import RunCurves
 from gputui.metrics.curves.model import Axis, ChartRequest, MetricCurve
 from gputui.metrics.draw.envelope import Bin
@@ -62,7 +62,7 @@ def test_a_spike_among_many_stays(story: Story) -> None:
 
 
 def test_reduced_or_not_the_curves_say_the_same(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_lines, "LINES_IN_FULL", 600)
+    monkeypatch.setattr(live_curves, "LINES_IN_FULL", 600)
     chance = random.Random(3)
     story.attempt(1, 0)
     story.steps(0, 2600, 0.0, noise=math.nan)
