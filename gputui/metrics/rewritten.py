@@ -24,8 +24,6 @@ from gputui.store.metrics.queries import NOT_METRICS, FilePosition
 if TYPE_CHECKING:
     from gputui.metrics.batch import SourceState
 
-_SCALARS = (int, float, str)
-
 
 class _LineKey(NamedTuple):
     """The identity of a line, the same in every version of a file. Steps may begin again in each
@@ -41,13 +39,13 @@ class _LineKey(NamedTuple):
         if step is None:
             return cls(rank, None, None, data)
         epoch = values.get("epoch")
-        return cls(rank, step, epoch if isinstance(epoch, _SCALARS) else None, None)
+        return cls(rank, step, epoch if isinstance(epoch, int | float | str) else None, None)
 
 
 class EarlierLines:
     """The stored lines of the earlier versions of a source's file, loaded once for each version and
-    attempt. ``unmatched`` are the positions, by key, of those that the newest version does not have
-    so far. Steps after ``resumed_step`` are new in any case; None to compare all. ``connect`` opens
+    attempt. ``unmatched`` are the positions, by key, of those that no line of the newest version has
+    matched yet. Steps after ``resumed_step`` are new in any case; None to compare all. ``connect`` opens
     the store for the thread that reads."""
 
     def __init__(self, source_id: int, connect: Callable[[], AbstractContextManager[sqlite3.Connection]]) -> None:
@@ -55,7 +53,7 @@ class EarlierLines:
         self._connect = connect
         self.unmatched: dict[_LineKey, list[FilePosition]] = {}
         self.resumed_step: int | None = None
-        # First generation, generation and attempt of which these two are.
+        # The first generation, the generation and the attempt that these two were loaded for.
         self._loaded: tuple[int, int, int] | None = None
 
     @contextmanager
@@ -101,7 +99,7 @@ class EarlierLines:
             key = _LineKey.of(rank, step, data, orjson.loads(data))
             self.unmatched.setdefault(key, []).append((line_generation, offset))
             has_own = has_own or number == attempt
-        # Only the first version of an attempt surely has no copies of its own later steps.
+        # Nothing is stored of this attempt: all after its checkpoint is new, also if it is as before.
         self.resumed_step = None if has_own else self._checkpoint_of(connection, attempt)[1]
 
 
@@ -116,8 +114,8 @@ class VersionComparison(NamedTuple):
     ) -> tuple[str, Mapping[str, Any]] | None:
         """The part of a line to store, encoded and decoded; None if all of it is stored already.
 
-        - A stored line matches if it has the same key and all metrics that both have are equal. The
-          line is stored without these metrics, but with its step, time and rank.
+        - A stored line matches if its `_LineKey` is the same and all metrics that both have are
+          equal. The line is stored without these metrics, but with its step, time and rank.
         - A line with an event, or without a step, matches only as a whole.
         - A stored line matches once: a line that the file has twice is stored twice.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from typing import NamedTuple
 
 from gputui.core.text import clean
@@ -25,16 +24,14 @@ NARROWEST_DECADES = 1e-4
 
 class CurveBuilder:
     """The curve of a metric for a window, fed with lines in the order in which they were written.
-    ``cuts`` gives for each attempt the first step that a later one did again. Another axis, window
-    or number of bins needs another builder."""
+    ``cuts`` gives for each attempt the first step that a later one did again. Of ``request``,
+    the axis, ``is_log``, the window and the number of bins count: others need another builder."""
 
     def __init__(self, name: str, request: ChartRequest, cuts: Mapping[int, float]) -> None:
         self.name = name
         self.last_in_window: float | None = None
-        self._axis = request.axis
+        self._request = request
         self._start, self._end = request.window or (-math.inf, math.inf)
-        self._most_bins = max(2, request.bins)
-        self._new_buckets = partial(new_buckets, request)
         self._cuts = cuts
         # By attempt; redone are those of steps that a later attempt did again.
         self._kept: dict[int, Buckets] = {}
@@ -42,7 +39,7 @@ class CurveBuilder:
         self._was_seen = False
         self._was_placed = False
         self._curve: MetricCurve | None = None
-        # The arguments that it was built with.
+        # The arguments of `curve` that gave it.
         self._built_with: tuple[float, float | None] | None = None
 
     def add_line(self, line: CurveLine, x: float | None) -> None:
@@ -61,12 +58,12 @@ class CurveBuilder:
 
     def add_entries(self, attempt: int, entries: Iterable[Entry], axis_map: AxisMap, *, is_redone: bool) -> None:
         """Add reduced lines."""
-        place = axis_map.place
+        place, isnan = axis_map.place, math.isnan
         buckets: Buckets | None = None
         for entry in entries:
             self._was_seen = True
-            start = place(attempt, entry.first_step, None if math.isnan(entry.first_at) else entry.first_at)
-            end = place(attempt, entry.last_step, None if math.isnan(entry.last_at) else entry.last_at)
+            start = place(attempt, entry.first_step, None if isnan(entry.first_at) else entry.first_at)
+            end = place(attempt, entry.last_step, None if isnan(entry.last_at) else entry.last_at)
             if start is None or end is None:
                 continue
             self._was_placed = True
@@ -93,17 +90,17 @@ class CurveBuilder:
             return "nothing measured yet"
         if self._was_placed or not self._was_seen:
             return "nothing measured in this window"
-        return "no epoch is known yet" if self._axis == EPOCH else "its lines tell no time"
+        return "no epoch is known yet" if self._request.axis == EPOCH else "its lines tell no time"
 
     def _bins(self, buckets: Buckets | None) -> Sequence[Bin]:
-        return [] if buckets is None else buckets.bins(self._most_bins, self._start, self._end)
+        return [] if buckets is None else buckets.bins(max(2, self._request.bins), self._start, self._end)
 
     def _changed_buckets(self, attempt: int, *, is_redone: bool) -> Buckets:
         self._curve = None
         by_attempt = self._redone if is_redone else self._kept
         found = by_attempt.get(attempt)
         if found is None:
-            found = by_attempt[attempt] = self._new_buckets()
+            found = by_attempt[attempt] = new_buckets(self._request)
         return found
 
 
