@@ -156,9 +156,9 @@ class RunCurves:
             self._shown = shown
             self._followed.clear()
         if is_same and until != self._until:
-            places = _between(self._until, until)
+            ranges = _between(self._until, until)
             self._until, self._line_count = until, line_count
-            is_same = self._follow(run_lines.lines(connection, places))
+            is_same = self._follow(run_lines.lines(connection, ranges))
         if is_same:
             self._map = replace(self._map, timeline=timeline)
         else:
@@ -319,13 +319,13 @@ class _RankReader:
         if asked != self._asked or until.keys() != self._until.keys():
             self._followed = {}
             found = run_lines.layout(connection, self._run_id)
-            places, limit = self._places(found, axis_map, cuts, request)
+            ranges, limit = self._ranges(found, axis_map, cuts, request)
         else:
-            places = _between(self._until, until)
+            ranges = _between(self._until, until)
         # Incomplete until all lines were taken: a failed read starts over.
         self._asked = None
-        for number, (source_id, begin, end) in enumerate(places):
-            most = -1 if number >= len(places) - len(until) else limit
+        for number, (source_id, begin, end) in enumerate(ranges):
+            most = -1 if number >= len(ranges) - len(until) else limit
             where = "AND rank IS NOT NULL AND step IS NOT NULL"
             rows = queries.rows_between(connection, source_id, begin, end, where=where, limit=most)
             for attempt, rank, step, at, data in rows:
@@ -341,7 +341,7 @@ class _RankReader:
         self._asked, self._until = asked, until
         return {each: self._curves(name, request) for each, name in names.items()}
 
-    def _places(
+    def _ranges(
         self, found: Layout, axis_map: AxisMap, cuts: Mapping[int, float], request: ChartRequest
     ) -> tuple[list[LineRange], int]:
         """The lines to read, those after the last stretches at the end, and the most of each stretch."""
