@@ -11,7 +11,7 @@ from gputui.recovery.history import queued_by_person, resumptions
 from gputui.recovery.plans import Resumption
 from gputui.runs.checkpoint_names import step_words
 from gputui.store.attempts import Attempt, ended_seconds
-from gputui.store.database import json_mapping
+from gputui.store.rows import json_mapping
 from gputui.store.run_history import DecisionView, IncidentView, TransitionView
 from gputui.store.run_states import RunState
 from gputui.store.runs import KILL, Run

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from gputui.store.database import insert, records, update
+from gputui.store.rows import insert, records, update
 
 Way = Literal["command", "webhook"]
 

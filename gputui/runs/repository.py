@@ -22,7 +22,7 @@ from gputui.runs.identity import ProcessIdentity
 from gputui.runs.orphans import RunStatus
 from gputui.runs.spec import RunSpec, Scalar
 from gputui.store import checkpoints
-from gputui.store.database import insert, records, update
+from gputui.store.rows import insert, records, update
 from gputui.store.run_states import RunState, check_move
 from gputui.store.runs import Run
 

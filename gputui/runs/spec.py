@@ -14,7 +14,7 @@ from msgspec import Struct
 from gputui.runs.executors import EXECUTORS
 from gputui.runs.launch_shell import LaunchShell
 from gputui.runs.launchers import LAUNCHERS
-from gputui.store.database import UNREADABLE
+from gputui.store.rows import UNREADABLE
 from gputui.store.runs import Run
 
 Scope = Literal["rank", "global"]

@@ -10,9 +10,10 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from gputui.core.units import bytes_text
-from gputui.store.database import records, room
+from gputui.store.database import room
 from gputui.store.json_shapes import iso
 from gputui.store.rollups import bounds, first_sample
+from gputui.store.rows import records
 
 
 class AgentView(Struct, frozen=True):

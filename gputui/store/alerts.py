@@ -9,8 +9,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from gputui.store.database import insert, records
 from gputui.store.events import Severity
+from gputui.store.rows import insert, records
 
 ANY_SUBJECT = "*"
 """A silence of a rule for every subject."""

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.store.database import json_items, named_rows, records
+from gputui.store.rows import json_items, named_rows, records
 
 Json = Any
 
@@ -196,7 +196,7 @@ def run_cost(connection: sqlite3.Connection, run_id: str, now: float) -> RunCost
         "count(e.energy_joules) AS measured, coalesce(sum(e.settled), 0) AS settled FROM attempts AS a "
         "LEFT JOIN attempt_energy AS e ON e.run_id = a.run_id AND e.attempt = a.number "
         "WHERE a.run_id = ? GROUP BY a.number ORDER BY a.number",
-        run_id,
+        [run_id],
     )
     costs = []
     for row in rows:

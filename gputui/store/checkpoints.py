@@ -11,7 +11,7 @@ from typing import Any, Literal
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from gputui.store.database import insert, records, update
+from gputui.store.rows import insert, records, update
 
 # Checkpoints that are gone are recognized if they come back, but no more than these.
 MOST_GONE = 1000

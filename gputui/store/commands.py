@@ -13,7 +13,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from gputui.core.config import PRIVATE_FILE_MODE
-from gputui.store.database import insert, json_mapping, records
+from gputui.store.rows import insert, json_mapping, records
 
 
 class WithdrawnError(Exception):

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from msgspec import Struct
 
 from gputui.core.redaction import redact_text
-from gputui.store.database import insert
+from gputui.store.rows import insert
 from gputui.store.run_history import appended
 
 # The meaning of ``key`` is in brackets; without brackets it is NULL.

@@ -11,8 +11,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from gputui.store.database import json_items, json_mapping, named_rows, one_moment
+from gputui.store.database import one_moment
 from gputui.store.rollups import bounds, span_seconds
+from gputui.store.rows import json_items, json_mapping, named_rows
 
 
 class Stay(Struct, frozen=True):
@@ -116,8 +117,7 @@ def past_peaks(connection: sqlite3.Connection, profile: str) -> list[PastPeak]:
         "FROM attempts AS a JOIN runs AS r USING (run_id) "
         "WHERE a.run_id IN (SELECT run_id FROM runs WHERE profile = ? ORDER BY sequence DESC LIMIT ?) "
         "AND a.gpus != '[]' ORDER BY r.sequence DESC, a.number DESC",
-        profile,
-        RUNS_LOOKED_AT,
+        [profile, RUNS_LOOKED_AT],
     )
     peaks = []
     for row in attempts:

@@ -19,8 +19,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.store import rollups, samples, series
-from gputui.store.database import insert, json_items, json_mapping, named_rows, records
 from gputui.store.rollups import GpuHistory, HostHistory
+from gputui.store.rows import insert, json_items, json_mapping, named_rows, records
 from gputui.store.series import GpuProcess, GpuSample, GpuState, HostSample
 
 Json = Any
@@ -142,7 +142,7 @@ def read_gpus(
     interval = connection.execute("SELECT interval_seconds FROM agent").fetchone()
     until = now + CLOCK_SLACK_SECONDS if at is None else at
     views = []
-    for row in named_rows(connection, _GPUS, at=until, is_past=at is not None):
+    for row in named_rows(connection, _GPUS, {"at": until, "is_past": at is not None}):
         if at is None:
             leased = json_items(row["holders"])
             view = _gpu_view(row, leased, now, stale_after_seconds(interval[0] if interval else None))

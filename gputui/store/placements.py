@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from gputui.core.redaction import redact_text
-from gputui.store.database import insert, records
+from gputui.store.rows import insert, records
 
 # A courier reports every few seconds; silence beyond this means an unknown state.
 UNKNOWN_AFTER_SECONDS = 60.0

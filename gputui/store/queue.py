@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from gputui.store.database import insert, records, update
+from gputui.store.rows import insert, records, update
 
 # Higher priorities first, then longer waits. A recovering run keeps its place.
 ORDER = "priority DESC, queued_at, sequence"

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from msgspec import Struct
 
 from gputui.store import samples
-from gputui.store.database import named_rows, one_moment
+from gputui.store.database import one_moment
+from gputui.store.rows import named_rows
 from gputui.store.series import GPU, HOST, HOST_ID, Series
 
 
@@ -191,9 +192,7 @@ def then(
     rows = named_rows(
         connection,
         f"SELECT at, {means} FROM {table} at <= :at AND at > :since AND sample_count > 0",  # noqa: S608 - fixed names
-        gpu_id=gpu_id,
-        at=at,
-        since=at - span_seconds(name),
+        {"gpu_id": gpu_id, "at": at, "since": at - span_seconds(name)},
     )
     return rows[0] if rows else None
 

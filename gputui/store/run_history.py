@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from gputui.store.database import Record, records
+from gputui.store.rows import Record, records
 
 Json = Any
 

@@ -12,9 +12,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.store.attempts import ended_seconds, is_by, read_attempts
-from gputui.store.database import json_items, json_mapping, named_rows, records
 from gputui.store.placements import PlacementView
 from gputui.store.queue import ORDER
+from gputui.store.rows import json_items, json_mapping, named_rows, records
 from gputui.store.run_history import TransitionView, read_decisions, read_transitions
 from gputui.store.run_states import RunState
 
@@ -270,7 +270,7 @@ def find_run(connection: sqlite3.Connection, wanted: str, at: float | None = Non
 
 
 def _read(connection: sqlite3.Connection, condition: str, *values: object) -> list[Run]:
-    return [_run(row) for row in named_rows(connection, f"{_RUNS} {condition}", *values)]
+    return [_run(row) for row in named_rows(connection, f"{_RUNS} {condition}", values)]
 
 
 def _run(row: dict[str, Any]) -> Run:

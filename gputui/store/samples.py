@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
-from gputui.store.database import named_rows
+from gputui.store.rows import named_rows
 from gputui.store.series import GPU, Series
 
 Row = tuple[Any, ...]
@@ -37,7 +37,7 @@ def newest(
     """``at`` and the columns of the last sample up to a time."""
     where, key = series.key(gpu_id)
     query = f"SELECT {', '.join(('at', *columns))} FROM {series.table} WHERE {where} AND at <= ?"  # noqa: S608
-    rows = named_rows(connection, f"{query} ORDER BY at DESC LIMIT 1", *key, at)
+    rows = named_rows(connection, f"{query} ORDER BY at DESC LIMIT 1", [*key, at])
     return rows[0] if rows else None
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.store.database import json_mapping, records
+from gputui.store.rows import json_mapping, records
 
 SECONDS_PER_HOUR = 3600.0
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from gputui.store.attempts import alone_seconds, fellows, read_attempts
-from gputui.store.database import insert
 from gputui.store.events import Severity, add_event
+from gputui.store.rows import insert
 from gputui.store.studies import StudyRecord, StudyState, TrialState, Wish
 from gputui.studies.spec import StudySpec
 

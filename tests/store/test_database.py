@@ -11,13 +11,21 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gputui.core.config import Workspace
 from gputui.runs import repository
 from gputui.runs.repository import transaction
-from gputui.store.database import StoreCorruptError, StoreLockedError, is_locked, open_reader, open_writer
+from gputui.store.database import (
+    StoreCorruptError,
+    StoreError,
+    StoreLockedError,
+    is_locked,
+    open_reader,
+    open_writer,
+)
 from gputui.store.events import SINK_KINDS, add_event, has_event, last_kind
 from gputui.store.hardware import read_gpus
 from gputui.store.queue import QueueEntry, moved
@@ -47,6 +55,25 @@ def test_a_held_database_is_locked_and_nothing_else(tmp_path: Path, monkeypatch:
     with pytest.raises(StoreCorruptError) as caught:
         open_reader(path)
     assert not is_locked(caught.value)
+
+
+def test_a_file_error_in_the_setup_closes_the_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, opened = tmp_path / "gputui.db", list[sqlite3.Connection]()
+    connect = sqlite3.connect
+
+    def recorded(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        opened.append(connect(*arguments, **options))
+        return opened[-1]
+
+    def unreadable() -> str:
+        raise PermissionError("schema.sql")
+
+    monkeypatch.setattr(sqlite3, "connect", recorded)
+    monkeypatch.setattr("gputui.store.database.schema", unreadable)
+    with pytest.raises(StoreError, match=r"cannot use .*schema\.sql"):
+        open_writer(path)
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        opened[0].execute("SELECT 1")
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "schema.md"

@@ -36,10 +36,11 @@ from gputui.runs.command import checkpoint_directory
 from gputui.runs.identity import is_of_another_user
 from gputui.runs.spec import Scalar, spec_of
 from gputui.store.attempts import Attempt, get_attempt, read_attempts
-from gputui.store.database import StoreError, insert
+from gputui.store.database import StoreError
 from gputui.store.events import EventKind, Severity, has_event
 from gputui.store.hardware import quarantine
 from gputui.store.metrics.step_times import StepTimes
+from gputui.store.rows import insert
 from gputui.store.run_history import read_decisions, read_incidents, read_transitions
 from gputui.store.run_states import RunState
 from gputui.store.runs import KILL, Run, get_run

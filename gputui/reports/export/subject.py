@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from gputui.core.redaction import redact_params
 from gputui.reports.export.sink import About, StudyOfRun
-from gputui.store.database import UNREADABLE, json_mapping
 from gputui.store.metrics import queries
 from gputui.store.metrics.queries import StoredLine
+from gputui.store.rows import UNREADABLE, json_mapping
 from gputui.store.runs import Run, find_run, has_live_trials
 from gputui.store.studies import get_study
 

@@ -10,8 +10,8 @@ import orjson
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from gputui.store.database import insert, records
 from gputui.store.metrics.queries import START, Cursor, FilePosition, as_float, end_positions, rows_between
+from gputui.store.rows import insert, records
 
 WATCHED = frozenset({
     "loss", "val/loss", "grad_norm", "step_time", "comm_time", "data_time", "epoch", "lr", "lr_expected",

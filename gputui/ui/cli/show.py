@@ -17,10 +17,10 @@ from gputui.runs.spec import SpecError, known_spec
 from gputui.runs.submission import SPEC_FILE, read_spec
 from gputui.store import checkpoints, json_shapes
 from gputui.store.attempts import RunCost, read_attempts, run_cost
-from gputui.store.database import json_mapping
 from gputui.store.metrics import intake
 from gputui.store.metrics.intake import intake_words
 from gputui.store.metrics.step_times import StepTimes
+from gputui.store.rows import json_mapping
 from gputui.store.run_history import read_decisions, read_incidents
 from gputui.store.runs import Run
 from gputui.ui.cli.context import EXIT_REFUSED, EXIT_USAGE, Session, fail, json_option, print_json, print_table, say

@@ -30,7 +30,8 @@ from gputui.store.commands import (
     wait_for_answer,
 )
 from gputui.store.commands import submit as insert_command
-from gputui.store.database import StoreError, StoreMissingError, is_locked, json_mapping, open_commander
+from gputui.store.database import StoreError, StoreMissingError, is_locked, open_commander
+from gputui.store.rows import json_mapping
 from gputui.store.runs import Run
 from gputui.ui.tui.layout.words import RUN_SIGNS, run_sign
 from gputui.ui.tui.shell import Shell

@@ -19,10 +19,10 @@ from gputui.runs.executors import chooses_start
 from gputui.runs.spec import known_spec
 from gputui.store import checkpoints
 from gputui.store.attempts import Attempt, read_attempts
-from gputui.store.database import json_mapping
 from gputui.store.events import EventView, newest_event_id, read_data_events
 from gputui.store.metrics import intake
 from gputui.store.metrics.step_times import StepTimes
+from gputui.store.rows import json_mapping
 from gputui.store.run_history import DecisionView, IncidentView, read_decisions, read_incidents
 from gputui.store.runs import Run
 from gputui.ui.tui.data.checkpoints import CheckpointReader, Facts, LedgerFact
