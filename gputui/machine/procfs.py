@@ -1,4 +1,4 @@
-"""Facts about processes of any user, from procfs."""
+"""Facts about processes of any user, and the available memory, from procfs."""
 
 from __future__ import annotations
 
@@ -67,6 +67,17 @@ def private_bytes(pid: int) -> int | None:
     except (OSError, ValueError):
         return None
     return max(resident - shared, 0) * _PAGE_BYTES
+
+
+def available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int | None:
+    """The host's available memory, None if unknown."""
+    try:
+        for line in meminfo.read_text("ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        return None
+    return None
 
 
 def command_of(pid: int) -> str:

@@ -10,6 +10,8 @@ import psutil
 import pytest
 
 from gputui.machine.host_sample import HostSampler
+from gputui.machine.procfs import available_bytes
+from tests.tables import table
 
 Disk = namedtuple("Disk", ["read_bytes", "write_bytes"])
 Network = namedtuple("Network", ["bytes_recv", "bytes_sent"])
@@ -91,3 +93,20 @@ def test_space_is_read_every_few_seconds(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(psutil, "disk_usage", lambda path: Usage(1, 2))
     assert host.sample(2.0, 2.0).disk_total_bytes == first
     assert host.sample(6.0, 6.0).disk_total_bytes == 2
+
+
+def test_available_memory_of_the_real_machine() -> None:
+    assert 0 < (available_bytes() or 0) <= psutil.virtual_memory().total
+
+
+@table(("text", "expected"), [
+    ("MemTotal: 9 kB\nMemAvailable:  3 kB\n", 3072), ("MemTotal: 9 kB\n", None), ("MemAvailable:\n", None),
+    ("MemAvailable: much\n", None), (None, None),
+])  # fmt: skip
+def test_available_memory_is_unknown_where_it_cannot_be_read(
+    tmp_path: Path, text: str | None, expected: int | None
+) -> None:
+    file = tmp_path / "meminfo"
+    if text is not None:
+        file.write_text(text)
+    assert available_bytes(file) == expected

@@ -7,10 +7,8 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -30,10 +28,8 @@ from gputui.runs.identity import (
     is_gone,
     send_signal,
 )
-from gputui.runs.process_readings import Socket, reaches_out, read_sockets, sockets_of
 from gputui.runs.processes import processes_of
 from tests.conftest import wait_until
-from tests.tables import table
 from tests.texts import mentions
 
 
@@ -156,41 +152,3 @@ def test_what_is_no_lock_file_keeps_nobody_from_a_gpu(locks: GpuLocks) -> None:
     taken = locks.take(UUIDS)
     assert taken.descriptors == () and len(taken.problems) == 2
     assert not any(map(locks.is_held, UUIDS))
-
-
-def held() -> list[Socket]:
-    return sockets_of(os.getpid(), read_sockets()) or []
-
-
-def test_a_connection_within_the_attempt_does_not_count() -> None:
-    with ExitStack() as stack:
-        before = held()
-        assert not reaches_out(before, before)
-        listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        stack.enter_context(socket.create_connection(listening.getsockname()))
-        # Also before it is accepted.
-        assert not reaches_out(held(), held())
-        stack.enter_context(listening.accept()[0])
-        assert not reaches_out(held(), held()) and reaches_out(held(), before)
-
-
-MAPPED = "0000000000000000FFFF0000"
-LOOPBACK = "0" * 24 + "01000000"
-
-
-@table(("local", "remote", "state", "expected"), [
-    ("0A00000A", "0A00000A:0006", "01", False), ("0A00000A", "0A00000A:0007", "01", True),
-    ("0100007F", "0200007F:0007", "08", False), ("0A00000A", "08080808:0006", "02", True),
-    ("0A00000A", "08080808:0006", "07", True), ("00000000", "00000000:0000", "0A", False),
-    (LOOPBACK, f"{LOOPBACK}:0006", "01", False), (f"{MAPPED}0A00000A", f"{MAPPED}0100007F:0006", "01", False),
-    (f"{MAPPED}0A00000A", f"{MAPPED}08080808:0006", "01", True),
-    (MAPPED + "0" * 8, f"{MAPPED}00000000:0000", "0A", False),
-    ("B80D0120" + "0" * 24, "B80D0120" + "0" * 23 + "1:0006", "01", True),
-])  # fmt: skip
-def test_only_ends_beyond_the_attempt_count(local: str, remote: str, state: str, expected: bool) -> None:
-    one = Socket(f"{local}:0005", remote, state)
-    assert reaches_out([one], [one, Socket("0A00000A:0006", "0A00000A:0005", "01")]) is expected
-
-
-def test_an_ended_process_has_no_connection() -> None:
-    assert sockets_of(2**22 + 1, {}) == []

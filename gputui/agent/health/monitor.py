@@ -24,11 +24,11 @@ from gputui.agent.lifecycle.live_attempt import LiveAttempt
 from gputui.agent.lifecycle.run_files import attempt_dir
 from gputui.core import units
 from gputui.core.text import clean
+from gputui.machine.procfs import available_bytes
 from gputui.recovery.watch.attempt import LOOK_SECONDS
 from gputui.recovery.watch.leaks import MemorySample
 from gputui.recovery.watch.rules import FINDINGS, Observation
 from gputui.recovery.watch.silence import EARLY_LINES, silence
-from gputui.runs.process_readings import available_bytes
 from gputui.runs.processes import AttemptProcess, ProcessScan
 from gputui.runs.repository import transaction
 from gputui.store.metrics.watched import ObservationRow, newest_lines, observations, put_observation

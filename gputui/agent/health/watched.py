@@ -14,13 +14,8 @@ from gputui.agent.jobs import Job
 from gputui.recovery.watch.attempt import AttemptWatch, ProcessSnapshot
 from gputui.recovery.watch.rules import Observation
 from gputui.recovery.watch.silence import StepPace, StepProgress
-from gputui.runs.process_readings import (
-    ProcessReading,
-    reaches_out,
-    read_process,
-    read_sockets,
-    sockets_of,
-)
+from gputui.runs.process_readings import ProcessReading, read_process
+from gputui.runs.process_sockets import reaches_out, read_sockets, sockets_of
 from gputui.runs.processes import AttemptProcess
 from gputui.store.attempts import Attempt
 from gputui.store.database import one_moment, open_reader
