@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,7 +22,8 @@ class GpuHeldError(Exception):
 
 
 class HeldLocks(Struct, frozen=True):
-    """Locks held through ``descriptors``. ``problems`` name unusable lock files, with a remedy."""
+    """Locks of the files ``paths``, held through ``descriptors``. ``problems`` name unusable lock
+    files, with a remedy."""
 
     descriptors: tuple[int, ...] = ()
     paths: tuple[str, ...] = ()
@@ -47,14 +49,19 @@ class GpuLocks(Struct, frozen=True):
         # elsewhere /tmp is.
         run_lock = Path("/run/lock")
         mode = run_lock.stat().st_mode if run_lock.is_dir() else 0
-        return cls(run_lock if mode & 0o1002 == 0o1002 else Path("/tmp"))  # noqa: S108 - see open_lock
+        for_all = stat.S_ISVTX | stat.S_IWOTH
+        return cls(run_lock if mode & for_all == for_all else Path("/tmp"))  # noqa: S108 - see open_lock
 
     def path(self, uuid: str) -> Path:
         """The lock file of a GPU."""
         return self.folder / f"gputui-{uuid}.lock"
 
     def is_held(self, uuid: str) -> bool:
-        """Whether anyone holds a GPU, alone or with others. Creates no file."""
+        """Whether anyone holds a GPU, alone or with others. Creates no file.
+
+        To find that out, it holds the lock itself for a moment. Who takes the GPU just then waits
+        for that moment, because `take_locks` tries again.
+        """
         try:
             descriptor = open_lock(str(self.path(uuid)), create=False)
         except OSError:
@@ -70,17 +77,11 @@ class GpuLocks(Struct, frozen=True):
     def take(self, uuids: Sequence[str], *, shared: bool = False) -> HeldLocks:
         """Lock all GPUs or none: alone, or ``shared`` with others that share them. Raises
         GpuHeldError. An unusable lock file is skipped: it must not keep anyone from a GPU."""
-        problems: list[str] = []
-        usable: dict[str, str] = {}
+        # Makes the private folder of a home with simulated GPUs; that of all users is always there.
         self.folder.mkdir(PRIVATE_DIR_MODE, exist_ok=True)
-        for uuid in uuids:
-            path = self.path(uuid)
-            try:
-                os.close(open_lock(str(path)))
-                usable[str(path)] = uuid
-            except OSError as error:
-                problems.append(f"{path} cannot be locked ({error.strerror}); have it removed")
-        held, conflict = take_locks(list(usable), shared=shared)
-        if conflict:
-            raise GpuHeldError(f"{usable[conflict[0]]} is held by another home or user: fuser -v {conflict[0]}")
-        return HeldLocks(tuple(held), tuple(usable), tuple(problems))
+        uuid_of = {str(self.path(uuid)): uuid for uuid in uuids}
+        held, conflict, unusable = take_locks(list(uuid_of), shared=shared)
+        if conflict is not None:
+            raise GpuHeldError(f"{uuid_of[conflict]} is held by another home or user: fuser -v {conflict}")
+        problems = (f"{path} cannot be locked ({why}); have it removed" for path, why in unusable.items())
+        return HeldLocks(tuple(held.values()), tuple(held), tuple(problems))

@@ -34,7 +34,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 STRAY_GRACE_SECONDS = 2.0
@@ -122,13 +122,14 @@ class Shim:
         for name in ("exit.json", "started.json"):
             reserve_record(self.directory / name)
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        locks, conflict = self.locks, list[str]()
+        locks, conflict = self.locks, None
         if not locks:
-            locks, conflict = take_locks(self.plan["lock_files"], shared=self.plan.get("shares_gpus", False))
-        error = None if conflict else self.start()
+            taken = take_locks(self.plan["lock_files"], shared=self.plan.get("shares_gpus", False))
+            locks, conflict = list(taken.held.values()), taken.conflict
+        error = self.start() if conflict is None else None
         survivors = self.supervise() if self.child else []
         record = self.outcome(survivors)
-        record |= {"started_at": started_at, "error": error, "lease_conflict": conflict or None}
+        record |= {"started_at": started_at, "error": error, "lease_conflict": None if conflict is None else [conflict]}
         self.note_start()
         if survivors:
             # The list names those that could not be ended.
@@ -699,11 +700,20 @@ def counter_in(path: Path) -> int | None:
 # --- the locks of GPUs -------------------------------------------------------------------------
 
 
-def take_locks(paths: list[str], *, shared: bool = False) -> tuple[list[int], list[str]]:
-    """Lock files, all or none, in sorted order: alone, or ``shared``. Return the descriptors, and
-    the path that another process holds. A file that cannot be opened or locked is left out: it must
-    not block a GPU."""
-    held: list[int] = []
+class TakenLocks(NamedTuple):
+    """The outcome of `take_locks`: descriptors by path, the path that another process holds, and
+    why others cannot be locked, by path."""
+
+    held: dict[str, int]
+    conflict: str | None
+    unusable: dict[str, str]
+
+
+def take_locks(paths: list[str], *, shared: bool = False) -> TakenLocks:
+    """Lock files, all or none, in sorted order: alone, or ``shared``. A file that cannot be opened
+    or locked is left out: it must not block a GPU."""
+    held: dict[str, int] = {}
+    unusable: dict[str, str] = {}
     how = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB
     deadline = time.monotonic() + LOCK_SECONDS
     for name in sorted(paths):
@@ -712,20 +722,21 @@ def take_locks(paths: list[str], *, shared: bool = False) -> tuple[list[int], li
             try:
                 descriptor = open_lock(name)
                 fcntl.flock(descriptor, how)
-                held.append(descriptor)
+                held[name] = descriptor
                 break
             except BlockingIOError:
                 os.close(descriptor)
                 if time.monotonic() >= deadline:
-                    for taken in held:
+                    for taken in held.values():
                         os.close(taken)
-                    return [], [name]
+                    return TakenLocks({}, name, unusable)
                 time.sleep(0.01)
-            except OSError:
+            except OSError as error:
                 if descriptor >= 0:
                     os.close(descriptor)
+                unusable[name] = error.strerror or str(error)
                 break
-    return held, []
+    return TakenLocks(held, None, unusable)
 
 
 def open_lock(name: str, *, create: bool = True) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -152,3 +153,15 @@ def test_what_is_no_lock_file_keeps_nobody_from_a_gpu(locks: GpuLocks) -> None:
     taken = locks.take(UUIDS)
     assert taken.descriptors == () and len(taken.problems) == 2
     assert not any(map(locks.is_held, UUIDS))
+
+
+def test_a_file_that_opens_and_cannot_be_locked_is_no_held_lock(
+    locks: GpuLocks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    taken = locks.take(["GPU-a"])
+    assert (taken.descriptors, taken.paths) == ((), ())
+    assert taken.problems == (f"{locks.path('GPU-a')} cannot be locked (No locks available); have it removed",)
