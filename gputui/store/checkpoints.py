@@ -34,8 +34,8 @@ class CheckpointRow(Struct, frozen=True):
 
     Attributes:
         seen: the place in the order in which the run's checkpoints were seen first.
-        content: its identity; stamp: changes when the file is written
-            (`recovery.checkpoints.files`).
+        content: its identity, in the forms of `recovery.checkpoints.content`; stamp: changes when
+            the file is written.
         attempt: the attempt in whose life it appeared; of a foreign or named one, the newest then.
         unseen_at, seen_at: UTC unix seconds of the last scan without it and of the first with it.
         modified_at: its time on the disk, for people; saved_at: the same, None unless it can be

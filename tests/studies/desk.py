@@ -18,7 +18,7 @@ from gputui.agent.commands.request import RefusedError
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.core.config import Workspace
-from gputui.recovery.checkpoints.files import content_of
+from gputui.recovery.checkpoints.content import content_of
 from gputui.runs import repository
 from gputui.runs.repository import transaction
 from gputui.runs.spec import CheckpointSpec, RunSpec

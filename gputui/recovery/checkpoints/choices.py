@@ -15,7 +15,8 @@ from msgspec.structs import replace
 from gputui.core.units import count
 from gputui.recovery.checkpoints import ledger, resumable
 from gputui.recovery.checkpoints.attempt_spans import Spans
-from gputui.recovery.checkpoints.files import content_of, identified, measured
+from gputui.recovery.checkpoints.content import content_of, identified
+from gputui.recovery.checkpoints.files import measured
 from gputui.recovery.checkpoints.formats import CheckpointInfo, validate
 from gputui.recovery.checkpoints.resumable import AnyRows, Rows
 from gputui.recovery.checkpoints.search import CheckpointSearch, surveyed

@@ -1,4 +1,4 @@
-"""Listing of checkpoint folders, and the identity of what is there: its content."""
+"""Listing of checkpoint folders: what lies there, how large, and when it was written."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
-
-from gputui.core.config import open_regular
 
 CHECKSUM_SUFFIX = ".sha256"
 # Files that each save writes; others, such as a tokenizer's, may be written at any time.
@@ -18,17 +15,13 @@ SAVED_SUFFIXES = (
     *(".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".gz"),
     *(".distcp", ".metadata", ".pkl", ".npz", ".npy"),
 )
+# With the record of the step that each save of the Hugging Face Trainer writes.
+_SAVED_ENDINGS = (*SAVED_SUFFIXES, "trainer_state.json")
 MAX_FILES = 10_000
-# A smaller file is hashed as a whole (0.1 s). Of a larger one the ends, and short blocks between
-# them, close enough that a layer which alone is trained has some.
-WHOLE_BYTES = 64 << 20
-END_BYTES, BLOCK_BYTES, BLOCKS_APART_BYTES = 64 << 10, 4 << 10, 256 << 10
-MOST_BLOCKS = 4096
-# Of a folder with more files, only one hash is kept.
-MOST_NAMED = 256
 
 # Names under which checkpoints are written before they are renamed: `checkpoint-40-tmp`,
-# `x.orbax-checkpoint-tmp-17`, `x.pt.partial-123`, and the random names of Python's tempfile.
+# `x.orbax-checkpoint-tmp-17`, `x.pt.partial-123`, and the random names of Python's tempfile; and the
+# names of checksum files, which are no checkpoints either.
 _UNFINISHED = re.compile(
     r"""(?:^|[._-])(?:tmp|incomplete)(?:[._-]|$)
     | \.(?:temp|part|partial|stale|lock)(?:[._-][^.]*)?$
@@ -41,7 +34,8 @@ _UNFINISHED = re.compile(
 
 class FoundCheckpoint(NamedTuple):
     """A file or folder in a checkpoint folder. ``stamp`` changes whenever it is written;
-    ``content`` identifies it, and is "" until `identified` has read it."""
+    ``content`` identifies what is saved, in the forms of `recovery.checkpoints.content`, and is ""
+    until `identified` has read it."""
 
     path: str
     stamp: str
@@ -51,6 +45,7 @@ class FoundCheckpoint(NamedTuple):
 
 
 def is_unfinished(name: str) -> bool:
+    """Whether a name is not, or not yet, that of a checkpoint."""
     return _UNFINISHED.search(name) is not None
 
 
@@ -58,23 +53,34 @@ def list_checkpoints(directory: Path, pattern: str) -> list[FoundCheckpoint]:
     """Checkpoints that match a glob relative to the directory, except unfinished files, newest
     first. Empty if there is no directory. Raises OSError if it cannot be read."""
     try:
+        # For the errors: glob finds nothing in a directory that cannot be read.
         os.scandir(directory).close()
         paths = list(directory.glob(pattern))
     except (FileNotFoundError, NotADirectoryError, ValueError, NotImplementedError):
         return []  # nothing is there, or the pattern is invalid
-    files = []
+    found = []
     for path in paths:
-        parts = path.relative_to(directory).parts
-        # A name that is not UTF-8 cannot be stored and shown.
-        is_text = str(path).encode("utf-8", "ignore") == os.fsencode(path)
-        if not path.name.startswith(".") and not any(map(is_unfinished, parts)) and is_text:
-            file = measured(path)
-            files += [] if file is None else [file]
-    # A link to another one of them, such as ``latest``, is no separate checkpoint.
+        file = measured(path) if _is_candidate(path, directory) else None
+        if file is not None:
+            found.append(file)
+    return sorted(_without_links(found), key=lambda file: (file.modified_ns, file.path), reverse=True)
+
+
+def _is_candidate(path: Path, directory: Path) -> bool:
+    """Whether a path is named as a checkpoint: neither hidden nor, with the folders in
+    ``directory`` above it, unfinished."""
+    # A name that is not UTF-8 cannot be stored and shown.
+    is_text = str(path).encode("utf-8", "ignore") == os.fsencode(path)
+    is_hidden = path.name.startswith(".")
+    return is_text and not is_hidden and not any(map(is_unfinished, path.relative_to(directory).parts))
+
+
+def _without_links(files: list[FoundCheckpoint]) -> list[FoundCheckpoint]:
+    """The files without the links to another one of them, such as ``latest``, which are no separate
+    checkpoints."""
     links = {file.path for file in files if Path(file.path).is_symlink()}
     real = {os.path.realpath(file.path) for file in files if file.path not in links}
-    files = [each for each in files if each.path not in links or os.path.realpath(each.path) not in real]
-    return sorted(files, key=lambda file: (file.modified_ns, file.path), reverse=True)
+    return [file for file in files if file.path not in links or os.path.realpath(file.path) not in real]
 
 
 def measured(path: Path) -> FoundCheckpoint | None:
@@ -89,49 +95,14 @@ def measured(path: Path) -> FoundCheckpoint | None:
         files = {entry: entry.stat() for entry in files_of(path)}
     except OSError:
         return None  # scripts delete their old checkpoints
-    saved = {entry: files[entry] for entry in _saved(list(files))}
+    saved = {entry: files[entry] for entry in saved_files(list(files))}
     stamps = (f"{entry.relative_to(path)} {_stamp(status)}" for entry, status in saved.items())
     return FoundCheckpoint(
-        str(path),
-        _digest("\n".join(stamps).encode()),
-        sum(each.st_size for each in files.values()),
-        max((each.st_mtime_ns for each in saved.values()), default=status.st_mtime_ns),
+        path=str(path),
+        stamp=digest("\n".join(stamps).encode()),
+        size_bytes=sum(each.st_size for each in files.values()),
+        modified_ns=max((each.st_mtime_ns for each in saved.values()), default=status.st_mtime_ns),
     )
-
-
-def identified(file: FoundCheckpoint, known: Mapping[str, tuple[str, str]]) -> FoundCheckpoint | None:
-    """The file with its content, read unless ``known`` has it (stamp and content by path); None if
-    it is gone. One that cannot be read now is known by its stamp."""
-    stamp, content = known.get(file.path, ("", ""))
-    if stamp != file.stamp:
-        try:
-            content = content_of(Path(file.path))
-        except FileNotFoundError:
-            return None
-        except OSError:
-            content = f"unread {file.stamp}"
-    return file._replace(content=content)
-
-
-def content_of(path: Path) -> str:
-    """The identity of a checkpoint: size and hash, of a folder a line a file. Raises OSError."""
-    if not path.is_dir():
-        return _content_of_file(path)
-    files = _saved(files_of(path))
-    text = "\n".join(f"{str(file.relative_to(path))!r} {_content_of_file(file)}" for file in files)
-    return text if len(files) <= MOST_NAMED else f"{len(files)} files {_digest(text.encode())}"
-
-
-def is_part_of(content: str, whole: str) -> bool:
-    """Whether a folder has some of the files of another content and no other; False if either has
-    too many to name."""
-    return set(content.splitlines()) < set(whole.splitlines())
-
-
-def kept_files(content: str, before: str) -> set[str]:
-    """The lines of a folder's files that stayed when others were rewritten; empty if all were."""
-    now, then = set(content.splitlines()), set(before.splitlines())
-    return now & then if now - then else set()
 
 
 def files_of(path: Path) -> list[Path]:
@@ -150,24 +121,15 @@ def files_of(path: Path) -> list[Path]:
     return found
 
 
-def _saved(files: list[Path]) -> list[Path]:
-    suffixes = (*SAVED_SUFFIXES, "trainer_state.json")
-    return [entry for entry in files if entry.name.endswith(suffixes)] or files
+def saved_files(files: list[Path]) -> list[Path]:
+    """Of the files in a folder, those that each save writes by their names; all if none is known as
+    such."""
+    saved = [entry for entry in files if entry.name.endswith(_SAVED_ENDINGS)]
+    return saved if saved else files
 
 
-def _content_of_file(path: Path) -> str:
-    with open_regular(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        if size <= WHOLE_BYTES:
-            return f"{size} {_digest(file.read(WHOLE_BYTES))}"
-        blocks = [os.pread(file.fileno(), END_BYTES, place) for place in (0, size - END_BYTES)]
-        count = min(MOST_BLOCKS, size // BLOCKS_APART_BYTES)
-        places = (size * number // count for number in range(1, count))
-        blocks += [os.pread(file.fileno(), BLOCK_BYTES, place) for place in places]
-    return f"{size} {_digest(b''.join(blocks))}"
-
-
-def _digest(data: bytes) -> str:
+def digest(data: bytes) -> str:
+    """A hash of data, as a short text."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 

@@ -16,11 +16,10 @@ from msgspec.structs import replace
 
 from gputui.recovery.checkpoints import ledger, resumable
 from gputui.recovery.checkpoints.attempt_spans import AttemptSpan, Spans
+from gputui.recovery.checkpoints.content import identified, kept_files
 from gputui.recovery.checkpoints.files import (
     SAVED_SUFFIXES,
     files_of,
-    identified,
-    kept_files,
     list_checkpoints,
     measured,
 )
@@ -163,7 +162,7 @@ def _kept_file(row: CheckpointRow, rows: Rows) -> str | None:
         return None
     kept = kept_files(row.content, earlier[-1])
     kept -= kept_files(earlier[-1], earlier[-2]) if len(earlier) > 1 else set()
-    return min(kept).rsplit(" ", 2)[0] if kept else None
+    return min(kept, default=None)
 
 
 def _lacking_file(row: CheckpointRow, rows: Rows, ended: AttemptSpan, attempts: Spans) -> str | None:
