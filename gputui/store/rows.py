@@ -73,11 +73,12 @@ def records(connection: sqlite3.Connection, kind: type[Record], query: str, *val
 
 @cache
 def _converters(kind: type[Struct]) -> dict[str, Callable[[Any], Any] | None]:
-    """What makes the value of each field of a column's value; None for the value itself."""
+    """The function that makes each field's value from the column's; None if they are the same."""
     return {field.name: _converter(field.type) for field in msgspec.structs.fields(kind)}
 
 
 def _converter(kind: Any) -> Callable[[Any], Any] | None:
+    """The converter for a field of the type ``kind``, which may be optional."""
     options = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     one = next(option for option in options if option is not NoneType)
     origin = get_origin(one) or one
@@ -92,7 +93,9 @@ def _converter(kind: Any) -> Callable[[Any], Any] | None:
         convert = origin
     else:
         return None
-    return (lambda value: None if value is None else convert(value)) if NoneType in options else convert
+    if NoneType not in options:
+        return convert
+    return lambda value: None if value is None else convert(value)
 
 
 def named_rows(
