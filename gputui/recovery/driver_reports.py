@@ -7,7 +7,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from gputui.machine.xid import XidClass, xid_class, xid_text
+from gputui.machine.xid import FALLEN_OFF_THE_BUS, FIRMWARE_SILENT, XidClass, xid_class, xid_text
 from gputui.recovery.evidence import ObservedCause
 
 # A kernel error ends its program at once; torchrun then gives the other ranks up to 30 s.
@@ -50,6 +50,13 @@ class Sighting(Struct, frozen=True):
     def is_gone(self) -> bool:
         """Whether the GPU stays gone until the driver reports its return."""
         return self.what == "lost" or self.xid_class is XidClass.LOST
+
+    @property
+    def may_hang_calls(self) -> bool:
+        """Whether calls to the driver may hang from now on. After other XIDs of `XidClass.LOST`
+        they fail, and the attempt ends by itself."""
+        is_silent = self.what == "xid" and self.code in FIRMWARE_SILENT | {FALLEN_OFF_THE_BUS}
+        return self.what == "lost" or is_silent
 
     @property
     def counts_for_seconds(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sqlite3
 from collections.abc import Sequence
@@ -11,6 +12,12 @@ from gputui.store.rows import named_rows
 from gputui.store.series import GPU, Series
 
 Row = tuple[Any, ...]
+
+
+def gpu_ids(connection: sqlite3.Connection, uuids: Sequence[str]) -> dict[str, int]:
+    """The ids of the known GPUs among these, by UUID."""
+    query = "SELECT uuid, gpu_id FROM gpus WHERE uuid IN (SELECT value FROM json_each(?))"
+    return dict(connection.execute(query, (json.dumps(list(uuids)),)).fetchall())
 
 
 def between(

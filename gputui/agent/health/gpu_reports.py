@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator, Sequence
 from sqlite3 import Connection
 
-from gputui.machine.xid import FALLEN_OFF_THE_BUS, FIRMWARE_SILENT
 from gputui.recovery import driver_reports
 from gputui.recovery.driver_reports import Sighting
 from gputui.recovery.evidence import ObservedCause
@@ -15,7 +14,9 @@ from gputui.store.attempts import Attempt
 
 # Events shortly before an attempt's start count too.
 EARLY_SECONDS = 1.0
-_GONE = FIRMWARE_SILENT | {FALLEN_OFF_THE_BUS}
+# Counters are read every 5 s: a rise before the first reading of an attempt shows against the last
+# one before it. An older reading would also show errors of other programs.
+BASELINE_SECONDS = 15.0
 
 
 def hardware_evidence(
@@ -27,23 +28,22 @@ def hardware_evidence(
 
 
 def lost_gpu(connection: Connection, attempt: Attempt, until: float, now: float) -> ObservedCause | None:
-    """A GPU of the attempt that has been off the bus or unresponsive since before ``until``."""
-    gone = []
-    for report in _reports(connection, attempt.gpus, _since(attempt), now):
-        is_loss = report.what == "lost" or report.code in _GONE
-        if report.what == "returned" or (report.at <= until and is_loss):
-            gone.append(report)
-    found = driver_reports.observations(gone, attempt.gpus, len(attempt.gpus), ended_at=now)
+    """A GPU that has been lost since before ``until``, so that the attempt may hang."""
+    # The GPU may have returned after ``until``.
+    losses_and_returns = [
+        report
+        for report in _driver_events(connection, attempt.gpus, _since(attempt), now)
+        if report.what == "returned" or (report.may_hang_calls and report.at <= until)
+    ]
+    found = driver_reports.observations(losses_and_returns, attempt.gpus, len(attempt.gpus), ended_at=now)
     return next(iter(found), None)
 
 
 def sightings(connection: Connection, gpus: Sequence[str], since: float, until: float) -> list[Sighting]:
     """Driver events and risen error counters of these GPUs between two times (UTC unix seconds)."""
-    seen = _reports(connection, gpus, since, until)
-    for uuid in gpus:
-        row = connection.execute("SELECT gpu_id FROM gpus WHERE uuid = ?", (uuid,)).fetchone()
-        if row is not None:
-            seen += _risen(connection, uuid, row[0], since, until)
+    seen = _driver_events(connection, gpus, since, until)
+    for uuid, gpu_id in samples.gpu_ids(connection, gpus).items():
+        seen += _risen_counters(connection, uuid, gpu_id, since, until)
     return seen
 
 
@@ -52,7 +52,7 @@ def _since(attempt: Attempt) -> float:
     return begun - EARLY_SECONDS
 
 
-def _reports(connection: Connection, gpus: Sequence[str], since: float, until: float) -> list[Sighting]:
+def _driver_events(connection: Connection, gpus: Sequence[str], since: float, until: float) -> list[Sighting]:
     rows = connection.execute(
         "SELECT at, uuid, event, code FROM gpu_events WHERE at BETWEEN ? AND ? "
         "AND event IN ('xid', 'lost', 'returned') AND uuid IN (SELECT value FROM json_each(?))",
@@ -61,20 +61,19 @@ def _reports(connection: Connection, gpus: Sequence[str], since: float, until: f
     return [Sighting(*row) for row in rows]
 
 
-def _risen(connection: Connection, uuid: str, gpu_id: int, since: float, until: float) -> Iterator[Sighting]:
+def _risen_counters(connection: Connection, uuid: str, gpu_id: int, since: float, until: float) -> Iterator[Sighting]:
     """Times when a GPU's counter of ECC errors rose or row remapping failed."""
-    counted: int | None = None
-    failed: bool | None = None
+    errors_before: int | None = None
+    had_failed: bool | None = None
     columns = ("ecc_uncorrected", "row_remap_failed")
-    rows = samples.between(connection, series.SLOW, gpu_id, columns, since, until)
-    for at, errors, remap_failed in rows:
+    rows = samples.between(connection, series.SLOW, gpu_id, columns, since - BASELINE_SECONDS, until)
+    for at, errors, has_failed in rows:
         if errors is not None:
-            # The first value is from before the attempt; a smaller one means that the driver
-            # restarted.
-            if counted is not None and errors > counted:
-                yield Sighting(at, uuid, "ecc", errors - counted)
-            counted = errors
-        if remap_failed is not None:
-            if remap_failed and failed is False:
+            # A smaller value means that the driver restarted.
+            if at >= since and errors_before is not None and errors > errors_before:
+                yield Sighting(at, uuid, "ecc", errors - errors_before)
+            errors_before = errors
+        if has_failed is not None:
+            if at >= since and has_failed and had_failed is False:
                 yield Sighting(at, uuid, "remap")
-            failed = bool(remap_failed)
+            had_failed = bool(has_failed)

@@ -148,3 +148,7 @@ def test_events_and_counters_of_gpus_tell_only_what_came_meanwhile(connection: s
         *events, Sighting(40, "GPU-a", "ecc", 2), Sighting(40, "GPU-a", "remap"),
     ]  # fmt: skip
     assert sightings(connection, ["GPU-a"], 45, 100) == []
+    # The last reading before the begin is what the first one after it is compared with.
+    first = [Sighting(40, "GPU-a", "ecc", 2), Sighting(40, "GPU-a", "remap")]
+    assert sightings(connection, ["GPU-a"], 35, 100) == first
+    assert sightings(connection, ["GPU-a"], 38, 100) == []
