@@ -32,24 +32,38 @@ def move_to_removed(workspace: Workspace, run_id: str) -> Path | None:
     folder = workspace.run_dir(run_id)
     if not folder.exists():
         return None
-    removed = workspace.state / "removed"
-    removed.mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
+    _removed_dir(workspace).mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
+    return folder.rename(_free_place(workspace, run_id))
+
+
+def _removed_dir(workspace: Workspace) -> Path:
+    return workspace.state / "removed"
+
+
+def _free_place(workspace: Workspace, run_id: str) -> Path:
+    """The first free ``run_id.N``: a removed run may have had the same id."""
     number = 1
-    while (target := removed / f"{run_id}.{number}").exists():
+    while (place := _removed_dir(workspace) / f"{run_id}.{number}").exists():
         number += 1
-    return folder.rename(target)
+    return place
+
+
+def _run_id_of(place: Path) -> str:
+    """The run whose folder was moved to `_free_place`."""
+    return place.name.rpartition(".")[0]
 
 
 def finish_removals(context: AgentContext) -> None:
     """Delete the folders that a former agent left. One whose run still exists is moved back,
-    because its removal was not completed."""
-    removed = context.workspace.state / "removed"
-    for path in list(removed.iterdir()) if removed.is_dir() else []:
-        origin = context.workspace.run_dir(path.name.rpartition(".")[0])
-        if get_run(context.connection, origin.name) is not None and not origin.exists():
-            path.rename(origin)
+    because its removal was not completed, unless a newer run of that id has its own folder."""
+    removed = _removed_dir(context.workspace)
+    for place in list(removed.iterdir()) if removed.is_dir() else []:
+        run_id = _run_id_of(place)
+        origin = context.workspace.run_dir(run_id)
+        if get_run(context.connection, run_id) is not None and not origin.exists():
+            place.rename(origin)
         else:
-            delete_folder(context, path)
+            delete_folder(context, place)
 
 
 def delete_folder(context: AgentContext, folder: Path) -> None:
@@ -59,18 +73,31 @@ def delete_folder(context: AgentContext, folder: Path) -> None:
 
 
 def _delete(folder: Path, executors: Executors) -> None:
-    """Delete a run's folder, and its files on its target. If the target cannot be reached, the
-    records with its address stay here."""
+    """Delete a run's folder, and its files on its target. If that fails, its records stay, with
+    which the next agent tries again."""
     target = None
-    with suppress(SpecError):
-        target = read_spec(folder / SPEC_FILE).target
     try:
-        if target is not None and target.get("kind") in EXECUTORS:
+        target = read_spec(folder / SPEC_FILE).target
+    except SpecError as error:
+        log.warning("%s: if it ran on a target, its files there stay: %s", folder.name, error)
+    if target is not None and target.get("kind") in EXECUTORS:
+        try:
             executors.of(target).clear(folder, target)
+        except OSError as error:
+            log.warning("%s: its target is not cleared, the next agent tries again: %s", folder.name, error)
+            _keep_only_records(folder)
+            return
+    try:
         shutil.rmtree(folder)
     except OSError as error:
         log.warning("%s is not removed, the next agent tries again: %s", folder.name, error)
-        for path in folder.rglob("*"):
-            if path.suffix != ".json" and (path.is_symlink() or not path.is_dir()):
-                with suppress(OSError):
-                    path.unlink()
+        _keep_only_records(folder)
+
+
+def _keep_only_records(folder: Path) -> None:
+    """Delete all files but the JSON records, which are small and contain the address on the
+    target."""
+    for path in folder.rglob("*"):
+        if path.suffix != ".json" and (path.is_symlink() or not path.is_dir()):
+            with suppress(OSError):
+                path.unlink()

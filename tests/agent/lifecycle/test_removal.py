@@ -14,6 +14,7 @@ from gputui.agent.removal import finish_removals, move_to_removed
 from gputui.core.config import Workspace
 from gputui.runs import repository
 from gputui.runs.repository import transaction
+from gputui.runs.submission import SPEC_FILE
 from gputui.store import commands
 from gputui.store.run_states import RunState
 from gputui.store.runs import get_run
@@ -104,3 +105,13 @@ def test_a_folder_moved_for_a_removal_that_never_happened_is_put_back(supervisor
     finish_removals(supervisor.context)
     assert (supervisor.context.workspace.run_dir("a-1") / "model.pt").exists()
     wait_until(lambda: not removed_folders(supervisor.context.workspace))
+
+
+def test_files_on_a_target_that_cannot_be_known_are_named_in_the_log(
+    supervisor: Supervisor, caplog: pytest.LogCaptureFixture
+) -> None:
+    long_run(supervisor, lines=1)
+    (supervisor.context.workspace.run_dir("a-1") / SPEC_FILE).write_text("{")
+    ask_to_remove(supervisor)
+    wait_until(lambda: not removed_folders(supervisor.context.workspace))
+    assert "a-1.1: if it ran on a target, its files there stay" in caplog.text
