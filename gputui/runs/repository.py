@@ -21,7 +21,7 @@ from gputui.runs.command import Launch
 from gputui.runs.identity import ProcessIdentity
 from gputui.runs.orphans import RunStatus
 from gputui.runs.spec import RunSpec, Scalar
-from gputui.store import checkpoints
+from gputui.store import alerts, checkpoints
 from gputui.store.rows import insert, records, update
 from gputui.store.run_states import RunState, check_move
 from gputui.store.runs import Run
@@ -122,6 +122,14 @@ def stop_reason_of_study(connection: sqlite3.Connection, run_id: str) -> str | N
     return row[0] if row is not None and row[2] is not None and row[1] == f"study {row[2]}" else None
 
 
+def delete_run(connection: sqlite3.Connection, run_id: str) -> None:
+    """Delete a run with its leases, events and alerts. The janitor deletes its metrics."""
+    release_leases(connection, run_id)
+    connection.execute("DELETE FROM runs WHERE run_id = ?", (run_id,))
+    connection.execute("DELETE FROM events WHERE run_id = ?", (run_id,))
+    alerts.forget_run(connection, run_id)
+
+
 def set_next_attempt(
     connection: sqlite3.Connection,
     run_id: str,
@@ -133,6 +141,15 @@ def set_next_attempt(
     """Set what the run's next attempt starts with, and when."""
     text = json.dumps(dict(params))
     update(connection, "runs", {"run_id": run_id}, params=text, resume_from=resume_from, not_before=not_before)
+
+
+def replace_next_attempt(
+    connection: sqlite3.Connection, run_id: str, *, params: Mapping[str, Scalar], resume_from: str | None
+) -> None:
+    """Set what the run's next attempt starts with, instead of what recovery had decided for it:
+    delay, environment and preconditions are dropped."""
+    set_next_attempt(connection, run_id, params=params, resume_from=resume_from, not_before=None)
+    drop_next_attempt(connection, run_id)
 
 
 def set_gpu_count(connection: sqlite3.Connection, run_id: str, count: int | None) -> None:

@@ -1,10 +1,13 @@
-"""Commands about runs: launch, stop, restart, resume, remove, label."""
+"""Commands about runs: launch, stop, restart, resume, remove, label, and a client's report of the
+orphans that it ended."""
 
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -20,11 +23,11 @@ from gputui.recovery.checkpoints.choices import CheckpointChoice, NotUsableError
 from gputui.recovery.checkpoints.search import CheckpointSearch
 from gputui.runs import repository
 from gputui.runs.command import checkpoint_directory
-from gputui.runs.labels import LabelError, checked_labels, checked_tag, store_labels, write_labels
+from gputui.runs.labels import LabelError, Labels, checked_labels, checked_tag, store_labels, write_labels
 from gputui.runs.redaction import redact_spec
 from gputui.runs.spec import Scalar, SpecError, spec_of
 from gputui.runs.submission import SPEC_FILE, read_ticket
-from gputui.store import alerts, commands
+from gputui.store import commands
 from gputui.store.events import EventKind, Severity
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run, get_run
@@ -89,6 +92,22 @@ def end_run(request: CommandRequest, target: Run, intent: str, *, at_once: bool,
     return {"id": run_id, "state": state}
 
 
+class _StartingPoint(NamedTuple):
+    """What a run that is queued again starts from.
+
+    Attributes:
+        words: for people.
+        path: the checkpoint; None at the start of the training, and if its target is to choose one.
+        step: the checkpoint's step, if it is known here.
+        skips: which newer checkpoints were passed over, and why.
+    """
+
+    words: str
+    path: str | None = None
+    step: int | None = None
+    skips: str = ""
+
+
 def restart(request: CommandRequest) -> Result:
     """Restart a run from scratch with the parameters as launched; an active run is stopped
     first."""
@@ -96,48 +115,83 @@ def restart(request: CommandRequest) -> Result:
     if target.state.has_attempt:
         return end_run(request, target, "restart", at_once=False)
     if target.state.is_over:
-        return requeue(request, target, dict(spec_of(target).params), None)
+        # A resumed run keeps its reduced number of GPUs: its parameters were adapted to it.
+        repository.set_gpu_count(request.connection, target.run_id, None)
+        return _queue_again(request, target, dict(spec_of(target).params), _StartingPoint("the start"))
     why = "will start by itself; gputui stop ends that"
     raise RefusedError(f"{target.run_id} is {target.state} and {why}")
 
 
 def resume(request: CommandRequest) -> Result:
     """Resume a run from its newest valid checkpoint, or from the one in ``from``, with parameters
-    changed by ``set``."""
-    context, target = request.context, request.run()
-    run_id, named = target.run_id, request.args.get("from")
+    changed by ``set``.
+
+    A job reads the checkpoints. Until it is over, UnansweredError leaves the command pending, and
+    this function is called again from its first line: the run may have changed meanwhile.
+    """
+    target = request.run()
     if not target.state.is_over:
-        raise RefusedError(f"{run_id} is {target.state}; only an ended run can be resumed")
-    folder = checkpoint_directory(spec_of(target), context.workspace.run_dir(run_id))
+        raise RefusedError(f"{target.run_id} is {target.state}; only an ended run can be resumed")
+    folder = checkpoint_directory(spec_of(target), request.context.workspace.run_dir(target.run_id))
     if spec_of(target).checkpoints is None or folder is None:
         why = "has no checkpoints in its profile; gputui restart begins it again"
-        raise RefusedError(f"{run_id} {why}")
+        raise RefusedError(f"{target.run_id} {why}")
     params = {**target.params, **_changed_params(request, target)}
-    search = search_now(context, target)
-    if search is None:
-        # Only its target sees the checkpoints and chooses at the start, unless one is named.
-        anew = replace(target, resume_from=None)
-        if named is None and not attempts_to_resume(context.connection, context.workspace, anew):
-            text = f"no attempt of {run_id} has begun; gputui restart begins it"
-            raise RefusedError(text, commands.NO_CHECKPOINT)
-        return requeue(request, target, params, None if named is None else str(named))
-    path = None if named is None else Path(str(named))
+    search = search_now(request.context, target)
+    point = _named_or_chosen_by_target(request, target) if search is None else _found_here(request, search)
+    return _queue_again(request, target, params, point)
+
+
+def _named_or_chosen_by_target(request: CommandRequest, target: Run) -> _StartingPoint:
+    """The starting point of a run whose checkpoints only its target sees. Raises RefusedError."""
+    named = request.args.get("from")
+    if named is not None:
+        return _StartingPoint(Path(str(named)).name, str(named))
+    anew = replace(target, resume_from=None)
+    if not attempts_to_resume(request.connection, request.context.workspace, anew):
+        text = f"no attempt of {target.run_id} has begun; gputui restart begins it"
+        raise RefusedError(text, commands.NO_CHECKPOINT)
+    return _StartingPoint("the newest valid checkpoint on its target")
+
+
+class _SearchResult(NamedTuple):
+    """A choice, and the search that it was made for: the stored ledger is compared with it."""
+
+    search: CheckpointSearch
+    choice: CheckpointChoice
+
+
+def _found_here(request: CommandRequest, search: CheckpointSearch) -> _StartingPoint:
+    """Choose a checkpoint on this machine, and store the ledger that contains it. Raises
+    RefusedError, and UnansweredError until the job is over.
+
+    Only the first call's ``search`` is carried out, so that the result comes with its own.
+    """
+    named, run_id, folder = request.args.get("from"), search.run_id, search.folder
+    work = partial(_choose, search, None if named is None else Path(str(named)))
     name = f"command {request.command.command_id}: reading checkpoints of {run_id}"
-    job = context.jobs.ask(name, partial(_searched, search, path), deadline_seconds=SEARCH_SECONDS)
+    job = request.context.jobs.ask(name, work, deadline_seconds=SEARCH_SECONDS)
     if job is None:
         raise UnansweredError
     try:
-        search, choice = job.result()
+        result = job.result()
     except NotUsableError as error:
         kind = None if error.may_pass else commands.NO_CHECKPOINT
         raise RefusedError(str(error), kind) from error
     except OSError as error:
         why = f"{error.strerror or error}; see whether its file system answers"
         raise RefusedError(f"{folder}: {why}") from error
+    choice = result.choice
     if not choice.usable:
         kind = commands.NO_CHECKPOINT if choice.unreadable is None else None
-        raise RefusedError(none_usable(run_id, folder, choice), kind)
-    return requeue(request, target, params, str(choice.usable[0].path), (search, choice))
+        raise RefusedError(_none_usable(run_id, folder, choice), kind)
+    write_ledger(request.connection, result.search, choice.rows)
+    best = choice.usable[0]
+    return _StartingPoint(best.path.name, str(best.path), best.step, passed_over(choice.refused))
+
+
+def _choose(search: CheckpointSearch, path: Path | None) -> _SearchResult:
+    return _SearchResult(search, for_person(search, path))
 
 
 def _changed_params(request: CommandRequest, target: Run) -> dict[str, Scalar]:
@@ -154,11 +208,7 @@ def _changed_params(request: CommandRequest, target: Run) -> dict[str, Scalar]:
     return dict(changes)
 
 
-def _searched(search: CheckpointSearch, path: Path | None) -> tuple[CheckpointSearch, CheckpointChoice]:
-    return search, for_person(search, path)
-
-
-def none_usable(run_id: str, folder: Path, choice: CheckpointChoice) -> str:
+def _none_usable(run_id: str, folder: Path, choice: CheckpointChoice) -> str:
     """Why a run cannot be resumed, and what to do instead."""
     again = f"gputui restart {run_id} begins it again"
     if choice.unreadable is not None:
@@ -168,39 +218,19 @@ def none_usable(run_id: str, folder: Path, choice: CheckpointChoice) -> str:
     return f"no valid checkpoint of this training in {folder}{why}; {named}, {again}"
 
 
-def requeue(
-    request: CommandRequest,
-    target: Run,
-    params: dict[str, Scalar],
-    resume_from: str | None,
-    found: tuple[CheckpointSearch, CheckpointChoice] | None = None,
-) -> Result:
-    """Queue a run that is over. ``found`` is the ledger that contains ``resume_from``; a run that
-    is resumed without it continues from the checkpoint that its target finds."""
-    connection, run_id, verb = request.connection, target.run_id, request.command.verb
-    actor, skips, step = request.actor, "", None
-    if found is not None:
-        search, choice = found
-        write_ledger(connection, search, choice.rows)
-        skips, step = passed_over(choice.refused), choice.usable[0].step
-    repository.set_next_attempt(connection, run_id, params=params, resume_from=resume_from, not_before=None)
-    repository.drop_next_attempt(connection, run_id)
-    where = "the newest valid checkpoint on its target"
-    if verb != commands.RESUME:
-        where = "the start"
-        # A resumed run keeps its reduced number of GPUs: its parameters were adapted to it.
-        repository.set_gpu_count(connection, run_id, None)
-    if resume_from is not None:
-        where = Path(resume_from).name
+def _queue_again(request: CommandRequest, target: Run, params: dict[str, Scalar], point: _StartingPoint) -> Result:
+    """Queue a run that is over."""
+    connection, run_id, verb, actor = request.connection, target.run_id, request.command.verb, request.actor
+    repository.replace_next_attempt(connection, run_id, params=params, resume_from=point.path)
     repository.move(connection, target, RunState.QUEUED, cause=verb, actor=actor, now=request.context.now())
-    text = f"{verb} by {actor} from {where}{f'; {skips}' if skips else ''}"
-    request.context.note("requeued", text, run_id, key=verb)
+    skipped = f"; {point.skips}" if point.skips else ""
+    request.context.note("requeued", f"{verb} by {actor} from {point.words}{skipped}", run_id, key=verb)
     return {
         "id": run_id,
         "state": RunState.QUEUED,
-        "resume_from": resume_from,
-        "resume_step": step,
-        "passed_over": skips or None,
+        "resume_from": point.path,
+        "resume_step": point.step,
+        "passed_over": point.skips or None,
     }
 
 
@@ -222,11 +252,8 @@ def remove(request: CommandRequest) -> Result:
     if moved is not None:
         request.undo.callback(moved.rename, folder)
         request.afterwards.append(partial(removal.delete_folder, context, moved))
-    repository.release_leases(request.connection, run_id)
     keep_cost(request.connection, run_id)
-    request.connection.execute("DELETE FROM runs WHERE run_id = ?", (run_id,))
-    request.connection.execute("DELETE FROM events WHERE run_id = ?", (run_id,))
-    alerts.forget_run(request.connection, run_id)
+    repository.delete_run(request.connection, run_id)
     request.afterwards.append(partial(context.ingest.forget, run_id))
     request.afterwards.append(context.janitor.note_removal)
     return {"id": run_id, "state": "removed"}
@@ -234,33 +261,45 @@ def remove(request: CommandRequest) -> Result:
 
 def label(request: CommandRequest) -> Result:
     """Set ``name``, ``note`` or ``tags`` (all of them), or ``add`` and ``remove`` tags."""
-    args, target = request.args, request.run()
-    note = target.note or ""
-    try:
-        removed = {checked_tag(str(tag)) for tag in args.get("remove") or ()}
-        given = [*args.get("tags", target.tags), *(args.get("add") or ())]
-        tags = {str(tag) for tag in given if str(tag).removeprefix("#") not in removed}
-        name, text = str(args.get("name", target.name)), str(args.get("note", note) or "")
-        labels = checked_labels(name, sorted(tags), text)
-    except LabelError as error:
-        raise RefusedError(str(error)) from error
+    target = request.run()
+    before, labels = Labels(target.name, target.tags, target.note or ""), _wanted_labels(request, target)
     if labels.name not in (target.name, target.run_id):
         request.refuse_id_as_name(labels.name)
     tagged = " ".join(f"#{tag}" for tag in labels.tags)
     events = [
-        ("name", labels.name != target.name, f"renamed it from {target.name} to {labels.name}"),
-        ("tags", labels.tags != target.tags, f"tagged it {tagged}" if tagged else "untagged it"),
-        ("note", labels.note != note, f"noted: {text}" if text else "removed its note"),
+        ("name", labels.name != before.name, f"renamed it from {before.name} to {labels.name}"),
+        ("tags", labels.tags != before.tags, f"tagged it {tagged}" if tagged else "untagged it"),
+        ("note", labels.note != before.note, f"noted: {labels.note}" if labels.note else "removed its note"),
     ]
     store_labels(request.connection, target.run_id, labels)
     for key, is_changed, message in events:
         if is_changed:
             request.context.note("labelled", f"{request.actor} {message}", target.run_id, key=key)
+    folder = request.context.workspace.run_dir(target.run_id)
     try:
-        write_labels(request.context.workspace.run_dir(target.run_id), labels)
+        write_labels(folder, labels)
     except OSError as error:
         raise RefusedError(f"cannot write the labels of {target.run_id}: {error}") from error
+    request.undo.callback(_write_back_labels, folder, before)
     return {"id": target.run_id, "state": target.state, **labels._asdict(), "note": labels.note or None}
+
+
+def _wanted_labels(request: CommandRequest, target: Run) -> Labels:
+    """A run's labels after the command. Raises RefusedError."""
+    args = request.args
+    try:
+        removed = {checked_tag(str(tag)) for tag in args.get("remove") or ()}
+        given = [*args.get("tags", target.tags), *(args.get("add") or ())]
+        tags = {str(tag) for tag in given if str(tag).removeprefix("#") not in removed}
+        name, note = str(args.get("name", target.name)), str(args.get("note", target.note) or "")
+        return checked_labels(name, sorted(tags), note)
+    except LabelError as error:
+        raise RefusedError(str(error)) from error
+
+
+def _write_back_labels(folder: Path, labels: Labels) -> None:
+    with suppress(OSError):
+        write_labels(folder, labels)
 
 
 def orphans_ended(request: CommandRequest) -> Result:

@@ -23,6 +23,7 @@ from gputui.core.config import Workspace
 from gputui.recovery.checkpoints.choices import CheckpointChoice
 from gputui.recovery.checkpoints.search import CheckpointSearch
 from gputui.runs import repository
+from gputui.runs.labels import Labels, read_labels
 from gputui.runs.spec import CheckpointSpec, RunSpec
 from gputui.runs.submission import submit_run
 from gputui.store import commands, queue
@@ -259,3 +260,18 @@ def test_ids_and_names_are_one_space(supervisor: Supervisor) -> None:
     namesake = launch(supervisor, name="demo-1")
     dispatch.answer_all(supervisor)
     assert answered(supervisor, namesake).state == "refused"
+
+
+def test_labels_that_are_not_stored_do_not_stay_in_the_folder(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch(supervisor)
+    dispatch.answer_all(supervisor)
+
+    def withdrawn(*_args: object, **_values: object) -> None:
+        raise commands.WithdrawnError
+
+    monkeypatch.setattr(commands, "give_answer", withdrawn)
+    commands.submit(supervisor.context.connection, "label", "demo-1", {"name": "baseline"}, "me", now=NOW)
+    assert dispatch.answer_all(supervisor) == 0
+    assert read_labels(supervisor.context.workspace.run_dir("demo-1")) == Labels("demo")
