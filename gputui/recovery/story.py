@@ -14,7 +14,7 @@ from gputui.store.attempts import Attempt, ended_seconds
 from gputui.store.rows import json_mapping
 from gputui.store.run_history import DecisionView, IncidentView, TransitionView
 from gputui.store.run_states import RunState
-from gputui.store.runs import KILL, Run
+from gputui.store.runs import KILL, PHASE_OVER, Run
 
 _OUT_OF_MEMORY = ("cuda_oom", "shared_gpu_oom", "host_oom")
 """Kinds whose findings are quoted: they name sizes that the summary leaves out."""
@@ -49,9 +49,9 @@ def tell(
     for attempt in sorted(attempts, key=lambda row: row.number):
         incident = of_attempt.get(attempt.number)
         decision = None if incident is None else decided.get(incident.incident_id)
-        # The restart or resume by a person that led to this attempt.
+        # The restart or resume by a person, or the end of a phase, that led to this attempt.
         asked = [
-            f"{move.actor} asked for a {move.cause}."
+            _queued_again(move)
             for move in queued_by_person(transitions)
             if move.from_state is not None and since < move.at <= attempt.created_at
         ]
@@ -77,6 +77,13 @@ def tell(
         least = "at least " if together.unknown else ""
         paragraphs[-1].append(f"Its {together.incidents} incidents together cost {least}{words}.")
     return [clean(" ".join(" ".join(sentences).split())) for sentences in paragraphs]
+
+
+def _queued_again(move: TransitionView) -> str:
+    if move.cause == PHASE_OVER:
+        return "The next phase of its profile began."
+    who = "A person" if move.actor == AGENT else move.actor
+    return f"{who} asked for a {move.cause}."
 
 
 def _ran(run: Run, attempt: Attempt, now: float, went_on: Resumption | None) -> str:
@@ -139,6 +146,8 @@ def _ended(attempt: Attempt, transitions: Sequence[TransitionView]) -> str:
         remarks = record.get("remarks")
         but = f", but {'; '.join(map(str, remarks))}" if isinstance(remarks, list) else ""
         return f"It succeeded{but}."
+    if attempt.stop_requested == PHASE_OVER:
+        return "Its phase of the profile is over." if attempt.ended_at is None else "Its phase of the profile ended."
     ended = attempt.ended_at if attempt.ended_at is not None else float("inf")
     # A user's name is not capitalized, even at the beginning of a sentence.
     who = next(

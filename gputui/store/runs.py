@@ -25,6 +25,9 @@ LONGEST_NOTE = 500
 """Maximum length of a person's note on a run."""
 KILL = "kill"
 """The value of ``stop_requested`` for a stop without a grace period."""
+PHASE_OVER = "phase"
+"""The value of ``stop_requested`` for the end of a phase of the profile, and the cause for which
+the run is queued again."""
 QUEUED_WORDS = "in the queue"
 """What a queued run waited for at a past time, which is not recorded."""
 

@@ -60,6 +60,21 @@ def test_the_end_of_an_attempt_without_an_incident(values: dict[str, Any], sente
     assert sentence in tell(run("stopped"), [attempt(1, at=2.0, last=9, **values)], [], [], [], now=NOW)[1]
 
 
+def test_who_asked_for_a_restart_and_where_a_phase_ended() -> None:
+    attempts = [attempt(1, at=2.0, last=9, state="stopped", stop_requested="phase", ended_at=20.0)]
+    attempts += [attempt(2, at=31.0, last=9, state="stopped", stop_requested="restart", ended_at=50.0)]
+    attempts += [attempt(3, at=61.0, last=9), attempt(4, at=91.0, last=9)]
+    moves = [move(19.0, "running", "stopping", "agent", "phase 2 of 3 begins")]
+    moves += [move(30.0, "stopped", "queued", "agent", "phase"), move(60.0, "stopped", "queued", "ann", "restart")]
+    # Former versions stored the agent as the actor.
+    moves += [move(90.0, "stopped", "queued", "agent", "restart")]
+    told = tell(run("stopped"), attempts, [], [], moves, now=NOW)
+    assert told[1].endswith(" Its phase of the profile ended.")
+    assert told[2].startswith("The next phase of its profile began. Attempt 2")
+    assert told[3].startswith("ann asked for a restart. Attempt 3")
+    assert told[4].startswith("A person asked for a restart. Attempt 4")
+
+
 @table("state, values, sentence", [
     ("queued", {"waiting_for": "2 of 2 GPUs are in use"}, "It is waiting to start (2 of 2 GPUs are in use)."),
     ("queued", {}, "It is waiting to start."), ("recovering", {"not_before": 1020.0}, "It will start again in 20 s."),

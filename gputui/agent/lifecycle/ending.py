@@ -43,7 +43,7 @@ from gputui.store.metrics.step_times import StepTimes
 from gputui.store.rows import insert
 from gputui.store.run_history import read_decisions, read_incidents, read_transitions
 from gputui.store.run_states import RunState
-from gputui.store.runs import KILL, Run, get_run
+from gputui.store.runs import KILL, PHASE_OVER, Run, get_run
 
 log = logging.getLogger(__name__)
 
@@ -123,21 +123,27 @@ def _stopped(end: _End) -> None:
         spec = spec_of(run)
         if attempt.stop_requested == "restart":
             repository.set_gpu_count(connection, run.run_id, None)
-            _requeue(context, run.run_id, "restart", spec.params, None)
-        is_phase = attempt.stop_requested == run_files.PHASE_INTENT
-        following = run_files.next_phase(connection, spec, attempt) if is_phase else None
+            _queue_again(end, spec.params, None, cause="restart", actor=_who_stopped(connection, run.run_id))
+        is_phase_over = attempt.stop_requested == PHASE_OVER
+        following = run_files.next_phase(connection, spec, attempt) if is_phase_over else None
         if following is not None:
             params = {**run.params, **following.phase.params}
-            _requeue(context, run.run_id, run_files.PHASE_INTENT, params, following.checkpoint)
+            _queue_again(end, params, following.checkpoint, cause=PHASE_OVER, actor="agent")
 
 
-def _requeue(context: AgentContext, run_id: str, cause: str, params: Mapping[str, Scalar], path: str | None) -> None:
+def _who_stopped(connection: sqlite3.Connection, run_id: str) -> str:
+    """The actor of a run's last stop."""
+    moves = reversed(read_transitions(connection, run_id))
+    return next((move.actor for move in moves if move.to_state == RunState.STOPPING), "agent")
+
+
+def _queue_again(end: _End, params: Mapping[str, Scalar], resume_from: str | None, *, cause: str, actor: str) -> None:
     """Queue a run that was stopped for this, by the clock of this machine."""
-    connection, now = context.connection, context.now()
-    repository.set_next_attempt(connection, run_id, params=dict(params), resume_from=path, not_before=None)
+    connection, run_id, now = end.context.connection, end.run.run_id, end.context.now()
+    repository.replace_next_attempt(connection, run_id, params=params, resume_from=resume_from)
     stopped = get_run(connection, run_id)
     assert stopped is not None
-    repository.move(connection, stopped, RunState.QUEUED, cause=cause, now=now)
+    repository.move(connection, stopped, RunState.QUEUED, cause=cause, actor=actor, now=now)
 
 
 def _lost_by_stop(end: _End) -> str:

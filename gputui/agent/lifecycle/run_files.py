@@ -132,10 +132,6 @@ def redactor_of(workspace: Workspace, run_id: str) -> Redactor:
     return Redactor(secrets)
 
 
-PHASE_INTENT = "phase"
-"""The stop request of an attempt whose phase is over."""
-
-
 class NextPhase(NamedTuple):
     """The next phase (``number`` counts from 1) and the checkpoint to continue from."""
 

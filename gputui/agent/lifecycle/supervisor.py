@@ -41,7 +41,7 @@ from gputui.store.attempts import Attempt, get_attempt
 from gputui.store.database import is_locked
 from gputui.store.gpu_use import peak_bytes
 from gputui.store.run_states import RunState
-from gputui.store.runs import KILL, Run, active_run_count, get_run
+from gputui.store.runs import KILL, PHASE_OVER, Run, active_run_count, get_run
 
 log = logging.getLogger(__name__)
 
@@ -249,8 +249,7 @@ class Supervisor:
             if following is not None:
                 why = f"phase {following.number} of {len(spec.phases)} begins"
                 with repository.transaction(self.context.connection):
-                    intent = run_files.PHASE_INTENT
-                    self.note_stop(run, intent=intent, actor="agent", at_once=False, reason=why)
+                    self.note_stop(run, intent=PHASE_OVER, actor="agent", at_once=False, reason=why)
                 self.signal_stop(run.run_id, at_once=False)
 
     def next_due(self) -> float:

@@ -29,6 +29,7 @@ from gputui.runs.spec import CheckpointSpec
 from gputui.runs.submission import SPEC_FILE
 from gputui.store.attempts import Attempt
 from gputui.store.events import read_events
+from gputui.store.run_history import read_transitions
 from gputui.store.run_states import RunState
 from tests.agent.conftest import NOW, SPEC, add_run, attempt_of, run_of
 from tests.conftest import wait_until
@@ -114,3 +115,23 @@ def test_checkpoints_that_cannot_be_reached_do_not_keep_a_run_from_ending(
     assert connection.execute("SELECT kind FROM incidents").fetchone() is not None
     assert not over.is_set()
     over.set()
+
+
+def test_a_restart_of_an_active_run_is_by_the_person_who_asked_for_it(
+    workspace: Workspace, connection: sqlite3.Connection, made: Doctored
+) -> None:
+    run = add_run(connection, workspace=workspace)
+    with transaction(connection):
+        repository.insert_attempt(connection, run, number=1, gpus=(), launch=Launch(("x",), {}, "/", 1.0), now=NOW)
+        repository.move(connection, run, RunState.STARTING, cause="test", now=NOW)
+        repository.move(connection, run_of(connection), RunState.RUNNING, cause="test", now=NOW)
+        made.note_stop(run_of(connection), intent="restart", actor="ann", at_once=False)
+    made.attempts["a-1"] = LiveAttempt(attempt_of(connection), ExecutorProcess(None, Path()), RESOLVED)
+    folder = workspace.run_dir("a-1") / "attempts/1"
+    folder.mkdir(parents=True)
+    (folder / "started.json").write_text(json.dumps({"at": NOW}))
+    (folder / "exit.json").write_text(json.dumps({"code": 0, "signal": None, "ended_at": NOW, "stop_requested": True}))
+    wait_until(lambda: made.notice_ends() or not made.attempts, what="the end")
+    assert run_of(connection).state is RunState.QUEUED
+    last = read_transitions(connection, "a-1")[-1]
+    assert (last.cause, last.actor) == ("restart", "ann")
