@@ -27,7 +27,7 @@ from typing import Any
 
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle import checkpoint_survey
-from gputui.agent.lifecycle.waiting import readiness
+from gputui.agent.lifecycle.waiting import start_check
 from gputui.core.config import Workspace, locate
 from gputui.recovery.checkpoints import ledger
 from gputui.recovery.checkpoints.attempt_spans import WORKED_SECONDS
@@ -315,7 +315,7 @@ class History:
     def ready(self, run: ModelRun, path: str | None) -> bool:
         """The look before an attempt; whether its checkpoint is still there."""
         search = self.search(run)
-        seen, choice = readiness(search, path, self.now)
+        seen, choice = start_check(search, path, self.now)
         with transaction(self.connection) as connection:
             checkpoint_survey.write_ledger(connection, search, seen.rows if choice is None else choice.rows)
         self.saw(run)

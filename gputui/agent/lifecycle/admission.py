@@ -16,7 +16,7 @@ from gputui.agent.lifecycle.gpus import GpuHolds, foreign_bytes, gpu_availabilit
 from gputui.agent.lifecycle.preparation import Grant, LaunchError, UnusableSpecError, prepare_attempt
 from gputui.agent.lifecycle.run_files import living_attempt, policy_of
 from gputui.agent.lifecycle.scheduler import GpuAvailability, Start, Wait, gpus_wanted, schedule
-from gputui.agent.lifecycle.waiting import may_start
+from gputui.agent.lifecycle.waiting import check_before_start
 from gputui.core.units import bytes_text
 from gputui.recovery.actions import go_on_with_fewer
 from gputui.recovery.effects import SkippedAction, apply_changes
@@ -98,7 +98,7 @@ class Admission:
                 elif not self.parts.is_resting(run_id):
                     is_one_started = True
                     with self.parts.around(run_id):
-                        if self._knows_ends_of_files(outcome.run) and may_start(context, outcome.run):
+                        if self._knows_ends_of_files(outcome.run) and check_before_start(context, outcome.run):
                             self._start(outcome)
             elif run_id in missed_long:
                 with self.parts.around(run_id):

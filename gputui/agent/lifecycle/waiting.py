@@ -12,6 +12,7 @@ import shutil
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -42,8 +43,12 @@ DEADLINE_SECONDS = 900.0
 
 @dataclass(slots=True)
 class RecoveryWaits:
-    """The waits of all recovering runs. Only jobs read folders of checkpoints, whose file system
-    may hang. ``next_due`` is the monotonic time of the next check, infinite without such runs."""
+    """The waits of all recovering runs. ``next_due`` is the monotonic time of the next check,
+    infinite without such runs.
+
+    Only jobs read folders of checkpoints, whose file system may hang. A condition whose job is not
+    over counts as unmet, and a later poll, which asks for the same job again, gets the result.
+    """
 
     context: AgentContext
     parts: Parts
@@ -80,7 +85,7 @@ class RecoveryWaits:
         left = list(wanted.preconditions)
         while left:
             condition = msgspec.convert(left[0], Precondition)
-            why = self._unmet(run, condition)
+            why = self._wait_for(run, condition)
             if why is not None and now - wanted.since < condition.limit_seconds:
                 if run.waiting_for != f"waits {why}":
                     repository.set_waiting_for(connection, run_id, f"waits {why}")
@@ -97,19 +102,20 @@ class RecoveryWaits:
             repository.move(connection, run, RunState.QUEUED, cause="the wait is over", now=now)
         return True
 
-    def _unmet(self, run: Run, condition: Precondition) -> str | None:
-        """What a run waits for, as the end of a sentence; None if the condition is met."""
+    def _wait_for(self, run: Run, condition: Precondition) -> str | None:
+        """Check a condition, and prune if it asks for that. Return what the run waits for, as the
+        end of a sentence; None if the condition is met."""
         if condition.kind == "cool":
-            return self._hot(run, condition.margin_celsius)
+            return self._wait_for_cooling(run, condition.margin_celsius)
         folder = checkpoint_directory(spec_of(run), self.context.workspace.run_dir(run.run_id))
         if folder is None:
             return None
         if condition.kind == "prune":
-            return self._not_pruned(run, folder, condition.keep)
+            return self._wait_for_pruning(run, condition.keep)
         share = 0.05 if condition.kind == "room" else 1.0
-        return self._no_room(run, folder, condition.bytes_needed, share)
+        return self._wait_for_room(run, folder, condition.bytes_needed, share)
 
-    def _hot(self, run: Run, margin_celsius: float) -> str | None:
+    def _wait_for_cooling(self, run: Run, margin_celsius: float) -> str | None:
         recorder = self.context.recorder
         for uuid, lease in repository.leases(self.context.connection).items():
             facts, sample = recorder.facts.get(uuid), recorder.fast.get(uuid)
@@ -127,13 +133,13 @@ class RecoveryWaits:
                 return f"for GPU {facts.index} to cool to {below:.0f} °C (now {celsius:.0f} °C)"
         return None
 
-    def _no_room(self, run: Run, folder: Path, needed: int, or_share: float) -> str | None:
-        """Why the disk lacks room for ``needed`` bytes, or for that share of the disk if it is
-        less; None if it has."""
+    def _wait_for_room(self, run: Run, folder: Path, needed: int, or_share: float) -> str | None:
+        """Wait until the disk has room for ``needed`` bytes, or for that share of the disk if it is
+        less."""
         name, work = f"looking at {folder} for {run.run_id}", partial(disk_bytes, folder)
         job = self.context.jobs.ask(name, work, deadline_seconds=LOOK_SECONDS)
         if job is None:
-            # The last answer holds until the next.
+            # What `_end_wait` stored after the last poll holds until the disk answers.
             return (run.waiting_for or f"waits for {folder} to answer").removeprefix("waits ")
         try:
             free, total = job.result()
@@ -145,7 +151,8 @@ class RecoveryWaits:
         room = f"{units.bytes_text(needed)} on the disk of {folder}"
         return f"for {room} ({units.bytes_text(free)} free)"
 
-    def _not_pruned(self, run: Run, folder: Path, keep: int) -> str | None:
+    def _wait_for_pruning(self, run: Run, keep: int) -> str | None:
+        """Remove all checkpoints but the ``keep`` newest valid ones. A failure ends the wait."""
         context, search = self.context, search_now(self.context, run)
         if search is None:
             return None
@@ -170,33 +177,45 @@ def disk_bytes(folder: Path) -> tuple[int, int]:
     return usage.free, usage.total
 
 
-def may_start(context: AgentContext, run: Run) -> bool:
-    """Scan the checkpoint folder of a queued run in a job; True once that is stored. A checkpoint
-    that is not there any more is replaced by the next best one; without one, the run fails. Raises
-    sqlite3.Error."""
+class StartCheck(NamedTuple):
+    """A scan before an attempt. ``replacement`` is the choice of another checkpoint, None if the
+    chosen one is unchanged."""
+
+    scan: CheckpointScan
+    replacement: CheckpointChoice | None
+
+
+def check_before_start(context: AgentContext, run: Run) -> bool:
+    """Scan the checkpoint folder of a queued run in a job; True once that is stored. Until then the
+    scheduler tries to start the run again, and calls this again.
+
+    A checkpoint that is not there any more is replaced by the next best one, which a further scan
+    checks; without one, the run fails. Raises sqlite3.Error.
+    """
     path, search = run.resume_from, search_now(context, run)
     if search is None:
         return True
-    name, work = f"looking before {run.run_id} begins from {path}", partial(readiness, search, path, context.now())
+    name, work = f"looking before {run.run_id} begins from {path}", partial(start_check, search, path, context.now())
     job = context.jobs.ask(name, work, deadline_seconds=DEADLINE_SECONDS)
     if job is None:
         return False
     try:
-        seen, choice = job.result()
+        check = job.result()
     except OSError as error:
         what = search.folder if path is None else Path(path).name
         reason = f"waits until {what} can be read: {error.strerror or error}"
         repository.set_waiting_for(context.connection, run.run_id, reason)
         return False
-    if choice is not None:
-        _choose_again(context, run, seen.search, choice)
+    if check.replacement is not None:
+        _replace_checkpoint(context, run, check.scan.search, check.replacement)
         return False
     with repository.transaction(context.connection) as connection:
-        write_ledger(connection, seen.search, seen.rows)
+        write_ledger(connection, check.scan.search, check.scan.rows)
     return True
 
 
-def _choose_again(context: AgentContext, run: Run, search: CheckpointSearch, choice: CheckpointChoice) -> None:
+def _replace_checkpoint(context: AgentContext, run: Run, search: CheckpointSearch, choice: CheckpointChoice) -> None:
+    """Resume from the best checkpoint of a choice, or fail the run if there is none."""
     changed = f"{Path(run.resume_from or '').name} was removed or overwritten after it was chosen"
     best = choice.usable[0].path if choice.usable else None
     with repository.transaction(context.connection) as connection:
@@ -212,17 +231,15 @@ def _choose_again(context: AgentContext, run: Run, search: CheckpointSearch, cho
         give_up(context, run, f"{changed}, and there is no other; {hint}")
 
 
-def readiness(
-    search: CheckpointSearch, resume_from: str | None, now: float
-) -> tuple[CheckpointScan, CheckpointChoice | None]:
-    """Scan the folder before an attempt at ``now`` (UTC unix seconds); the choice of another
-    checkpoint if the chosen one is not there any more. Raises what `scan` raises, and OSError if
+def start_check(search: CheckpointSearch, resume_from: str | None, now: float) -> StartCheck:
+    """Scan the folder before an attempt at ``now`` (UTC unix seconds), and choose another
+    checkpoint if ``resume_from`` is not there any more. Raises what `scan` raises, and OSError if
     the chosen checkpoint is gone and some cannot be read now."""
     seen = scan(search, now)
     chosen = next((row for row in newest_first(search.rows) if row.path == resume_from), None)
     if chosen is None or is_unchanged(chosen):
-        return seen, None
+        return StartCheck(seen, None)
     choice = choose(seen.rows, search.attempts, 1, folder=search.folder)
     if choice.unreadable is not None and not choice.is_lost:
         raise OSError(f"{choice.unreadable}; gputui stop ends the wait")
-    return seen, choice
+    return StartCheck(seen, choice)

@@ -24,7 +24,7 @@ from gputui.agent.lifecycle.checkpoint_survey import TWO_HOMES, scan, search_now
 from gputui.agent.lifecycle.execution import examine
 from gputui.agent.lifecycle.live_attempt import PostmortemTask
 from gputui.agent.lifecycle.run_files import ResolvedRun
-from gputui.agent.lifecycle.waiting import may_start
+from gputui.agent.lifecycle.waiting import check_before_start
 from gputui.core.config import Workspace, locate
 from gputui.core.redaction import Redactor
 from gputui.recovery.checkpoints import ledger, resumable
@@ -450,9 +450,9 @@ def chosen(bench: Bench, name: str) -> None:
 
 def decided(bench: Bench) -> bool:
     """Whether it may start, once its folder was looked into."""
-    assert not may_start(bench.context, bench.run())
+    assert not check_before_start(bench.context, bench.run())
     wait_until(lambda: not bench.context.jobs.is_busy, what="the look")
-    return may_start(bench.context, bench.run())
+    return check_before_start(bench.context, bench.run())
 
 
 @pytest.mark.parametrize("remains", [True, False])
