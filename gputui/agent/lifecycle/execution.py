@@ -7,7 +7,7 @@ A run counts as running once its metrics have a step, or its command has lived f
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -157,17 +157,18 @@ def _note_running(context: AgentContext, run_id: str, attempt: int, cause: str) 
 
 def sweep(attempt: LiveAttempt, phase: Sweeping, context: AgentContext, *, read_until: float) -> Sweeping | Postmortem:
     """Kill leftover processes, read metrics until ``read_until`` (monotonic), and await another
-    sample of the GPUs. Return Postmortem when all is done. Raises SpecError if the run's
-    specification cannot be read, and sqlite3.Error."""
+    sample of the GPUs. Return Postmortem when all is done; until then, each turn calls this again.
+    Raises SpecError if the run's specification cannot be read, and sqlite3.Error."""
     record = attempt.record
 
-    def is_read() -> bool:
+    def finish_reading() -> bool:
+        """Read within the budget; return whether nothing is left."""
         report = read_rest(context, record.run_id, max(0.0, read_until - context.monotonic()))
         phase.is_reading_rest = report.more
         return not report.more and not report.awaits
 
     # Finish reading first: scanning for processes is expensive.
-    if phase.is_reading_rest and not is_read():
+    if phase.is_reading_rest and not finish_reading():
         return phase
     folder = attempt_dir(context.workspace, record.run_id, record.number)
     exit_record: dict[str, Any] | None = read_record(folder / "exit.json")
@@ -181,25 +182,26 @@ def sweep(attempt: LiveAttempt, phase: Sweeping, context: AgentContext, *, read_
     is_left = any(process.pid not in given_up for process in identities)
     if is_left and not phase.end_leftovers(identities, context.monotonic()):
         return phase
-    if record.gpus and not _gpus_were_read(phase, context):
+    if phase.ended_at is None:
+        phase.ended_at, phase.ended_clock = context.now(), context.monotonic()
+    if record.gpus and not _gpus_were_sampled(phase.ended_at, phase.ended_clock, context):
         return phase
-    # From here on, no process can write more.
-    if not is_read():
+    # No process can write more now.
+    if not finish_reading():
         return phase
     pids = [process.pid for process in identities]
     task = postmortem_task(context, attempt.resolved, record, exit_record, pids)
     return begin_postmortem(phase, task, context)
 
 
-def _gpus_were_read(phase: Sweeping, context: AgentContext) -> bool:
-    """Whether the GPUs were sampled after the last process, or READING_SECONDS have passed because
-    the driver hangs. A GPU that was lost together with the attempt is its cause, and the scheduler
-    must see the memory that is free again."""
-    if phase.ended_at is None:
-        phase.ended_at, phase.ended_clock = context.now(), context.monotonic()
+def _gpus_were_sampled(ended_at: float, ended_clock: float, context: AgentContext) -> bool:
+    """Whether the GPUs were sampled after the last process ended (UTC unix seconds, and
+    monotonic), or READING_SECONDS have passed because the driver hangs. A GPU that was lost
+    together with the attempt is its cause, and the scheduler must see the memory that is free
+    again."""
     # A sample from the future was taken before the clock was set back.
-    was_read = phase.ended_at < context.recorder.fast_at <= context.now()
-    return was_read or context.monotonic() - phase.ended_clock >= READING_SECONDS
+    were_sampled = ended_at < context.recorder.fast_at <= context.now()
+    return were_sampled or context.monotonic() - ended_clock >= READING_SECONDS
 
 
 def read_rest(context: AgentContext, run_id: str, budget_seconds: float) -> IngestReport:
@@ -237,12 +239,8 @@ def postmortem_task(
     rows = watched.observations(connection, run.run_id, attempt.number)
     observed = [ObservedCause(row.kind, row.at, row.text, row.rank, row.step) for row in rows if row.ends]
     nproc = resolved.spec.ranks_on(len(fresh.gpus))
-    for cause in hardware_evidence(connection, fresh, nproc, ended_at=now):
-        # On a shared GPU, an illegal access may be another program's.
-        if not stays or cause.kind != "illegal_access":
-            # After a stop by gputui, a lost GPU is its reason.
-            is_reason = cause.kind == "gpu_lost" and bool(record.get("stop_requested"))
-            observed.append(replace(cause, ended_run=True) if is_reason else cause)
+    hardware = hardware_evidence(connection, fresh, nproc, ended_at=now)
+    observed += _of_this_attempt(hardware, is_shared=bool(stays), was_stopped=bool(record.get("stop_requested")))
     return PostmortemTask(
         resolved=resolved,
         folder=folder,
@@ -258,20 +256,31 @@ def postmortem_task(
     )
 
 
+def _of_this_attempt(
+    hardware: Sequence[ObservedCause], *, is_shared: bool, was_stopped: bool
+) -> Iterator[ObservedCause]:
+    """The hardware's causes without those that may be of another program on a shared GPU."""
+    for cause in hardware:
+        if is_shared and cause.kind == "illegal_access":
+            continue
+        # After a stop by gputui, a lost GPU is its reason.
+        yield replace(cause, ended_run=True) if was_stopped and cause.kind == "gpu_lost" else cause
+
+
 def begin_postmortem(swept: Sweeping, task: PostmortemTask, context: AgentContext) -> Postmortem:
     """Start the job that examines the attempt."""
     name, work = f"reading what {task.attempt.run_id} left", partial(examine, task)
     return Postmortem(swept, task, context.jobs.start(name, work, deadline_seconds=EXAMINE_SECONDS))
 
 
-def postmortem_result(attempt: LiveAttempt, phase: Postmortem, context: AgentContext) -> PostmortemResult | None:
-    """What the job found, or None while it runs. If it does not end in time, or the run is stopped
-    meanwhile, it is done again without the checkpoints.
+def finish_postmortem(attempt: LiveAttempt, phase: Postmortem, context: AgentContext) -> PostmortemResult | None:
+    """Return what the job found; None while it runs. If it does not end in time, or the run is
+    stopped meanwhile, start it again without the checkpoints.
 
     Raises sqlite3.Error. Raises the job's error, or JobTimeoutError if it does not end even without
     the checkpoints: the attempt is then swept again.
     """
-    task, why = phase.task, None
+    task, why_again = phase.task, None
     run = get_run(context.connection, task.attempt.run_id)
     assert run is not None
     if phase.job.is_over:
@@ -281,14 +290,14 @@ def postmortem_result(attempt: LiveAttempt, phase: Postmortem, context: AgentCon
             attempt.phase = phase.swept
             if not isinstance(error, JobTimeoutError) or task.unanswered is not None:
                 raise
-            why = f"no answer within {EXAMINE_SECONDS / 60:.0f} min"
+            why_again = f"no answer within {EXAMINE_SECONDS / 60:.0f} min"
     elif run.state is RunState.STOPPING and task.attempt.stop_requested is None and task.unanswered is None:
-        why = "the run was stopped meanwhile"
+        why_again = "the run was stopped meanwhile"
     elif run.waiting_for is None:
         text = "reading the logs and checkpoints of the attempt that ended"
         repository.set_waiting_for(context.connection, run.run_id, text)
-    if why is not None:
-        attempt.phase = begin_postmortem(phase.swept, replace(task, unanswered=why), context)
+    if why_again is not None:
+        attempt.phase = begin_postmortem(phase.swept, replace(task, unanswered=why_again), context)
     return None
 
 
@@ -319,7 +328,7 @@ def examine(task: PostmortemTask) -> PostmortemResult:
         return PostmortemResult(evidence, incident, None)
     is_stop = task.attempt.stop_requested is not None
     failed = outcome(evidence, stop_intended=is_stop) == "failed"
-    choice = _checkpoints(search, task, incident if failed else None)
+    choice = _choose_after(search, task, incident if failed else None)
     missed = None
     if not choice.rows and choice.is_seen:
         try:
@@ -329,7 +338,7 @@ def examine(task: PostmortemTask) -> PostmortemResult:
     return PostmortemResult(evidence, incident, choice, missed)
 
 
-def _checkpoints(search: CheckpointSearch, task: PostmortemTask, incident: Incident | None) -> CheckpointChoice:
+def _choose_after(search: CheckpointSearch, task: PostmortemTask, incident: Incident | None) -> CheckpointChoice:
     """The ledger after the attempt; after a failure, also the candidates to resume from."""
     kind, step = (None, None) if incident is None else (incident.kind, incident.step)
     number, rows, unreadable = task.attempt.number, search.rows, None

@@ -23,7 +23,7 @@ from gputui.agent.lifecycle import execution, run_files
 from gputui.agent.lifecycle.admission import Admission
 from gputui.agent.lifecycle.checkpoint_survey import CheckpointSurveys
 from gputui.agent.lifecycle.ending import end_attempt, machine_context
-from gputui.agent.lifecycle.execution import postmortem_result
+from gputui.agent.lifecycle.execution import finish_postmortem
 from gputui.agent.lifecycle.gpus import GpuHolds
 from gputui.agent.lifecycle.live_attempt import LiveAttempt, Postmortem, Serving, Sweeping
 from gputui.agent.lifecycle.run_files import attempt_dir, resolved_run
@@ -200,7 +200,7 @@ class Supervisor:
         if isinstance(attempt.phase, Sweeping):
             attempt.phase = execution.sweep(attempt, attempt.phase, context, read_until=read_until)
         elif isinstance(attempt.phase, Postmortem):
-            task, findings = attempt.phase.task, postmortem_result(attempt, attempt.phase, context)
+            task, findings = attempt.phase.task, finish_postmortem(attempt, attempt.phase, context)
             if findings is None:
                 return
             gpus = self.admission.availability() or ()

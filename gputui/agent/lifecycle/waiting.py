@@ -152,7 +152,8 @@ class RecoveryWaits:
         return f"for {room} ({units.bytes_text(free)} free)"
 
     def _wait_for_pruning(self, run: Run, keep: int) -> str | None:
-        """Remove all checkpoints but the ``keep`` newest valid ones. A failure ends the wait."""
+        """Remove the checkpoints older than the ``keep`` newest valid ones. A failure ends the
+        wait."""
         context, search = self.context, search_now(self.context, run)
         if search is None:
             return None
