@@ -13,6 +13,7 @@ import selectors
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from msgspec.structs import replace
 
@@ -113,13 +114,8 @@ class Supervisor:
         process = ProcessIdentity(*record.executor) if record.executor else None
         process = process or find(kind, run_dir, record.number)
         executor = ExecutorProcess(process, folder, kind)
-        has_ended = (folder / "exit.json").exists()
-        is_lost = kind.is_replaceable and not executor.is_alive and not has_ended
-        if process is None and not has_ended and not (folder / "started.json").exists():
-            # An executor that was killed too may have had no disk space for its record.
-            is_lost |= not kind.processes(self.context.scanner.scan(), run_dir, record)
-        if is_lost:
-            # The former agent died before it started the executor, which refuses to run twice.
+        if self._lacks_executor(record, executor, folder):
+            # An executor refuses to run twice.
             self._spawn(record, kind)
         else:
             self._watch(LiveAttempt(record, executor, resolved_run(self.context.workspace, run)))
@@ -128,6 +124,19 @@ class Supervisor:
         if record.stop_requested is not None:
             # The signal may not have been sent; an executor ignores the second.
             self.attempts[run_id].executor.ask_to_end(at_once=record.stop_requested == KILL)
+
+    def _lacks_executor(self, record: Attempt, executor: ExecutorProcess, folder: Path) -> bool:
+        """Whether an attempt needs an executor to be started: its own is gone and replaceable, or
+        the former agent died before it started one."""
+        if (folder / "exit.json").exists():
+            return False
+        if executor.kind.is_replaceable and not executor.is_alive:
+            return True
+        if executor.identity is not None or (folder / "started.json").exists():
+            return False
+        # An executor that was killed too may have had no disk space for its record.
+        run_dir = self.context.workspace.run_dir(record.run_id)
+        return not executor.kind.processes(self.context.scanner.scan(), run_dir, record)
 
     def _spawn(self, record: Attempt, kind: Executor, locks: Sequence[int] = ()) -> None:
         # If this fails, the attempt is adopted like that of an agent that died here.
@@ -200,7 +209,8 @@ class Supervisor:
         if isinstance(attempt.phase, Sweeping):
             attempt.phase = execution.sweep(attempt, attempt.phase, context, read_until=read_until)
         elif isinstance(attempt.phase, Postmortem):
-            task, findings = attempt.phase.task, finish_postmortem(attempt, attempt.phase, context)
+            task = attempt.phase.task
+            findings = finish_postmortem(attempt, attempt.phase, context)
             if findings is None:
                 return
             gpus = self.admission.availability() or ()
