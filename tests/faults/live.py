@@ -273,7 +273,9 @@ LIVE: dict[str, Live] = {
                 *("import_error", "config_error", "resource_limit", "disk_full"),
             )
         ),
-        _live("port_in_use", "real", met("port_in_use")),
+        # The launcher of these scripts takes no port, so that another one cannot be given to them.
+        _live("port_in_use", "real", met("port_in_use"), ("wait",)),
+        _live("rendezvous", "recorded text", played("rendezvous"), ("restart",)),
         _live("rank_left_early", "real", of_ranks("leave", 40, 0.0, 5)),
         _live("memory_leak", "real", leak),
         _live("hang", "real", stop_rank),
@@ -294,7 +296,7 @@ LIVE: dict[str, Live] = {
             ("exclude_gpu",),
         ),
         *_texts(
-            *("cuda_oom", "shm_full", "nccl_error", "peer_lost", "rendezvous", "incompatible_checkpoint", "bad_sample"),
+            *("cuda_oom", "shm_full", "nccl_error", "peer_lost", "incompatible_checkpoint", "bad_sample"),
             *("driver_mismatch", "cuda_init", "dataloader_killed", "dataloader_stall", "read_only_fs"),
             nccl_timeout=-6,
         ),

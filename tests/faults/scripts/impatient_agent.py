@@ -7,12 +7,12 @@ import sys
 
 from gputui.agent.__main__ import main
 from gputui.agent.health import monitor
-from gputui.recovery.watch import numbers
+from gputui.recovery.watch import leaks
 
 LEFT_BYTES = 24 << 20
 
-numbers.LEAK_SECONDS, numbers.NEAR_SECONDS = 1.5, 0.0
-numbers.LEAK_BYTES = 32 << 20
+leaks.LEAK_SECONDS, leaks.NEAR_SECONDS = 1.5, 0.0
+leaks.LEAK_BYTES = 32 << 20
 monitor.LOOK_SECONDS = monitor.MEMORY_SECONDS = 0.05
 monitor.available_bytes = lambda: LEFT_BYTES  # type: ignore[attr-defined]
 sys.exit(main())
