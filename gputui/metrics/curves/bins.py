@@ -174,13 +174,13 @@ def smooth_bins(bins: Iterable[Bin], weight: float) -> list[Bin]:
     without a finite value are skipped. ``weight`` is that of the past, from 0 to below 1. The sum
     is divided by the sum of all weights, 1 − wⁿ for n values (the bias correction of Adam, Kingma
     and Ba 2015, section 3)."""
-    total = total_weight = 0.0
+    total, missing_weight = 0.0, 1.0
     smoothed = []
     for each in bins:
         if each.first is None or each.last is None:
             continue
         total = weight * total + (1 - weight) * (each.first / 2 + each.last / 2)
-        total_weight = weight * total_weight + (1 - weight)
-        value, middle = total / total_weight, each.first_x / 2 + each.last_x / 2
+        missing_weight *= weight
+        value, middle = total / (1 - missing_weight), each.first_x / 2 + each.last_x / 2
         smoothed.append(Bin(middle, middle, value, value, value, value, each.points, gap_before=each.gap_before))
     return smoothed
