@@ -6,7 +6,7 @@ from trainer.data.contract import Fields, Indices
 
 
 class NoSplit:
-    """Samples that nobody reads."""
+    """A split without samples."""
 
     blocks = None
 
@@ -14,4 +14,4 @@ class NoSplit:
         return 0
 
     def read(self, indices: Indices) -> Fields:
-        raise NotImplementedError
+        return {}

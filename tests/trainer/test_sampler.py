@@ -35,7 +35,7 @@ class Numbers:
         return self._size
 
     def read(self, indices: Indices) -> Fields:
-        raise NotImplementedError
+        return {}
 
 
 @given(order=orders, epoch=st.integers(0, 1000))

@@ -6,10 +6,13 @@ import sqlite3
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.supervisor import Supervisor
+from gputui.runs.spec import RunSpec, SpecError
+from gputui.runs.submission import read_ticket
 from gputui.store.commands import PendingCommand
 from gputui.store.runs import Run, get_run
 
@@ -63,6 +66,14 @@ class CommandRequest:
         if found is None:
             raise RefusedError(f"no run {self.command.run_id!r}; gputui ps lists them")
         return found
+
+    def ticket(self) -> tuple[Path, RunSpec]:
+        """The file with the private specification that the command names, and its content. Raises
+        RefusedError if it cannot be read."""
+        try:
+            return read_ticket(self.context.workspace, str(self.args.get("ticket") or ""))
+        except SpecError as error:
+            raise RefusedError(str(error)) from error
 
     def refuse_id_as_name(self, name: str) -> None:
         """Raise RefusedError if a run has the id ``name``: ids and names are one space, so that a

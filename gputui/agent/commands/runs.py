@@ -25,8 +25,8 @@ from gputui.runs import repository
 from gputui.runs.command import checkpoint_directory
 from gputui.runs.labels import LabelError, Labels, checked_labels, checked_tag, store_labels, write_labels
 from gputui.runs.redaction import redact_spec
-from gputui.runs.spec import Scalar, SpecError, spec_of
-from gputui.runs.submission import SPEC_FILE, read_ticket
+from gputui.runs.spec import Scalar, spec_of
+from gputui.runs.submission import SPEC_FILE
 from gputui.store import commands
 from gputui.store.events import EventKind, Severity
 from gputui.store.run_states import RunState
@@ -41,10 +41,7 @@ COMMAND_CHARACTERS = 200
 def launch(request: CommandRequest) -> Result:
     """Queue a new run."""
     context, connection = request.context, request.connection
-    try:
-        ticket, spec = read_ticket(context.workspace, str(request.args.get("ticket") or ""))
-    except SpecError as error:
-        raise RefusedError(str(error)) from error
+    ticket, spec = request.ticket()
     name = repository.fitting_name(str(request.args.get("name") or spec.name))
     request.refuse_id_as_name(name)
     try:

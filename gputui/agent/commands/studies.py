@@ -14,8 +14,6 @@ from gputui.agent.commands.request import CommandRequest, RefusedError, Result
 from gputui.agent.commands.runs import end_run
 from gputui.core.config import PRIVATE_DIR_MODE
 from gputui.runs import repository
-from gputui.runs.spec import SpecError
-from gputui.runs.submission import read_ticket
 from gputui.store.runs import get_run
 from gputui.store.studies import StudyRecord, StudyState, TrialRecord, TrialState, Wish, get_study, read_trials
 from gputui.studies import rows
@@ -26,10 +24,7 @@ from gputui.studies.spec import StudySpec, study_spec
 def begin(request: CommandRequest) -> Result:
     """Begin a study. Like a run's, its private specification is a ticket."""
     context, connection = request.context, request.connection
-    try:
-        ticket, _ = read_ticket(context.workspace, str(request.args.get("ticket") or ""))
-    except SpecError as error:
-        raise RefusedError(str(error)) from error
+    ticket, _ = request.ticket()
     spec = msgspec.convert(request.args["spec"], StudySpec)
     home, name = context.workspace.studies, repository.fitting_name(spec.name)
     try:
