@@ -66,7 +66,8 @@ def may_overlap(pattern: str, other: str) -> bool:
 def find(pattern: str) -> Iterator[Path]:
     """The existing files and folders that match an absolute ``pattern``, hidden ones only where it
     names them. A ``**`` follows no links to folders, which may form a circle."""
-    parts = Path(pattern).parts[1:]
+    # Within a name, ** is a *.
+    parts = [part if part == "**" else re.sub(r"\*+", "*", part) for part in Path(pattern).parts[1:]]
     hidden = [part for part in parts if part.startswith(".")]
     below = "/".join(parts) + ("/*" if parts[-1] == "**" else "")
     for path in Path("/").glob(below):
@@ -88,15 +89,21 @@ class Matches:
         was written last first."""
         if at_once or time.monotonic() >= self._search_at:
             began = time.thread_time()
-            self._found = []
-            for path in find(self._pattern):
-                with contextlib.suppress(OSError):
-                    status = path.stat()
-                    if stat.S_ISREG(status.st_mode):
-                        self._found.append((str(path), status))
-            self._found.sort(key=lambda found: (found[1].st_mtime_ns, found[0]), reverse=True)
+            # What was found before stands if a folder goes, or cannot be read, amid the search.
+            with contextlib.suppress(OSError):
+                self._found = self._search()
             self._search_at = time.monotonic() + (time.thread_time() - began) / SEARCH_SHARE
         return self._found
+
+    def _search(self) -> list[tuple[str, os.stat_result]]:
+        """Raises OSError."""
+        found = []
+        for path in find(self._pattern):
+            with contextlib.suppress(FileNotFoundError):
+                status = path.stat()
+                if stat.S_ISREG(status.st_mode):
+                    found.append((str(path), status))
+        return sorted(found, key=lambda each: (each[1].st_mtime_ns, each[0]), reverse=True)
 
 
 # --- descriptors ----------------------------------------------------------------------------------

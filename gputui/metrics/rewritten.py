@@ -8,6 +8,7 @@ alone, or with some lines changed. Each version is a generation of the source, r
     {"step": 1, "loss": 0.5}      {"step": 1, "loss": 0.5}                 nothing
     {"step": 2, "loss": 0.4}      {"step": 2, "loss": 0.4, "val": 0.6}     {"step": 2, "val": 0.6}
     {"step": 3, "loss": 0.3}      {"step": 3, "loss": 0.2}                 the whole line
+    {"step": 4, "a": 1, "b": 2}   {"step": 4, "a": 1, "b": 3}              {"step": 4, "b": 3}
 """
 
 from __future__ import annotations
@@ -42,16 +43,21 @@ class _LineKey(NamedTuple):
         return cls(rank, step, epoch if isinstance(epoch, int | float | str) else None, None)
 
 
+class _StoredLine(NamedTuple):
+    position: FilePosition
+    attempt: int
+
+
 class EarlierLines:
     """The stored lines of the earlier versions of a source's file, loaded once for each version and
-    attempt. ``unmatched`` are the positions, by key, of those that no line of the newest version has
-    matched yet. Steps after ``resumed_step`` are new in any case; None to compare all. ``connect`` opens
+    attempt. ``unmatched`` are those, by key, that no line of the newest version has matched
+    yet. Steps after ``resumed_step`` are new in any case; None to compare all. ``connect`` opens
     the store for the thread that reads."""
 
     def __init__(self, source_id: int, connect: Callable[[], AbstractContextManager[sqlite3.Connection]]) -> None:
         self.source_id = source_id
         self._connect = connect
-        self.unmatched: dict[_LineKey, list[FilePosition]] = {}
+        self.unmatched: dict[_LineKey, list[_StoredLine]] = {}
         self.resumed_step: int | None = None
         # The first generation, the generation and the attempt that these two were loaded for.
         self._loaded: tuple[int, int, int] | None = None
@@ -65,7 +71,7 @@ class EarlierLines:
             if self._loaded != wanted:
                 self._load(connection, *wanted)
                 self._loaded = wanted
-            yield VersionComparison(connection, self)
+            yield VersionComparison(connection, self, attempt)
 
     def forget(self) -> None:
         """Load the lines again for the next comparison."""
@@ -97,7 +103,7 @@ class EarlierLines:
         has_own = False
         for line_generation, offset, number, rank, step, data in rows:
             key = _LineKey.of(rank, step, data, orjson.loads(data))
-            self.unmatched.setdefault(key, []).append((line_generation, offset))
+            self.unmatched.setdefault(key, []).append(_StoredLine((line_generation, offset), number))
             has_own = has_own or number == attempt
         # Nothing is stored of this attempt: all after its checkpoint is new, also if it is as before.
         self.resumed_step = None if has_own else self._checkpoint_of(connection, attempt)[1]
@@ -108,6 +114,7 @@ class VersionComparison(NamedTuple):
 
     connection: sqlite3.Connection
     earlier: EarlierLines
+    attempt: int
 
     def take_new_part(
         self, rank: int | None, step: int | None, data: str, values: Mapping[str, Any]
@@ -116,6 +123,8 @@ class VersionComparison(NamedTuple):
 
         - A stored line matches if its `_LineKey` is the same and all metrics that both have are
           equal. The line is stored without these metrics, but with its step, time and rank.
+        - Of the same attempt, a stored line with other values matches too: the line is a changed
+          one, and only what changed is stored.
         - A line with an event, or without a step, matches only as a whole.
         - A stored line matches once: a line that the file has twice is stored twice.
 
@@ -135,29 +144,33 @@ class VersionComparison(NamedTuple):
         new = {name: value for name, value in values.items() if name not in known}
         return orjson.dumps(new).decode(), new
 
-    def _take_equal(self, unmatched: list[FilePosition], values: Mapping[str, Any]) -> bool:
+    def _take_equal(self, unmatched: list[_StoredLine], values: Mapping[str, Any]) -> bool:
         """Match one equal line; False if there is none."""
-        for position in unmatched:
-            if self._stored_values(position) == values:
-                unmatched.remove(position)
+        for line in unmatched:
+            if self._stored_values(line) == values:
+                unmatched.remove(line)
                 return True
         return False
 
-    def _take_known_names(self, unmatched: list[FilePosition], values: Mapping[str, Any]) -> set[str]:
-        """Match every line whose metrics agree; the names of these metrics."""
+    def _take_known_names(self, unmatched: list[_StoredLine], values: Mapping[str, Any]) -> set[str]:
+        """Match every line whose metrics agree, and then lines of the same attempt of which some
+        do; the names of the metrics that agree."""
         known: set[str] = set()
-        for position in list(unmatched):
-            stored = self._stored_values(position)
-            shared = (values.keys() & stored.keys()) - NOT_METRICS - known
-            if shared and all(stored[name] == values[name] for name in shared):
-                unmatched.remove(position)
-                known |= shared
+        for is_changed in (False, True):
+            for line in list(unmatched):
+                stored = self._stored_values(line)
+                shared = (values.keys() & stored.keys()) - NOT_METRICS - known
+                equal = {name for name in shared if stored[name] == values[name]}
+                if equal and (equal == shared or (is_changed and line.attempt == self.attempt)):
+                    unmatched.remove(line)
+                    known |= equal
         return known
 
-    def _stored_values(self, position: FilePosition) -> dict[str, Any]:
-        (data,) = self.connection.execute(
+    def _stored_values(self, line: _StoredLine) -> dict[str, Any]:
+        """The values of a stored line; none if its run was removed meanwhile."""
+        row = self.connection.execute(
             "SELECT data FROM metrics WHERE source_id = ? AND generation = ? AND byte_offset = ?",
-            (self.earlier.source_id, *position),
+            (self.earlier.source_id, *line.position),
         ).fetchone()
-        values: dict[str, Any] = orjson.loads(data)
+        values: dict[str, Any] = {} if row is None else orjson.loads(row[0])
         return values

@@ -125,8 +125,9 @@ def _number(form: str, values: Sequence[Any]) -> float | None:
 _HEADER = struct.Struct("<QI")
 _FOOTER_BYTES = 4
 
-# The DataType of 32-bit floats (tensorflow/core/framework/types.proto), which tf.summary.scalar writes.
-_FLOAT = 1
+# DataTypes of scalars (tensorflow/core/framework/types.proto), and how a tensor packs their values.
+_INT32, _INT64 = 3, 9
+_PACKED = {1: "<f", 2: "<d", _INT32: "<i", _INT64: "<q"}
 
 
 def event_frames(data: bytes, _offset: int) -> Frames:
@@ -161,10 +162,18 @@ def event_scalars(record: bytes) -> dict[str, Any] | None:
 
 
 def _tensor_scalar(tensor: Mapping[int, list[Any]]) -> float | None:
-    """The float of a tensor without dimensions; None for any other tensor."""
-    if any(_fields(shape).get(2) for shape in _messages(tensor, 2)) or tensor.get(1) != [_FLOAT]:
+    """The number of a tensor without dimensions; None for any other tensor."""
+    data_type = tensor.get(1, [0])[-1]
+    if any(_fields(shape).get(2) for shape in _messages(tensor, 2)) or data_type not in _PACKED:
         return None
-    return _number("<f", [*tensor.get(4, ()), *tensor.get(5, ())])
+    integers = [*tensor.get(7, ()), *tensor.get(10, ())]
+    if integers and data_type in (_INT32, _INT64):
+        integer = integers[-1] if isinstance(integers[-1], int) else _varint(integers[-1], 0)[0]
+        # A negative number is the varint of its 64 bits in two's complement.
+        return float(integer - (1 << 64) if integer >= 1 << 63 else integer)
+    packed = [value for field in (4, 5, 6) for value in tensor.get(field, ())]
+    number = _number(_PACKED[data_type], packed)
+    return None if number is None else float(number)
 
 
 # --- W&B ------------------------------------------------------------------------------------------

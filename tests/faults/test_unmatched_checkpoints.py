@@ -30,6 +30,16 @@ def test_what_looks_like_a_checkpoint(tmp_path: Path) -> None:
         assert unmatched(CheckpointSearch(tmp_path / "db", "a-1", folder, "none_*", (), (later,))).pattern is None
 
 
+def test_a_checkpoint_is_found_beside_links_to_nowhere_and_large_hidden_folders(tmp_path: Path) -> None:
+    (tmp_path / "last.pt").symlink_to("gone.pt")
+    (tmp_path / ".git").mkdir()
+    for number in range(2100):
+        (tmp_path / ".git" / f"{number}.pt").touch()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "epoch_1.pt").write_text("x")
+    assert unmatched(CheckpointSearch(tmp_path / "db", "a-1", tmp_path, "none_*", (), ())).pattern == "**/epoch_*.pt"
+
+
 def misnamed(machine: Machine, folder: str, pattern: str) -> str:
     path = Path(machine.profile())
     text = path.read_text().replace("{run_dir}/checkpoints", folder).replace('"step_*.pt"', f'"{pattern}"')

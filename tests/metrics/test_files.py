@@ -360,7 +360,7 @@ def test_it_finds_what_glob_finds(tree: Path) -> None:
     for pattern in [
         "*.csv", "logs/version_*/metrics.csv", "logs/version_?/metrics.csv", "**/metrics.csv",
         "**/*", "**/still/*.csv", "a[[]1]/*.csv", "logs/.*/metrics.csv", "none/*", "metrics.csv",
-        "**/er/**/metrics.csv",
+        "**/er/**/metrics.csv", "log**/**_10/metrics.csv",
     ]:  # fmt: skip
         text = f"{glob.escape(str(tree))}/{pattern}"
         expected = {path.rstrip("/") for path in glob.glob(text, recursive=True)}  # noqa: PTH207 - compared with it

@@ -103,6 +103,11 @@ def csv_bench(tmp_path: Path) -> Bench:
             ["step,loss\n1,0.5\n2,0.25\n", "iter,accuracy,loss\n1,0.75,0.125\n"],
             [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.25}, {"step": 1, "accuracy": 0.75, "loss": 0.125}],
         ),
+        # The others of its line are stored once.
+        (
+            ["step,loss,lr\n1,0.5,1\n", "step,loss,lr\n1,0.25,1\n", "step,loss,lr\n1,0.125,1\n"],
+            [{"step": 1, "loss": 0.5, "lr": 1}, {"step": 1, "loss": 0.25}, {"step": 1, "loss": 0.125}],
+        ),
         # Steps of each epoch, and rows that a step has twice: what is still there stays.
         (
             ["step,epoch,loss\n1,0,5\n1,1,4\n", "step,epoch,loss,val\n1,0,5,\n1,1,4,\n1,2,3,\n"],

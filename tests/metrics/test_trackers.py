@@ -133,6 +133,8 @@ def test_tensorboards_own_files(tmp_path: Path) -> None:
     tensors = {
         "lr": tensor_pb2.TensorProto(dtype=1, tensor_shape=shape, float_val=[0.5]),
         "content": tensor_pb2.TensorProto(dtype=1, tensor_shape=shape, tensor_content=struct.pack("<f", -7)),
+        "double": tensor_pb2.TensorProto(dtype=2, tensor_shape=shape, double_val=[0.25]),
+        "count": tensor_pb2.TensorProto(dtype=9, tensor_shape=shape, int64_val=[-3]),
         "vector": tensor_pb2.TensorProto(dtype=1, tensor_shape=line, float_val=[0.5]),
     }
     for step in range(3):
@@ -146,7 +148,7 @@ def test_tensorboards_own_files(tmp_path: Path) -> None:
     writer.close()
     (file,) = tmp_path.glob("events.out.tfevents.*")
     found = [event_scalars(record) for _, record in event_frames(file.read_bytes(), 0)]
-    numbers = {"lr": 0.5, "content": -7.0}
+    numbers = {"lr": 0.5, "content": -7.0, "double": 0.25, "count": -3.0}
     assert [line for line in found if line is not None] == [
         {"train/loss": pytest.approx(1.0 / (step + 1)), **numbers, "step": step, "time": 1000.5 + step}
         for step in range(3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -39,24 +39,32 @@ def prune(search: CheckpointSearch, keep: int, resume_from: str | None = None) -
     if valid_count < keep:
         return []
     staying = {Path(row.path) for row in rows if _stays(row) or not any(row in save for save in old)}
-    staying |= {part for row in rows for part in _other_parts(Path(row.path))}
     if resume_from is not None:
         staying.add(Path(resume_from))
-    places, links = {_place(path) for path in staying}, _links(folder)
-    removed = []
-    for save in old:
-        paths = [_place(Path(row.path)) for row in save]
-        needed = places | {to for link, to in links if not any(map(link.is_relative_to, paths))}
-        if any(_is_nested(path, place) for path in paths for place in needed):
-            continue
-        for path in paths:
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)  # it may have gone with its folder
-            path.with_name(path.name + CHECKSUM_SUFFIX).unlink(missing_ok=True)
-        removed += [Path(row.path) for row in save]
+    links = _links(folder)
+    # A save that stays may need another one.
+    while needed := [save for save in old if _is_needed(save, staying, links)]:
+        old = [save for save in old if save not in needed]
+        staying |= {Path(row.path) for save in needed for row in save}
+    removed = [Path(row.path) for save in old for row in save]
+    for path in removed:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)  # it may have gone with its folder
+        path.with_name(path.name + CHECKSUM_SUFFIX).unlink(missing_ok=True)
     return removed
+
+
+def _is_needed(save: Sequence[CheckpointRow], staying: Collection[Path], links: Sequence[tuple[Path, Path]]) -> bool:
+    """Whether a part of a save contains, is in, or is named by something that stays, or is what a
+    link leads to. Raises OSError."""
+    places = {_place(each) for path in staying for each in (path, *_other_parts(path))}
+    for path in (_place(Path(row.path)) for row in save):
+        outside = {to for link, to in links if not link.is_relative_to(path)}
+        if any(_is_nested(path, place) for place in places | outside):
+            return True
+    return False
 
 
 def _stays(row: CheckpointRow) -> bool:

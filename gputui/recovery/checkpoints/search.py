@@ -6,7 +6,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from itertools import islice
 from pathlib import Path
@@ -36,7 +36,7 @@ SETTLED_SECONDS = 3.0
 # Number of older saves with which the last one is compared.
 MOST_COMPARED = 3
 _LOOKALIKES = frozenset({".pt", ".pth", ".ckpt", ".tar", ".safetensors", ".bin", ".pkl", ".npz"})
-_MOST_ENTRIES = 2000
+_MOST_ENTRIES, _MOST_DEPTH = 2000, 5
 
 
 class CheckpointSearch(Struct, frozen=True):
@@ -207,12 +207,24 @@ def unmatched(search: CheckpointSearch) -> UnmatchedPattern:
     folder = next(path for path in (search.folder, *search.folder.parents) if path.is_dir())
     begun_at = search.attempts[0].begun_at if search.attempts else 0.0
     saved: list[tuple[float, Path]] = []
-    for path in islice(folder.rglob("[!.]*"), _MOST_ENTRIES):
+    for path in islice(_entries_below(folder), _MOST_ENTRIES):
         is_named = explicit_step(path.name) is not None and path.is_dir()
         if is_named or path.suffix in _LOOKALIKES:
-            saved.append((path.stat().st_mtime, path.relative_to(folder)))
+            with suppress(FileNotFoundError):  # a link to nowhere, or gone meanwhile
+                saved.append((path.stat().st_mtime, path.relative_to(folder)))
     changed_at, newest = max(saved, default=(0.0, Path()))
     if not saved or changed_at < begun_at:
         return UnmatchedPattern()
     name = re.sub(r"\d+", "*", newest.name)
     return UnmatchedPattern(newest, f"**/{name}" if len(newest.parts) > 1 else name)
+
+
+def _entries_below(folder: Path) -> Iterator[Path]:
+    """Files and folders down to _MOST_DEPTH, without hidden ones. Raises OSError if ``folder``
+    cannot be read."""
+    folder.stat()
+    for parent, folders, files in os.walk(folder):
+        shown = sorted(name for name in (*folders, *files) if not name.startswith("."))
+        yield from (Path(parent, name) for name in shown)
+        is_deep = len(Path(parent).relative_to(folder).parts) + 1 >= _MOST_DEPTH
+        folders[:] = [] if is_deep else [name for name in sorted(folders) if name in shown]

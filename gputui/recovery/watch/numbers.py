@@ -17,6 +17,7 @@ from gputui.recovery.watch.rules import Observation
 # With mixed precision, the loss may be infinite for a step while the scaler finds its scale.
 NON_FINITE_LINES = 5
 BASELINE_LINES, LEAST_BASELINE = 200, 50
+LEVELS_KEPT = 400
 # Robust standard deviations (1.4826 × the median absolute deviation, Rousseeuw and Croux 1993).
 SPIKE_DEVIATIONS = 10.0
 MAD_TO_DEVIATION = 1.4826
@@ -58,16 +59,21 @@ class NonFinite:
 
 @dataclass(slots=True)
 class Levels:
-    """A value over the whole run, as medians of blocks of lines."""
+    """A value over the whole run, as a bounded number of medians of blocks of lines."""
 
     blocks: list[float] = field(default_factory=list)
+    lines_each: int = LEAST_BASELINE
     begun: list[float] = field(default_factory=list)
 
     def add(self, value: float) -> None:
         self.begun.append(value)
-        if len(self.begun) == LEAST_BASELINE:
-            self.blocks.append(statistics.median(self.begun))
-            self.begun = []
+        if len(self.begun) < self.lines_each:
+            return
+        self.blocks.append(statistics.median(self.begun))
+        self.begun = []
+        if len(self.blocks) == LEVELS_KEPT:
+            self.blocks = list(map(max, self.blocks[::2], self.blocks[1::2]))
+            self.lines_each *= 2
 
     def highest(self, otherwise: float) -> float:
         """The highest level after the first tenth of the run, in which nothing is settled yet."""

@@ -348,6 +348,20 @@ def test_the_files_of_all_ranks_are_pruned_together(bench: Bench) -> None:
     assert sorted(path.name for path in bench.folder.iterdir()) == left
 
 
+def test_a_save_that_names_its_own_parts_is_pruned_with_them(bench: Bench) -> None:
+    bench.begin(1)
+    for step in (10, 20, 30):
+        bench.step(step)
+        names = [f"step_{step}.pt", f"step_{step}_optimizer.pt"]
+        hashes = [sha256(bench.save(name).read_bytes()).hexdigest() for name in names]
+        lines = (f"{known}  {name}\n" for known, name in zip(hashes, names, strict=True))
+        (bench.folder / f"{names[0]}.sha256").write_text("".join(lines))
+        bench.scan()
+    bench.end()
+    prune(bench.search(), 1)
+    assert {path.name.partition(".")[0] for path in bench.folder.iterdir()} == {"step_30", "step_30_optimizer"}
+
+
 def test_what_others_need_is_not_pruned(bench: Bench) -> None:
     bench.begin(1)
     for step in (5, 10, 20, 30):
