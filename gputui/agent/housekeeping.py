@@ -108,7 +108,7 @@ class OrphanWatch:
             if orphan.identity in self.seen and not is_reported:
                 memory_bytes = self.context.recorder.memory_of(*orphan.identity[:2])
                 memory = f" and holds {bytes_text(memory_bytes)} of GPU memory" if memory_bytes else ""
-                remedy = "though its attempt is over; gputui orphans --kill ends it"
+                remedy = "though its attempt is over; gputui agent orphans --kill ends it"
                 text = f"process {key} is still alive{memory}, {remedy}"
                 self.context.note("orphan", text, orphan.run_id, orphan.attempt, key=key, severity="warning")
         self.seen = {orphan.identity for orphan in found}

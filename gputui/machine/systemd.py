@@ -67,7 +67,7 @@ def _settings() -> list[str]:
 
 
 NAME = "gputui.service"
-MARK = "# Written by gputui service install; gputui service uninstall removes it."
+MARK = "# Written by gputui agent service install; gputui agent service uninstall removes it."
 
 
 def unit_path(environ: Mapping[str, str]) -> Path:

@@ -125,7 +125,7 @@ def find(name_or_path: str, workspace: Workspace, cwd: Path) -> Path:
         raise ProfileNotFoundError(clean(f"no profile goes by the name {name_or_path!r}; did you mean ./{beside}?"))
     looked = ", ".join(shown_path(folder) for folder, _ in folders)
     names = {entry.name for entry in entries} | {entry.profile.name for entry in entries if entry.profile is not None}
-    hint = did_you_mean(name_or_path, sorted(names)) or "list them with gputui profiles"
+    hint = did_you_mean(name_or_path, sorted(names)) or "list them with gputui profile list"
     raise ProfileNotFoundError(f"no profile {name_or_path!r} in {looked}; {hint}")
 
 

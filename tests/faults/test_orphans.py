@@ -58,14 +58,14 @@ def test_orphans_are_listed_and_ended_and_nothing_else_is(machine: Machine, leav
     machine.wait_for("alive-1", "running")
     orphan, deaf, removed = leave("steps-1"), leave("steps-1", DEAF), leave("gone-7")
     elsewhere = leave("steps-1", runs=str(machine.folder / "another/state/runs"))
-    listed = machine.json("orphans")
+    listed = machine.json("agent", "orphans")
     assert sorted((entry["pid"], entry["run_id"], entry["killed"]) for entry in listed) == sorted(
         [(orphan.pid, "steps-1", None), (deaf.pid, "steps-1", None), (removed.pid, "gone-7", None)]
     )
     assert all("time.sleep(600)" in entry["command"] and entry["gpu_memory_bytes"] is None for entry in listed)
-    assert str(orphan.pid) in machine.gputui("orphans")
+    assert str(orphan.pid) in machine.gputui("agent", "orphans")
     assert orphan.poll() is None
-    killed = json.loads(machine.gputui("orphans", "--kill", "--json"))
+    killed = json.loads(machine.gputui("agent", "orphans", "--kill", "--json"))
     assert {entry["killed"] for entry in killed} == {True}
     assert (orphan.wait(60), deaf.wait(60), removed.wait(60)) == (-15, -9, -15)
     told = machine.rows("SELECT run_id, attempt, key, message FROM events WHERE kind = 'orphan_killed'")
@@ -74,7 +74,7 @@ def test_orphans_are_listed_and_ended_and_nothing_else_is(machine: Machine, leav
     assert any("of gone-7 (" in row[3] for row in told) and all("time.sleep(600)" in row[3] for row in told)
     assert elsewhere.poll() is None
     assert machine.state("alive-1") == "running" and machine.marked("alive-1")
-    assert "no orphans" in machine.gputui("orphans", "--kill")
+    assert "no orphans" in machine.gputui("agent", "orphans", "--kill")
 
 
 def test_the_agent_tells_each_orphan_once(machine: Machine, leave: Leave) -> None:

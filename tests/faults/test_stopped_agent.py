@@ -31,11 +31,11 @@ def test_every_command_says_so_and_how_to_continue_it(machine: Machine, stopped:
         done = machine.call(*words)
         assert done.returncode == 0 and remedy in done.stderr, (words, done)
     assert remedy in machine.gputui("doctor", code=None)
-    for words in (("note", "steps-1", "seen"), ("run", machine.profile())):
+    for words in (("label", "steps-1", "--note", "seen"), ("run", machine.profile())):
         done = machine.call(*words)
         assert done.returncode == 4 and remedy in done.stdout + done.stderr, (words, done)
     os.kill(stopped.pid, signal.SIGCONT)
-    assert machine.json("note", "steps-1", "seen")["note"] == "seen"
+    assert machine.json("label", "steps-1", "--note", "seen")["note"] == "seen"
     assert machine.agent() == stopped
 
 

@@ -39,7 +39,7 @@ def judge_memory(host: HostReading) -> CheckResult:
         return CheckResult("memory", "skip", "unknown")
     detail = f"{bytes_text(free)} of {bytes_text(total)} available"
     if free < total * LOW_MEMORY_FRACTION:
-        return CheckResult("memory", "warn", detail, "end what holds it (gputui orphans, ps aux --sort=-rss)")
+        return CheckResult("memory", "warn", detail, "end what holds it (gputui agent orphans, ps aux --sort=-rss)")
     return CheckResult("memory", "pass", detail)
 
 

@@ -1,4 +1,4 @@
-"""`gputui agent start|stop|status`."""
+"""`gputui agent`: start, stop and status, and what an administrator needs beside them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,18 @@ from gputui.core.config import PRIVATE_FILE_MODE
 from gputui.runs.agent_process import AgentUnreachableError, read_identity, stop_agent
 from gputui.store import json_shapes
 from gputui.store.agent import RecordStatus, Retention, read_agent, record_status
+from gputui.ui.cli import orphans, prometheus, service
 from gputui.ui.cli.context import EXIT_UNREACHABLE, Session, fail, json_option, print_json, say
 
 
 @click.group("agent")
 def command() -> None:
     """The process in the background that records and supervises."""
+
+
+command.add_command(service.command)
+command.add_command(orphans.command)
+command.add_command(prometheus.command)
 
 
 @command.command("start")

@@ -151,7 +151,10 @@ class Session(Struct, frozen=True):
         if wanted is None:
             newest = read_runs(connection, limit=1)
             if not newest:
-                fail(f"no run yet in {self.workspace.state}; gputui profiles lists what can be launched", EXIT_REFUSED)
+                fail(
+                    f"no run yet in {self.workspace.state}; gputui profile list shows what can run",
+                    EXIT_REFUSED,
+                )
             return newest[0]
         try:
             return find_run(connection, wanted, only=only)

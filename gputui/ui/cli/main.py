@@ -14,42 +14,48 @@ from gputui.core.config import locate, own_checkout
 from gputui.ui.cli.context import EXIT_INTERRUPTED, EXIT_UNREACHABLE, EXIT_USAGE, Session, fail
 from gputui.version import VERSION
 
-# command → (module, or module:function if that is not `command`; its line in the list of commands)
-VERBS: dict[str, tuple[str, str]] = {
-    "run": ("run", "Launch a run from a profile."),
-    "sweep": ("sweep", "Run a profile with each combination of some values."),
-    "study": ("study", "Search for good parameters: run, check, show, stop, extend …"),
-    "studies": ("studies", "List the studies."),
-    "ps": ("ps", "List the runs."),
-    "show": ("show", "One run with its attempts."),
-    "logs": ("logs", "What a run printed."),
-    "metrics": ("metrics", "What a run measured."),
-    "export": ("export", "What a run measured as CSV, Parquet, for TensorBoard, MLflow…"),
-    "report": ("report", "How well runs did, what they cost: JSON and a page; quality gates."),
-    "explain": ("explain", "What happened to a run, and why."),
-    "stop": ("run_verbs:stop", "Stop a run; it may save a checkpoint first."),
-    "restart": ("run_verbs:restart", "Begin a run again from the start."),
-    "resume": ("resume", "Continue a run from its newest valid checkpoint."),
-    "rm": ("run_verbs:rm", "Remove a run that has ended."),
-    "import": ("import_runs", "Import a TensorBoard or W&B folder as finished runs."),
-    "rename": ("labels:rename", "Give a run another name."),
-    "tag": ("labels:tag", "Tag a run: +TAG adds a tag, -TAG removes it."),
-    "note": ("labels:note", "Note something about a run."),
-    "queue": ("queue", "Waiting runs; pause the queue, move a run in it."),
-    "alerts": ("alerts", "Active and resolved alerts; acknowledge, silence, rules."),
-    "orphans": ("orphans", "Processes that outlived their run; --kill ends them."),
-    "gpus": ("gpus", "The GPUs and their users."),
-    "targets": ("targets", "Other places to run; check one."),
-    "profiles": ("profiles", "List the profiles."),
-    "init": ("init", "Write a profile for a script or a command."),
-    "check": ("check", "Check a profile and show what it would start."),
-    "doctor": ("doctor", "Check this machine: driver, GPUs, disk, limits, database."),
-    "policy": ("policy", "What recovery would do, without doing it."),
-    "bench": ("bench", "How a profile scales over GPUs."),
-    "prometheus": ("prometheus", "Alert rules and a Grafana dashboard for Prometheus."),
-    "service": ("service", "Record always, by a systemd unit of this user."),
-    "agent": ("agent", "Start or stop the agent, show its status."),
+# section of the list of commands → command → (module, or module:function if that is not `command`; its line there)
+SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
+    "Runs": {
+        "run": ("run", "Launch a run from a profile."),
+        "ps": ("ps", "List the runs."),
+        "show": ("show", "One run with its attempts."),
+        "logs": ("logs", "What a run printed."),
+        "metrics": ("metrics", "What a run measured."),
+        "explain": ("explain", "What happened to a run, and why."),
+        "stop": ("run_verbs:stop", "Stop a run; it may save a checkpoint first."),
+        "resume": ("resume", "Continue a run from its newest valid checkpoint."),
+        "restart": ("run_verbs:restart", "Begin a run again from the start."),
+        "rm": ("run_verbs:rm", "Remove a run that has ended."),
+        "label": ("label", "Name, tags and note of a run."),
+        "queue": ("queue", "Waiting runs; pause the queue, move a run in it."),
+        "report": ("report", "How well runs did, what they cost: JSON and a page; quality gates."),
+        "export": ("export", "What a run measured as CSV, Parquet, for TensorBoard, MLflow…"),
+        "import": ("import_runs", "Import a TensorBoard or W&B folder as finished runs."),
+    },
+    "Studies": {
+        "study": ("study", "Search for good parameters: run, list, show, stop, report …"),
+        "studies": ("studies", "List the studies."),
+        "sweep": ("sweep", "Run a profile with each combination of some values."),
+    },
+    "Profiles": {
+        "profile": ("profile", "List the profiles."),
+        "init": ("init", "Write a profile for a script or a command."),
+        "check": ("check", "Check a profile and show what it would start."),
+        "policy": ("policy", "What recovery would do, without doing it."),
+        "bench": ("bench", "How a profile scales over GPUs."),
+    },
+    "Machine": {
+        "gpus": ("gpus", "The GPUs and their users."),
+        "alerts": ("alerts", "Active and resolved alerts; acknowledge, silence, rules."),
+        "targets": ("targets", "Other places to run; check one."),
+        "doctor": ("doctor", "Check this machine: driver, GPUs, disk, limits, database."),
+    },
+    "Administration": {
+        "agent": ("agent", "Start or stop the agent; record always, orphans, Prometheus."),
+    },
 }
+VERBS = {name: verb for section in SECTIONS.values() for name, verb in section.items()}
 
 
 class VerbGroup(click.Group):
@@ -77,8 +83,9 @@ class VerbGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in VERBS.items()])
+        for title, verbs in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, text) for name, (_, text) in verbs.items()])
 
 
 @click.group(cls=VerbGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})

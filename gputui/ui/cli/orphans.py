@@ -1,4 +1,4 @@
-"""`gputui orphans`."""
+"""`gputui agent orphans`."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def command(session: Session, kill: bool, as_json: bool) -> None:
         ]
         print_table(("PID", "RUN", "ATTEMPT", "GPU MEMORY", "", "COMMAND"), rows)
         if not kill:
-            say("gputui orphans --kill ends them")
+            say("gputui agent orphans --kill ends them")
     if left and not as_json:
         pids = ", ".join(str(identity.pid) for identity in left)
         say(f"not even SIGKILL ends {pids}; a hung driver is likely, and a reboot needed")

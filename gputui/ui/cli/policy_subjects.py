@@ -70,7 +70,7 @@ def find(session: Session, what: str) -> PolicySubject:
         if _is_run(session, what):
             return of_run(session, what)
         hint = did_you_mean(what, POLICIES) or f"built-in policies are {', '.join(POLICIES)}"
-        fail(f"no policy, profile or run {what!r}; {hint}, gputui profiles and gputui ps list the others", EXIT_USAGE)
+        fail(f"no policy, profile or run {what!r}; {hint}; see gputui profile list and gputui ps", EXIT_USAGE)
     return of_profile(session, what)
 
 

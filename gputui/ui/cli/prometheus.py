@@ -1,4 +1,4 @@
-"""`gputui prometheus`."""
+"""`gputui agent prometheus`."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def command(session: Session, as_json: bool, active: bool, tags: tuple[str, ...]
         if over:
             say(f"no active run; gputui ps lists {over} that {'is' if over == 1 else 'are'} over")
         else:
-            say(f"no runs yet in {session.workspace.state}; gputui profiles lists what can be launched")
+            say(f"no runs yet in {session.workspace.state}; gputui profile list shows what can run")
         return
     unread = intake.without_metrics(connection)
     listed = [row_of(connection, run) for run in runs]

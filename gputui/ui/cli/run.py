@@ -47,7 +47,7 @@ def command(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Launch a run from a profile: a path, or a name that gputui profiles lists.
+    """Launch a run from a profile: a path, or a name that gputui profile list lists.
 
     It is queued when its GPUs are busy, and survives the end of this terminal.
     """

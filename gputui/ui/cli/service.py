@@ -1,4 +1,4 @@
-"""`gputui service install|uninstall|status`: record permanently by a systemd unit of the user."""
+"""`gputui agent service install|uninstall|status`: record permanently by a systemd unit of the user."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def install(session: Session, interval: float, print_only: bool, yes: bool) -> N
                 f"try systemctl --user enable --now {NAME} when logged in",
                 EXIT_UNREACHABLE,
             )
-    say("recording; gputui service status shows its state")
+    say("recording; gputui agent service status shows its state")
     if not _lingers():
         say(
             "It starts with your first login and ends with your last logout. "
@@ -107,11 +107,11 @@ def status(session: Session, as_json: bool) -> None:
             }
         )
     elif not is_installed:
-        say("no unit is installed; gputui service install shows and writes one")
+        say("no unit is installed; gputui agent service install shows and writes one")
     else:
         say(f"{path}: {enabled or 'unknown'}, {active or 'unknown'}")
         if not is_for_home:
-            say("it records for another home, or runs another gputui than this one; gputui service install renews it")
+            say("it records another home, or by another gputui; gputui agent service install renews it")
         if not _lingers():
             say(f"it ends with your last logout; for always: loginctl enable-linger {actor()}")
 

@@ -85,7 +85,7 @@ def test_promtool_finds_nothing_to_say(machine: Machine, endpoint: str, tmp_path
     )
     assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
     rules = tmp_path / "rules.yml"
-    rules.write_text(machine.gputui("prometheus", "rules"))
+    rules.write_text(machine.gputui("agent", "prometheus", "rules"))
     subprocess.run(["promtool", "check", "rules", str(rules)], check=True, timeout=60, stdout=subprocess.DEVNULL)
 
 
@@ -93,7 +93,7 @@ def test_promtool_finds_nothing_to_say(machine: Machine, endpoint: str, tmp_path
 @needs_prometheus
 def test_a_real_prometheus_scrapes_it_and_evaluates_the_rules(machine: Machine, endpoint: str, tmp_path: Path) -> None:
     rules = tmp_path / "rules.yml"
-    rules.write_text(machine.gputui("prometheus", "rules"))
+    rules.write_text(machine.gputui("agent", "prometheus", "rules"))
     settings = tmp_path / "prometheus.yml"
     settings.write_text(
         json.dumps(

@@ -34,7 +34,7 @@ class Desk:
         self.systemctl.chmod(self.systemctl.stat().st_mode | stat.S_IXUSR)
 
     def run(self, *words: str, answer: str | None = None) -> Result:
-        return CliRunner().invoke(command, ["--home", str(self.home), "service", *words], input=answer)
+        return CliRunner().invoke(command, ["--home", str(self.home), "agent", "service", *words], input=answer)
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_install_status_uninstall(desk: Desk) -> None:
     ]
     told = json.loads(desk.run("status", "--json").output)
     assert told["installed"] and told["active"] == "active" and told["for_this_home"]
-    other = CliRunner().invoke(command, ["--home", "/elsewhere", "service", "status"])
+    other = CliRunner().invoke(command, ["--home", "/elsewhere", "agent", "service", "status"])
     assert "another home" in other.output
     assert desk.run("uninstall", "--yes").exit_code == 0
     assert not desk.unit.exists()

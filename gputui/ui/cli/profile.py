@@ -1,4 +1,4 @@
-"""`gputui profiles`."""
+"""`gputui profile list`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,15 @@ if TYPE_CHECKING:
     from gputui.profiles.loading import ProfileEntry
 
 
-@click.command("profiles")
+@click.group("profile")
+def command() -> None:
+    """Descriptions of what a run starts."""
+
+
+@command.command("list")
 @json_option
 @click.pass_obj
-def command(session: Session, as_json: bool) -> None:
+def list_(session: Session, as_json: bool) -> None:
     """The profiles that a name can mean: here, in the home, and those that come with gputui."""
     from gputui.profiles.loading import list_profiles
 
