@@ -20,3 +20,10 @@ class CheckResult(Struct, frozen=True):
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def graded(name: str, detail: str, remedy: str, *, fails: bool = False, warns: bool = False) -> CheckResult:
+    """A result that fails, else warns, with the remedy, or passes without one."""
+    if not fails and not warns:
+        return CheckResult(name, "pass", detail)
+    return CheckResult(name, "fail" if fails else "warn", detail, remedy)

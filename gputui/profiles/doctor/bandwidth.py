@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import Struct
 
 from gputui.machine.child import ChildError, run_child
-from gputui.profiles.doctor.gpu_probe import GpuReading
+from gputui.profiles.doctor.gpus import GpuReading
 from gputui.runs.agent_process import RANK_MARKS
 from gputui.runs.checks import CheckResult
 
@@ -153,8 +153,8 @@ def decode(data: Mapping[str, Any]) -> Bandwidth:
     )
 
 
-def judge_bandwidth(measured: Bandwidth | str, reading: GpuReading, gpus: Sequence[int] | None) -> list[CheckResult]:
-    """Judge a measurement. Pure. ``gpus`` is the result of `free_gpus`."""
+def check_bandwidth(measured: Bandwidth | str, reading: GpuReading, gpus: Sequence[int] | None) -> list[CheckResult]:
+    """Check a measurement. Pure. ``gpus`` is the result of `free_gpus`."""
     if isinstance(measured, str):
         remedy = "try it by hand with NCCL_DEBUG=INFO, or see whether the interpreter's torch works at all"
         return [CheckResult("bandwidth", "fail", f"the measurement {measured}", remedy)]

@@ -7,10 +7,11 @@ import io
 import json
 import os
 import platform
+import re
 import sqlite3
 import tarfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from importlib import metadata
 from pathlib import Path
@@ -20,8 +21,8 @@ import msgspec
 import yaml
 
 from gputui.core.config import PRIVATE_FILE_MODE, Workspace
-from gputui.core.redaction import secrets_in
-from gputui.profiles.doctor.bundle_redaction import Scrubber
+from gputui.core.redaction import Redactor, redact_named, secrets_in
+from gputui.core.secret_patterns import REDACTED, is_secret_parameter, is_secret_variable
 from gputui.runs.checks import CheckResult
 from gputui.runs.redaction import secrets_of
 from gputui.runs.spec import SpecError
@@ -38,6 +39,9 @@ _PACKAGES = ("textual", "rich", "click", "psutil", "pydantic", "pyyaml", "nvidia
 _SHOWN_ENVIRONMENT = (
     "GPUTUI_", "CUDA_", "NCCL_", "TORCH", "NVIDIA_", "OMP_", "TERM", "COLORTERM", "LANG", "LC_", "SSH_TTY", "TMUX",
 )  # fmt: skip
+
+_URL = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*://)[^\s\"']+", re.IGNORECASE)
+_ADDRESS_NAMES = ("webhook", "url")
 
 
 def write_bundle(
@@ -155,3 +159,42 @@ def _changed_at(path: Path) -> float:
         return path.stat().st_mtime
     except OSError:
         return 0.0
+
+
+class Scrubber(Redactor):
+    """Removes secrets from the texts of a bundle. ``known`` are values that must not appear; ``home`` is shown as ~.
+
+    It is stricter than `gputui.core.redaction`: a name that would be a secret in an environment is one in every text,
+    and addresses of webhooks are removed. Hiding too much does no harm here.
+    """
+
+    def __init__(self, known: Iterable[str] = (), home: str | None = None) -> None:
+        super().__init__(known)
+        self._home = home if home and home != "/" else None
+
+    def text(self, text: str) -> str:
+        """A text, such as a log."""
+        text = redact_named(super().text(text), lambda name, value, _: is_secret(name, value))
+        return text.replace(self._home, "~") if self._home else text
+
+    def named(self, name: str, value: Any) -> Any:
+        """A JSON value with its name."""
+        if isinstance(value, str | int) and is_secret(name, str(value)) and value != REDACTED:
+            return REDACTED
+        shown = self.value(value)
+        is_address = isinstance(shown, str) and any(word in name.lower() for word in _ADDRESS_NAMES)
+        return _URL.sub(rf"\g<scheme>{REDACTED}", shown) if is_address else shown
+
+    def value(self, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {str(name): self.named(str(name), item) for name, item in value.items()}
+        if isinstance(value, list | tuple):
+            words = self.argv(value) if all(isinstance(item, str) for item in value) else value
+            return [self.value(item) for item in words]
+        return super().value(value)
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Whether the name of an environment variable or parameter indicates a secret."""
+    plain = name.replace("-", "_")
+    return bool(value) and (is_secret_variable(plain, value) or is_secret_parameter(plain))

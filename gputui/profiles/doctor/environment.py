@@ -1,20 +1,20 @@
-"""Judge whether the training interpreter's torch, CUDA and NCCL fit the driver. Pure."""
+"""Checks whether the training interpreter's torch, CUDA and NCCL fit the driver. Pure."""
 
 from __future__ import annotations
 
-from gputui.profiles.doctor.gpu_probe import GpuReading
+from gputui.profiles.doctor.gpus import GpuReading
 from gputui.profiles.probe import InterpreterAnswer, ProbeError
 from gputui.runs.checks import CheckResult
 
 
-def judge_silence(python: str, error: ProbeError) -> CheckResult:
+def silent_interpreter(python: str, error: ProbeError) -> CheckResult:
     """The result for an interpreter that gave no answer."""
     remedy = "name a profile whose python: is the training environment's interpreter"
     return CheckResult("interpreter", "fail", f"{python} {error}", remedy)
 
 
-def judge_interpreter(python: str, answer: InterpreterAnswer, reading: GpuReading) -> list[CheckResult]:
-    """Judge the packages of an interpreter, and whether the GPUs' driver supports them."""
+def check_interpreter(python: str, answer: InterpreterAnswer, reading: GpuReading) -> list[CheckResult]:
+    """Check the packages of an interpreter, and whether the GPUs' driver supports them."""
     results = [CheckResult("interpreter", "pass", f"Python {answer.python} at {python}")]
     if answer.torch is None:
         remedy = "name a profile (gputui doctor PROFILE), or install torch there"

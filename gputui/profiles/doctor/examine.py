@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import os
+import sqlite3
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 from msgspec import Struct
 
 from gputui.core.config import Workspace
-from gputui.profiles.doctor.bandwidth import TORCHRUN_MODULE, free_gpus, judge_bandwidth, measure
-from gputui.profiles.doctor.environment import judge_interpreter, judge_silence
-from gputui.profiles.doctor.gpu_judgements import (
-    judge_driver,
-    judge_gpus,
-    judge_pcie,
-    judge_persistence,
-    judge_topology,
-)
-from gputui.profiles.doctor.gpu_probe import GpuReading, read_gpus
-from gputui.profiles.doctor.home_facts import read_home, read_leased, read_quarantine
-from gputui.profiles.doctor.home_judgements import judge_home
-from gputui.profiles.doctor.host_facts import read_host
-from gputui.profiles.doctor.host_judgements import judge_host
+from gputui.profiles.doctor.bandwidth import TORCHRUN_MODULE, check_bandwidth, free_gpus, measure
+from gputui.profiles.doctor.environment import check_interpreter, silent_interpreter
+from gputui.profiles.doctor.gpus import GpuReading, check_gpus, has_nvidia_hardware, read_gpus
+from gputui.profiles.doctor.home import check_home
+from gputui.profiles.doctor.host import check_host
 from gputui.profiles.probe import InterpreterAnswer, ProbeError, ask_interpreter
 from gputui.runs.checks import CheckResult
+from gputui.store import hardware
+from gputui.store.database import StoreError, open_reader
 
 
 class Interpreter(Struct, frozen=True):
@@ -56,37 +52,43 @@ def examine(
         python_future = pool.submit(
             ask_interpreter, interpreter.python, interpreter.environ, interpreter.workdir, needed=(TORCHRUN_MODULE,)
         )
-        home_future = pool.submit(read_home, workspace, now)
-        host, quarantined = read_host(), read_quarantine(workspace)
+        home_future = pool.submit(check_home, workspace, now)
+        host = check_host()
+        quarantined, leased = _quarantined_and_leased(workspace)
     gpus = gpus_future.result()
     answer: InterpreterAnswer | None = None
     try:
         answer = python_future.result()
-        python_results = judge_interpreter(interpreter.python, answer, gpus)
+        python_results = check_interpreter(interpreter.python, answer, gpus)
     except ProbeError as error:
-        python_results = [judge_silence(interpreter.python, error)]
+        python_results = [silent_interpreter(interpreter.python, error)]
     results = [
-        judge_driver(gpus, has_hardware=host.nvidia_hardware),
-        judge_gpus(gpus, quarantined),
-        judge_persistence(gpus),
-        judge_pcie(gpus),
-        judge_topology(gpus),
+        *check_gpus(gpus, quarantined, has_hardware=has_nvidia_hardware()),
         *python_results,
-        *judge_host(host),
-        *judge_home(home_future.result()),
+        *host,
+        *home_future.result(),
     ]
-    if bandwidth:
-        results += _bandwidth(workspace, interpreter, answer, gpus)
-    return results
+    return [*results, *_bandwidth(interpreter, answer, gpus, leased)] if bandwidth else results
 
 
 def _bandwidth(
-    workspace: Workspace, interpreter: Interpreter, answer: InterpreterAnswer | None, gpus: GpuReading
+    interpreter: Interpreter, answer: InterpreterAnswer | None, gpus: GpuReading, leased: list[str]
 ) -> list[CheckResult]:
     if answer is None or answer.torch is None or answer.missing:
         return [CheckResult("bandwidth", "skip", f"{interpreter.python} has no torch to measure with")]
-    free = free_gpus(gpus, read_leased(workspace))
+    free = free_gpus(gpus, leased)
     if free is not None and not free:
         return [CheckResult("bandwidth", "skip", "no GPU is free; ask again when nothing runs")]
     uuids = None if free is None else [gpus.facts[number].uuid for number in free]
-    return judge_bandwidth(measure(interpreter.python, interpreter.environ, uuids), gpus, free)
+    return check_bandwidth(measure(interpreter.python, interpreter.environ, uuids), gpus, free)
+
+
+def _quarantined_and_leased(workspace: Workspace) -> tuple[dict[str, str], list[str]]:
+    """GPUs out of service (UUID → reason), and UUIDs that runs of this home hold. Both are empty if the database is
+    missing or unreadable, which another check reports."""
+    try:
+        with closing(open_reader(workspace.database)) as connection:
+            out = {uuid: one.reason for uuid, one in hardware.quarantined(connection).items()}
+            return out, [gpu.uuid for gpu in hardware.read_gpus(connection, time.time()) if gpu.run_id is not None]
+    except (StoreError, sqlite3.Error):
+        return {}, []

@@ -10,7 +10,7 @@ from gputui.core.yaml_forms.problems import shorten
 from gputui.core.yaml_forms.quantities import parse_size
 from gputui.machine.gpu_model import GpuFacts
 from gputui.machine.topology import GpuPair
-from gputui.profiles.doctor.gpu_probe import read_gpus
+from gputui.profiles.doctor.gpus import read_gpus
 from gputui.profiles.gpu_checks import GpuSituation
 from gputui.profiles.recommend import recommend, usable
 from gputui.profiles.situation import situation_of

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from gputui.machine.gpu_model import GpuFacts
 from gputui.machine.topology import GpuPair
-from gputui.profiles.doctor.bandwidth import Bandwidth, free_gpus, judge_bandwidth, measure
-from gputui.profiles.doctor.gpu_probe import GpuReading
+from gputui.profiles.doctor.bandwidth import Bandwidth, check_bandwidth, free_gpus, measure
+from gputui.profiles.doctor.gpus import GpuReading
 from gputui.store.series import GpuSample
 from tests.texts import mentions
 
@@ -41,7 +41,7 @@ def test_only_free_gpus_are_measured() -> None:
 
 
 def test_figures_of_a_fit_machine() -> None:
-    copies, reduced = judge_bandwidth(FAST, FREE, (0, 1))
+    copies, reduced = check_bandwidth(FAST, FREE, (0, 1))
     assert (copies.status, reduced.status) == ("pass", "pass")
     assert mentions(copies.detail, "GPU 1", "55.0 GB/s", "54.0")
     assert mentions(reduced.detail, "360.0 GB/s", "25 µs", "2 GPUs", "nccl")
@@ -49,11 +49,11 @@ def test_figures_of_a_fit_machine() -> None:
 
 def test_slow_copies_and_an_unused_nvlink() -> None:
     slow = replace(FAST, copies=((55e9, 54e9), (12e9, 12e9)), bus_bytes_per_second=9e9)
-    copies, reduced = judge_bandwidth(slow, FREE, (0, 1))
+    copies, reduced = check_bandwidth(slow, FREE, (0, 1))
     assert copies.status == "warn" and mentions(copies.detail, "GPU 1", "63 GB/s")
     assert reduced.status == "warn" and "slower than PCIe" in reduced.detail and "NVLink" in (reduced.remedy or "")
     without = replace(FREE, pairs=(GpuPair(0, 1, p2p=True, nvlink=False),))
-    assert judge_bandwidth(slow, without, (0, 1))[1].status == "pass"
+    assert check_bandwidth(slow, without, (0, 1))[1].status == "pass"
 
 
 @pytest.mark.long

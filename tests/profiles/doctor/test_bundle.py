@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from gputui.core.config import Workspace, locate
-from gputui.profiles.doctor.bundle import write_bundle
-from gputui.profiles.doctor.bundle_redaction import Scrubber
+from gputui.profiles.doctor.bundle import Scrubber, write_bundle
 from gputui.runs.checks import CheckResult
 from gputui.runs.spec import RunSpec
 from gputui.runs.submission import SPEC_FILE, write_spec

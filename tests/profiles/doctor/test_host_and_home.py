@@ -8,76 +8,85 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from gputui.core.config import locate
 from gputui.machine.systemd import LogoutEnd
-from gputui.profiles.doctor import home_judgements as homes
-from gputui.profiles.doctor import host_judgements as hosts
-from gputui.profiles.doctor.home_facts import AgentReading, HomeReading, check_database, measure_write
-from gputui.profiles.doctor.host_facts import HostReading
+from gputui.profiles.doctor import home, host
+from gputui.profiles.doctor.home import AgentReading, measure_write, read_database
+from gputui.runs.checks import CheckResult
 from gputui.store.database import open_writer
 from gputui.version import VERSION
+from tests.tables import table
 from tests.texts import mentions
 
 GIB = 2**30
-HOST = HostReading(
-    64 * GIB, 128 * GIB, 0, 8 * GIB, 32 * GIB, 64 * GIB, 65536, 65536, True, None, True, 0, 0, nvidia_hardware=True
-)
 AGENT = AgentReading(7, VERSION, 1.0, 0.4, "ok")
-HOME = HomeReading("/s", "ext4", 500 * GIB, 1000 * GIB, 1e9, None, "ok", 2**20, 12, AGENT)
+OTHERS = [(9, "/other/state")]
+
+# result, status
+JUDGED: list[tuple[CheckResult, str]] = [
+    (host.check_memory(64 * GIB, 128 * GIB), "pass"),
+    (host.check_memory(3 * GIB, 128 * GIB), "warn"),
+    (host.check_swap(0, 8 * GIB), "pass"),
+    (host.check_swap(5 * GIB, 8 * GIB), "warn"),
+    (host.check_swap(0, 0), "pass"),
+    (host.check_shm((32 * GIB, 64 * GIB)), "pass"),
+    (host.check_shm((0, 64 * 2**20)), "fail"),
+    (host.check_shm((2**20, 64 * GIB)), "warn"),
+    (host.check_shm(None), "skip"),
+    (host.check_open_files(65536, -1), "pass"),
+    (host.check_open_files(-1, -1), "pass"),
+    (host.check_open_files(1024, 65536), "warn"),
+    (host.check_open_files(256, 65536), "fail"),
+    (host.check_file_size(None), "pass"),
+    (host.check_file_size(GIB), "warn"),
+    (host.check_pidfds(works=True), "pass"),
+    (host.check_pidfds(works=False), "warn"),
+    (host.check_clock(True), "pass"),
+    (host.check_clock(False), "warn"),
+    (host.check_clock(None), "skip"),
+    (host.check_logout(None), "pass"),
+    (host.check_logout(LogoutEnd("a logout ends it", "run loginctl")), "warn"),
+    (host.check_linger(True), "pass"),
+    (host.check_linger(False), "warn"),
+    (host.check_linger(None), "skip"),
+    (host.check_oom_kills(0, 0), "pass"),
+    (host.check_oom_kills(2, None), "warn"),
+    (host.check_oom_kills(None, None), "skip"),
+    (home.check_disk("/s", (500 * GIB, 1000 * GIB)), "pass"),
+    (home.check_disk("/s", (5 * GIB, 1000 * GIB)), "warn"),
+    (home.check_disk("/s", (2**20, 1000 * GIB)), "fail"),
+    (home.check_disk("/s", None), "skip"),
+    (home.check_write("/s", 1e9, None), "pass"),
+    (home.check_write("/s", 9e6, None), "warn"),
+    (home.check_write("/s", None, "read-only"), "fail"),
+    (home.check_write("/s", None, home.TOO_FULL), "skip"),
+    (home.check_file_system("/s", "ext4"), "pass"),
+    (home.check_file_system("/s", "nfs4"), "fail"),
+    (home.check_file_system("/s", None), "skip"),
+    (home.check_database("/s", "ok", 2**20, 12), "pass"),
+    (home.check_database("/s", "malformed", 2**20, 12), "fail"),
+    (home.check_database("/s", "slow", 2**20, 12), "skip"),
+    (home.check_database("/s", "missing", None, None), "skip"),
+    (home.check_agent(AGENT), "pass"),
+    (home.check_agent(None), "skip"),
+    (home.check_agent(replace(AGENT, heartbeat_seconds=60.0)), "fail"),
+    (home.check_agent(replace(AGENT, is_stopped=True)), "fail"),
+    (home.check_agent(replace(AGENT, heartbeat_seconds=None)), "warn"),
+    (home.check_agent(replace(AGENT, sampler_state="dead")), "warn"),
+    (home.check_agent(replace(AGENT, version="0")), "warn"),
+    (home.check_other_agents([]), "pass"),
+    (home.check_other_agents(OTHERS), "pass"),
+]
 
 
-def test_a_fit_host_and_home_pass_everything() -> None:
-    results = [*hosts.judge_host(HOST), *homes.judge_home(HOME)]
-    assert {result.status for result in results} == {"pass"} and len(results) == 16
-    assert len({result.name for result in results}) == 16
+@table(("result", "status"), JUDGED)
+def test_what_is_said_of_figures(result: CheckResult, status: str) -> None:
+    assert result.status == status and bool(result.remedy) == (status in ("warn", "fail"))
 
 
-def test_an_unfit_host() -> None:
-    for judge, reading, status in [
-        (hosts.judge_memory, replace(HOST, memory_available_bytes=3 * GIB), "warn"),
-        (hosts.judge_memory, replace(HOST, memory_total_bytes=None), "skip"),
-        (hosts.judge_swap, replace(HOST, swap_used_bytes=5 * GIB), "warn"),
-        (hosts.judge_swap, replace(HOST, swap_total_bytes=0), "pass"),
-        (hosts.judge_shm, replace(HOST, shm_free_bytes=0, shm_total_bytes=64 * 2**20), "fail"),
-        (hosts.judge_shm, replace(HOST, shm_free_bytes=2**20), "warn"),
-        (hosts.judge_shm, replace(HOST, shm_total_bytes=None), "skip"),
-        (hosts.judge_files, replace(HOST, files_soft=1024), "warn"),
-        (hosts.judge_files, replace(HOST, files_soft=256), "fail"),
-        (hosts.judge_files, replace(HOST, files_soft=None), "skip"),
-        (hosts.judge_clock, replace(HOST, clock_synchronised=False), "warn"),
-        (hosts.judge_clock, replace(HOST, clock_synchronised=None), "skip"),
-        (hosts.judge_logout, replace(HOST, logout=LogoutEnd("a logout ends it", "run loginctl")), "warn"),
-        (hosts.judge_file_size, replace(HOST, file_size_bytes=GIB), "warn"),
-        (hosts.judge_pidfds, replace(HOST, has_pidfds=False), "warn"),
-        (hosts.judge_linger, replace(HOST, lingers=False), "warn"),
-        (hosts.judge_linger, replace(HOST, lingers=None), "skip"),
-        (hosts.judge_oom, replace(HOST, oom_kills_boot=2), "warn"),
-        (hosts.judge_oom, replace(HOST, oom_kills_boot=None, oom_kills_cgroup=None), "skip"),
-    ]:
-        result = judge(reading)
-        assert result.status == status and bool(result.remedy) == (status in ("warn", "fail")), (judge, reading, status)
-
-
-def test_an_unfit_home() -> None:
-    for judge, reading, status in [
-        (homes.judge_disk, replace(HOME, disk_free_bytes=5 * GIB), "warn"),
-        (homes.judge_disk, replace(HOME, disk_free_bytes=2**20), "fail"),
-        (homes.judge_disk, replace(HOME, disk_free_bytes=None), "skip"),
-        (homes.judge_write, replace(HOME, write_bytes_per_second=9e6), "warn"),
-        (homes.judge_write, replace(HOME, write_bytes_per_second=None, write_problem="read-only"), "fail"),
-        (homes.judge_write, replace(HOME, write_bytes_per_second=None, write_problem="too full to try"), "skip"),
-        (homes.judge_file_system, replace(HOME, file_system="nfs4"), "fail"),
-        (homes.judge_file_system, replace(HOME, file_system=None), "skip"),
-        (homes.judge_database, replace(HOME, database="malformed"), "fail"),
-        (homes.judge_database, replace(HOME, database="slow"), "skip"),
-        (homes.judge_database, replace(HOME, database="missing"), "skip"),
-        (homes.judge_agent, replace(HOME, agent=None), "skip"),
-        (homes.judge_agent, replace(HOME, agent=replace(AGENT, heartbeat_seconds=60.0)), "fail"),
-        (homes.judge_agent, replace(HOME, agent=replace(AGENT, heartbeat_seconds=None)), "warn"),
-        (homes.judge_agent, replace(HOME, agent=replace(AGENT, sampler_state="dead")), "warn"),
-        (homes.judge_agent, replace(HOME, agent=replace(AGENT, version="0")), "warn"),
-    ]:
-        result = judge(reading)
-        assert result.status == status and bool(result.remedy) == (status in ("warn", "fail")), (judge, reading, status)
+def test_this_machine_is_checked(tmp_path: Path) -> None:
+    results = [*host.check_host(), *home.check_home(locate(tmp_path, {}), 1e9)]
+    assert len({result.name for result in results}) == len(results) == 16
 
 
 def test_a_real_write_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -95,13 +104,13 @@ def test_a_real_write_leaves_nothing_behind(tmp_path: Path) -> None:
 
 def test_databases_whole_damaged_and_missing(tmp_path: Path) -> None:
     path = tmp_path / "gputui.db"
-    assert check_database(path)[0] == "missing"
+    assert read_database(path)[0] == "missing"
     connection = open_writer(path)
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     connection.close()
-    state, size, version = check_database(path)
+    state, size, version = read_database(path)
     assert state == "ok" and size and version
     with path.open("r+b") as file:
         file.seek(4096 * 3)
         file.write(b"\xff" * 4096 * 8)
-    assert check_database(path)[0] not in ("ok", "missing", "slow")
+    assert read_database(path)[0] not in ("ok", "missing", "slow")

@@ -9,15 +9,16 @@ from msgspec.structs import replace
 from benchmarks.fakenvml.build import FakeNvml
 from gputui.machine.gpu_model import GpuFacts
 from gputui.machine.topology import GpuPair
-from gputui.profiles.doctor.environment import judge_interpreter
-from gputui.profiles.doctor.gpu_judgements import (
-    judge_driver,
-    judge_gpus,
-    judge_pcie,
-    judge_persistence,
-    judge_topology,
+from gputui.profiles.doctor.environment import check_interpreter
+from gputui.profiles.doctor.gpus import (
+    GpuReading,
+    check_driver,
+    check_gpus,
+    check_health,
+    check_pcie,
+    check_topology,
+    read_gpus,
 )
-from gputui.profiles.doctor.gpu_probe import GpuReading, read_gpus
 from gputui.profiles.probe import InterpreterAnswer
 from gputui.store.series import GpuSample, GpuSlowSample
 from tests.texts import mentions
@@ -47,23 +48,20 @@ def slow_changed(reading: GpuReading, **changes: Any) -> GpuReading:
 
 
 def test_a_fit_machine_passes_everything() -> None:
-    for result in (
-        judge_driver(FIT, has_hardware=True), judge_gpus(FIT, {}), judge_persistence(FIT), judge_pcie(FIT),
-        judge_topology(FIT),
-    ):  # fmt: skip
+    for result in check_gpus(FIT, {}, has_hardware=True):
         assert result.status == "pass", result
     assert (
-        judge_topology(FIT).detail
+        check_topology(FIT).detail
         == "1 of 1 pairs by NVLink (18 links active on each), all pairs reach each other directly"
     )
 
 
 def test_no_driver_fails_only_where_there_is_a_gpu() -> None:
     nothing = GpuReading("nvml", problem="No NVIDIA driver found")
-    assert judge_driver(nothing, has_hardware=True).status == "fail"
-    assert judge_driver(nothing, has_hardware=False).status == "warn"
-    assert judge_driver(GpuReading("simulated"), has_hardware=False).status == "skip"
-    missing = judge_driver(replace(FIT, problem="GPU 2 does not answer"), has_hardware=True)
+    assert check_driver(nothing, has_hardware=True).status == "fail"
+    assert check_driver(nothing, has_hardware=False).status == "warn"
+    assert check_driver(GpuReading("simulated"), has_hardware=False).status == "skip"
+    missing = check_driver(replace(FIT, problem="GPU 2 does not answer"), has_hardware=True)
     assert missing.status == "fail" and "GPU 2" in missing.detail
 
 
@@ -77,28 +75,28 @@ def test_unhealthy_gpus() -> None:
         (first_changed(FIT, mig_mode=True), {}, "warn", "MIG"),
         (GpuReading("nvml"), {}, "skip", "no GPUs"),
     ]:
-        result = judge_gpus(reading, quarantined)
+        result = check_health(reading, quarantined)
         assert result.status == status and words in result.detail, (reading, quarantined, status, words)
 
 
 def test_a_narrow_link_counts_under_load_only() -> None:
     narrow = slow_changed(FIT, pcie_width=8)
-    loaded = judge_pcie(narrow)
+    loaded = check_pcie(narrow)
     assert loaded.status == "warn" and mentions(loaded.detail, "GPU 0", "5 ×8 of 5 ×16")
-    idle = judge_pcie(
+    idle = check_pcie(
         replace(narrow, samples={uuid: replace(s, utilization_percent=0.0) for uuid, s in FIT.samples.items()})
     )
     assert idle.status == "skip" and "idle" in idle.detail
-    assert judge_pcie(replace(FIT, slow={})).status == "skip"
+    assert check_pcie(replace(FIT, slow={})).status == "skip"
 
 
 def test_topologies() -> None:
-    apart = judge_topology(replace(FIT, pairs=(GpuPair(0, 1, p2p=False, nvlink=False, path="two CPUs"),), nvlinks={}))
+    apart = check_topology(replace(FIT, pairs=(GpuPair(0, 1, p2p=False, nvlink=False, path="two CPUs"),), nvlinks={}))
     assert apart.status == "warn" and mentions(apart.detail, "0-1", "two CPUs")
-    uneven = judge_topology(replace(FIT, nvlinks={0: 18, 1: 17}))
+    uneven = check_topology(replace(FIT, nvlinks={0: 18, 1: 17}))
     assert uneven.status == "warn" and "GPU 1: 17" in uneven.detail
-    assert judge_topology(replace(FIT, pairs=(GpuPair(0, 1),))).status == "skip"
-    assert judge_topology(replace(FIT, facts=FIT.facts[:1])).detail == "fewer than two GPUs"
+    assert check_topology(replace(FIT, pairs=(GpuPair(0, 1),))).status == "skip"
+    assert check_topology(replace(FIT, facts=FIT.facts[:1])).detail == "fewer than two GPUs"
 
 
 ANSWER = InterpreterAnswer("3.12.1", "2.8.0", "12.8", "2.27.3", module=None, runnable=False, missing=())
@@ -114,7 +112,7 @@ def test_torch_and_the_driver() -> None:
         ({"cuda": None}, GpuReading("nvml"), "pass", "no GPU"),
         ({"torch": None}, FIT, "warn", "has no torch"),
     ]:
-        torch = judge_interpreter("/env/python", replace(ANSWER, **changes), reading)[1]
+        torch = check_interpreter("/env/python", replace(ANSWER, **changes), reading)[1]
         assert (torch.name, torch.status) == ("torch", status) and words in torch.detail, changes
 
 

@@ -1,0 +1,219 @@
+"""Checks of a home: its disk, database and agent, and the agents of other homes. Thresholds are this product's own."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import sys
+import time
+from contextlib import closing, suppress
+from pathlib import Path
+
+import psutil
+from msgspec import Struct
+
+from gputui.core.config import Workspace, file_system_of, is_network_file_system
+from gputui.core.units import bytes_text
+from gputui.machine.child import ChildError, run_child
+from gputui.profiles.doctor.host import disk_room
+from gputui.runs.agent_process import read_identity
+from gputui.runs.checks import CheckResult, graded
+from gputui.runs.identity import is_stopped
+from gputui.store.agent import read_agent
+from gputui.store.database import StoreError, StoreMissingError, open_reader
+from gputui.version import VERSION
+
+LITTLE_DISK_BYTES = 10 * 2**30
+TOO_LITTLE_DISK_BYTES = 2**30
+SLOW_DISK_BYTES_PER_SECOND = 50e6
+AGENT_SILENT_SECONDS = 10.0
+WRITE_BYTES = 64 * 2**20
+WRITE_DEADLINE_SECONDS = 10.0
+QUICK_CHECK_SECONDS = 3.0
+TOO_FULL = "too full to try"
+_STEPS_BETWEEN_CHECKS = 10_000
+
+
+class AgentReading(Struct, frozen=True):
+    """The agent of a home. ``heartbeat_seconds`` is the age of its last heartbeat, None without one; ``is_stopped``: it
+    was stopped by SIGSTOP."""
+
+    pid: int
+    version: str
+    interval_seconds: float | None
+    heartbeat_seconds: float | None
+    sampler_state: str | None
+    is_stopped: bool = False
+
+
+def check_home(workspace: Workspace, now: float) -> list[CheckResult]:
+    """All checks of a home, in the order in which they are shown; ``now`` is UTC unix seconds. Writes a temporary file
+    of 64 MiB into the state directory, or above it if that does not exist."""
+    state = str(workspace.state)
+    place = next(folder for folder in (workspace.state, *workspace.state.parents) if folder.is_dir())
+    return [
+        check_disk(state, disk_room(place)),
+        check_write(state, *measure_write(place)),
+        check_file_system(state, _file_system(place)),
+        check_database(state, *read_database(workspace.database)),
+        check_agent(_agent(workspace, now)),
+        check_other_agents(_other_agents(workspace)),
+    ]
+
+
+def check_disk(state: str, room: tuple[int, int] | None) -> CheckResult:
+    """Check the room for checkpoints and history."""
+    if room is None:
+        return CheckResult("disk", "skip", f"cannot tell how full the disk of {state} is")
+    free_bytes, total_bytes = room
+    detail = f"{bytes_text(free_bytes)} of {bytes_text(total_bytes)} free for {state}"
+    remedy = "delete old runs (gputui rm), or choose another --home"
+    too_little, little = free_bytes < TOO_LITTLE_DISK_BYTES, free_bytes < LITTLE_DISK_BYTES
+    return graded("disk", detail, remedy, fails=too_little, warns=little)
+
+
+def check_write(state: str, bytes_per_second: float | None, problem: str | None) -> CheckResult:
+    """Check the write speed, which checkpoints depend on."""
+    if problem == TOO_FULL:
+        return CheckResult("disk speed", "skip", problem)
+    if bytes_per_second is None:
+        return CheckResult("disk speed", "fail", f"{state}: {problem}", "check permissions, the mount and dmesg")
+    detail = f"{bytes_per_second / 1e6:.0f} MB/s written and synced"
+    remedy = "checkpoints will be slow: put the home on a faster disk"
+    return graded("disk speed", detail, remedy, warns=bytes_per_second < SLOW_DISK_BYTES_PER_SECOND)
+
+
+def check_file_system(state: str, kind: str | None) -> CheckResult:
+    """Check for a local file system: SQLite's WAL needs the shared memory of one machine."""
+    if kind is None:
+        return CheckResult("file system", "skip", f"unknown for {state}")
+    if is_network_file_system(kind):
+        detail = f"{state} is on {kind}, where the database cannot work"
+        return CheckResult("file system", "fail", detail, "set GPUTUI_HOME, or --home, to a folder on a local disk")
+    return CheckResult("file system", "pass", f"local ({kind})")
+
+
+def check_database(state: str, found: str, size_bytes: int | None, schema: int | None) -> CheckResult:
+    """Check that the database is intact; the arguments behind ``state`` are those of `read_database`."""
+    size = "" if size_bytes is None else f", {bytes_text(size_bytes)}"
+    if found == "missing":
+        return CheckResult("database", "skip", f"nothing has been recorded in {state} yet")
+    if found == "slow":
+        return CheckResult("database", "skip", f"too large to be read to its end here{size}")
+    if found == "ok":
+        return CheckResult("database", "pass", f"whole, schema {schema}{size}")
+    remedy = "gputui agent stop, then start: the agent rebuilds what it can and keeps the old file beside it"
+    if "another version" in found:
+        remedy = f"move {state} away, or choose another --home"
+    return CheckResult("database", "fail", f"{found}{size}", remedy)
+
+
+def check_agent(agent: AgentReading | None) -> CheckResult:
+    """Check that the agent is alive, responsive and of this version."""
+    if agent is None:
+        return CheckResult("agent", "skip", "none runs; whatever needs one starts it")
+    if agent.is_stopped:
+        remedy = f"kill -CONT {agent.pid} continues it; runs continue meanwhile"
+        return CheckResult("agent", "fail", f"pid {agent.pid} was stopped (state T)", remedy)
+    if agent.heartbeat_seconds is None:
+        return CheckResult("agent", "warn", f"pid {agent.pid} has written nothing yet", "ask again in a moment")
+    if agent.heartbeat_seconds > AGENT_SILENT_SECONDS + (agent.interval_seconds or 0.0):
+        remedy = "gputui agent stop, then start; runs continue meanwhile; the log is agent.log"
+        return CheckResult("agent", "fail", f"pid {agent.pid} silent for {agent.heartbeat_seconds:.0f} s", remedy)
+    detail = f"pid {agent.pid}, last heartbeat {agent.heartbeat_seconds:.1f} s ago"
+    if agent.sampler_state not in (None, "ok", "starting"):
+        remedy = "the driver may hang: see dmesg and agent.log"
+        return CheckResult("agent", "warn", f"{detail}; its reader of the GPUs is {agent.sampler_state}", remedy)
+    if agent.version != VERSION:
+        remedy = "gputui agent stop; the next command starts the new one, and runs continue"
+        return CheckResult("agent", "warn", f"{detail}, but of version {agent.version}, not {VERSION}", remedy)
+    return CheckResult("agent", "pass", detail)
+
+
+def check_other_agents(agents: list[tuple[int, str]]) -> CheckResult:
+    """Report agents of this user's other homes (PID, state directory), which share the GPUs. Lock files keep their runs
+    apart."""
+    if not agents:
+        return CheckResult("other agents", "pass", "none of this user")
+    named = ", ".join(f"pid {pid} ({state})" for pid, state in agents)
+    return CheckResult("other agents", "pass", f"{len(agents)} of other homes: {named}")
+
+
+def measure_write(
+    folder: Path, size_bytes: int = WRITE_BYTES, deadline_seconds: float = WRITE_DEADLINE_SECONDS
+) -> tuple[float | None, str | None]:
+    """Bytes per second of a write with fsync, or why there is no figure. A child process writes, because a broken disk
+    or server may block; its file is always removed."""
+    path = folder / f".gputui-doctor-{os.getpid()}"
+    if (room := disk_room(folder)) is not None and room[0] < 4 * size_bytes:
+        return None, TOO_FULL
+    argv = [sys.executable, "-P", "-m", "gputui.profiles.doctor.disk_write", str(path), str(size_bytes)]
+    try:
+        answered = run_child(argv, deadline_seconds=deadline_seconds)
+        if answered.status != 0:
+            return None, answered.stderr_tail
+        return size_bytes / float(answered.output), None
+    except ChildError as error:
+        return None, f"a write of {size_bytes >> 20} MiB {error}".replace("did not answer", "was not over")
+    except (ValueError, ZeroDivisionError):
+        return None, "the write could not be timed"
+    finally:
+        # A read-only file system refuses this even without a file.
+        with suppress(OSError):
+            path.unlink()
+
+
+def read_database(path: Path, seconds: float = QUICK_CHECK_SECONDS) -> tuple[str, int | None, int | None]:
+    """The state, size in bytes and schema version of a database. The state is ``ok``, ``missing``, ``slow`` (not read
+    completely within ``seconds``), or an error."""
+    if not path.exists():
+        return "missing", None, None
+    size = sum(side.stat().st_size for side in (path, path.with_name(path.name + "-wal")) if side.exists())
+    version = None
+    try:
+        with closing(open_reader(path)) as connection:
+            version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+            deadline = time.monotonic() + seconds
+            connection.set_progress_handler(lambda: int(time.monotonic() > deadline), _STEPS_BETWEEN_CHECKS)
+            found = str(connection.execute("PRAGMA quick_check(1)").fetchone()[0])
+    except StoreMissingError:
+        return "missing", size, version
+    except (StoreError, sqlite3.Error) as error:
+        is_late = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT
+        return "slow" if is_late else str(error), size, version
+    return found, size, version
+
+
+def _agent(workspace: Workspace, now: float) -> AgentReading | None:
+    identity = read_identity(workspace)
+    if identity is None:
+        return None
+    view = None
+    with suppress(StoreError, sqlite3.Error), closing(open_reader(workspace.database)) as connection:
+        view = read_agent(connection)
+    stopped = is_stopped(identity.process)
+    if view is None or view.pid != identity.process.pid:
+        return AgentReading(identity.process.pid, identity.version, None, None, None, stopped)
+    age = max(0.0, now - view.heartbeat_at)
+    return AgentReading(view.pid, identity.version, view.interval_seconds, age, view.sampler_state, stopped)
+
+
+def _other_agents(workspace: Workspace) -> list[tuple[int, str]]:
+    """This user's agents of other state directories, by their command lines."""
+    found, me = [], os.getuid()
+    for process in psutil.process_iter(["uids", "cmdline"]):
+        words = process.info["cmdline"] or []
+        if process.info["uids"] is None or process.info["uids"].real != me or "gputui.agent" not in words:
+            continue
+        if "--state" in words[:-1]:
+            state = words[words.index("--state") + 1]
+            if os.path.realpath(state) != str(workspace.state):
+                found.append((process.pid, state))
+    return found
+
+
+def _file_system(path: Path) -> str | None:
+    try:
+        return file_system_of(path, Path("/proc/self/mountinfo").read_text("utf-8", "replace"))
+    except OSError:
+        return None
