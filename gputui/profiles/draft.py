@@ -11,14 +11,13 @@ from msgspec import Struct
 
 from gputui.profiles.draft_arguments import DraftArguments, argument_of, quote, role_of
 from gputui.profiles.draft_outputs import DraftOutputs, yaml_text
-from gputui.profiles.draft_subject import PRESETS, TITLES, DraftNotes, DraftSubject, Preset, examine
+from gputui.profiles.draft_subject import DraftNotes, DraftSubject, examine
+from gputui.profiles.presets import PRESETS, Preset
 from gputui.profiles.script_survey import SurveyError
 from gputui.profiles.typed_command import SHELLS, DraftError, TypedCommand, split_command
 from gputui.runs.command import format_value
 from gputui.runs.launchers import FOR_RANKS, FOR_SCRIPT
 from gputui.runs.spec import Scalar
-
-__all__ = ["PRESETS", "Draft", "Preset", "draft", "script_option"]
 
 MAX_LEFT = 12
 """Options that a draft lists as left at the script's defaults."""
@@ -48,14 +47,14 @@ def draft(words: Sequence[str], folder: Path, *, preset: Preset | None = None, g
     """
     command = split_command(words, folder)
     subject = examine(command, folder, preset)
-    if subject.preset == "makefile" and not command.launcher.takes_command:
+    if subject.preset is PRESETS["makefile"] and not command.launcher.takes_command:
         raise DraftError("preset makefile goes with a command: gputui init --preset makefile -- make train")
     if len(words) == 1 and command.launcher is FOR_RANKS and not subject.is_distributed:
         command.launcher = FOR_SCRIPT
     notes = DraftNotes()
     survey = subject.survey
     if subject.preset is not None:
-        notes.found.append(f"built on {TITLES[subject.preset]}" + ("" if preset is None else ", as given"))
+        notes.found.append(f"built on {subject.preset.title}" + ("" if preset is None else ", as given"))
     if survey.style is not None and survey.options:
         notes.found.append(f"{len(survey.options)} options ({survey.style})")
     arguments = DraftArguments(subject, notes)
@@ -129,7 +128,7 @@ def _gpu_lines(subject: DraftSubject, gpus: int) -> list[str]:
     if command.launcher.starts_ranks and command.nproc:
         lines.append(f"nproc: {command.nproc}")
     elif command.launcher.starts_ranks:
-        needed = ", which train one model only with --use_cpu" if subject.preset == "hf" else ""
+        needed = ", which train one model only with --use_cpu" if subject.preset is PRESETS["hf"] else ""
         lines.append(f"# nproc: 2                    # ranks on the CPU{needed}; one without this line")
     return lines
 

@@ -75,7 +75,7 @@ class DraftArguments:
         """Returns the names of the typed options."""
         subject = self.subject
         words = deque(subject.command.words)
-        is_lightning_cli = subject.preset == "lightning" and subject.survey.style == "lightning"
+        is_lightning_cli = subject.survey.style == "lightning"
         if is_lightning_cli and not subject.command.program and (not words or words[0] != "fit"):
             words.appendleft("fit")
         typed: set[str] = set()

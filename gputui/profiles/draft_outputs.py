@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from gputui.profiles.draft_arguments import OUT
 from gputui.profiles.draft_subject import DraftNotes, DraftSubject
+from gputui.profiles.presets import PRESETS
 from gputui.profiles.printed_patterns import DraftPattern, patterns_of
 from gputui.profiles.script_paths import fill_options
 
@@ -77,7 +78,7 @@ class DraftOutputs:
         # With each pattern that cannot be used, why: none of these lines has a step of the whole training.
         reasons = {"unclear": "names no epoch, and its steps begin again", "epoch": "has no step, only an epoch"}
         spares = [f"  # line {each.line}, {reasons[each.steps]}: {_single(each.pattern)}" for each in spare]
-        if ready and self.preset != "hf":
+        if ready and (self.preset is None or self.preset.prints_metrics):
             sources.append([*_output_source(ready, has_epochs_only), *spares])
             self.notes.found.append(f"{len(ready)} printed line{'' if len(ready) == 1 else 's'} with metrics")
             self.notes.guesses += [
@@ -105,20 +106,16 @@ class DraftOutputs:
 
     def _file_sources(self) -> list[list[str]]:
         """The lines of each source that is a file."""
-        survey = self.survey
+        survey, preset = self.survey, self.preset
+        out_dir = self.out_dir or ("." if preset is None else preset.folder)
         sources: list[list[str]] = []
-        if self.preset == "hf":
-            path = f"{self.out_dir or 'out'}/checkpoint-*/trainer_state.json"
-            sources.append(["source: hf", f'path: "{path}"   # with each checkpoint'])
+        if preset is PRESETS["lightning"] and ("CSVLogger" in survey.calls or "metrics.csv" in survey.text):
+            sources.append(["source: csv", f'path: "{out_dir}/lightning_logs/version_*/metrics.csv"'])
+        elif preset is not None and preset.metrics is not None:
+            kind, path = preset.metrics
+            sources.append([f"source: {kind}", f'path: "{out_dir}/{path}"'])
             notes = self.notes.guesses if self.out_dir is None else self.notes.found
-            notes.append(f"metrics in {path}")
-        if self.preset == "lightning" and ("CSVLogger" in survey.calls or "metrics.csv" in survey.text):
-            folder = survey.keywords.get("CSVLogger", {}).get("save_dir", "*").strip("*") or self.out_dir or "."
-            sources.append(["source: csv", f'path: "{folder}/lightning_logs/version_*/metrics.csv"'])
-        elif self.preset == "lightning":
-            comment = "# CSVLogger: {source: csv, path: …/metrics.csv}"
-            path = f"{self.out_dir or '.'}/lightning_logs/version_*"
-            sources.append([f"source: tensorboard             {comment}", f'path: "{path}"'])
+            notes.append(f"metrics in {out_dir}/{path}")
         if "SummaryWriter" in survey.calls:
             words = survey.keywords.get("SummaryWriter", {})
             folder = self._filled(words.get("log_dir", words.get("logdir", "runs/*")))
@@ -166,17 +163,15 @@ class DraftOutputs:
         return [*lines, f"  # {comment}"] if comment else lines
 
     def _saved(self) -> _Checkpoints | None:
-        out_dir = self.out_dir
-        if self.preset == "hf":
-            return _Checkpoints(out_dir or "out", "checkpoint-*", is_guess=out_dir is None)
-        if self.preset == "timm":
-            # timm's saver writes this file with every epoch; model_best.pth.tar beside it may be older.
-            return _Checkpoints(out_dir or "output", "**/last.pth.tar", is_guess=True)
+        out_dir, preset = self.out_dir, self.preset
         paths = [self._filled(path) for path in self.survey.saves]
-        if self.preset == "lightning":
-            paths = [path for path in paths if path.endswith(".ckpt") and not path.startswith("*")]
-            if not paths or paths[0].startswith("lightning_logs"):
-                return _Checkpoints(out_dir or ".", "lightning_logs/version_*/checkpoints/*.ckpt", out_dir is None)
+        if preset is not None and preset.checkpoints is not None:
+            suffix = preset.own_checkpoints
+            own = [path for path in paths if suffix is not None and path.endswith(suffix) and path[0] != "*"]
+            if not own or own[0].startswith(preset.checkpoints.partition("/")[0]):
+                is_guess = preset.is_guess or out_dir is None
+                return _Checkpoints(out_dir or preset.folder, preset.checkpoints, is_guess)
+            paths = own
         for path in sorted(paths, key=lambda path: ("best" in path, "*" not in path.rpartition("/")[2])):
             folder, _, pattern = path.rpartition("/")
             if not pattern.strip("*"):
@@ -202,14 +197,11 @@ class DraftOutputs:
         survey, preset = self.survey, self.preset
         if "GPUTUI_CHECKPOINT" in survey.text:
             return None, "resumed by $GPUTUI_CHECKPOINT, which the script reads"
-        if preset == "nanogpt":
-            return "--init_from=resume", "the script finds its own ckpt.pt"
-        if preset == "lightning" and survey.style == "lightning":
-            return "--ckpt_path {checkpoint}", ""
-        if preset == "lightning" and not survey.options.keys() & set(_RESUME_OPTIONS):
-            return None, 'one line makes it resume: trainer.fit(model, ckpt_path=os.environ.get("GPUTUI_CHECKPOINT"))'
-        if preset == "hf" and survey.style == "hf" and "resume_from_checkpoint" in survey.text:
-            return "--resume_from_checkpoint {checkpoint}", ""
+        if preset is not None and preset.resume is not None and preset.resume_word in survey.text:
+            if preset.style is None:
+                return preset.resume, preset.advice
+            if preset.style == survey.style:
+                return preset.resume, ""
         for name in _RESUME_OPTIONS:
             option = survey.options.get(name)
             if option is not None and option.is_flag:
@@ -218,11 +210,8 @@ class DraftOutputs:
                 return f"{option.flag}{self.subject.separator}{{checkpoint}}", ""
         for name in self.subject.options.keys() & set(_RESUME_STEPS):
             return f"{survey.options[name].flag}{self.subject.separator}{{checkpoint_step}}", ""
-        if preset == "hf":
-            return (
-                None,
-                'one line makes it resume: trainer.train(resume_from_checkpoint=os.environ.get("GPUTUI_CHECKPOINT"))',
-            )
+        if preset is not None and preset.advice:
+            return None, preset.advice
         if self._loads_own_checkpoint:
             return None, "the script seems to load its own checkpoint where that is there"
         return None, "the script would begin again; where it can, let it load os.environ.get('GPUTUI_CHECKPOINT')"

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from gputui.profiles.draft import Draft, draft
-from gputui.profiles.draft_subject import Preset
 from gputui.profiles.loading import Profile, read_profile
+from gputui.profiles.presets import PRESETS
 from gputui.profiles.script_survey import SurveyError
 from gputui.profiles.typed_command import DraftError
 from tests import forkserver
@@ -25,12 +25,12 @@ def copied(folder: Path, name: str) -> Path:
     return folder / "programs" / name
 
 
-def drafted(folder: Path, *words: str, preset: Preset | None = None, gpus: int = 0) -> tuple[Draft, Profile]:
-    made = draft(words, folder, preset=preset, gpus=gpus)
+def drafted(folder: Path, *words: str, preset: str | None = None, gpus: int = 0) -> tuple[Draft, Profile]:
+    made = draft(words, folder, preset=None if preset is None else PRESETS[preset], gpus=gpus)
     return made, read_profile(made.text, folder / f"{made.name}.yaml")
 
 
-CASES: dict[str, tuple[str, tuple[str, ...], Preset | None, dict[str, Any]]] = {
+CASES: dict[str, tuple[str, tuple[str, ...], str | None, dict[str, Any]]] = {
     "nanogpt": (
         "nanogpt", ("train.py",), None,
         {"launcher": "torchrun", "params": {"batch_size": 12, "gradient_accumulation_steps": 40, "learning_rate": 6e-4,
@@ -119,7 +119,7 @@ def test_what_cannot_be_read(tmp_path: Path) -> None:
             draft(words, tmp_path)
     (tmp_path / "b.py").write_text("")
     with pytest.raises(DraftError):
-        draft(["b.py"], tmp_path, preset="makefile")
+        draft(["b.py"], tmp_path, preset=PRESETS["makefile"])
 
 
 def test_what_the_script_divides_among_its_ranks_is_of_all_of_them(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import click
 
 from gputui.core.yaml_forms.problems import ProfileError, shown_path
 from gputui.profiles.draft import draft
-from gputui.profiles.draft_subject import PRESETS
 from gputui.profiles.loading import read_profile
+from gputui.profiles.presets import PRESETS
 from gputui.profiles.script_survey import SurveyError
 from gputui.profiles.typed_command import DraftError
 from gputui.ui.cli.context import EXIT_REFUSED, EXIT_USAGE, fail, say
@@ -17,7 +17,7 @@ from gputui.ui.cli.context import EXIT_REFUSED, EXIT_USAGE, fail, say
 
 @click.command("init", context_settings={"ignore_unknown_options": True})
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT | -- COMMAND…")
-@click.option("--preset", type=click.Choice(PRESETS), help="What the script is built on, where that cannot be seen.")
+@click.option("--preset", type=click.Choice([*PRESETS]), help="What the script is built on, where that cannot be seen.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Where to write it.")
 def command(words: tuple[str, ...], preset: str | None, out: Path | None) -> None:
     """Write a profile, with comments, for a script or a command that trains already. The script is read, not run."""
@@ -25,11 +25,10 @@ def command(words: tuple[str, ...], preset: str | None, out: Path | None) -> Non
     folder = here if out is None else (here / out).parent
     if folder.resolve() != here.resolve():
         fail("--out names a file in this folder: relative paths of the profile begin where it lies", EXIT_USAGE)
-    chosen = next((known for known in PRESETS if known == preset), None)
     # Without asking the driver.
     gpus = len([path for path in Path("/dev").glob("nvidia[0-9]*") if path.name[6:].isdigit()])
     try:
-        made = draft(words, here, preset=chosen, gpus=gpus)
+        made = draft(words, here, preset=None if preset is None else PRESETS[preset], gpus=gpus)
     except (DraftError, SurveyError) as error:
         fail(str(error), EXIT_USAGE)
     path = here / (out or f"{made.name}.yaml")

@@ -1,0 +1,115 @@
+"""The frameworks that `gputui init` knows: how a script shows that it is built on one, and where it then writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from gputui.profiles.script_survey import Option, Style, Survey
+from gputui.profiles.typed_command import TypedCommand
+
+
+class Preset(Struct, frozen=True):
+    """A framework. Its paths begin at the script's output folder.
+
+    Attributes:
+        title: its name in a sentence.
+        takes_ranks: torchrun may start several ranks of its scripts.
+        style: its own parser of options, which adds ``options``.
+        separator: the text between an option and its value.
+        folder: the output folder of a script that names none.
+        metrics: the kind and path of its metrics file; ``prints_metrics``: printed lines have others.
+        checkpoints: their glob, from which ``is_guess`` takes the certainty; a path in the script that ends with
+            ``own_checkpoints`` is better.
+        resume: the arguments that resume a script with its parser, if the script contains ``resume_word``.
+        advice: a comment where nothing else resumes.
+    """
+
+    title: str
+    takes_ranks: bool = True
+    style: Style | None = None
+    options: Mapping[str, Option] = msgspec.field(default_factory=dict)
+    separator: str = " "
+    folder: str = "."
+    metrics: tuple[str, str] | None = None
+    prints_metrics: bool = True
+    checkpoints: str | None = None
+    is_guess: bool = False
+    own_checkpoints: str | None = None
+    resume: str | None = None
+    resume_word: str = ""
+    advice: str = ""
+
+
+_GPUTUI_CHECKPOINT = 'os.environ.get("GPUTUI_CHECKPOINT")'
+# Options that TrainingArguments adds to those of the script, with their defaults.
+_TRAINING_ARGUMENTS = {
+    "output_dir": None, "num_train_epochs": 3.0, "max_steps": -1, "save_steps": 500, "logging_steps": 500,
+    "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "learning_rate": 5e-5, "max_grad_norm": 1.0,
+}  # fmt: skip
+_TRAINER_OPTIONS = ("default_root_dir", "max_epochs", "max_steps")
+
+PRESETS: Mapping[str, Preset] = {
+    "hf": Preset(
+        "the Hugging Face Trainer",
+        style="hf",
+        options={name: Option(f"--{name}", name, default) for name, default in _TRAINING_ARGUMENTS.items()},
+        folder="out",
+        metrics=("hf", "checkpoint-*/trainer_state.json"),
+        prints_metrics=False,
+        checkpoints="checkpoint-*",
+        resume="--resume_from_checkpoint {checkpoint}",
+        resume_word="resume_from_checkpoint",
+        advice=f"one line makes it resume: trainer.train(resume_from_checkpoint={_GPUTUI_CHECKPOINT})",
+    ),
+    "lightning": Preset(
+        "Lightning",
+        takes_ranks=False,
+        style="lightning",
+        options={name: Option(f"--trainer.{name}", name) for name in _TRAINER_OPTIONS},
+        metrics=("tensorboard", "lightning_logs/version_*"),
+        checkpoints="lightning_logs/version_*/checkpoints/*.ckpt",
+        own_checkpoints=".ckpt",
+        resume="--ckpt_path {checkpoint}",
+        advice=f"one line makes it resume: trainer.fit(model, ckpt_path={_GPUTUI_CHECKPOINT})",
+    ),
+    "accelerate": Preset("accelerate"),
+    # timm's saver writes this file with every epoch; model_best.pth.tar beside it may be older.
+    "timm": Preset("timm", folder="output", checkpoints="**/last.pth.tar", is_guess=True),
+    "nanogpt": Preset(
+        "nanoGPT's way", separator="=", resume="--init_from=resume", advice="the script finds its own ckpt.pt"
+    ),
+    "makefile": Preset("make", separator="="),
+}
+
+
+def recognised(survey: Survey, command: TypedCommand) -> Preset | None:
+    """The framework of a script or command; None if it shows none."""
+    name = None
+    if command.program and Path(command.program[0]).name == "make":
+        name = "makefile"
+    elif survey.uses("lightning", "pytorch_lightning"):
+        name = "lightning"
+    elif survey.uses("timm") and (
+        "CheckpointSaver" in survey.calls or ("create_model" in survey.calls and "resume" in survey.options)
+    ):
+        name = "timm"
+    elif survey.style == "globals":
+        name = "nanogpt"
+    elif _has_hf_trainer(survey):
+        name = "hf"
+    elif survey.uses("accelerate"):
+        name = "accelerate"
+    return None if name is None else PRESETS[name]
+
+
+def _has_hf_trainer(survey: Survey) -> bool:
+    """Whether a script uses the Trainer, a class derived from it, or another trainer with its files and options."""
+    packages = ("transformers", "trl", "sentence_transformers", "optimum")
+    names = survey.calls | survey.imported_from(*packages)
+    if survey.uses(*packages) and any(name.endswith(("Trainer", "TrainingArguments")) for name in names):
+        return True
+    return "trainer_state.json" in survey.text and "per_device_train_batch_size" in survey.options
