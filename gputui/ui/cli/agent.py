@@ -27,7 +27,7 @@ command.add_command(prometheus.command)
 @command.command("start")
 @click.pass_obj
 def start(session: Session) -> None:
-    """Start the agent where none runs."""
+    """Start the agent if none runs."""
     session.need_agent()
     identity = read_identity(session.workspace)
     say(f"agent running, pid {identity.process.pid}" if identity else "agent started")
@@ -36,8 +36,10 @@ def start(session: Session) -> None:
 @command.command("stop")
 @click.pass_obj
 def stop(session: Session) -> None:
-    """End the agent; runs continue, and the next agent takes them over. Nothing starts an agent until
-    a command or screen does."""
+    """End the agent; runs continue.
+
+    The next agent takes them over. Nothing starts one until a command or a screen does.
+    """
     try:
         if session.workspace.state.is_dir():
             session.workspace.agent_stopped.touch(PRIVATE_FILE_MODE)
@@ -53,7 +55,7 @@ def stop(session: Session) -> None:
 @json_option
 @click.pass_obj
 def status(session: Session, as_json: bool) -> None:
-    """Whether an agent runs here, and which."""
+    """Show the agent that runs here."""
     identity = read_identity(session.workspace)
     connection = session.reader_or_none()
     view = None if connection is None else read_agent(connection)

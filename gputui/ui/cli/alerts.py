@@ -109,7 +109,10 @@ def acknowledge(session: Session, ids: tuple[int, ...], everything: bool, as_jso
 @json_option
 @click.pass_obj
 def silence(session: Session, what: str, how_long: str, as_json: bool) -> None:
-    """Silence notifications for a while: of an alert's rule for its subject, or of a rule. Recording continues."""
+    """Silence an alert, or a rule everywhere, for a while.
+
+    Nobody is notified meanwhile; recording continues.
+    """
     from gputui.recovery.watch.overrides import parse_seconds
 
     seconds = 0.0 if how_long == "0" else parse_seconds(how_long)
@@ -124,7 +127,7 @@ def silence(session: Session, what: str, how_long: str, as_json: bool) -> None:
 @json_option
 @click.pass_obj
 def rules(session: Session, profile: str | None, as_json: bool) -> None:
-    """The rules with the thresholds in force here, or for a PROFILE, and where each comes from."""
+    """Show the rules with their thresholds, here or for a PROFILE."""
     from gputui.ui.cli.alert_rules import show_rules
 
     show_rules(session, profile, as_json)
@@ -134,7 +137,7 @@ def rules(session: Session, profile: str | None, as_json: bool) -> None:
 @json_option
 @click.pass_obj
 def test(session: Session, as_json: bool) -> None:
-    """Send a test message by the command and the webhook of alerts.yaml, and say what came of it."""
+    """Send a test message by each way that alerts.yaml names."""
     from gputui.ui.cli.alert_rules import send_test
 
     send_test(session, as_json)

@@ -44,10 +44,10 @@ def command() -> None:
 def scaling(
     session: Session, profile: str, gpus: str | None, processes: str | None, changes: tuple[str, ...], as_json: bool
 ) -> None:
-    """Launch a profile with different numbers of GPUs, one run after the other, and tell how it scales.
+    """Compare the speed of a profile on different numbers of GPUs.
 
-    They are ordinary runs, called PROFILE-x2 and so on: supervised, recovered and kept. The batch size is that of each
-    rank, so that more ranks do more work in a step.
+    One run follows the other. They are ordinary runs, called PROFILE-x2 and so on: supervised, recovered and kept. The
+    batch size is that of each rank, so that more ranks do more work in a step.
     """
     if (gpus is None) == (processes is None):
         fail("say --gpus 1,2,4, or --processes 1,2 on the CPU", EXIT_USAGE)

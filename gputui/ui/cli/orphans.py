@@ -20,7 +20,7 @@ from gputui.ui.cli.context import EXIT_OK, EXIT_REFUSED, Session, json_option, p
 @json_option
 @click.pass_obj
 def command(session: Session, kill: bool, as_json: bool) -> None:
-    """Processes of this home's runs that are still alive though their attempt is over.
+    """List processes that have outlived their run; --kill ends them.
 
     Only processes of this user that carry the mark of a run of this home are listed, and none other is ever killed.
     """

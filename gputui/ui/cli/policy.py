@@ -47,7 +47,10 @@ def command(ctx: click.Context, as_json: bool) -> None:
 @json_option
 @click.pass_obj
 def show(session: Session, what: str, as_json: bool) -> None:
-    """Ladders and limits of a policy; of a profile or a run also what each action would do to its parameters."""
+    """Show the ladders and limits of a policy.
+
+    Of a profile or a run also what each action would do to its parameters.
+    """
     from gputui.recovery import policies, policy_words
     from gputui.ui.cli import policy_subjects
 
@@ -105,7 +108,10 @@ def try_(
     refuses: bool,
     as_json: bool,
 ) -> None:
-    """What would happen if a run met the same trouble again and again: attempt by attempt, and nothing is done."""
+    """Simulate an incident that happens again and again.
+
+    Shows the decision about each attempt; nothing is done.
+    """
     from gputui.recovery import policy_simulation, policy_words
     from gputui.recovery.kinds import KINDS
     from gputui.ui.cli import policy_subjects

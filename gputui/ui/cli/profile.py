@@ -22,7 +22,7 @@ def command() -> None:
 @json_option
 @click.pass_obj
 def list_(session: Session, as_json: bool) -> None:
-    """The profiles that a name can mean: here, in the home, and those that come with gputui."""
+    """List the profiles here, in the home, and those that ship with gputui."""
     from gputui.profiles.loading import list_profiles
 
     entries = list_profiles(session.workspace, Path.cwd())

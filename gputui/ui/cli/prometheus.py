@@ -9,7 +9,7 @@ import click
 
 @click.group("prometheus")
 def command() -> None:
-    """What Prometheus and Grafana need to show and watch this machine.
+    """Print what Prometheus and Grafana need.
 
     gputui --record --prometheus 127.0.0.1:9464 is what they read.
     """

@@ -122,7 +122,10 @@ def resume_queue(session: Session, as_json: bool) -> None:
 def move(
     session: Session, run: str, first: bool, last: bool, up: bool, down: bool, priority: int | None, as_json: bool
 ) -> None:
-    """Change a waiting run's place by its priority; --up and --down may raise the priority of others, too."""
+    """Change a waiting run's place by its priority.
+
+    --up and --down may raise the priority of others, too.
+    """
     if first + last + up + down + (priority is not None) != 1:
         fail("give one of --first, --last, --up, --down and --priority N", EXIT_USAGE)
     place = next((word for word, asked in zip(PLACES, (first, last, up, down), strict=True) if asked), None)

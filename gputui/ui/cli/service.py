@@ -20,7 +20,7 @@ LINGER = Path("/var/lib/systemd/linger")
 
 @click.group("service")
 def command() -> None:
-    """Record always: a systemd unit of this user."""
+    """Record always, by a systemd unit of this user."""
 
 
 @command.command("install")
@@ -29,7 +29,7 @@ def command() -> None:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.pass_obj
 def install(session: Session, interval: float, print_only: bool, yes: bool) -> None:
-    """Show the unit, then write it, and start it now and at every start of the machine."""
+    """Show the unit, write it, and start it, now and at each boot."""
     text, path = _unit(session.workspace, interval), unit_path(os.environ)
     if print_only:
         click.echo(text, nl=False)
@@ -66,7 +66,7 @@ def install(session: Session, interval: float, print_only: bool, yes: bool) -> N
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.pass_obj
 def uninstall(_session: Session, yes: bool) -> None:
-    """Stop recording and remove the unit; runs continue, and what was recorded stays."""
+    """Stop recording and remove the unit; runs and data stay."""
     path = unit_path(os.environ)
     if not path.exists():
         say("no unit is installed")
