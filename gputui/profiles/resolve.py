@@ -187,8 +187,8 @@ def _holds_module(root: Path, module: str) -> bool:
 
 def _unknown(profile: Profile, name: str, given: Scalar) -> str:
     """The message for an unknown parameter, with the lines that would add it to the profile."""
-    from gputui.profiles.draft import script_option
-    from gputui.profiles.typed_command import TypedCommand
+    from gputui.profiles.init.draft import script_option
+    from gputui.profiles.init.typed_command import TypedCommand
 
     form = profile.form
     launcher = LAUNCHERS[form.launcher]

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from gputui.profiles.draft import Draft, draft
+from gputui.profiles.init.draft import Draft, draft
+from gputui.profiles.init.presets import PRESETS
+from gputui.profiles.init.script_survey import SurveyError
+from gputui.profiles.init.typed_command import DraftError
 from gputui.profiles.loading import Profile, read_profile
-from gputui.profiles.presets import PRESETS
-from gputui.profiles.script_survey import SurveyError
-from gputui.profiles.typed_command import DraftError
 from tests import forkserver
 from tests.tables import table
 

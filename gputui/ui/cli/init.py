@@ -7,11 +7,11 @@ from pathlib import Path
 import click
 
 from gputui.core.yaml_forms.problems import ProfileError, shown_path
-from gputui.profiles.draft import draft
+from gputui.profiles.init.draft import draft
+from gputui.profiles.init.presets import PRESETS
+from gputui.profiles.init.script_survey import SurveyError
+from gputui.profiles.init.typed_command import DraftError
 from gputui.profiles.loading import read_profile
-from gputui.profiles.presets import PRESETS
-from gputui.profiles.script_survey import SurveyError
-from gputui.profiles.typed_command import DraftError
 from gputui.ui.cli.context import EXIT_REFUSED, EXIT_USAGE, fail, say
 
 

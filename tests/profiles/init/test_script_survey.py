@@ -10,9 +10,9 @@ import pytest
 
 from gputui.metrics.contract import ParsedLine
 from gputui.metrics.printed import OutputPatterns
-from gputui.profiles.printed_patterns import patterns_of
-from gputui.profiles.script_paths import fill_options
-from gputui.profiles.script_survey import Survey, survey_script
+from gputui.profiles.init.printed_patterns import patterns_of
+from gputui.profiles.init.script_paths import fill_options
+from gputui.profiles.init.script_survey import Survey, survey_script
 from tests.tables import table
 
 

@@ -9,16 +9,16 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from gputui.profiles.presets import PRESETS, Preset, recognised
-from gputui.profiles.script_survey import Option, Survey, survey_script
-from gputui.profiles.typed_command import TypedCommand, command_options, command_text, script_file
+from gputui.profiles.init.presets import PRESETS, Preset, recognised
+from gputui.profiles.init.script_survey import Option, Survey, survey_script
+from gputui.profiles.init.typed_command import TypedCommand, command_options, command_text, script_file
 
 _DISTRIBUTED = {"init_process_group", "DistributedDataParallel", "DDP", "fully_shard", "FullyShardedDataParallel"}
 
 
 @dataclass(slots=True)
 class DraftNotes:
-    """Remarks of a draft for a person, one line each; the lists are those of `gputui.profiles.draft.Draft`."""
+    """Remarks of a draft for a person, one line each; the lists are those of `gputui.profiles.init.draft.Draft`."""
 
     found: list[str] = field(default_factory=list)
     guesses: list[str] = field(default_factory=list)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gputui.profiles.script_survey import Option
+from gputui.profiles.init.script_survey import Option
 from gputui.runs.launchers import FOR_COMMAND, FOR_RANKS, FOR_SCRIPT, LAUNCHERS
 from gputui.runs.launchers.base import Launcher
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from gputui.profiles.script_survey import Option, Style, Survey
-from gputui.profiles.typed_command import TypedCommand
+from gputui.profiles.init.script_survey import Option, Style, Survey
+from gputui.profiles.init.typed_command import TypedCommand
 
 
 class Preset(Struct, frozen=True):

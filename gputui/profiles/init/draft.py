@@ -9,12 +9,12 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from gputui.profiles.draft_arguments import DraftArguments, argument_of, quote, role_of
-from gputui.profiles.draft_outputs import DraftOutputs, yaml_text
-from gputui.profiles.draft_subject import DraftNotes, DraftSubject, examine
-from gputui.profiles.presets import PRESETS, Preset
-from gputui.profiles.script_survey import SurveyError
-from gputui.profiles.typed_command import SHELLS, DraftError, TypedCommand, split_command
+from gputui.profiles.init.draft_arguments import DraftArguments, argument_of, quote, role_of
+from gputui.profiles.init.draft_outputs import DraftOutputs, yaml_text
+from gputui.profiles.init.draft_subject import DraftNotes, DraftSubject, examine
+from gputui.profiles.init.presets import PRESETS, Preset
+from gputui.profiles.init.script_survey import SurveyError
+from gputui.profiles.init.typed_command import SHELLS, DraftError, TypedCommand, split_command
 from gputui.runs.command import format_value
 from gputui.runs.launchers import FOR_RANKS, FOR_SCRIPT
 from gputui.runs.spec import Scalar

@@ -6,10 +6,10 @@ import re
 from collections import deque
 from collections.abc import Mapping
 
-from gputui.profiles.draft_subject import DraftNotes, DraftSubject
+from gputui.profiles.init.draft_subject import DraftNotes, DraftSubject
+from gputui.profiles.init.script_survey import Option
+from gputui.profiles.init.typed_command import as_number
 from gputui.profiles.params import RESERVED_NAMES, UNDECIDED
-from gputui.profiles.script_survey import Option
-from gputui.profiles.typed_command import as_number
 from gputui.runs.spec import ROLE_NAMES, Scalar
 
 OUT = "{run_dir}/out"

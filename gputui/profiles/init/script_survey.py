@@ -12,9 +12,9 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.profiles.printed_lines import Printed, PrintedLines
-from gputui.profiles.script_paths import PathResolver
-from gputui.profiles.syntax import arithmetic, constant, last_name
+from gputui.profiles.init.printed_lines import Printed, PrintedLines
+from gputui.profiles.init.script_paths import PathResolver
+from gputui.profiles.init.syntax import arithmetic, constant, last_name
 from gputui.runs.spec import Scalar
 
 Style = Literal["argparse", "click", "hf", "lightning", "globals"]

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from gputui.profiles.draft_arguments import OUT
-from gputui.profiles.draft_subject import DraftNotes, DraftSubject
-from gputui.profiles.presets import PRESETS
-from gputui.profiles.printed_patterns import DraftPattern, patterns_of
-from gputui.profiles.script_paths import fill_options
+from gputui.profiles.init.draft_arguments import OUT
+from gputui.profiles.init.draft_subject import DraftNotes, DraftSubject
+from gputui.profiles.init.presets import PRESETS
+from gputui.profiles.init.printed_patterns import DraftPattern, patterns_of
+from gputui.profiles.init.script_paths import fill_options
 
 # Keyword arguments that name an output folder, and how the names of the classes that have them end.
 _OUTPUT_WORDS = {"output_dir": "(TrainingArguments|Config)$", "default_root_dir": "Trainer$", "save_dir": "CSVLogger$"}

@@ -10,7 +10,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from gputui.profiles.syntax import arithmetic, constant, last_name
+from gputui.profiles.init.syntax import arithmetic, constant, last_name
 
 Course = Literal["on", "again", "fixed", ""]
 """A number from one epoch to the next: counts on, begins again, or is no count at all; "" if unknown."""

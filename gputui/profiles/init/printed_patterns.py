@@ -9,7 +9,7 @@ from typing import Literal
 from msgspec import Struct
 
 from gputui.metrics.printed import UNITS
-from gputui.profiles.printed_lines import EPOCHS, Course, Part, Printed, PrintedValue
+from gputui.profiles.init.printed_lines import EPOCHS, Course, Part, Printed, PrintedValue
 
 Steps = Literal["global", "in_epoch", "epoch", "unclear"]
 

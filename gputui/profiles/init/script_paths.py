@@ -8,7 +8,7 @@ from collections.abc import Mapping, Set
 
 from msgspec import Struct
 
-from gputui.profiles.syntax import constant, last_name
+from gputui.profiles.init.syntax import constant, last_name
 
 _MAX_DEPTH = 6
 _UNKNOWN = "*"
