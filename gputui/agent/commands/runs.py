@@ -300,7 +300,7 @@ def _write_back_labels(folder: Path, labels: Labels) -> None:
 
 
 def orphans_ended(request: CommandRequest) -> Result:
-    """Add an event for each process that ``gputui agent orphans --kill`` killed or could not kill."""
+    """Add an event for each process that ``agent orphans --kill`` killed or could not kill."""
     processes = request.args["processes"]
     for process in processes:
         run_id, pid = str(process.get("run_id")), str(process.get("pid"))
