@@ -1,4 +1,5 @@
-"""The Prometheus endpoint of `gputui --record --prometheus`, its alert rules and a Grafana dashboard.
+"""The Prometheus endpoint of `gputui --record --prometheus`.
 
-In: one consistent snapshot of the store per scrape. Out: metric families in base units; unknown values are absent.
+In: one consistent snapshot of the store per scrape. Out: metric families in base units; unknown
+values are absent. Beside it ``rules.yaml`` and ``dashboard.json``, for Prometheus and Grafana.
 """

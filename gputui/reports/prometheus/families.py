@@ -1,101 +1,87 @@
 """Metrics for Prometheus: base units in the names; unknown values are absent, never 0. Pure.
 
-Names and units follow https://prometheus.io/docs/practices/naming/: seconds, bytes, ratios from 0 to 1, hertz.
+Names and units follow https://prometheus.io/docs/practices/naming/: seconds, bytes, ratios from 0
+to 1, hertz.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
+from msgspec import Struct
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from gputui.core.text import clean
-from gputui.reports.prometheus.moment import ScrapeMoment
+from gputui.store.agent import AgentView
+from gputui.store.alerts import AlertView
 from gputui.store.hardware import GpuView, rank_among
+from gputui.store.metrics.queries import RankLine
 from gputui.store.runs import Run
 from gputui.store.series import HostSample
 from gputui.version import VERSION
 
-GpuValue = Callable[[GpuView], float | bool | None]
-_GPU_LABELS = ("gpu", "uuid")
-_RUN_LABELS = ("run", "name")
+Rows = Iterable[tuple[Sequence[str], Any]]
+_GPU = ("gpu", "uuid")
+_RUN = ("run", "name")
+_PERCENT, _MEGAHERTZ = 0.01, 1e6
 
-
-def _percent(value: float | None) -> float | None:
-    return None if value is None else value / 100.0
-
-
-def _megahertz(value: float | None) -> float | None:
-    return None if value is None else value * 1e6
-
-
-def _slow(name: str) -> GpuValue:
-    return lambda gpu: gpu.slow.get(name)
-
-
-def _fact(name: str) -> GpuValue:
-    return lambda gpu: gpu.facts.get(name)
-
-
-_GPU_GAUGES: Sequence[tuple[str, str, GpuValue]] = (
-    ("utilization_ratio", "Share of time in which a kernel ran.", lambda gpu: _percent(gpu.utilization_percent)),
-    ("memory_controller_ratio", "Share of time in which memory was read or written.",
-     lambda gpu: _percent(gpu.memory_utilization_percent)),
-    ("memory_used_bytes", "Memory in use, without what the driver reserves.", lambda gpu: gpu.memory_used_bytes),
-    ("memory_reserved_bytes", "Memory that the driver and firmware reserve.", lambda gpu: gpu.memory_reserved_bytes),
-    ("memory_total_bytes", "Memory of the GPU.", lambda gpu: gpu.memory_total_bytes),
-    ("temperature_celsius", "Temperature of the GPU.", lambda gpu: gpu.temperature_celsius),
-    ("temperature_slowdown_celsius", "From here on it slows down.", _fact("temperature_slowdown_celsius")),
-    ("memory_temperature_celsius", "Temperature of its memory.", _slow("memory_temperature_celsius")),
-    ("power_watts", "Power drawn.", lambda gpu: gpu.power_watts),
-    ("power_limit_watts", "Power cap in force.", lambda gpu: gpu.power_limit_watts),
-    ("sm_clock_hertz", "Clock of the multiprocessors.", lambda gpu: _megahertz(gpu.sm_clock_mhz)),
-    ("memory_clock_hertz", "Clock of the memory.", lambda gpu: _megahertz(gpu.memory_clock_mhz)),
-    ("performance_state", "P-state, 0 is the fastest.", lambda gpu: gpu.performance_state),
-    ("encoder_ratio", "Share of time in which the video encoder worked.",
-     lambda gpu: _percent(gpu.slow.get("encoder_percent"))),
-    ("decoder_ratio", "Share of time in which the video decoder worked.",
-     lambda gpu: _percent(gpu.slow.get("decoder_percent"))),
-    ("fan_ratio", "Fan speed as a share of its maximum.", lambda gpu: _percent(gpu.slow.get("fan_percent"))),
-    ("pcie_received_bytes_per_second", "PCIe traffic to the GPU.", _slow("pcie_received_bytes_per_second")),
-    ("pcie_sent_bytes_per_second", "PCIe traffic from the GPU.", _slow("pcie_sent_bytes_per_second")),
-    ("pcie_link_generation", "Generation of the PCIe link now.", _slow("pcie_generation")),
-    ("pcie_link_width", "Lanes of the PCIe link now.", _slow("pcie_width")),
-    ("pcie_link_width_max", "Lanes that the link could have.", _fact("pcie_width_max")),
-    ("nvlink_received_bytes_per_second", "NVLink traffic to the GPU.", _slow("nvlink_received_bytes_per_second")),
-    ("nvlink_sent_bytes_per_second", "NVLink traffic from the GPU.", _slow("nvlink_sent_bytes_per_second")),
-    ("row_remap_pending", "1 when memory waits for a reset to be remapped.", _slow("row_remap_pending")),
-    ("row_remap_failed", "1 when memory could not be remapped.", _slow("row_remap_failed")),
+# Name, meaning, field of `GpuView` (or of its slow values or facts), and the field's unit.
+_GPU_GAUGES: Sequence[tuple[str, str, str, float]] = (
+    ("utilization_ratio", "Time in which a kernel ran.", "utilization_percent", _PERCENT),
+    ("memory_controller_ratio", "Time in which memory was used.", "memory_utilization_percent", _PERCENT),
+    ("memory_used_bytes", "Memory in use, without the reserved.", "memory_used_bytes", 1),
+    ("memory_reserved_bytes", "Reserved by driver and firmware.", "memory_reserved_bytes", 1),
+    ("memory_total_bytes", "Memory of the GPU.", "memory_total_bytes", 1),
+    ("temperature_celsius", "Temperature of the GPU.", "temperature_celsius", 1),
+    ("temperature_slowdown_celsius", "From here on it slows down.", "temperature_slowdown_celsius", 1),
+    ("memory_temperature_celsius", "Temperature of its memory.", "memory_temperature_celsius", 1),
+    ("power_watts", "Power drawn.", "power_watts", 1),
+    ("power_limit_watts", "Power cap in force.", "power_limit_watts", 1),
+    ("sm_clock_hertz", "Clock of the multiprocessors.", "sm_clock_mhz", _MEGAHERTZ),
+    ("memory_clock_hertz", "Clock of the memory.", "memory_clock_mhz", _MEGAHERTZ),
+    ("performance_state", "P-state, 0 is the fastest.", "performance_state", 1),
+    ("encoder_ratio", "Time in which the video encoder worked.", "encoder_percent", _PERCENT),
+    ("decoder_ratio", "Time in which the video decoder worked.", "decoder_percent", _PERCENT),
+    ("fan_ratio", "Fan speed as a share of its maximum.", "fan_percent", _PERCENT),
+    ("pcie_received_bytes_per_second", "PCIe traffic to it.", "pcie_received_bytes_per_second", 1),
+    ("pcie_sent_bytes_per_second", "PCIe traffic from it.", "pcie_sent_bytes_per_second", 1),
+    ("pcie_link_generation", "Generation of the PCIe link now.", "pcie_generation", 1),
+    ("pcie_link_width", "Lanes of the PCIe link now.", "pcie_width", 1),
+    ("pcie_link_width_max", "Lanes that the link could have.", "pcie_width_max", 1),
+    ("nvlink_received_bytes_per_second", "NVLink traffic to it.", "nvlink_received_bytes_per_second", 1),
+    ("nvlink_sent_bytes_per_second", "NVLink traffic from it.", "nvlink_sent_bytes_per_second", 1),
+    ("row_remap_pending", "1 when memory waits for a reset to be remapped.", "row_remap_pending", 1),
+    ("row_remap_failed", "1 when memory could not be remapped.", "row_remap_failed", 1),
 )  # fmt: skip
-
-_GPU_COUNTERS: Sequence[tuple[str, str, GpuValue]] = (
-    ("energy_joules", "Energy drawn since the driver was loaded.", _slow("energy_joules")),
-    ("ecc_corrected", "Memory errors corrected.", _slow("ecc_corrected")),
-    ("ecc_uncorrected", "Memory errors that could not be corrected.", _slow("ecc_uncorrected")),
-)
-
-_HOST_GAUGES: Sequence[tuple[str, str, Callable[[HostSample], float | None]]] = (
-    ("cpu_ratio", "Share of all cores that is busy.", lambda host: _percent(host.cpu_percent)),
-    ("cpu_cores", "Cores.", lambda host: host.cpu_count),
-    ("load_1m", "Load average over a minute.", lambda host: host.load_1m),
-    ("memory_used_bytes", "Memory in use.", lambda host: host.memory_used_bytes),
-    ("memory_total_bytes", "Memory.", lambda host: host.memory_total_bytes),
-    ("swap_used_bytes", "Swap in use.", lambda host: host.swap_used_bytes),
-    ("disk_used_bytes", "Used on the disk that holds the state directory.", lambda host: host.disk_used_bytes),
-    ("disk_total_bytes", "Size of that disk.", lambda host: host.disk_total_bytes),
-    ("disk_read_bytes_per_second", "Read from all disks.", lambda host: host.disk_read_bytes_per_second),
-    ("disk_write_bytes_per_second", "Written to all disks.", lambda host: host.disk_write_bytes_per_second),
-    ("shm_used_bytes", "Used of /dev/shm.", lambda host: host.shm_used_bytes),
-    ("shm_total_bytes", "Size of /dev/shm.", lambda host: host.shm_total_bytes),
-    ("network_received_bytes_per_second", "Received on all interfaces.",
-     lambda host: host.network_received_bytes_per_second),
-    ("network_sent_bytes_per_second", "Sent on all interfaces.", lambda host: host.network_sent_bytes_per_second),
-)  # fmt: skip
-
-# The standard vocabulary of docs/metrics.md: name there, name here, unit and meaning.
+_GPU_COUNTERS: Mapping[str, str] = {
+    "energy_joules": "Energy drawn since the driver was loaded.",
+    "ecc_corrected": "Memory errors corrected.",
+    "ecc_uncorrected": "Memory errors that could not be corrected.",
+}
+# Fields of `HostSample`, except the first.
+_HOST_GAUGES: Mapping[str, str] = {
+    "cpu_ratio": "Share of all cores that is busy.",
+    "cpu_count": "Cores.",
+    "load_1m": "Load average over a minute.",
+    "memory_used_bytes": "Memory in use.",
+    "memory_total_bytes": "Memory.",
+    "swap_used_bytes": "Swap in use.",
+    "disk_used_bytes": "Used on the disk that holds the state directory.",
+    "disk_total_bytes": "Size of that disk.",
+    "disk_read_bytes_per_second": "Read from all disks.",
+    "disk_write_bytes_per_second": "Written to all disks.",
+    "shm_used_bytes": "Used of /dev/shm.",
+    "shm_total_bytes": "Size of /dev/shm.",
+    "network_received_bytes_per_second": "Received on all interfaces.",
+    "network_sent_bytes_per_second": "Sent on all interfaces.",
+}
+_HOST_NAMES = {"cpu_count": "cpu_cores"}
+# The standard vocabulary of docs/metrics.md: name there, name here, and meaning.
 _RANK_GAUGES: Sequence[tuple[str, str, str]] = (
-    ("loss", "loss", "Newest training loss; NaN and infinite values are reported as they are."),
+    ("loss", "loss", "Newest training loss; NaN and infinite values as they are."),
     ("lr", "learning_rate", "Newest learning rate."),
     ("grad_norm", "gradient_norm", "Newest norm of the gradient."),
     ("samples_per_s", "samples_per_second", "Samples that the whole run trains on in a second."),
@@ -111,148 +97,147 @@ _RANK_GAUGES: Sequence[tuple[str, str, str]] = (
 )
 
 
+class ScrapeMoment(Struct, frozen=True):
+    """Everything that is exposed. ``ranks`` and ``incidents`` are by run; ``xids`` count by (GPU
+    UUID, XID)."""
+
+    at: float
+    agent: AgentView | None = None
+    gpus: tuple[GpuView, ...] = ()
+    host: HostSample | None = None
+    runs: tuple[Run, ...] = ()
+    ranks: Mapping[str, tuple[RankLine, ...]] = msgspec.field(default_factory=dict)
+    incidents: Mapping[tuple[str, str], int] = msgspec.field(default_factory=dict)
+    xids: Mapping[tuple[str, int], int] = msgspec.field(default_factory=dict)
+    quarantined: frozenset[str] = frozenset()
+    alerts: tuple[AlertView, ...] = ()
+    run_counts: Mapping[str, int] = msgspec.field(default_factory=dict)
+
+
 def families(moment: ScrapeMoment) -> Iterator[Metric]:
-    """All metrics of a moment, each family once."""
-    yield from _agent(moment)
-    yield from _gpus(moment)
-    yield from _host(moment)
-    yield from _runs(moment)
-    yield from _alerts(moment)
+    """All metrics of a moment, each family once; none of those without a known value."""
+    for kind, name, text, labels, rows in (
+        *_agent(moment),
+        *_gpus(moment),
+        *_host(moment),
+        *_runs(moment),
+    ):
+        family = kind(f"gputui_{name}", text, labels=labels)
+        for words, value in rows:
+            if value is not None:
+                family.add_metric([clean(word) for word in words], float(value))
+        if family.samples:
+            yield family
 
 
-def _gauge(name: str, text: str, labels: Sequence[str], rows: Iterable[tuple[Sequence[str], Any]]) -> Iterator[Metric]:
-    yield from _family(GaugeMetricFamily(f"gputui_{name}", text, labels=labels), rows)
+Family = tuple[Any, str, str, Sequence[str], Rows]
 
 
-def _counter(
-    name: str, text: str, labels: Sequence[str], rows: Iterable[tuple[Sequence[str], Any]]
-) -> Iterator[Metric]:
-    yield from _family(CounterMetricFamily(f"gputui_{name}", text, labels=labels), rows)
+def _gauge(name: str, text: str, labels: Sequence[str], rows: Rows) -> Family:
+    return GaugeMetricFamily, name, text, labels, rows
 
 
-def _family(family: Any, rows: Iterable[tuple[Sequence[str], Any]]) -> Iterator[Metric]:
-    """The family with all known values; nothing without any."""
-    for labels, value in rows:
-        if value is not None:
-            family.add_metric([clean(label) for label in labels], float(value))
-    if family.samples:
-        yield family
+def _counter(name: str, text: str, labels: Sequence[str], rows: Rows) -> Family:
+    return CounterMetricFamily, name, text, labels, rows
 
 
-def _agent(moment: ScrapeMoment) -> Iterator[Metric]:
-    yield from _gauge("info", "Version of gputui.", ("version",), [((VERSION,), 1)])
+def _agent(moment: ScrapeMoment) -> Iterator[Family]:
+    yield _gauge("info", "Version of gputui.", ("version",), [((VERSION,), 1)])
     agent = moment.agent
     if agent is not None:
-        age = max(0.0, moment.at - agent.heartbeat_at)
-        yield from _gauge("agent_heartbeat_age_seconds", "Since the agent last wrote that it lives.", (), [((), age)])
-        silent = agent.sampler_silent_seconds
-        yield from _gauge("driver_silent_seconds", "For how long the driver has not answered.", (), [((), silent)])
+        age, silent = max(0.0, moment.at - agent.heartbeat_at), agent.sampler_silent_seconds
+        text = "Since the agent last wrote that it lives."
+        yield _gauge("agent_heartbeat_age_seconds", text, (), [((), age)])
+        text = "For how long the driver has not answered."
+        yield _gauge("driver_silent_seconds", text, (), [((), silent)])
+    alerts = Counter((one.rule, one.severity, one.subject_kind, one.subject_name) for one in moment.alerts)
+    labels = ("rule", "severity", "subject_kind", "subject")
+    yield _gauge("alert_active", "Alerts of gputui itself that last now.", labels, alerts.items())
 
 
-def _gpus(moment: ScrapeMoment) -> Iterator[Metric]:
-    all_gpus = moment.gpus
-    yield from _gauge(
-        "gpu_info", "What the GPU is.", (*_GPU_LABELS, "model", "pci_bus_id"),
-        [((*_gpu_labels(gpu), gpu.name, str(gpu.facts.get("pci_bus_id") or "")), 1) for gpu in all_gpus],
-    )  # fmt: skip
-    yield from _gauge(
-        "gpu_up", "1 while the driver answers for this GPU.", _GPU_LABELS,
-        [(_gpu_labels(gpu), gpu.state == "ok") for gpu in all_gpus],
-    )  # fmt: skip
-    yield from _gauge(
-        "gpu_quarantined", "1 when no run gets this GPU, because it failed.", _GPU_LABELS,
-        [(_gpu_labels(gpu), gpu.uuid in moment.quarantined) for gpu in all_gpus],
-    )  # fmt: skip
+def _gpus(moment: ScrapeMoment) -> Iterator[Family]:
+    labels = {gpu.uuid: (str(gpu.index), gpu.uuid) for gpu in moment.gpus}
+    all_gpus = [(labels[gpu.uuid], gpu) for gpu in moment.gpus]
     # Old samples are outdated: only GPUs that answer now have values.
-    fresh = [gpu for gpu in all_gpus if gpu.state == "ok"]
-    for name, text, value in _GPU_GAUGES:
-        yield from _gauge(f"gpu_{name}", text, _GPU_LABELS, [(_gpu_labels(gpu), value(gpu)) for gpu in fresh])
-    for name, text, value in _GPU_COUNTERS:
-        yield from _counter(f"gpu_{name}", text, _GPU_LABELS, [(_gpu_labels(gpu), value(gpu)) for gpu in fresh])
-    yield from _gauge(
-        "gpu_throttled", "1 for each reason that holds the clocks back.", (*_GPU_LABELS, "reason"),
-        [((*_gpu_labels(gpu), reason), 1) for gpu in fresh for reason in gpu.throttle_reasons or ()],
+    fresh = [(who, gpu) for who, gpu in all_gpus if gpu.state == "ok"]
+    yield _gauge(
+        "gpu_info", "What the GPU is.", (*_GPU, "model", "pci_bus_id"),
+        [((*who, gpu.name, str(gpu.facts.get("pci_bus_id") or "")), 1) for who, gpu in all_gpus],
     )  # fmt: skip
-    yield from _gauge(
-        "gpu_lease", "1 for each run that holds the GPU, with the rank on it.", (*_GPU_LABELS, *_RUN_LABELS, "rank"),
-        [((*_gpu_labels(gpu), run_id, name or run_id, _rank(rank_among(gpu.processes, run_id))), 1)
-         for gpu in all_gpus if gpu.run_id is not None
-         for run_id, name in ((gpu.run_id, gpu.run_name), *gpu.shared_with)],
+    text = "1 while the driver answers for this GPU."
+    yield _gauge("gpu_up", text, _GPU, [(who, gpu.state == "ok") for who, gpu in all_gpus])
+    yield _gauge(
+        "gpu_quarantined", "1 when no run gets this GPU, because it failed.", _GPU,
+        [(who, gpu.uuid in moment.quarantined) for who, gpu in all_gpus],
     )  # fmt: skip
-    yield from _gauge(
-        "gpu_processes", "Processes that hold memory of the GPU.", _GPU_LABELS,
-        [(_gpu_labels(gpu), None if gpu.processes is None else len(gpu.processes)) for gpu in fresh],
+    for name, text, field, unit in _GPU_GAUGES:
+        values = [(who, _value(gpu, field)) for who, gpu in fresh]
+        rows = [(who, None if value is None else round(value * unit, 9)) for who, value in values]
+        yield _gauge(f"gpu_{name}", text, _GPU, rows)
+    for name, text in _GPU_COUNTERS.items():
+        yield _counter(f"gpu_{name}", text, _GPU, [(who, gpu.slow.get(name)) for who, gpu in fresh])
+    yield _gauge(
+        "gpu_throttled", "1 for each reason that holds the clocks back.", (*_GPU, "reason"),
+        [((*who, why), 1) for who, gpu in fresh for why in gpu.throttle_reasons or ()],
     )  # fmt: skip
-    index = {gpu.uuid: str(gpu.index) for gpu in all_gpus}
-    yield from _counter(
-        "gpu_xid_errors", "XID errors that the driver has reported.", (*_GPU_LABELS, "xid"),
-        [((index.get(uuid, ""), uuid, str(code)), number) for (uuid, code), number in moment.xids.items()],
+    leases = [
+        ((*who, run_id, name or run_id, _rank(rank_among(gpu.processes, run_id))), 1)
+        for who, gpu in all_gpus
+        if gpu.run_id is not None
+        for run_id, name in ((gpu.run_id, gpu.run_name), *gpu.shared_with)
+    ]
+    text = "1 for each run that holds the GPU, with the rank on it."
+    yield _gauge("gpu_lease", text, (*_GPU, *_RUN, "rank"), leases)
+    yield _gauge(
+        "gpu_processes", "Processes that hold memory of the GPU.", _GPU,
+        [(who, None if gpu.processes is None else len(gpu.processes)) for who, gpu in fresh],
+    )  # fmt: skip
+    yield _counter(
+        "gpu_xid_errors", "XID errors that the driver has reported.", (*_GPU, "xid"),
+        [((*labels.get(uuid, ("", uuid)), str(code)), n) for (uuid, code), n in moment.xids.items()],
     )  # fmt: skip
 
 
-def _gpu_labels(gpu: GpuView) -> tuple[str, str]:
-    return str(gpu.index), gpu.uuid
+def _value(gpu: GpuView, field: str) -> Any:
+    found = getattr(gpu, field, None)
+    return gpu.slow.get(field, gpu.facts.get(field)) if found is None else found
 
 
 def _rank(rank: int | None) -> str:
     return "" if rank is None else str(rank)
 
 
-def _host(moment: ScrapeMoment) -> Iterator[Metric]:
+def _host(moment: ScrapeMoment) -> Iterator[Family]:
     host = moment.host
-    if host is not None:
-        for name, text, value in _HOST_GAUGES:
-            yield from _gauge(f"host_{name}", text, (), [((), value(host))])
+    if host is None:
+        return
+    busy = None if host.cpu_percent is None else host.cpu_percent / 100
+    for field, text in _HOST_GAUGES.items():
+        value = busy if field == "cpu_ratio" else getattr(host, field)
+        yield _gauge(f"host_{_HOST_NAMES.get(field, field)}", text, (), [((), value)])
 
 
-def _runs(moment: ScrapeMoment) -> Iterator[Metric]:
-    runs = moment.runs
-    yield from _gauge(
-        "runs", "Runs in each state.", ("state",), [((state,), count) for state, count in moment.run_counts.items()]
-    )
-    yield from _gauge(
-        "run_state", "1 for the state that the run is in.", (*_RUN_LABELS, "profile", "state"),
-        [((*_run_labels(run), run.profile, run.state), 1) for run in runs],
+def _runs(moment: ScrapeMoment) -> Iterator[Family]:
+    counts = [((state,), count) for state, count in moment.run_counts.items()]
+    yield _gauge("runs", "Runs in each state.", ("state",), counts)
+    names = {run.run_id: (run.run_id, run.name) for run in moment.runs}
+    runs = [(names[run.run_id], run) for run in moment.runs]
+    yield _gauge(
+        "run_state", "1 for the state that the run is in.", (*_RUN, "profile", "state"),
+        [((*who, run.profile, run.state), 1) for who, run in runs],
     )  # fmt: skip
-    yield from _gauge(
-        "run_attempt", "Number of the newest attempt.", _RUN_LABELS, [(_run_labels(run), run.attempt) for run in runs]
-    )
-    yield from _gauge(
-        "run_gpus", "GPUs that the run holds.", _RUN_LABELS, [(_run_labels(run), len(run.gpus)) for run in runs]
-    )
-    names = {run.run_id: _run_labels(run) for run in runs}
-    yield from _counter(
-        "run_incidents", "Incidents of the run.", (*_RUN_LABELS, "kind"),
-        [((*names[run_id], kind), number) for (run_id, kind), number in moment.incidents.items()
-         if run_id in names],
+    text = "Number of the newest attempt."
+    yield _gauge("run_attempt", text, _RUN, [(who, run.attempt) for who, run in runs])
+    yield _gauge("run_gpus", "GPUs that it holds.", _RUN, [(who, len(run.gpus)) for who, run in runs])
+    yield _counter(
+        "run_incidents", "Incidents of the run.", (*_RUN, "kind"),
+        [((*names[run_id], kind), n) for (run_id, kind), n in moment.incidents.items() if run_id in names],
     )  # fmt: skip
-    labels = (*_RUN_LABELS, "rank")
-    lines = [(run, line) for run in runs for line in moment.ranks.get(run.run_id, ())]
-    yield from _gauge(
-        "run_step", "Newest step.", labels, [((*_run_labels(run), _rank(line.rank)), line.step) for run, line in lines]
-    )
-    yield from _gauge(
-        "run_step_age_seconds", "Since that step was written.", labels,
-        [((*_run_labels(run), _rank(line.rank)), None if line.at is None else max(0.0, moment.at - line.at))
-         for run, line in lines],
-    )  # fmt: skip
+    lines = [((*names[run_id], _rank(line.rank)), line) for run_id in names for line in moment.ranks.get(run_id, ())]
+    labels = (*_RUN, "rank")
+    yield _gauge("run_step", "Newest step.", labels, [(who, line.step) for who, line in lines])
+    ages = [(who, None if line.at is None else max(0.0, moment.at - line.at)) for who, line in lines]
+    yield _gauge("run_step_age_seconds", "Since that step was written.", labels, ages)
     for metric, name, text in _RANK_GAUGES:
-        yield from _gauge(
-            f"run_{name}", text, labels,
-            [((*_run_labels(run), _rank(line.rank)), line.values.get(metric)) for run, line in lines],
-        )  # fmt: skip
-
-
-def _run_labels(run: Run) -> tuple[str, str]:
-    return run.run_id, run.name
-
-
-def _alerts(moment: ScrapeMoment) -> Iterator[Metric]:
-    counted: dict[tuple[str, str, str, str], int] = {}
-    for alert in moment.alerts:
-        key = (alert.rule, alert.severity, alert.subject_kind, alert.subject_name)
-        counted[key] = counted.get(key, 0) + 1
-    yield from _gauge(
-        "alert_active", "Alerts of gputui itself that last now.", ("rule", "severity", "subject_kind", "subject"),
-        list(counted.items()),
-    )  # fmt: skip
+        rows = [(who, line.values.get(metric)) for who, line in lines]
+        yield _gauge(f"run_{name}", text, labels, rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from importlib.resources import files
 
 import click
 
@@ -18,14 +18,15 @@ def command() -> None:
 @command.command("rules")
 def rules() -> None:
     """Print alert rules, for rule_files: in prometheus.yml."""
-    from gputui.reports.prometheus.rules import rules_yaml
-
-    click.echo(rules_yaml(), nl=False)
+    _print("rules.yaml")
 
 
 @command.command("dashboard")
 def dashboard() -> None:
     """Print a dashboard to import into Grafana."""
-    from gputui.reports.prometheus.dashboard import dashboard as make
+    _print("dashboard.json")
 
-    click.echo(json.dumps(make(), indent=2))
+
+def _print(name: str) -> None:
+    text = files("gputui.reports.prometheus").joinpath(name).read_text("utf-8")
+    click.echo(text, nl=False)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import yaml
 from msgspec.structs import replace
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.registry import Collector
 
 from gputui.core.config import Workspace
-from gputui.reports.prometheus.dashboard import dashboard
-from gputui.reports.prometheus.families import families
-from gputui.reports.prometheus.moment import ScrapeMoment, read_moment
-from gputui.reports.prometheus.rules import RULES
-from gputui.reports.prometheus.server import Address, AddressError, parse_address
+from gputui.recovery.watch.rules import RULES as OWN_RULES
+from gputui.reports.prometheus import families as families_module
+from gputui.reports.prometheus.families import ScrapeMoment, families
+from gputui.reports.prometheus.server import Address, AddressError, parse_address, read_moment
 from tests.ui.tui.filling import NOW, Filler
 
 
@@ -91,46 +93,64 @@ def test_hostile_names_stay_one_harmless_label(workspace: Workspace) -> None:
 
 
 NAMES = re.compile(r"gputui_[a-z0-9_]+")
+FOLDER = Path(families_module.__file__).parent
+
+# An alert in rules.yaml, gputui's own rule, and which of its limits (or its span) are in the expression, in base units.
+SAME_RULES = {
+    "GpuLost": ("gpu_lost", {}),
+    "GpuHot": ("gpu_hot", {"above_celsius": 1.0, "margin_celsius": 1.0}),
+    "GpuMemoryFull": ("gpu_memory", {"above_percent": 0.01}),
+    "GpuXid": ("xid", None),
+    "GpuMemoryErrors": ("ecc", None),
+    "RunWaitsForData": ("data_wait", {"above_percent": 0.01, "above_milliseconds": 0.001}),
+    "HostMemoryNearlyFull": ("host_memory", {"above_percent": 0.01}),
+    "DiskNearlyFull": ("disk", {"above_percent": 0.01}),
+    "SharedMemoryNearlyFull": ("shm", {"above_percent": 0.01}),
+}
+SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 
 def known_names(moment: ScrapeMoment) -> set[str]:
     """Every name that there can be: what this moment has, and what it has no value for."""
-    numbers = ("fan_percent", "encoder_percent", "decoder_percent",
-               "energy_joules", "ecc_corrected", "ecc_uncorrected", "row_remap_failed",
+    numbers = ("energy_joules", "ecc_corrected", "ecc_uncorrected", "row_remap_failed",
                "nvlink_received_bytes_per_second", "nvlink_sent_bytes_per_second")  # fmt: skip
-    slow = dict.fromkeys(numbers, 1.0)
+    values = dict.fromkeys(("val/loss", "comm_time", "data_time", "samples_per_s"), 1.0)
+    assert moment.agent is not None
     full = replace(
         moment,
-        gpus=tuple(replace(gpu, slow={**gpu.slow, **slow}) for gpu in moment.gpus),
-        agent=replace(moment.agent, sampler_silent_seconds=1.0) if moment.agent else None,
+        gpus=tuple(replace(gpu, slow={**gpu.slow, **dict.fromkeys(numbers, 1.0)}) for gpu in moment.gpus),
+        agent=replace(moment.agent, sampler_silent_seconds=1.0),
         ranks={
-            run: tuple(
-                replace(
-                    line,
-                    values={
-                        **dict.fromkeys(("val/loss", "comm_time", "data_time", "samples_per_s"), 1.0),
-                        **line.values,
-                    },
-                )
-                for line in lines
-            )
+            run: tuple(replace(line, values={**values, **line.values}) for line in lines)
             for run, lines in moment.ranks.items()
         },
     )
     return set(NAMES.findall(exposed(full))) | {"gputui_store_readable", "gputui_alert_active"}
 
 
-def test_rules_and_dashboard_ask_only_for_what_there_is(moment: ScrapeMoment) -> None:
+def test_rules_and_dashboard_ask_for_what_there_is_with_the_limits_of_gputui(moment: ScrapeMoment) -> None:
     known = known_names(moment)
-    for rule in RULES:
-        assert set(NAMES.findall(rule.expression)) <= known, rule.name
-    asked = {
-        name
-        for panel in dashboard()["panels"]
-        for target in panel.get("targets", ())
-        for name in NAMES.findall(target["expr"])
-    }
-    assert asked <= known, asked - known
+    panels = json.loads((FOLDER / "dashboard.json").read_text())["panels"]
+    asked = {name for panel in panels for one in panel.get("targets", ()) for name in NAMES.findall(one["expr"])}
+    assert len(asked) > 20 and asked <= known, asked - known
+    [group] = yaml.safe_load((FOLDER / "rules.yaml").read_text())["groups"]
+    rules = {rule["alert"]: rule for rule in group["rules"]}
+    assert set(SAME_RULES) < set(rules)
+    for name, rule in rules.items():
+        assert set(NAMES.findall(rule["expr"])) <= known, name
+        if name not in SAME_RULES:
+            continue
+        rule_id, limits = SAME_RULES[name]
+        own = OWN_RULES[rule_id]
+        assert int(rule["for"][:-1]) * SECONDS[rule["for"][-1]] == own.for_seconds, name
+        assert rule["labels"]["severity"] == ("critical" if own.severity == "error" else "warning"), name
+        numbers = {float(text) for text in re.findall(r"[>-] ([\d.]+)", rule["expr"])}
+        if limits is None:
+            [(span, unit)] = re.findall(r"\[(\d+)([smh])\]", rule["expr"])
+            assert int(span) * SECONDS[unit] == own.clear_seconds, name
+        elif limits:
+            defaults = {each.name: each.default for each in own.thresholds}
+            assert numbers == {round(defaults[key] * unit, 9) for key, unit in limits.items()}, name
 
 
 def test_addresses_are_on_loopback_unless_told_otherwise() -> None:
