@@ -60,7 +60,7 @@ def profile(machine: Machine, launcher: str = "torchrun", **more: Any) -> str:
 
 
 def written(machine: Machine, system: str, *words: str, **more: Any) -> tuple[str, Any]:
-    text = machine.gputui("export", profile(machine, **more), "--to", system, *words)
+    text = machine.gputui("profile", "export", profile(machine, **more), "--to", system, *words)
     return text, yaml.safe_load(text)
 
 

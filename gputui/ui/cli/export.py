@@ -5,13 +5,12 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import click
 
 from gputui.core.yaml_forms.problems import did_you_mean
 from gputui.reports.export.formats import FORMATS, Format
-from gputui.runs.manifests import MANIFESTS
 from gputui.store.metrics import queries
 from gputui.ui.cli.context import EXIT_INTERRUPTED, EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE, Session, fail, say
 
@@ -20,46 +19,21 @@ if TYPE_CHECKING:
 
 
 @click.command("export")
-@click.argument("run", metavar="RUN|PROFILE")
+@click.argument("run")
 @click.argument("names", nargs=-1)
-@click.option("--to", "wanted", type=click.Choice((*FORMATS, *MANIFESTS)), required=True, help="In which form.")
+@click.option("--to", "name", type=click.Choice(tuple(FORMATS)), required=True, help="In which form.")
 @click.option("--out", help="File, folder or (mlflow) tracking URI; else in this folder, named after the run.")
 @click.option("--follow", is_flag=True, help="Follow until the run ends; continues where it was.")
 @click.option("--force", is_flag=True, help="Replace a file that is there; in a tracker, write the run once more.")
-@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="A parameter of the profile.")
-@click.option("--gpus", help="How many GPUs the profile's job asks for.")
-@click.option("--gpu-type", help="Their type, where the system wants it: H100.")
-@click.option("--image", help="Container image of the profile's job.")
 @click.pass_obj
 def command(
-    session: Session,
-    run: str,
-    names: tuple[str, ...],
-    wanted: str,
-    out: str | None,
-    follow: bool,
-    force: bool,
-    changes: tuple[str, ...],
-    gpus: str | None,
-    gpu_type: str | None,
-    image: str | None,
+    session: Session, run: str, names: tuple[str, ...], name: Format, out: str | None, follow: bool, force: bool
 ) -> None:
     """Write what a run measured for other tools: all metrics, or those NAMES. Nothing is sent but to an MLflow server
     that --out names.
 
     A profile's key sinks does the same for each of its runs while it lives.
-
-    Where --to names a system that runs jobs: write a PROFILE as a job of that system, to standard output without --out.
-    Such a job runs without gputui.
     """
-    if wanted in MANIFESTS:
-        if follow or names:
-            fail(f"--to {wanted} writes a profile; --follow and names of metrics are for runs", EXIT_USAGE)
-        _manifest(session, run, wanted, changes, gpus, gpu_type, image, None if out is None else Path(out), force)
-        return
-    if changes or gpus or gpu_type or image:
-        fail(f"--set, --gpus, --gpu-type and --image are for {', '.join(MANIFESTS)}", EXIT_USAGE)
-    name = cast("Format", wanted)
     if follow and force:
         fail("--force replaces and --follow continues; give one of them", EXIT_USAGE)
     with closing(session.reader()) as connection:
@@ -72,39 +46,6 @@ def command(
         written = _follow(session, view, names, name, where)
     noun = FORMATS[name].unit + ("" if written == 1 else "s")
     say(f"{written} {noun} of {view.run_id} in {_shown(where)}")
-
-
-def _manifest(
-    session: Session,
-    profile: str,
-    system: str,
-    changes: tuple[str, ...],
-    gpus: str | None,
-    gpu_type: str | None,
-    image: str | None,
-    out: Path | None,
-    force: bool,
-) -> None:
-    from gputui.runs.manifests import ManifestError, write_manifest
-    from gputui.ui.cli import launch_spec
-
-    spec = launch_spec.resolve_spec(launch_spec.load_profile(session, profile), changes, gpus, None)
-    try:
-        text = write_manifest(system, spec, image=image, gpu_type=gpu_type)
-    except ManifestError as error:
-        fail(str(error), EXIT_USAGE)
-    if out is None:
-        for line in text.splitlines():
-            say(line)
-        return
-    try:
-        with out.open("w" if force else "x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        fail(f"{out} is there already; --force replaces it", EXIT_REFUSED)
-    except OSError as error:
-        fail(f"cannot write {out}: {error.strerror or error}", EXIT_REFUSED)
-    say(f"{out} written")
 
 
 def _default_target(name: Format, run_id: str) -> str:

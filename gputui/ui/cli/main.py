@@ -39,7 +39,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "sweep": ("sweep", "Run a profile with each combination of some values."),
     },
     "Profiles": {
-        "profile": ("profile", "List the profiles."),
+        "profile": ("profile", "List the profiles; write one as a job of another system."),
         "init": ("init", "Write a profile for a script or a command."),
         "check": ("check", "Check a profile and show what it would start."),
         "policy": ("policy", "What recovery would do, without doing it."),

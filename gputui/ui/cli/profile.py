@@ -1,4 +1,4 @@
-"""`gputui profile list`."""
+"""`gputui profile list`; `export` is in `profile_export`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gputui.ui.cli import profile_export
 from gputui.ui.cli.context import Session, json_option, print_json, print_table
 
 if TYPE_CHECKING:
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 @click.group("profile")
 def command() -> None:
     """Descriptions of what a run starts."""
+
+
+command.add_command(profile_export.command)
 
 
 @command.command("list")
