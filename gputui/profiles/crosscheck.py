@@ -10,7 +10,7 @@ from msgspec import Struct
 from gputui.core.yaml_forms.document import KeyPath
 from gputui.core.yaml_forms.problems import nearest, not_one_of
 from gputui.profiles.sink_checks import sink_problems
-from gputui.reports.summary.thresholds import GATE_THRESHOLDS
+from gputui.reports.summary.gates import GATE_THRESHOLDS
 from gputui.runs.launchers import FOR_COMMAND, FOR_RANKS, LAUNCHERS
 from gputui.runs.launchers.base import Launcher
 from gputui.runs.spec import ROLE_NAMES

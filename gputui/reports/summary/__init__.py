@@ -1,4 +1,5 @@
-"""Reports on runs: quality gates, cost, performance, scaling, and one HTML page.
+"""`gputui report`: JSON files and a page about runs.
 
-In: `facts` of runs, read once. Out: JSON files and a self-contained page. Read `facts`, then `report`.
+In: runs of the store with their metrics, samples, incidents and costs. Out: a verdict, figures and,
+if asked for, quality gates. Read `report` first.
 """

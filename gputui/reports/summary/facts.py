@@ -14,12 +14,12 @@ import msgspec
 from msgspec import Struct
 
 from gputui.metrics.draw.picture import Drawing
+from gputui.recovery.costs import Cost
 from gputui.store.attempts import RunCost
+from gputui.store.runs import Run
 
 IDLE_PERCENT = 5.0
 """A GPU with a lower utilisation is idle; drivers report a few percent for a screen or a copy."""
-MAX_PICTURED = 20
-"""The runs of a report that have pictures, newest first; a page of them is about 2 MB."""
 SIGNIFICANT_DIGITS = 9
 """No figure is more exact."""
 
@@ -32,39 +32,39 @@ class Spread(Struct, frozen=True):
     p50: float
     p95: float
     p99: float
-    least: float
-    most: float
+    min: float
+    max: float
     count: int
 
 
 def spread(values: Iterable[tuple[float, int]]) -> Spread | None:
     """The distribution of (value, count) pairs, without non-finite values; None without any."""
-    pairs = sorted((value, number) for value, number in values if number > 0 and math.isfinite(value))
+    pairs = sorted((value, n) for value, n in values if n > 0 and math.isfinite(value))
     if not pairs:
         return None
-    counts = list(accumulate(number for _, number in pairs))
+    counts = list(accumulate(n for _, n in pairs))
     total = counts[-1]
 
     def percentile(percent: int) -> float:
         rank = -(-percent * total // 100)
         return next(value for (value, _), until in zip(pairs, counts, strict=True) if until >= rank)
 
-    mean = math.fsum(value * number for value, number in pairs) / total
+    mean = math.fsum(value * n for value, n in pairs) / total
     p05, p50, p95, p99 = (percentile(percent) for percent in (5, 50, 95, 99))
     return Spread(mean, p05, p50, p95, p99, pairs[0][0], pairs[-1][0], total)
 
 
 class Best(Struct, frozen=True):
-    """The best finite value of a metric and its step; ``is_more_better``: larger is better."""
+    """The best finite value of a metric and its step; ``better`` is the better direction."""
 
     name: str
     value: float
     step: int | None
-    is_more_better: bool
+    better: str  # "more" or "less"
 
 
 class EpochLoss(Struct, frozen=True):
-    """The mean training loss of one epoch over ``count`` lines; NaN if one of them was not finite."""
+    """The mean training loss of one epoch over ``count`` lines; NaN if one was not finite."""
 
     epoch: int
     loss: float
@@ -80,17 +80,15 @@ class Validation(Struct, frozen=True):
 
 
 class RateCheck(Struct, frozen=True):
-    """The deviation of the learning rate from its schedule: the largest one in percent, its step, and the number of
-    compared lines."""
+    """The largest deviation of the learning rate from its schedule in percent, and its step."""
 
     worst_percent: float
     step: int | None
-    count: int
 
 
 class Measured(Struct, frozen=True):
-    """Figures from a run's lines. Steps that a later attempt repeats count for times but not for losses. ``data_share``
-    and ``comm_share`` are shares of the step time, averaged over ranks."""
+    """Figures from a run's lines. Steps that a later attempt repeats count for times but not for
+    losses. ``data_share`` and ``comm_share`` are shares of the step time, averaged over ranks."""
 
     step_seconds: Spread | None = None
     samples_per_second: float | None = None
@@ -109,7 +107,8 @@ class Measured(Struct, frozen=True):
 
 
 class GpuUse(Struct, frozen=True):
-    """The use of the GPUs while the run had them. ``idle_share`` is the share of samples below ``IDLE_PERCENT``."""
+    """The use of the GPUs while the run had them. ``idle_share`` is the share of samples below
+    ``IDLE_PERCENT``."""
 
     utilization_percent: Spread | None = None
     power_watts: Spread | None = None
@@ -117,44 +116,68 @@ class GpuUse(Struct, frozen=True):
     idle_share: float | None = None
 
 
-class Lost(Struct, frozen=True):
-    """The cost of failures, see `gputui.recovery.costs`. ``unknown`` of the ``incidents`` have no figure."""
+class Recovery(Struct, frozen=True):
+    """One incident and what gputui did about it, as phrases.
 
-    gpu_hours: float | None
-    seconds: float | None
-    steps: int | None
-    incidents: int
-    unknown: int
+    ``change`` is ``batch 16 × 3 → 12 × 4``, "" if nothing changed; ``start`` is from where the
+    next attempt continued; ``cost`` is "" if unknown. ``is_stop``: gputui stopped the run.
+    """
+
+    attempt: int
+    step: int | None
+    because: str
+    change: str
+    start: str
+    cost: str
+    is_stop: bool = False
 
 
 class RunFacts(Struct, frozen=True):
-    """A run in a report. ``launched`` are the parameters of the launch without secrets. Runs with the same ``like``
-    (profile and parameters, except those that depend on the number of GPUs) are compared for scaling. ``lost`` is None
-    without failures. ``thresholds`` are those of the profile for quality gates. ``process_count`` is the number of
-    processes without GPUs, else 0. ``took_seconds`` is the sum of its attempts."""
+    """A run in a report.
 
-    run_id: str
-    name: str
-    profile: str
-    state: str
-    created_at: float
-    started_at: float | None
-    ended_at: float | None
-    gpu_count: int
+    Attributes:
+        launched: the parameters of the launch without secrets.
+        like: equal for runs whose scaling is compared: the profile and the parameters, except those
+            that depend on the number of GPUs.
+        lost: the cost of its incidents; None without any.
+        thresholds: those of the profile for quality gates.
+        process_count: the number of processes without GPUs, else 0.
+        took_seconds: the sum of its attempts.
+    """
+
+    run: Run
     attempts: int
     last_step: int | None
     launched: Mapping[str, Any]
     like: str
     cost: RunCost
-    lost: Lost | None = None
+    lost: Cost | None = None
+    recoveries: tuple[Recovery, ...] = ()
     thresholds: Mapping[str, float] = msgspec.field(default_factory=dict)
     measured: Measured = msgspec.field(default_factory=Measured)
     gpus: GpuUse = msgspec.field(default_factory=GpuUse)
     pictures: Sequence[Drawing] = ()
     process_count: int = 0
     took_seconds: float | None = None
-    tags: tuple[str, ...] = ()
-    note: str | None = None
+
+    @property
+    def gpu_count(self) -> int:
+        return len(self.run.gpus)
+
+    @property
+    def ranks(self) -> int:
+        return self.gpu_count or self.process_count
+
+    def identity(self) -> dict[str, Any]:
+        """The fields of JSON that say which run it is."""
+        run = self.run
+        return {
+            "run_id": run.run_id,
+            "name": run.name,
+            "profile": run.profile,
+            "tags": list(run.tags),
+            "note": run.note,
+        }
 
 
 def number(value: float | None) -> float | int | None:
@@ -164,3 +187,8 @@ def number(value: float | None) -> float | int | None:
     if isinstance(value, int) or value == 0:
         return value
     return round(value, max(0, SIGNIFICANT_DIGITS - 1 - math.floor(math.log10(abs(value)))))
+
+
+def numbers(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Figures for JSON by name."""
+    return {name: number(value) if isinstance(value, float) else value for name, value in values.items()}

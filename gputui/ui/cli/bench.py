@@ -25,7 +25,7 @@ from gputui.ui.cli.context import (
 )
 
 if TYPE_CHECKING:
-    from gputui.reports.summary.losses import ScaledRun, ScalingRow
+    from gputui.reports.summary.scaling import ScaledRun, ScalingRow
     from gputui.runs.spec import RunSpec
 
 
@@ -56,7 +56,7 @@ def scaling(
     specs = _specs(session, profile, changes, counts, on_gpus=gpus is not None)
     what = "GPUs" if gpus is not None else "processes"
     runs = [_measure(session, spec, count, what, quiet=as_json) for spec, count in zip(specs, counts, strict=True)]
-    from gputui.reports.summary.losses import scaling_rows
+    from gputui.reports.summary.scaling import scaling_rows
 
     rows = scaling_rows(runs)
     if as_json:
@@ -103,7 +103,7 @@ def _specs(session: Session, name: str, changes: tuple[str, ...], counts: list[i
 
 def _measure(session: Session, spec: RunSpec, count: int, what: str, *, quiet: bool) -> ScaledRun:
     """Launch one run, wait for its end and read what it measured; ends the command where it fails."""
-    from gputui.reports.summary.losses import ScaledRun
+    from gputui.reports.summary.scaling import ScaledRun
     from gputui.reports.summary.stored_facts import read_facts
     from gputui.store.runs import find_run
     from gputui.ui.cli.run import submit
@@ -115,14 +115,7 @@ def _measure(session: Session, spec: RunSpec, count: int, what: str, *, quiet: b
     if wait_until_over(session, run_id, as_json=False, is_quiet=quiet) != EXIT_OK:
         fail(f"{run_id} did not succeed; gputui explain {run_id} says why", EXIT_RUN_FAILED)
     with closing(session.reader()) as connection:
-        facts = read_facts(
-            connection,
-            find_run(connection, run_id),
-            now=time.time(),
-            lost=None,
-            expected=lambda _attempt, _step, _values: None,
-            with_pictures=False,
-        )
+        facts = read_facts(connection, find_run(connection, run_id), time.time())
     return ScaledRun(run_id, count, facts.measured)
 
 

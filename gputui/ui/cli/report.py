@@ -5,31 +5,33 @@ from __future__ import annotations
 import math
 import sqlite3
 import time
-from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 
 from gputui.store.runs import Run
-from gputui.ui.cli.context import EXIT_OK, EXIT_REFUSED, EXIT_RUN_FAILED, EXIT_USAGE, Session, fail, print_json, say
-
-if TYPE_CHECKING:
-    from gputui.reports.summary.facts import Lost, RunFacts
-    from gputui.reports.summary.page import Report
-    from gputui.reports.summary.tally import ExpectedRate
+from gputui.ui.cli.context import (
+    EXIT_OK,
+    EXIT_REFUSED,
+    EXIT_RUN_FAILED,
+    EXIT_USAGE,
+    Session,
+    fail,
+    print_json,
+    say,
+)
 
 
 @click.command("report")
 @click.argument("names", metavar="[RUN]...", nargs=-1)
-@click.option("--since", metavar="TIME", help="All runs that were active since: 24h, 7d, 2026-11-20.")
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="The folder; else report-… in this one.")
-@click.option("--json", "as_json", is_flag=True, help="Print the figures; files are written only with --out.")
-@click.option("--gates", "with_gates", is_flag=True, help="Exit code 1 when a quality gate fails.")
-@click.option("--gate", "changes", metavar="NAME=NUMBER", multiple=True, help="Another threshold for a gate.")
+@click.option("--since", metavar="TIME", help="All runs active since: 24h, 7d, 2026-11-20.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="The folder.")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures; files only with --out.")
+@click.option("--gates", "with_gates", is_flag=True, help="Judge; exit code 1 if a gate fails.")
+@click.option("--gate", "changes", metavar="NAME=NUMBER", multiple=True, help="Gate's threshold.")
 @click.option("--price-per-kwh", type=click.FloatRange(0.0), help="Price of a kilowatt-hour.")
-@click.option("--price-per-gpu-hour", type=click.FloatRange(0.0), help="Price of a GPU-hour, beside the energy.")
+@click.option("--price-per-gpu-hour", type=click.FloatRange(0.0), help="Price of a GPU-hour.")
 @click.option("--currency", help="Currency of the prices, for display.")
 @click.pass_obj
 def command(
@@ -44,43 +46,52 @@ def command(
     price_per_gpu_hour: float | None,
     currency: str | None,
 ) -> None:
-    """How well runs did, what they cost, how they scale: JSON files and one page. Several runs are compared."""
+    """How well runs did, what they cost, how they scale: JSON files and one page. Several runs are
+    compared. --gates, or a --gate, judges them."""
+    from gputui.reports.pages import ReportError, write_files
+    from gputui.reports.summary import report
     from gputui.reports.summary.costs import Prices
-    from gputui.reports.summary.files import ReportError, write_files
-    from gputui.reports.summary.report import contents, shapes
+    from gputui.reports.summary.stored_facts import read_facts, siblings
+    from gputui.reports.summary.story import verdict, verdict_on_all
 
     if bool(names) == (since is not None):
         fail("give run names or --since TIME (see gputui report --help)", EXIT_USAGE)
-    thresholds = _thresholds(changes)
-    prices = Prices(price_per_kwh, price_per_gpu_hour, currency)
-    now = time.time()
+    thresholds = _thresholds(changes) if with_gates or changes else None
+    prices, now = Prices(price_per_kwh, price_per_gpu_hour, currency), time.time()
     with closing(session.reader()) as connection:
         runs = _runs(session, connection, names, since, now)
-        title = "Report of " + (f"all runs since {since}" if since is not None else ", ".join(r.run_id for r in runs))
-        report = _report(connection, runs, title, now, thresholds, prices)
-    folder = out or Path("report-" + ("since" if since is not None else runs[0].run_id))
+        newest = sorted(run.sequence for run in runs)[-report.MAX_PICTURED :]
+        facts = [read_facts(connection, run, now, with_pictures=run.sequence in newest) for run in runs]
+        others = [read_facts(connection, run, now) for run in siblings(connection, runs)]
+    whose = f"all runs since {since}" if since else ", ".join(run.run_id for run in runs)
+    made = report.make(f"Report of {whose}", now, facts, others, prices, thresholds)
+    folder = out or Path(f"report-{'since' if since is not None else runs[0].run_id}")
     if not as_json or out is not None:
         try:
-            write_files(folder, contents(report))
+            write_files(folder, report.contents(made))
         except ReportError as error:
             fail(str(error), EXIT_REFUSED)
     failed = [
-        (run_id, verdict)
-        for run_id, verdicts in report.verdicts.items()
-        for verdict in verdicts
-        if verdict.outcome == "fail"
+        f"{run_id}: {one.gate} failed: {one.text} (threshold {one.threshold:g} {one.unit})"
+        for run_id, verdicts in made.verdicts.items()
+        for one in verdicts
+        if one.outcome == "fail"
     ]
     if as_json:
-        print_json(shapes(report))
+        print_json(report.shapes(made))
     else:
-        say(f"{len(runs)} run{'' if len(runs) == 1 else 's'} in {folder / 'report.html'}")
-        for run_id, one in failed:
-            say(f"{run_id}: {one.gate} failed: {one.text} (threshold {one.threshold:g} {one.unit})")
-    raise SystemExit(EXIT_RUN_FAILED if with_gates and failed else EXIT_OK)
+        say(verdict(facts[0]) if len(facts) == 1 else verdict_on_all(facts))
+        for line in (*failed, f"{folder / 'report.html'} written"):
+            say(line)
+    raise SystemExit(EXIT_RUN_FAILED if failed else EXIT_OK)
 
 
 def _runs(
-    session: Session, connection: sqlite3.Connection, names: tuple[str, ...], since: str | None, now: float
+    session: Session,
+    connection: sqlite3.Connection,
+    names: tuple[str, ...],
+    since: str | None,
+    now: float,
 ) -> list[Run]:
     if since is None:
         named = [session.find_run(connection, name) for name in names]
@@ -99,89 +110,9 @@ def _runs(
     return found
 
 
-def _report(
-    connection: sqlite3.Connection,
-    runs: list[Run],
-    title: str,
-    now: float,
-    thresholds: Mapping[str, float],
-    prices: Any,
-) -> Report:
-    from gputui.reports.summary.facts import MAX_PICTURED
-    from gputui.reports.summary.report import make
-    from gputui.reports.summary.stored_facts import siblings
-
-    pictured = {run.run_id for run in sorted(runs, key=lambda each: each.sequence)[-MAX_PICTURED:]}
-    named = [_facts(connection, run, now, with_pictures=run.run_id in pictured) for run in runs]
-    others = [_facts(connection, run, now, with_pictures=False) for run in siblings(connection, runs)]
-    return make(title, now, named, others, thresholds, prices)
-
-
-def _facts(connection: sqlite3.Connection, run: Run, now: float, *, with_pictures: bool) -> RunFacts:
-    from gputui.reports.summary.stored_facts import read_facts
-
-    return read_facts(
-        connection,
-        run,
-        now=now,
-        lost=_lost(connection, run),
-        expected=_expected(connection, run),
-        with_pictures=with_pictures,
-    )
-
-
-def _lost(connection: sqlite3.Connection, run: Run) -> Lost | None:
-    """The cost of the run's failures."""
-    from gputui.recovery.costs import costs, total
-    from gputui.reports.summary.facts import Lost
-    from gputui.runs.executors import chooses_start
-    from gputui.runs.spec import known_spec
-    from gputui.store.attempts import read_attempts
-    from gputui.store.metrics.step_times import StepTimes
-    from gputui.store.run_history import read_decisions, read_incidents
-
-    found = total(
-        costs(
-            read_attempts(connection, run.run_id),
-            read_incidents(connection, run.run_id),
-            read_decisions(connection, run.run_id),
-            StepTimes(connection, run.run_id),
-            start_is_chosen_there=chooses_start(known_spec(run)),
-        ).values()
-    )
-    if found is None:
-        return None
-    return Lost(found.lost_gpu_hours, found.lost_seconds, found.lost_steps, found.incidents, found.unknown)
-
-
-def _expected(connection: sqlite3.Connection, run: Run) -> ExpectedRate:
-    """The expected learning rate: reported by the script, else by the schedule of the profile."""
-    from gputui.recovery.watch.course import expected_rate
-    from gputui.recovery.watch.overrides import of_profile
-    from gputui.runs.spec import spec_of
-    from gputui.store.attempts import read_attempts
-
-    schedule = None
-    peaks: dict[int, float] = {}
-    try:
-        spec = spec_of(run)
-        schedule = of_profile(spec.alerts).schedule
-        for attempt in read_attempts(connection, run.run_id):
-            value = attempt.params.get(spec.role("lr", attempt.params) or "")
-            if isinstance(value, (int, float)) and not isinstance(value, bool):
-                peaks[attempt.number] = float(value)
-    except ValueError:
-        schedule = None  # stored by another version of gputui; the script may still report it
-
-    def expected(attempt: int, step: int, values: Mapping[str, float]) -> tuple[float, float] | None:
-        return expected_rate(schedule, step, values, peaks.get(attempt))
-
-    return expected
-
-
 def _thresholds(changes: tuple[str, ...]) -> dict[str, float]:
     from gputui.core.yaml_forms.problems import did_you_mean
-    from gputui.reports.summary.thresholds import GATE_THRESHOLDS
+    from gputui.reports.summary.gates import GATE_THRESHOLDS
 
     found = {}
     for change in changes:
@@ -190,10 +121,10 @@ def _thresholds(changes: tuple[str, ...]) -> dict[str, float]:
             hint = did_you_mean(name, GATE_THRESHOLDS) or f"there are {', '.join(GATE_THRESHOLDS)}"
             fail(f"--gate: no gate {name!r}; {hint}", EXIT_USAGE)
         try:
-            value = float(text)
+            found[name] = float(text)
         except ValueError:
-            value = math.nan
-        if not math.isfinite(value):
-            fail(f"--gate: {name} needs a number, such as {name}={GATE_THRESHOLDS[name]:g}", EXIT_USAGE)
-        found[name] = value
+            found[name] = math.nan
+        if not math.isfinite(found[name]):
+            example = f"{name}={GATE_THRESHOLDS[name]:g}"
+            fail(f"--gate: {name} needs a number, such as {example}", EXIT_USAGE)
     return found

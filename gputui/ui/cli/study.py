@@ -321,7 +321,7 @@ def _export_lineage(session: Session, study: str, file: Path, number: int | None
 def report(session: Session, study: str | None, out: Path | None, at: str | None, as_json: bool) -> None:
     """What was found, what was cut short and why, and the command that trains the best point, as Markdown; with --out
     report.md and report.html with pictures."""
-    from gputui.reports.summary.files import ReportError, write_files
+    from gputui.reports.pages import ReportError, write_files
     from gputui.store.studies import read_rungs, read_trials, study_gpu_hours, study_wall_seconds
     from gputui.studies.report import StudyFindings, contents, markdown
     from gputui.studies.spec import study_spec

@@ -6,16 +6,15 @@ from typing import Any
 
 from gputui.reports.summary.facts import GpuUse, Measured, RunFacts, spread
 from gputui.store.attempts import RunCost
+from gputui.store.run_states import RunState
+from gputui.store.runs import Run
 
 
-def facts(run_id: str = "net-1", **changes: Any) -> RunFacts:
-    """A run on one GPU of which nothing is known but what is given."""
-    values: dict[str, Any] = {
-        "run_id": run_id, "name": "net", "profile": "net", "state": "succeeded", "created_at": 100.0,
-        "started_at": 100.0, "ended_at": 200.0, "gpu_count": 1, "attempts": 1, "last_step": 10, "launched": {},
-        "like": "net", "cost": RunCost(None, None, False, ()),
-    }  # fmt: skip
-    return RunFacts(**{**values, **changes})
+def facts(run_id: str = "net-1", on: int = 1, *, created_at: float = 100.0, like: str = "net", **more: Any) -> RunFacts:
+    """A run of which nothing is known but what is given."""
+    uuids = tuple(f"GPU-{number}" for number in range(on))
+    run = Run(run_id, 1, "net", "net", RunState.SUCCEEDED, 1, {}, "{}", created_at, gpus=uuids)
+    return RunFacts(run, 1, 10, {}, like, **{"cost": RunCost(None, None, False, ()), **more})
 
 
 def learned(**measured: Any) -> RunFacts:
@@ -26,5 +25,5 @@ def used(*percents: float) -> RunFacts:
     return facts(gpus=GpuUse(utilization_percent=spread((percent, 1) for percent in percents)))
 
 
-def fast(run_id: str, gpus: int, samples_per_second: float | None, **changes: Any) -> RunFacts:
-    return facts(run_id, gpu_count=gpus, measured=Measured(samples_per_second=samples_per_second), **changes)
+def fast(run_id: str, on: int, samples_per_second: float | None, **changes: Any) -> RunFacts:
+    return facts(run_id, on, measured=Measured(samples_per_second=samples_per_second), **changes)

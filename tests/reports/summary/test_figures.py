@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from gputui.recovery.costs import Cost
 from gputui.reports.summary.costs import Prices, cost_of, together
-from gputui.reports.summary.facts import GpuUse, Lost, spread
-from gputui.reports.summary.scalability import efficiency_of, scalings
+from gputui.reports.summary.facts import GpuUse, Measured, spread
+from gputui.reports.summary.scaling import ScaledRun, efficiency_of, scaling_rows, scalings
 from gputui.reports.summary.tally import measured
 from gputui.store.attempts import Attempt, RunCost
 from gputui.store.metrics.queries import StoredLine
@@ -34,7 +35,7 @@ def nothing_expected(*_: object) -> None:
 def test_spread_is_nearest_rank_and_leaves_out_what_is_no_number() -> None:
     found = spread([(5.0, 1), (1.0, 98), (9.0, 1), (math.nan, 50)])
     assert found is not None
-    assert (found.p05, found.p50, found.p95, found.p99, found.most, found.count) == (1.0, 1.0, 1.0, 5.0, 9.0, 100)
+    assert (found.p05, found.p50, found.p95, found.p99, found.max, found.count) == (1.0, 1.0, 1.0, 5.0, 9.0, 100)
     assert found.mean == pytest.approx(1.12)
     assert spread([(math.inf, 3)]) is None
 
@@ -72,7 +73,7 @@ def test_the_gap_is_to_the_training_loss_since_the_validation_before() -> None:
 
 
 def test_cost_with_prices() -> None:
-    run = facts(cost=RunCost(10.0, 3.6e6 * 4, False, ()), gpus=GpuUse(idle_share=0.25), lost=Lost(1.0, 60.0, 5, 2, 0))
+    run = facts(cost=RunCost(10.0, 3.6e6 * 4, False, ()), gpus=GpuUse(idle_share=0.25), lost=Cost(5, 60.0, 1.0, 2))
     found = cost_of(run, Prices(0.5, 2.0, "EUR"))
     assert (found.energy_kwh, found.price, found.is_partial) == (4.0, 22.0, False)
     assert (found.lost_share, found.idle_gpu_hours, found.idle_share) == (0.1, 2.5, 0.25)
@@ -93,8 +94,34 @@ def test_scaling_compares_the_newest_run_of_each_number_of_gpus() -> None:
         fast("other", 8, 900.0, like="else"), fast("mute", 8, None), fast("cpu", 0, 9.0),
     ]  # fmt: skip
     [group] = scalings(runs)
-    assert [(p.run_id, p.speed_up, p.efficiency) for p in group.points] == [
+    assert [(p.run_id, p.speed_up, p.efficiency) for p in group.rows] == [
         ("one", 1.0, 1.0), ("two", 1.8, 0.9), ("four", 3.0, 0.75),
     ]  # fmt: skip
     assert efficiency_of("four", [group]) == 0.75
     assert efficiency_of("one", [group]) is None and efficiency_of("other", [group]) is None
+
+
+def told(step: float, speed: float | None, comm: float | None = None, data: float | None = None) -> Measured:
+    return Measured(step_seconds=spread([(step, 3)]), samples_per_second=speed, comm_share=comm, data_share=data)
+
+
+def test_speed_up_efficiency_and_where_time_went() -> None:
+    rows = scaling_rows([
+        ScaledRun("x4", 4, told(0.16, 250.0, comm=0.25, data=0.05)),
+        ScaledRun("x1", 1, told(0.10, 100.0, data=0.05)),
+    ])  # fmt: skip
+    assert [row.run_id for row in rows] == ["x1", "x4"]
+    first, last = rows
+    assert (first.speed_up, first.efficiency, first.extra_other_seconds) == (1.0, 1.0, 0.0)
+    assert first.comm_share == 0.0, "one rank waits for nobody, though it tells nothing of it"
+    assert (last.speed_up, last.efficiency) == (2.5, 0.625)
+    assert last.extra_comm_seconds == pytest.approx(0.04)
+    assert last.extra_data_seconds == pytest.approx(0.003)
+    assert last.extra_other_seconds == pytest.approx(0.06 - 0.043)
+
+
+def test_what_is_not_told_is_unknown() -> None:
+    _, last = scaling_rows([ScaledRun("x1", 1, Measured()), ScaledRun("x2", 2, told(0.1, None))])
+    assert (last.speed, last.speed_up, last.efficiency, last.extra_comm_seconds) == (None, None, None, None)
+    assert last.to_json()["step_seconds"] == 0.1 and last.to_json()["efficiency"] is None
+    assert scaling_rows([]) == []

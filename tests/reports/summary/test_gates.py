@@ -24,7 +24,7 @@ def norms(*values: float, bad: int = 0, scaled: bool = False) -> RunFacts:
 
 
 def rate(percent: float) -> RunFacts:
-    return learned(rate=RateCheck(percent, 7, 100))
+    return learned(rate=RateCheck(percent, 7))
 
 
 def gap(held_out: float, train: float) -> RunFacts:

@@ -52,8 +52,8 @@ def invoke(workspace: Workspace, *words: str) -> Result:
 
 def test_files_of_two_runs(workspace_with_runs: Workspace, tmp_path: Path) -> None:
     out = tmp_path / "deep" / "out"
-    result = invoke(workspace_with_runs, "net-1", "net-2", "--out", str(out), "--price-per-kwh", "0.3")
-    assert result.exit_code == 0, result.output
+    result = invoke(workspace_with_runs, "net-1", "net-2", "--out", str(out), "--price-per-kwh", "0.3", "--gates")
+    assert result.exit_code == 1, result.output
     assert sorted(path.name for path in out.iterdir()) == [
         "cost_analysis.json", "performance_summary.json", "report.html", "scalability_report.json",
     ]  # fmt: skip
@@ -87,14 +87,35 @@ def test_the_page_needs_nothing_else_and_hostile_names_are_harmless(
     assert "\x1b" not in text and "&lt;script&gt;alert" in text
 
 
-def test_gates_decide_the_exit_code(workspace_with_runs: Workspace) -> None:
-    assert invoke(workspace_with_runs, "net-2", "--json").exit_code == 0
+def test_gates_decide_the_exit_code_if_they_are_asked_for(workspace_with_runs: Workspace) -> None:
+    plain = invoke(workspace_with_runs, "net-2", "--json")
+    [run] = json.loads(plain.stdout)["performance_summary"]["runs"]
+    assert (plain.exit_code, run["gates"]) == (0, [])
     failed = invoke(workspace_with_runs, "net-2", "--json", "--gates")
     assert failed.exit_code == 1 and set(json.loads(failed.stdout)) == {
         "performance_summary", "cost_analysis", "scalability_report",
     }  # fmt: skip
     words = ("--gate", "gpu_utilization=70", "--gate", "parallel_efficiency=70")
-    assert invoke(workspace_with_runs, "net-2", "--json", "--gates", *words).exit_code == 0
+    assert invoke(workspace_with_runs, "net-2", "--json", *words).exit_code == 0
+
+
+def test_the_verdict_and_the_story_of_each_recovery(workspace: Workspace, tmp_path: Path) -> None:
+    filler = Filler(workspace)
+    filler.overnight()
+    filler.close()
+    told = invoke(workspace, "vit-b16-1", "--out", str(tmp_path)).stdout.splitlines()
+    assert told[0].startswith("vit-b16-1 is running at step 9 440, 3 attempts that took ")
+    assert "; best loss 1.850 (step 8 870); 2 failures cost 422 steps, " in told[0]
+    [run] = json.loads((tmp_path / "performance_summary.json").read_text())["runs"]
+    assert run["verdict"] == told[0]
+    first, second = run["recoveries"]
+    assert first.startswith(
+        "Attempt 1 → 2: batch 512 × 1 → 384 × 2, from step_4000.pt (step 4 000), because CUDA ran out of memory"
+    )
+    assert second.startswith("Attempt 2 → 3: from step_8000.pt (step 8 000), because GPU 7 was lost (XID 79)")
+    page = (tmp_path / "report.html").read_text()
+    assert page.index(told[0]) < page.index("512 × 1 → 384 × 2") < page.index("<svg") < page.index("<h3>Cost")
+    assert "Quality gates" not in page
 
 
 def test_mistakes_are_named(workspace_with_runs: Workspace) -> None:

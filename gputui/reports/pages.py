@@ -1,0 +1,109 @@
+"""Pages from the templates beside this module, and the files of a report.
+
+All text is escaped and without control characters; a page needs no script and no other file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from markupsafe import Markup
+
+from gputui.core import units
+from gputui.core.text import clean
+from gputui.metrics.draw.export import svg_text
+from gputui.metrics.draw.picture import Drawing, picture
+
+PICTURE_SIZE = (1000, 360)
+
+
+class ReportError(Exception):
+    """The report cannot be written. The text has the reason and a remedy."""
+
+
+def render(name: str, **values: Any) -> str:
+    """The text of a template; one for HTML escapes every value."""
+    return _environment().get_template(name).render(values)
+
+
+@cache
+def _environment() -> Environment:
+    made = Environment(
+        loader=PackageLoader("gputui.reports"),
+        autoescape=select_autoescape(["html.j2"]),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_plain,
+        extensions=["jinja2.ext.do"],
+    )
+    made.filters.update(
+        bytes=units.bytes_text,
+        count=units.count,
+        duration=units.duration,
+        metric=units.metric_value,
+        short=units.short_number,
+        watts=units.watts,
+        share=lambda value: units.UNKNOWN if value is None else f"{100 * value:.1f} %",
+        moment=_moment,
+        svg=svg,
+    )
+    made.tests["numbers"] = is_numbers
+    made.globals["unknown"] = units.UNKNOWN
+    return made
+
+
+def _plain(value: Any) -> Any:
+    """A value for a page: text without control characters, unknown as a dash."""
+    if value is None:
+        return units.UNKNOWN
+    return clean(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _moment(at: float | None) -> str:
+    return units.UNKNOWN if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def svg(drawing: Drawing) -> Markup:
+    """A chart as a part of a page; the drawing escapes its labels."""
+    return Markup(svg_text(picture(drawing, *PICTURE_SIZE)))  # noqa: S704
+
+
+def is_numbers(texts: Sequence[object]) -> bool:
+    """Whether a column has numbers only, which are aligned to the right."""
+    shown = [str(text) for text in texts]
+    return bool(shown) and all(
+        text == units.UNKNOWN or text[:1].isdecimal() or (text[:1] in "-−+" and text[1:2].isdecimal()) for text in shown
+    )
+
+
+def write_files(folder: Path, contents: Mapping[str, bytes]) -> None:
+    """Write files into a folder, which is created if necessary. All of them are on the disk under
+    other names before the first is renamed. Raises ReportError."""
+    beside = {name: folder / f".{name}.{os.getpid()}.new" for name in contents}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in contents.items():
+            with beside[name].open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        taken = next((folder / name for name in contents if (folder / name).is_dir()), None)
+        if taken is not None:
+            raise IsADirectoryError(None, f"{taken.name} is a folder")
+        for name, path in beside.items():
+            path.replace(folder / name)
+    except OSError as error:
+        why = error.strerror or error
+        raise ReportError(f"cannot write into {folder}: {why}; choose another folder with --out") from error
+    finally:
+        for path in beside.values():
+            with suppress(OSError):
+                path.unlink()

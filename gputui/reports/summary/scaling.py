@@ -1,0 +1,170 @@
+"""How runs scale that differ only in their number of GPUs, or of CPU processes, and where the
+speed-up is lost. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+from msgspec import Struct
+from msgspec.structs import asdict
+
+from gputui.reports.summary.facts import Measured, RunFacts, numbers
+
+Unit = Literal["samples/s", "tokens/s"]
+
+
+class ScaledRun(Struct, frozen=True):
+    """A run on ``ranks`` GPUs or processes."""
+
+    run_id: str
+    ranks: int
+    measured: Measured
+
+
+class ScalingRow(Struct, frozen=True):
+    """A run compared with the one of fewest ranks.
+
+    ``speed`` is in samples (or tokens) per second; ``efficiency`` is 1 for a perfect speed-up. The
+    ``extra_`` seconds are the increase of the step time over the base run: in collectives, in
+    waiting for data, and in the rest (slower clocks, uneven ranks, smaller kernels).
+    """
+
+    run_id: str
+    ranks: int
+    speed: float | None
+    speed_up: float | None
+    efficiency: float | None
+    step_seconds: float | None
+    comm_share: float | None
+    data_share: float | None
+    extra_comm_seconds: float | None
+    extra_data_seconds: float | None
+    extra_other_seconds: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        return numbers(asdict(self))
+
+
+def scaling_rows(runs: Iterable[ScaledRun], unit: Unit | None = None) -> list[ScalingRow]:
+    """A row for each run, fewest ranks first. Without a unit: samples, where a run reports them."""
+    ordered = sorted(runs, key=lambda run: run.ranks)
+    return [_row(run, ordered[0], unit) for run in ordered]
+
+
+def _row(run: ScaledRun, base: ScaledRun, unit: Unit | None) -> ScalingRow:
+    speed, base_speed = speed_of(run.measured, unit), speed_of(base.measured, unit)
+    speed_up = speed / base_speed if speed is not None and base_speed else None
+    comm, data, step = _parts(run)
+    base_comm, base_data, base_step = _parts(base)
+    extra, extra_comm = _minus(step, base_step), _minus(comm, base_comm)
+    extra_data = _minus(data, base_data)
+    rest = None if extra is None else _minus(extra - (extra_data or 0.0), extra_comm)
+    efficiency = None if speed_up is None else speed_up * base.ranks / run.ranks
+    return ScalingRow(
+        run.run_id,
+        run.ranks,
+        speed,
+        speed_up,
+        efficiency,
+        step,
+        _comm_share(run),
+        run.measured.data_share,
+        extra_comm,
+        extra_data,
+        rest,
+    )
+
+
+def speed_of(measured: Measured, unit: Unit | None = None) -> float | None:
+    """The speed in samples, else in tokens, if it is known and above 0."""
+    samples = None if unit == "tokens/s" else measured.samples_per_second
+    tokens = None if unit == "samples/s" else measured.tokens_per_second
+    return (tokens if samples is None else samples) or None
+
+
+def _comm_share(run: ScaledRun) -> float | None:
+    """A single rank waits for no other and usually reports no communication time."""
+    share = run.measured.comm_share
+    return 0.0 if share is None and run.ranks == 1 else share
+
+
+def _parts(run: ScaledRun) -> tuple[float | None, float | None, float | None]:
+    """The seconds of a step in collectives, in waiting for data, and in total."""
+    measured, comm = run.measured, _comm_share(run)
+    if measured.step_seconds is None:
+        return None, None, None
+    step, data = measured.step_seconds.p50, measured.data_share
+    return None if comm is None else comm * step, None if data is None else data * step, step
+
+
+def _minus(value: float | None, other: float | None) -> float | None:
+    return None if value is None or other is None else value - other
+
+
+class Scaling(Struct, frozen=True):
+    """Runs of one profile with the same parameters, one for each number of ranks, fewest first.
+    ``unit`` is samples or tokens per second, since the size of a step may differ."""
+
+    profile: str
+    unit: Unit
+    rows: tuple[ScalingRow, ...]
+    has_gpus: bool
+
+
+def scalings(runs: Iterable[RunFacts]) -> tuple[Scaling, ...]:
+    """The groups with at least two numbers of ranks; the newest of several runs with the same
+    number counts."""
+    groups: dict[tuple[str, bool], list[RunFacts]] = {}
+    for run in runs:
+        if run.ranks > 0:
+            groups.setdefault((run.like, run.gpu_count > 0), []).append(run)
+    found = []
+    for (_, has_gpus), group in groups.items():
+        units: tuple[Unit, ...] = ("samples/s", "tokens/s")
+        for unit in units:
+            newest = {
+                each.ranks: ScaledRun(each.run.run_id, each.ranks, each.measured)
+                for each in sorted(group, key=lambda each: each.run.created_at)
+                if speed_of(each.measured, unit) is not None
+            }
+            if len(newest) > 1:
+                rows = tuple(scaling_rows(newest.values(), unit))
+                found.append(Scaling(group[0].run.profile, unit, rows, has_gpus))
+                break
+    return tuple(found)
+
+
+def efficiency_of(run_id: str, groups: Iterable[Scaling]) -> float | None:
+    """The efficiency of a run on GPUs within its group; None for the base run. CPU processes share
+    the cores of one machine, so they are not judged."""
+    rows = (row for group in groups if group.has_gpus for row in group.rows[1:])
+    return next((row.efficiency for row in rows if row.run_id == run_id), None)
+
+
+def scalability_shape(groups: Sequence[Scaling]) -> dict[str, Any]:
+    """``scalability_report.json``."""
+    return {
+        "groups": [
+            {
+                "profile": group.profile,
+                "unit": group.unit,
+                "runs": [
+                    numbers(
+                        {
+                            "run_id": row.run_id,
+                            "gpus": row.ranks if group.has_gpus else 0,
+                            "processes": None if group.has_gpus else row.ranks,
+                            "speed": row.speed,
+                            "speed_up": row.speed_up,
+                            "efficiency": row.efficiency,
+                            "communication_share": row.comm_share,
+                            "data_wait_share": row.data_share,
+                        }
+                    )
+                    for row in group.rows
+                ],
+            }
+            for group in groups
+        ]
+    }

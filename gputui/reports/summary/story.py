@@ -1,0 +1,123 @@
+"""The verdict on runs in a sentence, and the story of their recoveries. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gputui.core.units import count, count_of, duration, metric_value
+from gputui.recovery.costs import Cost, in_words
+from gputui.reports.summary.facts import Best, Recovery, RunFacts
+from gputui.runs.checkpoint_names import step_words
+from gputui.runs.spec import RunSpec
+from gputui.store.attempts import Attempt
+from gputui.store.run_history import DecisionView, IncidentView
+
+
+def recoveries(
+    attempts: Sequence[Attempt],
+    incidents: Sequence[IncidentView],
+    decisions: Sequence[DecisionView],
+    costs: Mapping[int, Cost],
+    spec: RunSpec | None,
+) -> tuple[Recovery, ...]:
+    """Each incident with what gputui changed and from where it continued; ``costs`` are by
+    incident."""
+    by_number = {attempt.number: attempt for attempt in attempts}
+    decided = {decision.incident_id: decision for decision in decisions}
+    found = []
+    for incident in incidents:
+        failed, later = by_number.get(incident.attempt), by_number.get(incident.attempt + 1)
+        decision, cost = decided.get(incident.incident_id), costs.get(incident.incident_id)
+        change = ""
+        if failed is not None and decision is not None:
+            change = _change(failed.params, {**failed.params, **decision.params}, spec)
+        found.append(
+            Recovery(
+                incident.attempt,
+                incident.step,
+                incident.summary,
+                change,
+                "" if later is None else _start(later),
+                "" if cost is None else in_words(cost),
+                is_stop=decision is not None and decision.verdict == "stop",
+            )
+        )
+    return tuple(found)
+
+
+def _change(before: Mapping[str, Any], after: Mapping[str, Any], spec: RunSpec | None) -> str:
+    """``batch 16 × 3 → 12 × 4, lr 0.1 → 0.05``."""
+    changed = [name for name in after if before.get(name) != after[name]]
+    words = []
+    if spec is not None:
+        batch, accumulation = spec.role("batch_size", after), spec.role("grad_accum", after)
+        if batch in changed and accumulation in changed:
+            sizes = [f"{each.get(batch, 1)} × {each.get(accumulation, 1)}" for each in (before, after)]
+            words.append(f"batch {' → '.join(sizes)}")
+            changed = [name for name in changed if name not in (batch, accumulation)]
+    return ", ".join([*words, *(f"{name} {before.get(name, '–')} → {after[name]}" for name in changed)])
+
+
+def _start(attempt: Attempt) -> str:
+    if attempt.resumed_from is None:
+        return "from the start"
+    name = attempt.resumed_from.rstrip("/").rpartition("/")[2]
+    if attempt.resumed_step is None:
+        return f"from {name}"
+    return f"from {name} ({step_words(name, attempt.resumed_step)})"
+
+
+def sentence(one: Recovery) -> str:
+    """``Attempt 1 → 2: batch 16 × 3 → 12 × 4, from step_30.pt (step 30), because CUDA ran out of
+    memory on rank 0, at step 35; it cost 5 steps and 9 s.``"""
+    is_told = one.step is None or f"step {one.step}" in one.because
+    at = "" if is_told else f", at step {count(one.step)}"
+    cost = f"; it cost {one.cost}" if one.cost else ""
+    if one.is_stop:
+        return f"Attempt {one.attempt}: stopped, because {one.because}{at}{cost}."
+    done = ", ".join(part for part in (one.change, one.start) if part) or "tried again"
+    head = f"Attempt {one.attempt} → {one.attempt + 1}"
+    return f"{head}: {done}, because {one.because}{at}{cost}."
+
+
+def best_of(run: RunFacts) -> Best | None:
+    """The best value of the metric that matters most: the study's objective, a validation metric,
+    else the loss."""
+    found = {one.name: one for one in run.measured.best}
+    validated = [name for name in found if name.startswith("val/")]
+    names = [run.run.metric, "val/loss", *validated, "loss", *found]
+    return next((found[name] for name in names if name in found), None)
+
+
+def verdict(run: RunFacts) -> str:
+    """The result of a run in one sentence."""
+    state = f"is {run.run.state}" if run.run.ended_at is None else str(run.run.state)
+    step = "" if run.last_step is None else f" at step {count(run.last_step)}"
+    took = "" if run.took_seconds is None else f" that took {duration(run.took_seconds)}"
+    text = f"{run.run.run_id} {state}{step}, {count_of(run.attempts, 'attempt')}{took}"
+    best = best_of(run)
+    if best is not None:
+        text += f"; best {best.name} {metric_value(best.value)}"
+        text += "" if best.step is None else f" (step {count(best.step)})"
+    if run.lost is not None:
+        cost = in_words(run.lost)
+        text += f"; {count_of(run.lost.incidents, 'failure')}" + (f" cost {cost}" if cost else "")
+    elif run.run.told_reason and run.run.state != "succeeded":
+        text += f": {run.run.told_reason}"
+    return f"{text}."
+
+
+def verdict_on_all(runs: Sequence[RunFacts]) -> str:
+    """The result of several runs in one sentence."""
+    states = Counter(str(run.run.state) for run in runs)
+    counted = ", ".join(f"{number} {state}" for state, number in states.most_common())
+    text = f"{count_of(len(runs), 'run')}: {counted}"
+    bests = [(best, run) for run in runs if (best := best_of(run)) is not None]
+    if bests and len({best.name for best, _ in bests}) == 1:
+        sign = -1 if bests[0][0].better == "more" else 1
+        best, run = min(bests, key=lambda each: sign * each[0].value)
+        text += f"; {run.run.run_id} has the best {best.name}, {metric_value(best.value)}"
+    failures = sum(run.lost.incidents for run in runs if run.lost is not None)
+    return f"{text}; {count_of(failures, 'failure')}." if failures else f"{text}."
