@@ -4,7 +4,6 @@ restarted."""
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,11 +13,9 @@ from pathlib import Path
 
 from gputui.core.config import PRIVATE_DIR_MODE, PRIVATE_FILE_MODE
 from gputui.machine.child import signal_name
-from gputui.reports.export.follower import WRITE_SECONDS
-from gputui.runs.identity import Holder, holder, is_alive, send_signal
+from gputui.runs.identity import Holder, holder, is_alive
 
 _REPORT_BYTES = 4096
-KILL_SECONDS = 0.02
 STEADY_SECONDS = 600.0
 """A process that lives this long has worked; its end starts a new count of failures."""
 
@@ -30,8 +27,7 @@ class Child:
 
     ``delays`` are the seconds before a restart, by the number of consecutive ``failures``. Times
     are monotonic: ``began_at`` is the last start or adoption, ``next_start`` the earliest next one.
-    ``adopted`` is the holder of the lock if another agent or a person started it; a person's
-    process is never killed.
+    ``adopted`` is the holder of the lock if another agent started it.
     """
 
     module: str
@@ -73,17 +69,6 @@ class Child:
         self.failures += problem is not None
         return problem
 
-    def kill(self) -> None:
-        """Kill the process unless a person started it. One in uninterruptible sleep is not waited
-        for."""
-        if self.process is not None and self.process.poll() is None:
-            self.process.kill()
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(KILL_SECONDS)
-        elif self.adopted is not None and self.adopted.is_agents:
-            send_signal(self.adopted.identity, signal.SIGKILL)
-        self.release()
-
     def release(self) -> None:
         """Close the handles of a process that continues after this agent."""
         if self._report is not None:
@@ -110,8 +95,6 @@ class Child:
         self.release()
         if code == 0:
             return None
-        if code == -signal.SIGALRM:
-            return f"a write did not end within {WRITE_SECONDS // 60} minutes"
         how = f"was ended by {signal_name(-code)}" if code < 0 else f"ended with code {code}"
         return report or f"its process {how}"
 

@@ -42,6 +42,7 @@ EventKind = Literal[
     "sink_failed",  # [name of the sink]
     "sink_incomplete",  # [name of the sink]
     "sink_recovered",  # [name of the sink]
+    "exporter_failed",
     "checkpoints_unmatched",  # [pattern]
     "checkpoints_unreadable",  # [folder]
     "checkpoint_replaced",  # [path]

@@ -253,6 +253,17 @@ CREATE TABLE metrics (
     PRIMARY KEY (source_id, generation, byte_offset)
 ) STRICT, WITHOUT ROWID;
 
+-- How far each live export is. `key` identifies its target; `progress` is what was read, `position` what was written.
+CREATE TABLE sink_cursors (
+    run_id TEXT NOT NULL REFERENCES runs (run_id) ON DELETE CASCADE,
+    key TEXT NOT NULL,
+    progress TEXT NOT NULL,
+    position TEXT NOT NULL,
+    written_at REAL NOT NULL,
+    ended_at REAL,
+    PRIMARY KEY (run_id, key)
+) STRICT, WITHOUT ROWID;
+
 CREATE TABLE rejected_lines (
     source_id INTEGER NOT NULL REFERENCES metric_sources (source_id) ON DELETE CASCADE,
     generation INTEGER NOT NULL,

@@ -1,10 +1,8 @@
-"""The agent's side of sinks: what it starts, what it says, and when it gives up."""
+"""The agent's side of sinks: when it starts the exporter, and what it says of it."""
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -12,56 +10,38 @@ import pytest
 
 from gputui.agent import children
 from gputui.agent.context import AgentContext
-from gputui.agent.sinks import PATIENCE_SECONDS, RETRY_SECONDS, Sinks
+from gputui.agent.sinks import AGAIN_SECONDS, Sinks
 from gputui.core.config import Workspace
-from gputui.reports.export.memory import Remembered
 from gputui.runs.spec import RunSpec
-from gputui.runs.submission import SPEC_FILE, write_spec
-from gputui.store.metrics.exported import ExportProgress, read_piece
 from tests.agent.processes import FakeProcess
-from tests.texts import mentions
 from tests.ui.tui.filling import NOW, Filler
 
 
 @dataclass
 class Bench:
-    """A run with one sink, and an agent's sinks with a clock of the test's."""
+    """An agent's sinks with a clock of the test's; a run with a sink that changes its state."""
 
     filler: Filler
     now: float = 0.0
     started: list[FakeProcess] = field(default_factory=list)
-    sinks: Sinks = field(init=False)
 
     def agent(self) -> Sinks:
-        context = AgentContext.of(
-            self.filler.connection, self.filler.workspace, wake=lambda: None, now=lambda: NOW + self.now,
-            monotonic=lambda: self.now,
+        return Sinks(
+            AgentContext.of(
+                self.filler.connection, self.filler.workspace, wake=lambda: None, now=lambda: NOW + self.now,
+                monotonic=lambda: self.now,
+            )
         )  # fmt: skip
-        self.sinks = Sinks(context)
-        self.sinks.turn()
-        return self.sinks
 
-    def fail(self, problem: str) -> None:
-        self.started[-1].end(problem)
+    def move(self, state: str = "running") -> None:
+        self.filler.connection.execute(
+            "INSERT INTO transitions (run_id, at, to_state, cause, actor) VALUES ('net-1', ?, ?, '', 'me')",
+            (NOW, state),
+        )
 
-    def wrote(self) -> None:
-        """What a process leaves that got on."""
-        run = self.filler.connection.execute("SELECT ended_at FROM runs").fetchone()
-        piece = read_piece(self.filler.connection, "net-1", ExportProgress(), 1000)
-        place = next(iter(self.sinks.sinks.values())).place
-        place.make()
-        place.write(Remembered(NOW, piece.progress, {}, NOW + self.now, run[0]))
-
-    def over(self) -> None:
-        self.filler.connection.execute("UPDATE runs SET state = 'succeeded', ended_at = ?", (NOW + self.now,))
-
-    def kinds(self) -> list[str]:
-        return [kind for kind, _ in self.said()]
-
-    def said(self) -> list[tuple[str, str]]:
-        return self.filler.connection.execute(
-            "SELECT kind, message FROM events WHERE run_id = 'net-1' ORDER BY event_id"
-        ).fetchall()
+    def later(self, agent: Sinks) -> None:
+        self.now += max(AGAIN_SECONDS) + 1
+        agent.turn()
 
 
 @pytest.fixture
@@ -69,60 +49,51 @@ def bench(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ben
     filler = Filler(workspace)
     spec = RunSpec("net", "python", ("t.py",), "/", "/usr/bin/python", sinks={"csv": "/x/{run_id}.csv"})
     filler.run("net-1", attempt=1)
-    filler.attempt("net-1", 1)
     filler.connection.execute("UPDATE runs SET spec = ?", (json.dumps(spec.to_json()),))
-    filler.connection.execute(
-        "INSERT INTO transitions (run_id, at, to_state, cause, actor) VALUES ('net-1', ?, 'running', '', 'me')", (NOW,)
-    )
-    workspace.run_dir("net-1").mkdir()
-    write_spec(workspace.run_dir("net-1") / SPEC_FILE, spec)
     made = Bench(filler)
     monkeypatch.setattr(children.subprocess, "Popen", FakeProcess.starter(made.started))
     yield made
     filler.close()
 
 
-def test_trouble_is_told_once_and_its_end_too(bench: Bench) -> None:
+def test_one_process_while_a_run_has_sinks_and_none_without(bench: Bench) -> None:
     agent = bench.agent()
-    for _ in range(8):
-        bench.fail("cannot write /x: No space left on device")
-        agent.turn()
-        bench.now += max(RETRY_SECONDS)
-        agent.turn()
-    assert len(bench.started) == 9
-    assert bench.kinds() == ["sink_failed"] and mentions(bench.said()[0][1], "/x", os.strerror(errno.ENOSPC))
-    bench.now += 1
-    bench.wrote()
+    bench.later(agent)
+    assert not bench.started and not agent.is_busy()
+    bench.move()
     agent.turn()
+    bench.later(agent)
+    assert len(bench.started) == 1 and agent.is_busy()
+    bench.started[0].end()
     agent.turn()
-    assert bench.kinds() == ["sink_failed", "sink_recovered"]
+    bench.later(agent)
+    assert len(bench.started) == 1 and not agent.is_busy()
+    assert "gputui.reports.export.exporter" in bench.started[0].argv
 
 
-def test_an_agent_stays_until_all_is_written(bench: Bench) -> None:
+def test_a_run_that_begins_while_it_ends_is_not_missed(bench: Bench) -> None:
     agent = bench.agent()
-    assert not agent.is_busy()
-    bench.over()
+    bench.move()
     agent.turn()
-    assert agent.is_busy()
-    bench.wrote()
-    bench.started[-1].end()
+    bench.move()
+    bench.later(agent)
+    bench.started[0].end()
     agent.turn()
-    assert not agent.is_busy() and len(bench.started) == 1 and bench.said() == []
-    assert not bench.agent().sinks
+    bench.later(agent)
+    assert len(bench.started) == 2 and agent.is_busy()
 
 
-def test_giving_up(bench: Bench) -> None:
-    """A sink that gets nowhere does not keep the agent; the next one tries again, and does not say the same again."""
-    for round_ in range(2):
-        agent = bench.agent()
-        bench.over() if round_ == 0 else None
-        bench.fail("no answer")
+def test_a_failure_is_told_once_and_does_not_keep_an_agent_that_nobody_needs(bench: Bench) -> None:
+    agent = bench.agent()
+    bench.move()
+    agent.turn()
+    for _ in range(4):
+        assert agent.is_busy()
+        bench.started[-1].end("no room")
         agent.turn()
-        while agent.is_busy():
-            bench.now += 10.0
-            if len(bench.started) and bench.started[-1].returncode is None:
-                bench.fail("no answer")
-            agent.turn()
-            assert bench.now < 4 * PATIENCE_SECONDS
-    assert bench.kinds() == ["sink_failed", "sink_incomplete"]
-    assert "gputui export net-1" in bench.said()[-1][1]
+        is_busy = agent.is_busy()
+        bench.later(agent)
+    assert not is_busy and len(bench.started) == 5
+    assert bench.filler.connection.execute("SELECT kind, message FROM events").fetchall() == [
+        ("exporter_failed", "exporter: no room; runs continue; it will be restarted")
+    ]

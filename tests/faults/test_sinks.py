@@ -1,4 +1,4 @@
-"""Sinks of a living run: processes of their own, which may be killed like the agent, and whose trouble is told."""
+"""Sinks of a living run: a process of their own, which may be killed like the agent, and whose trouble is told."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from gputui.core.config import Workspace
-from gputui.runs.identity import ProcessIdentity, is_alive
+from gputui.reports.export.exporter import LOCK_FILE
+from gputui.runs.identity import ProcessIdentity, holder, is_alive
 from tests.conftest import wait_until
 from tests.machines import Machine
 
@@ -30,18 +31,14 @@ PROFILE = """
 """
 
 
-def holder(machine: Machine, form: str) -> ProcessIdentity | None:
-    """The process that writes a sink."""
-    for lock in (machine.workspace.run_dir("steps-1") / "sinks").glob(f"{form}-*.lock"):
-        data = json.loads(lock.read_text() or "{}")
-        if data:
-            found = ProcessIdentity(data["pid"], data["start_ticks"], data["boot_id"])
-            return found if is_alive(found) else None
-    return None
+def exporter(machine: Machine) -> ProcessIdentity | None:
+    """The process that writes the sinks."""
+    found = holder(machine.workspace.state / LOCK_FILE)
+    return found.identity if found is not None and is_alive(found.identity) else None
 
 
-def kill(machine: Machine, form: str) -> None:
-    found = wait_until(lambda: holder(machine, form), what=f"the sink {form}")
+def kill(machine: Machine) -> None:
+    found = wait_until(lambda: exporter(machine), what="the exporter")
     os.kill(found.pid, signal.SIGKILL)
     wait_until(lambda: not is_alive(found), what="its death")
 
@@ -57,7 +54,7 @@ def steps_in(file: Path) -> list[tuple[int, int]]:
 
 @pytest.mark.long
 def test_killed_in_the_middle_with_the_agent(machine: Machine) -> None:
-    """The run fails once, the sinks are killed twice, the agent once, and one target is taken at first."""
+    """The run fails once, the exporter is killed twice, the agent once, and one target is taken at first."""
     taken = machine.folder / "out" / "steps-1.csv"
     taken.parent.mkdir()
     taken.write_text("mine")
@@ -69,17 +66,18 @@ def test_killed_in_the_middle_with_the_agent(machine: Machine) -> None:
     wait_until(lambda: len(steps_in(lines)) > 5, what="the first lines")
     wait_until(lambda: said(machine), what="the event about the csv")
     assert said(machine) == [("sink_failed", "csv")]
-    writer = wait_until(lambda: holder(machine, "tensorboard"), what="the sink tensorboard")
-    kill(machine, "jsonl")
-    machine.kill_agent()
+    kill(machine)
     taken.rename(machine.folder / "mine")
+    writer = wait_until(lambda: exporter(machine), what="the next exporter")
+    machine.kill_agent()
     machine.gputui("agent", "start")
-    wait_until(lambda: holder(machine, "jsonl"), what="the sink again")
-    assert holder(machine, "tensorboard") == writer, "it outlives the agent, and the next one takes it over"
-    kill(machine, "tensorboard")
-    kill(machine, "jsonl")
+    wait_until(lambda: len(steps_in(lines)) > 20, what="more lines")
+    assert exporter(machine) == writer, "it outlives the agent, and the next one takes it over"
+    kill(machine)
 
     machine.wait_for("steps-1", "succeeded")
+    done = "SELECT count(*) FROM sink_cursors WHERE ended_at IS NOT NULL"
+    wait_until(lambda: machine.rows(done) == [(3,)], what="all sinks' last lines")
     wait_until(lambda: not [pid for pid in machine.processes() if writes_a_sink(pid)], what="the sinks' end")
     stored = machine.steps("steps-1")
     assert {attempt for attempt, _ in stored} == {1, 2} and len(stored) == 66
@@ -105,4 +103,4 @@ def writes_a_sink(pid: int) -> bool:
 
 def nobody_told_the_secret(workspace: Workspace) -> bool:
     files = [path for path in (workspace.run_dir("steps-1") / "sinks").rglob("*") if path.is_file()]
-    return len(files) > 5 and not any(b"verysecretindeed" in path.read_bytes() for path in files)
+    return len(files) > 3 and not any(b"verysecretindeed" in path.read_bytes() for path in files)

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Literal, TypeGuard
 
 from msgspec import Struct
 
 Format = Literal["csv", "jsonl", "parquet", "sqlite", "tensorboard", "mlflow", "wandb"]
+_SQLITE = "sqlite:///"
 
 
 class FormatFacts(Struct, frozen=True):
-    """A format. A new one needs a row here, a file for its sink, a row in docs/metrics.md and a test.
+    """A format. A new one needs a row here, a file for its sink, a row in docs/metrics.md, a test.
 
     Attributes:
-        sink: the class in this package, a `sink.Sink` made from a subject, a target and a key; imported when needed.
+        sink: the `sink.Sink` in this package, as module:class; imported when needed.
         place: the default target of a profile's sink; None if the profile must name one.
-        packages: required packages, which the ``extra`` of gputui installs; ``sqlite_packages`` as well for a target
-            that begins with ``sqlite:``.
+        packages: required packages, which the ``extra`` of gputui installs; ``sqlite_packages`` as
+            well for a target that begins with ``sqlite:``.
         is_folder: the target is a folder, not a file.
         is_address: the target is an address, not a path.
         unit: what is counted: lines of a file, steps of a tracker, or rows of tables.
         seconds: the minimum time between two updates.
-        environment: the prefix of variables to pass on from the profile and the launching shell, "" for none.
+        environment: the prefix of variables to pass on from the profile and the launching shell.
     """
 
     sink: str
@@ -39,13 +41,15 @@ class FormatFacts(Struct, frozen=True):
 
 
 FORMATS: Mapping[Format, FormatFacts] = {
-    "csv": FormatFacts("csv_sink:CsvSink", "{run_dir}/sinks/metrics.csv"),
+    "csv": FormatFacts("table_sinks:CsvSink", "{run_dir}/sinks/metrics.csv"),
     "jsonl": FormatFacts("jsonl_sink:JsonlSink", "{run_dir}/sinks/metrics.jsonl"),
     "parquet": FormatFacts(
-        "parquet_sink:ParquetSink", "{run_dir}/sinks/metrics.parquet",
+        "table_sinks:ParquetSink", "{run_dir}/sinks/metrics.parquet",
         packages=("pyarrow",), extra="train", seconds=60.0,
     ),
-    "sqlite": FormatFacts("sqlite_sink:SqliteSink", "{run_dir}/sinks/run.sqlite", unit="row", seconds=60.0),
+    "sqlite": FormatFacts(
+        "sqlite_sink:SqliteSink", "{run_dir}/sinks/run.sqlite", unit="row", seconds=60.0
+    ),
     "tensorboard": FormatFacts(
         "tensorboard_sink:TensorBoardSink", "{run_dir}/sinks/tensorboard",
         packages=("tensorboard",), extra="trackers", is_folder=True, unit="step",
@@ -72,7 +76,17 @@ def missing_package(name: str, target: str) -> str | None:
     if not is_format(name):
         return f"this gputui does not write {name}"
     facts = FORMATS[name]
-    for package in (*facts.packages, *(facts.sqlite_packages if target.startswith("sqlite:") else ())):
+    more = facts.sqlite_packages if target.startswith("sqlite:") else ()
+    for package in (*facts.packages, *more):
         if importlib.util.find_spec(package) is None:
             return f"this needs the package {package}: pip install 'gputui[{facts.extra}]'"
     return None
+
+
+def absolute_target(name: Format, target: str, base: Path) -> str:
+    """A target relative to ``base``, made absolute."""
+    if not FORMATS[name].is_address:
+        return str(base / Path(target).expanduser())
+    if target.startswith(_SQLITE) and not target.startswith(f"{_SQLITE}/"):
+        return f"{_SQLITE}{base / target.removeprefix(_SQLITE)}"
+    return target

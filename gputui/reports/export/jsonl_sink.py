@@ -1,6 +1,6 @@
 """JSON lines: each line of the run, with run and attempt, and the events of gputui in between.
 
-Exactly once: the position is the length of the file, and what lies behind it is removed before it is written again.
+Exactly once: the position is the length of the file, and what lies behind it is removed.
 """
 
 from __future__ import annotations
@@ -11,70 +11,58 @@ from typing import Any
 
 import orjson
 
-from gputui.reports.export.line_file import LineFile
-from gputui.reports.export.sink import NOTE, Begun, ExportError, Position, cleaned
-from gputui.reports.export.subject import Subject
+from gputui.reports.export.files import LineFile, refuse_full_file
+from gputui.reports.export.sink import NOTE, Begun, ExportError, Position, Subject, cleaned
 from gputui.store.metrics.exported import Item, Note
 from gputui.store.metrics.queries import NOT_METRICS, StoredLine, as_float
 
 
 class JsonlSink:
-    def __init__(self, subject: Subject, target: str, key: str) -> None:
-        self._about = subject.about(key)
+    def __init__(self, subject: Subject, target: str) -> None:
+        self._subject = subject
         self._file = LineFile(Path(target))
+        self._identity = {"run": subject.run.run_id, "time": subject.run.created_at}
         self.written = 0
 
     def refuse_taken(self) -> None:
-        self._file.refuse_taken()
-
-    def origin(self) -> Position:
-        return {"bytes": 0}
+        refuse_full_file(self._file.path)
 
     def begin(self, position: Position) -> Begun:
-        size = int(position["bytes"])
+        size = int(position.get("bytes", 0))
         there = self._file.open()
-        if size and there and not self._file.starts_with(self._mark()):
+        mark = _encoded(self._identity).rstrip(b"}\n") + b","
+        if size and there and not self._file.starts_with(mark):
             raise ExportError(f"{self._file.path} is not the file that was written there; move it away")
         is_new = size == 0 or there < size
         self._file.cut(0 if is_new else size)
         if is_new:
-            self._file.append(self._head())
+            launched = {"profile": self._subject.run.profile, "params": cleaned(self._subject.params)}
+            self._file.append(_encoded({**self._identity, "event": f"{NOTE}run", **launched}))
             self.written += 1
         return Begun({"bytes": self._file.size}, is_new)
 
     def write(self, items: Sequence[Item], has_more: bool) -> Position:
-        if not self._file.is_still_there():
-            raise ExportError(f"{self._file.path} was moved or removed")
         self._file.append(b"".join(_encoded(self._shape(item)) for item in items))
         self.written += len(items)
         return {"bytes": self._file.size}
 
     def finish(self, state: str, ended_at: float) -> Position:
-        self._file.close()
         return {"bytes": self._file.size}
 
-    def _head(self) -> bytes:
-        launched = {"profile": self._about.profile, "params": cleaned(self._about.params)}
-        return _encoded({**self._identity(), "event": f"{NOTE}run", **launched})
-
-    def _mark(self) -> bytes:
-        """The beginning of a file of this run."""
-        return _encoded(self._identity()).rstrip(b"}\n") + b","
-
-    def _identity(self) -> dict[str, Any]:
-        return {"run": self._about.run_id, "time": self._about.created_at}
+    def close(self) -> None:
+        self._file.close()
 
     def _shape(self, item: Item) -> dict[str, Any]:
-        head = {"run": self._about.run_id, "attempt": item.attempt}
+        head = {"run": self._subject.run.run_id, "attempt": item.attempt}
         if isinstance(item, Note):
             return {**head, "time": item.at, "event": f"{NOTE}{item.kind}", **cleaned(item.data)}
         return {**head, **cleaned(self._wanted(item))}
 
     def _wanted(self, line: StoredLine) -> dict[str, Any]:
         """The line without metrics that were not requested."""
-        if not self._about.metrics:
+        if not self._subject.wanted:
             return dict(line.data)
-        kept = {*self._about.metrics, *NOT_METRICS}
+        kept = {*self._subject.wanted, *NOT_METRICS}
         return {name: value for name, value in line.data.items() if name in kept or as_float(value) is None}
 
 

@@ -1,127 +1,153 @@
 """A run in the experiment ``gputui`` of an MLflow tracking store.
 
-Exactly once if the store is a database (SQLite, or a server with one): the run is found by a tag, and MLflow stores a
-metric's value of the same step and time only once. The values of every attempt are kept: a repeated step has two values
-with different times. A trial of a study is a child of the study's run, which has no metrics.
+Exactly once if the store is a database (SQLite, or a server with one): the run is found by a tag,
+and MLflow stores a metric's value of the same step and time only once. The values of every attempt
+are kept: a repeated step has two values with different times. A trial of a study is a child of the
+study's run, which has no metrics.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from gputui.core.config import PRIVATE_DIR_MODE
 from gputui.core.redaction import redact_text
-from gputui.reports.export.line_file import cannot_write
 from gputui.reports.export.sink import (
     NOTE,
     PROJECT,
+    STORY_SENTENCES,
     Begun,
     ExportError,
     Position,
-    StudyOfRun,
+    Subject,
     TargetTakenError,
     cleaned,
     sentence,
 )
-from gputui.reports.export.subject import Subject
 from gputui.store.metrics.exported import Item, Note
 from gputui.store.metrics.queries import StoredLine
 
 # The limits of one request to an MLflow server (mlflow.org, REST API, "Log Batch").
 _MAX_METRICS, _MAX_PARAMS, _MAX_TEXT = 1000, 100, 5000
-# Characters that are replaced by an underscore, because MLflow refuses a whole batch for one of them in a name.
+# Characters that are replaced by an underscore: MLflow refuses a whole batch for one in a name.
 _INVALID = re.compile(r"[^\w./ :-]", re.ASCII)
 _MAX_NAME = 250  # characters, MAX_ENTITY_KEY_LENGTH in mlflow.utils.validation
-_STORY_SENTENCES = 100
 _SYSTEM_ERROR = re.compile(r"\[Errno -?\d+\] ([^'\")]+)")
-# Up to the last @ before the path. A database's password may contain a slash; digits before a slash are a port.
+# Up to the last @ before the path. A database's password may contain a slash; digits before a slash
+# are a port.
 _LOGIN = re.compile(r"(?<=://)(?:[^/?#]*|[^/?#:@]*:(?!\d+/)[^@]*)@")
 _PARENT = "mlflow.parentRunId"
 _STATUS = {"succeeded": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
+# Trials that begin together create one run of their study, and none finishes it while another
+# begins.
+_STUDY_LOCKS: dict[str, threading.Lock] = defaultdict(threading.Lock)
+
+
+class SharedEnvironment:
+    """The variables of MLflow, which its client reads from the process's environment at each
+    request: sinks of runs with other settings take turns."""
+
+    def __init__(self) -> None:
+        own = {name: text for name, text in os.environ.items() if name.startswith("MLFLOW_")}
+        # MLflow would send telemetry, and try for minutes where the next sink tries again.
+        self._own = {
+            "MLFLOW_DISABLE_TELEMETRY": "true",
+            "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+            "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
+            **own,
+        }
+        self._condition = threading.Condition()
+        self._values: Mapping[str, str] = {}
+        self._users = 0
+
+    @contextmanager
+    def of(self, values: Mapping[str, str]) -> Iterator[None]:
+        with self._condition:
+            self._condition.wait_for(lambda: not self._users or self._values == values)
+            for name in self._values.keys() - values.keys():
+                os.environ.pop(name, None)
+            os.environ.update({**self._own, **values})
+            self._values = values
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._users -= 1
+                self._condition.notify_all()
+
+
+_ENVIRONMENT = SharedEnvironment()
 
 
 class MlflowSink:
     """A run of an MLflow tracking store, found by the tag ``gputui.key``.
 
-    The position holds the sentences of the run's note, and the names of the exported metrics in the order of first use,
-    which decides their names in MLflow. So a new process gives each metric the same name.
+    The position holds the sentences of the run's note, and the names of the exported metrics in the
+    order of first use, which decides their names in MLflow.
     """
 
-    def __init__(self, subject: Subject, target: str, key: str) -> None:
-        # MLflow would send telemetry.
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-        # A new process tries again if the server does not answer.
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
-        from mlflow.entities import Metric, Param, RunTag
-        from mlflow.exceptions import MlflowException
-        from mlflow.tracking import MlflowClient
+    def __init__(self, subject: Subject, target: str) -> None:
+        self._subject, self._uri = subject, target
+        with self._calls():
+            from mlflow.entities import Metric, Param, RunTag
+            from mlflow.exceptions import MlflowException
+            from mlflow.tracking import MlflowClient
 
+            self._client: Any = MlflowClient(tracking_uri=target)
         for chatty in ("mlflow", "alembic"):
             logging.getLogger(chatty).setLevel(logging.WARNING)
         self._metric, self._param, self._tag, self._error = Metric, Param, RunTag, MlflowException
-        self._subject, self._about = subject, subject.about(key)
-        self._uri = target
-        with self._refusals():
-            self._client: Any = MlflowClient(tracking_uri=target)
         self._run_id = ""
         self._story: list[str] = []
         self._names = UniqueNames()
         self.written = 0
 
     def refuse_taken(self) -> None:
-        with self._refusals():
-            run_id = self._find_run()
-        if run_id is not None:
-            raise TargetTakenError(f"{without_login(self._uri)} holds {self._about.run_id} already, as run {run_id}")
-
-    def origin(self) -> Position:
-        return {"story": [], "names": []}
+        with self._calls():
+            found = self._find_run(self._subject.key)
+        if found is not None:
+            name, where = self._subject.run.run_id, without_login(self._uri)
+            raise TargetTakenError(f"{where} holds {name} already, as run {found}")
 
     def begin(self, position: Position) -> Begun:
-        with self._refusals():
-            run_id = self._find_run()
-        if run_id is None:
-            self._story, self._names = [], UniqueNames()
-        else:
-            self._story = [str(text) for text in position["story"]]
-            self._names = UniqueNames(position.get("names", ()))  # absent in positions of older versions
-        with self._study_lock(), self._refusals():
-            if run_id is None:
-                self._run_id = self._create()
-            else:
-                self._run_id = run_id
-                self._client.update_run(run_id, status="RUNNING")
-            if (parent := self._client.get_run(self._run_id).data.tags.get(_PARENT)) is not None:
+        with self._calls(), self._study_lock():
+            found = self._find_run(self._subject.key)
+            self._run_id = self._create() if found is None else found
+            if found is not None:
+                self._story = [str(text) for text in position.get("story", ())]
+                self._names = UniqueNames(position.get("names", ()))
+                self._client.update_run(found, status="RUNNING")
+            if (parent := self._parent_of_run()) is not None:
                 self._client.update_run(parent, status="RUNNING")
-        with self._refusals():
-            param_names = UniqueNames()
+        with self._calls():
+            names = UniqueNames()
             params = [
-                self._param(param_names.valid(name), str(value)[:_MAX_TEXT])
-                for name, value in cleaned(self._about.params).items()
+                self._param(names.valid(name), str(value)[:_MAX_TEXT])
+                for name, value in cleaned(self._subject.params).items()
             ]
             for start in range(0, len(params), _MAX_PARAMS):
                 self._client.log_batch(self._run_id, params=params[start : start + _MAX_PARAMS])
-        return Begun(self._position(), run_id is None)
+        return Begun(self._position(), found is None)
 
     def write(self, items: Sequence[Item], has_more: bool) -> Position:
         notes = [item for item in items if isinstance(item, Note)]
         lines = (item for item in items if isinstance(item, StoredLine))
-        points = [point for line in lines if (point := self._about.point(line)) is not None]
+        points = [point for line in lines if (point := self._subject.point(line)) is not None]
         metrics = [
             self._metric(self._names.valid(name), value, round(at * 1000), step)
             for step, at, values in points
             for name, value in values.items()
         ]
-        self._story = [*self._story, *map(sentence, notes)][-_STORY_SENTENCES:]
-        with self._refusals():
+        self._story = [*self._story, *map(sentence, notes)][-STORY_SENTENCES:]
+        with self._calls():
             for start in range(0, len(metrics), _MAX_METRICS):
                 self._client.log_batch(self._run_id, metrics=metrics[start : start + _MAX_METRICS])
             if notes:
@@ -130,45 +156,61 @@ class MlflowSink:
         return self._position()
 
     def finish(self, state: str, ended_at: float) -> Position:
-        with self._refusals():
+        at = round(ended_at * 1000)
+        with self._calls():
             self._client.set_tag(self._run_id, f"{NOTE}state", state)
-            if state not in _STATUS:
-                return self._position()
-            self._client.set_terminated(self._run_id, _STATUS[state], round(ended_at * 1000))
-            parent = self._client.get_run(self._run_id).data.tags.get(_PARENT)
-        if parent is not None:
-            with self._study_lock():
-                if self._subject.is_last_of_study():
-                    # The next trial sets it to running again.
-                    with self._refusals():
-                        self._client.set_terminated(parent, "FINISHED", round(ended_at * 1000))
+            if state in _STATUS:
+                self._client.set_terminated(self._run_id, _STATUS[state], at)
+                with self._study_lock():
+                    parent = self._parent_of_run()
+                    if parent is not None and self._subject.is_last_of_study():
+                        # The next trial sets it to running again.
+                        self._client.set_terminated(parent, "FINISHED", at)
         return self._position()
+
+    def close(self) -> None:
+        """Nothing stays open."""
 
     def _position(self) -> Position:
         return {"story": self._story, "names": self._names.originals}
 
-    def _find_run(self, key: str | None = None) -> str | None:
-        """The MLflow ID of the run with this key (by default its own), if an earlier process created it."""
+    def _find_run(self, key: str) -> str | None:
+        """The MLflow ID of the run with this key, if an earlier process created it."""
         experiment = self._client.get_experiment_by_name(PROJECT)
         if experiment is None:
             return None
-        filter_string = f"tags.`{NOTE}key` = '{key or self._about.key}'"
-        runs = self._client.search_runs([experiment.experiment_id], filter_string, max_results=1)
+        tag = f"tags.`{NOTE}key` = '{key}'"
+        runs = self._client.search_runs([experiment.experiment_id], tag, max_results=1)
         return str(runs[0].info.run_id) if runs else None
 
+    def _parent_of_run(self) -> str | None:
+        if self._subject.study_created_at is None:
+            return None
+        parent: str | None = self._client.get_run(self._run_id).data.tags.get(_PARENT)
+        return parent
+
     def _create(self) -> str:
-        about = self._about
-        tags = {f"{NOTE}run": about.run_id, f"{NOTE}profile": about.profile, f"{NOTE}key": about.key}
-        if about.study is not None:
-            tags |= {
-                f"{NOTE}study": about.study.study_id,
-                f"{NOTE}trial": str(about.study.trial),
-                _PARENT: self._parent(about.study),
-            }
-        run = self._client.create_run(
-            self._experiment(), start_time=round(about.created_at * 1000), tags=tags, run_name=about.run_id
+        """Create the run, and the run of its study for the first trial."""
+        run, created_at = self._subject.run, self._subject.study_created_at
+        tags = {f"{NOTE}run": run.run_id, f"{NOTE}profile": run.profile}
+        if run.study_id is not None and created_at is not None:
+            of_study = {f"{NOTE}study": run.study_id}
+            key = f"{run.study_id} {created_at!r}"
+            parent = self._find_run(key)
+            if parent is None:
+                shared = {**of_study, f"{NOTE}profile": run.profile}
+                parent = self._new_run(run.study_id, key, created_at, shared)
+            tags |= {**of_study, f"{NOTE}trial": str(run.trial or 0), _PARENT: parent}
+        return self._new_run(run.run_id, self._subject.key, run.created_at, tags)
+
+    def _new_run(self, name: str, key: str, created_at: float, tags: dict[str, str]) -> str:
+        made = self._client.create_run(
+            self._experiment(),
+            start_time=round(created_at * 1000),
+            tags={**tags, f"{NOTE}key": key},
+            run_name=name,
         )
-        return str(run.info.run_id)
+        return str(made.info.run_id)
 
     def _experiment(self) -> str:
         experiment = self._client.get_experiment_by_name(PROJECT)
@@ -182,47 +224,35 @@ class MlflowSink:
                     raise
         return str(experiment.experiment_id)
 
-    def _parent(self, study: StudyOfRun) -> str:
-        """The run of the study, which its first trial creates under the lock."""
-        key = f"{study.study_id} {study.created_at!r}"
-        if (run_id := self._find_run(key)) is not None:
-            return run_id
-        tags = {f"{NOTE}study": study.study_id, f"{NOTE}profile": self._about.profile, f"{NOTE}key": key}
-        began = round(study.created_at * 1000)
-        run = self._client.create_run(self._experiment(), start_time=began, tags=tags, run_name=study.study_id)
-        return str(run.info.run_id)
-
     @contextmanager
     def _study_lock(self) -> Iterator[None]:
-        """Trials that begin together create one run of their study, and none finishes it while another begins."""
-        if self._about.study is None:
-            yield
-            return
-        path = self._about.study.folder / "mlflow.lock"
-        with ExitStack() as held:
-            try:
-                path.parent.mkdir(mode=PRIVATE_DIR_MODE, parents=True, exist_ok=True)
-                fcntl.flock(held.enter_context(path.open("a")), fcntl.LOCK_EX)
-            except OSError as error:
-                raise cannot_write(path, error) from error
+        study_id = self._subject.run.study_id
+        with nullcontext() if study_id is None else _STUDY_LOCKS[study_id]:
             yield
 
     def _tags(self, notes: Sequence[Note]) -> Iterator[Any]:
-        yield self._tag("mlflow.note.content", "\n".join(f"- {text}" for text in self._story)[-_MAX_TEXT:])
+        story = "\n".join(f"- {text}" for text in self._story)
+        yield self._tag("mlflow.note.content", story[-_MAX_TEXT:])
         yield self._tag(f"{NOTE}attempt", str(max(note.attempt for note in notes)))
         incidents = [note.data["kind"] for note in notes if note.kind == "incident"]
         if incidents:
             yield self._tag(f"{NOTE}incident", incidents[-1])
 
     @contextmanager
-    def _refusals(self) -> Iterator[None]:
-        """Convert the errors of MLflow and its libraries, which may be of any type."""
+    def _calls(self) -> Iterator[None]:
+        """Set the run's environment, and convert the errors of MLflow and its libraries, which may
+        be of any type."""
         try:
-            yield
+            with _ENVIRONMENT.of(self._subject.environment):
+                yield
         except ExportError:
             raise
         except Exception as error:
-            raise ExportError(f"MLflow refuses {without_login(self._uri)}: {_in_words(error)}") from error
+            text = redact_text(" ".join(f"{error}".split())) or type(error).__name__
+            # Only the cause of a long network error.
+            cause = _SYSTEM_ERROR.search(text)
+            words = text[:300] if cause is None else cause.group(1)
+            raise ExportError(f"MLflow refuses {without_login(self._uri)}: {words}") from error
 
 
 def without_login(uri: str) -> str:
@@ -230,23 +260,15 @@ def without_login(uri: str) -> str:
     return _LOGIN.sub("", uri, count=1)
 
 
-def _in_words(error: Exception) -> str:
-    """An error in one line; only the cause of a long network error."""
-    text = redact_text(" ".join(f"{error}".split())) or type(error).__name__
-    cause = _SYSTEM_ERROR.search(text)
-    return text[:300] if cause is None else cause.group(1)
-
-
 class UniqueNames:
     """Valid MLflow names for metrics or parameters, a different one for each.
 
-    A name that becomes one already in use gets a hash of the original. So the result depends on the order of first use;
-    ``originals`` has the names in that order, and ``UniqueNames(originals)`` gives the same results.
+    A name that becomes one already in use gets a hash of the original. So the result depends on the
+    order of first use, which ``originals`` has.
     """
 
     def __init__(self, originals: Iterable[str] = ()) -> None:
         self._valid: dict[str, str] = {}
-        self._used: set[str] = set()
         for name in originals:
             self.valid(str(name))
 
@@ -257,16 +279,14 @@ class UniqueNames:
     def valid(self, name: str) -> str:
         """The valid name for a metric or parameter."""
         if name not in self._valid:
-            text = _valid_name(name)
-            if text in self._used:
-                text = _with_hash(text, name)
-            self._valid[name] = text
-            self._used.add(text)
+            text = valid_name(name)
+            is_taken = text in self._valid.values()
+            self._valid[name] = _with_hash(text, name) if is_taken else text
         return self._valid[name]
 
 
-def _valid_name(name: str) -> str:
-    """A valid name for MLflow, which refuses long names and those that are not normalised paths."""
+def valid_name(name: str) -> str:
+    """A valid name for MLflow, which refuses long names and those that are no normalised paths."""
     parts = (part for part in _INVALID.sub("_", name).split("/") if part not in ("", "."))
     text = "/".join("__" if part == ".." else part for part in parts) or "_"
     if text.startswith(".."):

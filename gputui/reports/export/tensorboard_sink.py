@@ -1,104 +1,108 @@
 """TensorBoard event files in a separate folder for the run.
 
-An attempt that continues from a checkpoint repeats steps. It begins with a START record, by which TensorBoard discards
-what the previous attempt wrote from that step on: a curve shows the training that led to the result. Texts follow the
-same rule, so each contains the whole history.
+An attempt that continues from a checkpoint repeats steps. It begins with a START record, by which
+TensorBoard discards what the previous attempt wrote from that step on: a curve shows the training
+that led to the result. Texts follow the same rule, so each contains the whole history.
 
-Exactly once: the position is the length of the newest event file. A new process truncates that file there and begins
-another, because TensorBoard may have read beyond the position and reads files in the order of their names.
+Exactly once: the position is the length of the newest event file. Another process truncates that
+file there and begins a new one, because TensorBoard may have read beyond the position and reads
+files in the order of their names.
 """
 
 from __future__ import annotations
 
+import io
 import json
-import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from gputui.reports.export.line_file import LineFile, refuse_full_folder
-from gputui.reports.export.sink import NOTE, Begun, ExportError, Position, cleaned, sentence
-from gputui.reports.export.subject import Subject
+from gputui.reports.export.files import LineFile, refuse_full_folder
+from gputui.reports.export.sink import (
+    NOTE,
+    STORY_SENTENCES,
+    Begun,
+    Position,
+    Subject,
+    cleaned,
+    sentence,
+)
 from gputui.store.metrics.exported import Item, Note
 from gputui.store.metrics.queries import StoredLine
 
 _FILE_VERSION = "brain.Event:2"
-_STORY_SENTENCES = 100
 
 
 class TensorBoardSink:
-    """Event files ``events.out.tfevents.gputui.<number>``, a new one for each process."""
+    """Event files ``events.out.tfevents.gputui.<number>``, a new one for each process. The name has
+    no host and no time, so that another process, perhaps in a container, finds the same file."""
 
-    def __init__(self, subject: Subject, target: str, key: str) -> None:
+    def __init__(self, subject: Subject, target: str) -> None:
         from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, types_pb2
-        from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
         self._event, self._session_log = event_pb2.Event, event_pb2.SessionLog
         self._summary, self._metadata = summary_pb2.Summary, summary_pb2.SummaryMetadata
         self._tensor, self._string = tensor_pb2.TensorProto, types_pb2.DT_STRING
-        self._crc = masked_crc32c
-        self._about = subject.about(key)
+        self._writer = RecordWriter
+        self._subject = subject
         self._target = Path(target)
-        self._file: LineFile | None = None
+        self._file = LineFile(self._path(0))
         self._number = 0
         # The newest attempt and step.
-        self._attempt = 0
-        self._step = 0
+        self._attempt = self._step = 0
         self._story: list[str] = []
         self.written = 0
 
     def refuse_taken(self) -> None:
         refuse_full_folder(self._target)
 
-    def origin(self) -> Position:
-        return {"file": 0, "bytes": 0, "attempt": 0, "step": 0, "story": []}
-
     def begin(self, position: Position) -> Begun:
-        number, size = int(position["file"]), int(position["bytes"])
+        number, size = int(position.get("file", 0)), int(position.get("bytes", 0))
         self._target.mkdir(parents=True, exist_ok=True)
-        is_new = number == 0 or not self._is_whole(number, size)
-        for path in self._target.glob(_name("*")):
+        last = LineFile(self._path(number))
+        is_new = not number or not last.path.exists() or last.path.stat().st_size < size
+        for path in self._target.glob("events.out.tfevents.gputui.*"):
             if is_new or int(path.name.rpartition(".")[2]) > number:
                 path.unlink()
-        if is_new:
-            number = 0
-        else:
-            last = LineFile(self._path(number))
+        if not is_new:
             last.open()
             last.cut(size)
             last.close()
-        known = self.origin() if is_new else position
-        self._attempt, self._step = int(known["attempt"]), int(known["step"])
-        self._story = [str(text) for text in known["story"]]
-        self._number = number + 1
+            self._attempt, self._step = int(position["attempt"]), int(position["step"])
+            self._story = [str(text) for text in position["story"]]
+        self._number = 1 if is_new else number + 1
         self._file = LineFile(self._path(self._number))
         self._file.open()
         self._file.cut(0)
-        head = [self._event(wall_time=self._about.created_at, file_version=_FILE_VERSION)]
-        if is_new:
-            head.append(self._parameters(0))
-        self._file.append(b"".join(self._record(event) for event in head))
+        head = [self._event(wall_time=self._subject.run.created_at, file_version=_FILE_VERSION)]
+        self._append([*head, self._parameters(0)] if is_new else head)
         return Begun(self._position(), is_new)
 
     def write(self, items: Sequence[Item], has_more: bool) -> Position:
-        assert self._file is not None
-        if not self._file.is_still_there():
-            raise ExportError(f"{self._file.path} was moved or removed")
-        self._file.append(b"".join(self._record(event) for event in self._events(items)))
+        self._append(list(self._events(items)))
         return self._position()
 
     def finish(self, state: str, ended_at: float) -> Position:
-        assert self._file is not None
-        self._file.close()
         return self._position()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _append(self, events: Sequence[Any]) -> None:
+        data = io.BytesIO()
+        writer = self._writer(data)
+        for event in events:
+            writer.write(event.SerializeToString())
+        self._file.append(data.getvalue())
 
     def _events(self, items: Sequence[Item]) -> Iterator[Any]:
         for index, item in enumerate(items):
             if isinstance(item, Note):
-                self._story = [*self._story, sentence(item)][-_STORY_SENTENCES:]
+                self._story = [*self._story, sentence(item)][-STORY_SENTENCES:]
                 yield self._story_text(self._step, item.at)
                 continue
-            point = self._about.point(item)
+            point = self._subject.point(item)
             if point is None:
                 continue
             step, at, values = point
@@ -116,7 +120,10 @@ class TensorBoardSink:
             yield self._event(wall_time=at, step=step, summary=self._summary(value=scalars))
 
     def _parameters(self, step: int) -> Any:
-        return self._text(f"{NOTE}parameters", _table(cleaned(self._about.params)), step, self._about.created_at)
+        rows = [(_cell(key), _cell(value)) for key, value in cleaned(self._subject.params).items()]
+        lines = [f"| {key} | {value} |" for key, value in rows]
+        text = "\n".join(("| parameter | value |", "|---|---|", *lines))
+        return self._text(f"{NOTE}parameters", text, step, self._subject.run.created_at)
 
     def _story_text(self, step: int, at: float) -> Any:
         return self._text(f"{NOTE}story", "\n".join(f"- {text}" for text in self._story), step, at)
@@ -128,20 +135,7 @@ class TensorBoardSink:
         value = self._summary.Value(tag=tag, metadata=metadata, tensor=tensor)
         return self._event(wall_time=at, step=step, summary=self._summary(value=[value]))
 
-    def _record(self, event: Any) -> bytes:
-        """An event in its file: length, checksum, event, checksum."""
-        data = event.SerializeToString()
-        head = struct.pack("<Q", len(data))
-        return b"".join((head, struct.pack("<I", self._crc(head)), data, struct.pack("<I", self._crc(data))))
-
-    def _is_whole(self, number: int, size: int) -> bool:
-        try:
-            return self._path(number).stat().st_size >= size
-        except FileNotFoundError:
-            return False
-
     def _position(self) -> Position:
-        assert self._file is not None
         return {
             "file": self._number,
             "bytes": self._file.size,
@@ -151,25 +145,13 @@ class TensorBoardSink:
         }
 
     def _path(self, number: int) -> Path:
-        return self._target / _name(f"{number:05d}")
-
-
-def _name(number: str) -> str:
-    """The name of an event file. It has no host and no time, so that another process, perhaps in another container,
-    finds the same file."""
-    return f"events.out.tfevents.gputui.{number}"
+        return self._target / f"events.out.tfevents.gputui.{number:05d}"
 
 
 def _first_step(items: Sequence[Item], attempt: int, step: int) -> int:
     """The first step of an attempt. The first lines of its ranks come in any order."""
-    lines = (item for item in items if isinstance(item, StoredLine))
-    return min((line.step for line in lines if line.attempt == attempt and line.step is not None), default=step)
-
-
-def _table(params: Any) -> str:
-    """Parameters as a Markdown table."""
-    rows = (f"| {_cell(name)} | {_cell(value)} |" for name, value in params.items())
-    return "\n".join(("| parameter | value |", "|---|---|", *rows))
+    lines = (item for item in items if isinstance(item, StoredLine) and item.attempt == attempt)
+    return min((line.step for line in lines if line.step is not None), default=step)
 
 
 def _cell(value: Any) -> str:

@@ -1,7 +1,7 @@
 """An offline run of Weights & Biases in a folder, for ``wandb sync``; nothing is sent.
 
-Exactly once: an offline run cannot be continued, so a new process rewrites it from the first line and removes the
-unfinished one. The ID of the run stays the same.
+Exactly once: an offline run cannot be continued, so another process rewrites it from the first line
+and removes the unfinished one. The ID of the run stays the same.
 """
 
 from __future__ import annotations
@@ -9,25 +9,34 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from gputui.reports.export.line_file import refuse_full_folder
-from gputui.reports.export.sink import NOTE, PROJECT, Begun, ExportError, Position, cleaned, sentence
-from gputui.reports.export.subject import Subject
+from gputui.reports.export.files import refuse_full_folder
+from gputui.reports.export.sink import (
+    NOTE,
+    PROJECT,
+    Begun,
+    ExportError,
+    Position,
+    Subject,
+    cleaned,
+    sentence,
+)
 from gputui.store.metrics.exported import Item, Note
-from gputui.store.metrics.queries import StoredLine
 
 
 class WandbSink:
-    """An offline run in ``<target>/wandb``. It has no position: each process writes the run from its first line."""
+    """An offline run in ``<target>/wandb``. It has no position: `begin` writes the run anew."""
 
-    def __init__(self, subject: Subject, target: str, key: str) -> None:
-        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # it would report its own errors over the network
+    def __init__(self, subject: Subject, target: str) -> None:
+        # It would report its own errors over the network.
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
         self._wandb: Any = wandb
-        self._about = subject.about(key)
+        self._subject = subject
         self._target = Path(target)
         self._run: Any = None
         self._story: list[str] = []
@@ -36,21 +45,18 @@ class WandbSink:
     def refuse_taken(self) -> None:
         refuse_full_folder(self._target)
 
-    def origin(self) -> Position:
-        return {}
-
     def begin(self, position: Position) -> Begun:
-        about = self._about
+        run, key = self._subject.run, self._subject.key
         self._target.mkdir(parents=True, exist_ok=True)
-        for folder in self._target.glob(f"wandb/offline-run-*-{about.key}"):
+        for folder in self._target.glob(f"wandb/offline-run-*-{key}"):
             shutil.rmtree(folder)
         self._run = self._wandb.init(
             mode="offline",
             project=PROJECT,
-            id=about.key,
-            name=about.run_id,
-            group=about.profile,
-            config=cleaned(about.params),
+            id=key,
+            name=run.run_id,
+            group=run.profile,
+            config=cleaned(self._subject.params),
             dir=str(self._target),
             settings=self._wandb.Settings(
                 silent=True, console="off", reinit="create_new", disable_git=True, save_code=False,
@@ -67,22 +73,22 @@ class WandbSink:
             if isinstance(item, Note):
                 self._story.append(sentence(item))
                 self._run.summary[f"{NOTE}story"] = "\n".join(self._story)
-            else:
-                self._log(item)
+            elif (point := self._subject.point(item)) is not None:
+                step, at, values = point
+                self.written += 1
+                self._run.log({**values, "step": step, "time": at, f"{NOTE}attempt": item.attempt})
         return {}
 
     def finish(self, state: str, ended_at: float) -> Position:
         self._run.summary[f"{NOTE}state"] = state
-        self._run.finish(exit_code=1 if state == "failed" else 0)
-        self._wandb.teardown()  # ends its process, which flushes everything
-        folder = self._target / "wandb"
-        if not any(folder.glob(f"offline-run-*-{self._about.key}/run-{self._about.key}.wandb")):
-            raise ExportError(f"wandb has written nothing in {folder}")
+        run, self._run = self._run, None
+        run.finish(exit_code=1 if state == "failed" else 0)
+        key = self._subject.key
+        if not any(self._target.glob(f"wandb/offline-run-*-{key}/run-{key}.wandb")):
+            raise ExportError(f"wandb has written nothing in {self._target / 'wandb'}")
         return {}
 
-    def _log(self, line: StoredLine) -> None:
-        point = self._about.point(line)
-        if point is not None:
-            step, at, values = point
-            self.written += 1
-            self._run.log({**values, "step": step, "time": at, f"{NOTE}attempt": line.attempt})
+    def close(self) -> None:
+        if self._run is not None:
+            with suppress(Exception):  # of any type
+                self._run.finish(exit_code=1)

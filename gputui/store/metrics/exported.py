@@ -122,6 +122,57 @@ def is_exported(connection: sqlite3.Connection, run_id: str, progress: ExportPro
     return piece.is_last and not piece.items
 
 
+class SinkCursor(Struct, frozen=True):
+    """How far a sink has read and written. ``position`` is the sink's own, as plain JSON; empty for
+    a new one. ``ended_at``: the run ended then, and everything until then is written. Times are UTC
+    unix seconds."""
+
+    progress: ExportProgress = ExportProgress()
+    position: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    written_at: float = 0.0
+    ended_at: float | None = None
+
+
+def read_cursor(connection: sqlite3.Connection, run_id: str, key: str) -> SinkCursor | None:
+    """The cursor of one sink of a run; ``key`` is that of its target. Raises sqlite3.Error."""
+    row = connection.execute(
+        "SELECT progress, position, written_at, ended_at FROM sink_cursors WHERE run_id = ? AND key = ?",
+        (run_id, key),
+    ).fetchone()
+    if row is None:
+        return None
+    return SinkCursor(msgspec.json.decode(row[0], type=ExportProgress), orjson.loads(row[1]), row[2], row[3])
+
+
+def save_cursor(connection: sqlite3.Connection, run_id: str, key: str, cursor: SinkCursor) -> None:
+    """Store how far a sink is. Raises RunGoneError or sqlite3.Error."""
+    saved = connection.execute(
+        "INSERT OR REPLACE INTO sink_cursors SELECT run_id, ?, ?, ?, ?, ? FROM runs WHERE run_id = ?",
+        (
+            key,
+            msgspec.json.encode(cursor.progress).decode(),
+            json.dumps(dict(cursor.position)),
+            cursor.written_at,
+            cursor.ended_at,
+            run_id,
+        ),
+    )
+    if not saved.rowcount:
+        raise RunGoneError(run_id)
+
+
+def runs_with_sinks(connection: sqlite3.Connection, after: int, recent: float) -> tuple[int, list[str]]:
+    """The newest state transition, and the runs with sinks that changed their state after the
+    transition ``after``, started, and have not ended before ``recent``. Raises sqlite3.Error."""
+    (newest,) = connection.execute("SELECT coalesce(max(transition_id), 0) FROM transitions").fetchone()
+    rows = connection.execute(
+        "SELECT DISTINCT run_id FROM transitions JOIN runs USING (run_id) WHERE transition_id > ? "
+        "AND (ended_at IS NULL OR ended_at > ?) AND attempt > 0 AND spec ->> '$.sinks' != '{}'",
+        (after, recent),
+    )
+    return newest, [run_id for (run_id,) in rows]
+
+
 def _lines(
     connection: sqlite3.Connection, run_id: str, after: Mapping[str, FilePosition], most: int
 ) -> tuple[list[StoredLine], dict[str, FilePosition], bool]:

@@ -15,10 +15,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gputui.core.config import Workspace
+from gputui.reports.export.follow import export
 from gputui.reports.export.formats import Format
-from gputui.reports.export.once import export
-from gputui.reports.export.sink import ExportError
-from gputui.reports.export.subject import read_subject
+from gputui.reports.export.sink import ExportError, read_subject
 from gputui.ui.cli.main import command
 from tests.ui.tui.filling import NOW, Filler
 
@@ -41,8 +40,8 @@ def filler(workspace: Workspace) -> Iterator[Filler]:
 
 
 def write(filler: Filler, form: Format, target: Path | str, *, replace: bool = False) -> int:
-    subject = read_subject(filler.connection, "net-1")
-    return export(filler.connection, subject, form, str(target), replace=replace)
+    subject = read_subject(filler.connection, "net-1", form, str(target))
+    return export(subject, form, str(target), replaces=replace)
 
 
 def test_csv(filler: Filler, tmp_path: Path) -> None:

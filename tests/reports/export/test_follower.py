@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from gputui.core.config import Workspace
-from gputui.reports.export.follower import Follower, Target
+from gputui.reports.export import files, follow
+from gputui.reports.export.follow import Follower
 from gputui.reports.export.formats import Format
-from gputui.reports.export.memory import MemoryPlace
 from gputui.reports.export.sink import ExportError
 from gputui.runs.identity import HeldElsewhereError
 from tests.ui.tui.filling import NOW, Filler
@@ -69,10 +69,10 @@ def end(filler: Filler, state: str = "succeeded") -> None:
 
 def follower(filler: Filler, form: Format, target: Path | str, clock: Clock | None = None) -> Follower:
     clock = clock or Clock()
-    place = Target("net-1", filler.workspace.run_dir("net-1"), form, str(target))
     return Follower(
-        filler.workspace.database, place, cpu=lambda: 0.0, clock=lambda: clock.now, wait=clock.wait, wall=lambda: NOW
-    )
+        filler.workspace, "net-1", form, str(target), cpu=lambda: 0.0, clock=lambda: clock.now, wait=clock.wait,
+        wall=lambda: NOW,
+    )  # fmt: skip
 
 
 def killed(filler: Filler, form: Format, target: Path | str) -> None:
@@ -128,7 +128,7 @@ def test_killed_anywhere(form: Format, filler: Filler, tmp_path: Path, monkeypat
     target, dice = tmp_path / "out", random.Random(form)
     deaths = 0
 
-    def mortal(name: str, owner: type, before: bool) -> None:
+    def mortal(name: str, owner: object, before: bool) -> None:
         original = getattr(owner, name)
 
         def sometimes(*arguments: Any, **options: Any) -> Any:
@@ -144,13 +144,11 @@ def test_killed_anywhere(form: Format, filler: Filler, tmp_path: Path, monkeypat
 
         monkeypatch.setattr(owner, name, sometimes)
 
-    from gputui.reports.export import line_file, parquet_sink
-
     for before in (True, False):
-        mortal("write", MemoryPlace, before)
-        mortal("append", line_file.LineFile, before)
-        mortal("cut", line_file.LineFile, before)
-        mortal("write", parquet_sink.ParquetSink, before)
+        mortal("save_cursor", follow, before)
+        mortal("append", files.LineFile, before)
+        mortal("cut", files.LineFile, before)
+        mortal("write", files.WholeFileSink, before)
     for step in range(1, 31):
         steps(filler, 1, step, step, **({"val/loss": 1.0} if step == 12 else {}))
         killed(filler, form, target)

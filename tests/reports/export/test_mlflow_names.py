@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gputui.reports.export.mlflow_sink import _valid_name, without_login
+from gputui.reports.export.mlflow_sink import valid_name, without_login
 
 ODD = (
     "grad//norm", "/loss", "loss/", "./x", "layer.0/../w", "../x", "..", ".", "", "/", "...x", "a/./b", "//", "a/..",
@@ -16,7 +16,7 @@ ODD = (
 def test_mlflow_takes_every_name() -> None:
     validation = pytest.importorskip("mlflow.utils.validation")
     for name in ODD:
-        made = _valid_name(name)
+        made = valid_name(name)
         validation._validate_metric_name(made)
         validation._validate_param_name(made)
         assert made and len(made) <= validation.MAX_ENTITY_KEY_LENGTH == 250

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -13,9 +14,8 @@ from typing import Any
 import pytest
 
 from gputui.core.config import Workspace
-from gputui.reports.export.once import export
-from gputui.reports.export.sqlite_sink import TABLES
-from gputui.reports.export.subject import read_subject
+from gputui.reports.export.follow import export
+from gputui.reports.export.sink import read_subject
 from gputui.store import checkpoints
 from gputui.store.events import add_event
 from tests.ledgers import ledger_row
@@ -39,7 +39,9 @@ def filler(workspace: Workspace) -> Iterator[Filler]:
 
 
 def written(filler: Filler, target: Path, *names: str) -> int:
-    return export(filler.connection, read_subject(filler.connection, RUN, names), "sqlite", str(target), replace=False)
+    return export(
+        read_subject(filler.connection, RUN, "sqlite", str(target), names), "sqlite", str(target), replaces=False
+    )
 
 
 def rows(path: Path, question: str) -> list[Any]:
@@ -50,13 +52,18 @@ def rows(path: Path, question: str) -> list[Any]:
 def test_each_table_holds_the_run_alone_and_every_key_leads_somewhere(filler: Filler, tmp_path: Path) -> None:
     target = tmp_path / "run.sqlite"
     count = written(filler, target)
-    assert {name for (name,) in rows(target, "SELECT name FROM sqlite_master WHERE type = 'table'")} == set(TABLES)
-    assert count == sum(rows(target, f"SELECT count(*) FROM {name}")[0][0] for name in TABLES)
-    assert rows(target, "PRAGMA foreign_key_check") == [] and rows(target, "PRAGMA integrity_check") == [("ok",)]
-    refers = {(table, *row[3:1:-1]) for table in TABLES for row in rows(target, f"PRAGMA foreign_key_list({table})")}
-    assert refers == {
-        (name, column, other) for name, table in TABLES.items() for column, other in (table.refers or {}).items()
+    tables = [name for (name,) in rows(target, "SELECT name FROM sqlite_master WHERE type = 'table'")]
+    # The table of the page: its tables, and what each refers to.
+    lines = re.findall(r"^\| (`[a-z_`, ]+) \| .* \| ([a-z_`, ]*) ?\|$", PAGE.read_text().split("## One run")[1], re.M)
+    documented = {
+        name: set(re.findall("[a-z_]+", refers)) for names, refers in lines for name in re.findall("[a-z_]+", names)
     }
+    assert set(tables) == set(documented)
+    assert count == sum(rows(target, f"SELECT count(*) FROM {name}")[0][0] for name in tables)
+    assert rows(target, "PRAGMA foreign_key_check") == [] and rows(target, "PRAGMA integrity_check") == [("ok",)]
+    for name in tables:
+        refers = {row[2] for row in rows(target, f"PRAGMA foreign_key_list({name})")}
+        assert refers <= documented[name] and (refers or name in ("runs", "gpus")), name
     assert rows(target, "SELECT run_id FROM runs") == [(RUN,)]
     held = filler.connection.execute("SELECT count(*) FROM metric_points WHERE run_id = ?", (RUN,)).fetchone()[0]
     assert rows(target, "SELECT count(*) FROM metrics WHERE not_finite IS NULL") == [(held,)]

@@ -1,0 +1,144 @@
+"""Files that a sink writes: lines that are appended, or a file that is replaced as a whole."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from gputui.reports.export.sink import Begun, ExportError, Position, Subject, TargetTakenError
+from gputui.store.metrics.exported import Item
+
+
+class LineFile:
+    """A file that is appended to, after truncating it to the position of the predecessor. Bytes are
+    on the disk when `append` returns. The umask sets the permissions. Raises OSError."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: IO[bytes] | None = None
+        self.size = 0
+
+    def open(self) -> int:
+        """Create or open the file. Returns its size in bytes."""
+        self.close()
+        # Neither truncated nor in append mode: what lies behind `size` is overwritten.
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._file = os.fdopen(descriptor, "r+b", buffering=0)
+        self.size = os.fstat(descriptor).st_size
+        return self.size
+
+    def starts_with(self, head: bytes) -> bool:
+        assert self._file is not None
+        return os.pread(self._file.fileno(), len(head), 0) == head
+
+    def cut(self, size: int) -> None:
+        """Truncate the file."""
+        assert self._file is not None
+        os.ftruncate(self._file.fileno(), size)
+        self.size = size
+
+    def append(self, data: bytes) -> None:
+        """Write behind what was written. Raises ExportError if the path has another file now."""
+        assert self._file is not None
+        if not self._is_still_there():
+            raise ExportError(f"{self.path} was moved or removed")
+        left = memoryview(data)
+        while left:
+            written = os.pwrite(self._file.fileno(), left, self.size)
+            self.size += written
+            left = left[written:]
+        os.fdatasync(self._file.fileno())
+
+    def _is_still_there(self) -> bool:
+        assert self._file is not None
+        try:
+            return os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class WholeFileSink(ABC):
+    """A file that is written again and replaced, so that readers always find a complete one: once a
+    minute, later less often, and at the end. Subclasses define `fill`."""
+
+    def __init__(self, subject: Subject, target: str) -> None:
+        self._subject = subject
+        self._target = Path(target)
+        self.written = 0
+
+    @abstractmethod
+    def fill(self, subject: Subject, file: IO[bytes]) -> int:
+        """Write the whole run into an empty file. Returns the rows. Raises ExportError or
+        OSError."""
+
+    def refuse_taken(self) -> None:
+        refuse_full_file(self._target)
+
+    def begin(self, position: Position) -> Begun:
+        is_behind = not position or bool(position.get("is_behind"))
+        return Begun({"is_behind": is_behind}, is_behind or not self._target.exists())
+
+    def write(self, items: Sequence[Item], has_more: bool) -> Position:
+        if has_more:
+            return {"is_behind": True}
+        beside = self._target.with_name(f".{self._target.name}.{os.getpid()}.new")
+        try:
+            with beside.open("wb") as file:
+                self.written = self.fill(self._subject, file)
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(self._target)
+        finally:
+            with contextlib.suppress(OSError):
+                beside.unlink()
+        return {"is_behind": False}
+
+    def finish(self, state: str, ended_at: float) -> Position:
+        return {"is_behind": False}
+
+    def close(self) -> None:  # noqa: B027
+        """Nothing stays open."""
+
+
+def refuse_other_than_files(path: Path) -> None:
+    """Raise ExportError for a folder or a device; replacing one would harm the machine."""
+    try:
+        is_other = path.exists() and not path.is_file()
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    if is_other:
+        what = "a folder" if path.is_dir() else "no file"
+        raise ExportError(f"{path} is {what}; choose another place")
+
+
+def refuse_full_file(path: Path) -> None:
+    """Raise ExportError if the file has content."""
+    refuse_other_than_files(path)
+    if path.exists() and path.stat().st_size > 0:
+        raise TargetTakenError(f"{path} exists already; move it away or choose another place")
+
+
+def refuse_full_folder(target: Path) -> None:
+    """Raise ExportError unless a folder is new or empty: TensorBoard and W&B treat a whole folder
+    as one run."""
+    try:
+        if target.is_dir() and any(target.iterdir()):
+            raise ExportError(f"{target} is not empty; choose another place")
+        if target.exists() and not target.is_dir():
+            raise ExportError(f"{target} is a file; choose another place")
+    except OSError as error:
+        raise cannot_write(target, error) from error
+
+
+def cannot_write(path: Path, error: OSError) -> ExportError:
+    why = error.strerror or error
+    return ExportError(f"cannot write {path}: {why}; choose another place or make room")

@@ -1,0 +1,232 @@
+"""Export a run: once, or into a sink while it is active.
+
+An item is on the disk before the sink's cursor is stored, and a sink removes what lies behind its
+position. So a process can be killed at any time, and the next one continues.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import sqlite3
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from gputui.core.config import PRIVATE_DIR_MODE, Workspace
+from gputui.reports.export.files import cannot_write, refuse_full_file, refuse_other_than_files
+from gputui.reports.export.formats import FORMATS, Format, missing_package
+from gputui.reports.export.sink import ExportError, Sink, Subject, read_subject
+from gputui.runs import identity
+from gputui.store.database import open_commander
+from gputui.store.metrics.exported import (
+    ExportProgress,
+    HistoryLostError,
+    RunGoneError,
+    SinkCursor,
+    is_exported,
+    read_cursor,
+    read_piece,
+    save_cursor,
+)
+from gputui.store.runs import RunLookupError
+
+PIECE_LINES = 2000
+CPU_SHARE = 0.002
+"""The share of a core; a costly format is updated less often while the run is active."""
+CATCHING_UP_SHARE = 0.25
+"""The same while the sink catches up with an active run."""
+POLL_SECONDS = 2.0
+
+
+def make_sink(name: Format, subject: Subject, target: str) -> Sink:
+    """A sink for an absolute target. Raises ExportError if its library is missing."""
+    missing = missing_package(name, target)
+    if missing is not None:
+        raise ExportError(missing)
+    module, _, made = FORMATS[name].sink.partition(":")
+    sink: Sink = getattr(import_module(f"{__package__}.{module}"), made)(subject, target)
+    return sink
+
+
+def export(subject: Subject, name: Format, target: str, *, replaces: bool) -> int:
+    """Write what a run has so far to an absolute target; returns the lines or steps. A file is
+    written completely or not at all. ``replaces``: a file is replaced, a tracker gets another run.
+
+    Raises ExportError. Nothing is left behind, except in a tracker that failed.
+    """
+    if FORMATS[name].is_folder or FORMATS[name].is_address:
+        if replaces:
+            subject = replace(subject, key=secrets.token_hex(8))
+        sink = make_sink(name, subject, target)
+        if not (replaces and FORMATS[name].is_address):
+            sink.refuse_taken()
+        return _write_all(sink, subject, Path(target))
+    path = Path(target)
+    (refuse_other_than_files if replaces else refuse_full_file)(path)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        written = _write_all(make_sink(name, subject, str(beside)), subject, path)
+        beside.replace(path)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    finally:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+    return written
+
+
+def _write_all(sink: Sink, subject: Subject, shown: Path) -> int:
+    progress, run_id = ExportProgress(), subject.run.run_id
+    try:
+        with closing(sink):
+            sink.begin({})
+            while True:
+                piece = read_piece(subject.connection, run_id, progress, PIECE_LINES)
+                sink.write(piece.items, piece.has_more)
+                progress = piece.progress
+                if not piece.has_more:
+                    sink.finish(piece.state, piece.ended_at or time.time())
+                    return sink.written
+    except OSError as error:
+        raise cannot_write(shown, error) from error
+    except (RunGoneError, HistoryLostError) as error:
+        raise ExportError(f"{run_id} was removed while it was exported") from error
+
+
+class StoreReplacedError(Exception):
+    """The database file was replaced."""
+
+
+@dataclass(slots=True)
+class Follower:
+    """One live export: a sink of a run. ``target`` is absolute; ``metrics`` are names, empty for
+    all.
+
+    ``wall`` gives UTC unix seconds, ``cpu`` the processor time of this thread, ``clock`` monotonic
+    seconds. ``on_write`` is called with the time of each write.
+    """
+
+    workspace: Workspace
+    run_id: str
+    name: Format
+    target: str
+    metrics: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    wall: Callable[[], float] = time.time
+    cpu: Callable[[], float] = time.thread_time
+    clock: Callable[[], float] = time.monotonic
+    wait: Callable[[float], None] = time.sleep
+    on_write: Callable[[float], object] = float
+
+    def run(self) -> int:
+        """Export until the run is over and everything is written, or the run is gone. Returns how
+        much was written. Raises ExportError, HeldElsewhereError, OSError, StoreError or
+        sqlite3.Error."""
+        with closing(open_commander(self.workspace.database)) as connection:
+            # The agent's janitor moves the log into the file.
+            connection.execute("PRAGMA wal_autocheckpoint = 0")
+            try:
+                subject = read_subject(connection, self.run_id, self.name, self.target, self.metrics, self.environment)
+                return self._locked(subject)
+            except (RunLookupError, RunGoneError, StoreReplacedError):
+                return 0
+            except FileNotFoundError:
+                # The folder of a removed run.
+                query = "SELECT 1 FROM runs WHERE run_id = ?"
+                if connection.execute(query, (self.run_id,)).fetchone() is None:
+                    return 0
+                raise
+
+    def _locked(self, subject: Subject) -> int:
+        """Follow while no other process writes this target: a person may follow it, too."""
+        folder = self.workspace.run_dir(self.run_id) / "sinks"
+        folder.mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
+        lock = identity.take(folder / f"{self.name}-{subject.key[:8]}.lock", is_agents=False)
+        try:
+            cursor = read_cursor(subject.connection, self.run_id, subject.key)
+            if cursor is not None and is_complete(subject.connection, self.run_id, cursor):
+                return 0
+            with closing(make_sink(self.name, subject, self.target)) as sink:
+                if cursor is None:
+                    cursor = self._take_target(subject, sink, folder)
+                return self._follow(subject, sink, cursor)
+        finally:
+            os.close(lock)
+
+    def _take_target(self, subject: Subject, sink: Sink, folder: Path) -> SinkCursor:
+        """Make the target this sink's, even if `begin` fails. One in the run's own folder is its,
+        from before the database was lost."""
+        target = Path(self.target)
+        is_path = not FORMATS[self.name].is_address
+        if not (is_path and target.is_relative_to(folder)):
+            sink.refuse_taken()
+        if is_path:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        cursor = SinkCursor(written_at=self.wall())
+        save_cursor(subject.connection, self.run_id, subject.key, cursor)
+        return cursor
+
+    def _follow(self, subject: Subject, sink: Sink, cursor: SinkCursor) -> int:
+        connection = subject.connection
+
+        def save(**changes: object) -> SinkCursor:
+            fresh = replace(cursor, **changes)
+            save_cursor(connection, self.run_id, subject.key, fresh)
+            return fresh
+
+        def begin() -> SinkCursor:
+            begun = sink.begin(cursor.position)
+            # `written_at` stays: nothing has been written yet.
+            progress = ExportProgress() if begun.is_new else cursor.progress
+            return save(progress=progress, position=begun.position, ended_at=None)
+
+        cursor = begin()
+        inode = self.workspace.database.stat().st_ino
+        while True:
+            began = self.cpu()
+            try:
+                piece = read_piece(connection, self.run_id, cursor.progress, PIECE_LINES)
+            except HistoryLostError:
+                cursor = save(progress=ExportProgress(), position={})
+                cursor = begin()
+                continue
+            if piece.items:
+                position = sink.write(piece.items, piece.has_more)
+                cursor = save(progress=piece.progress, position=position, written_at=self.wall())
+                self.on_write(cursor.written_at)
+            if piece.ended_at is not None and not piece.has_more:
+                position = sink.finish(piece.state, piece.ended_at)
+                at, ended_at = self.wall(), piece.ended_at
+                save(progress=piece.progress, position=position, written_at=at, ended_at=ended_at)
+                self.on_write(at)
+                return sink.written
+            spent_seconds = self.cpu() - began
+            if not piece.has_more:
+                self._pause(connection, spent_seconds, inode)
+            elif piece.ended_at is None and spent_seconds > 0:
+                self.wait(spent_seconds * (1 / CATCHING_UP_SHARE - 1))
+
+    def _pause(self, connection: sqlite3.Connection, spent_seconds: float, inode: int) -> None:
+        """Wait so long that the work takes its share of a core, but at most until the run ends."""
+        until = self.clock() + max(FORMATS[self.name].seconds, spent_seconds / CPU_SHARE)
+        query = "SELECT ended_at FROM runs WHERE run_id = ?"
+        while (left := until - self.clock()) > 0:
+            self.wait(min(POLL_SECONDS, left))
+            database = self.workspace.database
+            if not database.exists() or database.stat().st_ino != inode:
+                raise StoreReplacedError
+            row = connection.execute(query, (self.run_id,)).fetchone()
+            if row is None or row[0] is not None:
+                return
+
+
+def is_complete(connection: sqlite3.Connection, run_id: str, cursor: SinkCursor) -> bool:
+    """Whether the run is over and everything is written."""
+    return cursor.ended_at is not None and is_exported(connection, run_id, cursor.progress)

@@ -1,0 +1,150 @@
+"""A row per metrics line, a column per metric: CSV and Parquet."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any
+
+from gputui.reports.export.files import LineFile, WholeFileSink, refuse_full_file
+from gputui.reports.export.sink import Begun, ExportError, Position, Subject
+from gputui.store.metrics.exported import Item
+from gputui.store.metrics.queries import StoredLine
+
+KEYS = ("attempt", "rank", "step", "time")
+MAX_COLUMNS = 5000
+_PARQUET_ROWS = 50_000
+
+
+class CsvSink:
+    """A CSV file. For a new metric it is rewritten with another column and replaced.
+
+    Exactly once: the position is the number of rows, and rows behind it are removed.
+    """
+
+    def __init__(self, subject: Subject, target: str) -> None:
+        self._subject = subject
+        self._file = LineFile(Path(target))
+        self._names: list[str] = []
+        self._rows = 0
+        self.written = 0
+
+    def refuse_taken(self) -> None:
+        refuse_full_file(self._file.path)
+
+    def begin(self, position: Position) -> Begun:
+        rows, path = int(position.get("rows", 0)), self._file.path
+        if rows and path.exists() and path.stat().st_size:
+            with path.open(encoding="utf-8", errors="replace", newline="") as file:
+                head = next(csv.reader(file), [])
+            if tuple(head[: len(KEYS)]) != KEYS:
+                raise ExportError(f"{path} is not the file that was written there; move it away")
+            if self._rewrite(head[len(KEYS) :], rows) == rows:
+                self._rows = rows
+                return Begun({"rows": rows}, False)
+        self._file.open()
+        self._file.cut(0)
+        self._names, self._rows = list(dict.fromkeys(map(_unicode, self._subject.metrics()))), 0
+        self._file.append(_encoded([(*KEYS, *self._names)]))
+        return Begun({"rows": 0}, True)
+
+    def write(self, items: Sequence[Item], has_more: bool) -> Position:
+        lines = [
+            (item, {_unicode(name): value for name, value in values.items()})
+            for item in items
+            if isinstance(item, StoredLine) and (values := self._subject.values(item))
+        ]
+        names = dict.fromkeys([*self._names, *(name for _, values in lines for name in values)])
+        if len(names) > len(self._names):
+            self._file.append(b"")  # raises if somebody put another file in its place
+            self._rewrite(list(names), self._rows)
+        rows = [(line.attempt, line.rank, line.step, line.at, *map(values.get, names)) for line, values in lines]
+        self._file.append(_encoded(rows))
+        self._rows += len(rows)
+        self.written += len(rows)
+        return {"rows": self._rows}
+
+    def finish(self, state: str, ended_at: float) -> Position:
+        return {"rows": self._rows}
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _rewrite(self, names: list[str], most: int) -> int:
+        """Replace the file by one with these columns and its first rows. Returns their number."""
+        if len(names) > MAX_COLUMNS:
+            raise ExportError(f"more than {MAX_COLUMNS} metrics do not fit in a table; use jsonl, or name those wanted")
+        path = self._file.path
+        beside, count = path.with_name(f".{path.name}.new"), 0
+        try:
+            with (
+                path.open(encoding="utf-8", newline="") as old,
+                beside.open("w", encoding="utf-8", newline="") as fresh,
+            ):
+                rows, write = csv.reader(old), csv.writer(fresh, lineterminator="\n").writerow
+                width, new_width = len(next(rows)), len(KEYS) + len(names)
+                write((*KEYS, *names))
+                for row in islice(rows, most):
+                    if len(row) != width:  # cut off
+                        break
+                    write([*row, *[""] * (new_width - width)])
+                    count += 1
+                fresh.flush()
+                os.fsync(fresh.fileno())
+                os.fchmod(fresh.fileno(), path.stat().st_mode & 0o777)
+            beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)
+        self._names = names
+        self._file.open()
+        return count
+
+
+def _unicode(name: str) -> str:
+    """A name as it is read back from the file."""
+    return name.encode("utf-8", "replace").decode("utf-8")
+
+
+def _encoded(rows: Sequence[Sequence[Any]]) -> bytes:
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode("utf-8", "replace")
+
+
+class ParquetSink(WholeFileSink):
+    """The columns of a CSV export, numbers as doubles, the time as a UTC timestamp."""
+
+    def fill(self, subject: Subject, file: IO[bytes]) -> int:
+        import pyarrow
+        import pyarrow.parquet
+
+        metrics = subject.metrics()
+        if clash := set(KEYS) & set(metrics):
+            words = f"a metric is called {clash.pop()}, as a column of its own is; export to jsonl"
+            raise ExportError(words)
+        types = pyarrow.int32(), pyarrow.int32(), pyarrow.int64(), pyarrow.timestamp("us", tz="UTC")
+        columns = [*zip(KEYS, types, strict=True), *((name, pyarrow.float64()) for name in metrics)]
+        schema, count = pyarrow.schema(columns), 0
+        rows = _rows(subject, metrics)
+        with pyarrow.parquet.ParquetWriter(file, schema, compression="zstd") as writer:
+            while piece := list(islice(rows, _PARQUET_ROWS)):
+                arrays = [
+                    pyarrow.array(values, kind.type)
+                    for values, kind in zip(zip(*piece, strict=True), schema, strict=True)
+                ]
+                writer.write_table(pyarrow.Table.from_arrays(arrays, schema=schema))
+                count += len(piece)
+        return count
+
+
+def _rows(subject: Subject, metrics: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    for line in subject.lines():
+        numbers = line.numbers()
+        values = [numbers.get(name) for name in metrics]
+        if any(value is not None for value in values):
+            at = None if line.at is None else round(line.at * 1e6)
+            yield line.attempt, line.rank, line.step, at, *values

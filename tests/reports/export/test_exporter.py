@@ -1,0 +1,158 @@
+"""The process of all sinks: one that hangs or fails holds up no other, and its trouble is told once."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gputui.core.config import Workspace
+from gputui.reports.export import exporter, follow
+from gputui.reports.export.exporter import PATIENCE_SECONDS, Exporter
+from gputui.reports.export.jsonl_sink import JsonlSink
+from gputui.reports.export.mlflow_sink import SharedEnvironment
+from gputui.reports.export.sink import ExportError, Position
+from gputui.runs.spec import RunSpec
+from gputui.runs.submission import SPEC_FILE, write_spec
+from gputui.store.database import open_commander
+from tests.conftest import wait_until
+from tests.ui.tui.filling import NOW, Filler
+
+RUNS = ("good-1", "bad-1")
+
+
+class Bench:
+    """Two runs with a sink each; that of ``bad-1`` waits for ``gate``, or fails as ``refuses`` says."""
+
+    def __init__(self, workspace: Workspace, folder: Path) -> None:
+        self.filler, self.folder = Filler(workspace), folder
+        self.gate, self.refuses = threading.Event(), ""
+        for run_id in RUNS:
+            spec = RunSpec("net", "python", ("t.py",), "/", "/usr/bin/python", sinks={"jsonl": f"{folder}/{{run_id}}"})
+            self.filler.run(run_id, attempt=1)
+            self.filler.attempt(run_id, 1)
+            self.filler.metrics(run_id, 1, [{"step": step, "time": NOW, "loss": 1.0} for step in range(3)])
+            run_dir = workspace.run_dir(run_id)
+            run_dir.mkdir()
+            write_spec(run_dir / SPEC_FILE, spec)
+            self.filler.connection.execute("UPDATE runs SET spec = ?", (json.dumps(spec.to_json()),))
+            self.filler.connection.execute(
+                "INSERT INTO transitions (run_id, at, to_state, cause, actor) VALUES (?, ?, 'running', '', 'me')",
+                (run_id, NOW),
+            )
+
+    def over(self) -> None:
+        self.filler.connection.execute("UPDATE runs SET state = 'succeeded', ended_at = ?", (time.time(),))
+
+    def steps(self, run_id: str) -> list[int]:
+        path = self.folder / run_id
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [line["step"] for line in map(json.loads, lines) if "loss" in line]
+
+    def kinds(self) -> list[tuple[str, str]]:
+        return self.filler.connection.execute("SELECT run_id, kind FROM events ORDER BY event_id").fetchall()
+
+
+@pytest.fixture
+def bench(workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    made = Bench(workspace, tmp_path)
+
+    class SlowSink(JsonlSink):
+        def write(self, *piece: Any) -> Position:
+            if self._subject.run.run_id == "bad-1":
+                if made.refuses:
+                    raise ExportError(made.refuses)
+                assert made.gate.wait(60)
+            return super().write(*piece)
+
+    monkeypatch.setattr(follow, "make_sink", lambda _name, subject, target: SlowSink(subject, target))
+    monkeypatch.setattr(follow, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(exporter, "RETRY_SECONDS", (0.01,))
+    yield made
+    made.gate.set()
+    made.filler.close()
+
+
+@pytest.fixture
+def process(bench: Bench) -> Iterator[Exporter]:
+    workspace = bench.filler.workspace
+    with closing(open_commander(workspace.database)) as connection:
+        yield Exporter(workspace, connection)
+    bench.gate.set()
+
+
+def ended(process: Exporter) -> bool:
+    return not process.turn(time.monotonic())
+
+
+def test_a_sink_that_hangs_holds_up_no_other_and_nothing_is_lost(bench: Bench, process: Exporter) -> None:
+    process.turn(time.monotonic())
+    bench.over()
+    wait_until(lambda: not process.turn(time.monotonic()) or len(process.sinks) == 1, what="the good one's end")
+    assert bench.steps("good-1") == [0, 1, 2] and bench.steps("bad-1") == []
+    process.turn(time.monotonic() + PATIENCE_SECONDS + 1)
+    assert bench.kinds() == [("bad-1", "sink_failed"), ("bad-1", "sink_incomplete")]
+    bench.gate.set()
+    with closing(open_commander(bench.filler.workspace.database)) as connection:
+        heir = Exporter(bench.filler.workspace, connection)
+        wait_until(lambda: ended(heir), what="the next process's end")
+    assert bench.steps("bad-1") == [0, 1, 2]
+    assert bench.kinds()[2:] == [("bad-1", "sink_recovered")]
+
+
+def test_trouble_is_told_once_and_its_end_too(bench: Bench, process: Exporter) -> None:
+    bench.gate.set()
+    bench.refuses = "no room"
+    process.turn(time.monotonic())
+    wait_until(lambda: process.sinks["bad-1", "jsonl"].failures > 3, what="some failures")
+    assert bench.kinds() == [("bad-1", "sink_failed")]
+    bench.refuses = ""
+    wait_until(lambda: len(bench.kinds()) == 2, what="its end")
+    bench.over()
+    wait_until(lambda: ended(process), what="the end of both")
+    assert bench.kinds()[1:] == [("bad-1", "sink_recovered")]
+    assert bench.steps("bad-1") == bench.steps("good-1") == [0, 1, 2]
+
+
+def test_a_run_that_is_resumed_or_removed(bench: Bench, process: Exporter) -> None:
+    bench.gate.set()
+    process.turn(time.monotonic())
+    bench.filler.connection.execute("DELETE FROM runs WHERE run_id = 'bad-1'")
+    bench.over()
+    wait_until(lambda: ended(process), what="both ends")
+    connection = bench.filler.connection
+    connection.execute("UPDATE runs SET state = 'running', ended_at = NULL")
+    connection.execute(
+        "INSERT INTO transitions (run_id, at, to_state, cause, actor) VALUES ('good-1', ?, 'running', '', 'me')", (NOW,)
+    )
+    bench.filler.metrics("good-1", 1, [{"step": 3, "time": NOW, "loss": 1.0}])
+    process.turn(time.monotonic())
+    bench.over()
+    wait_until(lambda: ended(process), what="the end again")
+    assert bench.steps("good-1") == [0, 1, 2, 3] and bench.kinds() == []
+
+
+def test_runs_with_other_settings_of_mlflow_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "own")
+    shared, seen = SharedEnvironment(), []
+
+    def use(token: str) -> None:
+        import os
+
+        with shared.of({"MLFLOW_TRACKING_TOKEN": token} if token else {}):
+            seen.append((token or "own", os.environ["MLFLOW_TRACKING_TOKEN"]))
+            time.sleep(0.01)
+            seen.append((token or "own", os.environ["MLFLOW_TRACKING_TOKEN"]))
+
+    threads = [threading.Thread(target=use, args=(token,)) for token in ("a", "b", "", "a", "b")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(seen) == 10 and all(token == found for token, found in seen)
