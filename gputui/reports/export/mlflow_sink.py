@@ -205,10 +205,7 @@ class MlflowSink:
 
     def _new_run(self, name: str, key: str, created_at: float, tags: dict[str, str]) -> str:
         made = self._client.create_run(
-            self._experiment(),
-            start_time=round(created_at * 1000),
-            tags={**tags, f"{NOTE}key": key},
-            run_name=name,
+            self._experiment(), start_time=round(created_at * 1000), tags={**tags, f"{NOTE}key": key}, run_name=name
         )
         return str(made.info.run_id)
 

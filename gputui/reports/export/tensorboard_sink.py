@@ -18,15 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gputui.reports.export.files import LineFile, refuse_full_folder
-from gputui.reports.export.sink import (
-    NOTE,
-    STORY_SENTENCES,
-    Begun,
-    Position,
-    Subject,
-    cleaned,
-    sentence,
-)
+from gputui.reports.export.sink import NOTE, STORY_SENTENCES, Begun, Position, Subject, cleaned, sentence
 from gputui.store.metrics.exported import Item, Note
 from gputui.store.metrics.queries import StoredLine
 

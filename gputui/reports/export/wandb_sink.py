@@ -14,16 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gputui.reports.export.files import refuse_full_folder
-from gputui.reports.export.sink import (
-    NOTE,
-    PROJECT,
-    Begun,
-    ExportError,
-    Position,
-    Subject,
-    cleaned,
-    sentence,
-)
+from gputui.reports.export.sink import NOTE, PROJECT, Begun, ExportError, Position, Subject, cleaned, sentence
 from gputui.store.metrics.exported import Item, Note
 
 

@@ -116,12 +116,7 @@ class ScrapeMoment(Struct, frozen=True):
 
 def families(moment: ScrapeMoment) -> Iterator[Metric]:
     """All metrics of a moment, each family once; none of those without a known value."""
-    for kind, name, text, labels, rows in (
-        *_agent(moment),
-        *_gpus(moment),
-        *_host(moment),
-        *_runs(moment),
-    ):
+    for kind, name, text, labels, rows in (*_agent(moment), *_gpus(moment), *_host(moment), *_runs(moment)):
         family = kind(f"gputui_{name}", text, labels=labels)
         for words, value in rows:
             if value is not None:

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
-from gputui.reports.summary.facts import RunFacts, numbers
+from gputui.reports.summary.facts import RunFacts
 
 
 class Prices(Struct, frozen=True):
@@ -32,30 +33,20 @@ class CostFigures(Struct, frozen=True):
     energy_kwh: float | None = None
     price: float | None = None
     is_partial: bool = False
-    lost_gpu_hours: float | None = None
+    lost_to_failures_gpu_hours: float | None = None
     idle_gpu_hours: float | None = None
 
     @property
     def lost_share(self) -> float | None:
-        return _share(self.lost_gpu_hours, self.gpu_hours)
+        return _share(self.lost_to_failures_gpu_hours, self.gpu_hours)
 
     @property
     def idle_share(self) -> float | None:
         return _share(self.idle_gpu_hours, self.gpu_hours)
 
     def to_json(self) -> dict[str, Any]:
-        return numbers(
-            {
-                "gpu_hours": self.gpu_hours,
-                "energy_kwh": self.energy_kwh,
-                "price": self.price,
-                "is_partial": self.is_partial,
-                "lost_to_failures_gpu_hours": self.lost_gpu_hours,
-                "lost_to_failures_share": self.lost_share,
-                "idle_gpu_hours": self.idle_gpu_hours,
-                "idle_share": self.idle_share,
-            }
-        )
+        shares = {"lost_to_failures_share": self.lost_share, "idle_share": self.idle_share}
+        return {**asdict(self), **shares}
 
 
 def cost_of(run: RunFacts, prices: Prices) -> CostFigures:
@@ -70,7 +61,7 @@ def cost_of(run: RunFacts, prices: Prices) -> CostFigures:
         energy_kwh=energy,
         price=math.fsum(known) if known else None,
         is_partial=energy_is_partial or len(known) < len(asked),
-        lost_gpu_hours=0.0 if run.lost is None else run.lost.lost_gpu_hours,
+        lost_to_failures_gpu_hours=0.0 if run.lost is None else run.lost.lost_gpu_hours,
         idle_gpu_hours=None if idle is None or hours is None else hours * idle,
     )
 
@@ -82,7 +73,7 @@ def together(costs: Sequence[CostFigures]) -> CostFigures:
         energy_kwh=_sum(cost.energy_kwh for cost in costs),
         price=_sum(cost.price for cost in costs),
         is_partial=any(cost.is_partial for cost in costs),
-        lost_gpu_hours=_sum(cost.lost_gpu_hours for cost in costs),
+        lost_to_failures_gpu_hours=_sum(cost.lost_to_failures_gpu_hours for cost in costs),
         idle_gpu_hours=_sum(cost.idle_gpu_hours for cost in costs),
     )
 

@@ -180,15 +180,14 @@ class RunFacts(Struct, frozen=True):
         }
 
 
-def number(value: float | None) -> float | int | None:
-    """A figure for JSON, rounded to its significant digits; None if it is unknown or not finite."""
-    if value is None or not math.isfinite(value):
-        return None
-    if isinstance(value, int) or value == 0:
+def rounded(value: Any) -> Any:
+    """Figures for JSON, at any depth: significant digits only, and None for NaN and infinities."""
+    if isinstance(value, dict):
+        return {name: rounded(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [rounded(item) for item in value]
+    if not isinstance(value, float) or value == 0:
         return value
+    if not math.isfinite(value):
+        return None
     return round(value, max(0, SIGNIFICANT_DIGITS - 1 - math.floor(math.log10(abs(value)))))
-
-
-def numbers(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Figures for JSON by name."""
-    return {name: number(value) if isinstance(value, float) else value for name, value in values.items()}

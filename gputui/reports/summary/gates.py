@@ -6,10 +6,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
-from msgspec.structs import asdict
 
 from gputui.core.units import short_number
 
@@ -35,11 +34,6 @@ class GateVerdict(Struct, frozen=True):
     threshold: float
     unit: str
     text: str
-
-    def to_json(self) -> dict[str, Any]:
-        from gputui.reports.summary.facts import number
-
-        return {**asdict(self), "figure": number(self.figure)}
 
 
 class Gate(Struct, frozen=True):

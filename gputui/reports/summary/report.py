@@ -13,10 +13,11 @@ from msgspec.structs import asdict, replace
 from gputui.core.text import clean
 from gputui.metrics.draw.parts import XAxis
 from gputui.metrics.draw.picture import Drawing
+from gputui.recovery.costs import Cost
 from gputui.reports.pages import render
 from gputui.reports.summary import story
 from gputui.reports.summary.costs import Prices, cost_of, together
-from gputui.reports.summary.facts import RunFacts, Spread, number, numbers
+from gputui.reports.summary.facts import RunFacts, Spread, rounded
 from gputui.reports.summary.gates import GateVerdict, judge
 from gputui.reports.summary.scaling import Scaling, efficiency_of, scalability_shape, scalings
 from gputui.store.json_shapes import iso
@@ -60,11 +61,14 @@ def make(
 def shapes(report: Report) -> dict[str, Any]:
     """The JSON files by name without suffix, which ``--json`` prints."""
     made = {"made_at": iso(report.made_at)}
-    return {
-        "performance_summary": {**made, "runs": [_performance(run, report) for run in report.runs]},
-        "cost_analysis": {**made, **_cost(report)},
-        "scalability_report": {**made, **scalability_shape(report.scalings)},
-    }
+    found: dict[str, Any] = rounded(
+        {
+            "performance_summary": {**made, "runs": [_performance(run, report) for run in report.runs]},
+            "cost_analysis": {**made, **_cost(report)},
+            "scalability_report": {**made, **scalability_shape(report.scalings)},
+        }
+    )
+    return found
 
 
 def contents(report: Report) -> dict[str, bytes]:
@@ -102,18 +106,7 @@ def page(report: Report) -> str:
 def _performance(facts: RunFacts, report: Report) -> dict[str, Any]:
     """One run of ``performance_summary.json``."""
     run, measured, gpus = facts.run, facts.measured, facts.gpus
-    figures = {
-        "samples_per_second": measured.samples_per_second,
-        "tokens_per_second": measured.tokens_per_second,
-        "mfu": measured.mfu,
-        "step_seconds": _spread(measured.step_seconds),
-        "data_wait_share": measured.data_share,
-        "communication_share": measured.comm_share,
-        "peak_memory_bytes": measured.peak_memory_bytes,
-        "gpu_memory_used_bytes_max": gpus.memory_used_bytes_most,
-        "gpu_utilization_percent": _spread(gpus.utilization_percent),
-        "gpu_power_watts": _spread(gpus.power_watts),
-    }
+    best = {one.name: asdict(one) for one in measured.best}
     return {
         **facts.identity(),
         "state": run.state,
@@ -124,35 +117,45 @@ def _performance(facts: RunFacts, report: Report) -> dict[str, Any]:
         "attempts": facts.attempts,
         "gpus": facts.gpu_count,
         "last_step": facts.last_step,
-        **numbers(figures),
-        "best": {
-            one.name: {"value": number(one.value), "step": one.step, "better": one.better} for one in measured.best
-        },
-        "gates": [one.to_json() for one in report.verdicts.get(run.run_id, ())],
+        "samples_per_second": measured.samples_per_second,
+        "tokens_per_second": measured.tokens_per_second,
+        "mfu": measured.mfu,
+        "step_seconds": _fields(measured.step_seconds),
+        "data_wait_share": measured.data_share,
+        "communication_share": measured.comm_share,
+        "peak_memory_bytes": measured.peak_memory_bytes,
+        "gpu_memory_used_bytes_max": gpus.memory_used_bytes_most,
+        "gpu_utilization_percent": _fields(gpus.utilization_percent),
+        "gpu_power_watts": _fields(gpus.power_watts),
+        "best": {name: {key: one[key] for key in ("value", "step", "better")} for name, one in best.items()},
+        "gates": [_fields(one) for one in report.verdicts.get(run.run_id, ())],
     }
 
 
-def _spread(values: Spread | None) -> dict[str, Any] | None:
-    return None if values is None else numbers(asdict(values))
+def _fields(values: Spread | GateVerdict | None) -> dict[str, Any] | None:
+    return None if values is None else asdict(values)
 
 
 def _cost(report: Report) -> dict[str, Any]:
     """``cost_analysis.json``: all runs together and each."""
-    costs = [cost_of(run, report.prices) for run in report.runs]
+    costs, prices = [cost_of(run, report.prices) for run in report.runs], report.prices
     runs = []
     for facts, cost in zip(report.runs, costs, strict=True):
-        lost = facts.lost
-        figures = {
-            "incidents": 0 if lost is None else lost.incidents,
-            "incidents_of_unknown_cost": 0 if lost is None else lost.unknown,
-            "lost_seconds": None if lost is None else lost.lost_seconds,
-            "lost_steps": None if lost is None else lost.lost_steps,
-        }
-        runs.append({**facts.identity(), **cost.to_json(), **numbers(figures)})
+        lost = facts.lost or Cost(None, None, None, incidents=0)
+        runs.append(
+            {
+                **facts.identity(),
+                **cost.to_json(),
+                "incidents": lost.incidents,
+                "incidents_of_unknown_cost": lost.unknown,
+                "lost_seconds": lost.lost_seconds,
+                "lost_steps": lost.lost_steps,
+            }
+        )
     return {
-        "currency": report.prices.currency,
-        "price_per_kwh": report.prices.per_kwh,
-        "price_per_gpu_hour": report.prices.per_gpu_hour,
+        "currency": prices.currency,
+        "price_per_kwh": prices.per_kwh,
+        "price_per_gpu_hour": prices.per_gpu_hour,
         "total": together(costs).to_json(),
         "runs": runs,
     }

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from gputui.reports.summary.facts import Measured, RunFacts, numbers
+from gputui.reports.summary.facts import Measured, RunFacts, rounded
 
 Unit = Literal["samples/s", "tokens/s"]
 
@@ -43,7 +43,8 @@ class ScalingRow(Struct, frozen=True):
     extra_other_seconds: float | None
 
     def to_json(self) -> dict[str, Any]:
-        return numbers(asdict(self))
+        found: dict[str, Any] = rounded(asdict(self))
+        return found
 
 
 def scaling_rows(runs: Iterable[ScaledRun], unit: Unit | None = None) -> list[ScalingRow]:
@@ -150,18 +151,16 @@ def scalability_shape(groups: Sequence[Scaling]) -> dict[str, Any]:
                 "profile": group.profile,
                 "unit": group.unit,
                 "runs": [
-                    numbers(
-                        {
-                            "run_id": row.run_id,
-                            "gpus": row.ranks if group.has_gpus else 0,
-                            "processes": None if group.has_gpus else row.ranks,
-                            "speed": row.speed,
-                            "speed_up": row.speed_up,
-                            "efficiency": row.efficiency,
-                            "communication_share": row.comm_share,
-                            "data_wait_share": row.data_share,
-                        }
-                    )
+                    {
+                        "run_id": row.run_id,
+                        "gpus": row.ranks if group.has_gpus else 0,
+                        "processes": None if group.has_gpus else row.ranks,
+                        "speed": row.speed,
+                        "speed_up": row.speed_up,
+                        "efficiency": row.efficiency,
+                        "communication_share": row.comm_share,
+                        "data_wait_share": row.data_share,
+                    }
                     for row in group.rows
                 ],
             }

@@ -77,11 +77,7 @@ def read_facts(connection: sqlite3.Connection, run: Run, now: float, *, with_pic
     incidents = read_incidents(connection, run.run_id)
     decisions = read_decisions(connection, run.run_id)
     cost_of = costs(
-        attempts,
-        incidents,
-        decisions,
-        StepTimes(connection, run.run_id),
-        start_is_chosen_there=chooses_start(spec),
+        attempts, incidents, decisions, StepTimes(connection, run.run_id), start_is_chosen_there=chooses_start(spec)
     )
     lines = queries.lines(connection, run.run_id)
     steps = [attempt.last_step for attempt in attempts if attempt.last_step is not None]

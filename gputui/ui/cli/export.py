@@ -13,15 +13,7 @@ from gputui.core.yaml_forms.problems import did_you_mean
 from gputui.reports.export.formats import FORMATS, Format, absolute_target
 from gputui.store.metrics import queries
 from gputui.store.runs import Run
-from gputui.ui.cli.context import (
-    EXIT_INTERRUPTED,
-    EXIT_REFUSED,
-    EXIT_UNREACHABLE,
-    EXIT_USAGE,
-    Session,
-    fail,
-    say,
-)
+from gputui.ui.cli.context import EXIT_INTERRUPTED, EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE, Session, fail, say
 
 
 @click.command("export")
@@ -33,13 +25,7 @@ from gputui.ui.cli.context import (
 @click.option("--force", is_flag=True, help="Replace a file; in a tracker, write another run.")
 @click.pass_obj
 def command(
-    session: Session,
-    run: str,
-    names: tuple[str, ...],
-    name: Format,
-    out: str | None,
-    follow: bool,
-    force: bool,
+    session: Session, run: str, names: tuple[str, ...], name: Format, out: str | None, follow: bool, force: bool
 ) -> None:
     """Write what a run measured for other tools: all metrics, or those NAMES. Nothing is sent but
     to an MLflow server that --out names.
@@ -67,12 +53,7 @@ def _default_target(name: Format, run_id: str) -> str:
 
 
 def _once(
-    connection: sqlite3.Connection,
-    view: Run,
-    names: tuple[str, ...],
-    name: Format,
-    target: str,
-    force: bool,
+    connection: sqlite3.Connection, view: Run, names: tuple[str, ...], name: Format, target: str, force: bool
 ) -> int:
     from gputui.reports.export.follow import export
     from gputui.reports.export.sink import ExportError, TargetTakenError, read_subject

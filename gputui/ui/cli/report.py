@@ -11,16 +11,7 @@ from pathlib import Path
 import click
 
 from gputui.store.runs import Run
-from gputui.ui.cli.context import (
-    EXIT_OK,
-    EXIT_REFUSED,
-    EXIT_RUN_FAILED,
-    EXIT_USAGE,
-    Session,
-    fail,
-    print_json,
-    say,
-)
+from gputui.ui.cli.context import EXIT_OK, EXIT_REFUSED, EXIT_RUN_FAILED, EXIT_USAGE, Session, fail, print_json, say
 
 
 @click.command("report")
@@ -87,11 +78,7 @@ def command(
 
 
 def _runs(
-    session: Session,
-    connection: sqlite3.Connection,
-    names: tuple[str, ...],
-    since: str | None,
-    now: float,
+    session: Session, connection: sqlite3.Connection, names: tuple[str, ...], since: str | None, now: float
 ) -> list[Run]:
     if since is None:
         named = [session.find_run(connection, name) for name in names]
