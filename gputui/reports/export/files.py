@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from gputui.reports.export.sink import Begun, ExportError, Position, Subject, TargetTakenError
+from gputui.reports.export.sink import ExportError, Position, Subject, TargetTakenError
 from gputui.store.metrics.exported import Item
 
 
@@ -73,6 +73,7 @@ class WholeFileSink(ABC):
     def __init__(self, subject: Subject, target: str) -> None:
         self._subject = subject
         self._target = Path(target)
+        self._is_behind = True
         self.written = 0
 
     @abstractmethod
@@ -83,13 +84,14 @@ class WholeFileSink(ABC):
     def refuse_taken(self) -> None:
         refuse_full_file(self._target)
 
-    def begin(self, position: Position) -> Begun:
-        is_behind = not position or bool(position.get("is_behind"))
-        return Begun({"is_behind": is_behind}, is_behind or not self._target.exists())
+    def begin(self, position: Position) -> bool:
+        self._is_behind = not position or bool(position.get("is_behind"))
+        return self._is_behind or not self._target.exists()
 
-    def write(self, items: Sequence[Item], has_more: bool) -> Position:
+    def write(self, items: Sequence[Item], has_more: bool) -> None:
+        self._is_behind = True
         if has_more:
-            return {"is_behind": True}
+            return
         beside = self._target.with_name(f".{self._target.name}.{os.getpid()}.new")
         try:
             with beside.open("wb") as file:
@@ -100,10 +102,13 @@ class WholeFileSink(ABC):
         finally:
             with contextlib.suppress(OSError):
                 beside.unlink()
-        return {"is_behind": False}
+        self._is_behind = False
 
-    def finish(self, state: str, ended_at: float) -> Position:
-        return {"is_behind": False}
+    def position(self) -> Position:
+        return {"is_behind": self._is_behind}
+
+    def finish(self, state: str, ended_at: float) -> None:  # noqa: B027
+        """The last piece has written all."""
 
     def close(self) -> None:  # noqa: B027
         """Nothing stays open."""

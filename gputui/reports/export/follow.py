@@ -182,10 +182,9 @@ class Follower:
             return fresh
 
         def begin() -> SinkCursor:
-            begun = sink.begin(cursor.position)
             # `written_at` stays: nothing has been written yet.
-            progress = ExportProgress() if begun.is_new else cursor.progress
-            return save(progress=progress, position=begun.position, ended_at=None)
+            progress = ExportProgress() if sink.begin(cursor.position) else cursor.progress
+            return save(progress=progress, position=sink.position(), ended_at=None)
 
         cursor = begin()
         inode = self.workspace.database.stat().st_ino
@@ -198,13 +197,14 @@ class Follower:
                 cursor = begin()
                 continue
             if piece.items:
-                position = sink.write(piece.items, piece.has_more)
-                cursor = save(progress=piece.progress, position=position, written_at=self.wall())
+                sink.write(piece.items, piece.has_more)
+                at, position = self.wall(), sink.position()
+                cursor = save(progress=piece.progress, position=position, written_at=at)
                 self.on_write(cursor.written_at)
             if piece.ended_at is not None and not piece.has_more:
-                position = sink.finish(piece.state, piece.ended_at)
+                sink.finish(piece.state, piece.ended_at)
                 at, ended_at = self.wall(), piece.ended_at
-                save(progress=piece.progress, position=position, written_at=at, ended_at=ended_at)
+                save(progress=piece.progress, position=sink.position(), written_at=at, ended_at=ended_at)
                 self.on_write(at)
                 return sink.written
             spent_seconds = self.cpu() - began

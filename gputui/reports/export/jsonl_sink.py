@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from gputui.reports.export.files import LineFile, refuse_full_file
-from gputui.reports.export.sink import NOTE, Begun, ExportError, Position, Subject, cleaned
+from gputui.reports.export.sink import NOTE, ExportError, Position, Subject, cleaned
 from gputui.store.metrics.exported import Item, Note
 from gputui.store.metrics.queries import NOT_METRICS, StoredLine, as_float
 
@@ -27,7 +27,7 @@ class JsonlSink:
     def refuse_taken(self) -> None:
         refuse_full_file(self._file.path)
 
-    def begin(self, position: Position) -> Begun:
+    def begin(self, position: Position) -> bool:
         size = int(position.get("bytes", 0))
         there = self._file.open()
         mark = _encoded(self._identity).rstrip(b"}\n") + b","
@@ -39,15 +39,17 @@ class JsonlSink:
             launched = {"profile": self._subject.run.profile, "params": cleaned(self._subject.params)}
             self._file.append(_encoded({**self._identity, "event": f"{NOTE}run", **launched}))
             self.written += 1
-        return Begun({"bytes": self._file.size}, is_new)
+        return is_new
 
-    def write(self, items: Sequence[Item], has_more: bool) -> Position:
+    def write(self, items: Sequence[Item], has_more: bool) -> None:
         self._file.append(b"".join(_encoded(self._shape(item)) for item in items))
         self.written += len(items)
+
+    def position(self) -> Position:
         return {"bytes": self._file.size}
 
-    def finish(self, state: str, ended_at: float) -> Position:
-        return {"bytes": self._file.size}
+    def finish(self, state: str, ended_at: float) -> None:
+        """Every line is written."""
 
     def close(self) -> None:
         self._file.close()

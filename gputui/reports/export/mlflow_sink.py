@@ -23,7 +23,6 @@ from gputui.reports.export.sink import (
     NOTE,
     PROJECT,
     STORY_SENTENCES,
-    Begun,
     ExportError,
     Position,
     Subject,
@@ -117,7 +116,7 @@ class MlflowSink:
             name, where = self._subject.run.run_id, without_login(self._uri)
             raise TargetTakenError(f"{where} holds {name} already, as run {found}")
 
-    def begin(self, position: Position) -> Begun:
+    def begin(self, position: Position) -> bool:
         with self._calls(), self._study_lock():
             found = self._find_run(self._subject.key)
             self._run_id = self._create() if found is None else found
@@ -135,9 +134,9 @@ class MlflowSink:
             ]
             for start in range(0, len(params), _MAX_PARAMS):
                 self._client.log_batch(self._run_id, params=params[start : start + _MAX_PARAMS])
-        return Begun(self._position(), found is None)
+        return found is None
 
-    def write(self, items: Sequence[Item], has_more: bool) -> Position:
+    def write(self, items: Sequence[Item], has_more: bool) -> None:
         notes = [item for item in items if isinstance(item, Note)]
         lines = (item for item in items if isinstance(item, StoredLine))
         points = [point for line in lines if (point := self._subject.point(line)) is not None]
@@ -153,9 +152,8 @@ class MlflowSink:
             if notes:
                 self._client.log_batch(self._run_id, tags=list(self._tags(notes)))
         self.written += len(points)
-        return self._position()
 
-    def finish(self, state: str, ended_at: float) -> Position:
+    def finish(self, state: str, ended_at: float) -> None:
         at = round(ended_at * 1000)
         with self._calls():
             self._client.set_tag(self._run_id, f"{NOTE}state", state)
@@ -166,12 +164,11 @@ class MlflowSink:
                     if parent is not None and self._subject.is_last_of_study():
                         # The next trial sets it to running again.
                         self._client.set_terminated(parent, "FINISHED", at)
-        return self._position()
 
     def close(self) -> None:
         """Nothing stays open."""
 
-    def _position(self) -> Position:
+    def position(self) -> Position:
         return {"story": self._story, "names": self._names.originals}
 
     def _find_run(self, key: str) -> str | None:

@@ -102,13 +102,6 @@ def read_subject(
     return Subject(connection, run, params, wanted, key, created_at, environment or {})
 
 
-class Begun(Struct, frozen=True):
-    """A sink is ready. ``is_new``: it is empty: everything must be written from the first line."""
-
-    position: Position
-    is_new: bool
-
-
 class Sink(Protocol):
     """A target, made from a subject and an absolute target. Every method may raise ExportError or
     OSError; then another one begins again.
@@ -121,14 +114,18 @@ class Sink(Protocol):
     def refuse_taken(self) -> None:
         """Raise ExportError if the target has content that is not this run's."""
 
-    def begin(self, position: Position) -> Begun:
-        """Open the target and remove what was written after ``position``."""
+    def begin(self, position: Position) -> bool:
+        """Open the target and remove what was written after ``position``. Returns whether it is
+        empty: everything must be written from the first line."""
 
-    def write(self, items: Sequence[Item], has_more: bool) -> Position:
+    def write(self, items: Sequence[Item], has_more: bool) -> None:
         """Write items, and return when a crash cannot lose them. ``has_more``: another piece
         follows at once."""
 
-    def finish(self, state: str, ended_at: float) -> Position:
+    def position(self) -> Position:
+        """How far it has written."""
+
+    def finish(self, state: str, ended_at: float) -> None:
         """There is nothing more for now: the run is over, or ``state`` says otherwise. Another sink
         may `begin` again if the run is resumed."""
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from gputui.reports.export.files import LineFile, WholeFileSink, refuse_full_file
-from gputui.reports.export.sink import Begun, ExportError, Position, Subject
+from gputui.reports.export.sink import ExportError, Position, Subject
 from gputui.store.metrics.exported import Item
 from gputui.store.metrics.queries import StoredLine
 
@@ -36,7 +36,7 @@ class CsvSink:
     def refuse_taken(self) -> None:
         refuse_full_file(self._file.path)
 
-    def begin(self, position: Position) -> Begun:
+    def begin(self, position: Position) -> bool:
         rows, path = int(position.get("rows", 0)), self._file.path
         if rows and path.exists() and path.stat().st_size:
             with path.open(encoding="utf-8", errors="replace", newline="") as file:
@@ -45,14 +45,14 @@ class CsvSink:
                 raise ExportError(f"{path} is not the file that was written there; move it away")
             if self._rewrite(head[len(KEYS) :], rows) == rows:
                 self._rows = rows
-                return Begun({"rows": rows}, False)
+                return False
         self._file.open()
         self._file.cut(0)
         self._names, self._rows = list(dict.fromkeys(map(_unicode, self._subject.metrics()))), 0
         self._file.append(_encoded([(*KEYS, *self._names)]))
-        return Begun({"rows": 0}, True)
+        return True
 
-    def write(self, items: Sequence[Item], has_more: bool) -> Position:
+    def write(self, items: Sequence[Item], has_more: bool) -> None:
         lines = [
             (item, {_unicode(name): value for name, value in values.items()})
             for item in items
@@ -66,10 +66,12 @@ class CsvSink:
         self._file.append(_encoded(rows))
         self._rows += len(rows)
         self.written += len(rows)
+
+    def position(self) -> Position:
         return {"rows": self._rows}
 
-    def finish(self, state: str, ended_at: float) -> Position:
-        return {"rows": self._rows}
+    def finish(self, state: str, ended_at: float) -> None:
+        """Every row is written."""
 
     def close(self) -> None:
         self._file.close()

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gputui.reports.export.files import LineFile, refuse_full_folder
-from gputui.reports.export.sink import NOTE, STORY_SENTENCES, Begun, Position, Subject, cleaned, sentence
+from gputui.reports.export.sink import NOTE, STORY_SENTENCES, Position, Subject, cleaned, sentence
 from gputui.store.metrics.exported import Item, Note
 from gputui.store.metrics.queries import StoredLine
 
@@ -49,7 +49,7 @@ class TensorBoardSink:
     def refuse_taken(self) -> None:
         refuse_full_folder(self._target)
 
-    def begin(self, position: Position) -> Begun:
+    def begin(self, position: Position) -> bool:
         number, size = int(position.get("file", 0)), int(position.get("bytes", 0))
         self._target.mkdir(parents=True, exist_ok=True)
         last = LineFile(self._path(number))
@@ -69,14 +69,13 @@ class TensorBoardSink:
         self._file.cut(0)
         head = [self._event(wall_time=self._subject.run.created_at, file_version=_FILE_VERSION)]
         self._append([*head, self._parameters(0)] if is_new else head)
-        return Begun(self._position(), is_new)
+        return is_new
 
-    def write(self, items: Sequence[Item], has_more: bool) -> Position:
+    def write(self, items: Sequence[Item], has_more: bool) -> None:
         self._append(list(self._events(items)))
-        return self._position()
 
-    def finish(self, state: str, ended_at: float) -> Position:
-        return self._position()
+    def finish(self, state: str, ended_at: float) -> None:
+        """Every event is written."""
 
     def close(self) -> None:
         self._file.close()
@@ -127,7 +126,7 @@ class TensorBoardSink:
         value = self._summary.Value(tag=tag, metadata=metadata, tensor=tensor)
         return self._event(wall_time=at, step=step, summary=self._summary(value=[value]))
 
-    def _position(self) -> Position:
+    def position(self) -> Position:
         return {
             "file": self._number,
             "bytes": self._file.size,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gputui.reports.export.files import refuse_full_folder
-from gputui.reports.export.sink import NOTE, PROJECT, Begun, ExportError, Position, Subject, cleaned, sentence
+from gputui.reports.export.sink import NOTE, PROJECT, ExportError, Position, Subject, cleaned, sentence
 from gputui.store.metrics.exported import Item, Note
 
 
@@ -36,7 +36,7 @@ class WandbSink:
     def refuse_taken(self) -> None:
         refuse_full_folder(self._target)
 
-    def begin(self, position: Position) -> Begun:
+    def begin(self, position: Position) -> bool:
         run, key = self._subject.run, self._subject.key
         self._target.mkdir(parents=True, exist_ok=True)
         for folder in self._target.glob(f"wandb/offline-run-*-{key}"):
@@ -57,9 +57,9 @@ class WandbSink:
         # W&B's own step must increase, but a resumed run repeats steps.
         self._run.define_metric("step", hidden=True)
         self._run.define_metric("*", step_metric="step")
-        return Begun({}, True)
+        return True
 
-    def write(self, items: Sequence[Item], has_more: bool) -> Position:
+    def write(self, items: Sequence[Item], has_more: bool) -> None:
         for item in items:
             if isinstance(item, Note):
                 self._story.append(sentence(item))
@@ -68,16 +68,17 @@ class WandbSink:
                 step, at, values = point
                 self.written += 1
                 self._run.log({**values, "step": step, "time": at, f"{NOTE}attempt": item.attempt})
+
+    def position(self) -> Position:
         return {}
 
-    def finish(self, state: str, ended_at: float) -> Position:
+    def finish(self, state: str, ended_at: float) -> None:
         self._run.summary[f"{NOTE}state"] = state
         run, self._run = self._run, None
         run.finish(exit_code=1 if state == "failed" else 0)
         key = self._subject.key
         if not any(self._target.glob(f"wandb/offline-run-*-{key}/run-{key}.wandb")):
             raise ExportError(f"wandb has written nothing in {self._target / 'wandb'}")
-        return {}
 
     def close(self) -> None:
         if self._run is not None:

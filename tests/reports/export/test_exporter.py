@@ -17,7 +17,7 @@ from gputui.reports.export import exporter, follow
 from gputui.reports.export.exporter import PATIENCE_SECONDS, Exporter
 from gputui.reports.export.jsonl_sink import JsonlSink
 from gputui.reports.export.mlflow_sink import SharedEnvironment
-from gputui.reports.export.sink import ExportError, Position
+from gputui.reports.export.sink import ExportError
 from gputui.runs.spec import RunSpec
 from gputui.runs.submission import SPEC_FILE, write_spec
 from gputui.store.database import open_commander
@@ -64,12 +64,12 @@ def bench(workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     made = Bench(workspace, tmp_path)
 
     class SlowSink(JsonlSink):
-        def write(self, *piece: Any) -> Position:
+        def write(self, *piece: Any) -> None:
             if self._subject.run.run_id == "bad-1":
                 if made.refuses:
                     raise ExportError(made.refuses)
                 assert made.gate.wait(60)
-            return super().write(*piece)
+            super().write(*piece)
 
     monkeypatch.setattr(follow, "make_sink", lambda _name, subject, target: SlowSink(subject, target))
     monkeypatch.setattr(follow, "POLL_SECONDS", 0.01)
