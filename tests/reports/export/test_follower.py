@@ -25,16 +25,13 @@ class Killed(BaseException):
 
 
 class Clock:
-    """Time that passes only when somebody waits; what happens meanwhile is told by ``meanwhile``."""
+    """Time that passes only when somebody waits; ``meanwhile`` happens then, and death at the end."""
 
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.waits: list[float] = []
-        self.meanwhile: list[Callable[[], object]] = []
+    def __init__(self, *meanwhile: Callable[[], object]) -> None:
+        self.now, self.meanwhile = 0.0, list(meanwhile)
 
     def wait(self, seconds: float) -> None:
         self.now += seconds
-        self.waits.append(seconds)
         if not self.meanwhile:
             raise Killed
         self.meanwhile.pop(0)()
@@ -103,22 +100,22 @@ def written_steps(form: Format, target: Path) -> list[tuple[int, int]]:
 FILES: tuple[Format, ...] = ("jsonl", "csv", "parquet", "tensorboard")
 
 
-def test_a_run_as_it_grows(filler: Filler, tmp_path: Path) -> None:
-    form: Format = "jsonl"
-    target, clock = tmp_path / "out", Clock()
-    seen: list[int] = []
+def test_a_run_as_it_grows_written_by_one_only(filler: Filler, tmp_path: Path) -> None:
+    target, seen = tmp_path / "out", []
 
     def look() -> None:
-        seen.append(len(written_steps(form, target)))
+        seen.append([step for _, step in written_steps("jsonl", target)])
+        with pytest.raises(HeldElsewhereError):
+            follower(filler, "jsonl", target).run()
 
     steps(filler, 1, 1, 3)
-    clock.meanwhile = [look, lambda: steps(filler, 1, 4, 6)] + [lambda: None] * 40 + [look, lambda: end(filler)]
-    follower(filler, form, target, clock).run()
-    assert seen == [3, 6]
-    assert [step for _, step in written_steps(form, target)] == [1, 2, 3, 4, 5, 6]
+    idle = [lambda: None] * 40
+    clock = Clock(look, lambda: steps(filler, 1, 4, 6), *idle, look, lambda: end(filler))
+    follower(filler, "jsonl", target, clock).run()
+    assert seen == [[1, 2, 3], [1, 2, 3, 4, 5, 6]]
     # It ended by itself, and one that is started once more has nothing to do.
     before = target.read_bytes()
-    assert follower(filler, form, target).run() == 0
+    assert follower(filler, "jsonl", target).run() == 0
     assert before == target.read_bytes()
 
 
@@ -192,23 +189,16 @@ def recover(filler: Filler) -> None:
     end(filler)
 
 
-def test_an_attempt_that_repeats_steps(filler: Filler, tmp_path: Path) -> None:
+def test_an_attempt_that_repeats_steps_and_the_story_between(filler: Filler, tmp_path: Path) -> None:
     recover(filler)
     both = [*((1, step) for step in range(1, 6)), *((2, step) for step in range(4, 8))]
-    for form in ("jsonl", "csv", "parquet"):
+    for form in FILES:
         follower(filler, form, tmp_path / form).run()
-        assert written_steps(form, tmp_path / form) == both
-    # TensorBoard discards what was done again.
-    follower(filler, "tensorboard", tmp_path / "board").run()
-    assert [step for _, step in written_steps("tensorboard", tmp_path / "board")] == [1, 2, 3, 4, 5, 6, 7]
-
-
-def test_the_story_lies_between_the_lines(filler: Filler, tmp_path: Path) -> None:
-    recover(filler)
-    follower(filler, "jsonl", tmp_path / "out").run()
-    lines = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
-    events = [line.get("event", line.get("step")) for line in lines]
-    assert events == [
+        # TensorBoard discards what was done again.
+        once = [(0, step) for step in range(1, 8)]
+        assert written_steps(form, tmp_path / form) == (once if form == "tensorboard" else both)
+    lines = [json.loads(line) for line in (tmp_path / "jsonl").read_text().splitlines()]
+    assert [line.get("event", line.get("step")) for line in lines] == [
         "gputui.run", "gputui.attempt", 1, 2, 3, 4, 5, "gputui.incident", "gputui.decision", "gputui.attempt",
         4, 5, 6, 7, "gputui.end",
     ]  # fmt: skip
@@ -216,6 +206,17 @@ def test_the_story_lies_between_the_lines(filler: Filler, tmp_path: Path) -> Non
     assert lines[7]["kind"] == "cuda_oom" and lines[7]["step"] == 5
     assert lines[9]["resumed_from"] == "step_3.pt" and lines[9]["changed"] == {"batch_size": 256}
     assert lines[-1]["state"] == "succeeded"
+
+
+def test_a_lost_database_leaves_the_run_s_own_folder_to_its_sink(filler: Filler) -> None:
+    steps(filler, 1, 1, 3)
+    target = filler.workspace.run_dir("net-1") / "sinks" / "metrics.csv"
+    killed(filler, "csv", target)
+    filler.connection.execute("DELETE FROM sink_cursors")
+    steps(filler, 1, 4, 4)
+    end(filler)
+    follower(filler, "csv", target).run()
+    assert [step for _, step in written_steps("csv", target)] == [1, 2, 3, 4]
 
 
 def test_a_target_that_is_taken_stays_as_it_is(filler: Filler, tmp_path: Path) -> None:
@@ -231,18 +232,3 @@ def test_a_target_that_is_taken_stays_as_it_is(filler: Filler, tmp_path: Path) -
             follower(filler, form, tmp_path / form).run()
     assert (tmp_path / "mine").read_text() == "mine"
     assert (tmp_path / "csv").read_text().startswith("somebody")
-
-
-def test_two_never_write_the_same_target(filler: Filler, tmp_path: Path) -> None:
-    clock = Clock()
-    refused: list[bool] = []
-
-    def second() -> None:
-        with pytest.raises(HeldElsewhereError):
-            follower(filler, "jsonl", tmp_path / "out").run()
-        refused.append(True)
-        end(filler)
-
-    clock.meanwhile = [second]
-    follower(filler, "jsonl", tmp_path / "out", clock).run()
-    assert refused == [True]
