@@ -34,7 +34,7 @@ from gputui.store.database import StoreError, open_commander
 from gputui.store.events import SINK_KINDS, EventKind, Severity, add_event, last_kind
 from gputui.store.metrics.exported import read_cursor, runs_with_sinks
 from gputui.store.run_states import RunState
-from gputui.store.runs import RunLookupError
+from gputui.store.runs import RunLookupError, get_run
 
 log = logging.getLogger(__name__)
 
@@ -133,6 +133,8 @@ class LiveSink:
         follower, now = self.follower, time.time()
         try:
             with closing(open_commander(follower.workspace.database)) as connection:
+                if get_run(connection, follower.run_id) is None:
+                    return  # it was removed
                 add_event(
                     connection, kind, f"sink {follower.name}: {text}", now=now, key=follower.name,
                     severity=severity, run_id=follower.run_id,

@@ -137,8 +137,8 @@ class Follower:
                 return self._locked(subject)
             except (RunLookupError, RunGoneError, StoreReplacedError):
                 return 0
-            except FileNotFoundError:
-                # The folder of a removed run.
+            except (FileNotFoundError, ExportError):
+                # The folder of a removed run is gone as well.
                 query = "SELECT 1 FROM runs WHERE run_id = ?"
                 if connection.execute(query, (self.run_id,)).fetchone() is None:
                     return 0

@@ -121,8 +121,10 @@ def test_trouble_is_told_once_and_its_end_too(bench: Bench, process: Exporter) -
 
 
 def test_a_run_that_is_resumed_or_removed(bench: Bench, process: Exporter) -> None:
-    bench.gate.set()
+    bench.refuses = "was moved"
+    bench.filler.connection.execute("PRAGMA foreign_keys = ON")
     process.turn(time.monotonic())
+    wait_until(lambda: bench.kinds() == [("bad-1", "sink_failed")], what="the problem")
     bench.filler.connection.execute("DELETE FROM runs WHERE run_id = 'bad-1'")
     bench.over()
     wait_until(lambda: ended(process), what="both ends")
@@ -135,7 +137,7 @@ def test_a_run_that_is_resumed_or_removed(bench: Bench, process: Exporter) -> No
     process.turn(time.monotonic())
     bench.over()
     wait_until(lambda: ended(process), what="the end again")
-    assert bench.steps("good-1") == [0, 1, 2, 3] and bench.kinds() == []
+    assert bench.steps("good-1") == [0, 1, 2, 3] and bench.kinds() == [("bad-1", "sink_failed")]
 
 
 def test_runs_with_other_settings_of_mlflow_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
