@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import sqlite3
 import time
+from collections.abc import Sequence
 
 import click
 
 from gputui.core import units
 from gputui.store import json_shapes
-from gputui.store.agent import read_agent
+from gputui.store.agent import AgentView, read_agent
 from gputui.store.hardware import GpuView, Quarantined, quarantined, read_gpus, xid_counts
 from gputui.store.metrics import queries
 from gputui.store.runs import find_run
@@ -102,16 +103,22 @@ def shapes(
 
 
 def wait_for_gpus(connection: sqlite3.Connection) -> tuple[list[GpuView], str | None]:
-    """The GPUs once a new agent has read them, and why there are none."""
+    """The GPUs once this agent has read them, and why there are none."""
     deadline = time.monotonic() + FIRST_SAMPLE_SECONDS
     while True:
-        agent = read_agent(connection)
-        gpus = read_gpus(connection, time.time())
-        is_failing = agent is not None and agent.gpu_problem is not None
-        sampled = not gpus or any(gpu.at is not None for gpu in gpus)
-        if is_failing or (agent is not None and agent.source is not None and sampled) or time.monotonic() > deadline:
+        agent, gpus = read_agent(connection), read_gpus(connection, time.time())
+        if has_samples(agent, gpus) or time.monotonic() > deadline:
             return gpus, agent.gpu_problem if agent else None
-        time.sleep(0.05)
+        time.sleep(0.02)
+
+
+def has_samples(agent: AgentView | None, gpus: Sequence[GpuView]) -> bool:
+    """Whether an agent has sampled its GPUs since it started, or cannot."""
+    if agent is None or agent.source is None:
+        return agent is not None and agent.gpu_problem is not None
+    times = [gpu.at for gpu in gpus if gpu.state != "lost"]
+    is_new = not times or any(at is not None and at >= agent.started_at for at in times)
+    return is_new or agent.sampler_state not in ("ok", "starting")
 
 
 def gpu_user(gpu: GpuView) -> str:

@@ -89,7 +89,11 @@ class VerbGroup(click.Group):
 
 
 @click.group(cls=VerbGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--home", type=click.Path(path_type=Path), help="Where profiles/ and state/ are (else $GPUTUI_HOME).")
+@click.option(
+    "--home",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where profiles/ and state/ are (or $GPUTUI_HOME).",
+)
 @click.option("--record", is_flag=True, help="No screen: record GPUs, host and runs until stopped.")
 @click.option("--interval", type=click.FloatRange(0.05, 3600), default=1.0, help="Seconds between samples (--record).")
 @click.option("--duration", type=click.FloatRange(0.1), help="End after so many seconds (--record).")

@@ -20,13 +20,13 @@ from gputui.runs.agent_process import AgentStoppedError, AgentUnreachableError, 
 from gputui.store.agent import read_agent
 from gputui.store.hardware import read_gpus, read_host
 from gputui.ui.cli.context import EXIT_OK, EXIT_UNREACHABLE, Session, fail, print_json, report_progress, typed_moment
+from gputui.ui.cli.gpus import FIRST_SAMPLE_SECONDS, has_samples
 from gputui.ui.tui.data.reader import SnapshotReader
 from gputui.ui.tui.data.snapshot import Interest, Moment, Snapshot
 from gputui.ui.tui.data.snapshot_json import snapshot_shape
 from gputui.ui.tui.pages.overview.frame import overview_frame
 from gputui.ui.tui.theme.sgr import as_text
 
-FIRST_SAMPLE_SECONDS = 10.0
 SECOND_SAMPLE_SECONDS = 2.0
 WIDTH_WITHOUT_TERMINAL = 100
 LEAST_WIDTH = 40
@@ -104,10 +104,7 @@ def _await_sample(connection: sqlite3.Connection) -> None:
             if host.cpu_percent is None and time.monotonic() - begin < SECOND_SAMPLE_SECONDS:
                 time.sleep(0.02)
                 continue
-            times = [gpu.at for gpu in read_gpus(connection, time.time()) if gpu.state != "lost"]
-            if not times or any(at is not None and at >= agent.started_at for at in times):
-                return
-            if agent.sampler_state != "ok":
+            if has_samples(agent, read_gpus(connection, time.time())):
                 return
         time.sleep(0.02)
 

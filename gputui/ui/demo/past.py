@@ -268,8 +268,7 @@ class DemoPast:
 
     def _end(self, run_id: str, attempt: Attempt, act: Act, began_at: float, uuids: tuple[str, ...]) -> None:
         context = self._context
-        while not read_rest(context, attempt.run_id, 60.0):
-            pass
+        read_rest(context, attempt.run_id, 60.0)
         fresh = get_attempt(self.connection, run_id, attempt.number)
         assert fresh is not None
         record = {

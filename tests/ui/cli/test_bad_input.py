@@ -41,6 +41,7 @@ def test_exit_codes_of_the_program_itself(machine: Machine, tmp_path: Path) -> N
     assert code(home, "ps") == 0
     assert code(home, "frobnicate") == 2
     assert code(home, "show", "nobody-1") == 3
+    assert code(tmp_path / "file", "ps") == 2
     assert code(tmp_path / "file" / "home", "--record", "--duration", "1") == 4
 
 
