@@ -173,32 +173,45 @@ class PrintedLines:
     # --- counts -----------------------------------------------------------------------------------------------------
 
     def _course(self, node: ast.expr, depth: int = 0) -> Course:
-        name = ast.unparse(node)
+        """How a printed number goes on from one epoch to the next, by the loop or the statements that set it."""
         if isinstance(node, ast.BinOp):
-            if isinstance(node.op, ast.Div):
-                return "fixed"
-            if isinstance(node.op, ast.Mod):
-                return "again"
-            if isinstance(node.op, ast.Add) and arithmetic(node.left) is None and arithmetic(node.right) is None:
-                return "on"  # epoch * length + i
-            return self._course(node.left if arithmetic(node.left) is None else node.right, depth)
-        around = self._around(node)
-        while isinstance(around, _LOOPS):
-            if not isinstance(around, ast.While) and name in _names(around.target):
-                return "again" if self._repeats(around) and not _starts_later(around.iter) else "on"
-            around = self._around(around)
+            return self._course_of_operation(node, depth)
+        name = ast.unparse(node)
+        loop = self._loop_over(name, node)
+        if loop is not None:  # for i, batch in enumerate(loader)
+            return "again" if self._repeats(loop) and not _starts_later(loop.iter) else "on"
         statements = self._set.get(name, [])
         resets = [each for each in statements if isinstance(each, ast.Assign) and name not in _names(each.value)]
         is_reset = any(map(self._repeats, resets))
-        if len(resets) < len(statements):
+        if len(resets) < len(statements):  # step += 1
             return "again" if is_reset else "on"
-        value = statements[-1].value if statements else node
-        if isinstance(value, ast.BinOp | ast.Name | ast.Attribute) and statements and depth < _MAX_DEPTH:
+        value = statements[-1].value if statements else None
+        if isinstance(value, ast.BinOp | ast.Name | ast.Attribute) and depth < _MAX_DEPTH:  # step = start + i
             found = self._course(value, depth + 1)
-            return "fixed" if isinstance(value, ast.BinOp) and found != "on" and not is_reset else found
-        if isinstance(value, ast.Constant) and not is_reset:
+            is_fixed = isinstance(value, ast.BinOp) and found != "on" and not is_reset
+            return "fixed" if is_fixed else found
+        if (value is None and isinstance(node, ast.Constant)) or (isinstance(value, ast.Constant) and not is_reset):
             return "fixed"
         return "on" if re.search(r"global|total|state\.iteration", name) else ""
+
+    def _course_of_operation(self, node: ast.BinOp, depth: int) -> Course:
+        if isinstance(node.op, ast.Div):
+            return "fixed"
+        if isinstance(node.op, ast.Mod):
+            return "again"
+        is_left_count = arithmetic(node.left) is None
+        if isinstance(node.op, ast.Add) and is_left_count and arithmetic(node.right) is None:
+            return "on"  # epoch * length + i
+        return self._course(node.left if is_left_count else node.right, depth)
+
+    def _loop_over(self, name: str, node: ast.AST) -> ast.For | ast.AsyncFor | None:
+        """The innermost loop around a node that sets this name, up to the function around it."""
+        around = self._around(node)
+        while isinstance(around, _LOOPS):
+            if not isinstance(around, ast.While) and name in _names(around.target):
+                return around
+            around = self._around(around)
+        return None
 
     def _around(self, node: ast.AST) -> ast.AST | None:
         """The loop around a node, else the function around it."""
