@@ -8,12 +8,15 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from gputui.core.redaction import redact_params
 from gputui.reports.export.files import WholeFileSink
 from gputui.reports.export.sink import Subject, cleaned
 from gputui.store.database import one_moment
+
+if TYPE_CHECKING:
+    import sqlite_utils
 
 _SCRIPT = Path(__file__).with_name("run.sql")
 _WORDS = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
@@ -24,14 +27,16 @@ class SqliteSink(WholeFileSink):
 
     def fill(self, subject: Subject, file: IO[bytes]) -> int:
         """Fill all tables. Also raises sqlite3.Error."""
+        import sqlite_utils
+
         ((_, _, store), *_) = subject.connection.execute("PRAGMA database_list").fetchall()
-        target = sqlite3.connect(file.name, isolation_level=None, uri=True)
-        with closing(target), one_moment(subject.connection):
-            target.execute("ATTACH ? AS store", (f"{Path(store).as_uri()}?mode=rw",))
-            target.execute("BEGIN")
+        made = sqlite_utils.Database(sqlite3.connect(file.name, isolation_level=None))
+        with closing(made), one_moment(subject.connection):
+            made.attach("store", store)
+            made.execute("BEGIN")
             count = 0
             for statement in _statements():
-                cursor = target.execute(statement, {"run_id": subject.run.run_id})
+                cursor = made.execute(statement, {"run_id": subject.run.run_id})
                 count += cursor.rowcount if statement.startswith("INSERT") else 0
                 if statement.startswith("CREATE TABLE params"):
                     places, rows = "?, ?, ?", _params(subject)
@@ -40,9 +45,23 @@ class SqliteSink(WholeFileSink):
                 else:
                     continue
                 name = statement.split()[2]
-                count += max(0, target.executemany(f"INSERT INTO {name} VALUES ({places})", rows).rowcount)  # noqa: S608
-            target.execute("COMMIT")
+                filled = made.conn.executemany(f"INSERT INTO {name} VALUES ({places})", rows)  # noqa: S608
+                count += max(0, filled.rowcount)
+            made.execute("COMMIT")
+            _mend(made)
             return count
+
+
+def _mend(made: sqlite_utils.Database) -> None:
+    """Remove secrets from texts, and references to attempts of a history that was lost."""
+    for table in made.tables:
+        refers = {key.column for key in table.foreign_keys}
+        if "attempt" in refers:
+            lost = f"UPDATE {table.name} SET attempt = NULL WHERE attempt NOT IN (SELECT attempt FROM attempts)"  # noqa: S608
+            made.execute(lost)
+        texts = [one.name for one in table.columns if one.type == "TEXT" and one.name not in refers]
+        if texts and table.name not in ("params", "metrics"):  # these are clean
+            table.convert(texts, cleaned)
 
 
 def _statements() -> Iterator[str]:

@@ -30,7 +30,7 @@ def filler(workspace: Workspace) -> Iterator[Filler]:
     made = Filler(workspace)
     made.overnight()
     made.metrics(RUN, 3, [{"step": 9001, "time": NOW, "loss": math.nan, "grad_norm": math.inf, "lr": 0.5}])
-    add_event(made.connection, "sink_failed", "no answer", now=NOW, key="csv", run_id=RUN, attempt=3)
+    add_event(made.connection, "sink_failed", "no answer of https://me:hunter22@host", now=NOW, key="csv", run_id=RUN, attempt=3)
     add_event(made.connection, "launched", "by me", now=NOW, run_id="resnet50-2")
     checkpoints.save(made.connection, RUN, (), [ledger_row("step_1.pt", 5, 99, 1), ledger_row("2", 6, gone_at=7.0)])
     made.connection.execute("UPDATE attempts SET params = ? WHERE number = 2", (json.dumps({"lr": 1, "token": "abc"}),))
@@ -70,7 +70,8 @@ def test_each_table_holds_the_run_alone_and_every_key_leads_somewhere(filler: Fi
     assert rows(target, "SELECT name, value, not_finite FROM metrics WHERE not_finite IS NOT NULL ORDER BY name") == [
         ("grad_norm", None, "Infinity"), ("loss", None, "NaN"),
     ]  # fmt: skip
-    assert rows(target, "SELECT kind, key FROM events WHERE key IS NOT NULL") == [("sink_failed", "csv")]
+    events = "SELECT kind, key, message FROM events WHERE key IS NOT NULL"
+    assert rows(target, events) == [("sink_failed", "csv", "no answer of https://me:[redacted]@host")]
     assert rows(target, "SELECT count(*) FROM incidents JOIN decisions USING (incident_id)")[0][0] >= 2
     assert rows(target, "SELECT attempt, modified_at FROM checkpoints") == [(None, 5.0)], "of no attempt that is there"
     assert rows(target, "SELECT typeof(value), value FROM params WHERE attempt = 2 AND name = 'lr'") == [("integer", 1)]
