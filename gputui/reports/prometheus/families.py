@@ -24,6 +24,8 @@ from gputui.store.series import HostSample
 from gputui.version import VERSION
 
 Rows = Iterable[tuple[Sequence[str], Any]]
+Family = tuple[Any, str, str, Sequence[str], Rows]
+"""Its class, name, meaning, labels, and values."""
 _GPU = ("gpu", "uuid")
 _RUN = ("run", "name")
 _PERCENT, _MEGAHERTZ = 0.01, 1e6
@@ -116,7 +118,7 @@ class ScrapeMoment(Struct, frozen=True):
 
 def families(moment: ScrapeMoment) -> Iterator[Metric]:
     """All metrics of a moment, each family once; none of those without a known value."""
-    for kind, name, text, labels, rows in (*_agent(moment), *_gpus(moment), *_host(moment), *_runs(moment)):
+    for kind, name, text, labels, rows in declared(moment):
         family = kind(f"gputui_{name}", text, labels=labels)
         for words, value in rows:
             if value is not None:
@@ -125,7 +127,12 @@ def families(moment: ScrapeMoment) -> Iterator[Metric]:
             yield family
 
 
-Family = tuple[Any, str, str, Sequence[str], Rows]
+def declared(moment: ScrapeMoment) -> Iterator[Family]:
+    """All families, also those without a value."""
+    yield from _agent(moment)
+    yield from _gpus(moment)
+    yield from _host(moment)
+    yield from _runs(moment)
 
 
 def _gauge(name: str, text: str, labels: Sequence[str], rows: Rows) -> Family:

@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from gputui.core.config import Workspace
 from gputui.recovery.watch.rules import RULES as OWN_RULES
 from gputui.reports.prometheus import families as families_module
-from gputui.reports.prometheus.families import ScrapeMoment, families
+from gputui.reports.prometheus.families import ScrapeMoment, declared, families
 from gputui.reports.prometheus.server import Address, AddressError, parse_address, read_moment
 from tests.ui.tui.filling import NOW, Filler
 
@@ -73,20 +73,13 @@ def test_what_is_unknown_is_absent(moment: ScrapeMoment) -> None:
     assert exposed(ScrapeMoment(at=NOW)).count("\n#") < 3
 
 
-def test_a_divergence_is_told(workspace: Workspace) -> None:
+def test_a_divergence_is_told_and_hostile_names_stay_one_harmless_label(workspace: Workspace) -> None:
     filler = Filler(workspace)
-    filler.run("bad-1")
+    filler.run("bad-1", name='a"} 1\ngputui_gpu_up{gpu="0"} \x1b[2J')
     filler.attempt("bad-1", 1)
     filler.metrics("bad-1", 1, [{"step": 4, "loss": float("nan"), "grad_norm": float("inf"), "rank": 0}])
     text = exposed(read_moment(filler.connection, NOW))
     assert re.search(r"gputui_run_loss\{.*\} NaN", text) and re.search(r"gputui_run_gradient_norm\{.*\} \+Inf", text)
-    filler.close()
-
-
-def test_hostile_names_stay_one_harmless_label(workspace: Workspace) -> None:
-    filler = Filler(workspace)
-    filler.run("x-1", name='a"} 1\ngputui_gpu_up{gpu="0"} \x1b[2J')
-    text = exposed(read_moment(filler.connection, NOW))
     assert "\x1b" not in text
     assert not [line for line in text.splitlines() if line.startswith("gputui_gpu_up")]
     filler.close()
@@ -110,26 +103,9 @@ SAME_RULES = {
 SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 
-def known_names(moment: ScrapeMoment) -> set[str]:
-    """Every name that there can be: what this moment has, and what it has no value for."""
-    numbers = ("energy_joules", "ecc_corrected", "ecc_uncorrected", "row_remap_failed",
-               "nvlink_received_bytes_per_second", "nvlink_sent_bytes_per_second")  # fmt: skip
-    values = dict.fromkeys(("val/loss", "comm_time", "data_time", "samples_per_s"), 1.0)
-    assert moment.agent is not None
-    full = replace(
-        moment,
-        gpus=tuple(replace(gpu, slow={**gpu.slow, **dict.fromkeys(numbers, 1.0)}) for gpu in moment.gpus),
-        agent=replace(moment.agent, sampler_silent_seconds=1.0),
-        ranks={
-            run: tuple(replace(line, values={**values, **line.values}) for line in lines)
-            for run, lines in moment.ranks.items()
-        },
-    )
-    return set(NAMES.findall(exposed(full))) | {"gputui_store_readable", "gputui_alert_active"}
-
-
 def test_rules_and_dashboard_ask_for_what_there_is_with_the_limits_of_gputui(moment: ScrapeMoment) -> None:
-    known = known_names(moment)
+    names = [f"gputui_{family[1]}" for family in declared(moment)]
+    known = {"gputui_store_readable", *names, *(f"{name}_total" for name in names)}
     panels = json.loads((FOLDER / "dashboard.json").read_text())["panels"]
     asked = {name for panel in panels for one in panel.get("targets", ()) for name in NAMES.findall(one["expr"])}
     assert len(asked) > 20 and asked <= known, asked - known
