@@ -116,22 +116,6 @@ class GpuUse(Struct, frozen=True):
     idle_share: float | None = None
 
 
-class Recovery(Struct, frozen=True):
-    """One incident and what gputui did about it, as phrases.
-
-    ``change`` is ``batch 16 × 3 → 12 × 4``, "" if nothing changed; ``start`` is from where the
-    next attempt continued; ``cost`` is "" if unknown. ``is_stop``: gputui stopped the run.
-    """
-
-    attempt: int
-    step: int | None
-    because: str
-    change: str
-    start: str
-    cost: str
-    is_stop: bool = False
-
-
 class RunFacts(Struct, frozen=True):
     """A run in a report.
 
@@ -140,6 +124,7 @@ class RunFacts(Struct, frozen=True):
         like: equal for runs whose scaling is compared: the profile and the parameters, except those
             that depend on the number of GPUs.
         lost: the cost of its incidents; None without any.
+        recoveries: a sentence about each incident (`story.recoveries`).
         thresholds: those of the profile for quality gates.
         process_count: the number of processes without GPUs, else 0.
         took_seconds: the sum of its attempts.
@@ -152,7 +137,7 @@ class RunFacts(Struct, frozen=True):
     like: str
     cost: RunCost
     lost: Cost | None = None
-    recoveries: tuple[Recovery, ...] = ()
+    recoveries: tuple[str, ...] = ()
     thresholds: Mapping[str, float] = msgspec.field(default_factory=dict)
     measured: Measured = msgspec.field(default_factory=Measured)
     gpus: GpuUse = msgspec.field(default_factory=GpuUse)

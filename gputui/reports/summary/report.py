@@ -111,7 +111,7 @@ def _performance(facts: RunFacts, report: Report) -> dict[str, Any]:
         **facts.identity(),
         "state": run.state,
         "verdict": story.verdict(facts),
-        "recoveries": [story.sentence(one) for one in facts.recoveries],
+        "recoveries": list(facts.recoveries),
         "started_at": iso(run.started_at),
         "ended_at": iso(run.ended_at),
         "attempts": facts.attempts,

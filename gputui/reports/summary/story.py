@@ -8,7 +8,7 @@ from typing import Any
 
 from gputui.core.units import count, count_of, duration, metric_value
 from gputui.recovery.costs import Cost, in_words
-from gputui.reports.summary.facts import Best, Recovery, RunFacts
+from gputui.reports.summary.facts import Best, RunFacts
 from gputui.runs.checkpoint_names import step_words
 from gputui.runs.spec import RunSpec
 from gputui.store.attempts import Attempt
@@ -21,30 +21,48 @@ def recoveries(
     decisions: Sequence[DecisionView],
     costs: Mapping[int, Cost],
     spec: RunSpec | None,
-) -> tuple[Recovery, ...]:
-    """Each incident with what gputui changed and from where it continued; ``costs`` are by
-    incident."""
+) -> tuple[str, ...]:
+    """A sentence about each incident, what gputui changed, and from where it continued: ``Attempt 1
+    → 2: batch 16 × 3 → 12 × 4, from step_30.pt (step 30), because CUDA ran out of memory on rank 0,
+    at step 35; it cost 5 steps and 9 s.`` ``costs`` are by incident."""
     by_number = {attempt.number: attempt for attempt in attempts}
     decided = {decision.incident_id: decision for decision in decisions}
-    found = []
-    for incident in incidents:
-        failed, later = by_number.get(incident.attempt), by_number.get(incident.attempt + 1)
-        decision, cost = decided.get(incident.incident_id), costs.get(incident.incident_id)
-        change = ""
-        if failed is not None and decision is not None:
-            change = _change(failed.params, {**failed.params, **decision.params}, spec)
-        found.append(
-            Recovery(
-                incident.attempt,
-                incident.step,
-                incident.summary,
-                change,
-                "" if later is None else _start(later),
-                "" if cost is None else in_words(cost),
-                is_stop=decision is not None and decision.verdict == "stop",
-            )
+    return tuple(
+        _sentence(
+            incident,
+            decided.get(incident.incident_id),
+            by_number.get(incident.attempt),
+            by_number.get(incident.attempt + 1),
+            costs.get(incident.incident_id),
+            spec,
         )
-    return tuple(found)
+        for incident in incidents
+    )
+
+
+def _sentence(
+    incident: IncidentView,
+    decision: DecisionView | None,
+    failed: Attempt | None,
+    later: Attempt | None,
+    cost: Cost | None,
+    spec: RunSpec | None,
+) -> str:
+    head = f"Attempt {incident.attempt}"
+    if decision is not None and decision.verdict == "stop":
+        done = "stopped"
+    else:
+        head += f" → {incident.attempt + 1}"
+        parts = []
+        if failed is not None and decision is not None:
+            parts.append(_change(failed.params, {**failed.params, **decision.params}, spec))
+        if later is not None:
+            parts.append(_start(later))
+        done = ", ".join(filter(None, parts)) or "tried again"
+    is_told = incident.step is None or f"step {incident.step}" in incident.summary
+    at = "" if is_told else f", at step {count(incident.step)}"
+    words = "" if cost is None else in_words(cost)
+    return f"{head}: {done}, because {incident.summary}{at}{f'; it cost {words}' if words else ''}."
 
 
 def _change(before: Mapping[str, Any], after: Mapping[str, Any], spec: RunSpec | None) -> str:
@@ -67,19 +85,6 @@ def _start(attempt: Attempt) -> str:
     if attempt.resumed_step is None:
         return f"from {name}"
     return f"from {name} ({step_words(name, attempt.resumed_step)})"
-
-
-def sentence(one: Recovery) -> str:
-    """``Attempt 1 → 2: batch 16 × 3 → 12 × 4, from step_30.pt (step 30), because CUDA ran out of
-    memory on rank 0, at step 35; it cost 5 steps and 9 s.``"""
-    is_told = one.step is None or f"step {one.step}" in one.because
-    at = "" if is_told else f", at step {count(one.step)}"
-    cost = f"; it cost {one.cost}" if one.cost else ""
-    if one.is_stop:
-        return f"Attempt {one.attempt}: stopped, because {one.because}{at}{cost}."
-    done = ", ".join(part for part in (one.change, one.start) if part) or "tried again"
-    head = f"Attempt {one.attempt} → {one.attempt + 1}"
-    return f"{head}: {done}, because {one.because}{at}{cost}."
 
 
 def best_of(run: RunFacts) -> Best | None:
