@@ -47,8 +47,8 @@ def test_the_wheel_holds_what_is_needed_and_nothing_else(wheel: Path) -> None:
     assert "gputui/shipped_profiles/custom_script.py" in names
     assert {f"gputui/shipped_studies/{name}.yaml" for name in ("digits-lr", "gpt2-pbt")} <= set(names)
     assert "gputui/store/schema.sql" in names
-    assert "gputui/reports/templates/report.html.j2" in names
-    assert {f"gputui/reports/prometheus/{name}" for name in ("rules.yaml", "dashboard.json")} <= set(names)
+    data = ("templates/report.html.j2", "prometheus/rules.yaml", "prometheus/dashboard.json", "export/run.sql")
+    assert {f"gputui/reports/{name}" for name in data} <= set(names)
     assert "trainer/__main__.py" in names
     assert any(name.endswith(".tcss") for name in names)
     assert not [name for name in names if name.startswith(("tests/", "benchmarks/", "state/"))]
