@@ -30,13 +30,13 @@ class TensorBoardSink:
     no host and no time, so that another process, perhaps in a container, finds the same file."""
 
     def __init__(self, subject: Subject, target: str) -> None:
-        from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, types_pb2
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.plugins.text.summary_v2 import text_pb
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        self._event, self._session_log = event_pb2.Event, event_pb2.SessionLog
-        self._summary, self._metadata = summary_pb2.Summary, summary_pb2.SummaryMetadata
-        self._tensor, self._string = tensor_pb2.TensorProto, types_pb2.DT_STRING
-        self._writer = RecordWriter
+        self._event, self._session_log, self._summary = Event, SessionLog, Summary
+        self._text, self._writer = text_pb, RecordWriter
         self._subject = subject
         self._target = Path(target)
         self._file = LineFile(self._path(0))
@@ -113,18 +113,13 @@ class TensorBoardSink:
     def _parameters(self, step: int) -> Any:
         rows = [(_cell(key), _cell(value)) for key, value in cleaned(self._subject.params).items()]
         lines = [f"| {key} | {value} |" for key, value in rows]
-        text = "\n".join(("| parameter | value |", "|---|---|", *lines))
-        return self._text(f"{NOTE}parameters", text, step, self._subject.run.created_at)
+        table = "\n".join(("| parameter | value |", "|---|---|", *lines))
+        text, at = self._text(f"{NOTE}parameters", table), self._subject.run.created_at
+        return self._event(wall_time=at, step=step, summary=text)
 
     def _story_text(self, step: int, at: float) -> Any:
-        return self._text(f"{NOTE}story", "\n".join(f"- {text}" for text in self._story), step, at)
-
-    def _text(self, tag: str, text: str, step: int, at: float) -> Any:
-        """A text for TensorBoard's text dashboard."""
-        metadata = self._metadata(plugin_data=self._metadata.PluginData(plugin_name="text"))
-        tensor = self._tensor(dtype=self._string, string_val=[text.encode()])
-        value = self._summary.Value(tag=tag, metadata=metadata, tensor=tensor)
-        return self._event(wall_time=at, step=step, summary=self._summary(value=[value]))
+        text = self._text(f"{NOTE}story", "\n".join(f"- {text}" for text in self._story))
+        return self._event(wall_time=at, step=step, summary=text)
 
     def position(self) -> Position:
         return {

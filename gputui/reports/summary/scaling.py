@@ -9,17 +9,9 @@ from typing import Any, Literal
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from gputui.reports.summary.facts import Measured, RunFacts, rounded
+from gputui.reports.summary.facts import RunFacts, rounded
 
 Unit = Literal["samples/s", "tokens/s"]
-
-
-class ScaledRun(Struct, frozen=True):
-    """A run on ``ranks`` GPUs or processes."""
-
-    run_id: str
-    ranks: int
-    measured: Measured
 
 
 class ScalingRow(Struct, frozen=True):
@@ -47,50 +39,48 @@ class ScalingRow(Struct, frozen=True):
         return found
 
 
-def scaling_rows(runs: Iterable[ScaledRun], unit: Unit | None = None) -> list[ScalingRow]:
+def scaling_rows(runs: Iterable[RunFacts], unit: Unit | None = None) -> list[ScalingRow]:
     """A row for each run, fewest ranks first. Without a unit: samples, where a run reports them."""
     ordered = sorted(runs, key=lambda run: run.ranks)
     return [_row(run, ordered[0], unit) for run in ordered]
 
 
-def _row(run: ScaledRun, base: ScaledRun, unit: Unit | None) -> ScalingRow:
-    speed, base_speed = speed_of(run.measured, unit), speed_of(base.measured, unit)
+def _row(run: RunFacts, base: RunFacts, unit: Unit | None) -> ScalingRow:
+    speed, base_speed = speed_of(run, unit), speed_of(base, unit)
     speed_up = speed / base_speed if speed is not None and base_speed else None
     comm, data, step = _parts(run)
     base_comm, base_data, base_step = _parts(base)
     extra, extra_comm = _minus(step, base_step), _minus(comm, base_comm)
     extra_data = _minus(data, base_data)
-    rest = None if extra is None else _minus(extra - (extra_data or 0.0), extra_comm)
-    efficiency = None if speed_up is None else speed_up * base.ranks / run.ranks
     return ScalingRow(
-        run.run_id,
-        run.ranks,
-        speed,
-        speed_up,
-        efficiency,
-        step,
-        _comm_share(run),
-        run.measured.data_share,
-        extra_comm,
-        extra_data,
-        rest,
+        run_id=run.run.run_id,
+        ranks=run.ranks,
+        speed=speed,
+        speed_up=speed_up,
+        efficiency=None if speed_up is None else speed_up * base.ranks / run.ranks,
+        step_seconds=step,
+        comm_share=_comm_share(run),
+        data_share=run.measured.data_share,
+        extra_comm_seconds=extra_comm,
+        extra_data_seconds=extra_data,
+        extra_other_seconds=None if extra is None else _minus(extra - (extra_data or 0.0), extra_comm),
     )
 
 
-def speed_of(measured: Measured, unit: Unit | None = None) -> float | None:
+def speed_of(run: RunFacts, unit: Unit | None = None) -> float | None:
     """The speed in samples, else in tokens, if it is known and above 0."""
-    samples = None if unit == "tokens/s" else measured.samples_per_second
-    tokens = None if unit == "samples/s" else measured.tokens_per_second
+    samples = None if unit == "tokens/s" else run.measured.samples_per_second
+    tokens = None if unit == "samples/s" else run.measured.tokens_per_second
     return (tokens if samples is None else samples) or None
 
 
-def _comm_share(run: ScaledRun) -> float | None:
+def _comm_share(run: RunFacts) -> float | None:
     """A single rank waits for no other and usually reports no communication time."""
     share = run.measured.comm_share
     return 0.0 if share is None and run.ranks == 1 else share
 
 
-def _parts(run: ScaledRun) -> tuple[float | None, float | None, float | None]:
+def _parts(run: RunFacts) -> tuple[float | None, float | None, float | None]:
     """The seconds of a step in collectives, in waiting for data, and in total."""
     measured, comm = run.measured, _comm_share(run)
     if measured.step_seconds is None:
@@ -125,9 +115,9 @@ def scalings(runs: Iterable[RunFacts]) -> tuple[Scaling, ...]:
         units: tuple[Unit, ...] = ("samples/s", "tokens/s")
         for unit in units:
             newest = {
-                each.ranks: ScaledRun(each.run.run_id, each.ranks, each.measured)
+                each.ranks: each
                 for each in sorted(group, key=lambda each: each.run.created_at)
-                if speed_of(each.measured, unit) is not None
+                if speed_of(each, unit) is not None
             }
             if len(newest) > 1:
                 rows = tuple(scaling_rows(newest.values(), unit))

@@ -25,7 +25,8 @@ from gputui.ui.cli.context import (
 )
 
 if TYPE_CHECKING:
-    from gputui.reports.summary.scaling import ScaledRun, ScalingRow
+    from gputui.reports.summary.facts import RunFacts
+    from gputui.reports.summary.scaling import ScalingRow
     from gputui.runs.spec import RunSpec
 
 
@@ -101,9 +102,8 @@ def _specs(session: Session, name: str, changes: tuple[str, ...], counts: list[i
     return specs if on_gpus else [replace(spec, nproc=count) for spec, count in zip(specs, counts, strict=True)]
 
 
-def _measure(session: Session, spec: RunSpec, count: int, what: str, *, quiet: bool) -> ScaledRun:
+def _measure(session: Session, spec: RunSpec, count: int, what: str, *, quiet: bool) -> RunFacts:
     """Launch one run, wait for its end and read what it measured; ends the command where it fails."""
-    from gputui.reports.summary.scaling import ScaledRun
     from gputui.reports.summary.stored_facts import read_facts
     from gputui.store.runs import find_run
     from gputui.ui.cli.run import submit
@@ -115,8 +115,7 @@ def _measure(session: Session, spec: RunSpec, count: int, what: str, *, quiet: b
     if wait_until_over(session, run_id, as_json=False, is_quiet=quiet) != EXIT_OK:
         fail(f"{run_id} did not succeed; gputui explain {run_id} says why", EXIT_RUN_FAILED)
     with closing(session.reader()) as connection:
-        facts = read_facts(connection, find_run(connection, run_id), time.time())
-    return ScaledRun(run_id, count, facts.measured)
+        return read_facts(connection, find_run(connection, run_id), time.time())
 
 
 def _print(rows: list[ScalingRow], what: str) -> None:

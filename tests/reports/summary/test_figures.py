@@ -10,7 +10,7 @@ import pytest
 from gputui.recovery.costs import Cost
 from gputui.reports.summary.costs import Prices, cost_of, together
 from gputui.reports.summary.facts import GpuUse, Measured, spread
-from gputui.reports.summary.scaling import ScaledRun, efficiency_of, scaling_rows, scalings
+from gputui.reports.summary.scaling import efficiency_of, scaling_rows, scalings
 from gputui.reports.summary.tally import measured
 from gputui.store.attempts import Attempt, RunCost
 from gputui.store.metrics.queries import StoredLine
@@ -107,8 +107,8 @@ def told(step: float, speed: float | None, comm: float | None = None, data: floa
 
 def test_speed_up_efficiency_and_where_time_went() -> None:
     rows = scaling_rows([
-        ScaledRun("x4", 4, told(0.16, 250.0, comm=0.25, data=0.05)),
-        ScaledRun("x1", 1, told(0.10, 100.0, data=0.05)),
+        facts("x4", 4, measured=told(0.16, 250.0, comm=0.25, data=0.05)),
+        facts("x1", 1, measured=told(0.10, 100.0, data=0.05)),
     ])  # fmt: skip
     assert [row.run_id for row in rows] == ["x1", "x4"]
     first, last = rows
@@ -121,7 +121,7 @@ def test_speed_up_efficiency_and_where_time_went() -> None:
 
 
 def test_what_is_not_told_is_unknown() -> None:
-    _, last = scaling_rows([ScaledRun("x1", 1, Measured()), ScaledRun("x2", 2, told(0.1, None))])
+    _, last = scaling_rows([facts("x1"), facts("x2", 2, measured=told(0.1, None))])
     assert (last.speed, last.speed_up, last.efficiency, last.extra_comm_seconds) == (None, None, None, None)
     assert last.to_json()["step_seconds"] == 0.1 and last.to_json()["efficiency"] is None
     assert scaling_rows([]) == []
