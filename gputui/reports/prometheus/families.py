@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: base units in the names; unknown values are absent, never 0. Pure.
+"""Metrics for Prometheus: base units in the names; unknown values are absent, never 0.
 
 Names and units follow https://prometheus.io/docs/practices/naming/: seconds, bytes, ratios from 0
 to 1, hertz.
@@ -6,21 +6,20 @@ to 1, hertz.
 
 from __future__ import annotations
 
+import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import msgspec
-from msgspec import Struct
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from gputui.core.text import clean
-from gputui.store.agent import AgentView
-from gputui.store.alerts import AlertView
-from gputui.store.hardware import GpuView, rank_among
-from gputui.store.metrics.queries import RankLine
-from gputui.store.runs import Run
-from gputui.store.series import HostSample
+from gputui.store import alerts
+from gputui.store.agent import read_agent
+from gputui.store.database import one_moment
+from gputui.store.hardware import GpuView, quarantined, rank_among, read_gpus, read_host
+from gputui.store.metrics import queries
+from gputui.store.runs import read_runs
 from gputui.version import VERSION
 
 Rows = Iterable[tuple[Sequence[str], Any]]
@@ -99,40 +98,29 @@ _RANK_GAUGES: Sequence[tuple[str, str, str]] = (
 )
 
 
-class ScrapeMoment(Struct, frozen=True):
-    """Everything that is exposed. ``ranks`` and ``incidents`` are by run; ``xids`` count by (GPU
-    UUID, XID)."""
-
-    at: float
-    agent: AgentView | None = None
-    gpus: tuple[GpuView, ...] = ()
-    host: HostSample | None = None
-    runs: tuple[Run, ...] = ()
-    ranks: Mapping[str, tuple[RankLine, ...]] = msgspec.field(default_factory=dict)
-    incidents: Mapping[tuple[str, str], int] = msgspec.field(default_factory=dict)
-    xids: Mapping[tuple[str, int], int] = msgspec.field(default_factory=dict)
-    quarantined: frozenset[str] = frozenset()
-    alerts: tuple[AlertView, ...] = ()
-    run_counts: Mapping[str, int] = msgspec.field(default_factory=dict)
+HOST_FRESH_SECONDS = 30.0
+"""An older sample of the host is outdated."""
 
 
-def families(moment: ScrapeMoment) -> Iterator[Metric]:
-    """All metrics of a moment, each family once; none of those without a known value."""
-    for kind, name, text, labels, rows in declared(moment):
-        family = kind(f"gputui_{name}", text, labels=labels)
-        for words, value in rows:
-            if value is not None:
-                family.add_metric([clean(word) for word in words], float(value))
-        if family.samples:
-            yield family
+def families(connection: sqlite3.Connection, now: float) -> Iterator[Metric]:
+    """All metrics of one moment, each family once; none of those without a known value. Raises
+    sqlite3.Error."""
+    with one_moment(connection):
+        for kind, name, text, labels, rows in declared(connection, now):
+            family = kind(f"gputui_{name}", text, labels=labels)
+            for words, value in rows:
+                if value is not None:
+                    family.add_metric([clean(word) for word in words], float(value))
+            if family.samples:
+                yield family
 
 
-def declared(moment: ScrapeMoment) -> Iterator[Family]:
+def declared(connection: sqlite3.Connection, now: float) -> Iterator[Family]:
     """All families, also those without a value."""
-    yield from _agent(moment)
-    yield from _gpus(moment)
-    yield from _host(moment)
-    yield from _runs(moment)
+    yield from _agent(connection, now)
+    yield from _gpus(connection, now)
+    yield from _host(connection, now)
+    yield from _runs(connection, now)
 
 
 def _gauge(name: str, text: str, labels: Sequence[str], rows: Rows) -> Family:
@@ -143,23 +131,25 @@ def _counter(name: str, text: str, labels: Sequence[str], rows: Rows) -> Family:
     return CounterMetricFamily, name, text, labels, rows
 
 
-def _agent(moment: ScrapeMoment) -> Iterator[Family]:
+def _agent(connection: sqlite3.Connection, now: float) -> Iterator[Family]:
     yield _gauge("info", "Version of gputui.", ("version",), [((VERSION,), 1)])
-    agent = moment.agent
+    agent = read_agent(connection)
     if agent is not None:
-        age, silent = max(0.0, moment.at - agent.heartbeat_at), agent.sampler_silent_seconds
+        age, silent = max(0.0, now - agent.heartbeat_at), agent.sampler_silent_seconds
         text = "Since the agent last wrote that it lives."
         yield _gauge("agent_heartbeat_age_seconds", text, (), [((), age)])
         text = "For how long the driver has not answered."
         yield _gauge("driver_silent_seconds", text, (), [((), silent)])
-    alerts = Counter((one.rule, one.severity, one.subject_kind, one.subject_name) for one in moment.alerts)
+    lasting = Counter(
+        (one.rule, one.severity, one.subject_kind, one.subject_name) for one in alerts.lasting(connection)
+    )
     labels = ("rule", "severity", "subject_kind", "subject")
-    yield _gauge("alert_active", "Alerts of gputui itself that last now.", labels, alerts.items())
+    yield _gauge("alert_active", "Alerts of gputui itself that last now.", labels, lasting.items())
 
 
-def _gpus(moment: ScrapeMoment) -> Iterator[Family]:
-    labels = {gpu.uuid: (str(gpu.index), gpu.uuid) for gpu in moment.gpus}
-    all_gpus = [(labels[gpu.uuid], gpu) for gpu in moment.gpus]
+def _gpus(connection: sqlite3.Connection, now: float) -> Iterator[Family]:
+    all_gpus = [((str(gpu.index), gpu.uuid), gpu) for gpu in read_gpus(connection, now)]
+    failed = quarantined(connection)
     # Old samples are outdated: only GPUs that answer now have values.
     fresh = [(who, gpu) for who, gpu in all_gpus if gpu.state == "ok"]
     yield _gauge(
@@ -170,7 +160,7 @@ def _gpus(moment: ScrapeMoment) -> Iterator[Family]:
     yield _gauge("gpu_up", text, _GPU, [(who, gpu.state == "ok") for who, gpu in all_gpus])
     yield _gauge(
         "gpu_quarantined", "1 when no run gets this GPU, because it failed.", _GPU,
-        [(who, gpu.uuid in moment.quarantined) for who, gpu in all_gpus],
+        [(who, gpu.uuid in failed) for who, gpu in all_gpus],
     )  # fmt: skip
     for name, text, field, unit in _GPU_GAUGES:
         values = [(who, _value(gpu, field)) for who, gpu in fresh]
@@ -194,9 +184,13 @@ def _gpus(moment: ScrapeMoment) -> Iterator[Family]:
         "gpu_processes", "Processes that hold memory of the GPU.", _GPU,
         [(who, None if gpu.processes is None else len(gpu.processes)) for who, gpu in fresh],
     )  # fmt: skip
+    labels = {uuid: (index, uuid) for (index, uuid), _ in all_gpus}
+    xids = connection.execute(
+        "SELECT uuid, code, count(*) FROM gpu_events WHERE event = 'xid' AND code IS NOT NULL GROUP BY uuid, code"
+    ).fetchall()
     yield _counter(
         "gpu_xid_errors", "XID errors that the driver has reported.", (*_GPU, "xid"),
-        [((*labels.get(uuid, ("", uuid)), str(code)), n) for (uuid, code), n in moment.xids.items()],
+        [((*labels.get(uuid, ("", uuid)), str(code)), number) for uuid, code, number in xids],
     )  # fmt: skip
 
 
@@ -209,9 +203,9 @@ def _rank(rank: int | None) -> str:
     return "" if rank is None else str(rank)
 
 
-def _host(moment: ScrapeMoment) -> Iterator[Family]:
-    host = moment.host
-    if host is None:
+def _host(connection: sqlite3.Connection, now: float) -> Iterator[Family]:
+    host = read_host(connection)
+    if host is None or now - host.at > HOST_FRESH_SECONDS:
         return
     busy = None if host.cpu_percent is None else host.cpu_percent / 100
     for field, text in _HOST_GAUGES.items():
@@ -219,11 +213,11 @@ def _host(moment: ScrapeMoment) -> Iterator[Family]:
         yield _gauge(f"host_{_HOST_NAMES.get(field, field)}", text, (), [((), value)])
 
 
-def _runs(moment: ScrapeMoment) -> Iterator[Family]:
-    counts = [((state,), count) for state, count in moment.run_counts.items()]
-    yield _gauge("runs", "Runs in each state.", ("state",), counts)
-    names = {run.run_id: (run.run_id, run.name) for run in moment.runs}
-    runs = [(names[run.run_id], run) for run in moment.runs]
+def _runs(connection: sqlite3.Connection, now: float) -> Iterator[Family]:
+    """Runs that are over are only counted, so that the number of series is bounded."""
+    counts = connection.execute("SELECT state, count(*) FROM runs GROUP BY state").fetchall()
+    yield _gauge("runs", "Runs in each state.", ("state",), [((state,), count) for state, count in counts])
+    runs = [((run.run_id, run.name), run) for run in read_runs(connection, active_only=True)]
     yield _gauge(
         "run_state", "1 for the state that the run is in.", (*_RUN, "profile", "state"),
         [((*who, run.profile, run.state), 1) for who, run in runs],
@@ -231,14 +225,19 @@ def _runs(moment: ScrapeMoment) -> Iterator[Family]:
     text = "Number of the newest attempt."
     yield _gauge("run_attempt", text, _RUN, [(who, run.attempt) for who, run in runs])
     yield _gauge("run_gpus", "GPUs that it holds.", _RUN, [(who, len(run.gpus)) for who, run in runs])
+    query = "SELECT kind, count(*) FROM incidents WHERE run_id = ? GROUP BY kind"
     yield _counter(
         "run_incidents", "Incidents of the run.", (*_RUN, "kind"),
-        [((*names[run_id], kind), n) for (run_id, kind), n in moment.incidents.items() if run_id in names],
+        [((*who, kind), number) for who, run in runs for kind, number in connection.execute(query, (run.run_id,))],
     )  # fmt: skip
-    lines = [((*names[run_id], _rank(line.rank)), line) for run_id in names for line in moment.ranks.get(run_id, ())]
+    lines = [
+        ((*who, _rank(line.rank)), line)
+        for who, run in runs
+        for line in queries.ranks(connection, run.run_id, run.attempt)
+    ]
     labels = (*_RUN, "rank")
     yield _gauge("run_step", "Newest step.", labels, [(who, line.step) for who, line in lines])
-    ages = [(who, None if line.at is None else max(0.0, moment.at - line.at)) for who, line in lines]
+    ages = [(who, None if line.at is None else max(0.0, now - line.at)) for who, line in lines]
     yield _gauge("run_step_age_seconds", "Since that step was written.", labels, ages)
     for metric, name, text in _RANK_GAUGES:
         rows = [(who, line.values.get(metric)) for who, line in lines]

@@ -14,17 +14,10 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gputui.reports.prometheus.families import ScrapeMoment, families
-from gputui.store import alerts
-from gputui.store.agent import read_agent
-from gputui.store.database import StoreError, one_moment, open_reader
-from gputui.store.hardware import quarantined, read_gpus, read_host
-from gputui.store.metrics import queries
-from gputui.store.runs import read_runs
+from gputui.reports.prometheus.families import families
+from gputui.store.database import StoreError, open_reader
 
 DEFAULT_HOST = "127.0.0.1"
-HOST_FRESH_SECONDS = 30.0
-"""An older sample of the host is outdated."""
 _BUSY_MILLISECONDS = 2000
 
 
@@ -65,7 +58,7 @@ class StoreCollector(Collector):
         try:
             with closing(open_reader(self._database)) as connection:
                 connection.execute(f"PRAGMA busy_timeout = {_BUSY_MILLISECONDS}")
-                found = list(families(read_moment(connection, self._wall())))
+                found = list(families(connection, self._wall()))
         except (StoreError, sqlite3.Error, OSError):
             readable.add_metric([], 0.0)
             yield readable
@@ -76,35 +69,6 @@ class StoreCollector(Collector):
         took = GaugeMetricFamily("gputui_scrape_seconds", "What reading the store for this scrape took.")
         took.add_metric([], time.perf_counter() - began)
         yield took
-
-
-def read_moment(connection: sqlite3.Connection, now: float) -> ScrapeMoment:
-    """A consistent snapshot. Runs that are over are only counted by state, so that the number of
-    series is bounded. Raises sqlite3.Error."""
-    with one_moment(connection):
-        runs = tuple(read_runs(connection, active_only=True))
-        incidents = connection.execute(
-            "SELECT i.run_id, i.kind, count(*) FROM incidents AS i JOIN runs AS r USING (run_id) "
-            "WHERE r.state NOT IN ('succeeded', 'failed', 'stopped') GROUP BY i.run_id, i.kind"
-        ).fetchall()
-        xids = connection.execute(
-            "SELECT uuid, code, count(*) FROM gpu_events WHERE event = 'xid' AND code IS NOT NULL GROUP BY uuid, code"
-        ).fetchall()
-        host = read_host(connection)
-        counts = connection.execute("SELECT state, count(*) FROM runs GROUP BY state").fetchall()
-        return ScrapeMoment(
-            at=now,
-            agent=read_agent(connection),
-            gpus=tuple(read_gpus(connection, now)),
-            host=host if host is not None and now - host.at <= HOST_FRESH_SECONDS else None,
-            runs=runs,
-            ranks={run.run_id: tuple(queries.ranks(connection, run.run_id, run.attempt)) for run in runs},
-            incidents={(run_id, kind): number for run_id, kind, number in incidents},
-            xids={(uuid, code): number for uuid, code, number in xids},
-            quarantined=frozenset(quarantined(connection)),
-            alerts=tuple(alerts.lasting(connection)),
-            run_counts=dict(counts),
-        )
 
 
 def serve(database: Path, address: Address) -> Address:

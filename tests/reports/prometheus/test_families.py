@@ -4,35 +4,35 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
-from msgspec.structs import replace
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.registry import Collector
 
 from gputui.core.config import Workspace
 from gputui.recovery.watch.rules import RULES as OWN_RULES
 from gputui.reports.prometheus import families as families_module
-from gputui.reports.prometheus.families import ScrapeMoment, declared, families
-from gputui.reports.prometheus.server import Address, AddressError, parse_address, read_moment
+from gputui.reports.prometheus.families import declared, families
+from gputui.reports.prometheus.server import Address, AddressError, parse_address
 from tests.ui.tui.filling import NOW, Filler
 
 
 @pytest.fixture
-def moment(workspace: Workspace) -> Iterator[ScrapeMoment]:
+def store(workspace: Workspace) -> Iterator[sqlite3.Connection]:
     filler = Filler(workspace)
     filler.overnight()
-    yield read_moment(filler.connection, NOW)
+    yield filler.connection
     filler.close()
 
 
-def exposed(moment: ScrapeMoment) -> str:
+def exposed(store: sqlite3.Connection, now: float = NOW) -> str:
     class Once(Collector):
         def collect(self):  # type: ignore[no-untyped-def]
-            return families(moment)
+            return families(store, now)
 
     registry = CollectorRegistry()
     registry.register(Once())
@@ -47,8 +47,8 @@ def value(text: str, name: str, **labels: str) -> float | None:
     return None
 
 
-def test_units_are_base_units_and_labels_say_who(moment: ScrapeMoment) -> None:
-    text = exposed(moment)
+def test_units_are_base_units_and_labels_say_who(store: sqlite3.Connection) -> None:
+    text = exposed(store)
     assert value(text, "gputui_gpu_utilization_ratio", gpu="0") == 0.97
     assert value(text, "gputui_gpu_memory_total_bytes", gpu="0") == 80 * 2**30
     assert value(text, "gputui_gpu_sm_clock_hertz", gpu="0") == 1.98e9
@@ -61,16 +61,14 @@ def test_units_are_base_units_and_labels_say_who(moment: ScrapeMoment) -> None:
     assert value(text, "gputui_run_incidents_total", run="vit-b16-1", kind="cuda_oom") == 1
 
 
-def test_what_is_unknown_is_absent(moment: ScrapeMoment) -> None:
-    text = exposed(moment)
+def test_what_is_unknown_is_absent(store: sqlite3.Connection) -> None:
+    text = exposed(store)
     assert "gputui_gpu_fan_ratio" not in text
     assert value(text, "gputui_gpu_up", gpu="7") == 0
     assert value(text, "gputui_gpu_power_watts", gpu="7") is None
     assert value(text, "gputui_gpu_power_watts", gpu="6") == 540
-    stale = replace(moment, gpus=tuple(replace(gpu, state="stale") for gpu in moment.gpus), host=None)
-    assert "gputui_gpu_power_watts{" not in exposed(stale) and "gputui_host_" not in exposed(stale)
-    assert "gputui_gpu_info{" in exposed(stale)
-    assert exposed(ScrapeMoment(at=NOW)).count("\n#") < 3
+    stale = exposed(store, NOW + 3600)
+    assert "gputui_gpu_power_watts{" not in stale and "gputui_host_" not in stale and "gputui_gpu_info{" in stale
 
 
 def test_a_divergence_is_told_and_hostile_names_stay_one_harmless_label(workspace: Workspace) -> None:
@@ -78,7 +76,7 @@ def test_a_divergence_is_told_and_hostile_names_stay_one_harmless_label(workspac
     filler.run("bad-1", name='a"} 1\ngputui_gpu_up{gpu="0"} \x1b[2J')
     filler.attempt("bad-1", 1)
     filler.metrics("bad-1", 1, [{"step": 4, "loss": float("nan"), "grad_norm": float("inf"), "rank": 0}])
-    text = exposed(read_moment(filler.connection, NOW))
+    text = exposed(filler.connection)
     assert re.search(r"gputui_run_loss\{.*\} NaN", text) and re.search(r"gputui_run_gradient_norm\{.*\} \+Inf", text)
     assert "\x1b" not in text
     assert not [line for line in text.splitlines() if line.startswith("gputui_gpu_up")]
@@ -103,8 +101,8 @@ SAME_RULES = {
 SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 
-def test_rules_and_dashboard_ask_for_what_there_is_with_the_limits_of_gputui(moment: ScrapeMoment) -> None:
-    names = [f"gputui_{family[1]}" for family in declared(moment)]
+def test_rules_and_dashboard_ask_for_what_there_is_with_the_limits_of_gputui(store: sqlite3.Connection) -> None:
+    names = [f"gputui_{family[1]}" for family in declared(store, NOW)]
     known = {"gputui_store_readable", *names, *(f"{name}_total" for name in names)}
     panels = json.loads((FOLDER / "dashboard.json").read_text())["panels"]
     asked = {name for panel in panels for one in panel.get("targets", ()) for name in NAMES.findall(one["expr"])}
