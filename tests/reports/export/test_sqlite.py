@@ -30,7 +30,15 @@ def filler(workspace: Workspace) -> Iterator[Filler]:
     made = Filler(workspace)
     made.overnight()
     made.metrics(RUN, 3, [{"step": 9001, "time": NOW, "loss": math.nan, "grad_norm": math.inf, "lr": 0.5}])
-    add_event(made.connection, "sink_failed", "no answer of https://me:hunter22@host", now=NOW, key="csv", run_id=RUN, attempt=3)
+    add_event(
+        made.connection,
+        "sink_failed",
+        "no answer of https://me:hunter22@host",
+        now=NOW,
+        key="csv",
+        run_id=RUN,
+        attempt=3,
+    )
     add_event(made.connection, "launched", "by me", now=NOW, run_id="resnet50-2")
     checkpoints.save(made.connection, RUN, (), [ledger_row("step_1.pt", 5, 99, 1), ledger_row("2", 6, gone_at=7.0)])
     made.connection.execute("UPDATE attempts SET params = ? WHERE number = 2", (json.dumps({"lr": 1, "token": "abc"}),))
