@@ -63,7 +63,7 @@ class Walk:
     def run(self) -> None:
         self.machine.workspace.targets.write_text(TARGETS)
         profile = self.machine.profile("train")
-        self.type("targets", "check", "lab")
+        self.type("target", "check", "lab")
         self.type("run", profile, "--on", "lab", "--dry-run")
         self.type("run", profile, "--on", "lab", "--set", "steps=900", "--set", "seconds=0.1")
         run_id = "train-1"

@@ -26,6 +26,10 @@ class TargetNotFoundError(LookupError):
     """No target has this name. One line: the existing names, or how to add a target."""
 
 
+class TargetOptionError(ValueError):
+    """An option that a run cannot have on its target. One line."""
+
+
 def load_targets(path: Path) -> dict[str, dict[str, Any]]:
     """The targets of a file by name, in their stored form; none if the file does not exist. Raises ProfileError with
     every problem and its line."""
@@ -49,6 +53,21 @@ def find_target(name: str, own: Mapping[str, Mapping[str, Any]], workspace: Work
         return known[name]
     others = f"there are {', '.join(known)}" if known else f"{workspace.targets} names none; docs/targets.md shows how"
     raise TargetNotFoundError(f"no target {name!r}; {did_you_mean(name, known) or others}")
+
+
+def with_job_options(target: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, Any]:
+    """The target with other options for one run. Raises TargetOptionError."""
+    model = Executors().of(target).options()
+    for key in given:
+        if key not in model.model_fields:
+            raise TargetOptionError(f"--{key}: {target['name']} is of kind {target['kind']}, which has no {key}")
+    options = {key: value for key, value in target.items() if key != "name"}
+    try:
+        return {"name": target["name"], **stored_target({**options, **given})}
+    except ValidationError as error:
+        place, what = next(findings(error, model))
+        problem = what.get("problem") or f"expected {what['expected']}, found {what['found']}"
+        raise TargetOptionError(f"--{place[0]}: {problem}") from error
 
 
 def survey(target: Mapping[str, Any], profile: Profile | None = None) -> Iterator[CheckResult]:

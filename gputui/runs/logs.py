@@ -19,13 +19,16 @@ from msgspec import Struct
 from gputui.core.config import open_regular
 from gputui.runs.foreign_json import read_foreign_json
 
-Stream = Literal["output", "stdout", "stderr"]
+Stream = Literal["output", "stdout", "stderr", "job"]
 
 NODES = "nodes"
 """Below an attempt's folder: a folder for each node, by its number."""
 
 FIRST_NODE = f"{NODES}/0"
 """Below an attempt's folder: logs, error files and reports of its first node."""
+
+JOB_LOG = "far/job.log"
+"""Below an attempt's folder: what the job of a target printed beside the attempt."""
 
 MAX_LINE_CHARACTERS = 4000
 """A longer line is cut and ends in "…"."""
@@ -35,7 +38,8 @@ _LINE_END = re.compile(r"\r\n|\r|\n")
 
 
 class RankLog(Struct, frozen=True):
-    """One log file. ``rank`` is None for ``output.log``, which belongs to the launcher."""
+    """One log file. ``rank`` is None for ``output.log``, which belongs to the launcher, and for
+    what a target's job printed itself."""
 
     rank: int | None
     stream: Stream
@@ -82,6 +86,13 @@ def rank_logs(attempt_dir: Path) -> list[RankLog]:
     logs = [RankLog(rank, stream, found[rank, stream]) for rank, stream in sorted(found, key=lambda key: key[0])]
     launchers = [RankLog(None, "output", node / "output.log") for _, node in nodes]
     return [*(log for log in launchers if log.path.is_file()), *logs]
+
+
+def shown_logs(attempt_dir: Path) -> list[RankLog]:
+    """The log files of an attempt for a person: the last is what its job on a target printed."""
+    job = RankLog(None, "job", attempt_dir / JOB_LOG)
+    has_printed = job.path.is_file() and job.path.stat().st_size > 0
+    return [*rank_logs(attempt_dir), *([job] if has_printed else [])]
 
 
 def lines_of(text: str) -> list[str]:

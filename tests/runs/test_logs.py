@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gputui.runs.log_lines import Level, LevelReader, line_time, lines_by
-from gputui.runs.logs import lines_of, printed_lines, rank_logs, read_window, tail_text
+from gputui.runs.logs import RankLog, lines_of, printed_lines, rank_logs, read_window, shown_logs, tail_text
 from tests.tables import table
 
 
@@ -33,6 +33,11 @@ def test_logs_of_an_attempt_are_found_in_order(tmp_path: Path) -> None:
     (tmp_path / "output.log").write_text("")
     first = rank_logs(tmp_path)[0]
     assert (first.rank, first.stream, first.path) == (None, "output", tmp_path / "output.log")
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far" / "job.log").write_text("")
+    assert shown_logs(tmp_path) == rank_logs(tmp_path), "the job has printed nothing"
+    (tmp_path / "far" / "job.log").write_text("slurmstepd: error\n")
+    assert shown_logs(tmp_path) == [*rank_logs(tmp_path), RankLog(None, "job", tmp_path / "far" / "job.log")]
 
 
 @table("text, lines", [

@@ -55,24 +55,24 @@ def resolve_spec(
 
 
 def resolve_on_target(
-    session: Session, profile: Profile, changes: tuple[str, ...], gpus: str | None, target: str
+    session: Session, profile: Profile, changes: tuple[str, ...], gpus: str | None, target: Mapping[str, Any]
 ) -> RunSpec:
     """The specification of a run on a target; ends the command with one line per problem. The target itself is not
     asked, so that nothing waits for a network."""
     from gputui.profiles.preflight import check_elsewhere
 
-    spec = resolve_spec(profile, changes, gpus, None, target_of(session, profile, target))
+    spec = resolve_spec(profile, changes, gpus, None, target)
     refuse_failed(check_elsewhere(spec, session.workspace.state))
     return spec
 
 
-def target_of(session: Session, profile: Profile, name: str) -> dict[str, Any]:
-    """The target that ``--on`` names; ends the command with one line per problem."""
-    from gputui.profiles.targets import TargetNotFoundError, find_target
+def target_of(session: Session, profile: Profile, name: str, job: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The target that ``--on`` names, with other options for the job; ends the command with one line per problem."""
+    from gputui.profiles.targets import TargetNotFoundError, TargetOptionError, find_target, with_job_options
 
     try:
-        return find_target(name, profile.form.targets, session.workspace)
-    except (TargetNotFoundError, ProfileError) as error:
+        return with_job_options(find_target(name, profile.form.targets, session.workspace), job or {})
+    except (TargetNotFoundError, TargetOptionError, ProfileError) as error:
         refuse(str(error).splitlines(), EXIT_USAGE)
 
 

@@ -11,7 +11,7 @@ import click
 
 from gputui.core.text import clean
 from gputui.runs.log_lines import stop_report
-from gputui.runs.logs import RankLog, rank_logs, read_window, tail_text
+from gputui.runs.logs import RankLog, read_window, shown_logs, tail_text
 from gputui.store.attempts import get_attempt
 from gputui.store.runs import find_run
 from gputui.ui.cli.context import EXIT_REFUSED, Session, fail
@@ -32,7 +32,7 @@ STOP_BYTES = 8 << 10
 )
 @click.pass_obj
 def command(session: Session, run: str | None, follow: bool, rank: int | None, attempt: int | None, lines: int) -> None:
-    """What a run printed (the newest, if none is named): the launcher's output, then each rank's."""
+    """What a run printed (the newest, if none is named): the launcher's output, each rank's, its job's on a target."""
     with closing(session.reader()) as connection:
         view = session.find_run(connection, run)
         number = attempt or view.attempt
@@ -71,7 +71,7 @@ def stop_traceback(files: Sequence[RankLog]) -> str | None:
 
 def chosen(folder: Path, rank: int | None) -> list[RankLog]:
     """The requested log files that are not empty."""
-    return [log for log in rank_logs(folder) if rank is None or log.rank == rank]
+    return [log for log in shown_logs(folder) if rank is None or log.rank == rank]
 
 
 def last_lines(path: Path, count: int) -> Iterator[str]:
@@ -105,4 +105,6 @@ def label(log: RankLog, several: bool) -> str:
     """The prefix of a line if there are several files."""
     if not several:
         return ""
-    return "[launcher] " if log.rank is None else f"[rank {log.rank}] "
+    if log.rank is not None:
+        return f"[rank {log.rank}] "
+    return "[job] " if log.stream == "job" else "[launcher] "

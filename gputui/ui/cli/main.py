@@ -48,7 +48,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Machine": {
         "gpus": ("gpus", "The GPUs and their users."),
         "alerts": ("alerts", "Active and resolved alerts; acknowledge, silence, rules."),
-        "targets": ("targets", "Other places to run; check one."),
+        "target": ("target", "Other places to run: list them, check one."),
         "doctor": ("doctor", "Check this machine: driver, GPUs, disk, limits, database."),
     },
     "Administration": {

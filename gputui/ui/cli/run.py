@@ -13,7 +13,7 @@ from gputui.runs.spec import RunSpec
 from gputui.runs.submission import submit_run
 from gputui.store.run_states import RunState
 from gputui.store.runs import get_run
-from gputui.ui.cli.context import Session, actor, json_option, print_json, say
+from gputui.ui.cli.context import EXIT_USAGE, Session, actor, fail, json_option, print_json, say
 from gputui.ui.cli.gpus import wait_for_gpus
 
 DECISION_SECONDS = 1.0
@@ -24,7 +24,10 @@ DECISION_SECONDS = 1.0
 @click.argument("profile")
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a parameter of the profile.")
 @click.option("--gpus", metavar="N|0,1|all", help="How many GPUs, or which (else as the profile says).")
-@click.option("--on", "target", metavar="TARGET", help="Where it runs (gputui targets lists them); else here.")
+@click.option("--on", "target", metavar="TARGET", help="Where it runs (gputui target list); else here.")
+@click.option("--time", "time_limit", metavar="TIME", help="With --on: the job's limit, such as 8h.")
+@click.option("--partition", help="With --on: the job's partition.")
+@click.option("--account", help="With --on: the account that pays for the job.")
 @click.option("--name", help="What the run is called (else as the profile).")
 @click.option(
     "--priority", type=click.IntRange(-1000, 1000), help="Its place in the queue; a higher one starts earlier."
@@ -40,6 +43,9 @@ def command(
     changes: tuple[str, ...],
     gpus: str | None,
     target: str | None,
+    time_limit: str | None,
+    partition: str | None,
+    account: str | None,
     name: str | None,
     priority: int | None,
     predecessors: tuple[str, ...],
@@ -56,8 +62,13 @@ def command(
     from gputui.ui.cli import check, launch_spec
 
     chosen = launch_spec.load_profile(session, profile)
+    asked = {"time": time_limit, "partition": partition, "account": account}
+    job = {key: value for key, value in asked.items() if value is not None}
+    if job and target is None:
+        fail(f"--{next(iter(job))} goes with --on TARGET", EXIT_USAGE)
     if target is not None:
-        spec = launch_spec.resolve_on_target(session, chosen, changes, gpus, target)
+        found = launch_spec.target_of(session, chosen, target, job)
+        spec = launch_spec.resolve_on_target(session, chosen, changes, gpus, found)
         if dry_run:
             print_preview(session, spec)
             return

@@ -40,7 +40,7 @@ def command() -> None:
 
 @command.command("run")
 @click.argument("file")
-@click.option("--on", "target", metavar="TARGET", help="Where its trials run (gputui targets lists them); else here.")
+@click.option("--on", "target", metavar="TARGET", help="Where its trials run (gputui target list); else here.")
 @click.option("--wait", is_flag=True, help="Wait until it ends.")
 @json_option
 @click.pass_obj

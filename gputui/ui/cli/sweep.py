@@ -14,7 +14,7 @@ from gputui.ui.cli.context import EXIT_USAGE, Session, json_option, print_json
 @click.option("--maximize", is_flag=True, help="Larger is better.")
 @click.option("--over", type=click.Choice(("best", "last")), default="best", help="Which value counts.")
 @click.option("--parallel", type=click.IntRange(1, 256), help="Trials at a time (else as many as fit).")
-@click.option("--on", "target", metavar="TARGET", help="Where its trials run (gputui targets lists them); else here.")
+@click.option("--on", "target", metavar="TARGET", help="Where its trials run (gputui target list); else here.")
 @click.option("--name", help="What the study is called (else the profile's name and -sweep).")
 @click.option("--wait", is_flag=True, help="Wait until it ends.")
 @click.option("--dry-run", is_flag=True, help="Only show its points and what they are expected to take.")

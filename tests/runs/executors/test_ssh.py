@@ -6,17 +6,21 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from gputui.runs.checks import CheckResult
+from gputui.runs.executors.ssh.connection import survey
 from gputui.runs.executors.ssh.ssh_courier import START
 from gputui.runs.identity import identify
 from tests.conftest import wait_until
 from tests.machines import Machine
 from tests.runs.executors.ssh_machine import Far, far_machine
 from tests.runs.executors.target_home import TargetHome
+from tests.texts import mentions
 
 WAIT_SECONDS = 90.0
 
@@ -141,3 +145,30 @@ def test_couriers_killed_one_after_another_leave_one_start_and_every_line_once(p
     pair.wait_for_step(run_id, 10)
     pair.finish(run_id, pair.there(run_id))
     assert len(pair.shown(run_id)["attempts"]) == 1
+
+
+@pytest.mark.long
+def test_the_gputui_there_tells_which_gpus_are_free(far: Far, tmp_path: Path) -> None:
+    target = {"name": "kepler", "kind": "ssh", **far.target()}
+
+    def gpus() -> CheckResult:
+        (found,) = [result for result in survey(target) if result.name == "gpus"]
+        return found
+
+    assert gpus().status == "skip"
+    home = tmp_path / "home there"
+    (home / "state").mkdir(parents=True)
+    (home / "state" / "simulated.yaml").write_text(
+        "gpus: 3\nforeign: [{gpu: 1, memory: 9GiB, user: ann, command: x}]\n"
+    )
+    program = far.folder / "bin" / "gputui"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m gputui --home "{home}" "$@"\n')
+    program.chmod(0o755)
+    with (far.folder / ".bash_profile").open("a") as profile:
+        profile.write(f"PATH={program.parent}:$PATH\n")
+    try:
+        found = gpus()
+        assert found.status == "pass" and mentions(found.detail, "2 of 3"), found
+    finally:
+        subprocess.run([program, "agent", "stop"], check=True, capture_output=True)

@@ -1,4 +1,4 @@
-"""`gputui targets check` of a Ray cluster: each step with a deadline."""
+"""`gputui target check` of a Ray cluster: each step with a deadline."""
 
 from __future__ import annotations
 

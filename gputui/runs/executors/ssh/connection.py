@@ -20,6 +20,7 @@ from gputui.runs.executors.courier import (
     UnreachableError,
     last_line,
 )
+from gputui.runs.executors.ssh.gpus_there import ANSWER_SECONDS, COMMAND, judge_gpus
 
 CONNECT_SECONDS = 10
 COPY_SECONDS = 600.0
@@ -133,6 +134,7 @@ def survey(target: Mapping[str, Any]) -> Iterator[CheckResult]:
         missing = [name for name in programs if shell.call(["which", name]).code != 0]
         text = f"no {', '.join(missing)}" if missing else "all there"
         yield CheckResult("programs", "fail" if missing else "pass", text)
+        yield judge_gpus(shell.call(COMMAND, seconds=ANSWER_SECONDS))
         yield from environment_there(shell, target)
     except UnreachableError as error:
         yield CheckResult("connection", "fail", str(error), "try ssh there yourself; keys, not passwords, are needed")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gputui.core.text import clean
 from gputui.runs.log_lines import LevelReader
-from gputui.runs.logs import RankLog, last_state, printed_lines, rank_logs, read_window
+from gputui.runs.logs import RankLog, last_state, printed_lines, read_window, shown_logs
 from gputui.ui.tui.data.snapshot import LogTail
 
 TAIL_BYTES = 128 * 1024
@@ -47,7 +47,7 @@ class LogReader:
             self._earlier = tuple(_earlier_logs(attempt_dir))
         if attempt_dir != self._directory or now - self._listed_at >= LIST_SECONDS:
             self._directory, self._listed_at = attempt_dir, now
-            self._logs = tuple(rank_logs(attempt_dir))
+            self._logs = tuple(shown_logs(attempt_dir))
         sized = [(log, *_size(log.path)) for log in self._logs]
         labels = (*(label(log) for log, size, _ in sized if size > 0), *(name for name, _ in self._earlier))
         chosen = next((item for item in sized if label(item[0]) == wanted), None)
@@ -174,9 +174,9 @@ class _FollowedFile:
 
 
 def label(log: RankLog) -> str:
-    """The label of a log: ``rank 0``, ``rank 0 stderr``, ``launcher``."""
+    """The label of a log: ``rank 0``, ``rank 0 stderr``, ``launcher``, ``job``."""
     if log.rank is None:
-        return "launcher"
+        return "job" if log.stream == "job" else "launcher"
     return f"rank {log.rank}" if log.stream == "stdout" else f"rank {log.rank} stderr"
 
 
@@ -184,7 +184,7 @@ def _earlier_logs(attempt_dir: Path) -> Iterator[tuple[str, RankLog]]:
     """The non-empty logs of earlier attempts, the newest attempt first."""
     number = int(attempt_dir.name) if attempt_dir.name.isascii() and attempt_dir.name.isdigit() else 0
     for before in range(number - 1, max(0, number - 1 - EARLIER_ATTEMPTS), -1):
-        for log in rank_logs(attempt_dir.with_name(str(before))):
+        for log in shown_logs(attempt_dir.with_name(str(before))):
             if _size(log.path)[0] > 0:
                 yield f"{label(log)} of attempt {before}", log
 

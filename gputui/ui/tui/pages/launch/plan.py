@@ -70,7 +70,7 @@ def read_profiles(workspace: Workspace, cwd: Path, files: Sequence[str] = ()) ->
 
 
 def read_target_names(workspace: Workspace) -> tuple[str, ...]:
-    """The names of the home's targets; none if their file is invalid, which `gputui targets` reports."""
+    """The names of the home's targets; none if their file is invalid, which `gputui target list` reports."""
     from gputui.core.yaml_forms.problems import ProfileError
     from gputui.profiles.targets import load_targets
 

@@ -1,4 +1,4 @@
-"""`gputui targets`."""
+"""`gputui target list` and `check`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from gputui.ui.cli.check import result_line
 from gputui.ui.cli.context import (
     EXIT_REFUSED,
     EXIT_USAGE,
-    JsonGroup,
     Session,
     json_option,
     print_json,
@@ -18,17 +17,19 @@ from gputui.ui.cli.context import (
 )
 
 
-@click.group("targets", cls=JsonGroup, invoke_without_command=True)
+@click.group("target")
+def command() -> None:
+    """Other machines and clusters where runs may run."""
+
+
+@command.command("list")
 @json_option
-@click.pass_context
-def command(context: click.Context, as_json: bool) -> None:
-    """Where else runs may run: the targets of targets.yaml."""
-    if context.invoked_subcommand is not None:
-        return
+@click.pass_obj
+def list_(session: Session, as_json: bool) -> None:
+    """List the targets of targets.yaml."""
     from gputui.core.yaml_forms.problems import ProfileError
     from gputui.profiles.targets import load_targets
 
-    session: Session = context.obj
     try:
         found = load_targets(session.workspace.targets)
     except ProfileError as error:
@@ -55,7 +56,10 @@ def command(context: click.Context, as_json: bool) -> None:
 @json_option
 @click.pass_obj
 def check(session: Session, name: str, as_json: bool) -> None:
-    """See whether a target can be used: reached, right partition and account, free GPUs, its clock."""
+    """See whether a target can be used.
+
+    Is it reached, has it the right partition and account, free GPUs, and a clock that agrees?
+    """
     from gputui.core.yaml_forms.problems import ProfileError
     from gputui.profiles.targets import TargetNotFoundError, find_target, survey
 

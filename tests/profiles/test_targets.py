@@ -1,0 +1,59 @@
+"""Options of a target that one run has otherwise, and the GPUs that a gputui there tells."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gputui.profiles.targets import TargetOptionError, with_job_options
+from gputui.runs.executors.courier import CommandResult
+from gputui.runs.executors.ssh.gpus_there import judge_gpus
+from tests.tables import table
+from tests.texts import mentions
+
+LAB = {"name": "lab", "kind": "slurm", "partition": "gpu", "time": "4h", "memory": "64G"}
+KEPLER = {"name": "kepler2", "kind": "ssh", "host": "me@kepler2"}
+
+
+def test_a_run_has_other_options_than_its_target() -> None:
+    changed = with_job_options(LAB, {"time": "8h", "account": "physics"})
+    assert changed == {**LAB, "time": "8h", "account": "physics"}
+    assert with_job_options(changed, {}) == changed and LAB["time"] == "4h"
+
+
+@table(
+    ("target", "given", "words"),
+    [
+        (LAB, {"time": "eight hours"}, ("--time", "4h", "eight hours")),
+        (LAB, {"partition": "big one"}, ("--partition", "big one")),
+        (KEPLER, {"time": "8h"}, ("--time", "kepler2", "ssh")),
+    ],
+)
+def test_an_option_that_the_target_cannot_have(
+    target: dict[str, Any], given: dict[str, str], words: tuple[str, ...]
+) -> None:
+    with pytest.raises(TargetOptionError) as caught:
+        with_job_options(target, given)
+    assert mentions(str(caught.value), *words) and "\n" not in str(caught.value)
+
+
+FREE = {"state": "ok", "run_id": None, "processes": [], "quarantine": None}
+
+
+@table(
+    ("code", "output", "status", "words"),
+    [
+        (0, json.dumps([FREE, {**FREE, "run_id": "vit-3"}]), "pass", ("1 of 2", "vit-3")),
+        (0, json.dumps([{**FREE, "processes": [{"pid": 7}]}, {**FREE, "state": "lost"}]), "warn", ("0 of 2",)),
+        (0, f"Last login: today\n{json.dumps([FREE])}\n", "pass", ("1 of 1",)),
+        (0, "[]", "warn", ("0 of 0",)),
+        (127, "", "skip", ("unknown",)),
+        (0, "Welcome!", "warn", ("unknown",)),
+        (4, "", "warn", ("unknown",)),
+    ],
+)
+def test_gpus_by_the_gputui_there(code: int, output: str, status: str, words: tuple[str, ...]) -> None:
+    result = judge_gpus(CommandResult(code, output, ""))
+    assert result.status == status and mentions(result.detail, *words)
