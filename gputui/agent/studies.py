@@ -17,9 +17,10 @@ log = logging.getLogger(__name__)
 AGAIN_SECONDS = (1.0, 2.0, 5.0, 15.0, 60.0, 300.0)
 """Delays before a restart, by the number of consecutive failures."""
 _NEEDED = """
-SELECT study_id FROM studies AS s WHERE state IN ('running', 'stopping') OR state = 'paused' AND EXISTS (
-    SELECT 1 FROM trials AS t WHERE t.study_id = s.study_id
-    AND t.state IN ('launching', 'running', 'pruning', 'stopping'))
+SELECT study_id FROM studies AS s WHERE state IN ('running', 'stopping') OR state = 'paused' AND (
+    EXISTS (SELECT 1 FROM trial_requests AS r WHERE r.study_id = s.study_id)
+    OR EXISTS (SELECT 1 FROM trials AS t WHERE t.study_id = s.study_id AND t.origin != 'outside'
+        AND t.state IN ('launching', 'running', 'pruning', 'stopping')))
 """
 
 

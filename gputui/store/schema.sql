@@ -677,10 +677,12 @@ CREATE UNIQUE INDEX checkpoints_present ON checkpoints (run_id, path) WHERE gone
 
 CREATE INDEX attempts_by_checkpoint_folder ON attempts (checkpoint_folder) WHERE checkpoint_folder IS NOT NULL;
 
--- Studies: many runs, one question. A study's process is the only writer of its trials but for those that a person
--- enqueued, for what a person wants of a trial, and for the run that the agent makes of it.
+-- Studies: many runs, one question. The truth of trials, points, values and verdicts is Optuna's journal in the study's
+-- folder; `trials` and `trial_rungs` are what screen, reports and agent read, with what Optuna has not. A study's process
+-- is their only writer but for what a person wants of a trial, and for the run that the agent makes of it.
 -- state: running, paused, stopping, finished, stopped, failed. `spec` is what the study's file resolved to (JSON), `source`
--- the file's text; neither holds a secret. `sampler` is what the sampler remembers of the study (JSON).
+-- the file's text; neither holds a secret. `milestone` is the last one at which a population was compared,
+-- `importances` the share of each parameter by objective (JSON list).
 -- `removed_gpu_seconds` is what those of its runs took that were removed since.
 CREATE TABLE studies (
     study_id TEXT PRIMARY KEY,
@@ -691,7 +693,8 @@ CREATE TABLE studies (
     reason TEXT,
     spec TEXT NOT NULL,
     source TEXT NOT NULL,
-    sampler TEXT NOT NULL DEFAULT '{}',
+    milestone INTEGER NOT NULL DEFAULT 0,
+    importances TEXT NOT NULL DEFAULT '[]',
     created_at REAL NOT NULL,
     ended_at REAL,
     removed_gpu_seconds REAL NOT NULL DEFAULT 0
@@ -709,14 +712,22 @@ CREATE TABLE study_moves (
 
 CREATE INDEX study_moves_by_study ON study_moves (study_id, at);
 
--- One point of a study's space. `number` counts from 0 without gaps: samplers know a trial by it.
+-- Points that a person asked for, until the study's process has put them into the journal.
+CREATE TABLE trial_requests (
+    request_id INTEGER PRIMARY KEY AUTOINCREMENT,
+    study_id TEXT NOT NULL REFERENCES studies (study_id) ON DELETE CASCADE,
+    params TEXT NOT NULL
+) STRICT;
+
+-- One point of a study's space. `number` is Optuna's: it counts from 0 without gaps.
 -- state: enqueued (by a person, or to go on), launching, running, pruning, stopping; then one verdict: complete, pruned,
--- infeasible, failed, stopped. `origin`: sampled, enqueued, warm (an earlier run of the profile) or rerun (of its parent, to the end).
+-- infeasible, failed, stopped. `origin`: sampled, enqueued, warm (an earlier run of the profile), rerun (of its parent, to the end) or
+-- outside (another process asked Optuna for it, and runs it).
 -- `params` are the tuned values alone. `rung` is the last one that was passed. `value` is that of the first objective,
 -- `objective_values` (JSON list) those of all where there are several; both NULL while unknown or withheld.
 -- `constraint_values` (JSON): at most 0 where a constraint is kept. `starts` counts how often a run was asked for,
--- `command_id` is the newest command that did. `parent` and `generation` are for population-based training. `sampler` is
--- what the sampler remembers of the trial (JSON). `wish` is what a person wants of it: keep (it is never cut short) or
+-- `command_id` is the newest command that did. `parent` and `generation` are for population-based training. `population`
+-- is what a member keeps of its course (JSON). `wish` is what a person wants of it: keep (it is never cut short) or
 -- prune (it was cut short by hand).
 CREATE TABLE trials (
     study_id TEXT NOT NULL REFERENCES studies (study_id) ON DELETE CASCADE,
@@ -734,7 +745,7 @@ CREATE TABLE trials (
     generation INTEGER,
     starts INTEGER NOT NULL DEFAULT 0,
     command_id INTEGER,
-    sampler TEXT NOT NULL DEFAULT '{}',
+    population TEXT NOT NULL DEFAULT '{}',
     created_at REAL NOT NULL,
     ended_at REAL,
     wish TEXT,

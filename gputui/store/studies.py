@@ -75,13 +75,16 @@ _VERDICTS = frozenset(
 )
 
 
+OUTSIDE = "outside"
+"""The origin of a trial that another process than gputui asked Optuna for, and runs."""
 Wish = Literal["keep", "prune"]
 """What a person wants of a trial: never to be cut short, or to be cut short now."""
 
 
 class StudyRecord(Struct, frozen=True):
     """A study. ``spec_json`` is the resolved specification (`gputui.studies.spec`), ``source`` the
-    text of its file. ``reason`` is why it ended or is paused. Times are UTC unix seconds."""
+    text of its file. ``reason`` is why it ended or is paused, ``milestone`` the last one at which a
+    population was compared, ``importances`` those of its parameters. Times are UTC unix seconds."""
 
     study_id: str
     sequence: int
@@ -93,6 +96,22 @@ class StudyRecord(Struct, frozen=True):
     source: str
     created_at: float
     ended_at: float | None
+    milestone: int = 0
+    importances: tuple[Mapping[str, Any], ...] = ()
+
+    def importances_for(self, metric: str) -> list[Importance]:
+        """What mattered for an objective, as the study's process found it last; most important
+        first."""
+        return [Importance(**one) for one in self.importances if one["objective"] == metric]
+
+
+class Importance(Struct, frozen=True):
+    """The share (0 to 1) of a tuned parameter in what makes the best trials of an objective differ
+    from all."""
+
+    objective: str
+    name: str
+    share: float
 
 
 class TrialRecord(Struct, frozen=True):
@@ -102,7 +121,7 @@ class TrialRecord(Struct, frozen=True):
     objective, empty while unknown or withheld; ``constraints`` are satisfied if at most 0. ``rung``
     is the last one passed. ``origin`` says who proposed it, ``parent`` and ``generation`` are of a
     population. ``starts`` is the number of launch commands, ``command_id`` the last of
-    them. ``sampler`` is the sampler's own data. ``wish`` is what a person wants of it.
+    them. ``population`` is what a member keeps of its course. ``wish`` is what a person wants of it.
     """
 
     study_id: str
@@ -119,7 +138,7 @@ class TrialRecord(Struct, frozen=True):
     generation: int | None
     starts: int
     command_id: int | None
-    sampler: Mapping[str, Any]
+    population: Mapping[str, Any]
     created_at: float
     ended_at: float | None
     wish: Wish | None = None
@@ -175,7 +194,7 @@ def find_study(
         return found[0]
     words = list(dict.fromkeys(word for study in studies for word in (study.study_id, study.name)))
     near = difflib.get_close_matches(wanted or "", words, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]}?" if near else "gputui studies lists them"
+    hint = f"did you mean {near[0]}?" if near else "gputui study list names them"
     raise StudyLookupError(f"no study {wanted!r}; {hint}" if wanted else "no study yet; gputui study run begins one")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -14,7 +15,8 @@ from gputui.core.units import bytes_text, count, duration, metric_value
 from gputui.core.yaml_forms.problems import nearest
 from gputui.runs.spec import RunSpec, Scalar
 from gputui.store.run_states import RunState
-from gputui.store.studies import TrialRecord, TrialState
+from gputui.store.studies import OUTSIDE, TrialRecord, TrialState
+from gputui.studies.analysis import complete, in_order_of_ends, losses
 from gputui.studies.spec import Budget, Constraints, Objective, PrunerSpec, StudySpec
 
 MOST_STARTS = 4
@@ -25,6 +27,9 @@ SAME_DIVERGED = 4
 """As SAME_ERRORS, of trials without a number; where half of the space diverges, one study of 16 begins so."""
 DIVERGED = "diverged"
 """The cause of a trial whose loss or objective is not a number."""
+
+HEADROOM = 1.1
+"""How much more GPU memory than the largest earlier trial a trial may use."""
 
 OUT_OF_MEMORY = frozenset({"cuda_oom", "host_oom", "memory_leak", "shm_full"})
 OF_THE_POINT = frozenset(
@@ -235,8 +240,27 @@ class Next(Struct, frozen=True):
 
 
 def living(trials: Iterable[TrialRecord]) -> list[TrialRecord]:
-    """The trials that were launched and are not over."""
-    return [trial for trial in trials if not trial.state.is_over and trial.state is not TrialState.ENQUEUED]
+    """gputui's trials that were launched and are not over."""
+    return [
+        trial
+        for trial in trials
+        if not trial.state.is_over and trial.state is not TrialState.ENQUEUED and trial.origin != OUTSIDE
+    ]
+
+
+def fruitless(trials: Sequence[TrialRecord], objectives: Sequence[Objective], since: float) -> int:
+    """How many trials ended in a row, after ``since``, without a value that no earlier one beats or equals."""
+    usable = {trial.number for trial in complete(trials)}
+    best: list[tuple[float, ...]] = []
+    in_a_row = 0
+    for trial in in_order_of_ends(trials):
+        loss = losses(trial, objectives)
+        if trial.number in usable and not any(all(map(operator.le, other, loss)) for other in best):
+            best.append(loss)
+            in_a_row = 0
+        elif trial.origin != "warm" and trial.state is not TrialState.STOPPED and (trial.ended_at or 0.0) > since:
+            in_a_row += 1
+    return in_a_row
 
 
 def next_move(
@@ -247,23 +271,31 @@ def next_move(
     *,
     exhausted: bool,
     reached: Mapping[int, float] | None = None,
+    since: float = 0.0,
 ) -> Next:
     """The next step of a running study. ``room`` is how many trials fit at a time; ``exhausted``: the sampler has no
-    other point; ``reached`` is each trial's value at its last rung."""
-    own = [trial for trial in trials if trial.origin not in ("warm", "rerun")]
+    other point; ``reached`` is each trial's value at its last rung; ``since`` is when the study was begun, resumed or
+    extended last (UTC unix seconds)."""
+    own = [trial for trial in trials if trial.origin not in ("warm", "rerun", OUTSIDE)]
     active = living(trials)
     spent = spent_words(spec.budget, usage)
     if spent is not None:
         return Next(stop_trials=spent if active else None, over=None if active else spent)
-    waiting = any(trial.state is TrialState.ENQUEUED for trial in trials)
+    waiting = any(trial.state is TrialState.ENQUEUED and trial.origin != OUTSIDE for trial in trials)
     begun = len(own) - sum(trial.state is TrialState.ENQUEUED for trial in own)
     limit = spec.budget.trials if spec.pbt is None else spec.pbt.members
     is_full = limit is not None and begun >= limit
-    if (is_full or exhausted) and not waiting:
+    is_stale = spec.stop_after is not None and fruitless(trials, spec.objectives, since) >= spec.stop_after
+    if (is_full or exhausted or is_stale) and not waiting:
         again = () if active else reruns(spec, trials, reached or {})
         if again:
             return Next(rerun=again)
-        done = f"its {count(begun)} trials are done" if is_full else "every point of its grid is done"
+        if is_full:
+            done = f"its {count(begun)} trials are done"
+        elif exhausted:
+            done = "every point of its grid is done"
+        else:
+            done = f"{count(spec.stop_after)} trials in a row brought nothing better"
         return Next(over=None if active else done)
     # At most one trial is in the queue, so that its point is chosen just before it starts.
     queued = any(trial.state is TrialState.LAUNCHING for trial in active)
@@ -322,8 +354,16 @@ def room_for(spec: StudySpec, gpus: int, others: int, cores: int, ranks: int, sh
 
 def grid_point(spec: StudySpec, trials: Sequence[TrialRecord]) -> dict[str, Scalar] | None:
     """The first point of the grid that no trial has; None if every point is taken."""
-    taken = {tuple(trial.params.get(name) for name in spec.tuned) for trial in trials}
-    return next((point for point in spec.grid() or () if tuple(point.values()) not in taken), None)
+    taken = {frozenset(trial.params.items()) for trial in trials}
+    return next((point for point in spec.grid() if frozenset(point.items()) not in taken), None)
+
+
+def trials_on_gpu(limit: int, total_bytes: int | None, foreign_bytes: int | None, peak_bytes: int | None) -> int:
+    """How many trials fit on a GPU, at most ``limit``: into ``total_bytes`` beside the ``foreign_bytes`` of others,
+    each with ``peak_bytes`` and some headroom. One if a value is unknown or not even one fits."""
+    if limit < 2 or total_bytes is None or foreign_bytes is None or not peak_bytes:
+        return 1
+    return max(1, min(limit, int((total_bytes - foreign_bytes) / (peak_bytes * HEADROOM))))
 
 
 def trial_spec(base: RunSpec, spec: StudySpec, study_id: str, number: int, params: Mapping[str, Any]) -> RunSpec:

@@ -23,8 +23,6 @@ from gputui.store.studies import SECONDS_PER_HOUR, expected_seconds
 from gputui.studies import decide
 from gputui.studies.loading import gpus_of
 from gputui.studies.pbt import first_point
-from gputui.studies.sampling import OptunaMirror
-from gputui.studies.sharing import trials_on_gpu
 from gputui.studies.spec import StudySpec
 
 SHOWN_POINTS = 10
@@ -96,20 +94,22 @@ def first_points(spec: StudySpec, count: int) -> list[dict[str, Scalar]]:
     """The first points of a study without results."""
     if spec.pbt is not None:
         return [first_point(spec.space, spec.seed, number) for number in range(min(count, spec.pbt.members))]
-    if spec.sampler.kind == "grid":
-        return (spec.grid() or [])[:count]
-    count = min(count, spec.budget.trials or count)
-    mirror = OptunaMirror(spec, spec.name, {})
-    return [mirror.ask()[0] for _ in range(count)]
+    if spec.is_grid:
+        return spec.grid()[:count]
+    from optuna.storages import InMemoryStorage
+
+    from gputui.studies.journal import StudyJournal
+
+    journal = StudyJournal(spec, spec.name, InMemoryStorage())
+    for _ in range(min(count, spec.budget.trials or count)):
+        journal.sample()
+    return [dict(trial.params) for trial in journal.trials()]
 
 
 def study_plan(connection: sqlite3.Connection | None, spec: StudySpec) -> dict[str, Any]:
     """The first points of a study, and its expected cost by earlier runs of the profile (null if unknown). Pruning and
     the slowdown of trials that share a GPU are ignored. JSON; ``connection`` is None if nothing was recorded."""
-    trials = spec.budget.trials if spec.pbt is None else spec.pbt.members
-    if spec.pbt is None and spec.sampler.kind == "grid":
-        size = spec.grid_size or 0
-        trials = size if trials is None else min(trials, size)
+    trials = spec.wanted_trials
     seconds, room, sharing = usual_seconds(connection, spec), spec.parallel, 1
     if connection is not None and spec.target is None:
         (gpus,) = connection.execute("SELECT count(*) FROM gpus WHERE present").fetchone()
@@ -168,4 +168,4 @@ def _trials_on_each_gpu(connection: sqlite3.Connection, spec: StudySpec) -> int:
     peaks = (past.peak_bytes for past in past_peaks(connection, spec.profile) if past.gpu_count == 1)
     largest = max((peak for peak in peaks if peak is not None), default=None)
     gpus = connection.execute("SELECT facts ->> '$.memory_total_bytes' FROM gpus WHERE present").fetchall()
-    return min((trials_on_gpu(spec.trials_per_gpu, total, 0, largest) for (total,) in gpus), default=1)
+    return min((decide.trials_on_gpu(spec.trials_per_gpu, total, 0, largest) for (total,) in gpus), default=1)

@@ -1,47 +1,24 @@
-"""The training of a population's member: its own, and the parts of its donors' that it continued."""
+"""The training of a population's member, with the parts of its donors' that it continued: as phases of a profile."""
 
 from __future__ import annotations
 
 import itertools
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 
-import msgspec
-from msgspec import Struct
+import yaml
 
+from gputui.profiles.resolve import RUN_DIR
 from gputui.runs.checkpoint_names import explicit_step
-from gputui.runs.spec import Phase
+from gputui.runs.spec import Phase, RunSpec, Scalar
 from gputui.store.attempts import Attempt, read_attempts
 from gputui.store.studies import TrialRecord
-
-LINEAGE = "lineage"
-"""The key of a trial's ``sampler`` with its segments, oldest first."""
+from gputui.studies.population import segments_of
 
 
 class LineageError(Exception):
     """The training of a member is unknown. The text says why."""
-
-
-class LineageSegment(Struct, frozen=True):
-    """A part of a member's training that began from a checkpoint with new parameters.
-
-    Attributes:
-        attempt: the first attempt of the member's run in this part.
-        donor: the trial that wrote the checkpoint; None for the member itself.
-        donor_attempt: the attempt that wrote it.
-        step: the checkpoint's step; None if its name has none.
-    """
-
-    attempt: int
-    donor: int | None
-    donor_attempt: int
-    step: int | None
-
-
-def segments_of(trial: TrialRecord) -> list[LineageSegment]:
-    """The parts of a member's training after its first, oldest first."""
-    return msgspec.convert(trial.sampler.get(LINEAGE, []), list[LineageSegment])
 
 
 def lineage(connection: sqlite3.Connection, trials: Sequence[TrialRecord], number: int) -> list[Phase]:
@@ -99,3 +76,32 @@ def _resumed_step(attempt: Attempt) -> int | None:
     """The step of the checkpoint that an attempt resumed from."""
     named = None if attempt.resumed_from is None else explicit_step(PurePath(attempt.resumed_from).name)
     return attempt.resumed_step if named is None else named
+
+
+class ProfileChangedError(ValueError):
+    """The file of a study's profile is no longer a profile. The text names it and the remedy."""
+
+
+def phased_profile(base: RunSpec, source: str, name: str, fixed: Mapping[str, Scalar], phases: Sequence[Phase]) -> str:
+    """A profile's text, ``source``, with the new ``name``, the study's ``fixed`` values and ``phases``, to be read from
+    any folder. ``base`` is the specification that the study made of the profile. Raises ProfileChangedError."""
+    try:
+        data = yaml.safe_load(source)
+    except yaml.YAMLError:
+        data = None
+    if not isinstance(data, dict) or not isinstance(data.get("params") or {}, dict):
+        raise ProfileChangedError(f"{base.profile_path} has changed and is no profile; gputui check names the line")
+    data["name"] = name
+    if "script" in data:
+        data["script"] = base.program[0]
+    if base.workdir != RUN_DIR:
+        data["workdir"] = base.workdir
+    if "python" in data:
+        data["python"] = base.python
+    params = data["params"] = dict(data.get("params") or {})
+    for key, value in fixed.items():
+        params[key] = {**params[key], "default": value} if isinstance(params.get(key), dict) else value
+    data["phases"] = [
+        {**({} if phase.until is None else {"until": phase.until}), "params": dict(phase.params)} for phase in phases
+    ]
+    return yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=150)

@@ -23,8 +23,8 @@ from gputui.profiles.params import Parameter, ParameterError, UnfitValueError, u
 from gputui.profiles.targets import TargetNotFoundError, find_target
 from gputui.recovery.policies import policy_from
 from gputui.runs.spec import ROLE_NAMES, Scalar
-from gputui.studies.schema import MAX_POINTS, DimensionForm, StudyForm
-from gputui.studies.spec import Budget, Constraints, Dimension, Objective, PbtSpec, PrunerSpec, SamplerSpec, StudySpec
+from gputui.studies.schema import StudyForm
+from gputui.studies.spec import MAX_POINTS, Budget, Dimension, StudySpec
 
 _TRIALS_ON_TARGET = "the number of trials at a time: the GPUs of a target are not known here"
 _ROLE_OF_ACTION = {
@@ -148,48 +148,29 @@ def _profile(document: Document, path: Path, workspace: Workspace, cwd: Path) ->
 
 
 def _spec(form: StudyForm, path: Path, profile: Profile) -> StudySpec:
-    def number_of(name: str) -> float | None:
-        value = form.params.get(name, profile.parameters[name].default if name in profile.parameters else None)
+    def number_of(given: Any) -> Any:
+        """A length, or the value of the parameter that it names; None if that is no number."""
+        if not isinstance(given, str):
+            return given
+        value = form.params.get(given, profile.parameters[given].default if given in profile.parameters else None)
         return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
-    length = form.pruner.length
-    if isinstance(length, str):
-        length = number_of(length)
-    pbt = None
+    resolved: dict[str, Any] = {
+        "name": form.name or path.stem,
+        "profile": profile.name,
+        "pruner": {**form.pruner.model_dump(), "length": number_of(form.pruner.length)},
+        "gpus_per_trial": gpus_of(profile) if form.gpus_per_trial is None else form.gpus_per_trial,
+    }
     if form.pbt is not None:
-        fixed = [name for name in STEPS_NAMES if name in profile.parameters and name not in form.space]
-        steps = form.pbt.length or next(iter(fixed), None)
-        steps = number_of(steps) if isinstance(steps, str) else steps
-        pbt = PbtSpec(**{**form.pbt.model_dump(), "factors": tuple(form.pbt.factors), "length": steps})
-    gpus = form.gpus_per_trial
-    return StudySpec(
-        name=form.name or path.stem,
-        profile=profile.name,
-        space=tuple(_dimension(name, one) for name, one in form.space.items()),
-        objectives=tuple(Objective(one.metric, one.direction, *one.over) for one in form.objective),
-        sampler=SamplerSpec(form.sampler.kind, form.sampler.startup),
-        pruner=PrunerSpec(**{**form.pruner.model_dump(), "length": length}),
-        constraints=Constraints(form.constraints.memory, form.constraints.step_time),
-        budget=Budget(form.budget.trials, form.budget.gpu_hours, form.budget.wall),
-        params=dict(form.params),
-        gpus_per_trial=gpus if gpus is not None else gpus_of(profile),
-        trials_per_gpu=form.trials_per_gpu,
-        parallel=form.parallel,
-        priority=form.priority,
-        seed=form.seed,
-        warm_start=form.warm_start,
-        rerun=form.rerun if form.pruner.kind != "none" else 0,
-        pbt=pbt,
-    )
+        fixed = (name for name in STEPS_NAMES if name in profile.parameters and name not in form.space)
+        length = number_of(form.pbt.length or next(fixed, None))
+        resolved["pbt"] = {**form.pbt.model_dump(), "length": length}
+    return form.spec(**resolved)
 
 
 def gpus_of(profile: Profile) -> int:
     """How many GPUs a profile asks for, 0 where that depends on the machine."""
     return profile.form.gpus.count or len(profile.form.gpus.devices)
-
-
-def _dimension(name: str, form: DimensionForm) -> Dimension:
-    return Dimension(name, form.type, form.min, form.max, form.log, form.step, tuple(form.values or ()))
 
 
 def check_names(data: Mapping[str, Any], profile: Profile) -> Iterator[CrossFinding]:
@@ -222,17 +203,19 @@ def overlaps(tuned: Collection[str], profile: Profile) -> Iterator[tuple[str, st
 
 def cross_check(form: StudyForm, spec: StudySpec, profile: Profile) -> Iterator[CrossFinding]:
     """Check the keys of a study against each other, and its space against its profile."""
-    for dimension in spec.space:
+    for place, dimension in enumerate(spec.space):
         if dimension.name in profile.parameters:
             yield from _check_dimension(dimension, profile.parameters[dimension.name])
+        yield from _check_condition(dimension, spec.space[:place])
     yield from _check_sampler(form, spec, profile)
     yield from _check_pruner(form, spec, profile)
     if spec.target is not None:
         yield from _check_target(spec)
     elif form.budget.gpu_hours and profile.form.gpus.is_none and not form.gpus_per_trial:
         yield CrossFinding(("budget", "gpu_hours"), "its trials use no GPU; give trials or wall")
-    if spec.sampler.kind != "grid" and spec.pbt is None and spec.budget == Budget():
-        yield CrossFinding((), f"a budget is needed (trials, gpu_hours or wall): {spec.sampler.kind} has no end")
+    if not spec.is_grid and spec.pbt is None and spec.budget == Budget() and spec.stop_after is None:
+        what = f"a budget is needed (trials, gpu_hours or wall), or stop_after: {spec.sampler.kind} has no end"
+        yield CrossFinding((), what)
     if spec.trials_per_gpu > 1 and spec.gpus_per_trial != 1:
         yield CrossFinding(("trials_per_gpu",), "only trials with one GPU share it; write gpus_per_trial: 1")
     named = [objective.metric for objective in spec.objectives]
@@ -252,6 +235,18 @@ def _check_target(spec: StudySpec) -> Iterator[CrossFinding]:
     if spec.pbt is not None:
         what = "members continue from each other's checkpoints, which are kept on this machine only"
         yield CrossFinding(("pbt",), what)
+
+
+def _check_condition(dimension: Dimension, earlier: Sequence[Dimension]) -> Iterator[CrossFinding]:
+    """Check that the values which a parameter depends on exist."""
+    known = {other.name: other for other in earlier}
+    for name, values in dimension.when.items():
+        place = ("space", dimension.name, "when", name)
+        if name not in known:
+            yield CrossFinding(place, "no parameter above it in the space has this name", nearest(name, known))
+        for value in values if name in known else ():
+            if not known[name].holds(value):
+                yield CrossFinding(place, f"{name} is never {value}")
 
 
 def _check_dimension(dimension: Dimension, parameter: Parameter) -> Iterator[CrossFinding]:
@@ -303,9 +298,12 @@ def _check_sampler(form: StudyForm, spec: StudySpec, profile: Profile) -> Iterat
     kind, place = spec.sampler.kind, ("sampler",)
     numbers = [dimension for dimension in spec.space if dimension.kind != "choice"]
     if spec.pbt is not None:
-        for key in ("sampler", "pruner"):
+        for key in ("sampler", "pruner", "stop_after"):
             if key in form.model_fields_set:
                 yield CrossFinding((key,), "pbt has its own way; remove the line")
+        for dimension in spec.space:
+            if dimension.when:
+                yield CrossFinding(("space", dimension.name, "when"), "members of a population have every parameter")
         if len(spec.objectives) > 1:
             yield CrossFinding(("objective",), "pbt compares members by one objective")
         of_length = list(_check_length(("pbt", "length"), spec.pbt.length, form.pbt and form.pbt.length, spec, profile))
@@ -318,10 +316,10 @@ def _check_sampler(form: StudyForm, spec: StudySpec, profile: Profile) -> Iterat
         return
     if kind == "grid":
         for dimension in spec.space:
-            if dimension.grid_size is None:
+            if dimension.grid() is None:
                 yield CrossFinding(("space", dimension.name), "a grid needs a step or a list of values")
-        if (spec.grid_size or 0) > MAX_POINTS:
-            yield CrossFinding(place, f"the grid has {spec.grid_size} points; {MAX_POINTS} at most")
+        if len(spec.grid()) > MAX_POINTS:
+            yield CrossFinding(place, f"the grid has more than {MAX_POINTS} points")
     if kind == "cmaes" and len(numbers) < 2:
         yield CrossFinding(place, "cmaes needs two parameters that are numbers")
     if kind == "nsga2" and len(spec.objectives) < 2:
@@ -354,22 +352,15 @@ def _check_length(
         yield CrossFinding(place, f"{given} is no number greater than 0 in {profile.name}")
 
 
-def sweep_study(
-    profile: Profile,
-    values: Mapping[str, Sequence[str]],
-    *,
-    objective: Objective,
-    name: str | None,
-    parallel: int | None,
-    target: Mapping[str, Any] | None = None,
-) -> StudySpec:
-    """A grid study over values of parameters. Raises ParameterError with every mistake."""
+def grid_source(profile: Profile, values: Mapping[str, Sequence[str]], settings: Mapping[str, Any]) -> str:
+    """The text of a study's file: a grid over typed values of a profile's parameters. ``settings`` are other keys;
+    those that are None are left out. Raises ParameterError with every value that a parameter cannot have."""
+    space: dict[str, list[Scalar]] = {}
     problems: list[str] = []
-    space: list[Dimension] = []
-    for parameter_name, texts in values.items():
-        parameter = profile.parameters.get(parameter_name)
+    for name, texts in values.items():
+        parameter = profile.parameters.get(name)
         if parameter is None:
-            problems.append(f"{parameter_name}: {unknown_parameter(parameter_name, profile.parameters)}")
+            problems.append(f"{name}: {unknown_parameter(name, profile.parameters)}")
             continue
         parsed: list[Scalar] = []
         for text in texts:
@@ -377,41 +368,14 @@ def sweep_study(
                 parsed.append(parameter.parse(text))
             except ParameterError as error:
                 problems += error.problems
-        space.append(Dimension(parameter_name, "choice", choices=tuple(dict.fromkeys(parsed))))
-    spec = StudySpec(
-        name=name or f"{profile.name}-sweep",
-        profile=profile.name,
-        space=tuple(space),
-        objectives=(objective,),
-        sampler=SamplerSpec("grid"),
-        gpus_per_trial=gpus_of(profile),
-        parallel=parallel,
-        target=target,
-    )
-    problems += [f"{key}: {problem}" for key, problem in overlaps(values, profile)]
-    if target is not None and parallel is None:
-        problems.append(f"--on needs --parallel N, {_TRIALS_ON_TARGET}")
-    if not problems and (spec.grid_size or 0) > MAX_POINTS:
-        problems.append(f"the grid has {spec.grid_size} points; {MAX_POINTS} at most")
+        space[name] = list(dict.fromkeys(parsed))
     if problems:
         raise ParameterError(problems)
-    return spec
-
-
-def source_of(spec: StudySpec, profile: Path) -> str:
-    """The text of a study's file for a sweep."""
-    objective = spec.objectives[0]
-    data: dict[str, Any] = {
-        "name": spec.name,
-        "profile": str(profile),
-        "space": {dimension.name: list(dimension.choices) for dimension in spec.space},
-        "objective": {
-            "metric": objective.metric,
-            "direction": objective.direction,
-            "over": objective.over if objective.over != "mean" else f"mean of {objective.count}",
-        },
-        "sampler": spec.sampler.kind,
-        **({} if spec.parallel is None else {"parallel": spec.parallel}),
-        **({} if spec.target is None else {"target": spec.target["name"]}),
+    data = {
+        "name": f"{profile.name}-grid",
+        "profile": str(profile.path.resolve()),
+        "space": space,
+        "sampler": "grid",
+        **{key: value for key, value in settings.items() if value is not None},
     }
     return yaml.safe_dump(data, sort_keys=False, default_flow_style=None)

@@ -1,127 +1,154 @@
-"""The members of a population: their values at milestones, and the checkpoints that they continue from."""
+"""The members of a population: their values at milestones, and the checkpoints that they continue from.
+
+A member that is to continue from another has the plan in its trial's ``population`` until its next attempt begins. The
+checkpoint is pinned in the study's folder, where no rotation removes it.
+"""
 
 from __future__ import annotations
 
+import glob
 import json
 import math
+import shutil
+import sqlite3
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+from msgspec import Struct
 from msgspec.structs import asdict
 
+from gputui.core.config import PRIVATE_DIR_MODE
+from gputui.recovery.checkpoints.formats import validate
+from gputui.recovery.checkpoints.resumable import newest_first
+from gputui.runs.checkpoint_names import explicit_step
 from gputui.runs.repository import transaction
+from gputui.store import checkpoints
 from gputui.store.checkpoints import CheckpointRow
-from gputui.store.studies import TrialRecord, TrialState, read_rungs
-from gputui.studies import decide, donors, pbt
-from gputui.studies.courses import CourseReader
-from gputui.studies.lineage import LINEAGE, LineageSegment
+from gputui.store.studies import OUTSIDE, TrialRecord, TrialState, read_rungs
+from gputui.studies import decide, pbt, rows
+from gputui.studies.decide import PassedRung
+from gputui.studies.journal import StudyJournal
+from gputui.studies.run_queries import CourseReader
 from gputui.studies.spec import PbtSpec, StudySpec
 from gputui.studies.writer import StudyWriter
 
+LINEAGE = "lineage"
+"""The key of a trial's ``population`` with its segments, oldest first."""
+MAX_EXAMINED = 3
+"""Checkpoints of a member that are read to find a valid one."""
+
+
+class LineageSegment(Struct, frozen=True):
+    """A part of a member's training that began from a checkpoint with new parameters.
+
+    Attributes:
+        attempt: the first attempt of the member's run in this part.
+        donor: the trial that wrote the checkpoint; None for the member itself.
+        donor_attempt: the attempt that wrote it.
+        step: the checkpoint's step; None if its name has none.
+    """
+
+    attempt: int
+    donor: int | None
+    donor_attempt: int
+    step: int | None
+
+
+def segments_of(trial: TrialRecord) -> list[LineageSegment]:
+    """The parts of a member's training after its first, oldest first."""
+    return msgspec.convert(trial.population.get(LINEAGE, []), list[LineageSegment])
+
 
 class Population:
-    """Carries out the decisions of `gputui.studies.pbt`. From the decision to its next attempt, a member that is to
-    continue from another has the plan in its trial's ``sampler``."""
+    """Carries out the decisions of `gputui.studies.pbt`."""
 
-    def __init__(self, writer: StudyWriter, courses: CourseReader) -> None:
+    def __init__(self, writer: StudyWriter, courses: CourseReader, journal: StudyJournal) -> None:
         self._writer = writer
         self._courses = courses
+        self._journal = journal
 
     def read_milestones(self, spec: StudySpec, population: PbtSpec, trial: TrialRecord) -> None:
         """Store a member's value at each milestone that it has passed since it last continued from another."""
         objective = spec.objectives[0]
         course = self._courses.read(spec, trial).get(objective.metric)
-        after = trial.sampler.get("after", 0)
-        points_since = [point for point in course.points if point.attempt > after] if course is not None else []
-        if not points_since or "exploit" in trial.sampler:
+        after = trial.population.get("after", 0)
+        since = [point for point in course.points if point.attempt > after] if course is not None else []
+        if not since or "exploit" in trial.population:
             return
-        passed = int(points_since[-1].position // population.every)
+        passed = int(since[-1].position // population.every)
         if passed <= (trial.rung or 0):
             return
+        found = []
+        for milestone in range((trial.rung or 0) + 1, passed + 1):
+            points = [point for point in since if point.position <= milestone * population.every]
+            value = decide.objective_value(points, objective)
+            if value is not None:
+                number = None if math.isnan(value) else value
+                found.append(PassedRung(milestone, points[-1].step, number, points[-1].attempt))
+                if number is not None:
+                    self._journal.report(trial.number, milestone, number)
         with transaction(self._writer.connection):
-            for milestone in range((trial.rung or 0) + 1, passed + 1):
-                points = [point for point in points_since if point.position <= milestone * population.every]
-                value = decide.objective_value(points, objective)
-                if points and value is not None:
-                    self._writer.connection.execute(
-                        "INSERT OR IGNORE INTO trial_rungs (study_id, number, rung, step, value, attempt, at) "
-                        "VALUES (?, ?, ?, ?, ?, ?, ?)",
-                        (
-                            self._writer.study_id, trial.number, milestone, points[-1].step,
-                            None if math.isnan(value) else value, points[-1].attempt, self._writer.now(),
-                        ),
-                    )  # fmt: skip
+            self._writer.set_rungs(trial.number, found)
             self._writer.set_trial(trial, rung=passed)
 
-    def exploit(self, spec: StudySpec, population: PbtSpec, trials: Sequence[TrialRecord]) -> None:
-        """Compare the members at a milestone that all have passed, and stop the worst: they continue from checkpoints
-        of the best. These are first pinned in the study's folder, where no rotation removes them. Members that have
-        ended are compared too, and can be donors."""
+    def exploit(self, spec: StudySpec, population: PbtSpec, trials: Sequence[TrialRecord], decided: int) -> None:
+        """Compare the members at the newest milestone after ``decided`` that all have passed, and stop the worst: they
+        continue from checkpoints of the best. Members that have ended are compared too, and can be donors."""
         connection, study_id = self._writer.connection, self._writer.study_id
+        trials = [trial for trial in trials if trial.origin != OUTSIDE]
         training = [trial for trial in trials if trial.state is TrialState.RUNNING]
         if any(not trial.state.is_over and trial.state is not TrialState.RUNNING for trial in trials):
             # A member that is about to continue from a donor is compared once it trains again.
             return
         values: dict[int, dict[int, float]] = {trial.number: {} for trial in trials}
         for rung in read_rungs(connection, study_id):
-            if rung.number in values:
-                values[rung.number][rung.rung] = math.nan if rung.value is None else rung.value
-        (state,) = connection.execute("SELECT sampler FROM studies WHERE study_id = ?", (study_id,)).fetchone()
-        decided = int(json.loads(state).get("milestone", 0))
+            values[rung.number][rung.rung] = math.nan if rung.value is None else rung.value
         milestone = pbt.due_milestone([values[trial.number] for trial in training], decided)
         if milestone is None or pbt.is_last(milestone, population):
             return
         compared = [trial for trial in trials if trial in training or trial.state is TrialState.COMPLETE]
         # From a checkpoint of the last step nothing is left to train.
         last_useful = None if population.length is None else population.length - 1
-        checkpoints = {
-            trial.number: donors.newest_valid_checkpoint(
+        found = {
+            trial.number: newest_valid_checkpoint(
                 connection, trial.run_id or "", last_useful if trial in training else milestone * population.every
             )
             for trial in compared
         }
-        if not any(checkpoints.values()):
+        if not any(found.values()):
             return  # the agent has not found any yet
         members = [
             pbt.PopulationMember(
                 trial.number, trial.params, values[trial.number][milestone],
-                can_give=checkpoints[trial.number] is not None, trains=trial in training,
+                can_give=found[trial.number] is not None, trains=trial in training,
             )
             for trial in compared
             if milestone in values[trial.number]
         ]  # fmt: skip
         exploits = pbt.exploits(members, milestone, population, spec.space, spec.objectives[0], spec.seed)
-        self._store_exploits(exploits, milestone, {trial.number: trial for trial in training}, checkpoints)
-
-    def _store_exploits(
-        self,
-        exploits: Sequence[pbt.Exploit],
-        milestone: int,
-        training: Mapping[int, TrialRecord],
-        checkpoints: Mapping[int, CheckpointRow | None],
-    ) -> None:
-        """Pin the donors' checkpoints, store the plans of the members and stop these."""
-        writer = self._writer
-        folder = writer.workspace.studies / writer.study_id / donors.PINS
+        folder = self._writer.workspace.studies / study_id / rows.PINS
         plans = []
         for exploit in exploits:
-            checkpoint = checkpoints[exploit.donor]
-            pinned = None if checkpoint is None else donors.pin(folder, exploit, milestone, Path(checkpoint.path))
+            checkpoint = found[exploit.donor]
+            pinned = None if checkpoint is None else pin(folder, exploit, milestone, Path(checkpoint.path))
             if checkpoint is not None and pinned is not None:
                 plan = {
                     "donor": exploit.donor, "donor_attempt": checkpoint.attempt, "milestone": milestone,
-                    "step": donors.step_of(checkpoint), "params": dict(exploit.params), "from": str(pinned.path),
-                    "seen": pinned.version,
+                    "step": _step(checkpoint), "params": dict(exploit.params), "from": str(pinned),
                 }  # fmt: skip
-                plans.append((training[exploit.number], plan))
+                plans.append((next(trial for trial in training if trial.number == exploit.number), plan))
+        self._store_plans(plans, milestone)
+
+    def _store_plans(self, plans: Sequence[tuple[TrialRecord, Mapping[str, Any]]], milestone: int) -> None:
+        """Store the plans of members, and stop these."""
+        writer = self._writer
         with transaction(writer.connection):
             for member, plan in plans:
                 reason = f"continues from trial {plan['donor']} after milestone {milestone}"
-                writer.set_trial(
-                    member, state=TrialState.STOPPING, reason=reason, rung=milestone,
-                    sampler=json.dumps({**member.sampler, "exploit": plan}),
-                )  # fmt: skip
+                text = json.dumps({**member.population, "exploit": plan})
+                writer.set_trial(member, state=TrialState.STOPPING, reason=reason, rung=milestone, population=text)
                 # Values behind the milestone belong to the training that is abandoned.
                 writer.connection.execute(
                     "DELETE FROM trial_rungs WHERE study_id = ? AND number = ? AND rung > ?",
@@ -129,42 +156,96 @@ class Population:
                 )
                 writer.ask_stop(member, reason)
             writer.connection.execute(
-                "UPDATE studies SET sampler = ? WHERE study_id = ?",
-                (json.dumps({"milestone": milestone}), writer.study_id),
+                "UPDATE studies SET milestone = ? WHERE study_id = ?", (milestone, writer.study_id)
             )
         writer.ring()
 
     def continue_from_donor(self, trial: TrialRecord) -> None:
         """Begin the next attempt of a stopped member from its donor's checkpoint."""
-        plan = trial.sampler["exploit"]
-        if donors.file_version(Path(plan["from"])) != plan["seen"]:
-            # The donor's script has overwritten the file with a later checkpoint.
-            self._continue(trial, plan, {"set": plan["params"]}, parent=None)
-        else:
-            self._continue(trial, plan, {"from": plan["from"], "set": plan["params"]}, parent=plan["donor"])
-
-    def _continue(
-        self, trial: TrialRecord, plan: Mapping[str, Any], words: Mapping[str, Any], parent: int | None
-    ) -> None:
+        plan = trial.population["exploit"]
         (attempt,) = self._writer.connection.execute(
             "SELECT coalesce(max(number), 0) FROM attempts WHERE run_id = ?", (trial.run_id,)
         ).fetchone()
-        segment = LineageSegment(attempt + 1, parent, plan["donor_attempt"], plan["step"])
+        segment = LineageSegment(attempt + 1, plan["donor"], plan["donor_attempt"], plan["step"])
+        course = {"after": attempt, LINEAGE: [*trial.population.get(LINEAGE, ()), asdict(segment)]}
         with transaction(self._writer.connection):
+            words = {"from": plan["from"], "set": plan["params"]}
             command_id = self._writer.ask("resume", trial.run_id, words)
             self._writer.set_trial(
                 trial, state=TrialState.LAUNCHING, command_id=command_id, params=json.dumps(plan["params"]),
-                parent=parent, generation=plan["milestone"], reason=None, ended_at=None,
-                sampler=json.dumps({"after": attempt, LINEAGE: [*trial.sampler.get(LINEAGE, ()), asdict(segment)]}),
+                parent=plan["donor"], generation=plan["milestone"], reason=None, ended_at=None,
+                population=json.dumps(course),
             )  # fmt: skip
         self._writer.ring()
 
     def continue_from_own(self, trial: TrialRecord) -> None:
         """Continue from the member's own newest checkpoint with the new parameters, because the donor's was refused."""
-        words = {"set": dict(trial.params)}
-        *earlier, segment = trial.sampler[LINEAGE]
-        sampler = {**trial.sampler, LINEAGE: [*earlier, {**segment, "donor": None}]}
+        *earlier, segment = trial.population[LINEAGE]
+        course = {**trial.population, LINEAGE: [*earlier, {**segment, "donor": None}]}
         with transaction(self._writer.connection):
-            command_id = self._writer.ask("resume", trial.run_id, words)
-            self._writer.set_trial(trial, command_id=command_id, parent=None, sampler=json.dumps(sampler))
+            command_id = self._writer.ask("resume", trial.run_id, {"set": dict(trial.params)})
+            self._writer.set_trial(trial, command_id=command_id, parent=None, population=json.dumps(course))
         self._writer.ring()
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+def newest_valid_checkpoint(
+    connection: sqlite3.Connection, run_id: str, most_steps: float | None = None
+) -> CheckpointRow | None:
+    """The run's newest valid checkpoint after at most ``most_steps`` steps. Raises sqlite3.Error."""
+    written = [
+        row
+        for row in checkpoints.of_run(connection, run_id)
+        if row.is_written and row.verdict in ("unexamined", "valid")
+    ]
+    if most_steps is not None:
+        written = [row for row in written if (steps := _steps_before(row)) is not None and steps <= most_steps]
+    return next((row for row in newest_first(written)[:MAX_EXAMINED] if validate(Path(row.path)).valid), None)
+
+
+def _step(checkpoint: CheckpointRow) -> int | None:
+    """The step in a checkpoint's name, else the step that the script reports."""
+    named = explicit_step(checkpoint.name)
+    return checkpoint.step if named is None else named
+
+
+def _steps_before(checkpoint: CheckpointRow) -> int | None:
+    """The number of steps before a checkpoint: scripts count steps from 0, names from 1."""
+    named = explicit_step(checkpoint.name)
+    return named if named is not None or checkpoint.step is None else checkpoint.step + 1
+
+
+def pin(folder: Path, exploit: pbt.Exploit, milestone: int, path: Path) -> Path | None:
+    """Keep a donor's checkpoint, with its checksum and shards, in ``folder``; None if it is not valid, or gone, or the
+    disk is full. A file with its step in the name is written once and is linked; any other is copied."""
+    # A member may still load the newest of the earlier pins.
+    earlier = sorted(folder.glob(f"{exploit.number}-from-*"), key=lambda pinned: pinned.stat().st_mtime)
+    for former in earlier[:-1]:
+        shutil.rmtree(former, ignore_errors=True)
+    target = folder / f"{exploit.number}-from-{exploit.donor}-at-{milestone}"
+    # A killed process may have left a part of it.
+    shutil.rmtree(target, ignore_errors=True)
+    # A compressed checkpoint step_1.pt.gz has its shards in step_1.shards.
+    stem = Path(path.name.removesuffix(".gz")).stem
+    try:
+        target.mkdir(mode=PRIVATE_DIR_MODE, parents=True)
+        for file in {path, *path.parent.glob(f"{glob.escape(stem)}.*")}:
+            keep = _link_or_copy if explicit_step(path.name) is not None else shutil.copy2
+            if file.is_dir():
+                shutil.copytree(file, target / file.name, copy_function=keep)
+            else:
+                keep(str(file), str(target / file.name))
+    except OSError:
+        return None
+    return target / path.name if validate(target / path.name).valid else None
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    try:
+        Path(target).hardlink_to(source)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        shutil.copy2(source, target)  # another file system

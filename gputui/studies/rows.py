@@ -8,18 +8,24 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from msgspec.structs import asdict
 
 from gputui.store.attempts import alone_seconds, fellows, read_attempts
 from gputui.store.events import Severity, add_event
 from gputui.store.rows import insert
-from gputui.store.studies import StudyRecord, StudyState, TrialState, Wish
+from gputui.store.studies import Importance, StudyRecord, StudyState, Wish
 from gputui.studies.spec import StudySpec
 
 SPEC_FILE = "spec.json"
 LOCK_FILE = "process.lock"
 LOG_FILE = "process.log"
+JOURNAL_FILE = "journal.log"
+"""Optuna's storage in a study's folder: ``optuna-dashboard`` opens it by its path."""
+PINS = "pins"
+"""The folder of checkpoints that members of a population continue from."""
 
 
 def begin_study(
@@ -63,34 +69,17 @@ def _move(
     )
 
 
-def insert_trial(
-    connection: sqlite3.Connection,
-    study_id: str,
-    number: int,
-    params: Mapping[str, Any],
-    *,
-    state: TrialState,
-    origin: str,
-    now: float,
-    sampler: Mapping[str, Any] | None = None,
-    command_id: int | None = None,
-    parent: int | None = None,
-) -> None:
-    """Insert a trial. Raises sqlite3.IntegrityError if its number is taken."""
-    insert(
-        connection,
-        "trials",
-        study_id=study_id,
-        number=number,
-        state=state,
-        origin=origin,
-        params=json.dumps(dict(params)),
-        sampler=json.dumps(dict(sampler or {})),
-        starts=int(command_id is not None),
-        command_id=command_id,
-        parent=parent,
-        created_at=now,
+def request_trial(connection: sqlite3.Connection, study_id: str, params: Mapping[str, Any]) -> None:
+    """Ask the study's process for a trial at a point."""
+    insert(connection, "trial_requests", study_id=study_id, params=json.dumps(dict(params)))
+
+
+def requested_trials(connection: sqlite3.Connection, study_id: str) -> list[tuple[int, dict[str, Any]]]:
+    """The points that were asked for, each with the id of its request."""
+    rows = connection.execute(
+        "SELECT request_id, params FROM trial_requests WHERE study_id = ? ORDER BY request_id", (study_id,)
     )
+    return [(request_id, json.loads(params)) for request_id, params in rows]
 
 
 def enqueue_stopped(connection: sqlite3.Connection, study_id: str) -> None:
@@ -115,12 +104,6 @@ def cut_short(connection: sqlite3.Connection, study_id: str, number: int, reason
     )
 
 
-def next_number(connection: sqlite3.Connection, study_id: str) -> int:
-    """The number of the study's next trial."""
-    row = connection.execute("SELECT coalesce(max(number), -1) + 1 FROM trials WHERE study_id = ?", (study_id,))
-    return int(row.fetchone()[0])
-
-
 def keep_cost(connection: sqlite3.Connection, run_id: str) -> None:
     """Add the GPU time of a run that is about to be removed to its study. Time on a shared GPU counts with the last of
     the runs that shared it."""
@@ -135,6 +118,12 @@ def keep_cost(connection: sqlite3.Connection, run_id: str) -> None:
         "WHERE study_id = (SELECT study_id FROM runs WHERE run_id = ?)",
         (gpu_seconds, run_id),
     )
+
+
+def set_importances(connection: sqlite3.Connection, study_id: str, found: Sequence[Importance]) -> None:
+    """Store what mattered for the objectives of a study."""
+    text = json.dumps([asdict(one) for one in found])
+    connection.execute("UPDATE studies SET importances = ? WHERE study_id = ?", (text, study_id))
 
 
 def adopt_run(connection: sqlite3.Connection, study_id: str, number: int, command_id: int, run_id: str) -> bool:

@@ -1,4 +1,4 @@
-"""Queries of a study about the runs of its trials and about free GPUs."""
+"""Queries of a study about the runs of its trials, their values, and free GPUs."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import json
 import math
 import os
 import sqlite3
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from gputui.runs.spec import RunSpec, Scalar
 from gputui.store.gpu_use import peak_bytes, study_peaks
-from gputui.store.metrics.queries import latest, reported_values
+from gputui.store.metrics.queries import Cursor, latest, reported_values
 from gputui.store.run_states import RunState
+from gputui.store.studies import TrialRecord
 from gputui.studies import decide
 from gputui.studies.decide import ObjectiveCourse, ObjectivePoint, RunEnd
-from gputui.studies.sharing import trials_on_gpu
 from gputui.studies.spec import StudySpec
 
 STEP_METRIC = "step_time"
@@ -50,6 +52,14 @@ def has_stepped(connection: sqlite3.Connection, run_id: str | None) -> bool:
     return connection.execute(query, (run_id,)).fetchone() is not None
 
 
+def objective_values(courses: Mapping[str, ObjectiveCourse], spec: StudySpec) -> list[float | None]:
+    """The value of each objective that counts; None where no line reports it."""
+    return [
+        decide.objective_value(courses.get(objective.metric, ObjectiveCourse()).points, objective)
+        for objective in spec.objectives
+    ]
+
+
 def constraint_values(connection: sqlite3.Connection, spec: StudySpec, run_id: str | None) -> tuple[float, ...]:
     """How far a run breaks each constraint of the study; see `decide.constraint_values`."""
     if not spec.constraints.count or run_id is None:
@@ -73,7 +83,7 @@ def trial_slots(connection: sqlite3.Connection, spec: StudySpec, study_id: str, 
     if spec.trials_per_gpu > 1:
         peaks = study_peaks(connection, study_id)
         sizes = connection.execute("SELECT name, facts ->> '$.memory_total_bytes' FROM gpus WHERE present")
-        fitting = (trials_on_gpu(spec.trials_per_gpu, total, 0, peaks.get(name)) for name, total in sizes)
+        fitting = (decide.trials_on_gpu(spec.trials_per_gpu, total, 0, peaks.get(name)) for name, total in sizes)
         share = max(fitting, default=1)
     return decide.room_for(spec, gpus, leased + queued, len(os.sched_getaffinity(0)), base.nproc, share)
 
@@ -93,22 +103,54 @@ def warm_trials(
             break
         params = json.loads(text)
         is_alike = all(params.get(name) == value for name, value in spec.params.items())
-        if not is_alike or not all(
-            dimension.name in params and dimension.holds(params[dimension.name]) for dimension in spec.space
-        ):
+        applying = spec.dimensions_of(params)
+        if not is_alike or not all(one.name in params and one.holds(params[one.name]) for one in applying):
             continue
         metrics = list(dict.fromkeys(objective.metric for objective in spec.objectives))
         courses: dict[str, ObjectiveCourse] = {}
         for value in reported_values(connection, run_id, metrics, "step", {})[0]:
             point = ObjectivePoint(value.step, value.step, value.value, value.attempt, value.at or 0.0)
             courses.setdefault(value.metric, ObjectiveCourse()).add(point)
-        values = [
-            decide.objective_value(courses.get(objective.metric, ObjectiveCourse()).points, objective)
-            for objective in spec.objectives
-        ]
+        values = objective_values(courses, spec)
         finite = [value for value in values if value is not None and math.isfinite(value)]
         if len(finite) == len(values):
-            trials.append(
-                (run_id, {dimension.name: params[dimension.name] for dimension in spec.space}, finite, ended_at)
-            )
+            trials.append((run_id, {one.name: params[one.name] for one in applying}, finite, ended_at))
     return trials[::-1]
+
+
+@dataclass(slots=True)
+class _RunProgress:
+    """The values of a run, and how far its metrics have been read."""
+
+    run_id: str
+    cursor: Cursor = field(default_factory=dict)
+    courses: dict[str, ObjectiveCourse] = field(default_factory=dict)
+
+
+class CourseReader:
+    """Reads values incrementally. ``now`` gives UTC unix seconds, for values without a time."""
+
+    def __init__(self, connection: sqlite3.Connection, now: Callable[[], float]) -> None:
+        self._connection = connection
+        self._now = now
+        self._runs: dict[int, _RunProgress] = {}
+
+    def read(self, spec: StudySpec, trial: TrialRecord) -> dict[str, ObjectiveCourse]:
+        """The stored values of each objective's metric."""
+        assert trial.run_id is not None
+        progress = self._runs.get(trial.number)
+        if progress is None or progress.run_id != trial.run_id:
+            progress = self._runs[trial.number] = _RunProgress(trial.run_id)
+        by = spec.pruner.by
+        metrics = list(dict.fromkeys(objective.metric for objective in spec.objectives))
+        values, progress.cursor = reported_values(self._connection, trial.run_id, metrics, by, progress.cursor)
+        for value in values:
+            # Steps count from 0: step 9 is the tenth.
+            position = value.position if value.position is not None else value.step + 1.0
+            point = ObjectivePoint(position, value.step, value.value, value.attempt, value.at or self._now())
+            progress.courses.setdefault(value.metric, ObjectiveCourse()).add(point)
+        return progress.courses
+
+    def forget(self, number: int) -> None:
+        """Drop the values of a trial that is over."""
+        self._runs.pop(number, None)

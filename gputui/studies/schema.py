@@ -1,4 +1,4 @@
-"""The YAML of a study as pydantic models: one field for each key."""
+"""The YAML of a study as pydantic models, one field for each key, with the names of `gputui.studies.spec`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 from functools import partial
 from typing import Annotated, Any, get_args
 
+import msgspec
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
 from gputui.core.yaml_forms.forms import Model, Name, expected, problem
@@ -21,10 +22,8 @@ from gputui.studies.spec import (
     PrunerSpec,
     SamplerKind,
     SamplerSpec,
+    StudySpec,
 )
-
-MAX_POINTS = 10_000
-"""The largest grid."""
 
 _MEAN = re.compile(r"mean of ([1-9]\d{0,4})")
 _PRUNER = PrunerSpec()
@@ -72,11 +71,22 @@ def _length(given: object) -> str | float:
     raise expected("a number greater than 0, or the name of the parameter that is it")
 
 
+def _wanted(given: object) -> object:
+    """Expand the short form ``optimizer: sgd``."""
+    return given if isinstance(given, list) else [given]
+
+
 Positive = Annotated[Bound, AfterValidator(_positive)]
 Count = Annotated[int, Field(ge=1, le=100_000)]
 Duration = Annotated[float, BeforeValidator(_duration), WithJsonSchema({"type": "string"})]
 Over = Annotated[
     Any, BeforeValidator(_over), WithJsonSchema({"type": "string", "pattern": "^(best|last|mean of [0-9]+)$"})
+]
+Wanted = Annotated[
+    list[Value],
+    BeforeValidator(_wanted),
+    Field(min_length=1),
+    WithJsonSchema({"type": ["array", "string", "number", "boolean"]}),
 ]
 Length = Annotated[Any, BeforeValidator(_length), WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string"}]})]
 
@@ -93,6 +103,9 @@ class DimensionForm(Model):
     log: bool = Field(False, description="draw on a logarithmic scale")
     step: Positive | None = Field(None, description="draw multiples of it above min")
     values: list[Value] | None = Field(None, min_length=1, description="for choice: the values")
+    when: dict[ParameterName, Wanted] = Field(
+        default_factory=dict, description="only points that have these values of parameters above it have it"
+    )
 
     @model_validator(mode="after")
     def _is_consistent(self) -> DimensionForm:
@@ -106,7 +119,7 @@ class DimensionForm(Model):
         if self.values is None:
             raise problem("choice needs values")
         if (self.min, self.max, self.step) != (None, None, None) or self.log:
-            raise problem("choice has values only")
+            raise problem("choice has values, and no range")
         if len({repr(value) for value in self.values}) < len(self.values):
             raise problem("a value is given twice")
 
@@ -276,6 +289,7 @@ class StudyForm(Model):
     budget: BudgetForm = Field(
         default_factory=partial(BudgetForm.model_validate, {}), description="when the study is over"
     )
+    stop_after: Count | None = Field(None, description="it ends once so many trials in a row bring nothing better")
     gpus_per_trial: Annotated[int, Field(ge=1, le=256)] | None = Field(
         None, description="GPUs of each trial; as the profile says if left out"
     )
@@ -297,3 +311,17 @@ class StudyForm(Model):
     )
     pbt: PbtForm | None = Field(None, description="population-based training instead of a sampler and a pruner")
     target: Text | None = Field(None, description="where every trial runs; needs parallel. This machine if left out")
+
+    def spec(self, **resolved: Any) -> StudySpec:
+        """The study; ``resolved`` has what the profile and the file's name decide."""
+        given = self.model_dump(exclude={"description", "objective", "space", "target"})
+        given["space"] = [
+            {"name": name, **one.model_dump(), "values": one.values or ()} for name, one in self.space.items()
+        ]
+        given["objectives"] = [
+            {"metric": one.metric, "direction": one.direction, "over": one.over[0], "count": one.over[1]}
+            for one in self.objective
+        ]
+        if self.pruner.kind == "none":
+            given["rerun"] = 0
+        return msgspec.convert({**given, **resolved}, StudySpec)

@@ -1,14 +1,15 @@
 """The specification of a study, frozen when it begins: space, objectives, sampler, pruner and budget.
 
-Plain data without pydantic, for the study's process and the agent. `gputui.studies.loading` makes it from a file.
+Plain data: the screen, the agent and the study's process do without pydantic. `gputui.studies.schema` makes it.
 """
 
 from __future__ import annotations
 
-import itertools
+import importlib.util
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any, Literal
 
 import msgspec
@@ -27,13 +28,13 @@ PRIORITY = -10
 """The default; a run that a person launches has 0."""
 RUNGS = 27
 """The rungs of a full run, so that Hyperband's smallest share is 1/27."""
-WITHOUT_OPTUNA: frozenset[str] = frozenset({"grid"})
-"""The samplers that gputui implements itself."""
+MAX_POINTS = 10_000
+"""The largest grid."""
 
 
-class Dimension(Struct, frozen=True):
+class Dimension(Struct, frozen=True, rename={"kind": "type", "low": "min", "high": "max", "choices": "values"}):
     """A tuned parameter: from ``low`` to ``high`` (inclusive), in steps or on a logarithmic scale; or one of
-    ``choices``."""
+    ``choices``. Only points whose parameters in ``when`` have one of the values there have it."""
 
     name: str
     kind: DimensionKind
@@ -42,44 +43,47 @@ class Dimension(Struct, frozen=True):
     log: bool = False
     step: float | None = None
     choices: tuple[Scalar, ...] = ()
+    when: Mapping[str, tuple[Scalar, ...]] = msgspec.field(default_factory=dict)
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The smallest and the largest number."""
+        assert self.low is not None and self.high is not None
+        return self.low, self.high
 
     def holds(self, value: Scalar) -> bool:
         """Whether a value lies in the dimension."""
         if self.kind == "choice":
-            return any(
-                value == choice and isinstance(value, bool) == isinstance(choice, bool) for choice in self.choices
-            )
+            return _is_among(value, self.choices)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return False
-        if (self.kind == "int" and value != int(value)) or not (self.low or 0) <= value <= (self.high or 0):
+        low, high = self.bounds
+        if (self.kind == "int" and value != int(value)) or not low <= value <= high:
             return False
-        steps = (value - (self.low or 0)) / (self.step or 1)
+        steps = (value - low) / (self.step or 1)
         return (self.step is None and self.kind == "float") or self.log or abs(steps - round(steps)) < 1e-9
 
-    @property
-    def _grid_step(self) -> float | None:
-        return self.step if self.step is not None else 1 if self.kind == "int" and not self.log else None
-
-    @property
-    def grid_size(self) -> int | None:
-        """The number of values; None if it is unlimited."""
-        if self.kind == "choice":
-            return len(self.choices)
-        assert self.low is not None and self.high is not None
-        # Rounding must not exclude the upper end.
-        step = self._grid_step
-        return None if step is None else math.floor((self.high - self.low) / step + 1e-9) + 1
+    def applies(self, point: Mapping[str, Scalar]) -> bool:
+        """Whether a point with these earlier parameters has this one."""
+        return all(name in point and _is_among(point[name], wanted) for name, wanted in self.when.items())
 
     def grid(self) -> tuple[Scalar, ...] | None:
-        """Every value in order; None if their number is unlimited."""
+        """The values in order, at most one more than a grid may have; None if they cannot be counted."""
         if self.kind == "choice":
             return self.choices
-        count, step, low = self.grid_size, self._grid_step, self.low
-        if count is None or step is None or low is None:
+        step = self.step if self.step is not None else 1 if self.kind == "int" and not self.log else None
+        if step is None:
             return None
+        low, high = self.bounds
+        # Rounding must not exclude the upper end.
+        count = min(math.floor((high - low) / step + 1e-9), MAX_POINTS) + 1
         if self.kind == "int":
             return tuple(int(low + step * place) for place in range(count))
         return tuple(float(f"{low + step * place:.12g}") for place in range(count))
+
+
+def _is_among(value: Scalar, values: tuple[Scalar, ...]) -> bool:
+    return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in values)
 
 
 class Objective(Struct, frozen=True):
@@ -118,7 +122,7 @@ class PrunerSpec(Struct, frozen=True):
     patience: int = 5
 
 
-class Constraints(Struct, frozen=True):
+class Constraints(Struct, frozen=True, rename={"memory_bytes": "memory", "step_seconds": "step_time"}):
     """Limits of a feasible point: GPU memory in bytes, seconds per step."""
 
     memory_bytes: int | None = None
@@ -129,7 +133,7 @@ class Constraints(Struct, frozen=True):
         return (self.memory_bytes is not None) + (self.step_seconds is not None)
 
 
-class Budget(Struct, frozen=True):
+class Budget(Struct, frozen=True, rename={"wall_seconds": "wall"}):
     """The limits of a study. None is unlimited."""
 
     trials: int | None = None
@@ -152,8 +156,9 @@ class PbtSpec(Struct, frozen=True):
 
 class StudySpec(Struct, frozen=True):
     """A study. ``params`` are fixed values that differ from the profile; at most ``trials_per_gpu`` trials share a GPU;
-    at most ``parallel`` run at a time (None: as many as fit); the sampler learns from ``warm_start`` earlier runs of
-    the profile; the pruned ones of the ``rerun`` best trials run again, to the end; ``target`` is that of its runs."""
+    at most ``parallel`` run at a time (None: as many as fit); it ends once ``stop_after`` trials in a row have brought
+    nothing better; the sampler learns from ``warm_start`` earlier runs of the profile; the pruned ones of the ``rerun``
+    best trials run again, to the end; ``target`` is that of its runs."""
 
     name: str
     profile: str
@@ -163,6 +168,7 @@ class StudySpec(Struct, frozen=True):
     pruner: PrunerSpec = msgspec.field(default_factory=PrunerSpec)
     constraints: Constraints = msgspec.field(default_factory=Constraints)
     budget: Budget = msgspec.field(default_factory=Budget)
+    stop_after: int | None = None
     params: Mapping[str, Scalar] = msgspec.field(default_factory=dict)
     gpus_per_trial: int = 0
     trials_per_gpu: int = 1
@@ -179,8 +185,8 @@ class StudySpec(Struct, frozen=True):
         return tuple(dimension.name for dimension in self.space)
 
     @property
-    def needs_optuna(self) -> bool:
-        return self.pbt is None and (self.sampler.kind not in WITHOUT_OPTUNA or self.pruner.kind != "none")
+    def is_grid(self) -> bool:
+        return self.pbt is None and self.sampler.kind == "grid"
 
     @property
     def method(self) -> str:
@@ -188,29 +194,48 @@ class StudySpec(Struct, frozen=True):
         return self.sampler.kind if self.pbt is None else "population-based training"
 
     @property
-    def grid_size(self) -> int | None:
-        """The number of points; None if it is unlimited."""
-        sizes = [dimension.grid_size for dimension in self.space]
-        return None if None in sizes else math.prod(size for size in sizes if size is not None)
-
-    @property
     def wanted_trials(self) -> int | None:
         """The number of trials that the study will have; None if its budget counts something else."""
-        points = self.grid_size if self.sampler.kind == "grid" else None
-        limits = [limit for limit in (self.budget.trials, points) if limit is not None]
-        return self.pbt.members if self.pbt is not None else min(limits, default=None)
+        if self.pbt is not None:
+            return self.pbt.members
+        limits = [self.budget.trials, len(self.grid()) if self.is_grid else None]
+        return min((limit for limit in limits if limit is not None), default=None)
 
-    def grid(self) -> list[dict[str, Scalar]] | None:
-        """Every point, the last parameter changing fastest; None if their number is unlimited."""
-        axes = [dimension.grid() for dimension in self.space]
-        if any(axis is None for axis in axes):
-            return None
-        points = itertools.product(*(axis for axis in axes if axis is not None))
-        return [dict(zip(self.tuned, point, strict=True)) for point in points]
+    def dimensions_of(self, point: Mapping[str, Scalar]) -> list[Dimension]:
+        """The parameters that a point has."""
+        return [dimension for dimension in self.space if dimension.applies(point)]
+
+    def grid(self) -> list[dict[str, Scalar]]:
+        """Every point, the last parameter changing fastest; of a grid that is too large, one more than it may have."""
+        return list(islice(_points(self.space, {}), MAX_POINTS + 1))
 
     def to_json(self) -> dict[str, Any]:
         shape: dict[str, Any] = msgspec.to_builtins(self)
         return shape
+
+
+def _points(space: tuple[Dimension, ...], point: Mapping[str, Scalar]) -> Iterator[dict[str, Scalar]]:
+    """The points that begin with ``point`` and have the parameters of ``space`` that apply to them."""
+    if not space:
+        yield dict(point)
+        return
+    dimension, rest = space[0], space[1:]
+    if not dimension.applies(point):
+        yield from _points(rest, point)
+        return
+    for value in dimension.grid() or ():
+        yield from _points(rest, {**point, dimension.name: value})
+
+
+_NEEDS = {"cmaes": ("cmaes",), "qmc": ("scipy",), "gp": ("torch", "scipy")}
+"""Libraries that samplers need beside Optuna."""
+
+
+def missing_library(spec: StudySpec) -> str | None:
+    """What the study's sampler lacks and the command that installs it, in one line; None if nothing is missing."""
+    needed = _NEEDS.get(spec.sampler.kind, ()) if spec.pbt is None else ()
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    return f"the sampler {spec.sampler.kind} needs {missing[0]}; pip install {missing[0]}" if missing else None
 
 
 def study_spec(study: StudyRecord) -> StudySpec:

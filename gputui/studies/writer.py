@@ -1,10 +1,10 @@
-"""The writes of a study's process: its rows, and commands for the agent."""
+"""The writes of a study's process to the store: its rows, and commands for the agent."""
 
 from __future__ import annotations
 
-import json
+import shutil
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -13,14 +13,15 @@ from msgspec import Struct
 from gputui.core.config import PRIVATE_FILE_MODE, Workspace
 from gputui.runs.repository import transaction
 from gputui.store import commands
+from gputui.store.rows import insert, update
 from gputui.store.studies import StudyRecord, StudyState, TrialRecord, get_study
-from gputui.studies import donors, rows
-from gputui.studies.decide import Ruling
+from gputui.studies import rows
+from gputui.studies.decide import PassedRung, Ruling
 
 
 class StudyWriter(Struct, frozen=True):
-    """Writes for one study. ``now`` gives UTC unix seconds. ``ask…``, ``set_trial`` and ``end_trial`` belong in the
-    caller's transaction, so that a decision and its command are stored together."""
+    """Writes for one study. ``now`` gives UTC unix seconds. ``ask…`` and ``set…`` belong in the caller's transaction,
+    so that a decision and its command are stored together."""
 
     workspace: Workspace
     connection: sqlite3.Connection
@@ -51,40 +52,35 @@ class StudyWriter(Struct, frozen=True):
 
     def set_trial(self, trial: TrialRecord, **values: Any) -> None:
         """Set columns of a trial's row."""
-        columns = ", ".join(f"{name} = ?" for name in values)
-        self.connection.execute(
-            f"UPDATE trials SET {columns} WHERE study_id = ? AND number = ?",  # noqa: S608 - the program's own names
-            (*values.values(), self.study_id, trial.number),
-        )
+        update(self.connection, "trials", {"study_id": self.study_id, "number": trial.number}, **values)
 
-    def end_trial(self, trial: TrialRecord, ruling: Ruling) -> None:
-        """Store the verdict on a trial."""
-        self.set_trial(
-            trial,
-            state=ruling.state,
-            reason=ruling.reason,
-            value=ruling.values[0] if ruling.values else None,
-            objective_values=json.dumps(ruling.values) if ruling.values else None,
-            constraint_values=json.dumps(ruling.constraints) if ruling.constraints else None,
-            ended_at=self.now(),
-        )
+    def set_rungs(self, number: int, passed: Iterable[PassedRung]) -> None:
+        """Store the values of a trial at rungs; the first one of a rung stays."""
+        for one in passed:
+            insert(
+                self.connection, "trial_rungs", "IGNORE", study_id=self.study_id, number=number, rung=one.rung,
+                step=one.step, value=one.value, attempt=one.attempt, at=self.now(),
+            )  # fmt: skip
 
-    def move(self, study: StudyRecord, target: StudyState, cause: str, trials: int | None = None) -> bool:
-        """Change the state of the study unless a person has changed it meanwhile; returns whether it changed.
+    def end_open(self, trial: TrialRecord, ruling: Ruling) -> None:
+        """End a trial in the table alone, so that it may continue."""
+        with transaction(self.connection):
+            self.set_trial(trial, state=ruling.state, reason=ruling.reason, ended_at=self.now())
 
-        ``trials`` is the number of trials behind the decision, None if another trial would not change it.
-        """
+    def move(self, study: StudyRecord, target: StudyState, cause: str) -> bool:
+        """Change the state of the study, unless a person has changed the study meanwhile or, where it would end, has
+        asked for more; returns whether it changed."""
         with transaction(self.connection):
             current = get_study(self.connection, self.study_id)
             if current is None or current.state is not study.state:
                 return False
-            if trials is not None:
-                count = rows.next_number(self.connection, self.study_id)
-                if count != trials or current.spec_json != study.spec_json:
-                    return False
+            if target is StudyState.FINISHED and (
+                current.spec_json != study.spec_json or rows.requested_trials(self.connection, self.study_id)
+            ):
+                return False
             if target in (StudyState.FINISHED, StudyState.FAILED):
                 # The members of a stopped study still need their pins if it is resumed.
-                donors.remove_pins(self.workspace.studies / self.study_id)
+                shutil.rmtree(self.workspace.studies / self.study_id / rows.PINS, ignore_errors=True)
             rows.move_study(self.connection, study, target, cause=cause, actor=self.actor, now=self.now())
         return True
 

@@ -7,9 +7,12 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
+from msgspec.structs import replace
+
 from gputui.store.studies import TrialRecord, TrialState
-from gputui.studies.analysis import best_so_far, best_trial, best_trials, by_objective, complete, importances
-from gputui.studies.spec import Dimension, Objective
+from gputui.studies.analysis import best_so_far, best_trial, best_trials, by_objective, complete
+from gputui.studies.importances import MIN_TRIALS, importances
+from gputui.studies.spec import Dimension, Objective, StudySpec
 
 LOSS = Objective("loss")
 
@@ -58,28 +61,38 @@ def test_the_front_holds_what_nothing_beats_in_every_objective() -> None:
 
 
 def planted(count: int, seed: int = 3) -> list[TrialRecord]:
-    """The loss falls with ``lr``, has its least value in the middle of ``width``, and knows nothing of ``seed``."""
+    """The loss knows ``lr``, and above all the middle of ``width``; the accuracy knows ``other`` alone."""
     draw = random.Random(seed)
     made = []
     for number in range(count):
         lr, width, other = draw.random(), draw.random(), draw.choice("abc")
-        value = 3 * (1 - lr) + 6 * abs(width - 0.5) + 0.01 * draw.random()
-        made.append(trial(number, value, params={"lr": lr, "width": width, "other": other}))
+        loss = 1 - lr + 6 * abs(width - 0.5) + 0.01 * draw.random()
+        params = {"lr": lr, "width": width, "other": other}
+        made.append(trial(number, loss, "abc".index(other) + 0.01 * draw.random(), params=params))
     return made
 
 
-SPACE = (
-    Dimension("lr", "float", 0.0, 1.0),
-    Dimension("width", "float", 0.0, 1.0),
-    Dimension("other", "choice", choices=("a", "b", "c")),
-)
+SPEC = StudySpec(
+    "s", "net",
+    (
+        Dimension("lr", "float", 0.0, 1.0), Dimension("width", "float", 0.0, 1.0),
+        Dimension("other", "choice", choices=("a", "b", "c")),
+    ),
+    (LOSS, Objective("accuracy", "maximize")),
+)  # fmt: skip
 
 
-def test_what_mattered_is_found_a_bend_included() -> None:
-    found = importances(planted(90), SPACE, LOSS)
-    assert found is not None
-    shares = {one.name: one.share for one in found}
-    assert shares["lr"] > 0.2 and shares["width"] > 0.2 and shares["other"] < 0.1
-    assert {one.name: one.sign for one in found} == {"lr": 1, "width": 0, "other": 0}
-    turned = importances(planted(90), SPACE, Objective("loss", "maximize"))
-    assert turned is not None and {one.name: one.sign for one in turned}["lr"] == -1
+def test_what_mattered_is_found_for_each_objective() -> None:
+    found = importances(planted(120), SPEC)
+    for metric, most in (("loss", "width"), ("accuracy", "other")):
+        shares = {one.name: one.share for one in found if one.objective == metric}
+        assert next(iter(shares)) == most and math.isclose(sum(shares.values()), 1.0)
+    assert importances(planted(MIN_TRIALS - 1), SPEC) == []
+
+
+def test_a_parameter_that_some_points_lack_is_weighed_all_the_same() -> None:
+    lacking = [
+        replace(one, params={name: value for name, value in one.params.items() if name != "width" or one.number % 2})
+        for one in planted(60)
+    ]
+    assert {one.name for one in importances(lacking, SPEC)} == {"lr", "width", "other"}

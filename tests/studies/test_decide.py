@@ -32,8 +32,8 @@ from gputui.studies.decide import (
     ruling,
     same_cause,
     trial_spec,
+    trials_on_gpu,
 )
-from gputui.studies.sharing import trials_on_gpu
 from gputui.studies.spec import Budget, Constraints, Dimension, Objective, SamplerSpec, StudySpec
 from tests.tables import table
 
@@ -52,7 +52,7 @@ def trial(number: int, state: TrialState, **changes: Any) -> TrialRecord:
     values: dict[str, Any] = {
         "study_id": "s-1", "number": number, "run_id": f"r-{number}", "state": state, "origin": "sampled",
         "params": {"lr": 0.1}, "rung": None, "values": (), "constraints": (), "reason": None, "parent": None,
-        "generation": None, "starts": 1, "command_id": 1, "sampler": {}, "created_at": 0.0, "ended_at": None,
+        "generation": None, "starts": 1, "command_id": 1, "population": {}, "created_at": 0.0, "ended_at": None,
     }  # fmt: skip
     return TrialRecord(**{**values, **changes})
 

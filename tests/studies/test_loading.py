@@ -14,8 +14,8 @@ from gputui.profiles.loading import load
 from gputui.profiles.params import ParameterError
 from gputui.profiles.targets import find_target
 from gputui.studies.launch import impossible_budget
-from gputui.studies.loading import StudyFile, read_study, source_of, sweep_study
-from gputui.studies.spec import Budget, Dimension, Objective, StudySpec
+from gputui.studies.loading import StudyFile, grid_source, read_study
+from gputui.studies.spec import Budget, Dimension, StudySpec
 from tests.tables import table
 
 PROFILE = """
@@ -112,6 +112,7 @@ budget: {wall: soon}
         (STUDY + "sampler: nsga2\n", "sampler"),
         (STUDY.replace("{trials: 4}", "{gpu_hours: 4}"), "budget.gpu_hours"),
         (STUDY.replace("budget: {trials: 4}", ""), ""),
+        (STUDY + "stop_after: 0\n", "stop_after"),
         (STUDY + "pruner: hyperband\n", "pruner"),
         (STUDY + "pruner: {kind: median, length: lr}\n", "pruner.length"),
         (STUDY + "gpus_per_trial: 1\ntrials_per_gpu: 0\n", "trials_per_gpu"),
@@ -161,35 +162,55 @@ def test_what_the_profiles_own_ladders_change_cannot_be_tuned(folder: Path, work
     assert read(STUDY.replace(LR, "batch_size: [8]"), folder, workspace)
 
 
-@table(
-    "section",
-    [
-        "recovery: {ladders: {nan_loss: [{lower_lr: 10}]}}\n",
-        'checkpoints: {pattern: "*.pt", resume: "--resume {checkpoint}"}\nphases: [{params: {lr: 0.2}}]\n',
-    ],
-)
-def test_a_sweep_does_not_tune_what_something_else_changes(section: str, folder: Path) -> None:
-    (folder / "net.yaml").write_text(PROFILE + section)
-    with pytest.raises(ParameterError, match="lr: "):
-        sweep_study(load(folder / "net.yaml"), {"lr": ["0.1"]}, objective=Objective("loss"), name=None, parallel=None)
+def test_what_the_profiles_phases_change_cannot_be_tuned(folder: Path, workspace: Workspace) -> None:
+    phases = 'checkpoints: {pattern: "*.pt", resume: "--resume {checkpoint}"}\nphases: [{params: {lr: 0.2}}]\n'
+    (folder / "net.yaml").write_text(PROFILE + phases)
+    assert problems(STUDY, folder, workspace) == [(4, "space.lr")]
 
 
-def test_a_sweep_is_a_study_whose_file_reads_back_the_same(folder: Path, workspace: Workspace) -> None:
-    workspace.targets.write_text("lab: {kind: slurm}\n")
-    profile, target = read(STUDY, folder, workspace).profile, find_target("lab", {}, workspace)
-    values, loss = {"lr": ["0.1", "5e-2"], "batch_size": ["8", "16"]}, Objective("loss")
-    spec = sweep_study(profile, values, objective=loss, name=None, parallel=2, target=target)
+CONDITIONS = """
+profile: ./net.yaml
+space:
+  optimizer: [adam, sgd]
+  lr: {type: choice, values: [0.1, 0.2], when: {optimizer: sgd}}
+  width: {type: int, min: 8, max: 16, step: 8, when: {optimizer: [sgd, adam], lr: 0.2}}
+objective: {metric: loss}
+sampler: grid
+"""
+
+
+def test_a_point_has_only_the_parameters_that_apply_to_it(folder: Path, workspace: Workspace) -> None:
+    spec = read(CONDITIONS, folder, workspace).spec
+    assert spec.grid() == [
+        {"optimizer": "adam"}, {"optimizer": "sgd", "lr": 0.1},
+        {"optimizer": "sgd", "lr": 0.2, "width": 8}, {"optimizer": "sgd", "lr": 0.2, "width": 16},
+    ]  # fmt: skip
+    assert msgspec.convert(json.loads(json.dumps(spec.to_json())), StudySpec) == spec
+
+
+@table(("condition", "place"), [
+    ("optimizer: lamb", "optimizer"), ("optimizer: [sgd, 1]", "optimizer"), ("width: 8", "width"), ("lr: 0.1", "lr"),
+    ("gone: 1", "gone"),
+])  # fmt: skip
+def test_a_condition_names_values_of_parameters_above_it(
+    condition: str, place: str, folder: Path, workspace: Workspace
+) -> None:
+    text = CONDITIONS.replace("when: {optimizer: sgd}", f"when: {{{condition}}}")
+    assert problems(text, folder, workspace) == [(5, f"space.lr.when.{place}")]
+
+
+def test_a_typed_grid_is_a_study_whose_values_are_those_of_the_parameters(folder: Path, workspace: Workspace) -> None:
+    profile = load(folder / "net.yaml")
+    values = {"lr": ["0.1", "5e-2"], "batch_size": ["8", "16"]}
+    source = grid_source(profile, values, {"objective": {"metric": "loss"}, "parallel": None})
+    spec = read(source, folder, workspace).spec
     assert spec.grid() == [
         {"lr": 0.1, "batch_size": 8}, {"lr": 0.1, "batch_size": 16},
         {"lr": 0.05, "batch_size": 8}, {"lr": 0.05, "batch_size": 16},
     ]  # fmt: skip
-    assert not spec.needs_optuna
-    assert read(source_of(spec, profile.path), folder, workspace).spec == spec
     with pytest.raises(ParameterError) as caught:
-        sweep_study(
-            profile, {"lrr": ["1"], "batch_size": ["x"]}, objective=loss, name=None, parallel=None, target=target
-        )
-    assert len(caught.value.problems) == 3
+        grid_source(profile, {"lrr": ["1"], "batch_size": ["x"]}, {})
+    assert len(caught.value.problems) == 2
 
 
 def test_a_grid_ends_where_its_steps_do() -> None:

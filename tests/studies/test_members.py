@@ -16,10 +16,10 @@ from gputui.profiles.resolve import resolve
 from gputui.runs.spec import Phase
 from gputui.store.run_states import RunState
 from gputui.store.studies import StudyState, TrialState, read_rungs
-from gputui.studies import donors
-from gputui.studies.lineage import LineageError, lineage
+from gputui.studies.lineage import LineageError, ProfileChangedError, lineage, phased_profile
 from gputui.studies.pbt import Exploit
-from gputui.studies.phased_profile import ProfileChangedError, phased_profile
+from gputui.studies.population import pin
+from gputui.studies.rows import PINS
 from tests.stores import open_store
 from tests.studies.desk import POPULATION, STUDY, Desk
 
@@ -62,7 +62,7 @@ def test_the_worst_member_goes_on_from_a_pin_of_the_best_one(desk: Desk) -> None
     assert (worst.state, worst.parent, worst.generation) == (TrialState.RUNNING, 0, 1)
     newest = desk.attempts(3)[-1]
     assert newest["params"]["rate"] == worst.params["rate"]
-    assert Path(newest["from"]).parent.parent == desk.workspace.studies / STUDY / donors.PINS
+    assert Path(newest["from"]).parent.parent == desk.workspace.studies / STUDY / PINS
 
 
 def test_what_a_member_reached_before_it_left_its_training_counts_no_more(desk: Desk) -> None:
@@ -104,20 +104,20 @@ def rewrite(path: Path) -> None:
 def test_a_checkpoint_without_its_step_in_its_name_is_copied(tmp_path: Path) -> None:
     source = write_whole(tmp_path / "last.pt")
     before = source.read_bytes()
-    pinned = donors.pin(tmp_path / "pins", Exploit(3, 0, {}), 1, source)
+    pinned = pin(tmp_path / "pins", Exploit(3, 0, {}), 1, source)
     rewrite(source)
-    assert pinned is not None and pinned.path.read_bytes() == before != source.read_bytes()
+    assert pinned is not None and pinned.read_bytes() == before != source.read_bytes()
 
 
 def test_a_checkpoint_that_is_not_whole_is_no_pin(tmp_path: Path) -> None:
     source = write_whole(tmp_path / "last.pt")
     source.write_bytes(source.read_bytes()[:-10])
-    assert donors.pin(tmp_path / "pins", Exploit(3, 0, {}), 1, source) is None
+    assert pin(tmp_path / "pins", Exploit(3, 0, {}), 1, source) is None
 
 
 def test_pins_go_with_the_study_and_stay_while_it_may_go_on(desk: Desk) -> None:
     exploit(desk)
-    pins = desk.workspace.studies / STUDY / donors.PINS
+    pins = desk.workspace.studies / STUDY / PINS
     desk.work()
     for trial in desk.trials:
         desk.end(trial.number, RunState.SUCCEEDED)
@@ -135,9 +135,9 @@ def test_a_member_that_has_ended_is_compared_and_gives(desk: Desk) -> None:
     desk.end(0, RunState.SUCCEEDED)
     desk.process.turn()
     assert desk.states() == ["complete", "running", "running", "stopping"]
-    assert desk.trial(3).sampler["exploit"]["donor"] == 0
+    assert desk.trial(3).population["exploit"]["donor"] == 0
     # What it saved at its very end leaves nothing to train.
-    assert "step_10.pt" in desk.trial(3).sampler["exploit"]["from"]
+    assert "step_10.pt" in desk.trial(3).population["exploit"]["from"]
 
 
 def test_a_member_that_has_ended_goes_on_from_nobody(desk: Desk) -> None:
@@ -154,7 +154,7 @@ def test_milestones_that_pass_while_no_process_lives_are_compared_by_the_next_on
     desk.restart()
     desk.process.turn()
     assert desk.states() == ["running", "complete", "running", "stopping"]
-    assert desk.trial(3).sampler["exploit"]["milestone"] == 3 and desk.trial(3).sampler["exploit"]["donor"] == 0
+    assert desk.trial(3).population["exploit"]["milestone"] == 3 and desk.trial(3).population["exploit"]["donor"] == 0
     found = {(one.number, one.rung): one.value for one in read_rungs(desk.connection, STUDY)}
     assert found == {
         (number, rung): pytest.approx(0.1 * (number + 1) / rung) for number in range(4) for rung in (1, 2, 3)

@@ -117,7 +117,8 @@ def process_of(lab: Machine, study: str = "s-1") -> identity.Holder | None:
 
 
 def test_a_sweep_runs_each_point_once_as_an_ordinary_run(lab: Machine) -> None:
-    lab.gputui("sweep", "scored.yaml", "--set", "quality=0.3,0.1", "--set", "steps=5,8", "--over", "last", "--wait")
+    grid = ("--grid", "quality=0.3,0.1", "--grid", "steps=5,8")
+    lab.gputui("study", "run", "scored.yaml", *grid, "--over", "last", "--wait")
     study = lab.json("study", "show")
     assert (study["id"], study["state"]) == ("scored-sweep-1", "finished")
     assert [one["params"] for one in study["trials"]] == [

@@ -129,7 +129,7 @@ def test_two_trials_share_a_gpu_also_when_the_agent_was_killed_between(lab: Mach
     wait_until(lambda: not lab.rows("SELECT * FROM leases"), WAIT_SECONDS, "the end of every lease")
     assert held_by(lab) is None
     # What they shared counts once, and half for each.
-    (study,) = lab.json("studies")
+    (study,) = lab.json("study", "list")
     trials = [run_id for (run_id,) in lab.rows("SELECT run_id FROM runs WHERE trial NOTNULL")]
     hours = [lab.json("show", run_id)["gpu_hours"] for run_id in trials]
     assert sum(hours) == pytest.approx(study["gpu_hours"], abs=1e-5)

@@ -8,12 +8,13 @@ from functools import partial
 from itertools import count
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from gputui.agent.commands.request import CommandRequest, RefusedError, Result
 from gputui.agent.commands.runs import end_run
 from gputui.core.config import PRIVATE_DIR_MODE
 from gputui.runs import repository
+from gputui.runs.spec import Scalar
 from gputui.store.runs import get_run
 from gputui.store.studies import StudyRecord, StudyState, TrialRecord, TrialState, Wish, get_study, read_trials
 from gputui.studies import rows
@@ -89,15 +90,14 @@ def extend(request: CommandRequest) -> Result:
         if getattr(budget, name) is None:
             raise RefusedError(f"{study.study_id} has no limit of {name}")
         budget = replace(budget, **{name: getattr(budget, name) + addition})
-    extended = replace(spec, budget=budget).to_json()
-    values = (json.dumps(extended), study.study_id)
+    values = (json.dumps(replace(spec, budget=budget).to_json()), study.study_id)
     request.connection.execute("UPDATE studies SET spec = ? WHERE study_id = ?", values)
-    return {**_reopened(request, study, "extended"), "budget": dict(extended["budget"])}
+    return {**_reopened(request, study, "extended"), "budget": asdict(budget)}
 
 
 def enqueue_trial(request: CommandRequest) -> Result:
-    """Add a trial by hand, which runs next. Parameters that are not given are those of the best
-    trial."""
+    """Ask for a trial by hand, which runs next. Parameters that are not given are those of the best
+    trial. The study's process gives the trial its number."""
     study = _find_open(request)
     study_id, spec = study.study_id, study_spec(study)
     if spec.pbt is not None:
@@ -108,19 +108,22 @@ def enqueue_trial(request: CommandRequest) -> Result:
         tuned = ", ".join(spec.tuned)
         raise RefusedError(f"{unknown[0]} is not tuned; {study_id} tunes {tuned}")
     best = best_trial(read_trials(request.connection, study_id), spec.objectives)
-    params = {**({} if best is None else best.params), **changes}
+    known = {**({} if best is None else best.params), **changes}
+    params: dict[str, Scalar] = {}
     for dimension in spec.space:
         name = dimension.name
-        if name not in params:
+        if not dimension.applies(params):
+            if name in changes:
+                raise RefusedError(f"{name} applies only to other points; leave it out")
+            continue
+        if name not in known:
             raise RefusedError(f"{name} needs a value: there is no best trial to copy it from")
-        if not dimension.holds(params[name]):
-            raise RefusedError(f"{name}: {params[name]!r} is outside of the study's space")
-    number = rows.next_number(request.connection, study_id)
-    now, state, origin = request.context.now(), TrialState.ENQUEUED, "enqueued"
-    rows.insert_trial(request.connection, study_id, number, params, state=state, origin=origin, now=now)
+        if not dimension.holds(known[name]):
+            raise RefusedError(f"{name}: {known[name]!r} is outside of the study's space")
+        params[name] = known[name]
+    rows.request_trial(request.connection, study_id, params)
     _reopened(request, study, "a point was added")
-    text = f"trial {number} of {study_id} was added"
-    return {"id": study_id, "trial": number, "params": params, "text": text}
+    return {"id": study_id, "params": params, "text": f"a point was added to {study_id}; it is the next trial"}
 
 
 def prune_trial(request: CommandRequest) -> Result:
@@ -157,7 +160,7 @@ def _find_study(request: CommandRequest) -> StudyRecord:
     wanted = str(request.args.get("study") or "")
     study = get_study(request.connection, wanted)
     if study is None:
-        raise RefusedError(f"no study {wanted!r}; gputui studies lists them")
+        raise RefusedError(f"no study {wanted!r}; gputui study list names them")
     return study
 
 

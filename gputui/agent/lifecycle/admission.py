@@ -32,7 +32,7 @@ from gputui.store.gpu_use import study_peaks
 from gputui.store.run_history import met_incident
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run, get_run, queued_runs
-from gputui.studies.sharing import trials_on_gpu
+from gputui.studies.decide import trials_on_gpu
 
 # A GPU that is reset, or whose driver is reloaded, is back within minutes.
 MISSING_SECONDS = 300.0

@@ -34,9 +34,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "import": ("import_runs", "Import a TensorBoard or W&B folder as finished runs."),
     },
     "Studies": {
-        "study": ("study", "Search for good parameters: run, list, show, stop, report …"),
-        "studies": ("studies", "List the studies."),
-        "sweep": ("sweep", "Run a profile with each combination of some values."),
+        "study": ("study", "Search for good parameters, or try a grid: run, list, show, report …"),
     },
     "Profiles": {
         "profile": ("profile", "List the profiles; write one as a job of another system."),

@@ -39,16 +39,35 @@ def command() -> None:
 
 
 @command.command("run")
-@click.argument("file")
+@click.argument("file", metavar="FILE|PROFILE")
+@click.option("--grid", multiple=True, metavar="KEY=A,B,C", help="Of a profile: run each combination of these values.")
+@click.option("--metric", help="With --grid: what is compared.  [default: loss]")
+@click.option("--maximize", is_flag=True, help="With --grid: larger is better.")
+@click.option("--over", type=click.Choice(("best", "last")), help="With --grid: which value counts.  [default: best]")
+@click.option("--parallel", type=click.IntRange(1, 256), help="With --grid: trials at a time (else as many as fit).")
+@click.option("--name", help="With --grid: what the study is called (else the profile's name and -grid).")
 @click.option("--on", "target", metavar="TARGET", help="Where its trials run (gputui target list); else here.")
 @click.option("--wait", is_flag=True, help="Wait until it ends.")
+@click.option("--dry-run", is_flag=True, help="Only show its first points and what they are expected to take.")
 @json_option
 @click.pass_obj
-def run(session: Session, file: str, target: str | None, wait: bool, as_json: bool) -> None:
-    """Begin a study: a file, or a name in ./studies, the home's studies or those that come with gputui."""
-    from gputui.ui.cli.study_launch import launch, load_file
+def run(
+    session: Session, /, file: str, target: str | None, wait: bool, dry_run: bool, as_json: bool, **options: Any
+) -> None:
+    """Begin a study: a file, or a name in ./studies, the home's studies or those that come with gputui. With --grid:
+    each combination of some values of a profile's parameters; the study's file is kept (study show --source)."""
+    from gputui.ui.cli.study_launch import launch, load_file, load_grid, plan_json
 
-    found = load_file(session, file, target)
+    if options["grid"]:
+        found = load_grid(session, file, target, **options)
+    elif given := next((name for name, value in options.items() if value), None):
+        fail(f"--{given} goes with --grid; a study's file has it as a key", EXIT_USAGE)
+    else:
+        found = load_file(session, file, target)
+    if dry_run:
+        plan = plan_json(session, found.spec)
+        print_json(plan) if as_json else print_plan(plan)
+        return
     raise SystemExit(launch(session, found.spec, found.profile, found.source, wait=wait, as_json=as_json))
 
 
@@ -59,7 +78,7 @@ def run(session: Session, file: str, target: str | None, wait: bool, as_json: bo
 @click.pass_obj
 def check(session: Session, file: str, dry_run: bool, as_json: bool) -> None:
     """Check a study's file and its profile."""
-    from gputui.studies.sampling import missing_library
+    from gputui.studies.spec import missing_library
     from gputui.ui.cli.study_launch import load_file, plan_json, resolve_study
 
     found = load_file(session, file)
@@ -87,7 +106,12 @@ def print_plan(plan: dict[str, Any]) -> None:
 
 def _remark(trial: TrialRecord) -> str:
     """What a person should know about a trial beside its state and values."""
-    origins = {"enqueued": "by hand", "warm": "an earlier run", "rerun": f"trial {trial.parent} again, to the end"}
+    origins = {
+        "enqueued": "by hand",
+        "warm": "an earlier run",
+        "rerun": f"trial {trial.parent} again, to the end",
+        "outside": "run by another process",
+    }
     parts = [origins[trial.origin]] if trial.origin in origins else []
     if trial.generation is not None:
         parent = "itself" if trial.parent is None else f"trial {trial.parent}"
@@ -104,10 +128,39 @@ def _remark(trial: TrialRecord) -> str:
 @json_option
 @click.pass_obj
 def list_command(session: Session, at: str | None, as_json: bool) -> None:
-    """The same as gputui studies."""
-    from gputui.ui.cli.studies import list_studies
+    """The studies, newest first."""
+    from gputui.store.studies import TrialState, read_studies, read_trials, study_wall_seconds
+    from gputui.studies.analysis import best_trials
+    from gputui.studies.spec import study_spec
+    from gputui.ui.cli.study_shapes import study_shape
 
-    list_studies(session, at, as_json=as_json)
+    moment = None if at is None else typed_moment(at)
+    connection = session.reader_or_none()
+    found = [] if connection is None else read_studies(connection, moment)
+    now = time.time() if moment is None else moment
+    if as_json:
+        print_json([study_shape(connection, one, now, moment) for one in found if connection is not None])
+        return
+    session.note_missing_agent(is_active=any(study.state.needs_agent for study in found))
+    if connection is None or not found:
+        say("no study yet; gputui study run FILE begins one, gputui study run PROFILE --grid lr=0.1,0.05 a grid")
+        return
+    rows = []
+    for study in found:
+        trials = read_trials(connection, study.study_id, moment)
+        over = sum(trial.state.is_over for trial in trials)
+        pruned = sum(trial.state is TrialState.PRUNED for trial in trials)
+        spec = study_spec(study)
+        best = best_trials(trials, spec.objectives)
+        value = units.metric_value(best[0].value) if best else "–"
+        if len(spec.objectives) > 1:
+            value = f"Pareto front: {units.count_of(len(best), 'trial')}"
+        wanted = spec.wanted_trials
+        # Points that a person added, reruns and earlier runs count beyond the budget.
+        progress = f"{over}/{max(wanted, len(trials))}" if wanted is not None else str(over)
+        took = units.duration(study_wall_seconds(connection, study.study_id, now))
+        rows.append((study.study_id, study.state, progress, str(pruned), value, took, study.reason or ""))
+    print_table(("STUDY", "STATE", "TRIALS", "PRUNED", "BEST", "TIME", ""), rows)
 
 
 @command.command("show")
@@ -129,7 +182,7 @@ def show(session: Session, study: str | None, source: bool, at: str | None, as_j
         if source:
             click.echo(found.source, nl=False)
             return
-        shape = show_shape(connection, found, time.time(), moment)
+        shape = show_shape(connection, found, time.time(), moment, session.workspace)
         if as_json:
             print_json(shape)
             return
@@ -139,6 +192,7 @@ def show(session: Session, study: str | None, source: bool, at: str | None, as_j
         pruner = "" if spec.pbt is not None else f" · pruner {spec.pruner.kind}"
         on = "" if shape["target"] is None else f" · on {shape['target']}"
         say(f"{goal} · {spec.method}{pruner}{on} · {units.gpu_hours(shape['gpu_hours'])} GPU-hours")
+        say(f"optuna-dashboard {shape['storage']}")
         best = {one["number"] for one in shape["best"]}
         rows = [
             (
@@ -256,18 +310,14 @@ def export(session: Session, study: str, file: Path, lineage: bool, trial: int |
         return
     if trial is not None:
         fail("--trial goes with --lineage", EXIT_USAGE)
-    from gputui.studies.optuna_export import StudyExportError, export_study
-    from gputui.studies.sampling import install_command
-    from gputui.studies.spec import study_spec
+    from gputui.studies.journal import StudyExportError, export_study
 
     with closing(session.reader()) as connection:
         found = _find(connection, study)
         try:
-            count = export_study(connection, found, study_spec(found), file)
+            count = export_study(connection, session.workspace.studies / found.study_id, found, file)
         except StudyExportError as error:
             fail(str(error), EXIT_REFUSED)
-        except ImportError:
-            fail(f"Optuna is not installed; {install_command()}", EXIT_REFUSED)
     if as_json:
         print_json({"id": found.study_id, "file": str(file), "trials": count})
     else:
@@ -280,8 +330,7 @@ def _export_lineage(session: Session, study: str, file: Path, number: int | None
     from gputui.store.studies import read_trials
     from gputui.studies import rows
     from gputui.studies.analysis import best_trial
-    from gputui.studies.lineage import LineageError, lineage
-    from gputui.studies.phased_profile import ProfileChangedError, phased_profile
+    from gputui.studies.lineage import LineageError, ProfileChangedError, lineage, phased_profile
     from gputui.studies.spec import study_spec
 
     with closing(session.reader()) as connection:

@@ -1,4 +1,4 @@
-"""Start a study from a file or a sweep, and wait for its end."""
+"""Start a study from a file or as a grid, and wait for its end."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from gputui.core import units
 from gputui.core.yaml_forms.problems import ProfileError
 from gputui.profiles.loading import Profile
+from gputui.profiles.params import ParameterError, split_assignments
 from gputui.profiles.resolve import ResolveError
 from gputui.runs.launch_shell import capture
 from gputui.runs.spec import RunSpec
@@ -20,9 +21,15 @@ from gputui.runs.submission import submit_ticket
 from gputui.store.database import data_version
 from gputui.store.studies import StudyState, TrialRecord, TrialState, get_study, read_trials
 from gputui.studies import launch as plans
-from gputui.studies.loading import StudyFile, StudyFileNotFoundError, find_study_file, load_study
-from gputui.studies.sampling import missing_library
-from gputui.studies.spec import StudySpec
+from gputui.studies.loading import (
+    StudyFile,
+    StudyFileNotFoundError,
+    find_study_file,
+    grid_source,
+    load_study,
+    read_study,
+)
+from gputui.studies.spec import StudySpec, missing_library
 from gputui.ui.cli import launch_spec
 from gputui.ui.cli.context import (
     EXIT_INTERRUPTED,
@@ -49,6 +56,28 @@ def load_file(session: Session, wanted: str, target: str | None = None) -> Study
         return load_study(path, session.workspace, Path.cwd(), target)
     except (StudyFileNotFoundError, ProfileError) as error:
         launch_spec.refuse(str(error).splitlines(), EXIT_USAGE)
+
+
+def load_grid(session: Session, wanted: str, target: str | None, **options: Any) -> StudyFile:
+    """A grid over values of a profile's parameters as a study; ends the command with one line per problem. ``options``
+    are those of the command."""
+    profile = launch_spec.load_profile(session, wanted)
+    objective = {
+        "metric": options["metric"] or "loss",
+        "direction": "maximize" if options["maximize"] else "minimize",
+        "over": options["over"] or "best",
+    }
+    settings = {"name": options["name"], "objective": objective, "parallel": options["parallel"], "target": target}
+    try:
+        given = {key: text.split(",") for key, text in split_assignments(options["grid"]).items()}
+        source = grid_source(profile, given, settings)
+        return read_study(source, Path("--grid"), session.workspace, Path.cwd())
+    except ParameterError as error:
+        launch_spec.refuse(list(error.problems), EXIT_USAGE)
+    except ProfileError as error:
+        # The file is not the person's own: its lines say nothing.
+        problems = [replace(one, file=one.key.removeprefix("space."), line=None, key="") for one in error.problems]
+        launch_spec.refuse([str(one).removeprefix(": ") for one in problems], EXIT_USAGE)
 
 
 def resolve_study(session: Session, spec: StudySpec, profile: Profile) -> tuple[StudySpec, RunSpec]:

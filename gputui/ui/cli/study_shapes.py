@@ -10,9 +10,13 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import asdict
+
+from gputui.core.config import Workspace
 from gputui.store.json_shapes import iso
 from gputui.store.studies import StudyRecord, TrialRecord, TrialState, read_rungs, read_trials, study_gpu_hours
-from gputui.studies.analysis import best_trials, by_objective, importances, ranked
+from gputui.studies.analysis import best_trials, ranked
+from gputui.studies.rows import JOURNAL_FILE
 from gputui.studies.spec import StudySpec, study_spec
 
 if TYPE_CHECKING:
@@ -22,7 +26,7 @@ if TYPE_CHECKING:
 def study_shape(
     connection: sqlite3.Connection, study: StudyRecord, now: float, at: float | None = None
 ) -> dict[str, Any]:
-    """A study of ``gputui studies --json``, with the number of trials in each state. ``best`` has one trial, or the
+    """A study of ``gputui study list --json``, with the number of trials in each state. ``best`` has one trial, or the
     Pareto front of several objectives; ``sampler`` and ``pruner`` are null for a population, ``gpu_hours`` on a
     target."""
     trials = read_trials(connection, study.study_id, at)
@@ -31,9 +35,10 @@ def study_shape(
 
 
 def show_shape(
-    connection: sqlite3.Connection, study: StudyRecord, now: float, at: float | None = None
+    connection: sqlite3.Connection, study: StudyRecord, now: float, at: float | None, workspace: Workspace
 ) -> dict[str, Any]:
-    """A study of ``gputui study show --json``: with its space, and a list of trials with their values at rungs."""
+    """A study of ``gputui study show --json``: with its space, its Optuna storage, and a list of trials with their
+    values at rungs."""
     spec = study_spec(study)
     trials = read_trials(connection, study.study_id, at)
     hours = study_gpu_hours(connection, study.study_id, now if at is None else at)
@@ -49,34 +54,31 @@ def show_shape(
         rungs[rung.number].append(passed)
     return {
         **_study_shape(study, spec, trials, hours),
-        "space": list(spec.to_json()["space"]),
+        "space": [asdict(dimension) for dimension in spec.space],
+        "storage": str(workspace.studies / study.study_id / JOURNAL_FILE),
         "source": study.source,
         "trials": [{**_trial_shape(trial), "rungs": rungs[trial.number]} for trial in trials],
     }
 
 
 def report_shape(findings: StudyFindings) -> dict[str, Any]:
-    """``gputui study report --json``: the study of ``gputui studies`` with every ranked trial, each with the command
+    """``gputui study report --json``: the study of ``gputui study list`` with every ranked trial, each with the command
     that trains it. ``saved_share`` (0 to 1) is what pruning saved of full runs' compute, null without pruned trials;
     ``importances`` of each objective are null while too few trials are complete."""
-    # Lists of studies need no drawings.
+    # Lists of studies need neither drawings nor Optuna.
+    from gputui.studies.importances import importances
     from gputui.studies.report import saved_share, winner_command
 
     spec, trials = findings.spec, findings.trials
     best = [
         {**_trial_shape(trial), "command": winner_command(findings, trial)} for trial in ranked(trials, spec.objectives)
     ]
-    known = [
-        {"objective": objective.metric, **one._asdict()}
-        for objective, own in by_objective(trials, spec.objectives)
-        for one in importances(own, spec.space, objective) or ()
-    ]
     return {
         **_study_shape(findings.study, spec, trials, findings.gpu_hours),
         "best": best,
         "running_seconds": findings.running_seconds,
         "saved_share": saved_share(spec, trials),
-        "importances": known or None,
+        "importances": [asdict(one) for one in importances(trials, spec)] or None,
         "not_complete": [
             _trial_shape(trial) for trial in trials if trial.state.is_over and trial.state is not TrialState.COMPLETE
         ],
@@ -100,7 +102,7 @@ def _study_shape(
         "objectives": [{"metric": objective.metric, "direction": objective.direction} for objective in objectives],
         "sampler": None if spec.pbt is not None else spec.sampler.kind,
         "pruner": None if spec.pbt is not None else spec.pruner.kind,
-        "budget": dict(spec.to_json()["budget"]),
+        "budget": asdict(spec.budget),
         "trials": {state.value: states[state] for state in TrialState},
         "target": None if spec.target is None else spec.target["name"],
         "gpu_hours": None if spec.target is not None else gpu_hours,

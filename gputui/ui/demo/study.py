@@ -1,6 +1,6 @@
 """The study in the demo's history: random points on four pairs of GPUs, pruned by the median.
 
-Points, rungs and decisions are those that a study's process would write for these losses; Optuna is not needed.
+Points, rungs and decisions are those that a study's process would write for these losses.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from gputui.core.config import PRIVATE_DIR_MODE
 from gputui.profiles.resolve import resolve
 from gputui.runs.repository import transaction
 from gputui.runs.submission import write_spec
-from gputui.store.studies import StudyState, TrialState, get_study
+from gputui.store.rows import insert
+from gputui.store.studies import StudyState, TrialState, get_study, read_trials
 from gputui.studies import decide, pbt, rows
+from gputui.studies.importances import importances
 from gputui.studies.loading import load_study
 from gputui.studies.spec import Objective, StudySpec
 from gputui.ui.demo.simulated_training import VALIDATION_STEPS, tuned_end, validation_loss
@@ -85,9 +87,10 @@ def play_study(past: DemoPast, file: Path, began_at: float) -> None:
         courses.append(course)
         clock.at = begin
         with transaction(connection):
-            rows.insert_trial(
-                connection, study_id, number, params, state=TrialState.RUNNING, origin="sampled", now=begin
-            )
+            insert(
+                connection, "trials", study_id=study_id, number=number, state=TrialState.RUNNING, origin="sampled",
+                params=json.dumps(params), created_at=begin,
+            )  # fmt: skip
         run_id = past.begin_run(trial, f"study {study_id}", name=f"{study_id}-t{number}")
         steps = len(course.values) * VALIDATION_STEPS
         past.train_trial(run_id, gpus, STEP_SECONDS, steps, course.reason, f"study {study_id}")
@@ -99,6 +102,7 @@ def play_study(past: DemoPast, file: Path, began_at: float) -> None:
         assert study is not None
         cause = f"its {len(courses)} trials are done"
         rows.move_study(connection, study, StudyState.FINISHED, cause=cause, actor=f"study {study_id}", now=clock.at)
+        rows.set_importances(connection, study_id, importances(read_trials(connection, study_id), spec))
 
 
 def _course(spec: StudySpec, params: Mapping[str, Any], begin: float, others: Sequence[_Course]) -> _Course:

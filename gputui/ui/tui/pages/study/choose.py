@@ -107,7 +107,7 @@ def make_plan(path: Path, workspace: Workspace, cwd: Path, situation: GpuSituati
     from gputui.profiles.resolve import ResolveError
     from gputui.studies import launch
     from gputui.studies.loading import load_study
-    from gputui.studies.sampling import missing_library
+    from gputui.studies.spec import missing_library
 
     try:
         found = load_study(path, workspace, cwd)

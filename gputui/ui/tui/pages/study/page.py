@@ -151,7 +151,7 @@ class StudyScreen(ListPage):
 
     def _draw_empty(self, width: int, height: int) -> None:
         self._shown = []
-        words = "No study yet. N starts one from a file; gputui sweep PROFILE --set lr=0.1,0.01 tries a grid."
+        words = "No study yet. N starts one from a file; gputui study run PROFILE --grid lr=0.1,0.01 tries a grid."
         if self.snapshot.agent is None or self.study_id is not None:
             words = "reading…"
         self.title_lines.fit([fit_line([(f" {words}", "dim")], width)])

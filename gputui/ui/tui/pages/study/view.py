@@ -21,7 +21,7 @@ from gputui.metrics.draw.raster import Span
 from gputui.store.run_states import RunState
 from gputui.store.studies import StudyState, TrialRecord, TrialState
 from gputui.studies import pictures
-from gputui.studies.analysis import best_trial, best_trials, by_objective, counted, importances
+from gputui.studies.analysis import best_trial, best_trials, by_objective, counted
 from gputui.studies.spec import Dimension, Objective, StudySpec
 from gputui.ui.tui.data.progress import LOSS
 from gputui.ui.tui.data.snapshot import Progress, StudyPage
@@ -419,7 +419,7 @@ def _picture_lines(page: StudyPage, spec: StudySpec, table: StudyTable, width: i
 
 def _values(page: StudyPage, objective: Objective, cursor: TrialRecord | None, width: int, height: int) -> list[Line]:
     spec = page.spec
-    shares = importances(page.trials, spec.space, objective)
+    shares = page.study.importances_for(objective.metric)
     below = 0 if height < 14 else 1 + len(spec.space)
     at = None if cursor is None else pictures.ended_places(page.trials).get(cursor.number)
     drawing = pictures.values_by_trial(page.trials, page.rungs, objective, DOT_HEIGHT)
@@ -427,18 +427,17 @@ def _values(page: StudyPage, objective: Objective, cursor: TrialRecord | None, w
     if not below:
         return lines
     lines.append(rule("IMPORTANCE", width, f"for {clean(objective.metric)}, of complete trials"))
-    if shares is None:
-        return [*lines, fit_line([("  Known after four complete trials.", "dim")], width)]
+    if not shares:
+        return [*lines, fit_line([("  Known after eight complete trials.", "dim")], width)]
     name_width = min(20, max(len(clean(one.name)) for one in shares))
     for one in shares:
-        room = max(4, width - name_width - 28)
+        room = max(4, width - name_width - 10)
         lines.append(
             fit_line(
                 [
                     (f" {clean(one.name):<{name_width}.{name_width}} ", "text"),
                     (bar(one.share, room), "accent"),
                     (f" {percent(one.share * 100):>5}", "text"),
-                    (f" {one.trend}", "dim"),
                 ],
                 width,
             )
@@ -482,7 +481,7 @@ def _slices(page: StudyPage, objective: Objective, cursor: TrialRecord | None, w
     spec = page.spec
     across = 2 if width >= 70 and len(spec.space) > 1 else 1
     down = max(1, min(math.ceil(len(spec.space) / across), height // 7))
-    places = {one.name: place for place, one in enumerate(importances(page.trials, spec.space, objective) or ())}
+    places = {one.name: place for place, one in enumerate(page.study.importances_for(objective.metric))}
     shown = sorted(spec.space, key=lambda one: places.get(one.name, 0))[: across * down]
     each_width, each_height = width // across, height // down
     lines: list[Line] = []

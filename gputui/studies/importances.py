@@ -1,0 +1,58 @@
+"""Which parameters mattered, by Optuna's PED-ANOVA evaluator."""
+
+from __future__ import annotations
+
+import math
+import sys
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from gputui.store.studies import Importance, TrialRecord
+from gputui.studies.analysis import complete
+from gputui.studies.spec import StudySpec
+
+MIN_TRIALS = 8
+"""Fewer complete trials say nothing about importance: the evaluator compares the best tenth with all."""
+
+
+def importances(trials: Sequence[TrialRecord], spec: StudySpec) -> list[Importance]:
+    """The share of each tuned parameter in what makes the best trials of each objective differ from all, most
+    important first; empty while too few are complete."""
+    known = [trial for trial in complete(trials) if len(trial.values) == len(spec.objectives)]
+    if len(known) < MIN_TRIALS:
+        return []
+    evaluator, study = _evaluator_and_study(known, spec)
+    found: list[Importance] = []
+    for place, objective in enumerate(spec.objectives):
+        sign = 1.0 if objective.direction == "minimize" else -1.0
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            weights = evaluator.evaluate(study, target=lambda trial, s=sign, at=place: s * trial.values[at])
+        total = math.fsum(weights.values()) or 1.0
+        found += [Importance(objective.metric, name, weight / total) for name, weight in weights.items()]
+    return found
+
+
+def _evaluator_and_study(trials: Sequence[TrialRecord], spec: StudySpec) -> tuple[Any, Any]:
+    """The evaluator, and the trials in memory. scikit-learn, which other evaluators use, would take most of a process's
+    memory."""
+    absent: Any = None
+    hidden = [name for name in ("sklearn", "scipy.stats") if sys.modules.setdefault(name, absent) is None]
+    try:
+        from optuna import create_study
+        from optuna.importance import PedAnovaImportanceEvaluator
+        from optuna.samplers import RandomSampler
+        from optuna.trial import create_trial
+
+        from gputui.studies.samplers import distribution
+    finally:
+        for name in hidden:
+            del sys.modules[name]
+    distributions = {dimension.name: distribution(dimension) for dimension in spec.space}
+    study = create_study(directions=[one.direction for one in spec.objectives], sampler=RandomSampler())
+    for trial in trials:
+        params = {name: value for name, value in trial.params.items() if name in distributions}
+        own = {name: distributions[name] for name in params}
+        study.add_trial(create_trial(values=list(trial.values), params=params, distributions=own))
+    return PedAnovaImportanceEvaluator(), study

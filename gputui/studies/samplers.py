@@ -1,0 +1,131 @@
+"""Optuna's samplers, pruners and distributions of a study."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import optuna
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+from optuna.pruners import BasePruner
+from optuna.samplers import BaseSampler, CmaEsSampler
+from optuna.trial import FrozenTrial, TrialState
+
+from gputui.studies.spec import Dimension, StudySpec
+
+_MIN_SOLUTIONS = 10
+"""CMA-ES starts from the best tenth of these."""
+
+
+def distribution(dimension: Dimension) -> BaseDistribution:
+    """The values of a dimension."""
+    if dimension.kind == "choice":
+        return CategoricalDistribution(dimension.choices)
+    low, high = dimension.bounds
+    if dimension.kind == "int":
+        return IntDistribution(int(low), int(high), log=dimension.log, step=int(dimension.step or 1))
+    return FloatDistribution(low, high, log=dimension.log, step=dimension.step)
+
+
+def pruner(spec: StudySpec) -> BasePruner:
+    """The pruner, whose steps are rungs."""
+    pruners, given = optuna.pruners, spec.pruner
+    match given.kind:
+        case "median":
+            return pruners.MedianPruner(n_startup_trials=given.startup, n_warmup_steps=given.warmup)
+        case "percentile":
+            return pruners.PercentilePruner(
+                given.percentile, n_startup_trials=given.startup, n_warmup_steps=given.warmup
+            )
+        case "halving":
+            return pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=given.eta)
+        case "hyperband":
+            return pruners.HyperbandPruner(min_resource=1, max_resource=given.rungs, reduction_factor=given.eta)
+        case "patient":
+            return pruners.PatientPruner(None, patience=given.patience)
+        case _:
+            return pruners.NopPruner()
+
+
+def sampler(spec: StudySpec, number: int, name: str = "") -> BaseSampler:
+    """A sampler seeded only by the study's seed, the trial's number and the parameter's ``name``, so that a restarted
+    process draws the same values. Samplers that draw all parameters at once take no name."""
+    samplers, kind = optuna.samplers, spec.sampler.kind
+    key = name if kind in ("tpe", "random") else ""
+    seed = int.from_bytes(hashlib.sha256(f"{spec.seed}\n{number}\n{key}".encode()).digest()[:4], "big")
+    startup: dict[str, Any] = {} if spec.sampler.startup is None else {"n_startup_trials": spec.sampler.startup}
+    match kind:
+        case "tpe":
+            return samplers.TPESampler(seed=seed, **startup)
+        case "gp":
+            return samplers.GPSampler(seed=seed, **startup)
+        case "nsga2":
+            return samplers.NSGAIISampler(seed=seed)
+        case "qmc":
+            independent = samplers.RandomSampler(seed=seed)
+            return samplers.QMCSampler(
+                seed=spec.seed, scramble=True, independent_sampler=independent, warn_independent_sampling=False
+            )
+        case _:
+            return samplers.RandomSampler(seed=seed)
+
+
+def cma_es(spec: StudySpec, trials: Sequence[FrozenTrial]) -> CmaEsSampler:
+    """CMA-ES for one process, from the solutions among ``trials``."""
+    _import_cmaes()
+    numbers = {one.name: distribution(one) for one in spec.space if one.kind != "choice" and not one.when}
+    solutions = [
+        optuna.trial.create_trial(
+            params={name: trial.params[name] for name in numbers}, distributions=numbers, value=trial.value
+        )
+        for trial in trials
+        if trial.state is TrialState.COMPLETE and numbers.keys() <= trial.params.keys()
+    ]
+    startup: dict[str, Any] = {} if spec.sampler.startup is None else {"n_startup_trials": spec.sampler.startup}
+    made = _CmaEs(
+        seed=int.from_bytes(hashlib.sha256(f"{spec.seed}\n{len(trials)}".encode()).digest()[:4], "big"),
+        source_trials=solutions if len(solutions) >= _MIN_SOLUTIONS else None,
+        warn_independent_sampling=False,
+        independent_sampler=optuna.samplers.RandomSampler(seed=spec.seed + len(trials)),
+        **startup,
+    )
+    # Generations of an earlier process are of another optimizer.
+    made._attr_prefix = f"cma{len(trials)}:"
+    return made
+
+
+class _CmaEs(CmaEsSampler):
+    """Keeps its optimizer in memory. Optuna keeps it in the storage as a pickle, which is unsafe to load."""
+
+    _optimizer: Any = None
+
+    def _restore_optimizer(self, completed_trials: list[FrozenTrial]) -> Any:
+        return self._optimizer
+
+    def _init_optimizer(self, *arguments: Any, **options: Any) -> Any:
+        self._optimizer = super()._init_optimizer(*arguments, **options)
+        return self._optimizer
+
+    def _split_optimizer_str(self, optimizer_str: str) -> Mapping[str, str]:  # type: ignore[override]
+        return {}
+
+
+def _import_cmaes() -> None:
+    """Import cmaes without scipy.stats, which takes seconds and most of a process's memory. Only its variants with
+    margin use scipy.stats, and it is optional for them."""
+    absent: Any = None
+    is_hidden = sys.modules.setdefault("scipy.stats", absent) is None
+    try:
+        importlib.import_module("cmaes")
+    finally:
+        if is_hidden:
+            del sys.modules["scipy.stats"]

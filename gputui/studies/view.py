@@ -1,0 +1,132 @@
+"""The table of trials as a view of the journal: rows are inserted and ended here as the journal has them."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from optuna.trial import FrozenTrial
+from optuna.trial import TrialState as State
+
+from gputui.runs.repository import transaction
+from gputui.store.rows import insert, update
+from gputui.store.studies import OUTSIDE, TrialReader, TrialRecord, TrialState, read_rungs
+from gputui.studies.journal import OWN, VERDICT, StudyJournal
+
+_STATES = {
+    State.WAITING: TrialState.ENQUEUED,
+    State.RUNNING: TrialState.RUNNING,
+    State.COMPLETE: TrialState.COMPLETE,
+    State.PRUNED: TrialState.PRUNED,
+    State.FAIL: TrialState.FAILED,
+}
+
+
+class TrialView:
+    """Keeps the rows of a study's trials up to date. ``now`` gives UTC unix seconds."""
+
+    def __init__(self, connection: sqlite3.Connection, study_id: str, now: Callable[[], float]) -> None:
+        self._connection = connection
+        self._study_id = study_id
+        self._now = now
+        self._reader = TrialReader(connection, study_id)
+        self._settled: set[int] = set()
+
+    def read(self) -> list[TrialRecord]:
+        """The rows of all trials, by number."""
+        return self._reader.read()
+
+    def restore(self, journal: StudyJournal) -> None:
+        """Give a journal the trials that only the table has, and end what a killed process left half done."""
+        known = self.read()
+        if len(known) > len(journal.trials()):
+            journal.restore(known, read_rungs(self._connection, self._study_id))
+        journal.complete_points()
+        for trial in journal.trials():
+            if trial.state is State.RUNNING and VERDICT in trial.user_attrs:
+                journal.settle(trial)
+
+    def update(self, journal: StudyJournal) -> list[TrialRecord]:
+        """Bring the rows to what the journal has; returns all."""
+        known = self.read()
+        changes: dict[int, dict[str, Any]] = {}
+        for trial in journal.trials():
+            if trial.number in self._settled:
+                continue
+            row = known[trial.number] if trial.number < len(known) else None
+            if row is None:
+                changes[trial.number] = self._new_row(trial)
+            elif row.origin == OUTSIDE and not row.state.is_over:
+                changes[trial.number] = self._outside_row(trial)
+            elif trial.state.is_finished() and not row.state.is_over:
+                changes[trial.number] = self._end(trial)
+            elif trial.state.is_finished():
+                self._settled.add(trial.number)
+        changes = {number: values for number, values in changes.items() if _differs(known, number, values)}
+        if not changes:
+            return known
+        with transaction(self._connection):
+            for number, values in changes.items():
+                if number < len(known):
+                    update(self._connection, "trials", {"study_id": self._study_id, "number": number}, **values)
+                else:
+                    insert(self._connection, "trials", study_id=self._study_id, number=number, **values)
+        return self.read()
+
+    def _new_row(self, trial: FrozenTrial) -> dict[str, Any]:
+        own = trial.user_attrs.get(OWN)
+        if own is None:
+            return self._outside_row(trial)
+        ended = self._end(trial) if trial.state.is_finished() else {"state": TrialState.ENQUEUED}
+        return {
+            "origin": own["origin"],
+            "params": json.dumps(trial.params),
+            "run_id": own.get("run"),
+            "parent": own.get("parent"),
+            "created_at": self._now(),
+            **ended,
+        }
+
+    def _outside_row(self, trial: FrozenTrial) -> dict[str, Any]:
+        started = trial.datetime_start
+        return {
+            "origin": OUTSIDE,
+            "params": json.dumps(trial.params),
+            "rung": trial.last_step,
+            "created_at": self._now() if started is None else started.timestamp(),
+            **(self._end(trial) if trial.state.is_finished() else {"state": _STATES[trial.state]}),
+        }
+
+    def _end(self, trial: FrozenTrial) -> dict[str, Any]:
+        """The columns of a verdict: gputui's own, else Optuna's state."""
+        verdict: Mapping[str, Any] | None = trial.user_attrs.get(VERDICT)
+        if verdict is None:
+            complete = trial.datetime_complete
+            at = self._now() if complete is None else complete.timestamp()
+            values = trial.values if trial.state is State.COMPLETE else ()
+            why = None if trial.state is State.COMPLETE else "ended by another process"
+            verdict = {"state": _STATES[trial.state], "values": values, "constraints": (), "reason": why, "at": at}
+        return verdict_columns(verdict)
+
+
+def verdict_columns(verdict: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of a trial that is over."""
+    values, constraints = list(verdict["values"]), list(verdict["constraints"])
+    return {
+        "state": verdict["state"],
+        "reason": verdict["reason"],
+        "value": values[0] if values else None,
+        "objective_values": json.dumps(values) if values else None,
+        "constraint_values": json.dumps(constraints) if constraints else None,
+        "ended_at": verdict["at"],
+    }
+
+
+def _differs(known: list[TrialRecord], number: int, values: Mapping[str, Any]) -> bool:
+    """Whether a row would change; that of a running trial outside is compared with each turn."""
+    if number >= len(known):
+        return True
+    row = known[number]
+    return values["state"] != row.state or ("params" in values and json.loads(values["params"]) != dict(row.params))

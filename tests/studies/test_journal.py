@@ -1,0 +1,219 @@
+"""Optuna's journal of a study: what a kill, another process and a torn line leave of it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from gputui.store.studies import TrialState
+from gputui.studies import journal as journals
+from gputui.studies import spec as specs
+from gputui.studies.decide import Ruling
+from gputui.studies.journal import OWN, StudyJournal, open_storage
+from gputui.studies.rows import JOURNAL_FILE
+from gputui.studies.spec import Constraints, Dimension, Objective, PrunerSpec, SamplerSpec, StudySpec, missing_library
+from tests.tables import table
+
+SPACE = (
+    Dimension("lr", "float", 1e-4, 1e-1, log=True),
+    Dimension("width", "int", 16, 64, step=16),
+    Dimension("act", "choice", choices=("relu", "gelu", None)),
+    Dimension("slope", "float", 0.0, 1.0, when={"act": ("relu", None)}),
+)
+POINT = {"lr": 0.01, "width": 16, "act": "gelu"}
+
+
+def study(sampler: Any = "tpe", pruner: PrunerSpec | None = None, **changes: Any) -> StudySpec:
+    made = StudySpec("s", "net", SPACE, (Objective("loss"),), SamplerSpec(sampler), pruner or PrunerSpec())
+    return replace(made, **changes)
+
+
+def opened(spec: StudySpec, folder: Path) -> StudyJournal:
+    """The journal as a new process has it."""
+    made = StudyJournal(spec, "s-1", open_storage(folder))
+    made.complete_points()
+    return made
+
+
+def score(params: Mapping[str, Any]) -> float:
+    return abs(math.log10(params["lr"]) + 2) + params["width"] / 100
+
+
+def points(spec: StudySpec, folder: Path, *, dies: str = "", count: int = 12) -> list[dict[str, Any]]:
+    """The points of trials that run one after another, where the process ``dies``: before each, or inside."""
+    folder.mkdir()
+    journal = opened(spec, folder)
+    for number in range(count):
+        if dies:
+            journal = opened(spec, folder)
+        journal.sample()
+        if dies == "inside":
+            # All behind the first parameter of this trial was not written.
+            file = folder / JOURNAL_FILE
+            lines = file.read_text().splitlines(keepends=True)
+            created = max(place for place, line in enumerate(lines) if json.loads(line)["op_code"] == 4)
+            file.write_text("".join(lines[: created + 2]))
+            journal = opened(spec, folder)
+        params = journal.trials()[number].params
+        values = (score(params), params["lr"])[: len(spec.objectives)]
+        journal.end(number, Ruling(TrialState.COMPLETE, None, values), 0.0)
+    return [trial.params for trial in journal.trials()]
+
+
+@table("kind", ["random", "tpe", "nsga2"])
+def test_a_process_that_dies_anywhere_asks_for_the_same_points(kind: str, tmp_path: Path) -> None:
+    several = (Objective("loss"), Objective("lr", "maximize"))
+    spec = study(kind, objectives=several if kind == "nsga2" else (Objective("loss"),))
+    found = points(spec, tmp_path / "lives")
+    assert found == points(spec, tmp_path / "before", dies="before") == points(spec, tmp_path / "in", dies="inside")
+    assert len({json.dumps(point, sort_keys=True) for point in found}) == 12
+    assert all(("slope" in point) is (point["act"] != "gelu") for point in found)
+
+
+@table("kind", ["qmc", "cmaes", "gp"])
+def test_other_samplers_continue_after_a_death_with_new_points(kind: str, tmp_path: Path) -> None:
+    found = points(study(kind), tmp_path / "s", dies="before")
+    assert len({json.dumps(point, sort_keys=True) for point in found}) >= 11
+    # CMA-ES would keep its state as a pickle, which a process outside could replace.
+    assert "optimizer" not in (tmp_path / "s" / JOURNAL_FILE).read_text()
+
+
+@table("kind", ["halving", "hyperband", "median"])
+def test_a_process_that_dies_each_time_cuts_the_same_trials_short(kind: Any, tmp_path: Path) -> None:
+    spec = study("random", PrunerSpec(kind, length=27, rungs=27, startup=2))
+
+    def story(folder: Path, *, dies: bool) -> list[tuple[int, int]]:
+        """(trial, rung) of all that are cut short; they run one after another."""
+        folder.mkdir()
+        journal, cut = opened(spec, folder), []
+        for number in range(20):
+            journal.add(POINT, "sampled")
+            for rung in range(1, 27):
+                if dies:
+                    journal = opened(spec, folder)
+                journal.report(number, rung, (number * 7 % 20) / 20 + 1 / rung)
+                if journal.should_prune(number):
+                    cut.append((number, rung))
+                    break
+            is_cut = bool(cut) and cut[-1][0] == number
+            ruled = Ruling(TrialState.PRUNED) if is_cut else Ruling(TrialState.COMPLETE, None, (float(number),))
+            journal.end(number, ruled, 0.0)
+        return cut
+
+    found = story(tmp_path / "dies", dies=True)
+    assert found == story(tmp_path / "lives", dies=False) and 5 < len(found) < 20
+
+
+@table(
+    ("state", "values", "name"),
+    [
+        (TrialState.INFEASIBLE, (), "PRUNED"), (TrialState.INFEASIBLE, (0.5,), "COMPLETE"),
+        (TrialState.FAILED, (), "FAIL"), (TrialState.STOPPED, (), "FAIL"),
+    ],
+)  # fmt: skip
+def test_a_verdict_is_given_once_also_by_a_process_that_dies_in_between(
+    state: TrialState, values: tuple[float, ...], name: str, tmp_path: Path
+) -> None:
+    spec = study(constraints=Constraints(step_seconds=1.0))
+    journal = opened(spec, tmp_path)
+    journal.add(POINT, "sampled")
+    broken = (0.5,) if values else ()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(StudyJournal, "settle", lambda *_: None)
+        journal.end(0, Ruling(state, "why", values, broken), 1.0)
+    journal = opened(spec, tmp_path)
+    journal.end(0, Ruling(TrialState.COMPLETE, None, (9.0,)), 2.0)
+    (found,) = journal.trials()
+    assert found.state.name == name and found.values == (list(values) or None)
+    assert list(found.constraints.values()) == list(broken)
+    assert found.user_attrs[journals.VERDICT]["state"] == state
+    journal.end(0, Ruling(TrialState.FAILED), 3.0)
+    assert journal.trials()[0].state.name == name
+
+
+def test_a_torn_line_is_removed_and_a_killed_holder_keeps_the_lock_for_seconds(tmp_path: Path) -> None:
+    opened(study(), tmp_path).add(POINT, "sampled")
+    file = tmp_path / JOURNAL_FILE
+    with file.open("a") as torn:
+        torn.write('{"op_code": 4, "study')
+    file.with_name(JOURNAL_FILE + ".lock").symlink_to(file)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(journals, "LOCK_SECONDS", 3)
+        journal = opened(study(), tmp_path)
+    journal.add(POINT, "sampled")
+    assert [trial.user_attrs[OWN]["origin"] for trial in opened(study(), tmp_path).trials()] == ["sampled"] * 2
+
+
+# --- other processes --------------------------------------------------------------------------------------------------
+
+WORKER = """
+import optuna, sys
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+study = optuna.load_study(study_name="s-1", storage=JournalStorage(JournalFileBackend(sys.argv[1])))
+for value in map(float, sys.argv[2:]):
+    trial = study.ask()
+    trial.suggest_float("lr", 1e-4, 1e-1, log=True)
+    study.tell(trial, value)
+print(len(study.trials))
+"""
+
+
+def ask_outside(file: Path, *values: float) -> str:
+    """Another process asks for a trial for each value, and tells it."""
+    words = [sys.executable, "-c", WORKER, str(file), *map(str, values)]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_a_python_process_asks_and_tells_beside_gputui(tmp_path: Path) -> None:
+    journal = opened(study(), tmp_path)
+    journal.sample()
+    assert ask_outside(tmp_path / JOURNAL_FILE, 0.5, 0.25) == "3"
+    journal.sample()
+    found = journal.trials()
+    assert [OWN in trial.user_attrs for trial in found] == [True, False, False, True]
+    assert [trial.value for trial in found[1:3]] == [0.5, 0.25] and journal.study.best_trial.number == 2
+
+
+@pytest.fixture
+def dashboard(tmp_path: Path) -> Iterator[Any]:
+    """A function that asks the dashboard's application for a page of its API."""
+    if importlib.util.find_spec("optuna_dashboard") is None:
+        pytest.skip("optuna-dashboard is not installed")
+    from optuna_dashboard import wsgi
+
+    application = wsgi(open_storage(tmp_path))
+
+    def get(path: str) -> Any:
+        environ = {"REQUEST_METHOD": "GET", "PATH_INFO": path, "QUERY_STRING": "after=0", "SERVER_NAME": "x",
+                   "SERVER_PORT": "80", "wsgi.url_scheme": "http"}  # fmt: skip
+        return json.loads(b"".join(application(environ, lambda *_: None)))
+
+    return get
+
+
+def test_the_dashboard_lists_the_trials_of_a_living_study(tmp_path: Path, dashboard: Any) -> None:
+    journal = opened(study(pruner=PrunerSpec("median", length=10, rungs=10)), tmp_path)
+    journal.sample()
+    journal.report(0, 1, 0.75)
+    (listed,) = dashboard("/api/studies")["study_summaries"]
+    assert listed["study_name"] == "s-1"
+    journal.sample()
+    journal.end(0, Ruling(TrialState.COMPLETE, None, (0.5,)), 0.0)
+    trials = dashboard(f"/api/studies/{listed['study_id']}")["trials"]
+    assert [trial["state"] for trial in trials] == ["Complete", "Running"]
+    assert trials[0]["intermediate_values"] == [{"step": 1, "value": 0.75}]
+
+
+def test_what_is_not_installed_is_named_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(specs.importlib.util, "find_spec", lambda name: None)
+    assert missing_library(study()) is None and "pip install cmaes" in (missing_library(study("cmaes")) or "")
