@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import sqlite3
 import statistics
 import sys
 import tempfile
@@ -25,11 +24,14 @@ from benchmarks.studies.simulated import LOSS, PLANTED_SPACE
 from gputui.core.config import locate
 from gputui.runs.repository import transaction
 from gputui.store.database import open_writer
-from gputui.store.studies import TrialReader, TrialState, read_rungs
+from gputui.store.studies import TrialState
 from gputui.studies import __main__ as _process  # noqa: F401 - its imports belong to the memory
 from gputui.studies import rows
-from gputui.studies.sampling import OptunaMirror
+from gputui.studies.decide import PassedRung, Ruling
+from gputui.studies.journal import StudyJournal, open_storage
 from gputui.studies.spec import Objective, PrunerSpec, SamplerKind, SamplerSpec, StudySpec
+from gputui.studies.view import TrialView
+from gputui.studies.writer import StudyWriter
 
 STUDY = "asking-1"
 RUNGS = 10
@@ -48,9 +50,12 @@ def measure(sampler: SamplerKind, trials: int = TRIALS) -> dict[str, Any]:
             spec = _spec(sampler)
             with transaction(connection):
                 rows.begin_study(connection, STUDY, spec, source="", now=time.time(), actor="benchmark")
-            mirror = OptunaMirror(spec, STUDY, {})
-            reader = TrialReader(connection, STUDY)
-            spent = [_trial(connection, mirror, reader, spec, number) for number in range(trials)]
+            folder_of_study = workspace.studies / STUDY
+            folder_of_study.mkdir(parents=True)
+            journal = StudyJournal(spec, STUDY, open_storage(folder_of_study))
+            view = TrialView(connection, STUDY, time.time)
+            writer = StudyWriter(workspace, connection, STUDY, time.time)
+            spent = [_trial(writer, journal, view, number) for number in range(trials)]
     counted = spent[min(FIRST_COUNTED, trials // 2) :]
     walls = [wall for wall, _ in counted]
     return {
@@ -68,51 +73,28 @@ def _spec(sampler: SamplerKind) -> StudySpec:
     return StudySpec("asking", "planted", space, several, SamplerSpec(sampler), pruner)
 
 
-def _sync(connection: sqlite3.Connection, mirror: OptunaMirror, reader: TrialReader) -> None:
-    """What the process does before it asks or reports."""
-    known = reader.read()
-    mirror.sync(known, read_rungs(connection, STUDY, numbers=mirror.unsettled(known)))
-
-
-def _trial(
-    connection: sqlite3.Connection, mirror: OptunaMirror, reader: TrialReader, spec: StudySpec, number: int
-) -> tuple[float, float]:
+def _trial(writer: StudyWriter, journal: StudyJournal, view: TrialView, number: int) -> tuple[float, float]:
     """Wall and processor seconds that one trial took."""
+    spec = journal.spec
     began, cpu_began = time.perf_counter(), time.process_time()
-    _sync(connection, mirror, reader)
-    params, of_trial, _ = mirror.ask()
-    with transaction(connection):
-        rows.insert_trial(
-            connection, STUDY, number, params, state=TrialState.RUNNING, origin="sampled", now=time.time(),
-            sampler=of_trial,
-        )  # fmt: skip
+    journal.sample()
+    params = dict(view.update(journal)[number].params)
     course = planted.course(params["lr"], params["dropout"], params.get("width", 256))
     is_pruned = False
     # Where nothing can be cut short, as with several objectives, no rung is stored either.
     for rung in range(1, RUNGS + 1) if spec.pruner.kind != "none" else ():
         value = min(course[: rung * planted.STEPS // RUNGS])
-        _sync(connection, mirror, reader)
-        mirror.report(number, rung, value)
+        trial = view.update(journal)[number]
+        journal.report(number, rung, value)
         # A trial that would be cut short goes on all the same: each is to have ten rungs.
-        is_pruned |= rung < RUNGS and mirror.should_prune(number)
-        with transaction(connection):
-            connection.execute(
-                "INSERT INTO trial_rungs (study_id, number, rung, step, value, attempt, at) "
-                "VALUES (?, ?, ?, ?, ?, 1, ?)",
-                (STUDY, number, rung, rung, value, time.time()),
-            )
-            connection.execute("UPDATE trials SET rung = ? WHERE study_id = ? AND number = ?", (rung, STUDY, number))
-    values = [min(course), float(params.get("width", 256))][: len(spec.objectives)]
-    with transaction(connection):
-        connection.execute(
-            "UPDATE trials SET state = ?, value = ?, objective_values = ?, ended_at = ? "
-            "WHERE study_id = ? AND number = ?",
-            (
-                TrialState.PRUNED if is_pruned else TrialState.COMPLETE, None if is_pruned else values[0],
-                None if is_pruned else json.dumps(values), time.time(), STUDY, number,
-            ),
-        )  # fmt: skip
-    _sync(connection, mirror, reader)
+        is_pruned |= rung < RUNGS and journal.should_prune(number)
+        with transaction(writer.connection):
+            writer.set_rungs(number, [PassedRung(rung, rung, value, 1)])
+            writer.set_trial(trial, rung=rung)
+    values = (min(course), float(params.get("width", 256)))[: len(spec.objectives)]
+    verdict = Ruling(TrialState.PRUNED) if is_pruned else Ruling(TrialState.COMPLETE, None, values)
+    journal.end(number, verdict, time.time())
+    view.update(journal)
     return time.perf_counter() - began, time.process_time() - cpu_began
 
 

@@ -24,8 +24,7 @@ from benchmarks.scene import wait_until
 from benchmarks.studies import moving, planted, simulated
 from benchmarks.studies.lab import PLANTED_SPACE, Lab, lab
 from gputui.runs.identity import is_alive
-from gputui.studies.sampling import missing_library
-from gputui.studies.spec import SamplerKind, SamplerSpec, StudySpec
+from gputui.studies.spec import SamplerKind, SamplerSpec, StudySpec, missing_library
 from tests.faults.chaos.studies import StudyChaos
 
 SAMPLERS: tuple[SamplerKind, ...] = ("tpe", "random", "qmc", "cmaes", "nsga2", "gp")

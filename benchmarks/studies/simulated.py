@@ -9,10 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from optuna.storages import InMemoryStorage
+
 from benchmarks.studies import moving, planted
-from gputui.store.studies import RungValue, TrialRecord, TrialState
+from gputui.store.studies import TrialState
 from gputui.studies import pbt
-from gputui.studies.sampling import OptunaMirror
+from gputui.studies.decide import Ruling
+from gputui.studies.journal import StudyJournal
 from gputui.studies.spec import (
     Dimension,
     Objective,
@@ -35,11 +38,10 @@ LOSS = Objective("loss")
 
 @dataclass(slots=True)
 class SimulatedTrial:
-    """A trial: its point, what its sampler remembers, its losses at rungs, and its end."""
+    """A trial: its point, its losses at rungs, and its end."""
 
     number: int
     params: dict[str, Any]
-    sampler: dict[str, Any]
     course: list[float]
     rung: int = 0
     state: TrialState = TrialState.RUNNING
@@ -47,13 +49,6 @@ class SimulatedTrial:
     @property
     def best(self) -> float:
         return min(self.course[: self.rung])
-
-    def record(self, study_id: str) -> TrialRecord:
-        values = (self.best,) if self.state is TrialState.COMPLETE else ()
-        return TrialRecord(
-            study_id, self.number, None, self.state, "sampled", self.params, self.rung, values, (), None, None, None, 1,
-            None, self.sampler, 0.0, None,
-        )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -81,32 +76,28 @@ def planted_study(
         "planted", "planted", PLANTED_SPACE, (LOSS,), SamplerSpec(sampler),
         PrunerSpec(pruner, length=length, rungs=planted.STEPS), seed=seed,
     )  # fmt: skip
-    mirror = OptunaMirror(spec, study_id, {})
+    journal = StudyJournal(spec, study_id, InMemoryStorage())
     study = SimulatedStudy()
-    rungs: list[RungValue] = []
-
-    def sync() -> None:
-        mirror.sync([one.record(study_id) for one in study.trials], rungs)
-
     while True:
         living = [one for one in study.trials if one.state is TrialState.RUNNING]
         while len(living) < slots and len(study.trials) < trials:
-            sync()
-            params, sampler_state, _ = mirror.ask()
+            journal.sample()
             number = len(study.trials)
-            living.append(SimulatedTrial(number, params, sampler_state, planted.course(**params)))
+            params = journal.trials()[number].params
+            living.append(SimulatedTrial(number, params, planted.course(**params)))
             study.trials.append(living[-1])
         if not living:
             return study
         for one in living:
             one.rung += 1
-            sync()
-            mirror.report(one.number, one.rung, one.best)
-            rungs.append(RungValue(one.number, one.rung, one.rung - 1, one.best, 1, 0.0))
+            journal.report(one.number, one.rung, one.best)
             if one.rung == planted.STEPS:
                 one.state = TrialState.COMPLETE
-            elif pruner != "none" and mirror.should_prune(one.number):
+            elif pruner != "none" and journal.should_prune(one.number):
                 one.state = TrialState.PRUNED
+            if one.state is not TrialState.RUNNING:
+                values = (one.best,) if one.state is TrialState.COMPLETE else ()
+                journal.end(one.number, Ruling(one.state, None, values), 0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,8 @@ from gputui.studies.spec import StudySpec, study_spec
 
 OWN = "gputui"
 """The attribute of a trial that gputui runs: its origin, and the numbers of its parent and request."""
+RUN = "gputui:run"
+"""The attribute with a trial's run, in an export."""
 VERDICT = "gputui:verdict"
 """The attribute with gputui's verdict, written before Optuna's state."""
 LOCK_SECONDS = 5
@@ -227,7 +229,12 @@ def export_study(connection: sqlite3.Connection, folder: Path, study: StudyRecor
         storage = open_storage(folder)
         journal = StudyJournal(study_spec(study), study_id, storage)
         journal.restore(read_trials(connection, study_id), read_rungs(connection, study_id))
-        optuna.copy_study(from_study_name=study_id, from_storage=storage, to_storage=copy)
+        copied = StudyJournal(study_spec(study), study_id, copy).study
+        runs = {trial.number: trial.run_id for trial in read_trials(connection, study_id)}
+        for trial in journal.study.get_trials():
+            if (run_id := runs.get(trial.number)) is not None:
+                trial.set_user_attr(RUN, run_id)
+            copied.add_trial(trial)
         copy.engine.dispose()
     except SQLAlchemyError as error:
         target.unlink(missing_ok=True)

@@ -227,7 +227,7 @@ def cross_check(form: StudyForm, spec: StudySpec, profile: Profile) -> Iterator[
 def _check_target(spec: StudySpec) -> Iterator[CrossFinding]:
     """Find what trials on a target cannot have."""
     if spec.parallel is None:
-        yield CrossFinding(("target",), f"a target needs a line parallel: N, {_TRIALS_ON_TARGET}")
+        yield CrossFinding(("target",), f"a target needs parallel: N (with --grid: --parallel N), {_TRIALS_ON_TARGET}")
     if spec.trials_per_gpu > 1:
         yield CrossFinding(("trials_per_gpu",), "a target chooses the GPUs of each trial; remove the line")
     if spec.budget.gpu_hours is not None:

@@ -116,11 +116,11 @@ def process_of(lab: Machine, study: str = "s-1") -> identity.Holder | None:
     return found if found is not None and is_alive(found.identity) else None
 
 
-def test_a_sweep_runs_each_point_once_as_an_ordinary_run(lab: Machine) -> None:
+def test_a_grid_runs_each_point_once_as_an_ordinary_run(lab: Machine) -> None:
     grid = ("--grid", "quality=0.3,0.1", "--grid", "steps=5,8")
     lab.gputui("study", "run", "scored.yaml", *grid, "--over", "last", "--wait")
     study = lab.json("study", "show")
-    assert (study["id"], study["state"]) == ("scored-sweep-1", "finished")
+    assert (study["id"], study["state"]) == ("scored-grid-1", "finished")
     assert [one["params"] for one in study["trials"]] == [
         {"quality": q, "steps": s} for q in (0.3, 0.1) for s in (5, 8)
     ]
@@ -132,7 +132,7 @@ def test_a_sweep_runs_each_point_once_as_an_ordinary_run(lab: Machine) -> None:
         (runs[one["run"]]["study"], runs[one["run"]]["trial"]) == (study["id"], one["number"])
         for one in study["trials"]
     )
-    assert lab.rows("SELECT count(*), max(priority) FROM runs WHERE study_id = 'scored-sweep-1'") == [(4, -10)]
+    assert lab.rows("SELECT count(*), max(priority) FROM runs WHERE study_id = 'scored-grid-1'") == [(4, -10)]
     source = lab.gputui("study", "show", "--source")
     again = write(lab, source, "again")
     assert json.loads(lab.gputui("study", "check", again, "--json"))["valid"] is True

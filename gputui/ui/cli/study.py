@@ -54,8 +54,11 @@ def command() -> None:
 def run(
     session: Session, /, file: str, target: str | None, wait: bool, dry_run: bool, as_json: bool, **options: Any
 ) -> None:
-    """Begin a study: a file, or a name in ./studies, the home's studies or those that come with gputui. With --grid:
-    each combination of some values of a profile's parameters; the study's file is kept (study show --source)."""
+    """Begin a study from a file, or try a grid of a profile.
+
+    FILE is a path, or a name in ./studies, the home's studies or those that ship with gputui. With --grid: run each
+    combination of some values of a PROFILE's parameters; the file of such a study is kept (study show --source).
+    """
     from gputui.ui.cli.study_launch import launch, load_file, load_grid, plan_json
 
     if options["grid"]:

@@ -145,9 +145,9 @@ def test_one_that_is_preempted_goes_on_in_another_job(lab: Lab) -> None:
 
 
 @pytest.mark.long
-def test_the_trials_of_a_sweep_are_jobs_beside_each_other(lab: Lab) -> None:
-    words = ("--set", "steps=100000,90000", "--on", "lab", "--parallel", "2", "--name", "swept")
-    lab.machine.json("sweep", lab.profile, *words)
+def test_the_trials_of_a_grid_are_jobs_beside_each_other(lab: Lab) -> None:
+    words = ("--grid", "steps=100000,90000", "--on", "lab", "--parallel", "2", "--name", "swept")
+    lab.machine.json("study", "run", lab.profile, *words)
     runs = [f"swept-1-t{number}-1" for number in range(2)]
     for run_id in runs:
         lab.wait_for_step(run_id, 5)

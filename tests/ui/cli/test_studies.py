@@ -43,12 +43,12 @@ def test_trials_that_fit_on_a_gpu_together_are_counted(tmp_path: Path) -> None:
         assert ("sharing a GPU" in said(workspace, *words)) is (sharing > 1), peak_gib
 
 
-def test_a_sweep_on_a_target_asks_for_no_gpu_of_this_machine(tmp_path: Path) -> None:
+def test_a_grid_on_a_target_asks_for_no_gpu_of_this_machine(tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(PROFILE.replace("gpus: 1", "gpus: 4"))
     workspace = locate(tmp_path / "home")
     workspace.create()
     workspace.targets.write_text("lab: {kind: slurm}\n")
-    words = ("sweep", str(tmp_path / "small.yaml"), "--set", "lr=1,2,3", "--on", "lab", "--parallel", "3")
+    words = ("study", "run", str(tmp_path / "small.yaml"), "--grid", "lr=1,2,3", "--on", "lab", "--parallel", "3")
     plan = shape(workspace, *words, "--dry-run")
     assert (plan["target"], plan["parallel"], plan["gpus_per_trial"]) == ("lab", 3, 4)
     assert "--parallel" in refused(workspace, *words[:-2], code=2)
