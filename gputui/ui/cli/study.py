@@ -307,7 +307,7 @@ def keep(session: Session, study: str, trial: int, undo: bool, as_json: bool) ->
 @json_option
 @click.pass_obj
 def export(session: Session, study: str, file: Path, lineage: bool, trial: int | None, as_json: bool) -> None:
-    """Write a study as an Optuna storage (SQLite), which optuna-dashboard opens."""
+    """Copy a study to an Optuna storage in SQLite."""
     if lineage:
         _export_lineage(session, study, file, trial, as_json=as_json)
         return
@@ -371,8 +371,10 @@ def _export_lineage(session: Session, study: str, file: Path, number: int | None
 @json_option
 @click.pass_obj
 def report(session: Session, study: str | None, out: Path | None, at: str | None, as_json: bool) -> None:
-    """What was found, what was cut short and why, and the command that trains the best point, as Markdown; with --out
-    report.md and report.html with pictures."""
+    """Report what was found, and the command that trains the best.
+
+    Prints Markdown; with --out it writes report.md and report.html with pictures.
+    """
     from gputui.reports.pages import ReportError, write_files
     from gputui.store.studies import read_rungs, read_trials, study_gpu_hours, study_wall_seconds
     from gputui.studies.report import StudyFindings, contents, markdown
