@@ -253,10 +253,12 @@ CREATE TABLE metrics (
     PRIMARY KEY (source_id, generation, byte_offset)
 ) STRICT, WITHOUT ROWID;
 
--- How far each live export is. `key` identifies its target; `progress` is what was read, `position` what was written.
+-- How far each live export is. `key` identifies its target, `sink` is its name in the profile; `progress` is what was
+-- read, `position` what was written.
 CREATE TABLE sink_cursors (
     run_id TEXT NOT NULL REFERENCES runs (run_id) ON DELETE CASCADE,
     key TEXT NOT NULL,
+    sink TEXT,
     progress TEXT NOT NULL,
     position TEXT NOT NULL,
     written_at REAL NOT NULL,

@@ -13,6 +13,7 @@ from gputui.agent.context import AgentContext
 from gputui.agent.sinks import AGAIN_SECONDS, Sinks
 from gputui.core.config import Workspace
 from gputui.runs.spec import RunSpec
+from gputui.store.metrics.exported import SinkCursor, save_cursor
 from tests.agent.processes import FakeProcess
 from tests.ui.tui.filling import NOW, Filler
 
@@ -71,6 +72,15 @@ def test_one_process_while_a_run_has_sinks_and_none_without(bench: Bench) -> Non
         agent.turn()
         bench.later(agent)
     assert len(bench.started) == 2 and not agent.is_busy()
+
+
+def test_what_is_complete_starts_none(bench: Bench) -> None:
+    bench.move("succeeded")
+    bench.filler.connection.execute("UPDATE runs SET state = 'succeeded', ended_at = ?", (NOW,))
+    for sink, started in ((None, 1), ("csv", 1)):
+        save_cursor(bench.filler.connection, "net-1", "key", SinkCursor(sink, ended_at=NOW))
+        bench.later(bench.agent())
+        assert len(bench.started) == started, sink
 
 
 def test_a_failure_is_told_once_and_does_not_keep_an_agent_that_nobody_needs(bench: Bench) -> None:

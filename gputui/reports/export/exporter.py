@@ -95,11 +95,15 @@ class LiveSink:
     def _wait(self, seconds: float) -> None:
         self.busy_since = None
         time.sleep(seconds)
-        if self.is_given_up:
-            raise GivenUpError
+        self._end_if_given_up()
         self.busy_since = time.monotonic()
 
+    def _end_if_given_up(self) -> None:
+        if self.is_given_up:
+            raise GivenUpError
+
     def _note_progress(self, at: float) -> None:
+        self._end_if_given_up()
         self.failures, self.progress_at = 0, time.monotonic()
         self.busy_since = self.progress_at
         if self.reported is not None and at > self.reported[1]:
@@ -215,7 +219,7 @@ class Exporter:
             cursor = read_cursor(self.connection, run_id, key)
             if cursor is None or not is_complete(self.connection, run_id, cursor):
                 environment = _environment(spec, FORMATS[name].environment)
-                follower = Follower(self.workspace, run_id, name, target, environment=environment)
+                follower = Follower(self.workspace, run_id, name, target, environment=environment, is_sink=True)
                 last = last_kind(self.connection, run_id, SINK_KINDS, name)
                 is_solved = last is None or last[0] == "sink_recovered"
                 sink = self.sinks[run_id, name] = LiveSink(follower, None if is_solved else last)

@@ -106,8 +106,8 @@ class StoreReplacedError(Exception):
 
 @dataclass(slots=True)
 class Follower:
-    """One live export: a sink of a run. ``target`` is absolute; ``metrics`` are names, empty for
-    all.
+    """One live export. ``target`` is absolute; ``metrics`` are names, empty for all. ``is_sink``:
+    the run's profile asks for it.
 
     ``wall`` gives UTC unix seconds, ``cpu`` the processor time of this thread, ``clock`` monotonic
     seconds. ``on_write`` is called with the time of each write.
@@ -119,6 +119,7 @@ class Follower:
     target: str
     metrics: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    is_sink: bool = False
     wall: Callable[[], float] = time.time
     cpu: Callable[[], float] = time.thread_time
     clock: Callable[[], float] = time.monotonic
@@ -169,7 +170,7 @@ class Follower:
             sink.refuse_taken()
         if is_path:
             target.parent.mkdir(parents=True, exist_ok=True)
-        cursor = SinkCursor(written_at=self.wall())
+        cursor = SinkCursor(self.name if self.is_sink else None, written_at=self.wall())
         save_cursor(subject.connection, self.run_id, subject.key, cursor)
         return cursor
 

@@ -123,10 +123,11 @@ def is_exported(connection: sqlite3.Connection, run_id: str, progress: ExportPro
 
 
 class SinkCursor(Struct, frozen=True):
-    """How far a sink has read and written. ``position`` is the sink's own, as plain JSON; empty for
-    a new one. ``ended_at``: the run ended then, and everything until then is written. Times are UTC
-    unix seconds."""
+    """How far a sink has read and written. ``sink`` is its name in the profile, None for a person's
+    export. ``position`` is the sink's own, as plain JSON; empty for a new one. ``ended_at``: the run
+    ended then, and everything until then is written. Times are UTC unix seconds."""
 
+    sink: str | None = None
     progress: ExportProgress = ExportProgress()
     position: Mapping[str, Any] = msgspec.field(default_factory=dict)
     written_at: float = 0.0
@@ -136,20 +137,23 @@ class SinkCursor(Struct, frozen=True):
 def read_cursor(connection: sqlite3.Connection, run_id: str, key: str) -> SinkCursor | None:
     """The cursor of one sink of a run; ``key`` is that of its target. Raises sqlite3.Error."""
     row = connection.execute(
-        "SELECT progress, position, written_at, ended_at FROM sink_cursors WHERE run_id = ? AND key = ?",
+        "SELECT sink, progress, position, written_at, ended_at FROM sink_cursors WHERE run_id = ? AND key = ?",
         (run_id, key),
     ).fetchone()
     if row is None:
         return None
-    return SinkCursor(msgspec.json.decode(row[0], type=ExportProgress), orjson.loads(row[1]), row[2], row[3])
+    sink, progress, position, written_at, ended_at = row
+    read = msgspec.json.decode(progress, type=ExportProgress)
+    return SinkCursor(sink, read, orjson.loads(position), written_at, ended_at)
 
 
 def save_cursor(connection: sqlite3.Connection, run_id: str, key: str, cursor: SinkCursor) -> None:
     """Store how far a sink is. Raises RunGoneError or sqlite3.Error."""
     saved = connection.execute(
-        "INSERT OR REPLACE INTO sink_cursors SELECT run_id, ?, ?, ?, ?, ? FROM runs WHERE run_id = ?",
+        "INSERT OR REPLACE INTO sink_cursors SELECT run_id, ?, ?, ?, ?, ?, ? FROM runs WHERE run_id = ?",
         (
             key,
+            cursor.sink,
             msgspec.json.encode(cursor.progress).decode(),
             json.dumps(dict(cursor.position)),
             cursor.written_at,
@@ -162,12 +166,15 @@ def save_cursor(connection: sqlite3.Connection, run_id: str, key: str, cursor: S
 
 
 def runs_with_sinks(connection: sqlite3.Connection, after: int, recent: float) -> tuple[int, list[str]]:
-    """The newest state transition, and the runs with sinks that changed their state after the
-    transition ``after``, started, and have not ended before ``recent``. Raises sqlite3.Error."""
+    """The newest state transition, and the runs with incomplete sinks that changed their state
+    after the transition ``after``, started, and have not ended before ``recent``. Raises
+    sqlite3.Error."""
     (newest,) = connection.execute("SELECT coalesce(max(transition_id), 0) FROM transitions").fetchone()
     rows = connection.execute(
         "SELECT DISTINCT run_id FROM transitions JOIN runs USING (run_id) WHERE transition_id > ? "
-        "AND (ended_at IS NULL OR ended_at > ?) AND attempt > 0 AND spec ->> '$.sinks' != '{}'",
+        "AND (ended_at IS NULL OR ended_at > ?) AND attempt > 0 AND spec ->> '$.sinks' != '{}' "
+        "AND (SELECT count(*) FROM sink_cursors AS c WHERE c.run_id = runs.run_id AND c.sink IS NOT NULL "
+        "AND c.ended_at = runs.ended_at) < (SELECT count(*) FROM json_each(spec, '$.sinks'))",
         (after, recent),
     )
     return newest, [run_id for (run_id,) in rows]

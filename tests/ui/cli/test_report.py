@@ -102,7 +102,10 @@ def test_gates_decide_the_exit_code_if_they_are_asked_for(workspace_with_runs: W
 def test_the_verdict_and_the_story_of_each_recovery(workspace: Workspace, tmp_path: Path) -> None:
     filler = Filler(workspace)
     filler.overnight()
+    filler.incident("resnet50-2", 1, "exception", "KeyError 'labels'", step=12, verdict="stop")
     filler.close()
+    [stopped] = json.loads(invoke(workspace, "resnet50-2", "--json").stdout)["performance_summary"]["runs"]
+    assert stopped["recoveries"] == ["Attempt 1: stopped, because KeyError 'labels', at step 12."]
     told = invoke(workspace, "vit-b16-1", "--out", str(tmp_path)).stdout.splitlines()
     assert told[0].startswith("vit-b16-1 is running at step 9 440, 3 attempts that took ")
     assert "; best loss 1.850 (step 8 870); 2 failures cost 422 steps, " in told[0]
