@@ -14,6 +14,9 @@ from gputui.runs.spec import RunSpec
 from gputui.store.attempts import Attempt
 from gputui.store.run_history import DecisionView, IncidentView
 
+_PLAIN = ("restart", "wait", "rollback", "notify")
+"""Actions that the beginning of the next attempt tells of."""
+
 
 def recoveries(
     attempts: Sequence[Attempt],
@@ -56,6 +59,7 @@ def _sentence(
         parts = []
         if failed is not None and decision is not None:
             parts.append(_change(failed.params, {**failed.params, **decision.params}, spec))
+            parts += _notes(decision)
         if later is not None:
             parts.append(_start(later))
         done = ", ".join(filter(None, parts)) or "tried again"
@@ -63,6 +67,16 @@ def _sentence(
     at = "" if is_told else f", at step {count(incident.step)}"
     words = "" if cost is None else in_words(cost)
     return f"{head}: {done}, because {incident.summary}{at}{f'; it cost {words}' if words else ''}."
+
+
+def _notes(decision: DecisionView) -> list[str]:
+    """What was done beside changes of parameters: ``took another GPU in place of GPU 7``."""
+    done = [action for action in decision.actions if isinstance(action, dict) and action["applied"]]
+    return [
+        action["note"]
+        for action in done
+        if action["action"] == "exclude_gpu" or not (action["changes"] or action["action"] in _PLAIN)
+    ]
 
 
 def _change(before: Mapping[str, Any], after: Mapping[str, Any], spec: RunSpec | None) -> str:
@@ -109,7 +123,7 @@ def verdict(run: RunFacts) -> str:
     if run.lost is not None:
         cost = in_words(run.lost)
         text += f"; {count_of(run.lost.incidents, 'failure')}" + (f" cost {cost}" if cost else "")
-    elif run.run.told_reason and run.run.state != "succeeded":
+    if run.run.told_reason and run.run.state != "succeeded":
         text += f": {run.run.told_reason}"
     return f"{text}."
 

@@ -103,6 +103,8 @@ def test_the_verdict_and_the_story_of_each_recovery(workspace: Workspace, tmp_pa
     filler = Filler(workspace)
     filler.overnight()
     filler.incident("resnet50-2", 1, "exception", "KeyError 'labels'", step=12, verdict="stop")
+    taken = {"action": "exclude_gpu", "applied": True, "changes": [], "note": "took another GPU in place of GPU 7"}
+    filler.connection.execute("UPDATE decisions SET actions = ? WHERE attempt = 2", (json.dumps([taken]),))
     filler.close()
     [stopped] = json.loads(invoke(workspace, "resnet50-2", "--json").stdout)["performance_summary"]["runs"]
     assert stopped["recoveries"] == ["Attempt 1: stopped, because KeyError 'labels', at step 12."]
@@ -115,7 +117,9 @@ def test_the_verdict_and_the_story_of_each_recovery(workspace: Workspace, tmp_pa
     assert first.startswith(
         "Attempt 1 → 2: batch 512 × 1 → 384 × 2, from step_4000.pt (step 4 000), because CUDA ran out of memory"
     )
-    assert second.startswith("Attempt 2 → 3: from step_8000.pt (step 8 000), because GPU 7 was lost (XID 79)")
+    assert second.startswith(
+        "Attempt 2 → 3: took another GPU in place of GPU 7, from step_8000.pt (step 8 000), because GPU 7 was"
+    )
     page = (tmp_path / "report.html").read_text()
     assert page.index(told[0]) < page.index("512 × 1 → 384 × 2") < page.index("<svg") < page.index("<h3>Cost")
     assert "Quality gates" not in page
