@@ -83,14 +83,8 @@ SELECT h.attempt, h.uuid, s.at, 0.0, s.utilization_percent, s.memory_used_bytes,
     s.sm_clock_mhz, CASE WHEN s.throttle_reasons IS NOT NULL THEN s.throttle_reasons <> '[]' END
 FROM held AS h JOIN store.gpu_samples AS s ON s.gpu_id = h.gpu_id AND s.at >= h.since AND s.at < h.until;
 
--- Attempts of a history that was lost, or that began while this was written.
+-- Of attempts that began while this was written.
 DELETE FROM params WHERE attempt NOT IN (SELECT attempt FROM attempts);
-UPDATE metrics SET attempt = NULL WHERE attempt NOT IN (SELECT attempt FROM attempts);
-UPDATE incidents SET attempt = NULL WHERE attempt NOT IN (SELECT attempt FROM attempts);
-UPDATE decisions SET attempt = NULL WHERE attempt NOT IN (SELECT attempt FROM attempts);
-UPDATE observations SET attempt = NULL WHERE attempt NOT IN (SELECT attempt FROM attempts);
-UPDATE events SET attempt = NULL WHERE attempt NOT IN (SELECT attempt FROM attempts);
-UPDATE checkpoints SET attempt = NULL WHERE attempt NOT IN (SELECT attempt FROM attempts);
 
 CREATE INDEX idx_metrics_name_step ON metrics (name, step);
 CREATE INDEX idx_samples_gpu_uuid_at ON samples (gpu_uuid, at);
