@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from gputui.reports.export.sink import ExportError, Position, Subject, TargetTakenError
+from gputui.reports.export.sink import ExportError, Position, Sink, Subject, TargetTakenError
 from gputui.store.metrics.exported import Item
 
 
@@ -66,15 +66,11 @@ class LineFile:
             self._file = None
 
 
-class WholeFileSink(ABC):
+class WholeFileSink(Sink):
     """A file that is written again and replaced, so that readers always find a complete one: once a
     minute, later less often, and at the end. Subclasses define `fill`."""
 
-    def __init__(self, subject: Subject, target: str) -> None:
-        self._subject = subject
-        self._target = Path(target)
-        self._is_behind = True
-        self.written = 0
+    _is_behind = True
 
     @abstractmethod
     def fill(self, subject: Subject, file: IO[bytes]) -> int:
@@ -82,23 +78,24 @@ class WholeFileSink(ABC):
         OSError."""
 
     def refuse_taken(self) -> None:
-        refuse_full_file(self._target)
+        refuse_full_file(Path(self._target))
 
     def begin(self, position: Position) -> bool:
         self._is_behind = not position or bool(position.get("is_behind"))
-        return self._is_behind or not self._target.exists()
+        return self._is_behind or not Path(self._target).exists()
 
     def write(self, items: Sequence[Item], has_more: bool) -> None:
         self._is_behind = True
         if has_more:
             return
-        beside = self._target.with_name(f".{self._target.name}.{os.getpid()}.new")
+        target = Path(self._target)
+        beside = target.with_name(f".{target.name}.{os.getpid()}.new")
         try:
             with beside.open("wb") as file:
                 self.written = self.fill(self._subject, file)
                 file.flush()
                 os.fsync(file.fileno())
-            beside.replace(self._target)
+            beside.replace(target)
         finally:
             with contextlib.suppress(OSError):
                 beside.unlink()
@@ -106,12 +103,6 @@ class WholeFileSink(ABC):
 
     def position(self) -> Position:
         return {"is_behind": self._is_behind}
-
-    def finish(self, state: str, ended_at: float) -> None:  # noqa: B027
-        """The last piece has written all."""
-
-    def close(self) -> None:  # noqa: B027
-        """Nothing stays open."""
 
 
 def refuse_other_than_files(path: Path) -> None:

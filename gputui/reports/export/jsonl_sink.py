@@ -12,17 +12,16 @@ from typing import Any
 import orjson
 
 from gputui.reports.export.files import LineFile, refuse_full_file
-from gputui.reports.export.sink import NOTE, ExportError, Position, Subject, cleaned
+from gputui.reports.export.sink import NOTE, ExportError, Position, Sink, Subject, cleaned
 from gputui.store.metrics.exported import Item, Note
 from gputui.store.metrics.queries import NOT_METRICS, StoredLine, as_float
 
 
-class JsonlSink:
+class JsonlSink(Sink):
     def __init__(self, subject: Subject, target: str) -> None:
-        self._subject = subject
+        super().__init__(subject, target)
         self._file = LineFile(Path(target))
         self._identity = {"run": subject.run.run_id, "time": subject.run.created_at}
-        self.written = 0
 
     def refuse_taken(self) -> None:
         refuse_full_file(self._file.path)
@@ -47,9 +46,6 @@ class JsonlSink:
 
     def position(self) -> Position:
         return {"bytes": self._file.size}
-
-    def finish(self, state: str, ended_at: float) -> None:
-        """Every line is written."""
 
     def close(self) -> None:
         self._file.close()

@@ -25,6 +25,7 @@ from gputui.reports.export.sink import (
     STORY_SENTENCES,
     ExportError,
     Position,
+    Sink,
     Subject,
     TargetTakenError,
     cleaned,
@@ -86,7 +87,7 @@ class SharedEnvironment:
 _ENVIRONMENT = SharedEnvironment()
 
 
-class MlflowSink:
+class MlflowSink(Sink):
     """A run of an MLflow tracking store, found by the tag ``gputui.key``.
 
     The position holds the sentences of the run's note, and the names of the exported metrics in the
@@ -94,7 +95,7 @@ class MlflowSink:
     """
 
     def __init__(self, subject: Subject, target: str) -> None:
-        self._subject, self._uri = subject, target
+        super().__init__(subject, target)
         with self._calls():
             from mlflow.entities import Metric, Param, RunTag
             from mlflow.exceptions import MlflowException
@@ -107,13 +108,12 @@ class MlflowSink:
         self._run_id = ""
         self._story: list[str] = []
         self._names = UniqueNames()
-        self.written = 0
 
     def refuse_taken(self) -> None:
         with self._calls():
             found = self._find_run(self._subject.key)
         if found is not None:
-            name, where = self._subject.run.run_id, without_login(self._uri)
+            name, where = self._subject.run.run_id, without_login(self._target)
             raise TargetTakenError(f"{where} holds {name} already, as run {found}")
 
     def begin(self, position: Position) -> bool:
@@ -164,9 +164,6 @@ class MlflowSink:
                     if parent is not None and self._subject.is_last_of_study():
                         # The next trial sets it to running again.
                         self._client.set_terminated(parent, "FINISHED", at)
-
-    def close(self) -> None:
-        """Nothing stays open."""
 
     def position(self) -> Position:
         return {"story": self._story, "names": self._names.originals}
@@ -246,7 +243,7 @@ class MlflowSink:
             # Only the cause of a long network error.
             cause = _SYSTEM_ERROR.search(text)
             words = text[:300] if cause is None else cause.group(1)
-            raise ExportError(f"MLflow refuses {without_login(self._uri)}: {words}") from error
+            raise ExportError(f"MLflow refuses {without_login(self._target)}: {words}") from error
 
 
 def without_login(uri: str) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -102,34 +103,40 @@ def read_subject(
     return Subject(connection, run, params, wanted, key, created_at, environment or {})
 
 
-class Sink(Protocol):
-    """A target, made from a subject and an absolute target. Every method may raise ExportError or
-    OSError; then another one begins again.
+class Sink(ABC):
+    """A target. Every method may raise ExportError or OSError; then another one begins again.
 
     ``written`` counts what this object has written: lines of a file, or steps of a tracker.
     """
 
-    written: int
+    def __init__(self, subject: Subject, target: str) -> None:
+        """Make a sink for an absolute target, without touching that."""
+        self._subject, self._target = subject, target
+        self.written = 0
 
+    @abstractmethod
     def refuse_taken(self) -> None:
         """Raise ExportError if the target has content that is not this run's."""
 
+    @abstractmethod
     def begin(self, position: Position) -> bool:
         """Open the target and remove what was written after ``position``. Returns whether it is
         empty: everything must be written from the first line."""
 
+    @abstractmethod
     def write(self, items: Sequence[Item], has_more: bool) -> None:
         """Write items, and return when a crash cannot lose them. ``has_more``: another piece
         follows at once."""
 
+    @abstractmethod
     def position(self) -> Position:
         """How far it has written."""
 
-    def finish(self, state: str, ended_at: float) -> None:
+    def finish(self, state: str, ended_at: float) -> None:  # noqa: B027
         """There is nothing more for now: the run is over, or ``state`` says otherwise. Another sink
         may `begin` again if the run is resumed."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """Release what is open, also after an error."""
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from gputui.reports.export.files import LineFile, WholeFileSink, refuse_full_file
-from gputui.reports.export.sink import ExportError, Position, Subject
+from gputui.reports.export.sink import ExportError, Position, Sink, Subject
 from gputui.store.metrics.exported import Item
 from gputui.store.metrics.queries import StoredLine
 
@@ -20,18 +20,17 @@ MAX_COLUMNS = 5000
 _PARQUET_ROWS = 50_000
 
 
-class CsvSink:
+class CsvSink(Sink):
     """A CSV file. For a new metric it is rewritten with another column and replaced.
 
     Exactly once: the position is the number of rows, and rows behind it are removed.
     """
 
     def __init__(self, subject: Subject, target: str) -> None:
-        self._subject = subject
+        super().__init__(subject, target)
         self._file = LineFile(Path(target))
         self._names: list[str] = []
         self._rows = 0
-        self.written = 0
 
     def refuse_taken(self) -> None:
         refuse_full_file(self._file.path)
@@ -69,9 +68,6 @@ class CsvSink:
 
     def position(self) -> Position:
         return {"rows": self._rows}
-
-    def finish(self, state: str, ended_at: float) -> None:
-        """Every row is written."""
 
     def close(self) -> None:
         self._file.close()

@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from gputui.reports.export.files import LineFile, refuse_full_folder
-from gputui.reports.export.sink import NOTE, STORY_SENTENCES, Position, Subject, cleaned, sentence
+from gputui.reports.export.sink import NOTE, STORY_SENTENCES, Position, Sink, Subject, cleaned, sentence
 from gputui.store.metrics.exported import Item, Note
 from gputui.store.metrics.queries import StoredLine
 
 _FILE_VERSION = "brain.Event:2"
 
 
-class TensorBoardSink:
+class TensorBoardSink(Sink):
     """Event files ``events.out.tfevents.gputui.<number>``, a new one for each process. The name has
     no host and no time, so that another process, perhaps in a container, finds the same file."""
 
@@ -37,24 +37,23 @@ class TensorBoardSink:
 
         self._event, self._session_log, self._summary = Event, SessionLog, Summary
         self._text, self._writer = text_pb, RecordWriter
-        self._subject = subject
-        self._target = Path(target)
+        super().__init__(subject, target)
+        self._folder = Path(target)
         self._file = LineFile(self._path(0))
         self._number = 0
         # The newest attempt and step.
         self._attempt = self._step = 0
         self._story: list[str] = []
-        self.written = 0
 
     def refuse_taken(self) -> None:
-        refuse_full_folder(self._target)
+        refuse_full_folder(self._folder)
 
     def begin(self, position: Position) -> bool:
         number, size = int(position.get("file", 0)), int(position.get("bytes", 0))
-        self._target.mkdir(parents=True, exist_ok=True)
+        self._folder.mkdir(parents=True, exist_ok=True)
         last = LineFile(self._path(number))
         is_new = not number or not last.path.exists() or last.path.stat().st_size < size
-        for path in self._target.glob("events.out.tfevents.gputui.*"):
+        for path in self._folder.glob("events.out.tfevents.gputui.*"):
             if is_new or int(path.name.rpartition(".")[2]) > number:
                 path.unlink()
         if not is_new:
@@ -73,9 +72,6 @@ class TensorBoardSink:
 
     def write(self, items: Sequence[Item], has_more: bool) -> None:
         self._append(list(self._events(items)))
-
-    def finish(self, state: str, ended_at: float) -> None:
-        """Every event is written."""
 
     def close(self) -> None:
         self._file.close()
@@ -131,7 +127,7 @@ class TensorBoardSink:
         }
 
     def _path(self, number: int) -> Path:
-        return self._target / f"events.out.tfevents.gputui.{number:05d}"
+        return self._folder / f"events.out.tfevents.gputui.{number:05d}"
 
 
 def _first_step(items: Sequence[Item], attempt: int, step: int) -> int:

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from gputui.reports.export.files import refuse_full_folder
-from gputui.reports.export.sink import NOTE, PROJECT, ExportError, Position, Subject, cleaned, sentence
+from gputui.reports.export.sink import NOTE, PROJECT, ExportError, Position, Sink, Subject, cleaned, sentence
 from gputui.store.metrics.exported import Item, Note
 
 
-class WandbSink:
+class WandbSink(Sink):
     """An offline run in ``<target>/wandb``. It has no position: `begin` writes the run anew."""
 
     def __init__(self, subject: Subject, target: str) -> None:
@@ -27,19 +27,18 @@ class WandbSink:
         import wandb
 
         self._wandb: Any = wandb
-        self._subject = subject
-        self._target = Path(target)
+        super().__init__(subject, target)
+        self._folder = Path(target)
         self._run: Any = None
         self._story: list[str] = []
-        self.written = 0
 
     def refuse_taken(self) -> None:
-        refuse_full_folder(self._target)
+        refuse_full_folder(self._folder)
 
     def begin(self, position: Position) -> bool:
         run, key = self._subject.run, self._subject.key
-        self._target.mkdir(parents=True, exist_ok=True)
-        for folder in self._target.glob(f"wandb/offline-run-*-{key}"):
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for folder in self._folder.glob(f"wandb/offline-run-*-{key}"):
             shutil.rmtree(folder)
         self._run = self._wandb.init(
             mode="offline",
@@ -48,7 +47,7 @@ class WandbSink:
             name=run.run_id,
             group=run.profile,
             config=cleaned(self._subject.params),
-            dir=str(self._target),
+            dir=str(self._folder),
             settings=self._wandb.Settings(
                 silent=True, console="off", reinit="create_new", disable_git=True, save_code=False,
                 x_disable_meta=True, x_disable_stats=True,
@@ -77,8 +76,8 @@ class WandbSink:
         run, self._run = self._run, None
         run.finish(exit_code=1 if state == "failed" else 0)
         key = self._subject.key
-        if not any(self._target.glob(f"wandb/offline-run-*-{key}/run-{key}.wandb")):
-            raise ExportError(f"wandb has written nothing in {self._target / 'wandb'}")
+        if not any(self._folder.glob(f"wandb/offline-run-*-{key}/run-{key}.wandb")):
+            raise ExportError(f"wandb has written nothing in {self._folder / 'wandb'}")
 
     def close(self) -> None:
         if self._run is not None:

@@ -51,17 +51,6 @@ class ExportProgress(Struct, frozen=True):
     notes: Mapping[str, int] = msgspec.field(default_factory=dict)
     store: str | None = None
 
-    def to_json(self) -> Any:
-        return msgspec.to_builtins(self)
-
-    @classmethod
-    def from_json(cls, data: Any) -> ExportProgress:
-        """The inverse of `to_json`. Raises ValueError for malformed data."""
-        try:
-            return msgspec.convert(data, cls)
-        except msgspec.ValidationError as error:
-            raise ValueError(str(error)) from error
-
 
 class Piece(Struct, frozen=True):
     """Lines and notes since a position. ``progress`` is the next position; ``has_more``: more can

@@ -41,14 +41,13 @@ def command(
     compared. --gates, or a --gate, judges them."""
     from gputui.reports.pages import ReportError, write_files
     from gputui.reports.summary import report
-    from gputui.reports.summary.costs import Prices
     from gputui.reports.summary.stored_facts import read_facts, siblings
     from gputui.reports.summary.story import verdict, verdict_on_all
 
     if bool(names) == (since is not None):
         fail("give run names or --since TIME (see gputui report --help)", EXIT_USAGE)
     thresholds = _thresholds(changes) if with_gates or changes else None
-    prices, now = Prices(price_per_kwh, price_per_gpu_hour, currency), time.time()
+    prices, now = report.Prices(price_per_kwh, price_per_gpu_hour, currency), time.time()
     with closing(session.reader()) as connection:
         runs = _runs(session, connection, names, since, now)
         newest = sorted(run.sequence for run in runs)[-report.MAX_PICTURED :]

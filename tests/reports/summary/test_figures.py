@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from gputui.recovery.costs import Cost
-from gputui.reports.summary.costs import Prices, cost_of, together
 from gputui.reports.summary.facts import GpuUse, Measured, spread
+from gputui.reports.summary.report import Prices, cost_of, together
 from gputui.reports.summary.scaling import efficiency_of, scaling_rows, scalings
 from gputui.reports.summary.tally import measured
 from gputui.store.attempts import Attempt, RunCost
