@@ -35,10 +35,8 @@ class Bench:
         )  # fmt: skip
 
     def move(self, state: str = "running") -> None:
-        self.filler.connection.execute(
-            "INSERT INTO transitions (run_id, at, to_state, cause, actor) VALUES ('net-1', ?, ?, '', 'me')",
-            (NOW, state),
-        )
+        sql = "INSERT INTO transitions (run_id, at, to_state, cause, actor) VALUES ('net-1', 0, ?, '', 'me')"
+        self.filler.connection.execute(sql, (state,))
 
     def later(self, agent: Sinks) -> None:
         self.now += max(AGAIN_SECONDS) + 1

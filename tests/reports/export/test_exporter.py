@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -42,10 +44,11 @@ class Bench:
             run_dir.mkdir()
             write_spec(run_dir / SPEC_FILE, spec)
             self.filler.connection.execute("UPDATE runs SET spec = ?", (json.dumps(spec.to_json()),))
-            self.filler.connection.execute(
-                "INSERT INTO transitions (run_id, at, to_state, cause, actor) VALUES (?, ?, 'running', '', 'me')",
-                (run_id, NOW),
-            )
+            self.move(run_id)
+
+    def move(self, run_id: str) -> None:
+        sql = "INSERT INTO transitions (run_id, at, to_state, cause, actor) VALUES (?, 0, 'running', '', 'me')"
+        self.filler.connection.execute(sql, (run_id,))
 
     def over(self) -> None:
         self.filler.connection.execute("UPDATE runs SET state = 'succeeded', ended_at = ?", (time.time(),))
@@ -128,11 +131,8 @@ def test_a_run_that_is_resumed_or_removed(bench: Bench, process: Exporter) -> No
     bench.filler.connection.execute("DELETE FROM runs WHERE run_id = 'bad-1'")
     bench.over()
     wait_until(lambda: ended(process), what="both ends")
-    connection = bench.filler.connection
-    connection.execute("UPDATE runs SET state = 'running', ended_at = NULL")
-    connection.execute(
-        "INSERT INTO transitions (run_id, at, to_state, cause, actor) VALUES ('good-1', ?, 'running', '', 'me')", (NOW,)
-    )
+    bench.filler.connection.execute("UPDATE runs SET state = 'running', ended_at = NULL")
+    bench.move("good-1")
     bench.filler.metrics("good-1", 1, [{"step": 3, "time": NOW, "loss": 1.0}])
     process.turn(time.monotonic())
     bench.over()
@@ -141,20 +141,15 @@ def test_a_run_that_is_resumed_or_removed(bench: Bench, process: Exporter) -> No
 
 
 def test_runs_with_other_settings_of_mlflow_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "own")
-    shared, seen = SharedEnvironment(), []
+    name = "MLFLOW_TRACKING_TOKEN"
+    monkeypatch.setenv(name, "own")
+    shared = SharedEnvironment()
 
-    def use(token: str) -> None:
-        import os
-
-        with shared.of({"MLFLOW_TRACKING_TOKEN": token} if token else {}):
-            seen.append((token or "own", os.environ["MLFLOW_TRACKING_TOKEN"]))
+    def keeps(token: str) -> bool:
+        with shared.of({name: token} if token else {}):
+            before = os.environ[name]
             time.sleep(0.01)
-            seen.append((token or "own", os.environ["MLFLOW_TRACKING_TOKEN"]))
+            return before == os.environ[name] == (token or "own")
 
-    threads = [threading.Thread(target=use, args=(token,)) for token in ("a", "b", "", "a", "b")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert len(seen) == 10 and all(token == found for token, found in seen)
+    with ThreadPoolExecutor(5) as pool:
+        assert all(pool.map(keeps, ("a", "b", "", "a", "b")))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gputui.core.config import Workspace
-from gputui.reports.export import files, follow
+from gputui.reports.export import files, follow, table_sinks
 from gputui.reports.export.follow import Follower
 from gputui.reports.export.formats import Format
 from gputui.reports.export.sink import ExportError
@@ -122,30 +122,29 @@ def test_a_run_as_it_grows_written_by_one_only(filler: Filler, tmp_path: Path) -
 @pytest.mark.parametrize("form", FILES)
 def test_killed_anywhere(form: Format, filler: Filler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before and after every single thing that a process leaves on the disk."""
-    target, dice = tmp_path / "out", random.Random(form)
-    deaths = 0
+    target, dice, deaths = tmp_path / "out", random.Random(form), []
 
-    def mortal(name: str, owner: object, before: bool) -> None:
+    def die_perhaps() -> None:
+        if dice.random() < 0.15:
+            deaths.append(True)
+            raise Killed
+
+    def mortal(owner: object, name: str) -> None:
         original = getattr(owner, name)
 
-        def sometimes(*arguments: Any, **options: Any) -> Any:
-            nonlocal deaths
-            if before and dice.random() < 0.15:
-                deaths += 1
-                raise Killed
-            done = original(*arguments, **options)
-            if not before and dice.random() < 0.15:
-                deaths += 1
-                raise Killed
+        def sometimes(*arguments: Any) -> Any:
+            die_perhaps()
+            done = original(*arguments)
+            die_perhaps()
             return done
 
         monkeypatch.setattr(owner, name, sometimes)
 
-    for before in (True, False):
-        mortal("save_cursor", follow, before)
-        mortal("append", files.LineFile, before)
-        mortal("cut", files.LineFile, before)
-        mortal("write", files.WholeFileSink, before)
+    for owner, name in (
+        (follow, "save_cursor"), (files.LineFile, "append"), (files.LineFile, "cut"), (files.WholeFileSink, "write"),
+        (table_sinks.CsvSink, "_rewrite"),
+    ):  # fmt: skip
+        mortal(owner, name)
     for step in range(1, 31):
         steps(filler, 1, step, step, **({"val/loss": 1.0} if step == 12 else {}))
         killed(filler, form, target)
@@ -156,7 +155,7 @@ def test_killed_anywhere(form: Format, filler: Filler, tmp_path: Path, monkeypat
             break
         except Killed:
             continue
-    assert deaths > 10
+    assert len(deaths) > 10
     assert [step for _, step in written_steps(form, target)] == list(range(1, 31))
 
 

@@ -86,7 +86,7 @@ def test_a_divergence_is_told_and_hostile_names_stay_one_harmless_label(workspac
 NAMES = re.compile(r"gputui_[a-z0-9_]+")
 FOLDER = Path(families_module.__file__).parent
 
-# An alert in rules.yaml, gputui's own rule, and which of its limits (or its span) are in the expression, in base units.
+# An alert, gputui's own rule, and which of its limits (None: its span) are in the expression, in base units.
 SAME_RULES = {
     "GpuLost": ("gpu_lost", {}),
     "GpuHot": ("gpu_hot", {"above_celsius": 1.0, "margin_celsius": 1.0}),
