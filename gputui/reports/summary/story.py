@@ -115,7 +115,7 @@ def verdict(run: RunFacts) -> str:
     state = f"is {run.run.state}" if run.run.ended_at is None else str(run.run.state)
     step = "" if run.last_step is None else f" at step {count(run.last_step)}"
     took = "" if run.took_seconds is None else f" that took {duration(run.took_seconds)}"
-    text = f"{run.run.run_id} {state}{step}, {count_of(run.attempts, 'attempt')}{took}"
+    text = f"{run.run.run_id} {state}{step} with {count_of(run.attempts, 'attempt')}{took}"
     best = best_of(run)
     if best is not None:
         text += f"; best {best.name} {metric_value(best.value)}"

@@ -109,7 +109,7 @@ def test_the_verdict_and_the_story_of_each_recovery(workspace: Workspace, tmp_pa
     [stopped] = json.loads(invoke(workspace, "resnet50-2", "--json").stdout)["performance_summary"]["runs"]
     assert stopped["recoveries"] == ["Attempt 1: stopped, because KeyError 'labels', at step 12."]
     told = invoke(workspace, "vit-b16-1", "--out", str(tmp_path)).stdout.splitlines()
-    assert told[0].startswith("vit-b16-1 is running at step 9 440, 3 attempts that took ")
+    assert told[0].startswith("vit-b16-1 is running at step 9 440 with 3 attempts that took ")
     assert "; best loss 1.850 (step 8 870); 2 failures cost 422 steps, " in told[0]
     [run] = json.loads((tmp_path / "performance_summary.json").read_text())["runs"]
     assert run["verdict"] == told[0]
