@@ -6,9 +6,12 @@ import csv
 import json
 import os
 import signal
+import sqlite3
 import sys
+from contextlib import closing
 from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 
 from gputui.core.config import Workspace
@@ -58,7 +61,7 @@ def test_killed_in_the_middle_with_the_agent(machine: Machine) -> None:
     taken = machine.folder / "out" / "steps-1.csv"
     taken.parent.mkdir()
     taken.write_text("mine")
-    sinks = "{jsonl: , tensorboard: , csv: '" + str(taken.parent) + "/{run_id}.csv'}"
+    sinks = "{jsonl: , tensorboard: , parquet: , sqlite: , csv: '" + str(taken.parent) + "/{run_id}.csv'}"
     machine.gputui("run", machine.profile(text=PROFILE.format(python=sys.executable, sinks=sinks)))
     run_dir = machine.workspace.run_dir("steps-1")
     lines, board = run_dir / "sinks" / "metrics.jsonl", run_dir / "sinks" / "tensorboard"
@@ -77,13 +80,17 @@ def test_killed_in_the_middle_with_the_agent(machine: Machine) -> None:
 
     machine.wait_for("steps-1", "succeeded")
     done = "SELECT count(*) FROM sink_cursors WHERE ended_at IS NOT NULL"
-    wait_until(lambda: machine.rows(done) == [(3,)], what="all sinks' last lines")
+    wait_until(lambda: machine.rows(done) == [(5,)], what="all sinks' last lines")
     wait_until(lambda: not [pid for pid in machine.processes() if writes_a_sink(pid)], what="the sinks' end")
     stored = machine.steps("steps-1")
     assert {attempt for attempt, _ in stored} == {1, 2} and len(stored) == 66
     assert steps_in(lines) == stored
     with taken.open(newline="") as file:
         assert [(int(row["attempt"]), int(row["step"])) for row in csv.DictReader(file)] == stored
+    table = pyarrow.parquet.read_table(run_dir / "sinks" / "metrics.parquet")
+    assert list(zip(table["attempt"].to_pylist(), table["step"].to_pylist(), strict=True)) == stored
+    with closing(sqlite3.connect(run_dir / "sinks" / "run.sqlite")) as made:
+        assert made.execute("SELECT attempt, step FROM metrics WHERE name = 'loss' ORDER BY rowid").fetchall() == stored
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     assert [event.step for event in EventAccumulator(str(board)).Reload().Scalars("loss")] == list(range(60))
