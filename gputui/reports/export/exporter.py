@@ -103,11 +103,11 @@ class LiveSink:
             raise GivenUpError
 
     def _note_progress(self, at: float) -> None:
-        self._end_if_given_up()
         self.failures, self.progress_at = 0, time.monotonic()
         self.busy_since = self.progress_at
         if self.reported is not None and at > self.reported[1]:
             self._report("sink_recovered", "is written again; nothing is missing", "info")
+        self._end_if_given_up()
 
     def note_problem(self, problem: str) -> None:
         """Report a problem, once until it ends."""
@@ -137,12 +137,13 @@ class LiveSink:
         follower, now = self.follower, time.time()
         try:
             with closing(open_commander(follower.workspace.database)) as connection:
-                if get_run(connection, follower.run_id) is None:
-                    return  # it was removed
-                add_event(
-                    connection, kind, f"sink {follower.name}: {text}", now=now, key=follower.name,
-                    severity=severity, run_id=follower.run_id,
-                )  # fmt: skip
+                last = last_kind(connection, follower.run_id, SINK_KINDS, follower.name)
+                is_told = last is not None and last[0] == kind  # by one that was given up before
+                if not is_told and get_run(connection, follower.run_id) is not None:
+                    add_event(
+                        connection, kind, f"sink {follower.name}: {text}", now=now, key=follower.name,
+                        severity=severity, run_id=follower.run_id,
+                    )  # fmt: skip
         except (StoreError, sqlite3.Error) as error:
             log.warning("%s: not reported: %s", follower.run_id, error)
             return

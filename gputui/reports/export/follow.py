@@ -170,47 +170,43 @@ class Follower:
             sink.refuse_taken()
         if is_path:
             target.parent.mkdir(parents=True, exist_ok=True)
-        cursor = SinkCursor(self.name if self.is_sink else None, written_at=self.wall())
+        return self._save(subject, SinkCursor(self.name if self.is_sink else None, written_at=self.wall()))
+
+    def _save(self, subject: Subject, cursor: SinkCursor) -> SinkCursor:
         save_cursor(subject.connection, self.run_id, subject.key, cursor)
         return cursor
 
+    def _begin(self, subject: Subject, sink: Sink, cursor: SinkCursor) -> SinkCursor:
+        """Open the target. `written_at` stays: nothing has been written yet."""
+        progress = ExportProgress() if sink.begin(cursor.position) else cursor.progress
+        fresh = replace(cursor, progress=progress, position=sink.position(), ended_at=None)
+        return self._save(subject, fresh)
+
     def _follow(self, subject: Subject, sink: Sink, cursor: SinkCursor) -> int:
-        connection = subject.connection
-
-        def save(**changes: object) -> SinkCursor:
-            fresh = replace(cursor, **changes)
-            save_cursor(connection, self.run_id, subject.key, fresh)
-            return fresh
-
-        def begin() -> SinkCursor:
-            # `written_at` stays: nothing has been written yet.
-            progress = ExportProgress() if sink.begin(cursor.position) else cursor.progress
-            return save(progress=progress, position=sink.position(), ended_at=None)
-
-        cursor = begin()
+        cursor = self._begin(subject, sink, cursor)
         inode = self.workspace.database.stat().st_ino
         while True:
             began = self.cpu()
             try:
-                piece = read_piece(connection, self.run_id, cursor.progress, PIECE_LINES)
+                piece = read_piece(subject.connection, self.run_id, cursor.progress, PIECE_LINES)
             except HistoryLostError:
-                cursor = save(progress=ExportProgress(), position={})
-                cursor = begin()
+                cursor = self._begin(subject, sink, replace(cursor, position={}))
                 continue
+            is_last = piece.ended_at is not None and not piece.has_more
             if piece.items:
                 sink.write(piece.items, piece.has_more)
-                at, position = self.wall(), sink.position()
-                cursor = save(progress=piece.progress, position=position, written_at=at)
-                self.on_write(cursor.written_at)
-            if piece.ended_at is not None and not piece.has_more:
-                sink.finish(piece.state, piece.ended_at)
-                at, ended_at = self.wall(), piece.ended_at
-                save(progress=piece.progress, position=sink.position(), written_at=at, ended_at=ended_at)
+            if is_last:
+                sink.finish(piece.state, piece.ended_at or self.wall())
+            if piece.items or is_last:
+                at, ended_at = self.wall(), piece.ended_at if is_last else None
+                position = sink.position()
+                cursor = self._save(subject, SinkCursor(cursor.sink, piece.progress, position, at, ended_at))
                 self.on_write(at)
+            if is_last:
                 return sink.written
             spent_seconds = self.cpu() - began
             if not piece.has_more:
-                self._pause(connection, spent_seconds, inode)
+                self._pause(subject.connection, spent_seconds, inode)
             elif piece.ended_at is None and spent_seconds > 0:
                 self.wait(spent_seconds * (1 / CATCHING_UP_SHARE - 1))
 

@@ -106,7 +106,7 @@ def test_a_sink_that_hangs_holds_up_no_other_and_nothing_is_lost(bench: Bench, p
         heir = Exporter(bench.filler.workspace, connection)
         wait_until(lambda: ended(heir), what="the next process's end")
     assert bench.steps("bad-1") == [0, 1, 2]
-    assert bench.kinds()[2:] == [("bad-1", "sink_recovered")]
+    wait_until(lambda: bench.kinds()[2:] == [("bad-1", "sink_recovered")], what="the good news, once")
 
 
 def test_trouble_is_told_once_and_its_end_too(bench: Bench, process: Exporter) -> None:
