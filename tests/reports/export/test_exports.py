@@ -12,14 +12,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
 from gputui.core.config import Workspace
 from gputui.reports.export.follow import export
 from gputui.reports.export.formats import Format
 from gputui.reports.export.mlflow_sink import valid_name, without_login
 from gputui.reports.export.sink import ExportError, read_subject
-from gputui.ui.cli.main import command
+from tests.ui.cli.program import said
 from tests.ui.tui.filling import NOW, Filler
 
 
@@ -137,8 +136,6 @@ def test_a_place_that_cannot_be_written_leaves_nothing(filler: Filler, tmp_path:
         assert old.read_bytes() != b"as it was" and len(list(tmp_path.glob("*old*"))) == 1, form
 
 
-# --- MLflow's names and addresses
-
 ODD = (
     "grad//norm", "/loss", "loss/", "./x", "layer.0/../w", "../x", "..", ".", "", "/", "...x", "a/./b", "//", "a/..",
     "rank1//x", "val/acc,uracy", "x" * 251, "é" * 300, "a/" * 300, "." * 400, "\ud800", "loss\n",
@@ -168,30 +165,20 @@ def test_an_address_is_shown_without_its_login_only() -> None:
     assert {uri: without_login(uri) for uri in shown} == shown
 
 
-# --- the command
-
-
-def gputui(workspace: Workspace, *words: str) -> Result:
-    return CliRunner().invoke(command, ["--home", str(workspace.state.parent), *words])
-
-
 def test_the_command(filler: Filler, workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    done = gputui(workspace, "export", "net-1", "loss", "--to", "csv")
-    assert (done.exit_code, done.output) == (0, "3 lines of net-1 in net-1.csv\n")
-    assert (tmp_path / "net-1.csv").read_text().splitlines()[0] == "attempt,rank,step,time,loss"
-    wrong = gputui(workspace, "export", "net-1", "los", "--to", "csv")
-    assert wrong.exit_code == 3 and "did you mean loss?" in wrong.output
     filler.run("empty-1")
-    empty = gputui(workspace, "export", "empty-1", "--to", "csv")
-    assert empty.exit_code == 3 and "measured nothing yet" in empty.output
-    again = gputui(workspace, "export", "net-1", "--to", "csv")
-    assert (again.exit_code, again.output) == (
-        3, f"gputui: {tmp_path}/net-1.csv exists already; move it away or choose another place; --force replaces it\n"
-    )  # fmt: skip
-    assert gputui(workspace, "export", "net-1", "--to", "csv", "--force").output == "4 lines of net-1 in net-1.csv\n"
-    unknown = gputui(workspace, "export", "nett-1", "--to", "csv")
-    assert unknown.exit_code == 3 and "nearest: net-1" in unknown.output
-    relative = gputui(workspace, "export", "net-1", "--to", "jsonl", "--out", "no/such/folder")
-    assert relative.exit_code == 3 and os.strerror(errno.ENOENT) in relative.output
-    assert gputui(workspace, "export", "net-1", "--to", "csv", "--follow", "--force").exit_code == 2
+
+    def export(words: str, code: int = 0) -> str:
+        return said(workspace, "export", *words.split(), code=code)
+
+    assert export("net-1 loss --to csv") == "3 lines of net-1 in net-1.csv\n"
+    assert (tmp_path / "net-1.csv").read_text().splitlines()[0] == "attempt,rank,step,time,loss"
+    assert "did you mean loss?" in export("net-1 los --to csv", 3)
+    assert "measured nothing yet" in export("empty-1 --to csv", 3)
+    taken = f"{tmp_path}/net-1.csv exists already; move it away or choose another place; --force replaces it\n"
+    assert export("net-1 --to csv", 3) == f"gputui: {taken}"
+    assert export("net-1 --to csv --force") == "4 lines of net-1 in net-1.csv\n"
+    assert "nearest: net-1" in export("nett-1 --to csv", 3)
+    assert os.strerror(errno.ENOENT) in export("net-1 --to jsonl --out no/such/folder", 3)
+    assert "give one of them" in export("net-1 --to csv --follow --force", 2)

@@ -179,17 +179,13 @@ def test_half_a_write_is_taken_back_and_what_vanished_is_written_again(filler: F
         assert [step for _, step in written_steps(form, path)] == [1, 2, 3, 4, 5], path.name
 
 
-def recover(filler: Filler) -> None:
+def test_an_attempt_that_repeats_steps_and_the_story_between(filler: Filler, tmp_path: Path) -> None:
     """Attempt 1 dies at step 5; attempt 2 goes on behind step 3 with a smaller batch."""
     steps(filler, 1, 1, 5)
     filler.incident("net-1", 1, "cuda_oom", "out of memory on rank 0", step=5, reason="halved it", seconds_ago=1)
     filler.attempt("net-1", 2, resumed_step=3, params={"batch_size": 256, "lr": 0.001})
     steps(filler, 2, 4, 7)
     end(filler)
-
-
-def test_an_attempt_that_repeats_steps_and_the_story_between(filler: Filler, tmp_path: Path) -> None:
-    recover(filler)
     both = [*((1, step) for step in range(1, 6)), *((2, step) for step in range(4, 8))]
     for form in FILES:
         follower(filler, form, tmp_path / form).run()

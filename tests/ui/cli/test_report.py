@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
 from gputui.core.config import Workspace
-from gputui.ui.cli.main import command
+from tests.ui.cli.program import call
 from tests.ui.tui.filling import NOW, Filler, uuid
 
 HOSTILE = '<script>alert("x")</script>\x1b[2J<img src=//evil/x onerror=1>'
@@ -38,22 +37,17 @@ def workspace_with_runs(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -
             }
             for step in range(4)
         ])  # fmt: skip
-    filler.connection.execute(
-        "INSERT INTO attempt_energy VALUES ('net-1', 1, ?, ?, NULL, 7.2e6, 1)", (uuid(0), NOW - 100)
-    )
+    energy = "INSERT INTO attempt_energy VALUES ('net-1', 1, ?, ?, NULL, 7.2e6, 1)"
+    filler.connection.execute(energy, (uuid(0), NOW - 100))
     filler.connection.commit()
     yield workspace
     filler.close()
 
 
-def invoke(workspace: Workspace, *words: str) -> Result:
-    return CliRunner().invoke(command, ["--home", str(workspace.state.parent), "report", *words])
-
-
 def test_files_of_two_runs(workspace_with_runs: Workspace, tmp_path: Path) -> None:
     out = tmp_path / "deep" / "out"
-    result = invoke(workspace_with_runs, "net-1", "net-2", "--out", str(out), "--price-per-kwh", "0.3", "--gates")
-    assert result.exit_code == 1, result.output
+    words = ("--out", str(out), "--price-per-kwh", "0.3", "--gates")
+    assert call(workspace_with_runs, "report", "net-1", "net-2", *words).code == 1
     assert sorted(path.name for path in out.iterdir()) == [
         "cost_analysis.json", "performance_summary.json", "report.html", "scalability_report.json",
     ]  # fmt: skip
@@ -77,7 +71,7 @@ def test_files_of_two_runs(workspace_with_runs: Workspace, tmp_path: Path) -> No
 def test_the_page_needs_nothing_else_and_hostile_names_are_harmless(
     workspace_with_runs: Workspace, tmp_path: Path
 ) -> None:
-    assert invoke(workspace_with_runs, "net-1", "net-2", "--out", str(tmp_path)).exit_code == 0
+    assert call(workspace_with_runs, "report", "net-1", "net-2", "--out", str(tmp_path)).code == 0
     text = (tmp_path / "report.html").read_text()
     assert re.findall(r"<(?:script|img|link|iframe|object|a|base|form)\b", text) == []
     assert re.findall(r"<[^>]*\s(?:on\w+|src|href)=", text) == []
@@ -88,15 +82,15 @@ def test_the_page_needs_nothing_else_and_hostile_names_are_harmless(
 
 
 def test_gates_decide_the_exit_code_if_they_are_asked_for(workspace_with_runs: Workspace) -> None:
-    plain = invoke(workspace_with_runs, "net-2", "--json")
+    plain = call(workspace_with_runs, "report", "net-2", "--json")
     [run] = json.loads(plain.stdout)["performance_summary"]["runs"]
-    assert (plain.exit_code, run["gates"]) == (0, [])
-    failed = invoke(workspace_with_runs, "net-2", "--json", "--gates")
-    assert failed.exit_code == 1 and set(json.loads(failed.stdout)) == {
+    assert (plain.code, run["gates"]) == (0, [])
+    failed = call(workspace_with_runs, "report", "net-2", "--json", "--gates")
+    assert failed.code == 1 and set(json.loads(failed.stdout)) == {
         "performance_summary", "cost_analysis", "scalability_report",
     }  # fmt: skip
     words = ("--gate", "gpu_utilization=70", "--gate", "parallel_efficiency=70")
-    assert invoke(workspace_with_runs, "net-2", "--json", *words).exit_code == 0
+    assert call(workspace_with_runs, "report", "net-2", "--json", *words).code == 0
 
 
 def test_the_verdict_and_the_story_of_each_recovery(workspace: Workspace, tmp_path: Path) -> None:
@@ -106,9 +100,9 @@ def test_the_verdict_and_the_story_of_each_recovery(workspace: Workspace, tmp_pa
     taken = {"action": "exclude_gpu", "applied": True, "changes": [], "note": "took another GPU in place of GPU 7"}
     filler.connection.execute("UPDATE decisions SET actions = ? WHERE attempt = 2", (json.dumps([taken]),))
     filler.close()
-    [stopped] = json.loads(invoke(workspace, "resnet50-2", "--json").stdout)["performance_summary"]["runs"]
+    [stopped] = json.loads(call(workspace, "report", "resnet50-2", "--json").stdout)["performance_summary"]["runs"]
     assert stopped["recoveries"] == ["Attempt 1: stopped, because KeyError 'labels', at step 12."]
-    told = invoke(workspace, "vit-b16-1", "--out", str(tmp_path)).stdout.splitlines()
+    told = call(workspace, "report", "vit-b16-1", "--out", str(tmp_path)).stdout.splitlines()
     assert told[0].startswith("vit-b16-1 is running at step 9 440 with 3 attempts that took ")
     assert "; best loss 1.850 (step 8 870); 2 failures cost 422 steps, " in told[0]
     [run] = json.loads((tmp_path / "performance_summary.json").read_text())["runs"]
@@ -133,5 +127,5 @@ def test_mistakes_are_named(workspace_with_runs: Workspace) -> None:
         ("net-1", "--gate", "gpu_utilisation=3"): "did you mean gpu_utilization?",
         ("net-1", "--gate", "gpu_utilization=much"): "gpu_utilization=85",
     }.items():
-        result = invoke(workspace_with_runs, *words)
-        assert result.exit_code == 2 and said in result.stderr and result.stderr.count("\n") == 1, words
+        result = call(workspace_with_runs, "report", *words)
+        assert result.code == 2 and said in result.stderr and result.stderr.count("\n") == 1, words
