@@ -145,6 +145,17 @@ def test_one_that_is_preempted_goes_on_in_another_job(lab: Lab) -> None:
 
 
 @pytest.mark.long
+def test_a_run_has_its_own_limit_and_a_broken_set_up_is_read_in_the_log_of_its_job(lab: Lab) -> None:
+    lab.target(setup=["echo no module named cuda >&2", "exit 3"])
+    run_id = str(lab.machine.json("run", lab.profile, "--on", "lab", "--time", "7m")["id"])
+    lab.machine.wait_for(run_id, "failed", timeout=WAIT_SECONDS)
+    (job,) = lab.submitted(run_id)
+    assert lab.cluster.run("squeue", "-h", "-t", "all", "-j", job, "-o", "%l").strip() == "7:00"
+    assert "no module named cuda" in lab.machine.gputui("logs", run_id)
+    assert "no module named cuda" in lab.machine.gputui("explain", run_id)
+
+
+@pytest.mark.long
 def test_the_trials_of_a_grid_are_jobs_beside_each_other(lab: Lab) -> None:
     words = ("--grid", "steps=100000,90000", "--on", "lab", "--parallel", "2", "--name", "swept")
     lab.machine.json("study", "run", lab.profile, *words)
