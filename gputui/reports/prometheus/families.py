@@ -32,12 +32,12 @@ _PERCENT, _MEGAHERTZ = 0.01, 1e6
 # Name, meaning, field of `GpuView` (or of its slow values or facts), and the field's unit.
 _GPU_GAUGES: Sequence[tuple[str, str, str, float]] = (
     ("utilization_ratio", "Time in which a kernel ran.", "utilization_percent", _PERCENT),
-    ("memory_controller_ratio", "Time in which memory was used.", "memory_utilization_percent", _PERCENT),
+    ("memory_controller_ratio", "Time of memory traffic.", "memory_utilization_percent", _PERCENT),
     ("memory_used_bytes", "Memory in use, without the reserved.", "memory_used_bytes", 1),
     ("memory_reserved_bytes", "Reserved by driver and firmware.", "memory_reserved_bytes", 1),
     ("memory_total_bytes", "Memory of the GPU.", "memory_total_bytes", 1),
     ("temperature_celsius", "Temperature of the GPU.", "temperature_celsius", 1),
-    ("temperature_slowdown_celsius", "From here on it slows down.", "temperature_slowdown_celsius", 1),
+    ("temperature_slowdown_celsius", "Where it slows down.", "temperature_slowdown_celsius", 1),
     ("memory_temperature_celsius", "Temperature of its memory.", "memory_temperature_celsius", 1),
     ("power_watts", "Power drawn.", "power_watts", 1),
     ("power_limit_watts", "Power cap in force.", "power_limit_watts", 1),
@@ -52,9 +52,9 @@ _GPU_GAUGES: Sequence[tuple[str, str, str, float]] = (
     ("pcie_link_generation", "Generation of the PCIe link now.", "pcie_generation", 1),
     ("pcie_link_width", "Lanes of the PCIe link now.", "pcie_width", 1),
     ("pcie_link_width_max", "Lanes that the link could have.", "pcie_width_max", 1),
-    ("nvlink_received_bytes_per_second", "NVLink traffic to it.", "nvlink_received_bytes_per_second", 1),
-    ("nvlink_sent_bytes_per_second", "NVLink traffic from it.", "nvlink_sent_bytes_per_second", 1),
-    ("row_remap_pending", "1 when memory waits for a reset to be remapped.", "row_remap_pending", 1),
+    ("nvlink_received_bytes_per_second", "NVLink to it.", "nvlink_received_bytes_per_second", 1),
+    ("nvlink_sent_bytes_per_second", "NVLink from it.", "nvlink_sent_bytes_per_second", 1),
+    ("row_remap_pending", "1 when memory waits to be remapped.", "row_remap_pending", 1),
     ("row_remap_failed", "1 when memory could not be remapped.", "row_remap_failed", 1),
 )  # fmt: skip
 _GPU_COUNTERS: Mapping[str, str] = {
