@@ -1,8 +1,8 @@
 """What a sampler costs a study's process: ``python -m benchmarks.studies.asking SAMPLER [TRIALS]``, as JSON.
 
 A process of its own for each sampler, so that its memory is that of a study's process which uses it. What is measured
-is what the process does for a trial beside launching it: the store is read, Optuna asked, the trial stored; ten times a
-value is reported, stored and judged by the pruner; the verdict is stored and taken over.
+is what the process does for a trial beside launching it: Optuna is asked, and the trial stored in the journal and the
+table; ten times a value is reported, stored and judged by the pruner; the verdict is stored.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ def measure(sampler: SamplerKind, trials: int = TRIALS) -> dict[str, Any]:
             spec = _spec(sampler)
             with transaction(connection):
                 rows.begin_study(connection, STUDY, spec, source="", now=time.time(), actor="benchmark")
-            folder_of_study = workspace.studies / STUDY
-            folder_of_study.mkdir(parents=True)
-            journal = StudyJournal(spec, STUDY, open_storage(folder_of_study))
+            home = workspace.studies / STUDY
+            home.mkdir(parents=True)
+            journal = StudyJournal(spec, STUDY, open_storage(home))
             view = TrialView(connection, STUDY, time.time)
             writer = StudyWriter(workspace, connection, STUDY, time.time)
-            spent = [_trial(writer, journal, view, number) for number in range(trials)]
+            spent = [_trial(journal, view, writer, spec) for _ in range(trials)]
     counted = spent[min(FIRST_COUNTED, trials // 2) :]
     walls = [wall for wall, _ in counted]
     return {
@@ -73,27 +73,28 @@ def _spec(sampler: SamplerKind) -> StudySpec:
     return StudySpec("asking", "planted", space, several, SamplerSpec(sampler), pruner)
 
 
-def _trial(writer: StudyWriter, journal: StudyJournal, view: TrialView, number: int) -> tuple[float, float]:
+def _trial(journal: StudyJournal, view: TrialView, writer: StudyWriter, spec: StudySpec) -> tuple[float, float]:
     """Wall and processor seconds that one trial took."""
-    spec = journal.spec
     began, cpu_began = time.perf_counter(), time.process_time()
     journal.sample()
-    params = dict(view.update(journal)[number].params)
-    course = planted.course(params["lr"], params["dropout"], params.get("width", 256))
+    trial = view.update(journal)[-1]
+    with transaction(writer.connection):
+        writer.set_trial(trial, state=TrialState.RUNNING)
+    course = planted.course(trial.params["lr"], trial.params["dropout"], trial.params.get("width", 256))
     is_pruned = False
     # Where nothing can be cut short, as with several objectives, no rung is stored either.
     for rung in range(1, RUNGS + 1) if spec.pruner.kind != "none" else ():
         value = min(course[: rung * planted.STEPS // RUNGS])
-        trial = view.update(journal)[number]
-        journal.report(number, rung, value)
+        view.update(journal)
+        journal.report(trial.number, rung, value)
         # A trial that would be cut short goes on all the same: each is to have ten rungs.
-        is_pruned |= rung < RUNGS and journal.should_prune(number)
+        is_pruned |= rung < RUNGS and journal.should_prune(trial.number)
         with transaction(writer.connection):
-            writer.set_rungs(number, [PassedRung(rung, rung, value, 1)])
+            writer.set_rungs(trial.number, [PassedRung(rung, rung, value, 1)])
             writer.set_trial(trial, rung=rung)
-    values = (min(course), float(params.get("width", 256)))[: len(spec.objectives)]
-    verdict = Ruling(TrialState.PRUNED) if is_pruned else Ruling(TrialState.COMPLETE, None, values)
-    journal.end(number, verdict, time.time())
+    values = (min(course), float(trial.params.get("width", 256)))[: len(spec.objectives)]
+    ruling = Ruling(TrialState.PRUNED) if is_pruned else Ruling(TrialState.COMPLETE, None, values)
+    journal.end(trial.number, ruling, time.time())
     view.update(journal)
     return time.perf_counter() - began, time.process_time() - cpu_began
 

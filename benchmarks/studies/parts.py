@@ -307,7 +307,7 @@ def _pace(home: Lab, study: str, every: int, members: int) -> None:
 
 
 def _has_decided(home: Lab, study: str, milestone: int) -> bool:
-    decided = "SELECT coalesce(sampler ->> '$.milestone', 0) >= ? FROM studies WHERE study_id = ?"
+    decided = "SELECT milestone >= ? FROM studies WHERE study_id = ?"
     return home.rows(decided, milestone, study) == [(1,)]
 
 

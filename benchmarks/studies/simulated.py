@@ -38,10 +38,9 @@ LOSS = Objective("loss")
 
 @dataclass(slots=True)
 class SimulatedTrial:
-    """A trial: its point, its losses at rungs, and its end."""
+    """A trial: its losses at rungs, and its end."""
 
     number: int
-    params: dict[str, Any]
     course: list[float]
     rung: int = 0
     state: TrialState = TrialState.RUNNING
@@ -82,9 +81,7 @@ def planted_study(
         living = [one for one in study.trials if one.state is TrialState.RUNNING]
         while len(living) < slots and len(study.trials) < trials:
             journal.sample()
-            number = len(study.trials)
-            params = journal.trials()[number].params
-            living.append(SimulatedTrial(number, params, planted.course(**params)))
+            living.append(SimulatedTrial(len(study.trials), planted.course(**journal.trials()[-1].params)))
             study.trials.append(living[-1])
         if not living:
             return study
@@ -93,11 +90,10 @@ def planted_study(
             journal.report(one.number, one.rung, one.best)
             if one.rung == planted.STEPS:
                 one.state = TrialState.COMPLETE
+                journal.end(one.number, Ruling(one.state, None, (one.best,)), 0.0)
             elif pruner != "none" and journal.should_prune(one.number):
                 one.state = TrialState.PRUNED
-            if one.state is not TrialState.RUNNING:
-                values = (one.best,) if one.state is TrialState.COMPLETE else ()
-                journal.end(one.number, Ruling(one.state, None, values), 0.0)
+                journal.end(one.number, Ruling(one.state), 0.0)
 
 
 @dataclass(frozen=True, slots=True)

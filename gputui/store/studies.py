@@ -6,7 +6,6 @@ import difflib
 import json
 import math
 import sqlite3
-import statistics
 from collections.abc import Collection, Mapping
 from enum import StrEnum
 from typing import Any, Literal
@@ -14,7 +13,7 @@ from typing import Any, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.store.rows import json_mapping, records
+from gputui.store.rows import records
 
 SECONDS_PER_HOUR = 3600.0
 
@@ -100,14 +99,12 @@ class StudyRecord(Struct, frozen=True):
     importances: tuple[Mapping[str, Any], ...] = ()
 
     def importances_for(self, metric: str) -> list[Importance]:
-        """What mattered for an objective, as the study's process found it last; most important
-        first."""
+        """What mattered for an objective, most important first."""
         return [Importance(**one) for one in self.importances if one["objective"] == metric]
 
 
 class Importance(Struct, frozen=True):
-    """The share (0 to 1) of a tuned parameter in what makes the best trials of an objective differ
-    from all."""
+    """The share (0 to 1) of a tuned parameter in what makes trials good by an objective."""
 
     objective: str
     name: str
@@ -120,8 +117,8 @@ class TrialRecord(Struct, frozen=True):
     ``number`` counts from 0; ``params`` are the tuned values only; ``values`` has one value per
     objective, empty while unknown or withheld; ``constraints`` are satisfied if at most 0. ``rung``
     is the last one passed. ``origin`` says who proposed it, ``parent`` and ``generation`` are of a
-    population. ``starts`` is the number of launch commands, ``command_id`` the last of
-    them. ``population`` is what a member keeps of its course. ``wish`` is what a person wants of it.
+    population. ``starts`` is the number of launch commands, ``command_id`` the last of them.
+    ``population`` is what a member keeps of its course. ``wish`` is what a person wants of it.
     """
 
     study_id: str
@@ -304,14 +301,3 @@ def _trial_at(
     state = TrialState.ENQUEUED if run_id is None and trial.origin == "enqueued" else TrialState.LAUNCHING
     state = TrialState.RUNNING if since is not None and since <= at else state
     return replace(trial, run_id=run_id, state=state, rung=rung, values=(), constraints=(), reason=None, ended_at=None)
-
-
-def expected_seconds(connection: sqlite3.Connection, profile: str, params: Mapping[str, Any]) -> float | None:
-    """The median duration of a profile's newest successful runs with these parameters."""
-    rows = connection.execute(
-        "SELECT params, ended_at - started_at FROM runs WHERE profile = ? AND state = 'succeeded' "
-        "AND started_at IS NOT NULL ORDER BY sequence DESC LIMIT 200",
-        (profile,),
-    )
-    durations = [seconds for text, seconds in rows if params.items() <= json_mapping(text).items()]
-    return statistics.median(durations) if durations else None

@@ -1,7 +1,7 @@
 """`python -m gputui.studies`: the process of one study, started by the agent.
 
-It ends with code 0 when the study is over or paused and no trial is active, or when a person stopped the agent; else
-with one line for the agent, which starts it again.
+It ends with code 0 when the study is over or paused and no trial is active, or when a person
+stopped the agent; else with one line for the agent, which starts it again.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ def serve(workspace: Workspace, study_id: str) -> tuple[int, str]:
 
 
 def _loop(workspace: Workspace, connection: sqlite3.Connection, study: StudyProcess) -> None:
-    """Serve until nothing is left to do, or the database was replaced: the next agent starts a process for that."""
+    """Serve until nothing is left to do, or the database was replaced: the next agent starts a
+    process for that."""
     version, turn_at, agent_at, own = -1, 0.0, time.monotonic(), workspace.database.stat()
     while True:
         now = time.monotonic()

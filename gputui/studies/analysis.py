@@ -1,7 +1,8 @@
 """The results of a study: its best trial and the Pareto front. Pure.
 
-Only trials with a value count. The value of a pruned trial is that of its last rung, which is worse than its final
-value would be, so pruned trials are left out wherever values of full runs are compared.
+Only trials with a value count. The value of a pruned trial is that of its last rung, which is worse
+than its final value would be, so pruned trials are left out wherever values of full runs are
+compared.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ def losses(trial: TrialRecord, objectives: Sequence[Objective]) -> tuple[float, 
 
 
 def ranked(trials: Sequence[TrialRecord], objectives: Sequence[Objective]) -> list[TrialRecord]:
-    """The complete trials, best first, earlier ones before equal ones; with several objectives only the Pareto
-    front."""
+    """The complete trials, best first, earlier ones before equal ones; with several objectives only
+    the Pareto front."""
     if len(objectives) > 1:
         return pareto_front(trials, objectives)
     sign = 1.0 if objectives[0].direction == "minimize" else -1.0
@@ -62,7 +63,8 @@ def best_trials(trials: Sequence[TrialRecord], objectives: Sequence[Objective]) 
 
 
 def best_trial(trials: Sequence[TrialRecord], objectives: Sequence[Objective]) -> TrialRecord | None:
-    """The best of the complete trials. None without one, and with several objectives, which have no best trial."""
+    """The best of the complete trials. None without one, and with several objectives, which have no
+    best trial."""
     return next(iter(ranked(trials, objectives)), None) if len(objectives) == 1 else None
 
 
@@ -90,7 +92,8 @@ def best_so_far(trials: Sequence[TrialRecord], objective: Objective) -> list[tup
 
 
 def pareto_front(trials: Sequence[TrialRecord], objectives: Sequence[Objective]) -> list[TrialRecord]:
-    """The complete trials that no other trial beats in every objective, by the value of the first one."""
+    """The complete trials that no other trial beats in every objective, by the value of the first
+    one."""
     known = [trial for trial in complete(trials) if len(trial.values) == len(objectives)]
     found = {trial.number: losses(trial, objectives) for trial in known}
 

@@ -22,9 +22,11 @@ from gputui.studies.spec import Budget, Constraints, Objective, PrunerSpec, Stud
 MOST_STARTS = 4
 """Starts of a point, the first included, if the machine and not the point causes the failures."""
 SAME_ERRORS = 2
-"""The study ends after so many trials with the same error before their first step, if no trial went better."""
+"""The study ends after so many trials with the same error before their first step, if no trial went
+better."""
 SAME_DIVERGED = 4
-"""As SAME_ERRORS, of trials without a number; where half of the space diverges, one study of 16 begins so."""
+"""As SAME_ERRORS, of trials without a number; where half of the space diverges, one study of 16
+begins so."""
 DIVERGED = "diverged"
 """The cause of a trial whose loss or objective is not a number."""
 
@@ -38,27 +40,27 @@ OF_THE_POINT = frozenset(
         "incompatible_checkpoint", "stopped_outside", "unknown",
     }
 )  # fmt: skip
-"""Kinds of incident that the point causes, so that they would repeat. The machine causes all others."""
+"""Kinds of incident that the point causes, so that they would repeat. The machine causes all
+others."""
 
 
 # --- what a trial has reached -----------------------------------------------------------------------------------------
 
 
 class ObjectivePoint(Struct, frozen=True):
-    """A value of an objective's metric. ``position`` is in units of the rungs; ``value`` may be NaN or infinite;
-    ``at`` is UTC unix seconds."""
+    """A value of an objective's metric. ``position`` is in units of the rungs; ``value`` may be NaN
+    or infinite."""
 
     position: float
     step: int
     value: float
     attempt: int
-    at: float
 
 
 @dataclass(slots=True)
 class ObjectiveCourse:
-    """The values of one metric over the attempts of a trial. An attempt that begins at an earlier position replaces the
-    values behind it."""
+    """The values of one metric over the attempts of a trial. An attempt that begins at an earlier
+    position replaces the values behind it."""
 
     points: list[ObjectivePoint] = field(default_factory=list)
 
@@ -84,7 +86,8 @@ def objective_value(points: Sequence[ObjectivePoint], objective: Objective) -> f
 
 
 class PassedRung(NamedTuple):
-    """The value of a trial at a rung, by the line that passed it. ``value`` is None if it is not a number."""
+    """The value of a trial at a rung, by the line that passed it. ``value`` is None if it is not a
+    number."""
 
     rung: int
     step: int
@@ -95,8 +98,8 @@ class PassedRung(NamedTuple):
 def rungs_passed(
     points: Sequence[ObjectivePoint], pruner: PrunerSpec, objective: Objective, *, behind: int
 ) -> list[PassedRung]:
-    """Every rung after ``behind`` that the values have passed, in order. The result does not depend on when it is
-    computed."""
+    """Every rung after ``behind`` that the values have passed, in order. The result does not depend
+    on when it is computed."""
     passed: list[PassedRung] = []
     last = rung_passed(points[-1].position, pruner) if points else 0
     index = 0  # of the point that passed the rung
@@ -117,8 +120,8 @@ def rung_passed(position: float, pruner: PrunerSpec) -> int:
 
 
 def pruning_reason(rung: int, value: float, others: Iterable[float], objective: Objective) -> str:
-    """The reason of a pruned trial, such as ``pruned at rung 3: 7th of 9``: its place among those that passed the
-    rung."""
+    """The reason of a pruned trial, such as ``pruned at rung 3: 7th of 9``: its place among those
+    that passed the rung."""
     comparable = [other for other in others if not math.isnan(other)]
     place = 1 + sum(objective.is_better(other, value) for other in comparable)
     suffix = "th" if place % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(place % 10, "th")
@@ -129,8 +132,8 @@ def pruning_reason(rung: int, value: float, others: Iterable[float], objective: 
 
 
 class RunEnd(Struct, frozen=True):
-    """How a trial's run ended: its state and reason, the kind of its last incident (None without one), whether it made
-    a step, and whether it can resume from checkpoints."""
+    """How a trial's run ended: its state and reason, the kind of its last incident (None without
+    one), whether it made a step, and whether it can resume from checkpoints."""
 
     state: RunState
     reason: str | None = None
@@ -140,8 +143,8 @@ class RunEnd(Struct, frozen=True):
 
 
 class Ruling(Struct, frozen=True):
-    """What happens to a trial whose run is over: a verdict with its reason and values, or with ``again`` the command
-    that starts its run again."""
+    """What happens to a trial whose run is over: a verdict with its reason and values, or with
+    ``again`` the command that starts its run again."""
 
     state: TrialState
     reason: str | None = None
@@ -153,7 +156,8 @@ class Ruling(Struct, frozen=True):
 def ruling(
     trial: TrialRecord, end: RunEnd, values: Sequence[float | None], constraints: tuple[float, ...], spec: StudySpec
 ) -> Ruling:
-    """The verdict on a trial. ``values`` has one value per objective, None if no line reports its metric."""
+    """The verdict on a trial. ``values`` has one value per objective, None if no line reports its
+    metric."""
     if end.state is RunState.SUCCEEDED:
         return _success_ruling(values, constraints, spec)
     if trial.state is TrialState.PRUNING:
@@ -185,7 +189,8 @@ def _success_ruling(values: Sequence[float | None], constraints: tuple[float, ..
 
 
 def unreported_words(metric: str, pruner: PrunerSpec, names: Sequence[str]) -> str:
-    """What no line of a trial reports, and what is there instead. ``names`` are the metrics of its run."""
+    """What no line of a trial reports, and what is there instead. ``names`` are the metrics of its
+    run."""
     if metric in names:
         return f"{metric} together with {pruner.by}, which the pruner counts by"
     meant = nearest(metric, names)
@@ -230,8 +235,9 @@ class Usage(Struct, frozen=True):
 
 
 class Next(Struct, frozen=True):
-    """The next step of a study. ``launch``: launch one more trial; ``stop_trials``: stop all active trials for this
-    reason; ``rerun``: run the points of these trials again, to the end; ``over``: the study is over for this reason."""
+    """The next step of a study. ``launch``: launch one more trial; ``stop_trials``: stop all active
+    trials for this reason; ``rerun``: run the points of these trials again, to the end; ``over``:
+    the study is over for this reason."""
 
     launch: bool = False
     stop_trials: str | None = None
@@ -249,7 +255,8 @@ def living(trials: Iterable[TrialRecord]) -> list[TrialRecord]:
 
 
 def fruitless(trials: Sequence[TrialRecord], objectives: Sequence[Objective], since: float) -> int:
-    """How many trials ended in a row, after ``since``, without a value that no earlier one beats or equals."""
+    """How many trials ended in a row, after ``since``, without a value that no earlier one beats or
+    equals."""
     usable = {trial.number for trial in complete(trials)}
     best: list[tuple[float, ...]] = []
     in_a_row = 0
@@ -273,9 +280,9 @@ def next_move(
     reached: Mapping[int, float] | None = None,
     since: float = 0.0,
 ) -> Next:
-    """The next step of a running study. ``room`` is how many trials fit at a time; ``exhausted``: the sampler has no
-    other point; ``reached`` is each trial's value at its last rung; ``since`` is when the study was begun, resumed or
-    extended last (UTC unix seconds)."""
+    """The next step of a running study. ``room`` is how many trials fit at a time; ``exhausted``:
+    the sampler has no other point; ``reached`` is each trial's value at its last rung; ``since`` is
+    when the study was begun, resumed or extended last (UTC unix seconds)."""
     own = [trial for trial in trials if trial.origin not in ("warm", "rerun", OUTSIDE)]
     active = living(trials)
     spent = spent_words(spec.budget, usage)
@@ -305,8 +312,8 @@ def next_move(
 
 
 def reruns(spec: StudySpec, trials: Sequence[TrialRecord], reached: Mapping[int, float]) -> tuple[int, ...]:
-    """The pruned trials among those with the best ``spec.rerun`` values, best first, without those that a person cut
-    short. The best of a study should be known from full runs."""
+    """The pruned trials among those with the best ``spec.rerun`` values, best first, without those
+    that a person cut short. The best of a study should be known from full runs."""
     again = {trial.parent for trial in trials if trial.origin == "rerun"}
     values = {trial.number: trial.values[0] for trial in trials if trial.state is TrialState.COMPLETE and trial.values}
     cut = {
@@ -332,8 +339,8 @@ def spent_words(budget: Budget, usage: Usage) -> str | None:
 
 
 def same_cause(causes: Sequence[str | None]) -> bool:
-    """Whether every trial fails alike. ``causes`` are those of all that are over, in the order of their ends: DIVERGED,
-    the fingerprint of an incident before the first step, or None."""
+    """Whether every trial fails alike. ``causes`` are those of all that are over, in the order of
+    their ends: DIVERGED, the fingerprint of an incident before the first step, or None."""
     wanted = SAME_DIVERGED if causes[-1] == DIVERGED else SAME_ERRORS
     return None not in causes and len(causes) >= wanted and len(set(causes[-wanted:])) == 1
 
@@ -341,10 +348,11 @@ def same_cause(causes: Sequence[str | None]) -> bool:
 def room_for(spec: StudySpec, gpus: int, others: int, cores: int, ranks: int, share: int = 1) -> int:
     """How many trials may run at the same time.
 
-    Of ``gpus`` in service, ``others`` are leased to, or awaited by, runs outside this study, and ``share`` trials fit
-    on one. A trial without GPUs takes ``ranks`` of ``cores``. One trial may always wait in the queue, where it holds
-    back later runs of its priority: a trial that needs many GPUs is not overtaken for ever by those that need few.
-    GPUs and cores of this machine say nothing about a target.
+    Of ``gpus`` in service, ``others`` are leased to, or awaited by, runs outside this study, and
+    ``share`` trials fit on one. A trial without GPUs takes ``ranks`` of ``cores``. One trial may
+    always wait in the queue, where it holds back later runs of its priority: a trial that needs
+    many GPUs is not overtaken for ever by those that need few. GPUs and cores of this machine say
+    nothing about a target.
     """
     if spec.target is not None or not spec.gpus_per_trial:
         return spec.parallel or max(1, cores // max(1, ranks))
@@ -359,16 +367,17 @@ def grid_point(spec: StudySpec, trials: Sequence[TrialRecord]) -> dict[str, Scal
 
 
 def trials_on_gpu(limit: int, total_bytes: int | None, foreign_bytes: int | None, peak_bytes: int | None) -> int:
-    """How many trials fit on a GPU, at most ``limit``: into ``total_bytes`` beside the ``foreign_bytes`` of others,
-    each with ``peak_bytes`` and some headroom. One if a value is unknown or not even one fits."""
+    """How many trials fit on a GPU, at most ``limit``: into ``total_bytes`` beside the
+    ``foreign_bytes`` of others, each with ``peak_bytes`` and some headroom. One if a value is
+    unknown or not even one fits."""
     if limit < 2 or total_bytes is None or foreign_bytes is None or not peak_bytes:
         return 1
     return max(1, min(limit, int((total_bytes - foreign_bytes) / (peak_bytes * HEADROOM))))
 
 
 def trial_spec(base: RunSpec, spec: StudySpec, study_id: str, number: int, params: Mapping[str, Any]) -> RunSpec:
-    """The specification of a trial's run: the study's, with the point's parameters. Recovery does not change tuned
-    values or the number of GPUs, and does not restart a diverged trial."""
+    """The specification of a trial's run: the study's, with the point's parameters. Recovery does
+    not change tuned values or the number of GPUs, and does not restart a diverged trial."""
     recovery = dict(base.recovery)
     if recovery.get("policy") != "off":
         recovery["ladders"] = {**(recovery.get("ladders") or {}), "nan_loss": ["stop"], "loss_spike": ["stop"]}

@@ -15,13 +15,13 @@ from gputui.studies.spec import StudySpec
 MIN_TRIALS = 8
 """Fewer complete trials say nothing about importance."""
 BEST_SHARE = 0.25
-"""The best quarter is compared with all. Of 40 planted trials whose value a choice decides, that finds the choice in 12
-of 12 studies; Optuna's default, the best tenth, in 6."""
+"""The best quarter is compared with all. Of 40 planted trials whose value a choice decides, that
+finds the choice in 12 of 12 studies; Optuna's default, the best tenth, in 6."""
 
 
 def importances(trials: Sequence[TrialRecord], spec: StudySpec) -> list[Importance]:
-    """The share of each tuned parameter in what makes the best trials of each objective differ from all, most
-    important first; empty while too few are complete."""
+    """The share of each tuned parameter in what makes the best trials of each objective differ from
+    all, most important first; empty while too few are complete."""
     known = [trial for trial in complete(trials) if len(trial.values) == len(spec.objectives)]
     if len(known) < MIN_TRIALS:
         return []
@@ -38,8 +38,8 @@ def importances(trials: Sequence[TrialRecord], spec: StudySpec) -> list[Importan
 
 
 def _evaluator_and_study(trials: Sequence[TrialRecord], spec: StudySpec) -> tuple[Any, Any]:
-    """The evaluator, and the trials in memory. scikit-learn, which other evaluators use, would take most of a process's
-    memory."""
+    """The evaluator, and the trials in memory. scikit-learn, which other evaluators use, would take
+    most of a process's memory."""
     absent: Any = None
     hidden = [name for name in ("sklearn", "scipy.stats") if sys.modules.setdefault(name, absent) is None]
     try:

@@ -1,15 +1,17 @@
-"""A study in Optuna's journal storage: the truth of its trials, points, values at rungs, pruning and verdicts.
+"""A study in Optuna's journal storage: the truth of its trials, points, values at rungs, pruning
+and verdicts.
 
-The journal is a file in the study's folder, which any Optuna process of the same user may join. gputui's trials carry
-the attribute `OWN`, written together with the trial; all others belong to processes outside. Only a study's process,
-reports and exports import this module.
+The journal is a file in the study's folder, which any Optuna process of the same user may join.
+gputui's trials carry the attribute `OWN`, written together with the trial; all others belong to
+processes outside. Only a study's process, reports and exports import this module.
 """
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -28,13 +30,15 @@ from gputui.studies.rows import JOURNAL_FILE
 from gputui.studies.spec import StudySpec, study_spec
 
 OWN = "gputui"
-"""The attribute of a trial that gputui runs: its origin, and the numbers of its parent and request."""
+"""The attribute of a trial that gputui runs: its origin, and the numbers of its parent and request.
+"""
 RUN = "gputui:run"
 """The attribute with a trial's run, in an export."""
 VERDICT = "gputui:verdict"
 """The attribute with gputui's verdict, written before Optuna's state."""
 LOCK_SECONDS = 5
-"""A lock that one process holds for so long belongs to one that was killed: an append takes milliseconds."""
+"""A lock that one process holds for so long belongs to one that was killed: an append takes
+milliseconds."""
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -51,7 +55,30 @@ def open_storage(folder: Path) -> JournalStorage:
     file = str(folder / JOURNAL_FILE)
     lock = JournalFileSymlinkLock(file, grace_period=LOCK_SECONDS)
     _remove_torn_line(Path(file), lock)
-    return JournalStorage(JournalFileBackend(file, lock_obj=lock))
+    return JournalStorage(_JournalFile(file, lock))
+
+
+class _JournalFile(JournalFileBackend):
+    """A journal that is as safe as the database: kills lose nothing, and a power failure the newest
+    lines, which `gputui.studies.view` adds again."""
+
+    def __init__(self, file: str, lock: JournalFileSymlinkLock) -> None:
+        super().__init__(file, lock)
+        self._file, self._own_lock = Path(file), lock
+
+    def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:
+        # Optuna asks for the trials dozens of times for each point; mostly nothing is new.
+        if self._log_number_offset.get(log_number_from) != self._file.stat().st_size:
+            yield from super().read_logs(log_number_from)
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        lines = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in logs)
+        self._own_lock.acquire()
+        try:
+            with self._file.open("ab") as file:
+                file.write(lines.encode())
+        finally:
+            self._own_lock.release()
 
 
 def _remove_torn_line(file: Path, lock: JournalFileSymlinkLock) -> None:
@@ -68,7 +95,8 @@ def _remove_torn_line(file: Path, lock: JournalFileSymlinkLock) -> None:
 
 
 class StudyJournal:
-    """A study's trials in Optuna. ``study_id`` is its name there; Hyperband's brackets depend on name and number."""
+    """A study's trials in Optuna. ``study_id`` is its name there; Hyperband's brackets depend on
+    name and number."""
 
     def __init__(self, spec: StudySpec, study_id: str, storage: optuna.storages.BaseStorage) -> None:
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -93,7 +121,8 @@ class StudyJournal:
         self, params: Mapping[str, Scalar], origin: str, *, values: Sequence[float] = (), ended_at: float | None = None,
         **own: Any,
     ) -> None:  # fmt: skip
-        """Add a trial with a known point in one line: a complete one with ``values``, else one to run."""
+        """Add a trial with a known point in one line: a complete one with ``values``, else one to
+        run."""
         known = {name: value for name, value in params.items() if name in self._distributions}
         trial = create_trial(
             state=TrialState.COMPLETE if values else TrialState.RUNNING,
@@ -107,8 +136,8 @@ class StudyJournal:
         self.study._storage.create_new_trial(self.study._study_id, template_trial=trial)
 
     def restore(self, trials: Sequence[TrialRecord], rungs: Sequence[RungValue]) -> None:
-        """Add the trials of the table that the journal lost, or never had. The table of a living study is never
-        ahead."""
+        """Add the trials of the table that the journal lost, or never had. The table of a living
+        study is never ahead."""
         for trial in trials[len(self.trials()) :]:
             known = {name: value for name, value in trial.params.items() if name in self._distributions}
             state = _state(trial.state, trial.values)
@@ -146,13 +175,18 @@ class StudyJournal:
         point: dict[str, Any] = dict(trial.params)
         asked: Trial | None = None
         for dimension in self.spec.space:
-            if dimension.name in point or not dimension.applies(point):
+            name = dimension.name
+            if name in point or not dimension.applies(point):
                 continue
-            # For each value: what is drawn after a restart is what would have been drawn.
-            self.study.sampler = self._sampler(trial.number, dimension.name)
-            self.study._thread_local.cached_all_trials = None
-            asked = asked or Trial(self.study, trial._trial_id)
-            point[dimension.name] = asked._suggest(dimension.name, self._distributions[dimension.name])
+            # What is drawn after a restart is what would have been drawn: samplers that draw
+            # parameters together are seeded once, and each value by itself has a seed of its own.
+            if asked is None:
+                self.study.sampler = self._sampler(trial.number, "")
+                self.study._thread_local.cached_all_trials = None
+                asked = Trial(self.study, trial._trial_id)
+                asked.relative_params  # noqa: B018
+            self.study.sampler = self._sampler(trial.number, name)
+            point[name] = asked._suggest(name, self._distributions[name])
 
     def _sampler(self, number: int, name: str) -> optuna.samplers.BaseSampler:
         if self.spec.sampler.kind != "cmaes":
@@ -163,24 +197,25 @@ class StudyJournal:
 
     def report(self, number: int, rung: int, value: float) -> None:
         """Store the value of a trial at a rung; that of a population's member may be replaced."""
-        trial = self._trial(number)
-        if self.spec.pbt is not None or rung not in trial._cached_frozen_trial.intermediate_values:
+        trial = self.trials()[number]
+        if self.spec.pbt is not None or rung not in trial.intermediate_values:
             self.study._storage.set_trial_intermediate_value(trial._trial_id, rung, value)
 
     def should_prune(self, number: int) -> bool:
         """Whether the pruner would prune the trial, given the reported values."""
-        return bool(self._trial(number).should_prune())
+        return self.study.pruner.prune(self.study, self.trials()[number])
 
     def end(self, number: int, ruling: Ruling, now: float) -> None:
         """Store the verdict on a trial, unless it has one. ``now`` is UTC unix seconds."""
-        trial = self._trial(number)
-        if trial._cached_frozen_trial.state.is_finished():
+        trial = self.trials()[number]
+        if trial.state.is_finished():
             return
         if VERDICT not in trial.user_attrs:
             for index, value in enumerate(ruling.constraints):
-                trial.set_constraint(f"constraint {index}", value)
-            trial.set_user_attr(VERDICT, _verdict(ruling.state, ruling.values, ruling.constraints, ruling.reason, now))
-        self.settle(self.study._storage.get_trial(trial._trial_id))
+                Trial(self.study, trial._trial_id).set_constraint(f"constraint {index}", value)
+            found = (ruling.state, ruling.values, ruling.constraints, ruling.reason, now)
+            self.study._storage.set_trial_user_attr(trial._trial_id, VERDICT, _verdict(*found))
+        self.settle(self.trials()[number])
 
     def settle(self, trial: FrozenTrial) -> None:
         """Give a running trial the state of the verdict that it has."""
@@ -189,10 +224,6 @@ class StudyJournal:
         state = _state(Verdict(verdict["state"]), values)
         self.study.sampler = samplers.sampler(self.spec, trial.number)
         self.study.tell(trial.number, values if state is TrialState.COMPLETE else None, state=state)
-
-    def _trial(self, number: int) -> Trial:
-        storage = self.study._storage
-        return Trial(self.study, storage.get_trial_id_from_study_id_trial_number(self.study._study_id, number))
 
 
 def _state(verdict: Verdict, values: Sequence[float]) -> TrialState:
@@ -214,7 +245,8 @@ class StudyExportError(Exception):
 
 
 def export_study(connection: sqlite3.Connection, folder: Path, study: StudyRecord, target: Path) -> int:
-    """Copy a study to a new Optuna storage in SQLite; returns the number of trials. Raises StudyExportError."""
+    """Copy a study to a new Optuna storage in SQLite; returns the number of trials. Raises
+    StudyExportError."""
     from sqlalchemy.exc import SQLAlchemyError
 
     study_id = study.study_id
@@ -228,9 +260,10 @@ def export_study(connection: sqlite3.Connection, folder: Path, study: StudyRecor
         copy = optuna.storages.RDBStorage(f"sqlite:///{target}")
         storage = open_storage(folder)
         journal = StudyJournal(study_spec(study), study_id, storage)
-        journal.restore(read_trials(connection, study_id), read_rungs(connection, study_id))
+        trials = read_trials(connection, study_id)
+        journal.restore(trials, read_rungs(connection, study_id))
         copied = StudyJournal(study_spec(study), study_id, copy).study
-        runs = {trial.number: trial.run_id for trial in read_trials(connection, study_id)}
+        runs = {trial.number: trial.run_id for trial in trials}
         for trial in journal.study.get_trials():
             if (run_id := runs.get(trial.number)) is not None:
                 trial.set_user_attr(RUN, run_id)

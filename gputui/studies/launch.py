@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import statistics
 from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
@@ -19,7 +20,8 @@ from gputui.runs.checks import CheckResult
 from gputui.runs.spec import RunSpec, Scalar
 from gputui.store.database import StoreError, open_reader
 from gputui.store.gpu_use import past_peaks
-from gputui.store.studies import SECONDS_PER_HOUR, expected_seconds
+from gputui.store.rows import json_mapping
+from gputui.store.studies import SECONDS_PER_HOUR
 from gputui.studies import decide
 from gputui.studies.loading import gpus_of
 from gputui.studies.pbt import first_point
@@ -31,8 +33,9 @@ SHOWN_POINTS = 10
 def resolve_study(
     spec: StudySpec, profile: Profile, situation: GpuSituation | None, usual_seconds: float | None
 ) -> tuple[StudySpec, RunSpec]:
-    """The study with the GPUs of a trial, and the specification of its runs. ``usual_seconds`` is the usual duration of
-    a run, None if unknown. Raises ResolveError if this machine cannot run it."""
+    """The study with the GPUs of a trial, and the specification of its runs. ``usual_seconds`` is
+    the usual duration of a run, None if unknown. Raises ResolveError if this machine cannot run it.
+    """
     if spec.target is not None:
         situation = None
     whole = None if situation is None else sum(not gpu.mig_mode for gpu in situation.facts)
@@ -53,8 +56,8 @@ def resolve_study(
 
 
 def impossible_budget(spec: StudySpec, seconds: float | None) -> list[str]:
-    """Problems of a budget that is too small for one trial. ``seconds`` is the usual duration of a run, None if
-    unknown."""
+    """Problems of a budget that is too small for one trial. ``seconds`` is the usual duration of a
+    run, None if unknown."""
     if seconds is None:
         return []
     budget, hours = spec.budget, seconds * spec.gpus_per_trial / SECONDS_PER_HOUR
@@ -86,8 +89,17 @@ def check_first_trial(
 
 
 def usual_seconds(connection: sqlite3.Connection | None, spec: StudySpec) -> float | None:
-    """The usual duration of a run of the study's profile; None without earlier runs."""
-    return None if connection is None else expected_seconds(connection, spec.profile, spec.params)
+    """The median duration of the newest successful runs of the study's profile with its fixed values;
+    None without any."""
+    if connection is None:
+        return None
+    rows = connection.execute(
+        "SELECT params, ended_at - started_at FROM runs WHERE profile = ? AND state = 'succeeded' "
+        "AND started_at IS NOT NULL ORDER BY sequence DESC LIMIT 200",
+        (spec.profile,),
+    )
+    durations = [seconds for text, seconds in rows if spec.params.items() <= json_mapping(text).items()]
+    return statistics.median(durations) if durations else None
 
 
 def first_points(spec: StudySpec, count: int) -> list[dict[str, Scalar]]:
@@ -107,8 +119,9 @@ def first_points(spec: StudySpec, count: int) -> list[dict[str, Scalar]]:
 
 
 def study_plan(connection: sqlite3.Connection | None, spec: StudySpec) -> dict[str, Any]:
-    """The first points of a study, and its expected cost by earlier runs of the profile (null if unknown). Pruning and
-    the slowdown of trials that share a GPU are ignored. JSON; ``connection`` is None if nothing was recorded."""
+    """The first points of a study, and its expected cost by earlier runs of the profile (null if
+    unknown). Pruning and the slowdown of trials that share a GPU are ignored. JSON; ``connection``
+    is None if nothing was recorded."""
     trials = spec.wanted_trials
     seconds, room, sharing = usual_seconds(connection, spec), spec.parallel, 1
     if connection is not None and spec.target is None:

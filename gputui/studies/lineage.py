@@ -1,4 +1,5 @@
-"""The training of a population's member, with the parts of its donors' that it continued: as phases of a profile."""
+"""The training of a population's member, with the parts of its donors' that it continued: as phases
+of a profile."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ class LineageError(Exception):
 def lineage(connection: sqlite3.Connection, trials: Sequence[TrialRecord], number: int) -> list[Phase]:
     """The phases of a member's training from its first step, including those in its donors' runs.
 
-    ``trials`` are all trials of the study; ``trials[number]`` is the member. Raises LineageError if a run was removed,
-    a checkpoint has no step or the stored parts are inconsistent; sqlite3.Error.
+    ``trials`` are all trials of the study; ``trials[number]`` is the member. Raises LineageError if
+    a run was removed, a checkpoint has no step or the stored parts are inconsistent; sqlite3.Error.
     """
     phases: list[Phase] = []  # the newest first
     seen: set[tuple[int, int]] = set()
@@ -83,8 +84,9 @@ class ProfileChangedError(ValueError):
 
 
 def phased_profile(base: RunSpec, source: str, name: str, fixed: Mapping[str, Scalar], phases: Sequence[Phase]) -> str:
-    """A profile's text, ``source``, with the new ``name``, the study's ``fixed`` values and ``phases``, to be read from
-    any folder. ``base`` is the specification that the study made of the profile. Raises ProfileChangedError."""
+    """A profile's text, ``source``, with the new ``name``, the study's ``fixed`` values and
+    ``phases``, to be read from any folder. ``base`` is the specification that the study made of the
+    profile. Raises ProfileChangedError."""
     try:
         data = yaml.safe_load(source)
     except yaml.YAMLError:

@@ -15,7 +15,7 @@ from gputui.core.config import Workspace, shipped_studies
 from gputui.core.yaml_forms.document import Document
 from gputui.core.yaml_forms.file import given_twice, parse_file, problem_at, read_text, whole_file
 from gputui.core.yaml_forms.forms import findings
-from gputui.core.yaml_forms.problems import Problem, ProfileError, nearest, shown_path
+from gputui.core.yaml_forms.problems import Problem, ProfileError, did_you_mean, nearest
 from gputui.profiles.crosscheck import CrossFinding
 from gputui.profiles.loading import SUFFIXES, Profile, ProfileNotFoundError, load
 from gputui.profiles.loading import find as find_profile
@@ -42,7 +42,7 @@ STEPS_NAMES = ("steps", "max_steps")
 
 
 class StudyFileNotFoundError(LookupError):
-    """No study file has this name. One line: the searched folders and the nearest name."""
+    """No study file has this name. One line, with the nearest name."""
 
 
 class StudyFile(Struct, frozen=True):
@@ -54,15 +54,11 @@ class StudyFile(Struct, frozen=True):
     profile: Profile
 
 
-def study_folders(workspace: Workspace, cwd: Path) -> list[Path]:
-    """The folders of study files, in the order in which a name is looked up."""
-    return list(dict.fromkeys((cwd / "studies", workspace.study_files, shipped_studies())))
-
-
 def list_study_files(workspace: Workspace, cwd: Path) -> list[Path]:
-    """Every study file that has a name; of those with the same name, the one that it stands for."""
+    """Every study file that has a name: those in ``./studies``, of the home, and the shipped ones.
+    The first of each name wins."""
     found: dict[str, Path] = {}
-    for folder in study_folders(workspace, cwd):
+    for folder in (cwd / "studies", workspace.study_files, shipped_studies()):
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
             if path.suffix in SUFFIXES and path.is_file():
                 found.setdefault(path.stem, path)
@@ -70,28 +66,22 @@ def list_study_files(workspace: Workspace, cwd: Path) -> list[Path]:
 
 
 def find_study_file(name_or_path: str, workspace: Workspace, cwd: Path) -> Path:
-    """The file of a study, by path or by name: in ``./studies``, the home's studies and the shipped ones. Raises
-    StudyFileNotFoundError."""
-    folders = study_folders(workspace, cwd)
+    """The file of a study, by path or by name. Raises StudyFileNotFoundError."""
     if "/" in name_or_path or name_or_path.endswith(SUFFIXES):
         path = cwd / Path(name_or_path).expanduser()
         if path.exists():
             return path
         raise StudyFileNotFoundError(f"{name_or_path}: no such file")
-    for folder in folders:
-        for suffix in SUFFIXES:
-            path = folder / f"{name_or_path}{suffix}"
-            if path.is_file():
-                return path
-    names = {path.stem for folder in folders if folder.is_dir() for path in folder.iterdir() if path.suffix in SUFFIXES}
-    meant = nearest(name_or_path, sorted(names))
-    looked = ", ".join(shown_path(folder) for folder in folders)
-    hint = f"; did you mean {meant}?" if meant else ""
-    raise StudyFileNotFoundError(f"no study file {name_or_path!r} in {looked}{hint}")
+    known = {path.stem: path for path in list_study_files(workspace, cwd)}
+    if name_or_path in known:
+        return known[name_or_path]
+    hint = did_you_mean(name_or_path, known) or f"there are {', '.join(sorted(known))}"
+    raise StudyFileNotFoundError(f"no study file {name_or_path!r}; {hint}")
 
 
 def load_study(path: Path, workspace: Workspace, cwd: Path, target: str | None = None) -> StudyFile:
-    """Read a study's file; ``target`` replaces its own. Raises ProfileError with every problem, each with its line."""
+    """Read a study's file; ``target`` replaces its own. Raises ProfileError with every problem,
+    each with its line."""
     return read_study(read_text(path, "study"), path, workspace, cwd, target)
 
 
@@ -174,7 +164,8 @@ def gpus_of(profile: Profile) -> int:
 
 
 def check_names(data: Mapping[str, Any], profile: Profile) -> Iterator[CrossFinding]:
-    """Check the parameters that a study's file names against its profile. ``data`` may have any other mistake."""
+    """Check the parameters that a study's file names against its profile. ``data`` may have any
+    other mistake."""
     parameters = profile.parameters
     sections = {name: data[name] for name in ("space", "params") if isinstance(data.get(name), dict)}
     for section, given in sections.items():
@@ -278,8 +269,8 @@ def _unfit(parameter: Parameter, value: Scalar) -> str:
 
 
 def _in_recovery(tuned: Collection[str], profile: Profile) -> Iterator[tuple[str, str]]:
-    """Parameters that the profile's own ladders change cannot be tuned. The built-in policies do not change tuned
-    values."""
+    """Parameters that the profile's own ladders change cannot be tuned. The built-in policies do
+    not change tuned values."""
     recovery = profile.form.recovery
     if not recovery.get("ladders"):
         return
@@ -353,8 +344,9 @@ def _check_length(
 
 
 def grid_source(profile: Profile, values: Mapping[str, Sequence[str]], settings: Mapping[str, Any]) -> str:
-    """The text of a study's file: a grid over typed values of a profile's parameters. ``settings`` are other keys;
-    those that are None are left out. Raises ParameterError with every value that a parameter cannot have."""
+    """The text of a study's file: a grid over typed values of a profile's parameters. ``settings``
+    are other keys; those that are None are left out. Raises ParameterError with every value that a
+    parameter cannot have."""
     space: dict[str, list[Scalar]] = {}
     problems: list[str] = []
     for name, texts in values.items():

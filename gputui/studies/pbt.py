@@ -1,9 +1,10 @@
 """Population-based training: which members continue from others, and with which parameters. Pure.
 
-A member is a run; a segment of its training is an attempt. At a milestone, every ``every`` steps, the values of all
-members at that step are compared. The worst quantile continues from checkpoints of the best quantile, with parameters
-that are resampled or multiplied (Jaderberg et al. 2017, truncation selection). Members do not wait for each other: the
-comparison follows when the last active member passes the milestone.
+A member is a run; a segment of its training is an attempt. At a milestone, every ``every`` steps,
+the values of all members at that step are compared. The worst quantile continues from checkpoints
+of the best quantile, with parameters that are resampled or multiplied (Jaderberg et al. 2017,
+truncation selection). Members do not wait for each other: the comparison follows when the last
+active member passes the milestone.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from gputui.studies.spec import Dimension, Objective, PbtSpec
 
 
 class PopulationMember(NamedTuple):
-    """A member. ``value`` is the objective at the milestone, NaN if it was not a number. ``can_give``: it has a valid
-    checkpoint; ``trains``: it is active and may continue from another."""
+    """A member. ``value`` is the objective at the milestone, NaN if it was not a number.
+    ``can_give``: it has a valid checkpoint; ``trains``: it is active and may continue from another.
+    """
 
     number: int
     params: Mapping[str, Scalar]
@@ -43,8 +45,8 @@ def first_point(space: Sequence[Dimension], seed: int, number: int) -> dict[str,
 
 
 def due_milestone(values: Collection[Mapping[int, float]], decided: int) -> int | None:
-    """The newest milestone after ``decided`` that every active member has passed, or None. ``values`` has their values
-    by milestone (from 1)."""
+    """The newest milestone after ``decided`` that every active member has passed, or None.
+    ``values`` has their values by milestone (from 1)."""
     passed = min((max(value, default=0) for value in values), default=0)
     return passed if passed > decided else None
 
@@ -62,8 +64,9 @@ def exploits(
     objective: Objective,
     seed: int,
 ) -> list[Exploit]:
-    """The exploits at a milestone, determined by the seed. A member without a number is among the worst and never a
-    donor; a member without a valid checkpoint is replaced by the next best donor."""
+    """The exploits at a milestone, determined by the seed. A member without a number is among the
+    worst and never a donor; a member without a valid checkpoint is replaced by the next best donor.
+    """
     draw = random.Random(f"{seed}/{milestone}/exploit")  # noqa: S311 - a sampler, no secret
     sign = 1.0 if objective.direction == "minimize" else -1.0
 
@@ -86,8 +89,8 @@ def exploits(
 def perturbed(
     params: Mapping[str, Scalar], space: Sequence[Dimension], spec: PbtSpec, draw: random.Random
 ) -> dict[str, Scalar]:
-    """Parameters near a donor's: each resampled with probability ``resample``, else multiplied by one of ``factors``
-    within its bounds; a choice moves to a neighbour in its list."""
+    """Parameters near a donor's: each resampled with probability ``resample``, else multiplied by
+    one of ``factors`` within its bounds; a choice moves to a neighbour in its list."""
     result: dict[str, Scalar] = {}
     for dimension in space:
         value = params.get(dimension.name)

@@ -1,8 +1,9 @@
-"""Drawings of a study for the screen and for files: values over trials and parameters, curves, and the Pareto front.
-Pure.
+"""Drawings of a study for the screen and for files: values over trials and parameters, curves, and
+the Pareto front. Pure.
 
-A pruned trial is drawn with the value at its last rung. ``rungs`` are by trial. ``dot_height`` is the height of a point
-as a share of the range, because a single dot of a terminal's cell is easy to miss.
+A pruned trial is drawn with the value at its last rung. ``rungs`` are by trial. ``dot_height`` is
+the height of a point as a share of the range, because a single dot of a terminal's cell is easy to
+miss.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from gputui.metrics.draw.envelope import Bin
 from gputui.metrics.draw.parts import Curve, XAxis, YAxis
 from gputui.metrics.draw.picture import Drawing
 from gputui.store.studies import RungValue, TrialRecord, TrialState
-from gputui.studies.analysis import best_so_far, complete, pareto_front, ranked
+from gputui.studies.analysis import best_so_far, complete, in_order_of_ends, pareto_front, ranked
 from gputui.studies.spec import Dimension, Objective, StudySpec
 
 Rungs = Mapping[int, Sequence[RungValue]]
@@ -29,10 +30,7 @@ COLOURED_COURSES = 5
 
 def ended_places(trials: Sequence[TrialRecord]) -> dict[int, int]:
     """The place (from 1) of each trial that is over, in the order of their ends, by number."""
-    ended = sorted(
-        (trial for trial in trials if trial.ended_at is not None), key=lambda trial: (trial.ended_at, trial.number)
-    )
-    return {trial.number: place for place, trial in enumerate(ended, 1)}
+    return {trial.number: place for place, trial in enumerate(in_order_of_ends(trials), 1)}
 
 
 def values_by_trial(
@@ -146,7 +144,8 @@ def _dots(groups: Sequence[Sequence[_Point]], axis: YAxis, height: float) -> lis
 
 
 def _dot_ends(value: float, least: float, most: float, kind: AxisKind, height: float) -> tuple[float, float]:
-    """The ends of a dot whose height is the share ``height`` of the range from ``least`` to ``most``."""
+    """The ends of a dot whose height is the share ``height`` of the range from ``least`` to
+    ``most``."""
     if kind == "log":
         ratio = math.exp((math.log(most) - math.log(least)) * height / 2)
         low, high = value / ratio, value * ratio

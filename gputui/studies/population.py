@@ -1,7 +1,8 @@
-"""The members of a population: their values at milestones, and the checkpoints that they continue from.
+"""The members of a population: their values at milestones, and the checkpoints that they continue
+from.
 
-A member that is to continue from another has the plan in its trial's ``population`` until its next attempt begins. The
-checkpoint is pinned in the study's folder, where no rotation removes it.
+A member that is to continue from another has the plan in its trial's ``population`` until its next
+attempt begins. The checkpoint is pinned in the study's folder, where no rotation removes it.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ class Population:
         self._journal = journal
 
     def read_milestones(self, spec: StudySpec, population: PbtSpec, trial: TrialRecord) -> None:
-        """Store a member's value at each milestone that it has passed since it last continued from another."""
+        """Store a member's value at each milestone that it has passed since it last continued from
+        another."""
         objective = spec.objectives[0]
         course = self._courses.read(spec, trial).get(objective.metric)
         after = trial.population.get("after", 0)
@@ -94,8 +96,9 @@ class Population:
             self._writer.set_trial(trial, rung=passed)
 
     def exploit(self, spec: StudySpec, population: PbtSpec, trials: Sequence[TrialRecord], decided: int) -> None:
-        """Compare the members at the newest milestone after ``decided`` that all have passed, and stop the worst: they
-        continue from checkpoints of the best. Members that have ended are compared too, and can be donors."""
+        """Compare the members at the newest milestone after ``decided`` that all have passed, and
+        stop the worst: they continue from checkpoints of the best. Members that have ended are
+        compared too, and can be donors."""
         connection, study_id = self._writer.connection, self._writer.study_id
         trials = [trial for trial in trials if trial.origin != OUTSIDE]
         training = [trial for trial in trials if trial.state is TrialState.RUNNING]
@@ -179,7 +182,8 @@ class Population:
         self._writer.ring()
 
     def continue_from_own(self, trial: TrialRecord) -> None:
-        """Continue from the member's own newest checkpoint with the new parameters, because the donor's was refused."""
+        """Continue from the member's own newest checkpoint with the new parameters, because the
+        donor's was refused."""
         *earlier, segment = trial.population[LINEAGE]
         course = {**trial.population, LINEAGE: [*earlier, {**segment, "donor": None}]}
         with transaction(self._writer.connection):
@@ -218,8 +222,9 @@ def _steps_before(checkpoint: CheckpointRow) -> int | None:
 
 
 def pin(folder: Path, exploit: pbt.Exploit, milestone: int, path: Path) -> Path | None:
-    """Keep a donor's checkpoint, with its checksum and shards, in ``folder``; None if it is not valid, or gone, or the
-    disk is full. A file with its step in the name is written once and is linked; any other is copied."""
+    """Keep a donor's checkpoint, with its checksum and shards, in ``folder``; None if it is not
+    valid, or gone, or the disk is full. A file with its step in the name is written once and is
+    linked; any other is copied."""
     # A member may still load the newest of the earlier pins.
     earlier = sorted(folder.glob(f"{exploit.number}-from-*"), key=lambda pinned: pinned.stat().st_mtime)
     for former in earlier[:-1]:

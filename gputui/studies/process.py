@@ -1,8 +1,9 @@
-"""The process of one study: it decides, and writes trials together with the commands that carry them out.
+"""The process of one study: it decides, and writes trials together with the commands that carry
+them out.
 
-It is crash-only. What is decided about a trial is first written to Optuna's journal (`gputui.studies.journal`); the
-rows that others read follow from it (`gputui.studies.view`) at each turn. The agent starts the process, and restarts it
-after a crash.
+It is crash-only. What is decided about a trial is first written to Optuna's journal
+(`gputui.studies.journal`); the rows that others read follow from it (`gputui.studies.view`) at each
+turn. The agent starts the process, and restarts it after a crash.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from gputui.runs.repository import transaction
 from gputui.runs.spec import RunSpec, SpecError, spec_of
 from gputui.runs.submission import read_spec, write_ticket
 from gputui.store import commands
-from gputui.store.commands import CommandAnswer
 from gputui.store.metrics.queries import metric_names
 from gputui.store.run_states import RunState
 from gputui.store.runs import get_run
@@ -55,8 +55,6 @@ from gputui.studies.writer import StudyWriter
 
 MAX_LAUNCHES = 2
 """Refused launches of a trial before the study pauses."""
-AGAIN_SECONDS = 30.0
-"""The delay after a refusal that may be temporary, such as a full disk."""
 
 
 class StudyProcess:
@@ -70,7 +68,7 @@ class StudyProcess:
         self.study_id = study_id
         self.now = now
         self.writer = StudyWriter(workspace, connection, study_id, now)
-        self.courses = CourseReader(connection, now)
+        self.courses = CourseReader(connection)
         self.view = TrialView(connection, study_id, now)
         self.spec: StudySpec | None = None
         self._base: RunSpec | None = None
@@ -81,7 +79,8 @@ class StudyProcess:
     def turn(self) -> bool:
         """Do everything that is due. Returns whether the study still needs a process.
 
-        Raises sqlite3.Error, OSError and errors of Optuna; another process then continues from journal and store.
+        Raises sqlite3.Error, OSError and errors of Optuna; another process then continues from
+        journal and store.
         """
         study = get_study(self.connection, self.study_id)
         if study is None or study.state.is_over:
@@ -120,7 +119,8 @@ class StudyProcess:
         return self._opened
 
     def _take_in(self, study: StudyRecord, spec: StudySpec) -> list[TrialRecord]:
-        """Put what was asked for into the journal, and bring the rows to what the journal has; returns them."""
+        """Put what was asked for into the journal, and bring the rows to what the journal has;
+        returns them."""
         requests = rows.requested_trials(self.connection, self.study_id)
         known = [trial.user_attrs.get(OWN, {}) for trial in self.journal.trials()]
         for request_id, params in requests:
@@ -199,7 +199,7 @@ class StudyProcess:
         elif answer.refusal == commands.NO_CHECKPOINT:
             self._start_run_again(trial, "restart")
         elif answer.verb != "run":
-            self._repeat_refused_command(study, trial, answer)
+            self._end(study, trial, Ruling(TrialState.FAILED, answer.reason))
         elif trial.starts < MAX_LAUNCHES and study.state is StudyState.RUNNING:
             ticket = self._write_ticket(spec, trial.number, trial.params)
             with transaction(self.connection):
@@ -209,17 +209,6 @@ class StudyProcess:
         elif study.state is StudyState.RUNNING:
             reason = f"trial {trial.number} cannot be launched: {answer.reason}"
             self.writer.move(study, StudyState.PAUSED, f"{reason}; then gputui study resume {self.study_id}")
-
-    def _repeat_refused_command(self, study: StudyRecord, trial: TrialRecord, answer: CommandAnswer) -> None:
-        """Ask again for a restart or resume that was refused for a reason that may be temporary."""
-        if trial.starts >= decide.MOST_STARTS:
-            self._end(study, trial, Ruling(TrialState.FAILED, f"{answer.reason}; asked {trial.starts} times"))
-        elif self.now() - (answer.answered_at or 0.0) >= AGAIN_SECONDS:
-            words = commands.arguments(self.connection, answer.command_id)
-            with transaction(self.connection):
-                command_id = self.writer.ask(answer.verb, trial.run_id, words)
-                self.writer.set_trial(trial, command_id=command_id, starts=trial.starts + 1)
-            self.writer.ring()
 
     def _read_metrics(self, spec: StudySpec, trial: TrialRecord, *, is_going: bool) -> None:
         courses = self.courses.read(spec, trial)
@@ -237,7 +226,7 @@ class StudyProcess:
         with transaction(self.connection):
             self.writer.set_rungs(trial.number, passed)
             self.writer.set_trial(trial, rung=passed[-1].rung)
-            if reason is not None and not self.writer.is_kept(trial):
+            if reason is not None:
                 self.writer.set_trial(trial, state=TrialState.PRUNING, reason=reason)
                 self.writer.ask_stop(trial, reason)
         if reason is not None:
@@ -246,9 +235,11 @@ class StudyProcess:
     def _judge(
         self, spec: StudySpec, trial: TrialRecord, passed: Sequence[PassedRung], *, may_end: bool
     ) -> tuple[Sequence[PassedRung], str | None]:
-        """Report the rungs that a trial has passed, in their order, and where it ``may_end`` judge it at each.
+        """Report the rungs that a trial has passed, in their order, and where it ``may_end`` judge
+        it at each.
 
-        Returns the rungs up to the one at which it is pruned, and the reason; all rungs and None if it continues.
+        Returns the rungs up to the one at which it is pruned, and the reason; all rungs and None if
+        it continues.
         """
         for index, rung in enumerate(passed):
             if rung.value is None:
@@ -286,7 +277,8 @@ class StudyProcess:
         return objective_values(self.courses.read(spec, trial) if trial.run_id is not None else {}, spec)
 
     def _end(self, study: StudyRecord, trial: TrialRecord, verdict: Ruling) -> None:
-        """Store a verdict. A trial that is stopped with its study has none in the journal: it may continue."""
+        """Store a verdict. A trial that is stopped with its study has none in the journal: it may
+        continue."""
         if study.state is StudyState.STOPPING and verdict.state is TrialState.STOPPED:
             self.writer.end_open(trial, verdict)
         else:
@@ -321,12 +313,11 @@ class StudyProcess:
         else:
             explain = f"gputui explain {trial.run_id}"
             reason = f"{decide.SAME_ERRORS} trials failed alike at their start ({explain}): {end.reason}"
-        living = decide.living(trials)
-        self._stop_trials(study, living, reason)
-        self.writer.move(study, StudyState.STOPPING if living else StudyState.FAILED, reason)
+        self.writer.move(study, StudyState.STOPPING if decide.living(trials) else StudyState.FAILED, reason)
 
     def _cause(self, spec: StudySpec, trial: TrialRecord) -> str | None:
-        """The cause that failed a trial, or soon will, and may fail every other one; see `decide.same_cause`."""
+        """The cause that failed a trial, or soon will, and may fail every other one; see
+        `decide.same_cause`."""
         kind, fingerprint = last_incident(self.connection, trial.run_id) or (None, None)
         values = self._values(spec, trial)
         self.courses.forget(trial.number)

@@ -1,6 +1,6 @@
 """A study's report: goal, results, pruned trials, and commands to train the best points. Pure.
 
-The sections are data; the templates beside this module say how a page and Markdown show them.
+The sections are data; the templates of `gputui.reports` say how a page and Markdown show them.
 """
 
 from __future__ import annotations
@@ -10,18 +10,16 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, select_autoescape
+from markupsafe import Markup
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from gputui.core.text import clean
 from gputui.core.units import UNKNOWN, duration, gpu_hours, metric_value, percent
 from gputui.metrics.draw.export import svg_text
 from gputui.metrics.draw.picture import Drawing, picture
-from gputui.reports import html
+from gputui.reports.pages import render
 from gputui.runs.command import assignments
 from gputui.runs.spec import Scalar
 from gputui.store.studies import OUTSIDE, RungValue, StudyRecord, TrialRecord, TrialState
@@ -38,9 +36,9 @@ _SIZE, _HALF_SIZE = (1000, 360), (600, 360)
 
 
 class StudyFindings(Struct, frozen=True):
-    """The input of a report. ``rungs`` are by trial; ``now`` is UTC unix seconds; ``running_seconds`` is how long the
-    study ran, without its pauses. ``run_words`` are the words of a command that name the profile and, where they differ
-    from it, the GPUs of a trial."""
+    """The input of a report. ``rungs`` are by trial; ``now`` is UTC unix seconds;
+    ``running_seconds`` is how long the study ran, without its pauses. ``run_words`` are the words
+    of a command that name the profile and, where they differ from it, the GPUs of a trial."""
 
     study: StudyRecord
     spec: StudySpec
@@ -70,14 +68,13 @@ def markdown(findings: StudyFindings, *, with_pictures: bool = False) -> str:
     sections = _sections(findings)
     if not with_pictures:
         sections = [section for section in sections if section.heads or not section.drawings]
-    return _render("report.md", findings, sections, with_pictures=with_pictures)
+    return _render("study.md.j2", findings, sections, with_pictures=with_pictures)
 
 
 def page(findings: StudyFindings) -> str:
     """The report as one HTML page."""
     made = datetime.fromtimestamp(findings.now, UTC).strftime("%Y-%m-%d %H:%M UTC")
-    body = _render("report.html", findings, _sections(findings), svg=_svg)
-    return html.document(_title(findings), f"gputui, {made}", [body])
+    return _render("study.html.j2", findings, _sections(findings), note=f"gputui, {made}", svg=_safe_svg)
 
 
 def contents(findings: StudyFindings) -> dict[str, bytes]:
@@ -97,16 +94,8 @@ def _render(template: str, findings: StudyFindings, sections: Sequence[_Section]
     method = spec.method if spec.pbt is not None else f"{spec.method} sampler"
     method += "" if spec.pruner.kind == "none" else f", {spec.pruner.kind} pruner"
     saved = saved_share(spec, findings.trials)
-    # What is printed has no control characters, and in a page none that mean something there.
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).with_name("templates")),
-        autoescape=select_autoescape(["html"]),
-        finalize=lambda value: clean(value) if type(value) is str else value,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["cell"] = lambda text: clean(text).replace("|", "\\|").replace("\n", " ")
-    return environment.get_template(template).render(
+    return render(
+        template,
         title=_title(findings),
         goals=[asdict(objective) for objective in spec.objectives],
         profile=spec.profile,
@@ -123,6 +112,11 @@ def _svg(section: _Section, name: str) -> str:
     return svg_text(picture(section.drawings[name], *(_SIZE if len(section.drawings) == 1 else _HALF_SIZE)))
 
 
+def _safe_svg(section: _Section, name: str) -> Markup:
+    """A drawing as a part of a page; it escapes its labels."""
+    return Markup(_svg(section, name))  # noqa: S704
+
+
 def _title(findings: StudyFindings) -> str:
     return f"Study {findings.study.study_id}"
 
@@ -131,8 +125,8 @@ def _title(findings: StudyFindings) -> str:
 
 
 def winner_command(findings: StudyFindings, trial: TrialRecord) -> str:
-    """The command that trains a trial's point, to the last digit, as a separate run. A member of a population goes
-    through its whole course again."""
+    """The command that trains a trial's point, to the last digit, as a separate run. A member of a
+    population goes through its whole course again."""
     if findings.spec.pbt is not None:
         file = f"{findings.study.study_id}-t{trial.number}.yaml"
         export = ["gputui", "study", "export", findings.study.study_id, file, "--lineage", "--trial", str(trial.number)]
@@ -143,7 +137,8 @@ def winner_command(findings: StudyFindings, trial: TrialRecord) -> str:
 
 
 def saved_share(spec: StudySpec, trials: Sequence[TrialRecord]) -> float | None:
-    """The share of the rungs of full runs that pruning saved; None if no trial was pruned or a rung is unknown."""
+    """The share of the rungs of full runs that pruning saved; None if no trial was pruned or a rung
+    is unknown."""
     over = [
         trial
         for trial in trials

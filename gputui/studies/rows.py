@@ -105,8 +105,8 @@ def cut_short(connection: sqlite3.Connection, study_id: str, number: int, reason
 
 
 def keep_cost(connection: sqlite3.Connection, run_id: str) -> None:
-    """Add the GPU time of a run that is about to be removed to its study. Time on a shared GPU counts with the last of
-    the runs that shared it."""
+    """Add the GPU time of a run that is about to be removed to its study. Time on a shared GPU
+    counts with the last of the runs that shared it."""
     gpu_seconds = 0.0
     for attempt in read_attempts(connection, run_id):
         if attempt.started_at is not None and attempt.ended_at is not None:
@@ -127,7 +127,8 @@ def set_importances(connection: sqlite3.Connection, study_id: str, found: Sequen
 
 
 def adopt_run(connection: sqlite3.Connection, study_id: str, number: int, command_id: int, run_id: str) -> bool:
-    """Store the run that a trial's launch made. Returns whether the trial still waits for this command."""
+    """Store the run that a trial's launch made. Returns whether the trial still waits for this
+    command."""
     changed = connection.execute(
         "UPDATE trials SET run_id = ?, state = 'running' "
         "WHERE study_id = ? AND number = ? AND command_id = ? AND state = 'launching'",

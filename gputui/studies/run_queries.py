@@ -6,7 +6,7 @@ import json
 import math
 import os
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gputui.runs.spec import RunSpec, Scalar
@@ -70,7 +70,8 @@ def constraint_values(connection: sqlite3.Connection, spec: StudySpec, run_id: s
 
 
 def trial_slots(connection: sqlite3.Connection, spec: StudySpec, study_id: str, base: RunSpec) -> int:
-    """How many trials may run at the same time; see `decide.room_for`. ``base`` is the specification of their runs."""
+    """How many trials may run at the same time; see `decide.room_for`. ``base`` is the
+    specification of their runs."""
     gpus, leased, queued = connection.execute(
         "SELECT (SELECT count(*) FROM gpus WHERE present AND uuid NOT IN (SELECT gpu_uuid FROM gpu_quarantine)), "
         "(SELECT count(DISTINCT l.gpu_uuid) FROM leases AS l JOIN runs AS r USING (run_id) "
@@ -91,8 +92,9 @@ def trial_slots(connection: sqlite3.Connection, spec: StudySpec, study_id: str, 
 def warm_trials(
     connection: sqlite3.Connection, spec: StudySpec
 ) -> list[tuple[str, dict[str, Scalar], list[float], float]]:
-    """(run, tuned values, a value per objective, end time) of the newest ``warm_start`` runs of the profile that
-    succeeded inside the space with the study's fixed values, oldest first. Raises sqlite3.Error."""
+    """(run, tuned values, a value per objective, end time) of the newest ``warm_start`` runs of the
+    profile that succeeded inside the space with the study's fixed values, oldest first. Raises
+    sqlite3.Error."""
     trials: list[tuple[str, dict[str, Scalar], list[float], float]] = []
     rows = connection.execute(
         "SELECT run_id, params, ended_at FROM runs WHERE profile = ? AND state = 'succeeded' ORDER BY sequence DESC",
@@ -109,7 +111,7 @@ def warm_trials(
         metrics = list(dict.fromkeys(objective.metric for objective in spec.objectives))
         courses: dict[str, ObjectiveCourse] = {}
         for value in reported_values(connection, run_id, metrics, "step", {})[0]:
-            point = ObjectivePoint(value.step, value.step, value.value, value.attempt, value.at or 0.0)
+            point = ObjectivePoint(value.step, value.step, value.value, value.attempt)
             courses.setdefault(value.metric, ObjectiveCourse()).add(point)
         values = objective_values(courses, spec)
         finite = [value for value in values if value is not None and math.isfinite(value)]
@@ -128,11 +130,10 @@ class _RunProgress:
 
 
 class CourseReader:
-    """Reads values incrementally. ``now`` gives UTC unix seconds, for values without a time."""
+    """Reads values incrementally."""
 
-    def __init__(self, connection: sqlite3.Connection, now: Callable[[], float]) -> None:
+    def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
-        self._now = now
         self._runs: dict[int, _RunProgress] = {}
 
     def read(self, spec: StudySpec, trial: TrialRecord) -> dict[str, ObjectiveCourse]:
@@ -147,7 +148,7 @@ class CourseReader:
         for value in values:
             # Steps count from 0: step 9 is the tenth.
             position = value.position if value.position is not None else value.step + 1.0
-            point = ObjectivePoint(position, value.step, value.value, value.attempt, value.at or self._now())
+            point = ObjectivePoint(position, value.step, value.value, value.attempt)
             progress.courses.setdefault(value.metric, ObjectiveCourse()).add(point)
         return progress.courses
 

@@ -57,11 +57,10 @@ def pruner(spec: StudySpec) -> BasePruner:
 
 
 def sampler(spec: StudySpec, number: int, name: str = "") -> BaseSampler:
-    """A sampler seeded only by the study's seed, the trial's number and the parameter's ``name``, so that a restarted
-    process draws the same values. Samplers that draw all parameters at once take no name."""
+    """A sampler seeded only by the study's seed, the trial's number and the parameter's ``name``, so
+    that a restarted process draws the same values."""
     samplers, kind = optuna.samplers, spec.sampler.kind
-    key = name if kind in ("tpe", "random") else ""
-    seed = int.from_bytes(hashlib.sha256(f"{spec.seed}\n{number}\n{key}".encode()).digest()[:4], "big")
+    seed = _seed(spec, number, name)
     startup: dict[str, Any] = {} if spec.sampler.startup is None else {"n_startup_trials": spec.sampler.startup}
     match kind:
         case "tpe":
@@ -79,6 +78,11 @@ def sampler(spec: StudySpec, number: int, name: str = "") -> BaseSampler:
             return samplers.RandomSampler(seed=seed)
 
 
+def _seed(spec: StudySpec, number: int, name: str) -> int:
+    digest = hashlib.sha256(f"{spec.seed}\n{number}\n{name}".encode()).digest()
+    return int.from_bytes(digest[:4], "big")
+
+
 def cma_es(spec: StudySpec, trials: Sequence[FrozenTrial]) -> CmaEsSampler:
     """CMA-ES for one process, from the solutions among ``trials``."""
     _import_cmaes()
@@ -92,7 +96,7 @@ def cma_es(spec: StudySpec, trials: Sequence[FrozenTrial]) -> CmaEsSampler:
     ]
     startup: dict[str, Any] = {} if spec.sampler.startup is None else {"n_startup_trials": spec.sampler.startup}
     made = _CmaEs(
-        seed=int.from_bytes(hashlib.sha256(f"{spec.seed}\n{len(trials)}".encode()).digest()[:4], "big"),
+        seed=_seed(spec, len(trials), ""),
         source_trials=solutions if len(solutions) >= _MIN_SOLUTIONS else None,
         warn_independent_sampling=False,
         independent_sampler=optuna.samplers.RandomSampler(seed=spec.seed + len(trials)),
@@ -104,7 +108,8 @@ def cma_es(spec: StudySpec, trials: Sequence[FrozenTrial]) -> CmaEsSampler:
 
 
 class _CmaEs(CmaEsSampler):
-    """Keeps its optimizer in memory. Optuna keeps it in the storage as a pickle, which is unsafe to load."""
+    """Keeps its optimizer in memory. Optuna keeps it in the storage as a pickle, which is unsafe to
+    load."""
 
     _optimizer: Any = None
 
@@ -120,8 +125,8 @@ class _CmaEs(CmaEsSampler):
 
 
 def _import_cmaes() -> None:
-    """Import cmaes without scipy.stats, which takes seconds and most of a process's memory. Only its variants with
-    margin use scipy.stats, and it is optional for them."""
+    """Import cmaes without scipy.stats, which takes seconds and most of a process's memory. Only
+    its variants with margin use scipy.stats, and it is optional for them."""
     absent: Any = None
     is_hidden = sys.modules.setdefault("scipy.stats", absent) is None
     try:

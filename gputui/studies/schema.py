@@ -1,10 +1,10 @@
-"""The YAML of a study as pydantic models, one field for each key, with the names of `gputui.studies.spec`."""
+"""The YAML of a study as pydantic models, one field for each key, with the names of
+`gputui.studies.spec`."""
 
 from __future__ import annotations
 
 import math
 import re
-from functools import partial
 from typing import Annotated, Any, get_args
 
 import msgspec
@@ -276,19 +276,15 @@ class StudyForm(Model):
     space: dict[ParameterName, SpaceValue] = Field(min_length=1, description="the parameters that are tuned")
     objective: Objectives = Field(description="what is to become small or large; a list for several")
     sampler: Sampler = Field(
-        default_factory=partial(SamplerForm.model_validate, {"kind": SamplerSpec().kind}),
+        SamplerForm.model_validate({"kind": SamplerSpec().kind}),
         description="how points are chosen",
     )
     pruner: Pruner = Field(
-        default_factory=partial(PrunerForm.model_validate, {"kind": _PRUNER.kind}),
+        PrunerForm.model_validate({"kind": _PRUNER.kind}),
         description="when a trial is cut short",
     )
-    constraints: ConstraintsForm = Field(
-        default_factory=partial(ConstraintsForm.model_validate, {}), description="what a point must keep"
-    )
-    budget: BudgetForm = Field(
-        default_factory=partial(BudgetForm.model_validate, {}), description="when the study is over"
-    )
+    constraints: ConstraintsForm = Field(ConstraintsForm.model_validate({}), description="what a point must keep")
+    budget: BudgetForm = Field(BudgetForm.model_validate({}), description="when the study is over")
     stop_after: Count | None = Field(None, description="it ends once so many trials in a row bring nothing better")
     gpus_per_trial: Annotated[int, Field(ge=1, le=256)] | None = Field(
         None, description="GPUs of each trial; as the profile says if left out"

@@ -1,6 +1,8 @@
-"""The specification of a study, frozen when it begins: space, objectives, sampler, pruner and budget.
+"""The specification of a study, frozen when it begins: space, objectives, sampler, pruner and
+budget.
 
-Plain data: the screen, the agent and the study's process do without pydantic. `gputui.studies.schema` makes it.
+Plain data: the screen, the agent and the study's process do without pydantic.
+`gputui.studies.schema` makes it.
 """
 
 from __future__ import annotations
@@ -33,8 +35,9 @@ MAX_POINTS = 10_000
 
 
 class Dimension(Struct, frozen=True, rename={"kind": "type", "low": "min", "high": "max", "choices": "values"}):
-    """A tuned parameter: from ``low`` to ``high`` (inclusive), in steps or on a logarithmic scale; or one of
-    ``choices``. Only points whose parameters in ``when`` have one of the values there have it."""
+    """A tuned parameter: from ``low`` to ``high`` (inclusive), in steps or on a logarithmic scale;
+    or one of ``choices``. Only points whose parameters in ``when`` have one of the values there
+    have it."""
 
     name: str
     kind: DimensionKind
@@ -68,7 +71,8 @@ class Dimension(Struct, frozen=True, rename={"kind": "type", "low": "min", "high
         return all(name in point and _is_among(point[name], wanted) for name, wanted in self.when.items())
 
     def grid(self) -> tuple[Scalar, ...] | None:
-        """The values in order, at most one more than a grid may have; None if they cannot be counted."""
+        """The values in order, at most one more than a grid may have; None if they cannot be
+        counted."""
         if self.kind == "choice":
             return self.choices
         step = self.step if self.step is not None else 1 if self.kind == "int" and not self.log else None
@@ -87,7 +91,8 @@ def _is_among(value: Scalar, values: tuple[Scalar, ...]) -> bool:
 
 
 class Objective(Struct, frozen=True):
-    """A metric, and which of its values counts: the ``best``, the ``last``, or the mean of the last ``count``."""
+    """A metric, and which of its values counts: the ``best``, the ``last``, or the mean of the last
+    ``count``."""
 
     metric: str
     direction: Direction = "minimize"
@@ -106,10 +111,10 @@ class SamplerSpec(Struct, frozen=True):
 
 
 class PrunerSpec(Struct, frozen=True):
-    """When a trial is pruned. A full run has ``length`` units of ``by`` (steps, or a metric such as ``epoch``), divided
-    into ``rungs``. The first ``startup`` trials, and the first ``warmup`` rungs of each, are never pruned.
-    ``percentile`` of the trials continues; 1/``eta`` of them with halving; ``patience`` counts rungs without a better
-    value."""
+    """When a trial is pruned. A full run has ``length`` units of ``by`` (steps, or a metric such as
+    ``epoch``), divided into ``rungs``. The first ``startup`` trials, and the first ``warmup`` rungs
+    of each, are never pruned. ``percentile`` of the trials continues; 1/``eta`` of them with
+    halving; ``patience`` counts rungs without a better value."""
 
     kind: PrunerKind = "none"
     by: str = "step"
@@ -142,9 +147,10 @@ class Budget(Struct, frozen=True, rename={"wall_seconds": "wall"}):
 
 
 class PbtSpec(Struct, frozen=True):
-    """Population-based training with ``members`` runs: every ``every`` steps the worst ``quantile`` continues from
-    checkpoints of the best, with parameters that are resampled (with probability ``resample``) or multiplied by one of
-    ``factors``. A full run has ``length`` steps, None if unknown."""
+    """Population-based training with ``members`` runs: every ``every`` steps the worst ``quantile``
+    continues from checkpoints of the best, with parameters that are resampled (with probability
+    ``resample``) or multiplied by one of ``factors``. A full run has ``length`` steps, None if
+    unknown."""
 
     members: int
     every: int
@@ -155,10 +161,11 @@ class PbtSpec(Struct, frozen=True):
 
 
 class StudySpec(Struct, frozen=True):
-    """A study. ``params`` are fixed values that differ from the profile; at most ``trials_per_gpu`` trials share a GPU;
-    at most ``parallel`` run at a time (None: as many as fit); it ends once ``stop_after`` trials in a row have brought
-    nothing better; the sampler learns from ``warm_start`` earlier runs of the profile; the pruned ones of the ``rerun``
-    best trials run again, to the end; ``target`` is that of its runs."""
+    """A study. ``params`` are fixed values that differ from the profile; at most ``trials_per_gpu``
+    trials share a GPU; at most ``parallel`` run at a time (None: as many as fit); it ends once
+    ``stop_after`` trials in a row have brought nothing better; the sampler learns from
+    ``warm_start`` earlier runs of the profile; the pruned ones of the ``rerun`` best trials run
+    again, to the end; ``target`` is that of its runs."""
 
     name: str
     profile: str
@@ -206,7 +213,8 @@ class StudySpec(Struct, frozen=True):
         return [dimension for dimension in self.space if dimension.applies(point)]
 
     def grid(self) -> list[dict[str, Scalar]]:
-        """Every point, the last parameter changing fastest; of a grid that is too large, one more than it may have."""
+        """Every point, the last parameter changing fastest; of a grid that is too large, one more
+        than it may have."""
         return list(islice(_points(self.space, {}), MAX_POINTS + 1))
 
     def to_json(self) -> dict[str, Any]:
@@ -232,7 +240,8 @@ _NEEDS = {"cmaes": ("cmaes",), "qmc": ("scipy",), "gp": ("torch", "scipy")}
 
 
 def missing_library(spec: StudySpec) -> str | None:
-    """What the study's sampler lacks and the command that installs it, in one line; None if nothing is missing."""
+    """What the study's sampler lacks and the command that installs it, in one line; None if nothing
+    is missing."""
     needed = _NEEDS.get(spec.sampler.kind, ()) if spec.pbt is None else ()
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     return f"the sampler {spec.sampler.kind} needs {missing[0]}; pip install {missing[0]}" if missing else None

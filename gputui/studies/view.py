@@ -1,4 +1,5 @@
-"""The table of trials as a view of the journal: rows are inserted and ended here as the journal has them."""
+"""The table of trials as a view of the journal: rows are inserted and ended here as the journal has
+them."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from optuna.trial import TrialState as State
 from gputui.runs.repository import transaction
 from gputui.store.rows import insert, update
 from gputui.store.studies import OUTSIDE, TrialReader, TrialRecord, TrialState, read_rungs
+from gputui.studies.decide import Ruling
 from gputui.studies.journal import OWN, VERDICT, StudyJournal
 
 _STATES = {
@@ -39,14 +41,18 @@ class TrialView:
         return self._reader.read()
 
     def restore(self, journal: StudyJournal) -> None:
-        """Give a journal the trials that only the table has, and end what a killed process left half done."""
+        """Give a journal the trials that only the table has, and end what a killed process left
+        half done."""
         known = self.read()
         if len(known) > len(journal.trials()):
             journal.restore(known, read_rungs(self._connection, self._study_id))
         journal.complete_points()
-        for trial in journal.trials():
+        for trial, row in zip(journal.trials(), known, strict=False):
             if trial.state is State.RUNNING and VERDICT in trial.user_attrs:
                 journal.settle(trial)
+            elif trial.state is State.RUNNING and row.state.is_over and row.state is not TrialState.STOPPED:
+                verdict = Ruling(row.state, row.reason, row.values, row.constraints)
+                journal.end(row.number, verdict, row.ended_at or self._now())
 
     def update(self, journal: StudyJournal) -> list[TrialRecord]:
         """Bring the rows to what the journal has; returns all."""
@@ -79,11 +85,13 @@ class TrialView:
         own = trial.user_attrs.get(OWN)
         if own is None:
             return self._outside_row(trial)
+        # The run of an earlier trial may have been removed since.
+        run = self._connection.execute("SELECT run_id FROM runs WHERE run_id = ?", (own.get("run"),)).fetchone()
         ended = self._end(trial) if trial.state.is_finished() else {"state": TrialState.ENQUEUED}
         return {
             "origin": own["origin"],
             "params": json.dumps(trial.params),
-            "run_id": own.get("run"),
+            "run_id": None if run is None else run[0],
             "parent": own.get("parent"),
             "created_at": self._now(),
             **ended,

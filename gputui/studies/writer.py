@@ -20,8 +20,8 @@ from gputui.studies.decide import PassedRung, Ruling
 
 
 class StudyWriter(Struct, frozen=True):
-    """Writes for one study. ``now`` gives UTC unix seconds. ``ask…`` and ``set…`` belong in the caller's transaction,
-    so that a decision and its command are stored together."""
+    """Writes for one study. ``now`` gives UTC unix seconds. ``ask…`` and ``set…`` belong in the
+    caller's transaction, so that a decision and its command are stored together."""
 
     workspace: Workspace
     connection: sqlite3.Connection
@@ -38,7 +38,8 @@ class StudyWriter(Struct, frozen=True):
         return commands.submit(self.connection, verb, run_id, words, self.actor, now=self.now())
 
     def ask_run(self, number: int, ticket: str) -> int:
-        """Ask for the run of a trial; returns the command's ID. ``ticket`` names the file with the specification."""
+        """Ask for the run of a trial; returns the command's ID. ``ticket`` names the file with the
+        specification."""
         return self.ask("run", None, {"ticket": ticket, "name": f"{self.study_id}-t{number}"})
 
     def ask_stop(self, trial: TrialRecord, reason: str) -> None:
@@ -46,7 +47,8 @@ class StudyWriter(Struct, frozen=True):
         self.set_trial(trial, command_id=self.ask("stop", trial.run_id, {"now": True, "reason": reason}))
 
     def ring(self) -> None:
-        """Wake the agent once its commands are committed. If this fails, the agent reads them a little later."""
+        """Wake the agent once its commands are committed. If this fails, the agent reads them a
+        little later."""
         with suppress(OSError):
             self.workspace.doorbell.touch(mode=PRIVATE_FILE_MODE)
 
@@ -68,8 +70,8 @@ class StudyWriter(Struct, frozen=True):
             self.set_trial(trial, state=ruling.state, reason=ruling.reason, ended_at=self.now())
 
     def move(self, study: StudyRecord, target: StudyState, cause: str) -> bool:
-        """Change the state of the study, unless a person has changed the study meanwhile or, where it would end, has
-        asked for more; returns whether it changed."""
+        """Change the state of the study, unless a person has changed the study meanwhile or, where
+        it would end, has asked for more; returns whether it changed."""
         with transaction(self.connection):
             current = get_study(self.connection, self.study_id)
             if current is None or current.state is not study.state:
@@ -83,13 +85,6 @@ class StudyWriter(Struct, frozen=True):
                 shutil.rmtree(self.workspace.studies / self.study_id / rows.PINS, ignore_errors=True)
             rows.move_study(self.connection, study, target, cause=cause, actor=self.actor, now=self.now())
         return True
-
-    def is_kept(self, trial: TrialRecord) -> bool:
-        """Whether a person wants that a trial is never cut short, perhaps since it was read."""
-        row = self.connection.execute(
-            "SELECT wish FROM trials WHERE study_id = ? AND number = ?", (self.study_id, trial.number)
-        ).fetchone()
-        return row is not None and row[0] == "keep"
 
     def is_refused(self, command_id: int | None) -> bool:
         """Whether the agent has refused a command."""

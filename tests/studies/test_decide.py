@@ -24,6 +24,7 @@ from gputui.studies.decide import (
     RunEnd,
     Usage,
     constraint_values,
+    fruitless,
     grid_point,
     next_move,
     objective_value,
@@ -60,7 +61,7 @@ def trial(number: int, state: TrialState, **changes: Any) -> TrialRecord:
 def points(*given: tuple[float, float, int]) -> list[ObjectivePoint]:
     course = ObjectiveCourse()
     for position, value, attempt in given:
-        course.add(ObjectivePoint(position, int(position), value, attempt, 0.0))
+        course.add(ObjectivePoint(position, int(position), value, attempt))
     return course.points
 
 
@@ -166,6 +167,37 @@ def test_a_study_ends_with_its_trials_its_points_or_its_budget() -> None:
         assert next_move(study(budget=budget), [DONE], usage, 4, exhausted=False).over is not None
 
 
+@table("values, since, expected", [
+    ((0.5, 0.4, 0.6, 0.4), 0.0, 2), ((0.5, 0.4, None, 0.3), 0.0, 0), ((0.5, 0.6, 0.7), 2.5, 1), ((None, None), 0.0, 2),
+])  # fmt: skip
+def test_trials_that_bring_nothing_better_are_counted_in_a_row(
+    values: tuple[float | None, ...], since: float, expected: int
+) -> None:
+    ended = [
+        trial(number, TrialState.FAILED if value is None else TrialState.COMPLETE, ended_at=number + 1.0,
+              values=() if value is None else (value,))
+        for number, value in enumerate(values)
+    ]  # fmt: skip
+    stopped = trial(len(ended), TrialState.STOPPED, ended_at=9.0)
+    assert fruitless([*ended, stopped], [LOSS], since) == expected
+    move = next_move(study(stop_after=2), [*ended, stopped], Usage(), 1, exhausted=False, since=since)
+    assert (move.over is not None) is (expected == 2)
+
+
+def test_a_front_that_grows_is_something_better() -> None:
+    objectives = [LOSS, Objective("accuracy", "maximize")]
+    values = [(0.5, 0.5), (0.6, 0.6), (0.4, 0.4), (0.5, 0.4)]
+    ended = [trial(n, TrialState.COMPLETE, ended_at=float(n), values=pair) for n, pair in enumerate(values)]
+    assert [fruitless(ended[:count], objectives, 0.0) for count in (3, 4)] == [0, 1]
+
+
+def test_trials_of_other_processes_take_nothing_from_the_budget() -> None:
+    outside = trial(0, TrialState.RUNNING, origin="outside", run_id=None)
+    assert next_move(study(budget=Budget(1)), [outside], Usage(), 1, exhausted=False) == Next(launch=True)
+    done = next_move(study(budget=Budget(1)), [outside, trial(1, TrialState.COMPLETE)], Usage(), 1, exhausted=False)
+    assert done.over is not None
+
+
 def test_a_point_by_hand_is_run_beyond_the_budget_and_earlier_runs_do_not_count() -> None:
     asked = trial(1, TrialState.ENQUEUED, origin="enqueued", run_id=None)
     assert next_move(study(budget=Budget(1)), [DONE, asked], Usage(), 1, exhausted=False) == Next(launch=True)
@@ -179,6 +211,7 @@ def test_a_study_gives_way_to_other_runs() -> None:
     assert room_for(study(gpus_per_trial=2, parallel=3), 8, 0, 4, 1) == 3
     assert [room_for(study(gpus_per_trial=1), 4, others, 4, 1, share=3) for others in (0, 2, 4)] == [12, 6, 1]
     assert room_for(study(gpus_per_trial=1, parallel=5), 4, 0, 4, 1, share=3) == 5
+    assert room_for(study(gpus_per_trial=8, parallel=3, target={"name": "lab"}), 8, 9, 4, 1) == 3
     assert room_for(study(), 0, 0, 8, 2) == 4 and room_for(study(), 0, 0, 2, 4) == 1
     assert room_for(study(parallel=3), 0, 0, 2, 4) == 3
 

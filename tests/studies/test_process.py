@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from gputui.runs.identity import is_alive
 from gputui.studies.rows import LOCK_FILE
 from tests.conftest import wait_until
 from tests.machines import Machine
+from tests.studies.test_journal import ask_outside
 
 # Reports a value that its parameters decide, a line a step; fails as asked. Before its last step it waits while the
 # file `hold` has a number that is not above its trial's: tests decide when a trial ends, not the machine's pace.
@@ -170,6 +172,30 @@ def test_an_objective_that_no_line_reports_pauses_the_study_at_once(lab: Machine
     wait_until(lambda: process_of(lab) is None, WAIT_SECONDS, "no process while it is paused")
 
 
+def test_the_command_of_the_report_trains_the_best_point(lab: Machine) -> None:
+    begin(lab, write(lab, STUDY.replace("[0.1, 0.2, 0.3, 0.4]", "[0.3, 0.1]")))
+    command = lab.json("study", "report")["best"][0]["command"]
+    assert command in lab.gputui("study", "report")
+    lab.gputui(*shlex.split(command)[1:])
+    lab.wait_for("scored-1", "succeeded")
+    assert lab.json("show", "scored-1")["params"]["quality"] == 0.1
+
+
+def test_another_process_takes_part_while_the_study_runs(lab: Machine) -> None:
+    hold(lab, 0)
+    text = STUDY.replace("quality: [0.1, 0.2, 0.3, 0.4]", "quality: {type: float, min: 0, max: 1}")
+    file = write(lab, text.replace("sampler: grid", "sampler: random\nbudget: {trials: 3}"))
+    lab.gputui("study", "run", file)
+    wait_until(lambda: len(verdicts(lab)) == 2, WAIT_SECONDS, "two trials that run")
+    assert ask_outside(Path(lab.json("study", "show")["storage"]), 0.01) == "3"
+    wait_until(lambda: verdicts(lab).get(2) == "complete", WAIT_SECONDS, "the trial from outside")
+    hold(lab, None)
+    wait_for(lab, "finished")
+    study = lab.json("study", "show")
+    assert [one["origin"] for one in study["trials"]].count("outside") == 1 and len(study["trials"]) == 4
+    assert [one["number"] for one in study["best"]] == [2]
+
+
 def test_a_study_is_an_optuna_storage_that_optuna_reads(lab: Machine, tmp_path: Path) -> None:
     import optuna
 
@@ -179,7 +205,6 @@ def test_a_study_is_an_optuna_storage_that_optuna_reads(lab: Machine, tmp_path: 
     read = optuna.load_study(study_name="s-1", storage=f"sqlite:///{target}")
     assert [one.state.name for one in read.trials] == ["COMPLETE", "COMPLETE"]
     assert read.best_params == {"quality": 0.1} and read.best_value == pytest.approx(0.2)
-    assert read.best_trial.user_attrs["gputui:run"] == "s-1-t1-1"
     assert lab.gputui("study", "export", "s", str(target), code=3)
 
 
@@ -192,7 +217,7 @@ def test_pausing_stopping_extending_and_adding_a_point(lab: Machine) -> None:
     wait_for(lab, "finished")
     assert len(verdicts(lab)) == 3
     assert lab.gputui("study", "enqueue", "s", "--set", "quality=0.15", code=3)
-    assert lab.json("study", "enqueue", "s", "--set", "quality=0.4")["trial"] == 3
+    lab.gputui("study", "enqueue", "s", "--set", "quality=0.4")
     wait_for(lab, "finished")
     assert lab.json("study", "show")["trials"][3]["params"] == {"quality": 0.4}
     lab.gputui("study", "extend", "s", "--trials", "500")

@@ -12,16 +12,14 @@ from msgspec.structs import replace
 
 from gputui.agent.commands.request import RefusedError
 from gputui.core.config import Workspace
-from gputui.runs.spec import spec_of
 from gputui.store import commands
 from gputui.store.run_states import RunState
-from gputui.store.runs import get_run
 from gputui.store.studies import StudyState, read_rungs, study_gpu_hours, study_wall_seconds
-from gputui.studies import process, rows
-from gputui.studies.decide import MOST_STARTS, SAME_DIVERGED
+from gputui.studies import rows
+from gputui.studies.decide import SAME_DIVERGED
 from gputui.studies.spec import Budget, Dimension, PrunerSpec, SamplerSpec, StudySpec
 from tests.stores import open_store
-from tests.studies.desk import BASE, GRID, STUDY, Desk
+from tests.studies.desk import GRID, STUDY, Desk
 
 RANDOM = replace(
     GRID,
@@ -70,13 +68,11 @@ def test_a_resume_that_no_checkpoint_allows_becomes_a_restart(begin: Begin) -> N
     assert [one.verb for one in desk.pending()] == ["restart"]
 
 
-def test_a_resume_that_is_never_possible_fails_the_trial_at_last(begin: Begin) -> None:
+def test_a_resume_that_the_agent_refuses_fails_the_trial(begin: Begin) -> None:
     desk = begin(GRID)
     recovering(desk)
-    for _ in range(MOST_STARTS):
-        desk.refuse("resume")
-        desk.wall += process.AGAIN_SECONDS
-        desk.process.turn()
+    desk.refuse("resume")
+    desk.process.turn()
     assert desk.trial(0).state.value == "failed" and not desk.pending("resume", "restart")
 
 
@@ -142,18 +138,6 @@ def test_a_study_that_stops_takes_nothing_more(begin: Begin) -> None:
         with pytest.raises(RefusedError):
             desk.ask(f"study_{verb}", **args)
     assert len(desk.trials) == 2
-
-
-def test_trials_on_a_target_are_as_many_at_a_time_as_the_study_says(
-    workspace: Workspace, connection: sqlite3.Connection
-) -> None:
-    lab = {"name": "lab", "kind": "slurm"}
-    spec = replace(GRID, gpus_per_trial=8, parallel=3, target=lab)
-    desk = Desk(workspace, connection, spec, replace(BASE, target=lab))
-    desk.work()
-    assert desk.states() == ["running"] * 3
-    run = get_run(connection, desk.trial(2).run_id or "")
-    assert run is not None and spec_of(run).target == lab
 
 
 @pytest.mark.parametrize("good", [None, 1])
@@ -250,6 +234,75 @@ def test_the_best_of_those_that_were_cut_short_run_to_the_end(begin: Begin) -> N
     finish(desk, 4, 0.55)
     desk.work()
     assert desk.study.state is StudyState.FINISHED and len(desk.trials) == 5
+
+
+# --- trials of other processes, points by hand ------------------------------------------------------------------------
+
+
+def test_a_trial_of_another_process_is_listed_and_not_run(begin: Begin) -> None:
+    desk = begin(replace(RANDOM, budget=Budget(trials=1), parallel=1))
+    desk.work()
+    study = desk.process.journal.study
+    asked = study.ask()
+    assert asked.suggest_float("rate", 0.0, 1.0) <= 1.0
+    desk.process.turn()
+    assert [(one.origin, one.state.value, one.run_id is None) for one in desk.trials] == [
+        ("sampled", "running", False), ("outside", "running", True),
+    ]  # fmt: skip
+    study.tell(asked.number, 0.125)
+    finish(desk, 0)
+    desk.work()
+    assert (desk.trial(1).state.value, desk.trial(1).value, desk.trial(1).params) == ("complete", 0.125, asked.params)
+    assert desk.study.state is StudyState.FINISHED and len(desk.trials) == 2
+
+
+@pytest.mark.parametrize("paused", [True, False])
+def test_a_point_by_hand_is_in_the_journal_once(begin: Begin, paused: bool) -> None:
+    desk = begin(replace(RANDOM, budget=Budget(trials=1), parallel=1))
+    desk.work()
+    if paused:
+        desk.ask("study_pause")
+    desk.ask("study_enqueue", set={"rate": 0.25})
+    with pytest.MonkeyPatch.context() as patched:
+        # The process dies before it has taken the request off the table.
+        patched.setattr(desk.process.view, "update", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            desk.process.turn()
+    desk.restart()
+    desk.process.turn()
+    desk.process.turn()
+    assert [(one.origin, one.params.get("rate") == 0.25) for one in desk.trials] == [
+        ("sampled", False), ("enqueued", True),
+    ]  # fmt: skip
+    assert not rows.requested_trials(desk.connection, STUDY)
+
+
+def test_a_verdict_that_only_the_journal_has_is_taken_over(begin: Begin) -> None:
+    desk = begin(RANDOM)
+    desk.work()
+    finish(desk, 0)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(desk.process, "_end", lambda _, trial, verdict: desk.process.journal.end(0, verdict, 5.0))
+        desk.process.turn()
+    assert desk.trial(0).state.value == "running"
+    desk.restart()
+    desk.process.turn()
+    assert (desk.trial(0).state.value, desk.trial(0).value, desk.trial(0).ended_at) == ("complete", 0.5, 5.0)
+
+
+def test_a_journal_that_was_lost_is_made_again_from_the_table(begin: Begin) -> None:
+    desk = begin(replace(RANDOM, parallel=1))
+    desk.work()
+    finish(desk, 0)
+    desk.work()
+    (desk.workspace.studies / STUDY / rows.JOURNAL_FILE).unlink()
+    desk.restart()
+    desk.work()
+    found = desk.process.journal.trials()
+    assert [(one.state.name, one.params) for one in found] == [
+        ("COMPLETE", desk.trial(0).params), ("RUNNING", desk.trial(1).params),
+    ]  # fmt: skip
+    assert len(found[0].intermediate_values) == 10
 
 
 # --- budgets ----------------------------------------------------------------------------------------------------------

@@ -96,8 +96,7 @@ def extend(request: CommandRequest) -> Result:
 
 
 def enqueue_trial(request: CommandRequest) -> Result:
-    """Ask for a trial by hand, which runs next. Parameters that are not given are those of the best
-    trial. The study's process gives the trial its number."""
+    """Ask for a trial by hand, which runs next. What is not given is as in the best trial."""
     study = _find_open(request)
     study_id, spec = study.study_id, study_spec(study)
     if spec.pbt is not None:

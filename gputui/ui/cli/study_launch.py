@@ -59,8 +59,8 @@ def load_file(session: Session, wanted: str, target: str | None = None) -> Study
 
 
 def load_grid(session: Session, wanted: str, target: str | None, **options: Any) -> StudyFile:
-    """A grid over values of a profile's parameters as a study; ends the command with one line per problem. ``options``
-    are those of the command."""
+    """A grid over values of a profile's parameters as a study; ends the command with one line per
+    problem. ``options`` are those of the command."""
     profile = launch_spec.load_profile(session, wanted)
     objective = {
         "metric": options["metric"] or "loss",
@@ -81,8 +81,8 @@ def load_grid(session: Session, wanted: str, target: str | None, **options: Any)
 
 
 def resolve_study(session: Session, spec: StudySpec, profile: Profile) -> tuple[StudySpec, RunSpec]:
-    """The study with the GPUs of a trial, and the specification of its runs; ends the command if this machine cannot
-    run it."""
+    """The study with the GPUs of a trial, and the specification of its runs; ends the command if
+    this machine cannot run it."""
     connection = session.reader_or_none()
     with nullcontext() if connection is None else closing(connection):
         seconds = plans.usual_seconds(connection, spec)
@@ -93,8 +93,8 @@ def resolve_study(session: Session, spec: StudySpec, profile: Profile) -> tuple[
 
 
 def launch(session: Session, spec: StudySpec, profile: Profile, source: str, *, wait: bool, as_json: bool) -> int:
-    """Check the first point as a run, hand the study to the agent, and wait for its end if requested. Returns the exit
-    code."""
+    """Check the first point as a run, hand the study to the agent, and wait for its end if
+    requested. Returns the exit code."""
     if (missing := missing_library(spec)) is not None:
         fail(missing, EXIT_REFUSED)
     session.need_agent()

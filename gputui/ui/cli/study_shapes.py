@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 def study_shape(
     connection: sqlite3.Connection, study: StudyRecord, now: float, at: float | None = None
 ) -> dict[str, Any]:
-    """A study of ``gputui study list --json``, with the number of trials in each state. ``best`` has one trial, or the
-    Pareto front of several objectives; ``sampler`` and ``pruner`` are null for a population, ``gpu_hours`` on a
-    target."""
+    """A study of ``gputui study list --json``, with the number of trials in each state. ``best``
+    has one trial, or the Pareto front of several objectives; ``sampler`` and ``pruner`` are null
+    for a population, ``gpu_hours`` on a target."""
     trials = read_trials(connection, study.study_id, at)
     hours = study_gpu_hours(connection, study.study_id, now if at is None else at)
     return _study_shape(study, study_spec(study), trials, hours)
@@ -37,8 +37,8 @@ def study_shape(
 def show_shape(
     connection: sqlite3.Connection, study: StudyRecord, now: float, at: float | None, workspace: Workspace
 ) -> dict[str, Any]:
-    """A study of ``gputui study show --json``: with its space, its Optuna storage, and a list of trials with their
-    values at rungs."""
+    """A study of ``gputui study show --json``: with its space, its Optuna storage, and a list of
+    trials with their values at rungs."""
     spec = study_spec(study)
     trials = read_trials(connection, study.study_id, at)
     hours = study_gpu_hours(connection, study.study_id, now if at is None else at)
@@ -62,9 +62,10 @@ def show_shape(
 
 
 def report_shape(findings: StudyFindings) -> dict[str, Any]:
-    """``gputui study report --json``: the study of ``gputui study list`` with every ranked trial, each with the command
-    that trains it. ``saved_share`` (0 to 1) is what pruning saved of full runs' compute, null without pruned trials;
-    ``importances`` of each objective are null while too few trials are complete."""
+    """``gputui study report --json``: the study of ``gputui study list`` with every ranked trial,
+    each with the command that trains it. ``saved_share`` (0 to 1) is what pruning saved of full
+    runs' compute, null without pruned trials; ``importances`` of each objective are null while too
+    few trials are complete."""
     # Lists of studies need neither drawings nor Optuna.
     from gputui.studies.importances import importances
     from gputui.studies.report import saved_share, winner_command
@@ -111,8 +112,8 @@ def _study_shape(
 
 
 def _trial_shape(trial: TrialRecord) -> dict[str, Any]:
-    """A trial. ``value`` is null with several objectives; ``parent`` is the member that it continued from; ``wish`` is
-    keep or prune where a person said so."""
+    """A trial. ``value`` is null with several objectives; ``parent`` is the member that it
+    continued from; ``wish`` is keep or prune where a person said so."""
     return {
         "number": trial.number,
         "run": trial.run_id,

@@ -53,4 +53,4 @@ def test_a_grid_on_a_target_asks_for_no_gpu_of_this_machine(tmp_path: Path) -> N
     assert (plan["target"], plan["parallel"], plan["gpus_per_trial"]) == ("lab", 3, 4)
     assert "--parallel" in refused(workspace, *words[:-2], code=2)
     assert f"\nfrom {workspace.targets}" in said(workspace, "target", "list")
-    assert "gone" in refused(workspace, *words[:5], "gone", code=2)
+    assert "gone" in refused(workspace, *words[:6], "gone", code=2)

@@ -17,6 +17,9 @@ from gputui.runs.repository import transaction
 from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, RunSpec
 from gputui.store import queue
 from gputui.store.hardware import quarantine
+from gputui.store.studies import read_trials
+from gputui.studies.importances import importances
+from gputui.studies.rows import set_importances
 from gputui.studies.spec import Budget, Dimension, Objective, PrunerSpec, StudySpec
 from tests.stores import open_store
 
@@ -496,6 +499,7 @@ class Filler:
                     for rung in range(1, rungs + 1)
                 ],
             )
+        set_importances(self.connection, study_id, importances(read_trials(self.connection, study_id), spec))
 
     # --- whole stories
 
