@@ -169,11 +169,15 @@ class Courier(ABC):
         """Send the target's files: on a shared file system, to the attempt's folder. Raises UnreachableError,
         TargetRefusalError and OSError."""
         self.far.mkdir(mode=0o700, exist_ok=True)
-        plan = {name: value for name, value in self.plan.items() if name not in ("agent", "lock_files")}
+        plan = {name: value for name, value in self.plan_to_send().items() if name not in ("agent", "lock_files")}
         plan |= {"lock_files": [], "output": f"../{self.plan['output']}"}
         write_private(self.far / "attempt.json", plan)
         for path in self.programs:
             (self.far / path.name).write_bytes(path.read_bytes())
+
+    def plan_to_send(self) -> dict[str, Any]:
+        """attempt.json as its job reads it."""
+        return self.plan
 
     def fetch(self) -> None:  # noqa: B027 - a shared file system needs nothing
         """Fetch the files that the target wrote. Raises UnreachableError."""

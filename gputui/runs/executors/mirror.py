@@ -8,6 +8,7 @@ The target reports how much its files grew (`far.report`); the copies here only 
 from __future__ import annotations
 
 import base64
+import hashlib
 import re
 import subprocess
 from collections.abc import Mapping
@@ -19,6 +20,8 @@ from gputui.runs.executors.courier import Courier, TargetRefusalError
 from gputui.runs.submission import write_private
 
 GIT_SECONDS = 60.0
+RUN_FOLDER = re.compile(r"/.+/[0-9a-f]{8}/[A-Za-z0-9][^/]*")
+"""The only folders that are ever removed on a target: those of ``wanted_root``."""
 RECORDS = ("started.json", "exit.json", "claim", far.RESUMED)
 
 
@@ -30,6 +33,13 @@ class MirrorCourier(Courier):
         super().__init__(folder)
         self.run_dir = folder.parents[1]
         self.shifts: dict[str, Any] = far.read_record(self.folder / "shifts.json") or {}
+
+    @property
+    def wanted_root(self) -> str:
+        """The run's folder there, below the home directory unless absolute. A tag tells runs of one name in several
+        homes apart."""
+        tag = hashlib.sha256(str(self.run_dir).encode()).hexdigest()[:8]
+        return f"{self.target.get('folder') or 'gputui-runs'}/{tag}/{self.run_dir.name}"
 
     def code_paths(self, there: str) -> dict[str, str]:
         """The working directory mapped to ``there``; empty if it is inside the run's folder."""

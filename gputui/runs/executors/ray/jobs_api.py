@@ -20,7 +20,6 @@ from gputui.runs.executors.courier import UnreachableError, last_line, python_of
 
 DEFAULT_TOKEN = "~/.ray/auth_token"  # noqa: S105 - a path
 CALL_SECONDS = 20.0
-UPLOAD_SECONDS = 600.0
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -35,7 +34,12 @@ class HttpAnswer(Struct, frozen=True):
 
     status: int
     body: bytes
-    date: str | None
+    date: str | None = None
+
+    @property
+    def is_accepted(self) -> bool:
+        """The cluster has the submitted job, from this request or from an earlier one."""
+        return self.status == 200 or "already exists" in self.words
 
     @property
     def words(self) -> str:
@@ -73,16 +77,15 @@ class JobsApi:
     def call(
         self, method: str, path: str, given: Any = None, seconds: float = CALL_SECONDS, **query: str | int
     ) -> HttpAnswer:
-        """One request; ``given`` is JSON, or bytes as they are. Raises UnreachableError without an answer, or the
-        token was refused."""
+        """One request; ``given`` is JSON, or bytes as they are. Raises UnreachableError without an answer, or where
+        the token is refused."""
         is_raw = isinstance(given, bytes)
         data = given if is_raw or given is None else json.dumps(given).encode("utf-8")
         url = f"{self.address}{path}" + (f"?{urllib.parse.urlencode(query)}" if query else "")
-        request = urllib.request.Request(url, data=data, method=method)  # noqa: S310 - http or https: options.py
-        request.add_header("Content-Type", "application/octet-stream" if is_raw else "application/json")
-        token = self.token()
-        if token is not None:
-            request.add_header("Authorization", f"Bearer {token}")
+        headers = {"Content-Type": "application/octet-stream" if is_raw else "application/json"}
+        if (token := self.token()) is not None:
+            headers["Authorization"] = f"Bearer {token}"
+        request = urllib.request.Request(url, data, headers, method=method)  # noqa: S310 - http or https: options.py
         try:
             with self.opener.open(request, timeout=seconds) as response:
                 return HttpAnswer(response.status, response.read(), response.headers.get("Date"))
@@ -99,11 +102,6 @@ class JobsApi:
             raise UnreachableError(f"{self.address} answered {answer.status}: {answer.words}")
         return answer
 
-    # --- jobs ---------------------------------------------------------------------------------------------------------
-
-    def version(self) -> HttpAnswer:
-        return self.call("GET", "/api/version")
-
     def submit(self, request: Mapping[str, Any]) -> HttpAnswer:
         return self.call("POST", "/api/jobs/", request)
 
@@ -119,9 +117,6 @@ class JobsApi:
     def stop(self, job: str) -> None:
         self.call("POST", f"/api/jobs/{job}/stop")
 
-    def delete(self, job: str) -> None:
-        self.call("DELETE", f"/api/jobs/{job}")
-
     def log(self, job: str) -> str | None:
         """The whole output of a job; None if unavailable, as when its node is gone. Raises UnreachableError."""
         answer = self.call("GET", f"/api/jobs/{job}/logs", seconds=120.0)
@@ -131,12 +126,6 @@ class JobsApi:
         """The end of a job's output; None if this cluster cannot return it."""
         answer = self.call("GET", "/api/v0/logs/file", submission_id=job, lines=count)
         return answer.body.decode("utf-8", "replace") if answer.status == 200 else None
-
-    def has_package(self, name: str) -> bool:
-        return self.call("GET", f"/api/packages/gcs/{name}").status == 200
-
-    def upload(self, name: str, data: bytes) -> HttpAnswer:
-        return self.call("PUT", f"/api/packages/gcs/{name}", data, seconds=UPLOAD_SECONDS)
 
 
 SENT = "_gputui"
@@ -150,40 +139,37 @@ def submission_id(plan: Mapping[str, Any], token: str) -> str:
     return f"gputui-{plan['run_id']}.{plan['attempt']}-{token}"
 
 
+def script_path(plan: Mapping[str, Any], folder: str) -> str:
+    """The job's script, as its node sees it: shared, or in the sent package, which is its working directory."""
+    return f"{folder}/job.sh" if plan["target"].get("shared") else f"{SENT}/job.sh"
+
+
 def entry_script(plan: Mapping[str, Any], folder: str, claim: str) -> str:
     """The entrypoint of the job. Without shared files it is in the package, and creates ``folder``."""
     target = plan["target"]
-    lines = ["#!/bin/bash"]
-    if not plan["asks"]["gpus"]:
-        lines.append("export CUDA_VISIBLE_DEVICES=")
-    words = [python_of(plan), "-I", "-S"]
-    words += [f"{folder}/far.py", "body"] if target.get("shared") else [f"{SENT}/far.py", "stream"]
-    return "\n".join([*lines, *target.get("setup", ()), f"exec {shlex.join([*words, folder, claim])}", ""])
+    program = [f"{folder}/far.py", "body"] if target.get("shared") else [f"{SENT}/far.py", "stream"]
+    lines = ["#!/bin/bash", *(() if plan["asks"]["gpus"] else ["export CUDA_VISIBLE_DEVICES="])]
+    command = shlex.join([python_of(plan), "-I", "-S", *program, folder, claim])
+    return "\n".join([*lines, *target.get("setup", ()), f"exec {command}", ""])
 
 
 def job_request(plan: Mapping[str, Any], folder: str, job: str, package: str) -> dict[str, Any]:
     """The body of POST /api/jobs/. ``package`` is the URI of the uploaded package."""
     target = plan["target"]
-    environment: dict[str, Any] = {
-        "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(round(float(plan["grace_seconds"])) + STOP_MARGIN_SECONDS)}
-    }
-    if not target.get("shared"):
-        environment["working_dir"] = package
-    script = f"{folder}/job.sh" if target.get("shared") else f"{SENT}/job.sh"
-    request: dict[str, Any] = {
-        "entrypoint": f"exec bash {shlex.quote(script)}",
+    stop_seconds = round(float(plan["grace_seconds"])) + STOP_MARGIN_SECONDS
+    environment: dict[str, Any] = {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(stop_seconds)}}
+    request = {
+        "entrypoint": f"exec bash {shlex.quote(script_path(plan, folder))}",
         "submission_id": job,
-        "runtime_env": environment,
+        "runtime_env": environment | ({} if target.get("shared") else {"working_dir": package}),
         "metadata": {"job_submission_id": job, "gputui_run": str(plan["run_id"])},
         # A job that requests nothing is placed on the head node.
         "entrypoint_num_cpus": float(target.get("cpus", 1)),
         "entrypoint_num_gpus": float(plan["asks"]["gpus"]),
+        "entrypoint_memory": target.get("memory_bytes"),
+        "entrypoint_resources": target.get("resources") or None,
     }
-    if target.get("memory_bytes"):
-        request["entrypoint_memory"] = int(target["memory_bytes"])
-    if target.get("resources"):
-        request["entrypoint_resources"] = dict(target["resources"])
-    return request
+    return {name: value for name, value in request.items() if value is not None}
 
 
 def on_node(words: Sequence[str], job: str, node: str) -> dict[str, Any]:
@@ -201,5 +187,5 @@ def preview(plan: Mapping[str, Any], folder: str) -> str:
     target = plan["target"]
     job = submission_id(plan, "TOKEN")
     request = json.dumps(job_request(plan, folder, job, "gcs://_ray_pkg_HASH.zip"), indent=2)
-    where = f"{folder}/job.sh" if target.get("shared") else f"{SENT}/job.sh of the package"
-    return f"POST {target['address'].rstrip('/')}/api/jobs/\n{request}\n\n# {where}\n{entry_script(plan, folder, job)}"
+    where = f"POST {target['address'].rstrip('/')}/api/jobs/"
+    return f"{where}\n{request}\n\n# {script_path(plan, folder)}\n{entry_script(plan, folder, job)}"

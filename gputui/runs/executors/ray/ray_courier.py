@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import io
-import itertools
 import re
 import secrets
 import urllib.parse
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from gputui.runs.executors import far
-from gputui.runs.executors.courier import EndedBy, JobStatus, TargetRefusalError, UnreachableError, python_of, serve
-from gputui.runs.executors.mirror import MirrorCourier
+from gputui.runs.executors.courier import JobStatus, TargetRefusalError, UnreachableError, python_of, serve
+from gputui.runs.executors.mirror import RUN_FOLDER, MirrorCourier
 from gputui.runs.executors.ray.jobs_api import SENT, JobsApi, entry_script, job_request, on_node, submission_id
 from gputui.runs.submission import write_private
 
-CODE = "code.zip"
 # The default upload limit of a cluster (GCS_STORAGE_MAX_SIZE).
 MAX_PACKAGE_BYTES = 100 << 20
+UPLOAD_SECONDS = 600.0
 # Lines of the log's end to request: more if the first new one is not among them, and finally all.
 LINES = (50, 2000)
-# …/<tag>/<run>: nothing else is ever removed.
-_ROOT = re.compile(r"/.+/[0-9a-f]{8}/[A-Za-z0-9][^/]*")
 STATES = {"PENDING": "pending", "RUNNING": "running", "STOPPED": "ended", "SUCCEEDED": "ended", "FAILED": "ended"}
 _NODE_IS_GONE = ("JOB_SUPERVISOR_ACTOR_DIED", "JOB_SUPERVISOR_ACTOR_UNKNOWN_FAILURE")
 _WAITED_TOO_LONG = "JOB_SUPERVISOR_ACTOR_START_TIMEOUT"
@@ -42,37 +39,28 @@ class RayCourier(MirrorCourier):
         super().__init__(folder)
         self.is_shared = bool(self.target.get("shared"))
         self.api = JobsApi(self.target)
+        self.code = self.run_dir / "code.zip"
         self.name: str | None = None
         self.record: Mapping[str, Any] = {}
         self.next_frame = int((far.read_record(folder / "frames.json") or {}).get("next", 0))
 
     @property
     def far_folder(self) -> str:
-        """The attempt's folder on its node; without shared files below the home directory unless absolute."""
-        if self.is_shared:
-            return str(self.far)
-        tag = hashlib.sha256(str(self.run_dir).encode()).hexdigest()[:8]
-        base = self.target.get("folder") or "gputui-runs"
-        return f"{base}/{tag}/{self.run_dir.name}/attempts/{self.plan['attempt']}/far"
+        return str(self.far) if self.is_shared else f"{self.wanted_root}/attempts/{self.plan['attempt']}/far"
 
     # --- what is sent -------------------------------------------------------------------------------------------------
 
+    def plan_to_send(self) -> dict[str, Any]:
+        return self.plan if self.is_shared else self.plan_there(far.RUN_HERE, far.CODE_HERE)
+
     def send(self) -> None:
-        local = self.plan
-        if not self.is_shared:
+        if not self.is_shared and not (self.keeps_code and self.code.exists()):
             self.keep_code()
-            self.plan = self.plan_there(far.RUN_HERE, far.CODE_HERE)
-        try:
-            super().send()
-        finally:
-            self.plan = local
+        super().send()
 
     def keep_code(self) -> None:
-        """Package the current working directory, unless the attempt runs the code of an earlier one."""
-        path = self.run_dir / CODE
-        if self.keeps_code and path.exists():
-            return
-        temporary = path.with_name(f"{CODE}.new")
+        """Package the current working directory."""
+        temporary = self.code.with_name("code.zip.new")
         temporary.touch(mode=0o600)
         with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
             for workdir in map(Path, self.code_paths(far.CODE_HERE)):
@@ -81,12 +69,12 @@ class RayCourier(MirrorCourier):
                     entry = zipfile.ZipInfo(name)
                     entry.external_attr = ((workdir / name).stat().st_mode & 0xFFFF) << 16
                     archive.writestr(entry, (workdir / name).read_bytes(), zipfile.ZIP_DEFLATED)
-        temporary.replace(path)
+        temporary.replace(self.code)
 
     def package(self, job: str) -> str:
         """Upload the code and the programs of the job; returns the URI. Raises UnreachableError and
         TargetRefusalError."""
-        content = io.BytesIO((self.run_dir / CODE).read_bytes())
+        content = io.BytesIO(self.code.read_bytes())
         with zipfile.ZipFile(content, "a", zipfile.ZIP_DEFLATED) as archive:
             for name in ("attempt.json", "far.py", "shim.py"):
                 archive.writestr(zipfile.ZipInfo(f"{SENT}/{name}"), (self.far / name).read_bytes())
@@ -96,8 +84,9 @@ class RayCourier(MirrorCourier):
             size = f"{len(data) >> 20} MiB of {MAX_PACKAGE_BYTES >> 20}"
             raise TargetRefusalError(f"the code is too large to be sent ({size}): ignore data in git, or share files")
         name = f"_ray_pkg_{hashlib.sha256(data).hexdigest()[:32]}.zip"
-        if not self.api.has_package(name):
-            done = self.api.upload(name, data)
+        path = f"/api/packages/gcs/{name}"
+        if self.api.call("GET", path).status != 200:
+            done = self.api.call("PUT", path, data, UPLOAD_SECONDS)
             if done.status != 200:
                 raise TargetRefusalError(f"the code was not taken: {done.words}")
         return f"gcs://{name}"
@@ -111,23 +100,19 @@ class RayCourier(MirrorCourier):
 
     def submit_as(self, name: str, job: str) -> None:
         """Submit the attempt under a name; ``job`` is the name by which it claims the attempt."""
-        package = ""
         if self.is_shared:
             (self.far / "job.sh").write_text(entry_script(self.plan, self.far_folder, job), "utf-8")
-        else:
-            package = self.package(job)
-        request = job_request(self.plan, self.far_folder, name, package)
+        request = job_request(self.plan, self.far_folder, name, "" if self.is_shared else self.package(job))
         write_private(self.far / "request.json", request)
         done = self.api.submit(request)
-        if done.status >= 500 and "already exists" not in done.words:
-            raise UnreachableError(f"not taken ({done.status}): {done.words}")
-        if done.status != 200 and "already exists" not in done.words:
+        if not done.is_accepted:
+            if done.status >= 500:
+                raise UnreachableError(f"not taken ({done.status}): {done.words}")
             raise TargetRefusalError(done.words)
 
     def jobs(self, token: str) -> list[JobStatus]:
-        job = submission_id(self.plan, token)
-        name, number = job, 1
-        record = self.api.job(job)
+        job = name = submission_id(self.plan, token)
+        record, number = self.api.job(job), 1
         if record is None:
             return []
         while record.get("error_type") == _WAITED_TOO_LONG:
@@ -141,24 +126,22 @@ class RayCourier(MirrorCourier):
                 again = self.api.job(name) or {"status": "PENDING"}
             record = again
         self.name, self.record = name, record
-        return [self.state_of(job, record)]
+        return [self.state_of(job)]
 
-    def state_of(self, job: str, record: Mapping[str, Any]) -> JobStatus:
-        """The status of a job from its record in the cluster."""
-        state = STATES.get(str(record.get("status")), "pending")
+    def state_of(self, job: str) -> JobStatus:
+        """The status of a job from its last record."""
+        word, node = self.record.get("status"), self.node()
+        state = STATES.get(str(word), "pending")
         if state == "pending" and self.stop is not None and self.stop.get("is_withdrawn"):
             state = "ended"
-        error_type, message = record.get("error_type"), record.get("message")
-        first_line = str(message or "").strip().partition("\n")[0][:300] or None
-        ended_by: EndedBy | None = None
-        if record.get("status") == "STOPPED":
-            ended_by = "cancelled"
-        elif error_type in _NODE_IS_GONE:
-            ended_by = "node_fail"
-        node = self.node()
-        is_news = state != "running" and not (state == "ended" and record.get("status") != "FAILED")
+        is_lost = self.record.get("error_type") in _NODE_IS_GONE
+        reason = str(self.record.get("message") or "").strip().partition("\n")[0][:300] or None
         return JobStatus(
-            job, state, first_line if is_news else None, nodes=(node,) if node is not None else (), ended_by=ended_by
+            job,
+            state,
+            reason if state == "pending" or word == "FAILED" else None,
+            nodes=() if node is None else (node,),
+            ended_by="cancelled" if word == "STOPPED" else "node_fail" if is_lost else None,
         )
 
     def node(self) -> str | None:
@@ -169,20 +152,18 @@ class RayCourier(MirrorCourier):
         return None
 
     def signal_job(self, job: str, *, at_once: bool) -> None:
-        folder, node = self.far_folder, self.node()
-        there = far.read_record(self.folder / "frames.json") or {}
+        node = self.node()
         if node is None:
-            return self.cancel(job)
-        number = 12 if at_once else 15
-        folder = str(there.get("folder") or folder)
-        words = [python_of(self.plan), "-I", "-S", f"{folder}/far.py", "signal", folder, str(number)]
+            self.cancel(job)
+            return
+        number = "12" if at_once else "15"
+        folder = str((far.read_record(self.folder / "frames.json") or {}).get("folder") or self.far_folder)
+        words = [python_of(self.plan), "-I", "-S", f"{folder}/far.py", "signal", folder, number]
         # Ray's own stop signals every process of a job at once, data loaders included, so that a rank could not finish
         # its step.
-        request = on_node(words, f"{self.name or job}-signal-{number}", node)
-        done = self.api.submit(request)
-        if done.status != 200 and "already exists" not in done.words:
+        done = self.api.submit(on_node(words, f"{self.name or job}-signal-{number}", node))
+        if not done.is_accepted:
             raise UnreachableError(f"not asked to end: {done.words}")
-        return None
 
     def mark_over(self) -> None:
         # Without shared files there is no way to; nothing there starts a job twice.
@@ -199,45 +180,41 @@ class RayCourier(MirrorCourier):
     # --- what comes back ----------------------------------------------------------------------------------------------
 
     def fetch(self) -> None:
-        if not self.is_shared and self.record.get("status") in ("RUNNING", "STOPPED", "SUCCEEDED", "FAILED"):
-            self.take(self.lines())
+        """Apply the new lines of the output. Each states the offsets of its data, so none is applied twice."""
+        if self.is_shared or self.record.get("status") not in ("RUNNING", "STOPPED", "SUCCEEDED", "FAILED"):
+            return
+        before, folder = self.next_frame, None
+        for frame in self.new_frames():
+            if frame["number"] == self.next_frame:
+                self.apply(frame["grown"], frame["whole"])
+                self.next_frame, folder = self.next_frame + 1, frame["folder"]
+        if self.next_frame > before:
+            write_private(self.folder / "frames.json", {"next": self.next_frame, "folder": folder})
 
-    def lines(self) -> Sequence[str]:
-        """The log from the first new line on, or from an earlier one. Raises UnreachableError."""
+    def new_frames(self) -> list[dict[str, Any]]:
+        """The records in the log from the first new one on, or from an earlier one. Raises UnreachableError."""
         assert self.name is not None
         for count in LINES:
-            text = self.api.last_lines(self.name, count)
-            frames = [] if text is None else [frame for line in text.split("\n")[:-1] if (frame := far.framed(line))]
-            if frames and frames[0]["number"] <= self.next_frame and is_gapless(frames):
-                return [] if text is None else text.split("\n")[:-1]
-        return self.whole_log(self.name).split("\n")[:-1]
+            # The last line may be incomplete.
+            lines = (self.api.last_lines(self.name, count) or "").split("\n")[:-1]
+            frames = [frame for line in lines if (frame := far.framed(line))]
+            if frames and frames[0]["number"] <= self.next_frame:
+                return frames
+        return [frame for line in self.log(self.name).split("\n")[:-1] if (frame := far.framed(line))]
 
-    def whole_log(self, name: str) -> str:
+    def log(self, name: str) -> str:
         """The whole output of the job; that of a lost node is lost. Raises UnreachableError."""
         text = self.api.log(name)
         if text is None and self.record.get("error_type") not in _NODE_IS_GONE:
             raise UnreachableError(f"no log of {name}")
         return text or ""
 
-    def take(self, lines: Sequence[str]) -> None:
-        """Apply the new lines of the output. Each states the offsets of its data, so none is applied twice."""
-        before, folder = self.next_frame, None
-        for line in lines:
-            frame = far.framed(line)
-            if frame is not None and frame["number"] == self.next_frame:
-                self.apply(frame["grown"], frame["whole"])
-                self.next_frame, folder = self.next_frame + 1, frame["folder"]
-        if self.next_frame > before:
-            write_private(self.folder / "frames.json", {"next": self.next_frame, "folder": folder})
-
     def drain(self) -> None:
         self.fetch()
         # No name: the cluster knew nothing of the job since this courier began.
         if self.name is not None and not (self.far / "started.json").exists():
-            text = "\n".join(line for line in self.whole_log(self.name).splitlines() if far.framed(line) is None)
-            (self.far / "job.log").write_text(
-                re.sub(r"^Running entrypoint for job .*\n?", "", text, flags=re.M), "utf-8"
-            )
+            text = "\n".join(line for line in self.log(self.name).splitlines() if far.framed(line) is None)
+            (self.far / "job.log").write_text(re.sub(r"(?m)^Running entrypoint for job .*\n?", "", text), "utf-8")
 
 
 def remove_there(folder: Path, target: Mapping[str, Any]) -> None:
@@ -245,19 +222,14 @@ def remove_there(folder: Path, target: Mapping[str, Any]) -> None:
     for path in folder.glob("attempts/*/frames.json"):
         root = str(Path(str((far.read_record(path) or {}).get("folder"))).parents[2])
         placed = far.read_record(path.with_name("placement.json")) or {}
-        for node in placed.get("nodes") or () if _ROOT.fullmatch(root) else ():
-            job = f"gputui-remove-{secrets.token_hex(4)}"
-            request = on_node(["rm", "-rf", "--", root], job, str(node))
+        for node in placed.get("nodes") or () if RUN_FOLDER.fullmatch(root) else ():
+            request = on_node(["rm", "-rf", "--", root], f"gputui-remove-{secrets.token_hex(4)}", str(node))
             try:
                 done = JobsApi(target).submit(request)
             except UnreachableError as error:
                 raise OSError(str(error)) from error
             if done.status != 200:
                 raise OSError(done.words)
-
-
-def is_gapless(frames: Sequence[Mapping[str, Any]]) -> bool:
-    return all(after["number"] == before["number"] + 1 for before, after in itertools.pairwise(frames))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import email.utils
+import re
 import secrets
 import shlex
 import time
@@ -21,20 +22,21 @@ PROBE = (
 )
 
 
+REMEDY = "python: names the training environment's interpreter there"
+
+
 def survey(target: Mapping[str, Any]) -> Iterator[CheckResult]:
     """Check the connection and token, the clock, jobs, free GPUs, and the Python and torch of a job."""
     api = JobsApi(target)
     try:
         asked = time.time()
-        answer = api.version()
-        version = answer.json().get("ray_version")
-        yield CheckResult("connection", "pass", f"Ray {version} at {api.address}")
+        answer = api.call("GET", "/api/version")
+        yield CheckResult("connection", "pass", f"Ray {answer.json().get('ray_version')} at {api.address}")
         date = email.utils.parsedate_tz(answer.date or "")
-        there = asked if date is None else email.utils.mktime_tz(date)
-        skew = max(0.0, abs(asked - there) - 1.0)
+        # The header has whole seconds.
+        skew = 0.0 if date is None else max(0.0, abs(asked - email.utils.mktime_tz(date)) - 1.0)
         yield CheckResult("clock", "pass" if skew < SKEW_SECONDS else "warn", f"{skew:.0f} s from this machine's")
-        jobs = api.call("GET", "/api/jobs/")
-        listed = jobs.json(list) if jobs.status == 200 else []
+        listed = api.call("GET", "/api/jobs/").json(list)
         states = [job.get("status") for job in listed if isinstance(job, dict)]
         yield CheckResult("jobs", "pass", f"{states.count('RUNNING')} run, {states.count('PENDING')} wait")
         yield _free(api)
@@ -44,44 +46,39 @@ def survey(target: Mapping[str, Any]) -> Iterator[CheckResult]:
 
 
 def _free(api: JobsApi) -> CheckResult:
-    status = api.call("GET", "/api/cluster_status")
     try:
-        report = status.json()["data"]["clusterStatus"]["loadMetricsReport"]
+        report = api.call("GET", "/api/cluster_status").json()["data"]["clusterStatus"]["loadMetricsReport"]
         used, total = report["usage"].get("GPU") or (0, 0)
-        nodes = len(report.get("usageByNode") or ()) or sum(count for _, count in report.get("nodeTypes") or ())
     except (AttributeError, KeyError, TypeError, ValueError, UnreachableError):
         return CheckResult("gpus", "warn", "the cluster does not tell", "see ray status there")
+    nodes = len(report.get("usageByNode") or ())
     where = f" on {nodes} node{'s' if nodes != 1 else ''}" if nodes else ""
     return CheckResult("gpus", "pass" if total else "warn", f"{total - used:g} of {total:g} free{where}")
 
 
 def _probed(api: JobsApi, target: Mapping[str, Any]) -> Iterator[CheckResult]:
     """Run a job without resources that prints what it finds."""
-    job = f"gputui-check-{secrets.token_hex(4)}"
-    python = str(target.get("python") or "python3")
+    job, python = f"gputui-check-{secrets.token_hex(4)}", str(target.get("python") or "python3")
     script = "\n".join([*target.get("setup", ()), shlex.join(["exec", python, "-c", PROBE])])
-    request = {"entrypoint": shlex.join(["bash", "-c", script]), "submission_id": job, "entrypoint_num_cpus": 0.0}
-    done = api.submit(request)
+    done = api.submit(
+        {"entrypoint": shlex.join(["bash", "-c", script]), "submission_id": job, "entrypoint_num_cpus": 0}
+    )
     if done.status != 200:
         yield CheckResult("job", "fail", done.words, "see whether jobs may be submitted there")
         return
-    deadline = time.monotonic() + PROBE_SECONDS
-    record: Mapping[str, Any] = {}
-    while time.monotonic() < deadline and record.get("status") not in ("SUCCEEDED", "FAILED", "STOPPED"):
+    deadline, state = time.monotonic() + PROBE_SECONDS, None
+    while time.monotonic() < deadline and state not in ("SUCCEEDED", "FAILED", "STOPPED"):
         time.sleep(0.5)
-        record = api.job(job) or {}
-    text = (api.log(job) or "") if record.get("status") != "PENDING" else ""
-    if record.get("status") in ("PENDING", "RUNNING"):
+        state = (api.job(job) or {}).get("status")
+    if state in ("PENDING", "RUNNING"):
         api.stop(job)
-        has_not = "begun" if record.get("status") == "PENDING" else "ended"
+        has_not = "begun" if state == "PENDING" else "ended"
         yield CheckResult("job", "warn", f"has not {has_not} within {PROBE_SECONDS:.0f} s", "the cluster may be full")
         return
-    api.delete(job)
-    words = {
-        line.split()[0]: line.split(" ", 1)[1] for line in text.splitlines() if line.startswith(("python ", "torch "))
-    }
-    remedy = "python: names the training environment's interpreter there"
+    text = api.log(job) or ""
+    api.call("DELETE", f"/api/jobs/{job}")
+    found = dict(re.findall(r"(?m)^(python|torch) (.+)$", text))
     last = last_line(text) or "nothing was printed"
-    found = words.get("python")
-    yield CheckResult("python", "pass" if found else "fail", found or f"{python}: {last}", remedy)
-    yield CheckResult("torch", "pass" if "torch" in words else "warn", words.get("torch", f"none: {last}"), remedy)
+    text = found.get("python", f"{python}: {last}")
+    yield CheckResult("python", "pass" if "python" in found else "fail", text, REMEDY)
+    yield CheckResult("torch", "pass" if "torch" in found else "warn", found.get("torch", f"none: {last}"), REMEDY)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
 from gputui.runs.executors import far
 from gputui.runs.executors.courier import PYTHON, UNUSABLE, TargetRefusalError, UnreachableError, python_of
-from gputui.runs.executors.mirror import MirrorCourier
+from gputui.runs.executors.mirror import RUN_FOLDER, MirrorCourier
 from gputui.runs.executors.ssh.connection import SshShell
 from gputui.runs.submission import write_private
 
@@ -21,20 +19,11 @@ MAKE = (
 )
 
 
-# …/<tag>/<run>, as `send` makes them: nothing else is ever removed.
-_ROOT = re.compile(r"/.+/[0-9a-f]{8}/[A-Za-z0-9][^/]*")
-
-
-def tag_of(run_dir: Path) -> str:
-    """Tells runs of one name apart that several homes have on one machine."""
-    return hashlib.sha256(str(run_dir).encode()).hexdigest()[:8]
-
-
 def remove_there(folder: Path, target: Mapping[str, Any]) -> None:
     """Remove a run's folder there, which the records of its attempts in ``folder`` name. Raises OSError."""
     roots = {str(record["path"]) for path in folder.glob("attempts/*/root.json") if (record := far.read_record(path))}
     for root in roots:
-        if not _ROOT.fullmatch(root):
+        if not RUN_FOLDER.fullmatch(root):
             continue
         try:
             done = SshShell(target).call(["rm", "-rf", "--", root], seconds=600.0)
@@ -64,7 +53,7 @@ class SshMirror(MirrorCourier):
     # --- what is sent -------------------------------------------------------------------------------------------------
 
     def send(self) -> None:
-        wanted = f"{self.target.get('folder') or 'gputui-runs'}/{tag_of(self.run_dir)}/{self.run_dir.name}"
+        wanted = self.wanted_root
         made = self.shell.call(["bash", "-c", MAKE, "bash", wanted, str(self.plan["attempt"])])
         root = made.output.strip()
         if made.code != 0 or not root.startswith("/"):
@@ -75,13 +64,11 @@ class SshMirror(MirrorCourier):
         if tried.code in UNUSABLE:
             raise TargetRefusalError(f"python: {python} cannot run far.py on {self.target['name']}: {tried.words}")
         self.send_code(f"{root}/code")
-        local = self.plan
-        self.plan = self.plan_there(root, f"{root}/code")
-        try:
-            super().send()
-        finally:
-            self.plan = local
+        super().send()
         self.sent(self.shell.send(self.far, None, self.far_folder))
+
+    def plan_to_send(self) -> dict[str, Any]:
+        return self.plan_there(self.root, f"{self.root}/code")
 
     def send_code(self, there: str) -> None:
         """Copy the working directory as it is now, unless the attempt runs the code of an earlier one. What was copied
