@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import io
 import json
 import os
 import re
@@ -17,6 +18,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePath
@@ -38,7 +40,11 @@ CANCEL_SECONDS = 15.0
 # A file of another machine may appear here a little later.
 UNSEEN_LOOKS = 3
 
-# A program by which an interpreter states its version, and its exit codes if far.py cannot run in it: too old, and the
+# The modules of the zipapp that runs on the target, below the package gputui.
+PROGRAM_MODULES = ("runs/shim.py", "runs/executors/far.py", "runs/executors/slurm/nodes.py")
+PROGRAM_MAIN = "from gputui.runs.executors.far import main\n\nraise SystemExit(main())\n"
+
+# A program by which an interpreter states its version, and its exit codes if far.pyz cannot run in it: too old, and the
 # shell's for a program that may not be executed or does not exist.
 PYTHON = "import sys; print(sys.version.split()[0]); sys.exit(sys.version_info < (3, 9))"
 UNUSABLE = (1, 126, 127)
@@ -71,6 +77,19 @@ class CommandResult(Struct, frozen=True):
         if (no_room := next((message for message in _NO_ROOM if message in text), None)) is not None:
             return no_room
         return last_line(text) or f"it ended with code {self.code} and said nothing"
+
+
+def zipapp() -> bytes:
+    """The program that runs on the target, the same bytes each time."""
+    package = Path(shim.__file__).parents[1]
+    folders = sorted({str(parent) for module in PROGRAM_MODULES for parent in Path("gputui", module).parents} - {"."})
+    files = {"__main__.py": PROGRAM_MAIN, **{f"{folder}/__init__.py": "" for folder in folders}}
+    files |= {f"gputui/{module}": (package / module).read_text("utf-8") for module in PROGRAM_MODULES}
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in files.items():
+            archive.writestr(zipfile.ZipInfo(name), text, zipfile.ZIP_DEFLATED)
+    return content.getvalue()
 
 
 def last_line(text: str) -> str:
@@ -123,9 +142,6 @@ class JobStatus(Struct, frozen=True):
 class Courier(ABC):
     """The base class of couriers. A subclass submits, finds, signals and cancels jobs of one kind of target."""
 
-    programs: tuple[Path, ...] = (Path(shim.__file__), Path(far.__file__))
-    """The programs that run on the target."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.far = folder / "far"
@@ -172,8 +188,7 @@ class Courier(ABC):
         plan = {name: value for name, value in self.plan_to_send().items() if name not in ("agent", "lock_files")}
         plan |= {"lock_files": [], "output": f"../{self.plan['output']}"}
         write_private(self.far / "attempt.json", plan)
-        for path in self.programs:
-            (self.far / path.name).write_bytes(path.read_bytes())
+        (self.far / far.PROGRAM).write_bytes(zipapp())
 
     def plan_to_send(self) -> dict[str, Any]:
         """attempt.json as its job reads it."""

@@ -1,18 +1,21 @@
-"""The courier's counterpart on the target: standard library only, started as a file by any Python from 3.9 on.
+"""The courier's counterpart on the target: standard library only, for any Python from 3.9 on. It is sent as one zipapp,
+``far.pyz``, with the shim and what serves several nodes.
 
-far.py body FOLDER CLAIM [REQUEUE-COMMAND ...]
-    Serve the attempt in FOLDER by the shim beside this file. CLAIM is the scheduler's name of the job: another job that
+far.pyz body FOLDER CLAIM [REQUEUE-COMMAND ...]
+    Serve the attempt in FOLDER by the shim. CLAIM is the scheduler's name of the job: another job that
     comes for the same attempt ends at once. After an earlier start of the same job it continues from its own newest
     whole checkpoint; an attempt that follows others, whose checkpoints are seen only there, from the newest one of its
     course. SIGUSR1 is the scheduler's warning that the time is nearly over: the command is asked
     to save and end, then the requeue command is run. SIGTERM asks it to end, SIGUSR2 ends it at once.
-far.py stream FOLDER CLAIM
-    Lay the files beside this one into FOLDER (…/attempts/<n>/far, from the home directory unless absolute), serve the
+far.pyz stream FOLDER CLAIM
+    Lay the files beside the zipapp into FOLDER (…/attempts/<n>/far, from the home directory unless absolute), serve the
     attempt there, and print what its files grow by, each report in one line with its checksum.
-far.py report FOLDER
+far.pyz report FOLDER
     Print how the attempt in FOLDER is and how its files grew, as JSON; the request is JSON on standard input.
-far.py signal FOLDER NUMBER
+far.pyz signal FOLDER NUMBER
     Signal the process that serves the attempt in FOLDER.
+far.pyz shim FOLDER, lead FOLDER, node FOLDER PORT
+    What serves the attempt: the shim, or the two parts of slurm/nodes.py.
 """
 
 from __future__ import annotations
@@ -49,6 +52,8 @@ CODE_HERE = "{the code's folder there}"
 FRAME = "gputui:"
 # Files that each save of a checkpoint folder writes, as in gputui/recovery/checkpoints/files.py.
 SAVED_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".gz", ".distcp", ".metadata", ".pkl", ".npz", ".npy")
+# The zipapp's name in an attempt's folder.
+PROGRAM = "far.pyz"
 # File in an attempt's folder: the attempt is over, and no job may run it any more.
 OVER = "over"
 # File in an attempt's folder: the checkpoint that was chosen there, as ``path``, null for none.
@@ -300,7 +305,7 @@ def settle(sent: Path, folder: Path) -> dict[str, Any]:
     for path in (folder, folder.parent / "nodes" / "0", run_dir / "checkpoints"):
         path.mkdir(parents=True, exist_ok=True)
     if folder.stat().st_uid != os.getuid():
-        raise SystemExit(f"far.py: {folder} is another user's")
+        raise SystemExit(f"{PROGRAM}: {folder} is another user's")
 
     def here(given: Any) -> Any:
         if isinstance(given, str):
@@ -311,20 +316,17 @@ def settle(sent: Path, folder: Path) -> dict[str, Any]:
 
     plan = here(json.loads((sent / "attempt.json").read_text("utf-8")))
     write_record(folder / "attempt.json", plan)
-    for name in ("far.py", "shim.py"):
-        (folder / name).write_bytes((sent / name).read_bytes())
+    (folder / PROGRAM).write_bytes((sent / PROGRAM).read_bytes())
     return dict(plan)
 
 
 def stream(folder: Path, claim: str) -> int:
     """Run the attempt, and print the data that its files grow by until it ends. Returns its exit code."""
-    plan = settle(Path(__file__).resolve().parent, folder)
+    plan = settle(Path(sys.argv[0]).resolve().parent, folder)
     # The end of a job signals all its processes; this one must still print what the others do about it.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
-    body = subprocess.Popen(
-        [sys.executable, "-I", "-S", str(folder / "far.py"), "body", str(folder), claim], stdin=subprocess.DEVNULL
-    )
+    body = subprocess.Popen(program(folder, "body", str(folder), claim), stdin=subprocess.DEVNULL)
     known: dict[str, int] = {}
     cuts: dict[str, int] = {}
     whole: dict[str, str] = {}
@@ -355,6 +357,11 @@ def stream(folder: Path, claim: str) -> int:
             return int(body.returncode)
         else:
             time.sleep(STREAM_SECONDS)
+
+
+def program(folder: Path, *words: str) -> list[str]:
+    """A command of the zipapp in an attempt's folder."""
+    return [sys.executable, "-I", "-S", str(folder / PROGRAM), *words]
 
 
 def write_all(data: bytes) -> None:
@@ -394,7 +401,9 @@ class Body:
                 plan = resumed(plan, Course(self.folder, plan["course"]))
                 write_record(self.folder / "attempt.json", plan)
                 write_record(self.folder / RESUMED, {"path": plan["resume_from"]})
-        self.shim = subprocess.Popen(self.server(), stdin=subprocess.DEVNULL)
+        nodes = int((read_record(self.folder / "attempt.json") or {}).get("nodes") or 1)
+        verb = "shim" if nodes == 1 else "lead"
+        self.shim = subprocess.Popen(program(self.folder, verb, str(self.folder)), stdin=subprocess.DEVNULL)
         self.shim.wait()
         ended = read_record(self.folder / "exit.json")
         if ended is None:
@@ -403,12 +412,6 @@ class Body:
             write_record(self.folder / "exit.json", {**ended, "ended_by": "time_limit"})
             return 1
         return code_of(ended)
-
-    def server(self) -> list[str]:
-        """The program that starts the command: the shim, or one that starts a shim on each of several nodes."""
-        name = (read_record(self.folder / "attempt.json") or {}).get("server")
-        words = ["shim.py", str(self.folder)] if name is None else [name, "lead", str(self.folder)]
-        return [sys.executable, "-I", "-S", str(Path(__file__).with_name(words[0])), *words[1:]]
 
     def is_ours(self) -> bool:
         """Whether this job, possibly requeued, is the first that began the attempt."""
@@ -473,21 +476,24 @@ def code_of(ended: dict[str, Any]) -> int:
 
 def main() -> int:
     os.umask(0o077)
-    if sys.argv[1] == "body":
-        return Body(Path(sys.argv[2]), sys.argv[3], sys.argv[4:]).run()
-    folder = Path(sys.argv[2])
-    if sys.argv[1] == "stream":
-        return stream(Path.home() / sys.argv[2], sys.argv[3])
-    if sys.argv[1] == "report":
+    verb, folder, words = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
+    if verb == "body":
+        return Body(folder, words[0], words[1:]).run()
+    if verb == "stream":
+        return stream(Path.home() / folder, words[0])
+    if verb == "report":
         print(json.dumps(report(folder, json.load(sys.stdin))))  # noqa: T201
-        return 0
-    if sys.argv[1] == "signal":
-        pid = served_by(folder)
-        if pid is not None:
-            os.kill(pid, int(sys.argv[3]))
-        return 0
-    raise SystemExit(f"far.py: {sys.argv[1]}?")
+    elif verb == "signal":
+        if (pid := served_by(folder)) is not None:
+            os.kill(pid, int(words[0]))
+    elif verb == "shim":
+        from gputui.runs.shim import Shim
 
+        return Shim(folder, []).run()
+    elif verb in ("lead", "node"):
+        from gputui.runs.executors.slurm import nodes
 
-if __name__ == "__main__":
-    sys.exit(main())
+        return nodes.Lead(folder).run() if verb == "lead" else nodes.NodeTask(folder, words[0]).run()
+    else:
+        raise SystemExit(f"{PROGRAM}: {verb}?")
+    return 0

@@ -162,6 +162,6 @@ def test_a_job_that_comes_for_an_attempt_that_is_over_starts_nothing(folder: Pat
     begin(courier)
     courier.mark_over()
     before = sorted(path.name for path in courier.far.iterdir())
-    argv: Sequence[str] = [sys.executable, "-I", "-S", str(courier.far / "far.py"), "body", str(courier.far), JOB]
+    argv: Sequence[str] = [sys.executable, "-I", "-S", str(courier.far / far.PROGRAM), "body", str(courier.far), JOB]
     assert subprocess.run(argv, timeout=60, check=False, capture_output=True).returncode == 0
     assert sorted(path.name for path in courier.far.iterdir()) == before

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from gputui.runs.executors import far
+from gputui.runs.executors.courier import zipapp
 from gputui.runs.executors.far import Course, newest_checkpoint
 
 
@@ -104,13 +105,14 @@ import json, os, pathlib, signal, sys
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 os.kill(os.getppid(), signal.SIGUSR1)
 signal.sigwait([signal.SIGTERM])
-pathlib.Path(sys.argv[1], "exit.json").write_text(json.dumps({"code": 0, "stop_requested": True}))
+pathlib.Path(sys.argv[2], "exit.json").write_text(json.dumps({"code": 0, "stop_requested": True}))
 """
 
 
 def test_a_job_that_was_requeued_ends_at_the_first_signal(tmp_path: Path) -> None:
-    shutil.copy(far.__file__, tmp_path / "far.py")
-    (tmp_path / "shim.py").write_text(WARNED_SHIM)
+    with zipfile.ZipFile(io.BytesIO(zipapp())) as sent, zipfile.ZipFile(tmp_path / far.PROGRAM, "w") as doctored:
+        for name in sent.namelist():
+            doctored.writestr(name, WARNED_SHIM if name == "gputui/runs/shim.py" else sent.read(name))
     requeue = ["sh", "-c", "kill -TERM $PPID"]
-    argv = [sys.executable, "-I", "-S", str(tmp_path / "far.py"), "body", str(tmp_path), "7", *requeue]
+    argv = [sys.executable, "-I", "-S", str(tmp_path / far.PROGRAM), "body", str(tmp_path), "7", *requeue]
     assert subprocess.run(argv, timeout=50, check=False).returncode == -signal.SIGTERM

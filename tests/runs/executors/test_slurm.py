@@ -252,4 +252,4 @@ def test_the_dry_run_prints_the_script_that_is_submitted(machine: Machine) -> No
     for line in ("--partition=main", "--time=120", "--mem=409600M", "--signal=B:USR1@60", "--requeue"):
         assert f"#SBATCH {line}\n" in text and f"#SBATCH {line}\n" in checked
     assert "#SBATCH --gres=gpu:a100:2\n" in text and "#SBATCH --gres=gpu:a100:1\n" in checked
-    assert "\nmodule load cuda\n" in text and "far.py" in text
+    assert "\nmodule load cuda\n" in text and "far.pyz" in text

@@ -17,6 +17,7 @@ from typing import Any
 from msgspec import Struct
 
 from gputui.runs.executors.courier import UnreachableError, last_line, python_of
+from gputui.runs.executors.far import PROGRAM
 
 DEFAULT_TOKEN = "~/.ray/auth_token"  # noqa: S105 - a path
 CALL_SECONDS = 20.0
@@ -147,7 +148,7 @@ def script_path(plan: Mapping[str, Any], folder: str) -> str:
 def entry_script(plan: Mapping[str, Any], folder: str, claim: str) -> str:
     """The entrypoint of the job. Without shared files it is in the package, and creates ``folder``."""
     target = plan["target"]
-    program = [f"{folder}/far.py", "body"] if target.get("shared") else [f"{SENT}/far.py", "stream"]
+    program = [f"{folder}/{PROGRAM}", "body"] if target.get("shared") else [f"{SENT}/{PROGRAM}", "stream"]
     lines = ["#!/bin/bash", *(() if plan["asks"]["gpus"] else ["export CUDA_VISIBLE_DEVICES="])]
     command = shlex.join([python_of(plan), "-I", "-S", *program, folder, claim])
     return "\n".join([*lines, *target.get("setup", ()), f"exec {command}", ""])

@@ -76,7 +76,7 @@ class RayCourier(MirrorCourier):
         TargetRefusalError."""
         content = io.BytesIO(self.code.read_bytes())
         with zipfile.ZipFile(content, "a", zipfile.ZIP_DEFLATED) as archive:
-            for name in ("attempt.json", "far.py", "shim.py"):
+            for name in ("attempt.json", far.PROGRAM):
                 archive.writestr(zipfile.ZipInfo(f"{SENT}/{name}"), (self.far / name).read_bytes())
             archive.writestr(zipfile.ZipInfo(f"{SENT}/job.sh"), entry_script(self.plan, self.far_folder, job))
         data = content.getvalue()
@@ -158,7 +158,7 @@ class RayCourier(MirrorCourier):
             return
         number = "12" if at_once else "15"
         folder = str((far.read_record(self.folder / "frames.json") or {}).get("folder") or self.far_folder)
-        words = [python_of(self.plan), "-I", "-S", f"{folder}/far.py", "signal", folder, number]
+        words = [python_of(self.plan), "-I", "-S", f"{folder}/{far.PROGRAM}", "signal", folder, number]
         # Ray's own stop signals every process of a job at once, data loaders included, so that a rank could not finish
         # its step.
         done = self.api.submit(on_node(words, f"{self.name or job}-signal-{number}", node))

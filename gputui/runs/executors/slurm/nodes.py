@@ -1,10 +1,10 @@
 """Serves an attempt on several nodes of a job, instead of the shim alone. Standard library only, for any
-Python from 3.9 on; started as a file beside shim.py.
+Python from 3.9 on; started from the zipapp of far.py.
 
-nodes.py lead FOLDER
+far.pyz lead FOLDER
     Runs in the batch step, on the first node, and honours the attempt contract: starts one task on each node by srun,
     forwards a stop to all, ends the others if one fails, and writes exit.json for all.
-nodes.py node FOLDER PORT
+far.pyz node FOLDER PORT
     A task: runs its node's part by the shim, in ``FOLDER/node-<k>``.
 
 They communicate through srun's standard streams, because shared files may be seen late: signal numbers to the tasks,
@@ -29,6 +29,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gputui.runs.executors.far import program, read_record, write_record
+
 # Placeholders in attempt.json, which each node replaces.
 NODE_RANK = "{this node's rank}"
 FIRST_NODE = "{the first node's address}"
@@ -43,26 +45,6 @@ START_SECONDS = 300.0
 END_SECONDS = 30.0
 PR_SET_PDEATHSIG = 1
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
-
-
-def write_record(path: Path, record: dict[str, Any]) -> None:
-    """Write JSON atomically, readable by its owner only."""
-    temporary = path.with_name(path.name + ".new")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        json.dump(record, file)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
-def read_record(path: Path) -> dict[str, Any] | None:
-    """A JSON object, or None if there is no valid one."""
-    try:
-        value = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 class Lead:
@@ -117,10 +99,12 @@ class Lead:
         if os.environ.get("SLURM_CPUS_PER_TASK"):
             # A step does not inherit it from the job.
             words.append(f"--cpus-per-task={os.environ['SLURM_CPUS_PER_TASK']}")
-        program = [sys.executable, "-I", "-S", str(Path(__file__).resolve()), "node", str(self.folder), str(port)]
         # A new session: srun would forward a signal of this process's group to every process of every task.
         self.srun = subprocess.Popen(
-            ["srun", *words, *program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+            ["srun", *words, *program(self.folder, "node", str(self.folder), str(port))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
         )
         self.start_by = time.monotonic() + START_SECONDS
 
@@ -261,7 +245,7 @@ class NodeTask:
         name = Path(self.plan["output"]).name
         write_record(self.folder / "attempt.json", {**plan, "output": f"../../nodes/{self.number}/{name}"})
         self.shim = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(Path(__file__).with_name("shim.py")), str(self.folder)],
+            program(self.folder.parent, "shim", str(self.folder)),
             stdin=subprocess.DEVNULL,
             stdout=sys.stderr,
             preexec_fn=end_with_parent(),
@@ -310,14 +294,3 @@ class NodeTask:
 
     def report(self, **record: Any) -> None:
         print(json.dumps({"node": self.number, **record}), flush=True)  # noqa: T201 - srun sends it to the lead
-
-
-def main() -> int:
-    os.umask(0o077)
-    if sys.argv[1] == "lead":
-        return Lead(Path(sys.argv[2])).run()
-    return NodeTask(Path(sys.argv[2]), sys.argv[3]).run()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gputui.runs.executors.courier import python_of
+from gputui.runs.executors.far import PROGRAM
 
 WARN_SECONDS = 120
 CONFIGURATION = "SLURM_CONF"
@@ -37,7 +38,7 @@ def batch_script(plan: Mapping[str, Any], folder: str, *, token: str, lost: Sequ
     lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in _options(plan, target, folder, token))]
     # The warning signal may come while these lines run. The program that serves the attempt handles it later.
     lines += ["trap '' USR1", *target.get("setup", ()), ""]
-    words = [python_of(plan), "-I", "-S", f"{folder}/far.py", "body", folder]
+    words = [python_of(plan), "-I", "-S", f"{folder}/{PROGRAM}", "body", folder]
     body = " ".join(shlex.quote(word) for word in words)
     lines += [f'exec {body} "$SLURM_JOB_ID" scontrol requeue "$SLURM_JOB_ID"', ""]
     return "\n".join(lines)

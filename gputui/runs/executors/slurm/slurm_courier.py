@@ -14,7 +14,6 @@ from gputui.runs.executors.courier import (
     UnreachableError,
     serve,
 )
-from gputui.runs.executors.slurm import nodes
 from gputui.runs.executors.slurm.job_table import FORMAT, jobs, recorded, submitted
 from gputui.runs.executors.slurm.script import CONFIGURATION, batch_script, comment, job_name, nodes_of
 from gputui.runs.executors.ssh.connection import SshShell
@@ -27,8 +26,6 @@ _UNREACHABLE = (
     "Connection timed out", "No route to host",
 )  # fmt: skip
 SUBMIT_SECONDS = 60.0
-# The program that serves an attempt on several nodes.
-SERVER = Path(nodes.__file__)
 
 
 class LoginShell(SshShell):
@@ -45,8 +42,7 @@ class SlurmJobs(Courier):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         if nodes_of(self.target) > 1:
-            self.plan |= {"nodes": nodes_of(self.target), "server": SERVER.name}
-            self.programs = (*self.programs, SERVER)
+            self.plan["nodes"] = nodes_of(self.target)
 
     def call(self, *argv: str, given: str = "", seconds: float = 30.0) -> CommandResult:
         """Run a command of the cluster. Raises UnreachableError if its controller is unreachable."""

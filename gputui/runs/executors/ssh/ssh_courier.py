@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gputui.runs.executors.courier import JobStatus, python_of, serve
+from gputui.runs.executors.far import PROGRAM
 from gputui.runs.executors.ssh.transport import SshMirror
 
 # In a list of commands a shell would stay behind the job, and the connection with it.
@@ -22,7 +23,7 @@ def job_script(plan: Mapping[str, Any], folder: str, claim: str) -> str:
     lines = ["#!/bin/bash", f"echo $$ > {shlex.quote(folder + '/pid')}"]
     if target.get("gpus") or not plan["asks"]["gpus"]:
         lines.append(f"export CUDA_VISIBLE_DEVICES={shlex.quote(target['gpus'] if plan['asks']['gpus'] else '')}")
-    words = [python_of(plan), "-I", "-S", f"{folder}/far.py", "body", folder, claim]
+    words = [python_of(plan), "-I", "-S", f"{folder}/{PROGRAM}", "body", folder, claim]
     return "\n".join([*lines, *target.get("setup", ()), f"exec {shlex.join(words)}", ""])
 
 

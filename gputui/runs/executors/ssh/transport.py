@@ -62,7 +62,9 @@ class SshMirror(MirrorCourier):
         python = python_of(self.plan)
         tried = self.shell.call([python, "-c", PYTHON])
         if tried.code in UNUSABLE:
-            raise TargetRefusalError(f"python: {python} cannot run far.py on {self.target['name']}: {tried.words}")
+            raise TargetRefusalError(
+                f"python: {python} cannot run {far.PROGRAM} on {self.target['name']}: {tried.words}"
+            )
         self.send_code(f"{root}/code")
         super().send()
         self.sent(self.shell.send(self.far, None, self.far_folder))
@@ -95,7 +97,7 @@ class SshMirror(MirrorCourier):
 
     def far_program(self, verb: str, *words: str) -> list[str]:
         folder = self.far_folder
-        return [python_of(self.plan), "-I", "-S", f"{folder}/far.py", verb, folder, *words]
+        return [python_of(self.plan), "-I", "-S", f"{folder}/{far.PROGRAM}", verb, folder, *words]
 
     def mark_over(self) -> None:
         self.shell.call(["touch", "--", f"{self.far_folder}/{far.OVER}"])
