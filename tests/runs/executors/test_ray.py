@@ -113,8 +113,7 @@ class Crowded(JobsApi):
     ) -> HttpAnswer:
         name = path.removeprefix("/api/jobs/")
         if name.endswith("/logs"):
-            return HttpAnswer(200, b"{}", None)
-
+            return HttpAnswer(200, b"{}")
         if method == "POST" and path == "/api/jobs/":
             assert given["submission_id"] not in self.records
             self.records[given["submission_id"]] = {"status": "PENDING"}
@@ -151,7 +150,6 @@ def test_a_job_that_waited_too_long_for_its_cluster_is_submitted_again(tmp_path:
     for turns in range(1, 4):
         assert not ray_turn(courier) and courier.status is not None
         assert courier.status.state == "pending" and len(api.records) == turns
-
         if turns < 3:
             api.fail("JOB_SUPERVISOR_ACTOR_START_TIMEOUT")
     assert not (folder / "exit.json").exists()
@@ -165,10 +163,8 @@ def test_a_job_that_waited_too_long_for_its_cluster_is_submitted_again(tmp_path:
 class Forgetful(JobsApi):
     """A head that was begun anew: it answers, and knows no job."""
 
-    def call(
-        self, method: str, path: str, given: Any = None, seconds: float = CALL_SECONDS, **query: str | int
-    ) -> HttpAnswer:
-        return HttpAnswer(404, b"", None)
+    def call(self, *_: Any, **__: Any) -> HttpAnswer:
+        return HttpAnswer(404, b"")
 
 
 def test_a_job_that_its_cluster_has_forgotten_has_ended(tmp_path: Path) -> None:
