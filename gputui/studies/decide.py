@@ -361,8 +361,8 @@ def room_for(spec: StudySpec, gpus: int, others: int, cores: int, ranks: int, sh
 
 
 def grid_point(spec: StudySpec, trials: Sequence[TrialRecord]) -> dict[str, Scalar] | None:
-    """The first point of the grid that no trial has; None if every point is taken."""
-    taken = {frozenset(trial.params.items()) for trial in trials}
+    """The first point of the grid that none of gputui's trials has; None if every point is taken."""
+    taken = {frozenset(trial.params.items()) for trial in trials if trial.origin != OUTSIDE}
     return next((point for point in spec.grid() if frozenset(point.items()) not in taken), None)
 
 

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from gputui.store.studies import Importance, TrialRecord
+from gputui.store.studies import OUTSIDE, Importance, TrialRecord
 from gputui.studies.analysis import complete
 from gputui.studies.spec import StudySpec
 
@@ -22,7 +22,9 @@ finds the choice in 12 of 12 studies; Optuna's default, the best tenth, in 6."""
 def importances(trials: Sequence[TrialRecord], spec: StudySpec) -> list[Importance]:
     """The share of each tuned parameter in what makes the best trials of each objective differ from
     all, most important first; empty while too few are complete."""
-    known = [trial for trial in complete(trials) if len(trial.values) == len(spec.objectives)]
+    # Trials of other processes may have values outside the space.
+    own = (trial for trial in complete(trials) if trial.origin != OUTSIDE)
+    known = [trial for trial in own if len(trial.values) == len(spec.objectives)]
     if len(known) < MIN_TRIALS:
         return []
     evaluator, study = _evaluator_and_study(known, spec)

@@ -9,9 +9,13 @@ processes outside. Only a study's process, reports and exports import this modul
 from __future__ import annotations
 
 import json
+import math
+import os
 import sqlite3
+import time
 import warnings
 from collections.abc import Generator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -52,17 +56,35 @@ _OPTUNA_STATES = {
 
 def open_storage(folder: Path) -> JournalStorage:
     """The storage in a study's folder."""
-    file = str(folder / JOURNAL_FILE)
-    lock = JournalFileSymlinkLock(file, grace_period=LOCK_SECONDS)
-    _remove_torn_line(Path(file), lock)
-    return JournalStorage(_JournalFile(file, lock))
+    file = folder / JOURNAL_FILE
+    lock = _JournalLock(str(file), grace_period=LOCK_SECONDS)
+    if file.exists():
+        lock.acquire()
+        try:
+            _remove_broken_lines(file)
+        finally:
+            lock.release()
+    return JournalStorage(_JournalFile(str(file), lock))
+
+
+class _JournalLock(JournalFileSymlinkLock):
+    """Optuna's lock, also where a process that was killed has locked by a relative path: its link
+    leads nowhere from here, and Optuna would try for ever without a pause."""
+
+    def acquire(self) -> bool:
+        while Path(self._lock_file).is_symlink() and not Path(self._lock_file).exists():
+            with suppress(OSError):
+                if time.time() - os.lstat(self._lock_file).st_mtime > LOCK_SECONDS:
+                    Path(self._lock_file).unlink()
+            time.sleep(0.01)
+        return super().acquire()
 
 
 class _JournalFile(JournalFileBackend):
     """A journal that is as safe as the database: kills lose nothing, and a power failure the newest
     lines, which `gputui.studies.view` adds again."""
 
-    def __init__(self, file: str, lock: JournalFileSymlinkLock) -> None:
+    def __init__(self, file: str, lock: _JournalLock) -> None:
         super().__init__(file, lock)
         self._file, self._own_lock = Path(file), lock
 
@@ -75,23 +97,40 @@ class _JournalFile(JournalFileBackend):
         lines = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in logs)
         self._own_lock.acquire()
         try:
+            _remove_torn_tail(self._file)
             with self._file.open("ab") as file:
                 file.write(lines.encode())
         finally:
             self._own_lock.release()
 
 
-def _remove_torn_line(file: Path, lock: JournalFileSymlinkLock) -> None:
-    """Remove a last line that a full disk or a power failure cut: nobody could append behind it."""
-    if not file.exists() or file.read_bytes()[-1:] in (b"", b"\n"):
-        return
-    lock.acquire()
+def _remove_torn_tail(file: Path) -> None:
+    """Remove a last line that a full disk or a kill cut: what follows it would be lost."""
+    with file.open("r+b") as opened:
+        size = opened.seek(0, os.SEEK_END)
+        if size == 0:
+            return
+        opened.seek(size - 1)
+        if opened.read(1) != b"\n":
+            opened.seek(0)
+            opened.truncate(opened.read().rfind(b"\n") + 1)
+
+
+def _remove_broken_lines(file: Path) -> None:
+    """Remove lines that are no JSON, such as one that was cut and appended to: no process could read
+    on behind it. `gputui.studies.view` adds what the table has."""
+    content = file.read_bytes()
+    kept = [line for line in content.splitlines(keepends=True) if line.endswith(b"\n") and _is_json(line)]
+    if len(whole := b"".join(kept)) < len(content):
+        file.write_bytes(whole)
+
+
+def _is_json(line: bytes) -> bool:
     try:
-        content = file.read_bytes()
-        with file.open("r+b") as opened:
-            opened.truncate(content.rfind(b"\n") + 1)
-    finally:
-        lock.release()
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
 
 
 class StudyJournal:
@@ -222,6 +261,11 @@ class StudyJournal:
         verdict = trial.user_attrs[VERDICT]
         values = verdict["values"]
         state = _state(Verdict(verdict["state"]), values)
+        if verdict["state"] == Verdict.INFEASIBLE and not values:
+            # What it reported would count for the sampler, and for the pruner of others.
+            worst = math.inf if self.spec.objectives[0].direction == "minimize" else -math.inf
+            for rung in trial.intermediate_values:
+                self.study._storage.set_trial_intermediate_value(trial._trial_id, rung, worst)
         self.study.sampler = samplers.sampler(self.spec, trial.number)
         self.study.tell(trial.number, values if state is TrialState.COMPLETE else None, state=state)
 

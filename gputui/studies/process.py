@@ -127,7 +127,7 @@ class StudyProcess:
             if request_id not in [own.get("request") for own in known]:
                 self.journal.add(params, "enqueued", request=request_id)
         if study.state is StudyState.RUNNING and spec.warm_start and all(own.get("origin") == "warm" for own in known):
-            runs = {own["run"] for own in known}
+            runs = {own.get("run") for own in known}
             for run_id, params, values, ended_at in warm_trials(self.connection, spec):
                 if run_id not in runs:
                     self.journal.add(params, "warm", values=values, ended_at=max(ended_at, self.now()), run=run_id)
@@ -194,7 +194,7 @@ class StudyProcess:
         if answer.state == "done" or (trial.run_id is not None and run_end(self.connection, trial.run_id) is None):
             with transaction(self.connection):
                 self.writer.set_trial(trial, state=TrialState.RUNNING)
-        elif answer.refusal == commands.NO_CHECKPOINT and trial.parent is not None:
+        elif answer.refusal == commands.NO_CHECKPOINT and LINEAGE in trial.population:
             self._population().continue_from_own(trial)
         elif answer.refusal == commands.NO_CHECKPOINT:
             self._start_run_again(trial, "restart")

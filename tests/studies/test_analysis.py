@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gputui.store.studies import TrialRecord, TrialState
+from gputui.store.studies import OUTSIDE, TrialRecord, TrialState
 from gputui.studies.analysis import best_so_far, best_trial, best_trials, by_objective, complete
 from gputui.studies.importances import MIN_TRIALS, importances
 from gputui.studies.spec import Dimension, Objective, StudySpec
@@ -88,6 +88,8 @@ def test_what_mattered_is_found_for_each_objective() -> None:
         shares = {one.name: one.share for one in found if one.objective == metric}
         assert next(iter(shares)) == most and math.isclose(sum(shares.values()), 1.0)
     assert importances(planted(MIN_TRIALS - 1), SPEC) == []
+    strange = replace(planted(1)[0], origin=OUTSIDE, params={"lr": 7.0, "width": "big", "other": "z"})
+    assert importances([*planted(120), strange], SPEC) == found
 
 
 def test_a_parameter_that_some_points_lack_is_weighed_all_the_same() -> None:

@@ -235,6 +235,7 @@ def test_a_grid_gives_each_point_once() -> None:
     spec = study(sampler=SamplerSpec("grid"))
     assert grid_point(spec, []) == {"lr": 0.1}
     assert grid_point(spec, [trial(0, TrialState.FAILED)]) == {"lr": 0.2}
+    assert grid_point(spec, [trial(0, TrialState.RUNNING, origin="outside")]) == {"lr": 0.1}
     assert grid_point(spec, [trial(0, TrialState.FAILED), trial(1, TrialState.RUNNING, params={"lr": 0.2})]) is None
 
 

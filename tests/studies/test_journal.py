@@ -155,6 +155,40 @@ def test_a_torn_line_is_removed_and_a_killed_holder_keeps_the_lock_for_seconds(t
     assert [trial.user_attrs[OWN]["origin"] for trial in opened(study(), tmp_path).trials()] == ["sampled"] * 2
 
 
+def test_a_line_that_was_cut_and_appended_to_costs_that_line_alone(tmp_path: Path) -> None:
+    journal = opened(study(), tmp_path)
+    file = tmp_path / JOURNAL_FILE
+    with file.open("a") as torn:
+        torn.write('{"op_code": 4, "study')  # by another process, while this one lives
+    journal.add(POINT, "sampled")
+    assert len(opened(study(), tmp_path).trials()) == 1
+    with file.open("a") as torn:
+        torn.write('{"op_code": 4, "study{"op_code": 4}\n')
+    opened(study(), tmp_path).add(POINT, "sampled")
+    assert len(opened(study(), tmp_path).trials()) == 2
+
+
+def test_a_lock_by_a_relative_path_ends_with_its_holder(tmp_path: Path) -> None:
+    opened(study(), tmp_path)
+    (tmp_path / f"{JOURNAL_FILE}.lock").symlink_to(f"elsewhere/{JOURNAL_FILE}")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(journals, "LOCK_SECONDS", 3)
+        opened(study(), tmp_path).add(POINT, "sampled")
+    assert len(opened(study(), tmp_path).trials()) == 1
+
+
+@table(("direction", "worst"), [("minimize", math.inf), ("maximize", -math.inf)])
+def test_what_an_infeasible_point_reported_is_the_worst(direction: Any, worst: float, tmp_path: Path) -> None:
+    folder = tmp_path / direction
+    folder.mkdir()
+    journal = opened(study(objectives=(Objective("loss", direction),)), folder)
+    journal.add(POINT, "sampled")
+    journal.report(0, 1, 0.5)
+    journal.end(0, Ruling(TrialState.INFEASIBLE, "ran out of memory"), 1.0)
+    (found,) = journal.trials()
+    assert (found.state.name, found.intermediate_values) == ("PRUNED", {1: worst})
+
+
 # --- other processes --------------------------------------------------------------------------------------------------
 
 WORKER = """

@@ -68,6 +68,27 @@ def test_a_resume_that_no_checkpoint_allows_becomes_a_restart(begin: Begin) -> N
     assert [one.verb for one in desk.pending()] == ["restart"]
 
 
+def test_a_resume_of_a_rerun_that_no_checkpoint_allows_becomes_a_restart(begin: Begin) -> None:
+    pruner = PrunerSpec("median", length=100, rungs=10, startup=0)
+    desk = begin(replace(RANDOM, budget=Budget(trials=2), parallel=1, rerun=2, pruner=pruner))
+    desk.work()
+    desk.report(0, 50, 0.5)
+    desk.process.turn()
+    desk.report(0, 99, 0.5)
+    desk.end(0, RunState.SUCCEEDED)
+    desk.work()
+    for step, loss in ((9, 0.9), (19, 0.9), (60, 0.9)):
+        desk.report(1, step, loss)
+    desk.work()
+    assert (desk.trial(1).state, desk.trial(2).origin) == ("pruned", "rerun")
+    desk.report(2, 5, 0.5)
+    desk.end(2, RunState.FAILED, incident="nccl_error")
+    desk.process.turn()
+    desk.refuse("resume", kind=commands.NO_CHECKPOINT)
+    desk.process.turn()
+    assert [asked.verb for asked in desk.pending()] == ["restart"]
+
+
 def test_a_resume_that_the_agent_refuses_fails_the_trial(begin: Begin) -> None:
     desk = begin(GRID)
     recovering(desk)
