@@ -141,6 +141,7 @@ PRINTED = [
         "Train Epoch: 1 [640/60000 (1%)]\tLoss: 0.250000",
         {"step": 60640, "epoch": 1, "loss": 0.25},
     ),
+    ("print('{{train}} step {} loss {:.2f}'.format(step, loss))", "{train} step 4 loss 0.50", {"step": 4, "loss": 0.5}),
     ("logger.info('step %d loss %.3f lr %.2e', step, loss, lr)", "step 4 loss 0.5 lr 1.00e-02",
      {"step": 4, "loss": 0.5, "lr": 0.01}),
     ("print(f'step {step}/{total} loss={loss:.3f} tok/s={tps:.0f}')", "step 4/10 loss=0.500 tok/s=1200",
@@ -192,3 +193,7 @@ def test_what_a_step_counts(tmp_path: Path, text: str, groups: str, steps: str) 
         (counts & set(re.findall(r"<(\w+)>", one.pattern)), "guess" if one.is_guess else one.steps) for one in made
     ]
     assert found == ([(set(groups.split()), steps)] if steps else [])
+
+
+def test_a_format_that_would_fail_prints_no_values(tmp_path: Path) -> None:
+    assert survey(tmp_path, "print('step {} loss {'.format(step, loss))").printed == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import re
+import string
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
@@ -147,13 +148,15 @@ class PrintedLines:
         values |= {word.arg: word.value for word in call.keywords if word.arg}
         count = iter(range(len(call.args)))
         parts: list[Part] = []
-        for piece in re.split(r"(\{[^{}]*\})", text):
-            if not re.fullmatch(r"\{[^{}]*\}", piece):
-                parts.append(piece.replace("{{", "{").replace("}}", "}"))
-                continue
-            name, _, shape = piece[1:-1].partition(":")
-            value = values.get(re.split(r"[.\[!]", name)[0] or str(next(count, "")))
-            parts.append(PrintedValue(name, shape) if value is None else self._value(value, shape))
+        try:
+            fields = list(string.Formatter().parse(text))
+        except ValueError:
+            return [text]  # the call would fail
+        for literal, name, shape, _ in fields:
+            parts.append(literal)
+            if name is not None:
+                value = values.get(re.split(r"[.\[]", name)[0] or str(next(count, "")))
+                parts.append(PrintedValue(name, shape or "") if value is None else self._value(value, shape or ""))
         return parts
 
     def _meters(self, call: ast.Call) -> list[Part]:
