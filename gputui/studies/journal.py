@@ -11,16 +11,20 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import sqlite3
 import time
 import warnings
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Container, Generator, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from datetime import datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import optuna
+from optuna.distributions import BaseDistribution
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
@@ -34,8 +38,8 @@ from gputui.studies.rows import JOURNAL_FILE
 from gputui.studies.spec import StudySpec, study_spec
 
 OWN = "gputui"
-"""The attribute of a trial that gputui runs: its origin, and the numbers of its parent and request.
-"""
+"""The attribute of a trial that gputui made: the study that it is of, its origin, and the run, request
+or parent behind it."""
 RUN = "gputui:run"
 """The attribute with a trial's run, in an export."""
 VERDICT = "gputui:verdict"
@@ -90,7 +94,10 @@ class _JournalFile(JournalFileBackend):
 
     def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:
         # Optuna asks for the trials dozens of times for each point; mostly nothing is new.
-        if self._log_number_offset.get(log_number_from) != self._file.stat().st_size:
+        size, read = self._file.stat().st_size, self._log_number_offset.get(log_number_from)
+        if read is not None and size < read:
+            raise OSError(f"{self._file} was cut by another process")
+        if size != read:
             yield from super().read_logs(log_number_from)
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
@@ -140,10 +147,12 @@ class StudyJournal:
     def __init__(self, spec: StudySpec, study_id: str, storage: optuna.storages.BaseStorage) -> None:
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         self.spec = spec
+        self._study_id = study_id
         self.study = optuna.create_study(
             study_name=study_id,
             storage=storage,
             directions=[objective.direction for objective in spec.objectives],
+            sampler=optuna.samplers.RandomSampler(),  # tells; each point has a sampler of its own
             pruner=samplers.pruner(spec),
             load_if_exists=True,
         )
@@ -156,83 +165,105 @@ class StudyJournal:
         """All trials by number, those of other processes included."""
         return self.study.get_trials(deepcopy=False)
 
+    def own(self, trial: FrozenTrial) -> Mapping[str, Any] | None:
+        """What gputui noted when it made a trial of this study; None for a trial of another process."""
+        noted = trial.user_attrs.get(OWN)
+        return noted if isinstance(noted, dict) and noted.get("study") == self._study_id else None
+
+    def is_told_outside(self, number: int) -> bool:
+        """Whether another process has ended a trial."""
+        trial = self.trials()[number]
+        return trial.state.is_finished() and VERDICT not in trial.user_attrs
+
     def add(
         self, params: Mapping[str, Scalar], origin: str, *, values: Sequence[float] = (), ended_at: float | None = None,
         **own: Any,
     ) -> None:  # fmt: skip
         """Add a trial with a known point in one line: a complete one with ``values``, else one to
         run."""
-        known = {name: value for name, value in params.items() if name in self._distributions}
-        trial = create_trial(
-            state=TrialState.COMPLETE if values else TrialState.RUNNING,
-            params=known,
-            distributions={name: self._distributions[name] for name in known},
-            values=list(values) or None,
-            user_attrs={OWN: {"origin": origin, **own}},
-        )
+        state = TrialState.COMPLETE if values else TrialState.RUNNING
+        trial = self._trial(params, state, {"origin": origin, **own}, values=list(values) or None)
         if ended_at is not None:
             trial.datetime_complete = datetime.fromtimestamp(ended_at)
         self.study._storage.create_new_trial(self.study._study_id, template_trial=trial)
 
-    def restore(self, trials: Sequence[TrialRecord], rungs: Sequence[RungValue]) -> None:
+    def _trial(
+        self, params: Mapping[str, Scalar], state: TrialState, own: Mapping[str, Any], **parts: Any
+    ) -> FrozenTrial:
+        """A trial of gputui with the parameters that the space has."""
+        known = {name: value for name, value in params.items() if name in self._distributions}
+        user_attrs = {OWN: {"study": self._study_id, **own}, **parts.pop("user_attrs", {})}
+        distributions = {name: self._distributions[name] for name in known}
+        return create_trial(state=state, params=known, distributions=distributions, user_attrs=user_attrs, **parts)
+
+    def restore(self, rows: Sequence[TrialRecord], rungs: Sequence[RungValue]) -> None:
         """Add the trials of the table that the journal lost, or never had. The table of a living
         study is never ahead."""
-        for trial in trials[len(self.trials()) :]:
-            known = {name: value for name, value in trial.params.items() if name in self._distributions}
-            state = _state(trial.state, trial.values)
-            user_attrs: dict[str, Any] = {OWN: {"origin": trial.origin, "parent": trial.parent}}
-            if state is not TrialState.RUNNING:
-                found = (trial.state, trial.values, trial.constraints, trial.reason, trial.ended_at or 0.0)
-                user_attrs[VERDICT] = _verdict(*found)
-            template = create_trial(
-                state=state,
-                params=known,
-                distributions={name: self._distributions[name] for name in known},
-                values=list(trial.values) if state is TrialState.COMPLETE else None,
+        for row in rows[len(self.trials()) :]:
+            state = _state(row.state, row.values)
+            verdict = _verdict(_ruling(row), row.ended_at or 0.0)
+            trial = self._trial(
+                row.params,
+                state,
+                {"origin": row.origin, "parent": row.parent, "run": row.run_id},
+                user_attrs={} if state is TrialState.RUNNING else {VERDICT: verdict},
+                values=list(row.values) if state is TrialState.COMPLETE else None,
                 intermediate_values={
-                    one.rung: one.value for one in rungs if one.number == trial.number and one.value is not None
+                    one.rung: one.value for one in rungs if one.number == row.number and one.value is not None
                 },
-                constraints={f"constraint {index}": value for index, value in enumerate(trial.constraints)},
-                user_attrs=user_attrs,
+                constraints={f"constraint {index}": value for index, value in enumerate(row.constraints)},
             )
-            self.study._storage.create_new_trial(self.study._study_id, template_trial=template)
+            self.study._storage.create_new_trial(self.study._study_id, template_trial=trial)
+
+    def follow(self, rows: Sequence[TrialRecord], *, with_stopped: bool) -> None:
+        """End the trials whose rows are over, and those whose verdict a killed process had stored.
+        One that was stopped with its study ends only ``with_stopped``: until then it may continue."""
+        for trial, row in zip(self.trials(), rows, strict=False):
+            if trial.state is not TrialState.RUNNING:
+                continue
+            if VERDICT in trial.user_attrs:
+                self.settle(trial)
+            elif row.state.is_over and (with_stopped or row.state is not Verdict.STOPPED):
+                self.end(row.number, _ruling(row), row.ended_at or 0.0)
 
     def sample(self) -> None:
-        """Add a trial and draw its point."""
-        template = create_trial(state=TrialState.RUNNING, user_attrs={OWN: {"origin": "sampled"}})
-        trial_id = self.study._storage.create_new_trial(self.study._study_id, template_trial=template)
-        self._draw(self.study._storage.get_trial(trial_id))
-
-    def complete_points(self) -> None:
-        """Draw the parameters that trials lack because a process was killed while it drew them."""
-        for trial in self.trials():
-            if trial.state is TrialState.RUNNING and trial.user_attrs.get(OWN, {}).get("origin") == "sampled":
-                self._draw(trial)
-
-    def _draw(self, trial: FrozenTrial) -> None:
-        """Draw each parameter that applies, in the order of the space."""
-        point: dict[str, Any] = dict(trial.params)
-        asked: Trial | None = None
+        """Add a trial at a point that the sampler draws."""
+        trials = [self._inside(trial) for trial in self.trials()]
+        draft = _Draft(self.study._storage, trials)
+        draft.trial.set_user_attr(OWN, {"study": self._study_id, "origin": "sampled"})
+        study = optuna.Study(self._study_id, draft, self._sampler(trials), self.study.pruner)  # type: ignore[arg-type]
+        asked, point = Trial(study, draft.trial._trial_id), draft.trial.params
         for dimension in self.spec.space:
-            name = dimension.name
-            if name in point or not dimension.applies(point):
-                continue
-            # What is drawn after a restart is what would have been drawn: samplers that draw
-            # parameters together are seeded once, and each value by itself has a seed of its own.
-            if asked is None:
-                self.study.sampler = self._sampler(trial.number, "")
-                self.study._thread_local.cached_all_trials = None
-                asked = Trial(self.study, trial._trial_id)
-                asked.relative_params  # noqa: B018
-            self.study.sampler = self._sampler(trial.number, name)
-            point[name] = asked._suggest(name, self._distributions[name])
+            if dimension.applies(point):
+                asked._suggest(dimension.name, self._distributions[dimension.name])
+        self.study._storage.create_new_trial(self.study._study_id, template_trial=draft.trial)
 
-    def _sampler(self, number: int, name: str) -> optuna.samplers.BaseSampler:
+    def _inside(self, trial: FrozenTrial) -> FrozenTrial:
+        """A trial as samplers can read it: without values outside the space of another process."""
+        if self.own(trial) is not None:
+            return trial
+        inside = copy(trial)
+        inside.params = {
+            dimension.name: trial.params[dimension.name]
+            for dimension in self.spec.space
+            if dimension.name in trial.params and dimension.holds(trial.params[dimension.name])
+        }
+        inside.distributions = {name: self._distributions[name] for name in inside.params}
+        return inside
+
+    def _sampler(self, trials: Sequence[FrozenTrial]) -> optuna.samplers.BaseSampler:
         if self.spec.sampler.kind != "cmaes":
-            return samplers.sampler(self.spec, number, name)
+            return samplers.sampler(self.spec, len(trials))
         if self._cma_es is None:
-            self._cma_es = samplers.cma_es(self.spec, self.trials()[:number])
+            self._cma_es = samplers.cma_es(self.spec, trials)
         return self._cma_es
+
+    def move(self, number: int, params: Mapping[str, Scalar]) -> None:
+        """Give a population's member the parameters that it trains with from now on."""
+        trial_id = self.trials()[number]._trial_id
+        for name, value in params.items():
+            distribution = self._distributions[name]
+            self.study._storage.set_trial_param(trial_id, name, distribution.to_internal_repr(value), distribution)
 
     def report(self, number: int, rung: int, value: float) -> None:
         """Store the value of a trial at a rung; that of a population's member may be replaced."""
@@ -252,8 +283,7 @@ class StudyJournal:
         if VERDICT not in trial.user_attrs:
             for index, value in enumerate(ruling.constraints):
                 Trial(self.study, trial._trial_id).set_constraint(f"constraint {index}", value)
-            found = (ruling.state, ruling.values, ruling.constraints, ruling.reason, now)
-            self.study._storage.set_trial_user_attr(trial._trial_id, VERDICT, _verdict(*found))
+            self.study._storage.set_trial_user_attr(trial._trial_id, VERDICT, _verdict(ruling, now))
         self.settle(self.trials()[number])
 
     def settle(self, trial: FrozenTrial) -> None:
@@ -266,8 +296,36 @@ class StudyJournal:
             worst = math.inf if self.spec.objectives[0].direction == "minimize" else -math.inf
             for rung in trial.intermediate_values:
                 self.study._storage.set_trial_intermediate_value(trial._trial_id, rung, worst)
-        self.study.sampler = samplers.sampler(self.spec, trial.number)
         self.study.tell(trial.number, values if state is TrialState.COMPLETE else None, state=state)
+
+
+class _Draft:
+    """A study's storage with one more trial, which is drawn in memory: its point is stored in one line.
+
+    It is what samplers see; ``trials`` are the others."""
+
+    def __init__(self, storage: optuna.storages.BaseStorage, trials: list[FrozenTrial]) -> None:
+        self._storage, self._trials = storage, trials
+        self.trial = create_trial(state=TrialState.RUNNING)
+        self.trial.number = len(trials)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._storage, name)
+
+    def get_trial(self, trial_id: int) -> FrozenTrial:
+        return self.trial if trial_id == self.trial._trial_id else self._storage.get_trial(trial_id)
+
+    def get_all_trials(
+        self, _: int, deepcopy: bool = True, states: Container[TrialState] | None = None
+    ) -> list[FrozenTrial]:
+        return [trial for trial in self._trials if states is None or trial.state in states]
+
+    def set_trial_param(self, _: int, name: str, value: float, distribution: BaseDistribution) -> None:
+        self.trial.params[name] = distribution.to_external_repr(value)
+        self.trial.distributions[name] = distribution
+
+    def set_trial_system_attr(self, _: int, key: str, value: Any) -> None:
+        self.trial.system_attrs[key] = value
 
 
 def _state(verdict: Verdict, values: Sequence[float]) -> TrialState:
@@ -278,10 +336,19 @@ def _state(verdict: Verdict, values: Sequence[float]) -> TrialState:
     return _OPTUNA_STATES.get(verdict, TrialState.RUNNING)
 
 
-def _verdict(
-    state: Verdict, values: Sequence[float], constraints: Sequence[float], reason: str | None, at: float
-) -> dict[str, Any]:
-    return {"state": state, "values": list(values), "constraints": list(constraints), "reason": reason, "at": at}
+def _ruling(row: TrialRecord) -> Ruling:
+    """The ruling on a trial that the table has."""
+    return Ruling(row.state, row.reason, row.values, row.constraints)
+
+
+def _verdict(ruling: Ruling, at: float) -> dict[str, Any]:
+    return {
+        "state": ruling.state,
+        "values": list(ruling.values),
+        "constraints": list(ruling.constraints),
+        "reason": ruling.reason,
+        "at": at,
+    }
 
 
 class StudyExportError(Exception):
@@ -300,20 +367,24 @@ def export_study(connection: sqlite3.Connection, folder: Path, study: StudyRecor
         raise StudyExportError(f"{target} exists; choose another name") from error
     except OSError as error:
         raise StudyExportError(f"cannot write {target}: {error.strerror or error}") from error
+    spec, rows = study_spec(study), read_trials(connection, study_id)
     try:
-        copy = optuna.storages.RDBStorage(f"sqlite:///{target}")
-        storage = open_storage(folder)
-        journal = StudyJournal(study_spec(study), study_id, storage)
-        trials = read_trials(connection, study_id)
-        journal.restore(trials, read_rungs(connection, study_id))
-        copied = StudyJournal(study_spec(study), study_id, copy).study
-        runs = {trial.number: trial.run_id for trial in trials}
-        for trial in journal.study.get_trials():
-            if (run_id := runs.get(trial.number)) is not None:
+        exported = optuna.storages.RDBStorage(f"sqlite:///{target}")
+        with TemporaryDirectory() as temporary:
+            # The study's own journal is only read.
+            if (folder / JOURNAL_FILE).exists():
+                shutil.copyfile(folder / JOURNAL_FILE, Path(temporary) / JOURNAL_FILE)
+            journal = StudyJournal(spec, study_id, open_storage(Path(temporary)))
+            journal.restore(rows, read_rungs(connection, study_id))
+            journal.follow(rows, with_stopped=True)
+            trials = journal.study.get_trials()
+        into = StudyJournal(spec, study_id, exported).study
+        for trial in trials:
+            if trial.number < len(rows) and (run_id := rows[trial.number].run_id) is not None:
                 trial.set_user_attr(RUN, run_id)
-            copied.add_trial(trial)
-        copy.engine.dispose()
+            into.add_trial(trial)
+        exported.engine.dispose()
     except SQLAlchemyError as error:
         target.unlink(missing_ok=True)
         raise StudyExportError(f"cannot write {target}: {getattr(error, 'orig', None) or error}") from error
-    return len(journal.trials())
+    return len(trials)

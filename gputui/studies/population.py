@@ -171,6 +171,7 @@ class Population:
         ).fetchone()
         segment = LineageSegment(attempt + 1, plan["donor"], plan["donor_attempt"], plan["step"])
         course = {"after": attempt, LINEAGE: [*trial.population.get(LINEAGE, ()), asdict(segment)]}
+        self._journal.move(trial.number, plan["params"])
         with transaction(self._writer.connection):
             words = {"from": plan["from"], "set": plan["params"]}
             command_id = self._writer.ask("resume", trial.run_id, words)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from gputui.core.config import Workspace
@@ -37,7 +37,7 @@ from gputui.store.studies import (
 from gputui.studies import decide, pbt, rows
 from gputui.studies.decide import PassedRung, Ruling, RunEnd, Usage
 from gputui.studies.importances import importances
-from gputui.studies.journal import OWN, StudyJournal, open_storage
+from gputui.studies.journal import StudyJournal, open_storage
 from gputui.studies.population import LINEAGE, Population
 from gputui.studies.run_queries import (
     CourseReader,
@@ -94,6 +94,10 @@ class StudyProcess:
             self.writer.move(study, StudyState.PAUSED, f"{problem}, then gputui study resume {self.study_id}")
             return True
         trials = self._take_in(study, spec)
+        told = [trial for trial in decide.living(trials) if self.journal.is_told_outside(trial.number)]
+        if told:
+            self._stop_trials(study, told, "another process told its value")
+            trials = self.view.read()
         for trial in decide.living(trials):
             self._follow(study, spec, trial)
         study = get_study(self.connection, self.study_id)
@@ -122,15 +126,13 @@ class StudyProcess:
         """Put what was asked for into the journal, and bring the rows to what the journal has;
         returns them."""
         requests = rows.requested_trials(self.connection, self.study_id)
-        known = [trial.user_attrs.get(OWN, {}) for trial in self.journal.trials()]
+        known = [own for trial in self.journal.trials() if (own := self.journal.own(trial)) is not None]
         for request_id, params in requests:
             if request_id not in [own.get("request") for own in known]:
                 self.journal.add(params, "enqueued", request=request_id)
-        if study.state is StudyState.RUNNING and spec.warm_start and all(own.get("origin") == "warm" for own in known):
-            runs = {own.get("run") for own in known}
-            for run_id, params, values, ended_at in warm_trials(self.connection, spec):
-                if run_id not in runs:
-                    self.journal.add(params, "warm", values=values, ended_at=max(ended_at, self.now()), run=run_id)
+        if study.state is StudyState.RUNNING:
+            self._add_warm_trials(spec, known)
+            self.journal.follow(self.view.read(), with_stopped=True)
         trials = self.view.update(self.journal)
         if requests:
             done = json.dumps([request_id for request_id, _ in requests])
@@ -141,6 +143,16 @@ class StudyProcess:
             self._weighed = complete
             rows.set_importances(self.connection, self.study_id, importances(trials, spec))
         return trials
+
+    def _add_warm_trials(self, spec: StudySpec, known: Sequence[Mapping[str, Any]]) -> None:
+        """Add earlier runs until a first point has been drawn. ``known`` is what gputui noted with each
+        of its trials."""
+        warm = [own.get("run") for own in known if own["origin"] == "warm"]
+        if len(warm) >= spec.warm_start or any(own["origin"] == "sampled" for own in known):
+            return
+        for run_id, params, values, ended_at in warm_trials(self.connection, spec, self.study_id):
+            if run_id not in warm:
+                self.journal.add(params, "warm", values=values, ended_at=max(ended_at, self.now()), run=run_id)
 
     def _base_problem(self) -> str | None:
         """Why the specification of the runs cannot be read, and the remedy; None if it can."""
@@ -283,7 +295,7 @@ class StudyProcess:
             self.writer.end_open(trial, verdict)
         else:
             self.journal.end(trial.number, verdict, self.now())
-            self.view.update(self.journal)
+            self.view.update(self.journal, stopped=trial.number)
 
     def _check_for_common_error(
         self, study: StudyRecord, spec: StudySpec, trial: TrialRecord, end: RunEnd, values: Sequence[float | None]
@@ -336,6 +348,7 @@ class StudyProcess:
                 run = get_run(self.connection, trial.run_id or "")
                 launched = {} if run is None else spec_of(run).params
                 first = {name: launched.get(name, value) for name, value in trial.params.items()}
+                self.journal.move(trial.number, first)
                 self.writer.set_trial(trial, params=json.dumps(first), parent=None, generation=None, population="{}")
         self.writer.ring()
 

@@ -90,15 +90,16 @@ def trial_slots(connection: sqlite3.Connection, spec: StudySpec, study_id: str, 
 
 
 def warm_trials(
-    connection: sqlite3.Connection, spec: StudySpec
+    connection: sqlite3.Connection, spec: StudySpec, study_id: str
 ) -> list[tuple[str, dict[str, Scalar], list[float], float]]:
     """(run, tuned values, a value per objective, end time) of the newest ``warm_start`` runs of the
-    profile that succeeded inside the space with the study's fixed values, oldest first. Raises
-    sqlite3.Error."""
+    profile outside this study that succeeded inside the space with the study's fixed values, oldest first.
+    Raises sqlite3.Error."""
     trials: list[tuple[str, dict[str, Scalar], list[float], float]] = []
     rows = connection.execute(
-        "SELECT run_id, params, ended_at FROM runs WHERE profile = ? AND state = 'succeeded' ORDER BY sequence DESC",
-        (spec.profile,),
+        "SELECT run_id, params, ended_at FROM runs WHERE profile = ? AND state = 'succeeded' AND study_id IS NOT ? "
+        "ORDER BY sequence DESC",
+        (spec.profile, study_id),
     )
     for run_id, text, ended_at in rows:
         if len(trials) >= spec.warm_start:

@@ -56,11 +56,11 @@ def pruner(spec: StudySpec) -> BasePruner:
             return pruners.NopPruner()
 
 
-def sampler(spec: StudySpec, number: int, name: str = "") -> BaseSampler:
-    """A sampler seeded only by the study's seed, the trial's number and the parameter's ``name``, so
-    that a restarted process draws the same values."""
+def sampler(spec: StudySpec, number: int) -> BaseSampler:
+    """A sampler seeded only by the study's seed and the trial's number, so that a restarted process
+    draws the same point."""
     samplers, kind = optuna.samplers, spec.sampler.kind
-    seed = _seed(spec, number, name)
+    seed = _seed(spec, number)
     startup: dict[str, Any] = {} if spec.sampler.startup is None else {"n_startup_trials": spec.sampler.startup}
     match kind:
         case "tpe":
@@ -78,8 +78,8 @@ def sampler(spec: StudySpec, number: int, name: str = "") -> BaseSampler:
             return samplers.RandomSampler(seed=seed)
 
 
-def _seed(spec: StudySpec, number: int, name: str) -> int:
-    digest = hashlib.sha256(f"{spec.seed}\n{number}\n{name}".encode()).digest()
+def _seed(spec: StudySpec, number: int) -> int:
+    digest = hashlib.sha256(f"{spec.seed}\n{number}".encode()).digest()
     return int.from_bytes(digest[:4], "big")
 
 
@@ -96,7 +96,7 @@ def cma_es(spec: StudySpec, trials: Sequence[FrozenTrial]) -> CmaEsSampler:
     ]
     startup: dict[str, Any] = {} if spec.sampler.startup is None else {"n_startup_trials": spec.sampler.startup}
     made = _CmaEs(
-        seed=_seed(spec, len(trials), ""),
+        seed=_seed(spec, len(trials)),
         source_trials=solutions if len(solutions) >= _MIN_SOLUTIONS else None,
         warn_independent_sampling=False,
         independent_sampler=optuna.samplers.RandomSampler(seed=spec.seed + len(trials)),

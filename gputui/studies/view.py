@@ -4,6 +4,7 @@ them."""
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,8 +15,7 @@ from optuna.trial import TrialState as State
 from gputui.runs.repository import transaction
 from gputui.store.rows import insert, update
 from gputui.store.studies import OUTSIDE, TrialReader, TrialRecord, TrialState, read_rungs
-from gputui.studies.decide import Ruling
-from gputui.studies.journal import OWN, VERDICT, StudyJournal
+from gputui.studies.journal import VERDICT, StudyJournal
 
 _STATES = {
     State.WAITING: TrialState.ENQUEUED,
@@ -46,16 +46,11 @@ class TrialView:
         known = self.read()
         if len(known) > len(journal.trials()):
             journal.restore(known, read_rungs(self._connection, self._study_id))
-        journal.complete_points()
-        for trial, row in zip(journal.trials(), known, strict=False):
-            if trial.state is State.RUNNING and VERDICT in trial.user_attrs:
-                journal.settle(trial)
-            elif trial.state is State.RUNNING and row.state.is_over and row.state is not TrialState.STOPPED:
-                verdict = Ruling(row.state, row.reason, row.values, row.constraints)
-                journal.end(row.number, verdict, row.ended_at or self._now())
+        journal.follow(known, with_stopped=False)
 
-    def update(self, journal: StudyJournal) -> list[TrialRecord]:
-        """Bring the rows to what the journal has; returns all."""
+    def update(self, journal: StudyJournal, stopped: int | None = None) -> list[TrialRecord]:
+        """Bring the rows to what the journal has; returns all. A trial that another process ended is
+        over once its run is: the one that is ``stopped``."""
         known = self.read()
         changes: dict[int, dict[str, Any]] = {}
         for trial in journal.trials():
@@ -63,11 +58,13 @@ class TrialView:
                 continue
             row = known[trial.number] if trial.number < len(known) else None
             if row is None:
-                changes[trial.number] = self._new_row(trial)
+                changes[trial.number] = self._new_row(journal.own(trial), trial)
             elif row.origin == OUTSIDE and not row.state.is_over:
                 changes[trial.number] = self._outside_row(trial)
             elif trial.state.is_finished() and not row.state.is_over:
-                changes[trial.number] = self._end(trial)
+                is_idle = row.state is TrialState.ENQUEUED or trial.number == stopped
+                if VERDICT in trial.user_attrs or is_idle:
+                    changes[trial.number] = self._end(trial)
             elif trial.state.is_finished():
                 self._settled.add(trial.number)
         changes = {number: values for number, values in changes.items() if _differs(known, number, values)}
@@ -81,8 +78,7 @@ class TrialView:
                     insert(self._connection, "trials", study_id=self._study_id, number=number, **values)
         return self.read()
 
-    def _new_row(self, trial: FrozenTrial) -> dict[str, Any]:
-        own = trial.user_attrs.get(OWN)
+    def _new_row(self, own: Mapping[str, Any] | None, trial: FrozenTrial) -> dict[str, Any]:
         if own is None:
             return self._outside_row(trial)
         # The run of an earlier trial may have been removed since.
@@ -99,9 +95,13 @@ class TrialView:
 
     def _outside_row(self, trial: FrozenTrial) -> dict[str, Any]:
         started = trial.datetime_start
+        params = {
+            name: value if not isinstance(value, float) or math.isfinite(value) else str(value)
+            for name, value in trial.params.items()
+        }
         return {
             "origin": OUTSIDE,
-            "params": json.dumps(trial.params),
+            "params": json.dumps(params),
             "rung": trial.last_step,
             "created_at": self._now() if started is None else started.timestamp(),
             **(self._end(trial) if trial.state.is_finished() else {"state": _STATES[trial.state]}),
@@ -113,9 +113,12 @@ class TrialView:
         if verdict is None:
             complete = trial.datetime_complete
             at = self._now() if complete is None else complete.timestamp()
-            values = trial.values if trial.state is State.COMPLETE else ()
-            why = None if trial.state is State.COMPLETE else "ended by another process"
-            verdict = {"state": _STATES[trial.state], "values": values, "constraints": (), "reason": why, "at": at}
+            state, values, why = _STATES[trial.state], trial.values or (), None
+            if trial.state is not State.COMPLETE:
+                values, why = (), "ended by another process"
+            elif not all(map(math.isfinite, values)):
+                state, values, why = TrialState.FAILED, (), "another process told a value that is not finite"
+            verdict = {"state": state, "values": values, "constraints": (), "reason": why, "at": at}
         return verdict_columns(verdict)
 
 

@@ -173,8 +173,11 @@ class Desk:
 
     def report(self, number: int, step: int, loss: float) -> None:
         """A line of a trial's run, in its newest attempt."""
-        run_id = self.trial(number).run_id
-        run = get_run(self.connection, run_id or "")
+        self.line(self.trial(number).run_id or "", step, loss)
+
+    def line(self, run_id: str, step: int, loss: float) -> None:
+        """A line of a run, in its newest attempt."""
+        run = get_run(self.connection, run_id)
         assert run is not None
         with transaction(self.connection):
             self.connection.execute(

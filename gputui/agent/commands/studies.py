@@ -16,7 +16,7 @@ from gputui.core.config import PRIVATE_DIR_MODE
 from gputui.runs import repository
 from gputui.runs.spec import Scalar
 from gputui.store.runs import get_run
-from gputui.store.studies import StudyRecord, StudyState, TrialRecord, TrialState, Wish, get_study, read_trials
+from gputui.store.studies import OUTSIDE, StudyRecord, StudyState, TrialRecord, TrialState, Wish, get_study, read_trials
 from gputui.studies import rows
 from gputui.studies.analysis import best_trial
 from gputui.studies.spec import StudySpec, study_spec
@@ -179,6 +179,8 @@ def _trial_to_change(request: CommandRequest) -> tuple[StudyRecord, TrialRecord]
         text = f"{study.study_id} trains a population, whose members are not pruned"
         raise RefusedError(text)
     for trial in read_trials(request.connection, study.study_id):
+        if trial.number == number and trial.origin == OUTSIDE:
+            raise RefusedError(f"trial {number} belongs to another process, which alone can end it")
         if trial.number == number:
             return study, trial
     raise RefusedError(f"{study.study_id} has no trial {number}")

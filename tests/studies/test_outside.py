@@ -1,0 +1,251 @@
+"""What other processes do to the journal of a study, and what becomes of the study."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from msgspec.structs import replace
+from optuna.distributions import CategoricalDistribution, FloatDistribution
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import create_trial
+
+from gputui.agent.commands.request import RefusedError
+from gputui.core.config import Workspace
+from gputui.runs import repository
+from gputui.runs.repository import transaction
+from gputui.store.run_states import RunState
+from gputui.store.runs import get_run
+from gputui.store.studies import StudyState
+from gputui.studies import journal as journals
+from gputui.studies import rows
+from gputui.studies.spec import Budget, Dimension, SamplerSpec, StudySpec
+from tests.stores import open_store
+from tests.studies.desk import BASE, GRID, POPULATION, STUDY, Desk
+
+SPACE = (Dimension("rate", "float", 0.0, 1.0), Dimension("act", "choice", choices=("relu", "gelu")))
+RANDOM = replace(GRID, space=SPACE[:1], sampler=SamplerSpec("random"), budget=Budget(trials=3), parallel=1)
+
+Begin = Callable[[StudySpec], Desk]
+
+
+@pytest.fixture
+def begin(workspace: Workspace) -> Iterator[Begin]:
+    with closing(open_store(workspace.database)) as connection:
+        yield lambda spec: Desk(workspace, connection, spec)
+
+
+def file_of(desk: Desk) -> Path:
+    return desk.workspace.studies / STUDY / rows.JOURNAL_FILE
+
+
+def outside(desk: Desk) -> optuna.Study:
+    """The study as another process has it."""
+    return optuna.load_study(study_name=STUDY, storage=JournalStorage(JournalFileBackend(str(file_of(desk)))))
+
+
+def finish(desk: Desk, number: int, loss: float = 0.5) -> None:
+    desk.report(number, 99, loss)
+    desk.end(number, RunState.SUCCEEDED)
+    desk.work()
+
+
+def finish_all(desk: Desk) -> None:
+    while desk.study.state is StudyState.RUNNING:
+        desk.work()
+        for trial in desk.trials:
+            if trial.run_id is not None and not trial.state.is_over:
+                finish(desk, trial.number)
+
+
+CHOICE = CategoricalDistribution(("tanh", "elu"))
+RATE = FloatDistribution(0.0, 50.0)
+
+
+@pytest.mark.parametrize("sampler", ["random", "tpe", "qmc", "nsga2", "cmaes"])
+@pytest.mark.parametrize(
+    ("params", "distributions"),
+    [
+        ({"rate": 40.0, "act": "tanh"}, {"rate": RATE, "act": CHOICE}), ({"rate": "tanh"}, {"rate": CHOICE}),
+        ({"other": 3.0}, {"other": RATE}),
+    ],
+)  # fmt: skip
+def test_values_that_the_space_has_not_are_left_out_by_the_sampler(
+    params: dict[str, Any], distributions: dict[str, Any], sampler: Any, begin: Begin
+) -> None:
+    startup = 2 if sampler in ("tpe", "cmaes") else None
+    desk = begin(replace(RANDOM, space=SPACE, sampler=SamplerSpec(sampler, startup), budget=Budget(trials=30)))
+    desk.work()
+    for value in range(5):
+        outside(desk).add_trial(create_trial(params=params, distributions=distributions, value=float(value)))
+    for number in (0, 6, 7):
+        finish(desk, number)
+    found = [trial for trial in desk.trials if trial.origin != "outside"]
+    assert len(found) == 4 and all(SPACE[0].holds(trial.params["rate"]) for trial in found)
+    assert desk.trial(1).params == params
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf])
+def test_a_value_that_is_not_finite_fails_the_trial(value: float, begin: Begin) -> None:
+    desk = begin(RANDOM)
+    desk.work()
+    other = outside(desk)
+    asked = other.ask()
+    asked.suggest_categorical("place", [math.nan, "x"])
+    other.tell(asked, value)
+    desk.work()
+    assert (desk.trial(1).state, desk.trial(1).values) == ("failed", ())
+    (stored,) = desk.connection.execute("SELECT params FROM trials WHERE number = 1").fetchone()
+    json.loads(stored, parse_constant=lambda name: pytest.fail(name))
+
+
+def test_a_run_whose_trial_another_process_has_ended_is_stopped(begin: Begin) -> None:
+    desk = begin(replace(RANDOM, budget=Budget(trials=1)))
+    desk.work()
+    outside(desk).tell(0, 0.125)
+    desk.process.turn()
+    assert desk.trial(0).state == "stopping" and [asked.verb for asked in desk.pending()] == ["stop"]
+    desk.work()
+    run = get_run(desk.connection, desk.trial(0).run_id or "")
+    assert run is not None and run.state is RunState.STOPPED
+    assert (desk.trial(0).state, desk.trial(0).value, desk.study.state) == ("complete", 0.125, "finished")
+
+
+def test_a_launch_whose_trial_another_process_has_ended_is_withdrawn(begin: Begin) -> None:
+    desk = begin(replace(RANDOM, budget=Budget(trials=1)))
+    desk.process.turn()
+    desk.process.turn()
+    assert desk.trial(0).state == "launching"
+    outside(desk).tell(0, 0.125)
+    desk.process.turn()
+    assert not desk.pending() and (desk.trial(0).state, desk.trial(0).run_id) == ("complete", None)
+
+
+def test_trials_that_were_copied_from_another_study_are_not_this_ones(begin: Begin) -> None:
+    desk = begin(RANDOM)
+    desk.work()
+    for noted in ({"origin": "sampled", "study": "s-2"}, {"origin": "sampled"}, 5):
+        distributions: dict[str, Any] = {"rate": FloatDistribution(0.0, 1.0)}
+        copied = create_trial(
+            params={"rate": 0.1}, distributions=distributions, value=0.3, user_attrs={"gputui": noted}
+        )
+        outside(desk).add_trial(copied)
+    finish_all(desk)
+    origins = [trial.origin for trial in desk.trials]
+    assert (origins.count("outside"), origins.count("sampled")) == (3, 3)
+
+
+def test_a_trial_of_another_process_cannot_be_cut_short_or_kept(begin: Begin) -> None:
+    desk = begin(RANDOM)
+    desk.work()
+    outside(desk).ask()
+    desk.work()
+    for verb in ("study_prune", "study_keep"):
+        with pytest.raises(RefusedError, match="another process"):
+            desk.ask(verb, trial=1)
+
+
+def test_a_journal_that_is_emptied_ends_the_process_and_is_made_again(begin: Begin) -> None:
+    desk = begin(RANDOM)
+    desk.work()
+    finish(desk, 0)
+    before = [dict(trial.params) for trial in desk.trials]
+    file_of(desk).write_bytes(b"")
+    with pytest.raises(OSError, match="cut"):
+        desk.work()
+    desk.restart()
+    finish_all(desk)
+    assert [trial.params for trial in outside(desk).trials] == [dict(trial.params) for trial in desk.trials]
+    assert [dict(trial.params) for trial in desk.trials][:2] == before and len(desk.trials) == 3
+
+
+# --- warm starts ------------------------------------------------------------------------------------------------------
+
+
+def warm_desk(begin: Begin) -> Desk:
+    """A study that learns from three earlier runs."""
+    desk = begin(replace(RANDOM, warm_start=3))
+    for number in range(3):
+        run_id = f"earlier-{number}"
+        with transaction(desk.connection):
+            repository.insert_run(
+                desk.connection, run_id=run_id, sequence=100 + number, name=run_id, spec=BASE,
+                params={"rate": 0.1 * (number + 1)}, now=desk.wall, actor="me",
+            )  # fmt: skip
+        desk.attempt(run_id)
+        desk.line(run_id, 99, 0.1 + number)
+        desk.move(run_id, RunState.SUCCEEDED)
+    return desk
+
+
+@pytest.mark.parametrize("first", ["nothing", "a point by hand", "another process"])
+def test_earlier_runs_are_learned_from_once_whatever_came_first(first: str, begin: Begin) -> None:
+    desk = warm_desk(begin)
+    if first != "nothing":
+        desk.ask("study_pause")
+        if first == "a point by hand":
+            desk.ask("study_enqueue", set={"rate": 0.5})
+        desk.process.turn()
+        if first == "another process":
+            outside(desk).ask()
+        desk.ask("study_resume")
+        desk.restart()
+    finish_all(desk)
+    assert [trial.origin for trial in desk.trials].count("warm") == 3
+
+
+def test_earlier_runs_are_not_learned_from_twice_where_the_journal_was_lost(begin: Begin) -> None:
+    desk = warm_desk(begin)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(desk.process, "_advance", lambda *_: True)
+        desk.process.turn()
+    assert [trial.origin for trial in desk.trials] == ["warm"] * 3
+    file_of(desk).unlink()
+    desk.restart()
+    finish_all(desk)
+    assert [trial.origin for trial in desk.trials] == ["warm"] * 3 + ["sampled"] * 3
+
+
+# --- what another process reads ---------------------------------------------------------------------------------------
+
+
+def test_a_trial_that_was_stopped_ends_once_its_study_goes_on_without_it(begin: Begin) -> None:
+    desk = begin(RANDOM)
+    desk.work()
+    desk.ask("study_stop")
+    desk.work()
+    assert outside(desk).trials[0].state.name == "RUNNING"  # it may continue
+    desk.ask("study_extend", trials=1)
+    desk.restart()
+    desk.work()
+    assert [trial.state.name for trial in outside(desk).trials] == ["FAIL", "RUNNING"]
+
+
+def test_an_export_leaves_the_journal_as_it_is(begin: Begin, tmp_path: Path) -> None:
+    desk = begin(RANDOM)
+    desk.work()
+    desk.ask("study_stop")
+    desk.work()
+    before, target = file_of(desk).read_bytes(), tmp_path / "out.db"
+    assert journals.export_study(desk.connection, file_of(desk).parent, desk.study, target) == 1
+    exported = optuna.load_study(study_name=STUDY, storage=f"sqlite:///{target}")
+    assert [trial.state.name for trial in exported.trials] == ["FAIL"]
+    assert file_of(desk).read_bytes() == before
+
+
+def test_the_journal_has_the_parameters_that_a_member_trains_with(begin: Begin) -> None:
+    desk = begin(POPULATION)
+    desk.work()
+    for number in range(4):
+        desk.report(number, 9, float(number))
+        desk.save(number, 10)
+    desk.work(30)
+    assert any(trial.generation is not None for trial in desk.trials)
+    assert [trial.params for trial in outside(desk).trials] == [dict(trial.params) for trial in desk.trials]
