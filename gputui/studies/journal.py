@@ -260,15 +260,18 @@ class StudyJournal:
 
     def move(self, number: int, params: Mapping[str, Scalar]) -> None:
         """Give a population's member the parameters that it trains with from now on."""
-        trial_id = self.trials()[number]._trial_id
-        for name, value in params.items():
+        trial = self.trials()[number]
+        for name, value in ({} if trial.state.is_finished() else params).items():
             distribution = self._distributions[name]
-            self.study._storage.set_trial_param(trial_id, name, distribution.to_internal_repr(value), distribution)
+            self.study._storage.set_trial_param(
+                trial._trial_id, name, distribution.to_internal_repr(value), distribution
+            )
 
     def report(self, number: int, rung: int, value: float) -> None:
         """Store the value of a trial at a rung; that of a population's member may be replaced."""
         trial = self.trials()[number]
-        if self.spec.pbt is not None or rung not in trial.intermediate_values:
+        is_new = self.spec.pbt is not None or rung not in trial.intermediate_values
+        if is_new and not trial.state.is_finished():
             self.study._storage.set_trial_intermediate_value(trial._trial_id, rung, value)
 
     def should_prune(self, number: int) -> bool:

@@ -128,6 +128,21 @@ def test_a_launch_whose_trial_another_process_has_ended_is_withdrawn(begin: Begi
     assert not desk.pending() and (desk.trial(0).state, desk.trial(0).run_id) == ("complete", None)
 
 
+def test_a_member_whose_trial_another_process_has_ended_is_stopped(begin: Begin) -> None:
+    desk = begin(POPULATION)
+    desk.work()
+    for number in range(4):
+        desk.report(number, 9, float(number))
+        desk.save(number, 10)
+    desk.process.turn()
+    assert desk.trial(3).state == "stopping"  # it is to continue from the best
+    for number in (0, 3):
+        outside(desk).tell(number, 0.125)
+    desk.report(0, 19, 0.0)
+    desk.work(30)
+    assert [desk.trial(number).state for number in (0, 3)] == ["complete"] * 2
+
+
 def test_trials_that_were_copied_from_another_study_are_not_this_ones(begin: Begin) -> None:
     desk = begin(RANDOM)
     desk.work()
