@@ -114,7 +114,7 @@ def test_what_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("def (:\n")
     with pytest.raises(SurveyError):
         draft(["a.py"], tmp_path)
-    for words in (["python"], ["torchrun", "--nproc-per-node", "2"], []):
+    for words in (["python"], ["torchrun", "--nproc-per-node", "2"], [], ["LR=1", "make", "train"]):
         with pytest.raises(DraftError):
             draft(words, tmp_path)
     (tmp_path / "b.py").write_text("")

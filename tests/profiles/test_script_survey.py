@@ -11,8 +11,8 @@ import pytest
 from gputui.metrics.contract import ParsedLine
 from gputui.metrics.printed import OutputPatterns
 from gputui.profiles.init.printed_patterns import patterns_of
-from gputui.profiles.init.script_paths import fill_options
 from gputui.profiles.init.script_survey import Survey, survey_script
+from gputui.profiles.init.syntax import fill_options
 from tests.tables import table
 
 

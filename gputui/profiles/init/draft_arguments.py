@@ -6,6 +6,8 @@ import re
 from collections import deque
 from collections.abc import Mapping
 
+from msgspec import Struct
+
 from gputui.profiles.init.draft_subject import DraftNotes, DraftSubject
 from gputui.profiles.init.script_survey import Option
 from gputui.profiles.init.typed_command import as_number
@@ -44,8 +46,18 @@ _HF_INTERVALS = ("save_steps", "logging_steps")
 _SAVED_FILE = re.compile(r"^(?!.*(?:load|resume|init|pretrain)).*(?:snapshot|checkpoint|ckpt|save)", re.IGNORECASE)
 
 
+class _TypedOption(Struct, frozen=True):
+    """A typed option. ``value`` is None for one that takes none."""
+
+    flag: str
+    name: str
+    value: str | None
+    separator: str = " "
+
+
 class DraftArguments:
-    """Arguments with placeholders, and the parameters that fill them.
+    """Arguments with placeholders, and the parameters that fill them: ``--lr 0.1`` becomes ``--lr {lr}`` with the
+    parameter lr.
 
     Attributes:
         params: parameter → default.
@@ -73,58 +85,47 @@ class DraftArguments:
 
     def _add_typed(self) -> set[str]:
         """Returns the names of the typed options."""
-        subject = self.subject
-        words = deque(subject.command.words)
-        is_lightning_cli = subject.survey.style == "lightning"
-        if is_lightning_cli and not subject.command.program and (not words or words[0] != "fit"):
+        command, options = self.subject.command, self.subject.options
+        words = deque(command.words)
+        if self.subject.survey.style == "lightning" and not command.program and command.words[:1] != ["fit"]:
             words.appendleft("fit")
         typed: set[str] = set()
-        positional = deque(option.name for option in subject.options.values() if not option.flag)
+        positional = deque(option.name for option in options.values() if not option.flag)
         while words:
-            word = words.popleft()
-            flag, equals, value = word.partition("=")
-            option = subject.option_of(flag) if equals or word.startswith("-") else None
-            joined = subject.option_of(word[:2]) if option is None and re.match(r"-\w\S", word) else None
-            if joined is not None and not joined.is_flag:  # a short option with its value in one word
-                words.appendleft(word[2:])
-                option, word, flag, equals = joined, word[:2], word[:2], ""
-            name = re.sub(r"[-.]", "_", flag.lstrip("-+")) if option is None else option.name
-            is_flag = option is not None and option.is_flag
-            if not equals and not is_flag and not flag.startswith("-"):
-                place = positional.popleft() if positional else None
-                if place is not None:
-                    typed.add(place)
-                self._add_positional(word, place)
-                continue
-            if not equals and not is_flag:
-                follows = words[0] if words else ""
-                if not follows or (follows.startswith("-") and as_number(follows) is None):
-                    self.args.append(quote(word))
-                    continue
-                value = words.popleft()
-            typed.add(name)
-            separator = "=" if equals else " "
-            if is_flag:
-                self.params[name] = True
-                self.args.append(f"[{flag} {{{name}}}]")
-            elif name.lower() in _OUTPUT_OPTIONS:
-                self._add_output(name, f"{flag}{separator}{OUT}")
-                self.notes.found.append(f"{flag} {value} became {OUT}, a folder of each run's own")
-            elif name in RESERVED_NAMES or re.fullmatch(r"[A-Za-z_]\w*", name) is None:
-                self.args.append(f"{flag}{separator}{quote(value)}")
-            elif (number := as_number(value)) is not None:
-                self._add_param(name, number, argument_of(flag, separator, name))
+            found = _next_typed(words, self.subject)
+            if isinstance(found, _TypedOption):
+                typed.add(found.name)
+                self._add_option(found)
+            elif found.startswith("-"):
+                self.args.append(quote(found))
             else:
-                self.args.append(f"{flag}{separator}{quote(value)}")
+                name = positional.popleft() if positional else ""
+                typed.add(name)
+                self._add_positional(found, name)
         return typed
 
-    def _add_positional(self, word: str, name: str | None) -> None:
-        """Add a typed word for the positional argument ``name``, None if the script names none there."""
+    def _add_option(self, typed: _TypedOption) -> None:
+        flag, name, value, separator = typed.flag, typed.name, typed.value, typed.separator
+        if value is None:
+            self.params[name] = True
+            self.args.append(f"[{flag} {{{name}}}]")
+        elif name.lower() in _OUTPUT_OPTIONS:
+            self._add_output(name, f"{flag}{separator}{OUT}")
+            self.notes.found.append(f"{flag} {value} became {OUT}, a folder of each run's own")
+        elif name in RESERVED_NAMES or re.fullmatch(r"[A-Za-z_]\w*", name) is None:
+            self.args.append(f"{flag}{separator}{quote(value)}")
+        elif (number := as_number(value)) is not None:
+            self._add_param(name, number, argument_of(flag, separator, name))
+        else:
+            self.args.append(f"{flag}{separator}{quote(value)}")
+
+    def _add_positional(self, word: str, name: str) -> None:
+        """Add a typed word for the positional argument ``name``, "" if the script names none there."""
         number = as_number(word)
-        if name is not None and name.lower() in _OUTPUT_OPTIONS:
+        if name.lower() in _OUTPUT_OPTIONS:
             self._add_output(name, OUT)
             self.notes.found.append(f"{word} became {OUT}, a folder of each run's own")
-        elif name is None or number is None:
+        elif not name or number is None:
             self.args.append(quote(word))
         else:
             self.params[name] = number
@@ -168,6 +169,24 @@ class DraftArguments:
             return
         if not any(usual in self.params for usual in ROLE_NAMES[role]):
             self.roles[role] = name
+
+
+def _next_typed(words: deque[str], subject: DraftSubject) -> _TypedOption | str:
+    """Take from the front of ``words`` an option with its value, or else one word."""
+    word = words.popleft()
+    flag, equals, value = word.partition("=")
+    option = subject.option_of(flag) if equals or word.startswith("-") else None
+    if option is None and re.match(r"-\w\S", word):  # -b32
+        short = subject.option_of(word[:2])
+        if short is not None and not short.is_flag:
+            return _TypedOption(word[:2], short.name, word[2:])
+    name = re.sub(r"[-.]", "_", flag.lstrip("-+")) if option is None else option.name
+    if option is not None and option.is_flag:
+        return _TypedOption(flag, name, None)
+    if equals:
+        return _TypedOption(flag, name, value, "=")
+    is_value_next = bool(words) and words[0] != "" and (words[0][0] != "-" or as_number(words[0]) is not None)
+    return _TypedOption(flag, name, words.popleft()) if word.startswith("-") and is_value_next else word
 
 
 def argument_of(flag: str, separator: str, name: str) -> str:

@@ -10,9 +10,9 @@ from msgspec import Struct
 
 from gputui.profiles.init.draft_arguments import OUT
 from gputui.profiles.init.draft_subject import DraftNotes, DraftSubject
-from gputui.profiles.init.presets import PRESETS
+from gputui.profiles.init.presets import PRESETS, Preset
 from gputui.profiles.init.printed_patterns import DraftPattern, patterns_of
-from gputui.profiles.init.script_paths import fill_options
+from gputui.profiles.init.syntax import fill_options
 
 # Keyword arguments that name an output folder, and how the names of the classes that have them end.
 _OUTPUT_WORDS = {"output_dir": "(TrainingArguments|Config)$", "default_root_dir": "Trainer$", "save_dir": "CSVLogger$"}
@@ -70,14 +70,15 @@ class DraftOutputs:
             return ["metrics: {source: jsonl}"]
         sources = self._file_sources()
         drafts = patterns_of(self.survey.printed)
-        ready = [draft for draft in drafts if draft.steps in ("global", "in_epoch")]
-        spare = [draft for draft in drafts if draft not in ready]
-        has_epochs_only = bool(drafts) and all(draft.steps == "epoch" for draft in drafts)
-        if has_epochs_only:
-            ready, spare = drafts, []
+        has_epochs_only = all(draft.steps == "epoch" for draft in drafts)
+        ready = [draft for draft in drafts if has_epochs_only or draft.steps in ("global", "in_epoch")]
         # With each pattern that cannot be used, why: none of these lines has a step of the whole training.
         reasons = {"unclear": "names no epoch, and its steps begin again", "epoch": "has no step, only an epoch"}
-        spares = [f"  # line {each.line}, {reasons[each.steps]}: {_single(each.pattern)}" for each in spare]
+        spares = [
+            f"  # line {each.line}, {reasons[each.steps]}: {_single(each.pattern)}"
+            for each in drafts
+            if each not in ready
+        ]
         if ready and (self.preset is None or self.preset.prints_metrics):
             sources.append([*_output_source(ready, has_epochs_only), *spares])
             self.notes.found.append(f"{len(ready)} printed line{'' if len(ready) == 1 else 's'} with metrics")
@@ -99,10 +100,8 @@ class DraftOutputs:
             ]
         if len(sources) == 1:
             return ["metrics:", *(f"  {line}" for line in sources[0])]
-        shown = ["metrics:"]
-        for source in sources:
-            shown += [f"  - {source[0]}", *(f"    {line}" for line in source[1:])]
-        return shown
+        items = [[f"  - {first}", *(f"    {line}" for line in others)] for first, *others in sources]
+        return ["metrics:", *(line for item in items for line in item)]
 
     def _file_sources(self) -> list[list[str]]:
         """The lines of each source that is a file."""
@@ -127,7 +126,7 @@ class DraftOutputs:
 
     def checkpoints(self) -> list[str]:
         """The lines of ``checkpoints``."""
-        notes, survey = self.notes, self.survey
+        notes = self.notes
         saved = self._saved()
         if saved is not None and not saved.folder:
             notes.open_points.append(
@@ -135,17 +134,14 @@ class DraftOutputs:
             )
             saved = None
         is_passed = re.search(r"--\S*resume", self.subject.command_text) is not None
-        if is_passed:
-            resume, comment = None, "what it starts is given its own option to resume"
-        else:
-            resume, comment = self._resume()
+        resume, comment = (None, "what it starts is given its own option to resume") if is_passed else self._resume()
         if saved is None:
             notes.open_points.append("no checkpoints were found: a new attempt begins from the start")
-            words = resume or "--resume {checkpoint}"
             return [
                 "# No checkpoints were found; with them a new attempt would go on from the newest one:",
-                f'# checkpoints: {{dir: "{{run_dir}}/checkpoints", pattern: "step_*.pt", resume: "{words}"}}',
-            ]
+                '# checkpoints: {dir: "{run_dir}/checkpoints", pattern: "step_*.pt", resume: "'
+                + (resume or "--resume {checkpoint}") + '"}',
+            ]  # fmt: skip
         where = f"checkpoints {saved.folder}/{saved.pattern}"
         if saved.is_guess:
             notes.guesses.append(f"{where}: a guess; gputui explain says after a run whether a file matched")
@@ -158,20 +154,35 @@ class DraftOutputs:
         ]
         if resume is not None:
             lines.append(f"  resume: {yaml_text(resume)}")
-        elif "GPUTUI_CHECKPOINT" not in survey.text and not is_passed and not self._loads_own_checkpoint:
+        elif "GPUTUI_CHECKPOINT" not in self.survey.text and not is_passed and not self._loads_own_checkpoint:
             notes.open_points.append("the script has no option to resume: a new attempt would begin from the start")
         return [*lines, f"  # {comment}"] if comment else lines
 
     def _saved(self) -> _Checkpoints | None:
-        out_dir, preset = self.out_dir, self.preset
-        paths = [self._filled(path) for path in self.survey.saves]
-        if preset is not None and preset.checkpoints is not None:
-            suffix = preset.own_checkpoints
-            own = [path for path in paths if suffix is not None and path.endswith(suffix) and path[0] != "*"]
-            if not own or own[0].startswith(preset.checkpoints.partition("/")[0]):
-                is_guess = preset.is_guess or out_dir is None
-                return _Checkpoints(out_dir or preset.folder, preset.checkpoints, is_guess)
-            paths = own
+        """Where checkpoints are saved: as the framework does, else where the script's calls save, else the one
+        checkpoint file that it names."""
+        return self._saved_by_framework() or self._saved_by_calls() or self._named_file()
+
+    def _saved_by_framework(self) -> _Checkpoints | None:
+        preset = self.preset
+        if preset is None or preset.checkpoints is None or self._own_paths(preset):
+            return None
+        is_guess = preset.is_guess or self.out_dir is None
+        return _Checkpoints(self.out_dir or preset.folder, preset.checkpoints, is_guess)
+
+    def _own_paths(self, preset: Preset) -> list[str]:
+        """The paths by which a script replaces those of its framework."""
+        suffix, usual = preset.own_checkpoints, (preset.checkpoints or "").partition("/")[0]
+        paths = [path for path in self._paths() if suffix is not None and path.endswith(suffix) and path[0] != "*"]
+        return paths if paths and not paths[0].startswith(usual) else []
+
+    def _paths(self) -> list[str]:
+        return [self._filled(path) for path in self.survey.saves]
+
+    def _saved_by_calls(self) -> _Checkpoints | None:
+        paths = (
+            self._paths() if self.preset is None or self.preset.checkpoints is None else self._own_paths(self.preset)
+        )
         for path in sorted(paths, key=lambda path: ("best" in path, "*" not in path.rpartition("/")[2])):
             folder, _, pattern = path.rpartition("/")
             if not pattern.strip("*"):
@@ -180,17 +191,21 @@ class DraftOutputs:
             if not star:
                 return _Checkpoints(folder or ".", pattern)
             # The unknown part may be any number of folders.
-            return _Checkpoints(known.rpartition("/")[0] or out_dir or "", f"**/{pattern}", is_guess=True)
-        if len(named := {path for path in self.survey.named_files if "best" not in path}) == 1:
-            (path,) = named
-            folder, _, file = path.rpartition("/")
-            option = next((name for name, each in self.survey.options.items() if each.default == path), None)
-            if option is not None and option in self.out_options:
-                return _Checkpoints(OUT, file, is_guess=True)
-            if out_dir is not None:
-                return _Checkpoints(out_dir, f"**/{file}", is_guess=True)
-            return _Checkpoints(folder or ".", file, is_guess=True)
+            return _Checkpoints(known.rpartition("/")[0] or self.out_dir or "", f"**/{pattern}", is_guess=True)
         return None
+
+    def _named_file(self) -> _Checkpoints | None:
+        named = {path for path in self.survey.named_files if "best" not in path}
+        if len(named) != 1:
+            return None
+        (path,) = named
+        folder, _, file = path.rpartition("/")
+        option = next((name for name, each in self.survey.options.items() if each.default == path), None)
+        if option is not None and option in self.out_options:
+            return _Checkpoints(OUT, file, is_guess=True)
+        if self.out_dir is not None:
+            return _Checkpoints(self.out_dir, f"**/{file}", is_guess=True)
+        return _Checkpoints(folder or ".", file, is_guess=True)
 
     def _resume(self) -> tuple[str | None, str]:
         """The arguments that resume, and a comment."""

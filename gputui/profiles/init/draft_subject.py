@@ -67,7 +67,7 @@ def examine(command: TypedCommand, folder: Path, preset: Preset | None = None) -
     text = command_text(command, folder)
     if command.launcher.takes_command and command.script is None:
         # The command's arguments go to the Makefile or shell script, not to the Python script.
-        survey.options, survey.style = command_options(command, folder), None
+        survey.options, survey.style = command_options(command, text), None
         survey.text += text
     preset = preset or recognised(survey, command)
     has_own_parser = preset is not None and preset.style is not None and preset.style == survey.style

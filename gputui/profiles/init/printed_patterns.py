@@ -9,14 +9,14 @@ from typing import Literal
 from msgspec import Struct
 
 from gputui.metrics.printed import UNITS
-from gputui.profiles.init.printed_lines import EPOCHS, Course, Part, Printed, PrintedValue
+from gputui.profiles.init.printed_lines import EPOCHS, AcrossEpochs, Part, Printed, PrintedValue
 
 Steps = Literal["global", "in_epoch", "epoch", "unclear"]
 
 _STEPS = frozenset({
     "step", "global_step", "iter", "iter_num", "iteration", "it", "current_step", "n_iter", "train_step", "update",
 })  # fmt: skip
-_PLACES = frozenset({"i", "idx", "batch", "batch_id", "step_in_epoch", "i_batch", "j", "b"})
+_STEPS_IN_EPOCH = frozenset({"i", "idx", "batch", "batch_id", "step_in_epoch", "i_batch", "j", "b"})
 _COUNTS = frozenset({"step", "iter", "epoch", "total", "total_steps"})
 _TIMES = frozenset({"time", "dt", "took", "elapsed", "duration", "step_ms", "ms", "t", "time_per_step"})
 _PAIRED = frozenset(
@@ -57,7 +57,8 @@ def patterns_of(printed: Iterable[Printed]) -> list[DraftPattern]:
 
 
 def _draft(parts: list[Part], line: int, has_epochs: bool) -> DraftPattern | None:
-    groups, course = _groups(parts, has_epochs)
+    """``("step ", <step>, " loss ", <loss>)`` becomes ``step (?P<step>\\d+) loss (?P<loss>[-+.,\\w]*\\w)``."""
+    counts, across_epochs = _counts(parts, has_epochs)
     names: set[str] = set()
     units: dict[str, str] = {}
     pattern = ""
@@ -65,19 +66,17 @@ def _draft(parts: list[Part], line: int, has_epochs: bool) -> DraftPattern | Non
         if isinstance(part, str):
             pattern += _escape(part.lstrip() if index == 0 else part)
             continue
-        name = groups[index] if index in groups else _label(parts, index)
-        value = _NUMBER if index not in groups else r"\d[\d,]*" if "," in part.shape else r"\d+"
-        pad = " *" if re.match(r"[ >^+]*[1-9]", part.shape) and not pattern.endswith(" *") else ""
-        percent = "%" if part.shape.endswith("%") else ""
+        pattern += " *" if re.match(r"[ >^+]*[1-9]", part.shape) and not pattern.endswith(" *") else ""
+        name = counts[index] if index in counts else _label(parts, index)
         if not name or name in names:
-            pattern += f"{pad}\\S+"
+            pattern += "\\S+"
             continue
         names.add(name)
-        following = parts[index + 1] if index + 1 < len(parts) else ""
-        unit = re.match(r"\s?([A-Za-zµ]+)", following) if isinstance(following, str) else None
+        unit = re.match(r"\s?([A-Za-zµ]+)", _text_at(parts, index + 1))
         if unit is not None and unit[1] in UNITS and unit[1] not in ("s", "sec"):
             units[name] = unit[1]
-        pattern += f"{pad}(?P<{name}>{value}){percent}"
+        number = _NUMBER if index not in counts else r"\d[\d,]*" if "," in part.shape else r"\d+"
+        pattern += f"(?P<{name}>{number})" + ("%" if part.shape.endswith("%") else "")
     if not names - _COUNTS or not names & {"step", "iter", "epoch"}:
         return None
     steps: Steps = "epoch"
@@ -87,63 +86,73 @@ def _draft(parts: list[Part], line: int, has_epochs: bool) -> DraftPattern | Non
         steps = "in_epoch" if "epoch" in names else "unclear"
     # The text behind the last number may vary from line to line.
     pattern = pattern[: pattern.rindex(")") + 1]
-    is_guess = steps == "in_epoch" and (course == "" or "total" not in names)
+    is_guess = steps == "in_epoch" and (across_epochs == "unknown" or "total" not in names)
     return DraftPattern(pattern, steps, units, line, is_guess)
 
 
-def _groups(parts: list[Part], has_epochs: bool) -> tuple[dict[int, str], Course]:
-    """The groups of the values that count steps and epochs, and of the totals behind them; and how the step goes on.
+def _counts(parts: list[Part], has_epochs: bool) -> tuple[dict[int, str], AcrossEpochs]:
+    """The groups of the values that count steps and epochs, and of the totals behind them ("" for a total that is not
+    read), by their places in ``parts``; and how the step goes on. ``Epoch 3 [20/100]`` has epoch, iter and total.
     ``has_epochs``: some line of the script names an epoch."""
     epoch, step = _counter(parts, "epoch"), _counter(parts, "step")
-    groups = {} if epoch is None else {epoch: "epoch"}
-    if epoch is not None and _has_total(parts, epoch):
-        groups[epoch + 2] = ""
+    counts = {} if epoch is None else {epoch: "epoch"}
+    if epoch is not None and _total(parts, epoch) is not None:
+        counts[epoch + 2] = ""
     counter = None if step is None else parts[step]
     if step is None or not isinstance(counter, PrintedValue):
-        return groups, ""
-    course = counter.course
-    total = parts[step + 2] if _has_total(parts, step) else None
-    of_run = isinstance(total, PrintedValue) and re.search(r"(max|total|num|train)_?(step|iter)", total.text)
-    if course == "" and _kind(_identifier(counter.text)) == "place":
-        course = "again" if has_epochs else "on"
-    elif course == "" and (epoch is None or of_run):
-        course = "on"
-    groups[step] = "step" if course == "on" else "iter"
-    if isinstance(total, PrintedValue):
-        of_epoch = re.search(r"\blen\(|loader|per_epoch|batches", total.text)
-        groups[step + 2] = "total" if course != "on" else "" if of_epoch else "total_steps"
-    return groups, course
+        return counts, "unknown"
+    across_epochs = counter.across_epochs
+    total = _total(parts, step)
+    is_of_run = total is not None and re.search(r"(max|total|num|train)_?(step|iter)", total.text)
+    if across_epochs == "unknown" and _counted_by(_identifier(counter.text)) == "step in epoch":
+        across_epochs = "restarts" if has_epochs else "continues"
+    elif across_epochs == "unknown" and (epoch is None or is_of_run):
+        across_epochs = "continues"
+    counts[step] = "step" if across_epochs == "continues" else "iter"
+    if total is not None:
+        is_of_epoch = re.search(r"\blen\(|loader|per_epoch|batches", total.text)
+        counts[step + 2] = "total" if across_epochs != "continues" else "" if is_of_epoch else "total_steps"
+    return counts, across_epochs
 
 
-def _counter(parts: list[Part], wanted: str) -> int | None:
-    """The value that counts steps or epochs: best the one behind that word, then one whose bare name says so."""
+def _counter(parts: list[Part], wanted: Literal["step", "epoch"]) -> int | None:
+    """The place of the value that counts steps or epochs: best the one behind that word, then one whose bare name says
+    so."""
     ranks: dict[int, int] = {}
     for index, part in enumerate(parts):
-        if isinstance(part, str) or part.course == "fixed" or (index and _is_total(parts[index - 1])):
+        if isinstance(part, str) or part.across_epochs == "no_count" or _ends_with_of(_text_at(parts, index - 1)):
             continue
-        before = parts[index - 1] if index else ""
-        word = re.search(r"([A-Za-z]\w*)\W*$", before) if isinstance(before, str) else None
-        said = _kind(word[1].lower()) if word is not None else ""
-        named = _kind(_identifier(part.text))
-        if (said or named).replace("place", "step") == wanted:
-            ranks[index] = 3 if said else 2 if part.is_bare else 1
+        word = re.search(r"([A-Za-z]\w*)\W*$", _text_at(parts, index - 1))
+        by_text = "" if word is None else _counted_by(word[1].lower())
+        by_name = _counted_by(_identifier(part.text))
+        if (by_text or by_name).removesuffix(" in epoch") == wanted:
+            ranks[index] = 3 if by_text else 2 if part.is_bare else 1
     return max(ranks, key=lambda index: ranks[index]) if ranks else None
 
 
-def _kind(name: str) -> str:
-    """What a name counts: "epoch", "step", or "place" for a step within an epoch; "" for others."""
+def _counted_by(name: str) -> Literal["epoch", "step", "step in epoch", ""]:
+    """What is counted by a value of this name."""
     if name in EPOCHS:
         return "epoch"
-    return "place" if name in _PLACES or name.endswith("_idx") else "step" if name in _STEPS else ""
+    if name in _STEPS_IN_EPOCH or name.endswith("_idx"):
+        return "step in epoch"
+    return "step" if name in _STEPS else ""
 
 
-def _is_total(before: Part) -> bool:
-    """Whether a value behind this text is a total, such as ``/10``."""
-    return isinstance(before, str) and before.rstrip().endswith(("/", " of"))
+def _total(parts: list[Part], index: int) -> PrintedValue | None:
+    """The total behind a count, such as the 10 of ``3/10``."""
+    total = parts[index + 2] if index + 2 < len(parts) else None
+    return total if isinstance(total, PrintedValue) and _ends_with_of(_text_at(parts, index + 1)) else None
 
 
-def _has_total(parts: list[Part], index: int) -> bool:
-    return index + 2 < len(parts) and _is_total(parts[index + 1]) and isinstance(parts[index + 2], PrintedValue)
+def _ends_with_of(text: str) -> bool:
+    return text.rstrip().endswith(("/", " of"))
+
+
+def _text_at(parts: list[Part], index: int) -> str:
+    """The text at a place, "" if a value is there or nothing."""
+    part = parts[index] if 0 <= index < len(parts) else ""
+    return part if isinstance(part, str) else ""
 
 
 def _first_line(parts: tuple[Part, ...]) -> Iterable[Part]:
@@ -176,12 +185,12 @@ def _identifier(expression: str) -> str:
 
 
 def _label(parts: list[Part], index: int) -> str:
-    """The name of a metric: the text before the number, else the script's name for it; "" for other values."""
+    """The name of a metric: the text before the number, else the script's name for it; "" for other values.
+    ``val loss: <v>`` gives val_loss, ``<n> tok/s`` gives tokens_per_s."""
     part = parts[index]
     assert isinstance(part, PrintedValue)
-    before = parts[index - 1] if index else ""
-    after = parts[index + 1] if index + 1 < len(parts) else ""
-    words = re.findall(r"[A-Za-z_][\w/@]*", before.lower()) if isinstance(before, str) else []
+    before, after = _text_at(parts, index - 1), _text_at(parts, index + 1)
+    words = re.findall(r"[A-Za-z_][\w/@]*", before.lower())
     name = words[-1] if words else ""
     if len(words) > 1 and words[-2] in _PAIRED:
         name = f"{words[-2]}_{name}"
@@ -190,13 +199,14 @@ def _label(parts: list[Part], index: int) -> str:
         name = own or name
     name = re.sub(r"\W", "_", name).strip("_")
     # Between two numbers, a rate alone is the name of the second: "loss 0.5 tok/s 900".
-    is_of_next = index + 2 < len(parts) and isinstance(after, str) and re.fullmatch(r"\s*\w*/s\w*\W*", after)
-    if isinstance(after, str) and not is_of_next and re.match(r" ?(\w+)?/s(?!\w*\s*[=:])", after):
+    is_of_next = index + 2 < len(parts) and re.fullmatch(r"\s*\w*/s\w*\W*", after)
+    if not is_of_next and re.match(r" ?(\w+)?/s(?!\w*\s*[=:])", after):
         name = name if name.endswith("per_s") or "tok" in name else "samples_per_s"
     elif name in _TIMES:
         name = "step_time"
     name = re.sub(r"^(tok|samples|images|img)\w*?_s(ec)?$", lambda m: f"{_RATES[m[1]]}_per_s", name)
-    if name == "rank" or _kind(name) in ("step", "place") or not re.fullmatch(r"[A-Za-z]\w*", name):
+    is_step = _counted_by(name) in ("step", "step in epoch")
+    if name == "rank" or is_step or not re.fullmatch(r"[A-Za-z]\w*", name):
         return ""
     is_number = re.search(r"[.\d][\w]*[feEgGd]$|^[feEgGd]$|^,", part.shape) is not None
     return name if is_number or _METRIC.search(name) else ""

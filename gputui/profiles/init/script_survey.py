@@ -13,8 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.profiles.init.printed_lines import Printed, PrintedLines
-from gputui.profiles.init.script_paths import PathResolver
-from gputui.profiles.init.syntax import arithmetic, constant, last_name
+from gputui.profiles.init.syntax import PathResolver, arithmetic, constant, last_name
 from gputui.runs.spec import Scalar
 
 Style = Literal["argparse", "click", "hf", "lightning", "globals"]
@@ -98,8 +97,6 @@ def survey_script(path: Path, *roots: Path) -> Survey:
 
 def _survey_file(survey: Survey, path: Path) -> None:
     try:
-        if path.exists() and not path.is_file():
-            raise SurveyError(f"{path} is no file; name a script, or a command behind --")
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
         if len(raw) > MAX_BYTES:
@@ -114,10 +111,6 @@ def _survey_file(survey: Survey, path: Path) -> None:
     _Surveyor(survey, tree).run()
 
 
-def _divides_by_ranks(operation: ast.operator, divisor: ast.expr) -> bool:
-    return isinstance(operation, ast.Div | ast.FloorDiv) and "world_size" in ast.unparse(divisor).lower()
-
-
 class _Surveyor:
     """Adds one module to a survey."""
 
@@ -126,60 +119,62 @@ class _Surveyor:
         self.module = tree
         self.nodes = list(ast.walk(tree))
         self.calls = [node for node in self.nodes if isinstance(node, ast.Call)]
+        self.assigned: dict[str, list[ast.Assign]] = {}
 
     def run(self) -> None:
-        survey = self.survey
-        assigned = self._read_statements()
-        # Options are not known yet, so these paths have "*" where the script's own options stand.
-        paths = PathResolver(assigned, survey.options.keys(), survey.style)
-        for call in self.calls:
-            name = last_name(call.func)
-            survey.calls.add(name)
-            survey.keywords.setdefault(name, {}).update(
-                {word.arg: paths.path(word.value) for word in call.keywords if word.arg}
-            )
-            if name.endswith("TrainingArguments") and call.args:
-                survey.keywords[name].setdefault("output_dir", paths.path(call.args[0]))
+        for node in self.nodes:
+            self._read_statement(node)
+        self._read_calls()
         self._read_options()
-        paths = PathResolver(assigned, survey.options.keys(), survey.style)
+        paths = PathResolver(self.assigned, self.survey.options.keys(), self.survey.style)
         lines = PrintedLines(self.nodes)
         for call in self.calls:
             if (saved := _saved_path(call, paths)) is not None:
-                survey.saves.append(saved)
+                self.survey.saves.append(saved)
             if (printed := lines.line(call)) is not None:
-                survey.printed.append(printed)
+                self.survey.printed.append(printed)
 
-    def _read_statements(self) -> dict[str, list[ast.Assign]]:
-        """Survey everything but calls. Returns the assignments to each name."""
+    def _read_statement(self, node: ast.AST) -> None:
+        """Survey anything but a call."""
         survey = self.survey
-        assigned: dict[str, list[ast.Assign]] = {}
-        for node in self.nodes:
-            if isinstance(node, ast.Import):
-                survey.modules |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom):
-                before = [node.module] if node.module else []
-                survey.modules |= {*before, *(".".join([*before, alias.name]) for alias in node.names)}
-            elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-                assigned.setdefault(node.targets[0].id, []).append(node)
-            elif isinstance(node, ast.AugAssign) and _divides_by_ranks(node.op, node.value):
-                survey.shared.add(last_name(node.target))
-            elif isinstance(node, ast.BinOp) and _divides_by_ranks(node.op, node.right):
-                survey.shared.add(last_name(node.left))
-            elif isinstance(node, ast.ClassDef):
-                survey.bases[node.name] = {last_name(base) for base in node.bases}
-                survey.calls |= survey.bases[node.name]
-            elif isinstance(node, ast.Constant) and _CHECKPOINT_FILE.fullmatch(str(node.value)):
-                survey.named_files.add(str(node.value))
-        return assigned
+        match node:
+            case ast.Import(names=names):
+                survey.modules |= {alias.name for alias in names}
+            case ast.ImportFrom(module=module, names=names):
+                before = [module] if module else []
+                survey.modules |= {*before, *(".".join([*before, alias.name]) for alias in names)}
+            case ast.Assign(targets=[ast.Name(id=name)]):
+                self.assigned.setdefault(name, []).append(node)
+            case ast.AugAssign(target=value, op=op, value=divisor) if _divides_by_ranks(op, divisor):
+                survey.shared.add(last_name(value))
+            case ast.BinOp(left=value, op=op, right=divisor) if _divides_by_ranks(op, divisor):
+                survey.shared.add(last_name(value))
+            case ast.ClassDef(name=name, bases=bases):
+                survey.bases[name] = {last_name(base) for base in bases}
+                survey.calls |= survey.bases[name]
+            case ast.Constant(value=value) if _CHECKPOINT_FILE.fullmatch(str(value)):
+                survey.named_files.add(str(value))
+
+    def _read_calls(self) -> None:
+        survey = self.survey
+        # Options are not known yet, so these paths have "*" where the script's own options stand.
+        paths = PathResolver(self.assigned, survey.options.keys(), survey.style)
+        for call in self.calls:
+            name = last_name(call.func)
+            survey.calls.add(name)
+            words = {word.arg: paths.path(word.value) for word in call.keywords if word.arg}
+            survey.keywords.setdefault(name, {}).update(words)
+            if name.endswith("TrainingArguments") and call.args:
+                survey.keywords[name].setdefault("output_dir", paths.path(call.args[0]))
 
     def _read_options(self) -> None:
         survey = self.survey
         for call in self.calls:
             name = last_name(call.func)
             if name == "add_argument":
-                self._add_declared(call, "argparse")
+                self._add(_declared_option(call, "argparse"), "argparse")
             elif name == "option" and isinstance(call.func, ast.Attribute):
-                self._add_declared(call, "click")
+                self._add(_declared_option(call, "click"), "click")
         if "HfArgumentParser" in survey.calls or "TrlParser" in survey.calls:
             survey.style = "hf"
             for node in self.nodes:
@@ -191,44 +186,13 @@ class _Surveyor:
             survey.style = "globals"
             self._add_globals()
 
-    def _add(self, option: Option, style: Style) -> None:
-        if re.fullmatch(r"[A-Za-z_]\w*", option.name):
+    def _add(self, option: Option | None, style: Style) -> None:
+        if option is not None and re.fullmatch(r"[A-Za-z_]\w*", option.name):
             known = self.survey.options.get(option.name)
             if known is not None:
                 option = replace(known, others=(*known.others, option.flag, *option.others))
             self.survey.options[option.name] = option
             self.survey.style = self.survey.style or style
-
-    def _add_declared(self, call: ast.Call, style: Style) -> None:
-        """Add the option of ``add_argument(…)`` or ``click.option(…)`` with all its spellings."""
-        given = [text for arg in call.args if isinstance(text := constant(arg), str)]
-        words = {word.arg: word.value for word in call.keywords if word.arg}
-        action = constant(words.get("action"))
-        if not given or "nargs" in words or action in ("append", "count", "version", "help"):
-            return
-        flags = [flag for text in given if text.startswith("-") for flag in text.split("/")[0].split()]
-        bare = next((text.replace("-", "_") for text in given if not text.startswith("-")), None)
-        if not flags:
-            if style == "argparse" and bare is not None:
-                self._add(Option("", bare, is_required=True), style)
-            return
-        flag = next((flag for flag in flags if flag.startswith("--")), flags[0])
-        name = flag.lstrip("-").replace("-", "_")
-        if action != "store_false":  # whose value is the opposite of its destination's
-            name = str(constant(words.get("dest")) or bare or name)
-        default = words.get("default")
-        value = constant(default)
-        is_flag = (
-            action in ("store_true", "store_false")
-            or constant(words.get("is_flag")) is True
-            or ("action" in words and last_name(words["action"]) == "BooleanOptionalAction")
-        )
-        is_known = default is None or isinstance(default, ast.Constant) or value is not None
-        if is_flag and default is None:
-            value = False
-        is_required = constant(words.get("required")) is True
-        others = tuple(each for each in flags if each != flag)
-        self._add(Option(flag, name, value, is_known, is_flag, is_required, others), style)
 
     def _add_fields(self, node: ast.ClassDef) -> None:
         """Add the fields of a dataclass."""
@@ -243,31 +207,71 @@ class _Surveyor:
     def _add_globals(self) -> None:
         """Add nanoGPT's options: ``--name=value`` sets a global that is a literal."""
         for node in self.module.body:
-            if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-                value = constant(node.value)
-                if value is None:
-                    value = arithmetic(node.value)
-                name = node.targets[0].id
-                if value is not None and not name.startswith("_"):
-                    self._add(Option(f"--{name}", name, value), "globals")
+            match node:
+                case ast.Assign(targets=[ast.Name(id=name)], value=assigned) if not name.startswith("_"):
+                    value = constant(assigned)
+                    value = arithmetic(assigned) if value is None else value
+                    if value is not None:
+                        self._add(Option(f"--{name}", name, value), "globals")
+
+
+def _divides_by_ranks(operation: ast.operator, divisor: ast.expr) -> bool:
+    return isinstance(operation, ast.Div | ast.FloorDiv) and "world_size" in ast.unparse(divisor).lower()
+
+
+def _declared_option(call: ast.Call, style: Style) -> Option | None:
+    """The option that ``add_argument("-b", "--batch-size", dest="batch", default=16)`` declares, or a call of
+    ``click.option``; None if it takes no single value."""
+    keywords = {word.arg: word.value for word in call.keywords if word.arg}
+    literals = {name: constant(value) for name, value in keywords.items()}
+    names = [text for argument in call.args if isinstance(text := constant(argument), str)]
+    action = literals.get("action")
+    if not names or "nargs" in keywords or action in ("append", "count", "version", "help"):
+        return None
+    # click's "--amp/--no-amp" is one name.
+    flags = [flag for text in names if text.startswith("-") for flag in text.split("/")[0].split()]
+    bare = next((text.replace("-", "_") for text in names if not text.startswith("-")), None)
+    if not flags:
+        return Option("", bare, is_required=True) if style == "argparse" and bare else None
+    flag = next((flag for flag in flags if flag.startswith("--")), flags[0])
+    name = flag.lstrip("-").replace("-", "_")
+    if action != "store_false":  # whose value is the opposite of its destination's
+        name = str(literals.get("dest") or bare or name)
+    is_flag = (
+        action in ("store_true", "store_false")
+        or literals.get("is_flag") is True
+        or ("action" in keywords and last_name(keywords["action"]) == "BooleanOptionalAction")
+    )
+    default = keywords.get("default")
+    value = constant(default)
+    return Option(
+        flag,
+        name,
+        default=False if is_flag and default is None else value,
+        is_known=default is None or isinstance(default, ast.Constant) or value is not None,
+        is_flag=is_flag,
+        is_required=literals.get("required") is True,
+        others=tuple(each for each in flags if each != flag),
+    )
 
 
 def _saved_path(call: ast.Call, paths: PathResolver) -> str | None:
-    """The path that a call saves to, or moves a finished file to; None for other calls."""
+    """The path that a call saves to, such as ``out/step_*.pt`` of ``torch.save(x, f"out/step_{n}.pt")``, or to which it
+    moves a finished file; None for other calls."""
     name = last_name(call.func)
     owner = last_name(call.func.value) if isinstance(call.func, ast.Attribute) else ""
-    words = {word.arg: word.value for word in call.keywords}
+    keywords = {word.arg: word.value for word in call.keywords}
     if name == "ModelCheckpoint":
-        folder = paths.path(words["dirpath"]) if "dirpath" in words else "lightning_logs/version_*/checkpoints"
+        folder = paths.path(keywords["dirpath"]) if "dirpath" in keywords else "lightning_logs/version_*/checkpoints"
         return f"{folder}/*.ckpt"
     target: ast.expr | None = None
     if name in _SAVERS and isinstance(call.func, ast.Attribute):
         if name == "save" and owner not in ("torch", "fabric", "dcp", "accelerator", "xm"):
             return None
         place = 0 if name == "save" and owner == "fabric" else _SAVERS[name]
-        target = call.args[place] if len(call.args) > place else words.get("f") or words.get("output_dir")
-    elif name in ("replace", "rename") and call.args:
-        target = call.args[-1] if len(call.args) == (2 if owner == "os" else 1) else None
+        target = call.args[place] if len(call.args) > place else keywords.get("f") or keywords.get("output_dir")
+    elif name in ("replace", "rename") and len(call.args) == (2 if owner == "os" else 1):
+        target = call.args[-1]
     if target is None:
         return None
     found = paths.path(target)

@@ -14,6 +14,7 @@ from gputui.runs.launchers import FOR_COMMAND, FOR_RANKS, FOR_SCRIPT, LAUNCHERS
 from gputui.runs.launchers.base import Launcher
 
 SHELLS = ("bash", "sh", "zsh")
+_ASSIGNMENT = re.compile(r"[A-Za-z_][\w.]*=")
 
 
 class DraftError(Exception):
@@ -22,7 +23,9 @@ class DraftError(Exception):
 
 @dataclass(slots=True)
 class TypedCommand:
-    """A typed command. ``program`` is set unless a launcher is typed; ``words`` follow the program or script."""
+    """A typed command: ``torchrun --nproc-per-node=2 train.py --lr 0.1`` has the launcher torchrun, ``nproc`` 2, the
+    script train.py and the words ``--lr 0.1``. ``program`` begins a command without a launcher, as in ``make train``.
+    """
 
     launcher: Launcher = FOR_RANKS
     python: str | None = None
@@ -42,6 +45,8 @@ def split_command(words: Sequence[str], folder: Path) -> TypedCommand:
     first = Path(words[0]).name
     if words[0].startswith("-"):
         raise DraftError(f"no option {words[0]} of gputui init; a command that begins so goes behind --")
+    if _ASSIGNMENT.match(words[0]):
+        raise DraftError(f"{words[0]}: write variables as env: in the profile, and here only the command behind them")
     if len(words) == 1 and words[0].endswith(".py"):
         if not (folder / words[0]).is_file():
             raise DraftError(f"{words[0]}: no such file")
@@ -68,27 +73,21 @@ def split_command(words: Sequence[str], folder: Path) -> TypedCommand:
 
 
 def _other_command(words: Sequence[str], folder: Path) -> TypedCommand:
-    """A command that stays as it was typed, apart from its options."""
+    """A command that stays as it was typed, apart from its options. These begin behind the Python script or the shell
+    script, or with the first ``NAME=VALUE``."""
     first = Path(words[0]).name
     file = folder / words[0]
     if file.exists() and shutil.which(words[0]) is None and not (file.is_file() and os.access(file, os.X_OK)):
         raise DraftError(f"{words[0]} is neither a Python script nor a program; see gputui init --help")
-    script = next((index for index, word in enumerate(words) if word.endswith(".py")), None)
-    if first in ("make", "just", *SHELLS):
-        script = None
-    if script is not None:
-        end = script + 1
-    elif first not in SHELLS:
-        end = next((index for index, word in enumerate(words) if re.match(r"[A-Za-z_][\w.]*=", word)), len(words))
+    script = None
+    if first in SHELLS:
+        ends = (index + 1 for index, word in enumerate(words) if index and not word.startswith("-"))
+    elif first not in ("make", "just") and (script := next((word for word in words if word.endswith(".py")), None)):
+        ends = (index + 1 for index, word in enumerate(words) if word == script)
     else:
-        # The words after the shell script are its arguments.
-        end = next((index + 1 for index, word in enumerate(words) if index and not word.startswith("-")), len(words))
-    return TypedCommand(
-        launcher=FOR_COMMAND,
-        script=None if script is None else words[script],
-        program=list(words[:end]),
-        words=list(words[end:]),
-    )
+        ends = (index for index, word in enumerate(words) if _ASSIGNMENT.match(word))
+    end = next(ends, len(words))
+    return TypedCommand(launcher=FOR_COMMAND, script=script, program=list(words[:end]), words=list(words[end:]))
 
 
 def _typed_launcher(words: Sequence[str]) -> Launcher | None:
@@ -140,15 +139,9 @@ def script_file(command: TypedCommand, folder: Path) -> Path | None:
     return next((file for file in (path.with_suffix(".py"), path / "__main__.py") if file.is_file()), None)
 
 
-def _command_file(command: TypedCommand, folder: Path) -> Path | None:
-    """The shell script or Makefile that a command runs."""
-    names = command.program[1:] if Path(command.program[0]).name != "make" else ["Makefile", "makefile", "GNUmakefile"]
-    return next((folder / name for name in names if (folder / name).is_file()), None)
-
-
 def _script_named_by(command: TypedCommand, folder: Path) -> Path | None:
     """The first Python script that the shell script or Makefile of a command names."""
-    file = _command_file(command, folder) if command.program else None
+    file = _command_file(command, folder)
     if file is None:
         return None
     names = re.findall(r"[\w./-]+\.py\b", file.read_text("utf-8", "replace"))
@@ -157,52 +150,57 @@ def _script_named_by(command: TypedCommand, folder: Path) -> Path | None:
     return next((path for path in candidates if path.is_file()), None)
 
 
-def command_options(command: TypedCommand, folder: Path) -> dict[str, Option]:
-    """The options of a command's Makefile (variables) or shell script (arguments that it names)."""
-    return _make_variables(command, folder) or _shell_arguments(command, folder)
-
-
 def command_text(command: TypedCommand, folder: Path) -> str:
     """The Makefile or shell script that a command runs, "" for none."""
-    file = _command_file(command, folder) if command.launcher.takes_command and command.program else None
+    file = _command_file(command, folder)
     return "" if file is None else file.read_text("utf-8", "replace")
 
 
-def _shell_arguments(command: TypedCommand, folder: Path) -> dict[str, Option]:
+def _command_file(command: TypedCommand, folder: Path) -> Path | None:
+    if not command.program:
+        return None
+    first, *names = command.program
+    if Path(first).name == "make":
+        names = ["Makefile", "makefile", "GNUmakefile"]
+    return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+def command_options(command: TypedCommand, text: str) -> dict[str, Option]:
+    """The options of a command's Makefile (variables) or shell script (arguments that it names) with this text."""
+    first = Path(command.program[0]).name
+    if first == "make":
+        return _make_variables(text)
+    return _shell_arguments(text) if first in SHELLS or first.endswith(".sh") else {}
+
+
+def _make_variables(text: str) -> dict[str, Option]:
+    """``BATCH ?= 32`` of a Makefile."""
+    pairs = re.findall(r"^([A-Za-z_]\w*)\s*[?:]?=[ \t]*(\S*)[ \t]*$", text, re.MULTILINE)
+    return {name: Option(name, name, number_or_text(value)) for name, value in pairs}
+
+
+def _shell_arguments(text: str) -> dict[str, Option]:
     """``OUT=${1:-out}`` and ``epochs=$2`` of a shell script, in order, up to the first argument without a name."""
-    if Path(command.program[0]).name not in SHELLS and not command.program[0].endswith(".sh"):
-        return {}
     pairs = re.findall(
-        r"^[ \t]*(?:export |local )?([A-Za-z_]\w*)=\"?\$\{?(\d)(?::?-([^}\s]*))?\}?\"?[ \t]*$",
-        command_text(command, folder),
-        re.MULTILINE,
+        r"^[ \t]*(?:export |local )?([A-Za-z_]\w*)=\"?\$\{?(\d)(?::?-([^}\s]*))?\}?\"?[ \t]*$", text, re.MULTILINE
     )
     named = {int(place): (name, default) for name, place, default in reversed(pairs)}
     options: dict[str, Option] = {}
     for place in range(1, len(named) + 1):
         if place not in named:
             break
-        name, text = named[place]
-        value = text if (number := as_number(text)) is None else number
-        options[name] = Option("", name, value, is_required=not text)
+        name, default = named[place]
+        options[name] = Option("", name, number_or_text(default), is_required=not default)
     return options
-
-
-def _make_variables(command: TypedCommand, folder: Path) -> dict[str, Option]:
-    """``BATCH ?= 32`` of a Makefile."""
-    file = _command_file(command, folder)
-    if file is None or Path(command.program[0]).name != "make":
-        return {}
-    pairs = re.findall(r"^([A-Za-z_]\w*)\s*[?:]?=[ \t]*(\S*)[ \t]*$", file.read_text("utf-8", "replace"), re.MULTILINE)
-    return {
-        name: Option(name, name, value if (number := as_number(value)) is None else number) for name, value in pairs
-    }
 
 
 def as_number(text: str) -> int | float | None:
     """The number that a word spells, or None."""
+    value = number_or_text(text)
+    return None if isinstance(value, str) else value
+
+
+def number_or_text(text: str) -> int | float | str:
     if re.fullmatch(r"[-+]?\d+", text):
         return int(text)
-    if re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", text):
-        return float(text)
-    return None
+    return float(text) if re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", text) else text
