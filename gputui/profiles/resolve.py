@@ -60,48 +60,28 @@ def resolve(
     env = os.environ if environ is None else environ
     form = profile.form
     problems: list[str] = []
-    params: dict[str, Scalar] = {}
-    request = GpuRequest()
-    given = dict(overrides or {})
-    unknown = {name: given.pop(name) for name in list(given) if name not in profile.parameters}
-    problems += [f"{name}: {_unknown(profile, name, value)}" for name, value in unknown.items()]
-    phases: list[Phase] = []
+    is_refusal = True
     try:
-        for phase in form.phases:
-            parsed = apply(profile.parameters, phase.params)
-            phases.append(Phase(phase.until, {name: parsed[name] for name in phase.params}))
-        params = apply(profile.parameters, {**(phases[0].params if phases else {}), **given})
+        phases, params = _parameters(profile, overrides or {})
     except ParameterError as error:
-        problems += error.problems
-    is_refusal = not problems
+        problems, is_refusal = [*error.problems], False
     try:
-        selection = form.gpus if gpus_override is None else parse_selection(gpus_override)
-        request = request_gpus(selection, inventory, form.requires.gpu_memory)
-        if form.min_gpus is not None and request.count:
-            request = replace(request, min_count=min(form.min_gpus, request.count))
+        gpus = _gpus(form, gpus_override, inventory)
     except SelectionError as error:
         problems.append(f"{'gpus' if gpus_override is None else '--gpus'}: {error}")
         is_refusal = is_refusal and error.is_refusal
     if problems:
         raise ResolveError(problems, is_refusal=is_refusal)
     workdir = working_directory(profile, env)
-    python = None
-    if not LAUNCHERS[form.launcher].takes_command:
-        python = interpreter(form.python, workdir, profile.folder, env)
-    program: tuple[str, ...] = ("-m", form.module or "")
-    if form.command is not None:
-        program = tuple(form.command)
-    elif form.script is not None:
-        program = (os.path.normpath(profile.folder / _home(form.script, env)),)
     return RunSpec(
         name=profile.name,
         launcher=form.launcher,
-        program=program,
+        program=_program(profile, env),
         workdir=workdir,
-        python=(target or {}).get("python") or python,
+        python=(target or {}).get("python") or _python(profile, workdir, env),
         profile_path=str(profile.folder / profile.path.resolve().name),
-        nproc=_processes(form, request, is_overridden=gpus_override is not None),
-        gpus=request,
+        nproc=_processes(form, gpus, is_overridden=gpus_override is not None),
+        gpus=gpus,
         visible=form.visible,
         disk_bytes=form.requires.disk,
         params=params,
@@ -118,9 +98,83 @@ def resolve(
         priority=form.priority,
         gates=dict(form.gates),
         sinks=_sinks(form, workdir, params, env),
-        phases=tuple(phases),
+        phases=phases,
         target=target,
     )
+
+
+def _parameters(profile: Profile, overrides: Mapping[str, Scalar]) -> tuple[tuple[Phase, ...], dict[str, Scalar]]:
+    """The phases of a run, and the parameters of the first one. Raises ParameterError."""
+    known = profile.parameters
+    unknown = [f"{name}: {_unknown(profile, name, value)}" for name, value in overrides.items() if name not in known]
+    given = {name: value for name, value in overrides.items() if name in known}
+    phases: list[Phase] = []
+    try:
+        for phase in profile.form.phases:
+            values = apply(known, phase.params)
+            phases.append(Phase(phase.until, {name: values[name] for name in phase.params}))
+        params = apply(known, {**(phases[0].params if phases else {}), **given})
+    except ParameterError as error:
+        raise ParameterError([*unknown, *error.problems]) from error
+    if unknown:
+        raise ParameterError(unknown)
+    return tuple(phases), params
+
+
+def _unknown(profile: Profile, name: str, given: Scalar) -> str:
+    """The message for an unknown parameter, with the lines that would add it to the profile."""
+    from gputui.profiles.init.draft import script_option
+    from gputui.profiles.init.typed_command import TypedCommand
+
+    form = profile.form
+    launcher = LAUNCHERS[form.launcher]
+    command = TypedCommand(launcher, None, form.script, form.module, list(form.command or ()))
+    option = script_option(command, profile.folder, name)
+    if option is None and nearest(name, profile.parameters) is not None:
+        return unknown_parameter(name, profile.parameters)
+    default, argument = option if option is not None else (None, f"--{name} {{{name}}}")
+    line = f'"{name}: {format_value(given if default is None else default)}" to params:'
+    if launcher.takes_command or form.args is not None:
+        line += f' and "{argument}" to {"command" if launcher.takes_command else "args"}:'
+    where = f"add {line} of {shown_path(profile.path)}"
+    if option is not None:
+        return f"no parameter of the profile, but an option of the script: {where}"
+    return f"{unknown_parameter(name, profile.parameters)}; if it is an option of the script, {where}"
+
+
+def _gpus(form: ProfileForm, override: str | None, inventory: Sequence[GpuFacts] | None) -> GpuRequest:
+    """The GPUs that the run asks for. Raises SelectionError."""
+    selection = form.gpus if override is None else parse_selection(override)
+    request = request_gpus(selection, inventory, form.requires.gpu_memory)
+    if form.min_gpus is None or not request.count:
+        return request
+    return replace(request, min_count=min(form.min_gpus, request.count))
+
+
+def _processes(form: ProfileForm, request: GpuRequest, *, is_overridden: bool) -> int:
+    """The number of processes: that of the profile, or one per GPU if GPUs are given at the launch. A CPU run without a
+    number is one process."""
+    if not LAUNCHERS[form.launcher].starts_ranks:
+        return 1
+    if form.nproc == "gpus" or (is_overridden and request.count):
+        return request.count or 1
+    return int(form.nproc)
+
+
+def _program(profile: Profile, environ: Mapping[str, str]) -> tuple[str, ...]:
+    form = profile.form
+    if form.command is not None:
+        return tuple(form.command)
+    if form.script is not None:
+        return (os.path.normpath(profile.folder / _home(form.script, environ)),)
+    return ("-m", form.module or "")
+
+
+def _python(profile: Profile, workdir: str, environ: Mapping[str, str]) -> str | None:
+    """The interpreter of the run; None where the command names its own program."""
+    if LAUNCHERS[profile.form.launcher].takes_command:
+        return None
+    return interpreter(profile.form.python, workdir, profile.folder, environ)
 
 
 def wants_gpus(profile: Profile, gpus_override: str | None) -> bool:
@@ -183,37 +237,6 @@ def working_directory(profile: Profile, environ: Mapping[str, str]) -> str:
 def _holds_module(root: Path, module: str) -> bool:
     path = root.joinpath(*module.split("."))
     return path.with_name(f"{path.name}.py").is_file() or (path / "__main__.py").is_file()
-
-
-def _unknown(profile: Profile, name: str, given: Scalar) -> str:
-    """The message for an unknown parameter, with the lines that would add it to the profile."""
-    from gputui.profiles.init.draft import script_option
-    from gputui.profiles.init.typed_command import TypedCommand
-
-    form = profile.form
-    launcher = LAUNCHERS[form.launcher]
-    command = TypedCommand(launcher, None, form.script, form.module, list(form.command or ()))
-    option = script_option(command, profile.folder, name)
-    if option is None and nearest(name, profile.parameters) is not None:
-        return unknown_parameter(name, profile.parameters)
-    default, argument = option if option is not None else (None, f"--{name} {{{name}}}")
-    line = f'"{name}: {format_value(given if default is None else default)}" to params:'
-    if launcher.takes_command or form.args is not None:
-        line += f' and "{argument}" to {"command" if launcher.takes_command else "args"}:'
-    where = f"add {line} of {shown_path(profile.path)}"
-    if option is not None:
-        return f"no parameter of the profile, but an option of the script: {where}"
-    return f"{unknown_parameter(name, profile.parameters)}; if it is an option of the script, {where}"
-
-
-def _processes(form: ProfileForm, request: GpuRequest, *, is_overridden: bool) -> int:
-    """The number of processes: that of the profile, or one per GPU if GPUs are given at the launch. A CPU run without a
-    number is one process."""
-    if not LAUNCHERS[form.launcher].starts_ranks:
-        return 1
-    if form.nproc == "gpus" or (is_overridden and request.count):
-        return request.count or 1
-    return int(form.nproc)
 
 
 def _metrics(source: Metrics, workdir: str, params: Mapping[str, Scalar]) -> MetricsSpec:

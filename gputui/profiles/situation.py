@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
-from msgspec import Struct
+import msgspec
 
 from gputui.core.text import clean
 from gputui.machine.gpu_model import GpuFacts, unseen_use
@@ -28,16 +27,14 @@ def situation_of(
         return None
     facts, samples, slow, in_use = [], {}, {}, {}
     for gpu in gpus:
-        facts.append(
-            GpuFacts(**{**_known(GpuFacts, gpu.facts), "uuid": gpu.uuid, "index": gpu.index, "name": gpu.name})
-        )
+        facts.append(msgspec.convert({**gpu.facts, "uuid": gpu.uuid, "index": gpu.index, "name": gpu.name}, GpuFacts))
         samples[gpu.uuid] = GpuSample(
             gpu.uuid,
             state="lost" if gpu.state == "lost" else "error" if gpu.state == "error" else "ok",
             memory_used_bytes=gpu.memory_used_bytes,
             memory_total_bytes=gpu.memory_total_bytes,
         )
-        slow[gpu.uuid] = GpuSlowSample(**{**_known(GpuSlowSample, gpu.slow), "uuid": gpu.uuid})
+        slow[gpu.uuid] = msgspec.convert({**gpu.slow, "uuid": gpu.uuid}, GpuSlowSample)
         holder = holder_of(gpu)
         use = unseen_use(gpu.own_used_bytes, gpu.utilization_percent) if holder is None else f"is used by {holder}"
         if use is not None:
@@ -55,7 +52,3 @@ def holder_of(gpu: GpuView) -> str | None:
         process = max(gpu.processes, key=lambda each: each.memory_bytes or 0)
         return f"a process of {clean(process.user)}" if process.user else f"process {process.pid}"
     return None
-
-
-def _known(kind: type[Struct], values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if name in kind.__struct_fields__}

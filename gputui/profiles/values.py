@@ -146,6 +146,8 @@ def _unit(given: object) -> float:
     raise expected(f"a unit ({', '.join(UNITS)}) or the number to multiply with")
 
 
+# Alerts and recovery are checked as forms, but kept as written: a form is full of defaults, and only what a person
+# changed is stored with a run.
 def _alerts(given: object, check: ValidatorFunctionWrapHandler) -> str | dict[str, Any] | None:
     if isinstance(given, dict):
         check(given)
@@ -156,7 +158,7 @@ def _alerts(given: object, check: ValidatorFunctionWrapHandler) -> str | dict[st
 
 
 def _recovery(given: object, check: ValidatorFunctionWrapHandler) -> dict[str, Any]:
-    """The long form, as it is stored with the run."""
+    """``off`` and ``standard`` become ``{"policy": …}``."""
     if given is False:
         return {"policy": "off"}
     if isinstance(given, str):

@@ -18,7 +18,7 @@ from gputui.runs.checks import CheckResult
 
 TORCHRUN_MODULE = "torch.distributed.run"
 DEADLINE_SECONDS = 120.0
-# Per direction and lane, encoding deducted (PCI-SIG): generation → GB/s.
+# By generation, of one lane in one direction, encoding deducted (PCI-SIG).
 PCIE_LANE_BYTES_PER_SECOND = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
 # Pinned copies reach 80 to 90 % of the link. Less than half of it is a fault.
 SLOW_COPY_FRACTION = 0.5

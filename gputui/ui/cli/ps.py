@@ -62,49 +62,58 @@ def command(session: Session, as_json: bool, active: bool, tags: tuple[str, ...]
     unread = intake.without_metrics(connection)
     listed = [row_of(connection, run) for run in runs]
     has_own = any(row.progress.has_own_metric for row in listed)
-    rows: list[tuple[str, ...]] = [_row(row, unread.get(row.run.run_id), time.time(), has_own) for row in listed]
-    heads = ["RUN", "STATE", "ATTEMPT", "GPUS", "STEP", "METRIC" if has_own else "LOSS", "TIME", "ETA", ""]
-    for head, cells in (
-        ("TAGS", [tag_words(run) for run in runs]),
-        ("NAME", [run.name if run.is_renamed else "" for run in runs]),
-    ):
-        if any(cells):
-            heads.insert(1, head)
-            rows = [(row[0], cell, *row[1:]) for row, cell in zip(rows, cells, strict=True)]
-    print_table(heads, rows)
+    now = time.time()
+    rows = [_row(row, unread.get(row.run.run_id), now, has_own) for row in listed]
+    heads = [head for head in rows[0] if head not in ("NAME", "TAGS") or any(row[head] for row in rows)]
+    print_table(heads, [[row[head] for head in heads] for row in rows])
 
 
-def _row(row: RunRow, unread: str | None, now: float, with_name: bool) -> tuple[str, ...]:
+def _row(row: RunRow, unread: str | None, now: float, has_own_metrics: bool) -> dict[str, str]:
+    """The cells of a run by their column. ``unread`` says why the run has no metrics."""
     run, progress = row.run, row.progress
     name, value = progress.listed_metric
-    left = now_words = None
-    if run.attempt:
-        is_going_on = run.state in (RunState.RUNNING, RunState.STOPPING)
-        if run.state is RunState.STARTING and not unread:
-            now_words = outlook(row, now)[0]
-        elif run.state is RunState.STOPPING:
-            now_words = stop_words(row, now)[0]
-        elif is_going_on and silent_seconds(row, now):
-            now_words = outlook(row, now)[0]
-        elif is_going_on:
-            left = time_left(progress).removesuffix(" left")
-            now_words = unmeasured_words(row) or None
     total = "" if progress.total_steps is None else f"/{units.count(progress.total_steps)}"
-    why = (
-        now_words
-        or run.waiting_for
-        or run.told_reason
-        or ("" if run.target is None or run.ended_at is not None else placement_words(run, now)[0])
-        or (f"no metrics: {unread}" if unread else "")
-    )
-    return (
-        run.run_id,
-        run.state,
-        str(run.attempt or "–"),
-        str(len(run.gpus)) if run.gpus else "–",
-        "–" if progress.step is None else units.count(progress.step) + total,
-        (f"{clean(name)} " if with_name and value is not None else "") + units.metric_value(value),
-        units.duration(run.trained_seconds(now)),
-        left or "–",
-        " · ".join(part for part in (why, run.note) if part),
-    )
+    metric = units.metric_value(value)
+    return {
+        "RUN": run.run_id,
+        "NAME": run.name if run.is_renamed else "",
+        "TAGS": tag_words(run),
+        "STATE": run.state,
+        "ATTEMPT": str(run.attempt or "–"),
+        "GPUS": str(len(run.gpus)) if run.gpus else "–",
+        "STEP": "–" if progress.step is None else units.count(progress.step) + total,
+        **({"METRIC": metric if value is None else f"{clean(name)} {metric}"} if has_own_metrics else {"LOSS": metric}),
+        "TIME": units.duration(run.trained_seconds(now)),
+        "ETA": time_left(progress).removesuffix(" left") or "–" if _makes_steps(row, now) else "–",
+        "": " · ".join(part for part in (_remark(row, unread, now), run.note) if part),
+    }
+
+
+def _makes_steps(row: RunRow, now: float) -> bool:
+    run = row.run
+    return bool(run.attempt) and run.state is RunState.RUNNING and not silent_seconds(row, now)
+
+
+def _remark(row: RunRow, unread: str | None, now: float) -> str:
+    """What the run does, waits for or ended by, if that is worth a word."""
+    run = row.run
+    if words := _doing(row, unread, now):
+        return words
+    if run.waiting_for or run.told_reason:
+        return run.waiting_for or run.told_reason or ""
+    if run.target is not None and run.ended_at is None and (place := placement_words(run, now)[0]):
+        return place
+    return f"no metrics: {unread}" if unread else ""
+
+
+def _doing(row: RunRow, unread: str | None, now: float) -> str:
+    run = row.run
+    if not run.attempt:
+        return ""
+    if run.state is RunState.STOPPING:
+        return stop_words(row, now)[0]
+    if run.state is RunState.STARTING:
+        return "" if unread else outlook(row, now)[0]
+    if run.state is RunState.RUNNING:
+        return outlook(row, now)[0] if silent_seconds(row, now) else unmeasured_words(row)
+    return ""

@@ -25,7 +25,7 @@ def record(
 ) -> int:
     """Record in the foreground until stopped. ``prometheus`` is the address to serve metrics on; ``output`` is a file
     for every sample, rotated at the size ``rotate``."""
-    samples = _samples(output, rotate)
+    samples = _output_file(output, rotate)
     if prometheus is not None:
         _expose(session, prometheus)
     from gputui.agent.startup import RecordError
@@ -50,7 +50,7 @@ def record(
     return code
 
 
-def _samples(output: Path | None, rotate: str | None) -> FileOutput | None:
+def _output_file(output: Path | None, rotate: str | None) -> FileOutput | None:
     from gputui.agent.recording.output import FileOutput
     from gputui.core.yaml_forms.quantities import parse_size
 
@@ -65,8 +65,8 @@ def _samples(output: Path | None, rotate: str | None) -> FileOutput | None:
     form = forms.get(output.suffix.lower())
     if form is None:
         fail(f"--output: {output} ends neither in .ndjson nor in .csv", EXIT_USAGE)
-    if not output.parent.is_dir() or output.is_dir():
-        fail(f"--output: {output.parent} is no folder, or {output} is one", EXIT_USAGE)
+    if not output.parent.is_dir():
+        fail(f"--output: there is no folder {output.parent}", EXIT_USAGE)
     return FileOutput(output.absolute(), form, size)
 
 
