@@ -1,4 +1,4 @@
-"""Whether the GPUs that a run asks for exist, work and are free. Pure."""
+"""Whether the GPUs that a run asks for exist, work, are free and have enough memory. Pure."""
 
 from __future__ import annotations
 
@@ -9,9 +9,15 @@ from msgspec import Struct
 
 from gputui.core.units import bytes_text, index_ranges
 from gputui.machine.gpu_model import GpuFacts
-from gputui.runs.checks import CheckResult
+from gputui.runs.checks import CheckResult, graded
 from gputui.runs.spec import GpuRequest, RunSpec
+from gputui.store.gpu_use import PastPeak
 from gputui.store.series import GpuSample, GpuSlowSample
+
+MARGIN = 0.95
+"""The usable share of a GPU's memory; the CUDA context and fragmentation take the rest."""
+
+_LENGTH_WORDS = {"step", "steps", "epoch", "epochs", "seed", "every", "interval", "warmup", "log"}
 
 
 class GpuSituation(Struct, frozen=True):
@@ -139,3 +145,102 @@ def _sentence(first: str, by_index: Mapping[int, str]) -> str:
         several = f"GPUs {index_ranges(sorted(alike))} {_PLURALS.get(verb, verb)} {rest}"
         parts.append(several if len(alike) > 1 else f"GPU {alike[0]} {why}")
     return "; ".join(parts)
+
+
+class Expectation(Struct, frozen=True):
+    """The expected peak per GPU in bytes, the number of runs behind it, and whether it was extrapolated from other
+    batch sizes."""
+
+    peak_bytes: int
+    run_count: int
+    is_scaled: bool
+
+
+def check_memory(past: Sequence[PastPeak], spec: RunSpec, situation: GpuSituation | None) -> CheckResult:
+    """Check whether the run fits into the smallest GPU that it would get, by what earlier runs of its profile took."""
+    if not spec.gpus.count:
+        return CheckResult("memory", "skip", "a CPU run takes no GPU memory")
+    batch_name, batch = _batch_of(spec)
+    for each in past:
+        size = _batch(each.params.get(batch_name))
+        if each.ran_out and batch and size and size <= batch and _is_like(each, spec, batch_name):
+            message = f"{each.run_id} ran out of GPU memory with {batch_name} {size}"
+            return CheckResult("memory", "warn", message, f"lower {batch_name}, or leave it to recovery")
+    expected = expect(past, spec)
+    if expected is None:
+        return CheckResult("memory", "skip", "unknown: no earlier run of this profile measured its GPU memory")
+    runs = "1 earlier run" if expected.run_count == 1 else f"{expected.run_count} earlier runs"
+    how = f"expected from {runs}" + (" with another batch size" if expected.is_scaled else "")
+    total_bytes = None if situation is None else _smallest_bytes(spec.gpus, situation)
+    if total_bytes is None:
+        return CheckResult("memory", "skip", f"{bytes_text(expected.peak_bytes)} per GPU {how}")
+    detail = f"{bytes_text(expected.peak_bytes)} of {bytes_text(total_bytes)} per GPU {how}"
+    remedy = f"lower {batch_name}" if batch_name else "choose GPUs with more memory"
+    return graded("memory", detail, remedy, warns=expected.peak_bytes > total_bytes * MARGIN)
+
+
+def expect(past: Sequence[PastPeak], spec: RunSpec) -> Expectation | None:
+    """Predict this run's peak from attempts that differ at most in the batch size and in parameters that do not matter.
+
+    With the same batch size it is the largest peak. Otherwise memory is assumed to be linear in the batch size: through
+    the two nearest sizes, or proportional to the only one, which overestimates a larger batch. None without such
+    attempts.
+    """
+    batch_name, batch = _batch_of(spec)
+    alike = [
+        (each, each.peak_bytes)
+        for each in past
+        if each.peak_bytes is not None and not each.ran_out and _is_like(each, spec, batch_name)
+    ]
+    runs = len({each.run_id for each, _ in alike})
+    if batch is None:
+        peak = max((peak_bytes for _, peak_bytes in alike), default=None)
+        return None if peak is None else Expectation(peak, runs, is_scaled=False)
+    peaks: dict[int, int] = {}
+    for each, peak_bytes in alike:
+        size = _batch(each.params.get(batch_name))
+        if size is not None:
+            peaks[size] = max(peaks.get(size, 0), peak_bytes)
+    if batch in peaks:
+        return Expectation(peaks[batch], runs, is_scaled=False)
+    near = sorted(peaks, key=lambda size: abs(size - batch))[:2]
+    if not near:
+        return None
+    if len(near) == 1:
+        expected = peaks[near[0]] * max(1.0, batch / near[0])
+    else:
+        low, high = sorted(near)
+        slope = max(0.0, (peaks[high] - peaks[low]) / (high - low))
+        expected = peaks[low] + slope * (batch - low)
+    return Expectation(max(0, round(expected)), runs, is_scaled=True)
+
+
+def _smallest_bytes(request: GpuRequest, situation: GpuSituation) -> int | None:
+    """The memory of the smallest GPU that the run would get; of the smallest GPU at all if none is free."""
+    gpus = likely_gpus(request, situation) or situation.facts
+    return min((gpu.memory_total_bytes for gpu in gpus if gpu.memory_total_bytes is not None), default=None)
+
+
+def _is_like(past: PastPeak, spec: RunSpec, batch_name: str) -> bool:
+    """Whether an earlier attempt is comparable: its integers and texts are the same. Fractions such as rates, and
+    lengths such as numbers of steps, do not change the memory."""
+    changed_by_recovery = {batch_name, spec.role("grad_accum", spec.params), spec.role("num_workers", spec.params)}
+    for name, value in spec.params.items():
+        if name in changed_by_recovery or isinstance(value, float) or name not in past.params:
+            continue
+        words = set(name.lower().replace("-", "_").split("_"))
+        if isinstance(value, int) and not isinstance(value, bool) and words & _LENGTH_WORDS:
+            continue
+        if past.params[name] != value:
+            return False
+    return True
+
+
+def _batch_of(spec: RunSpec) -> tuple[str, int | None]:
+    """The name and the value of the run's batch size, "" and None without one."""
+    name = spec.role("batch_size", spec.params) or ""
+    return name, _batch(spec.params.get(name))
+
+
+def _batch(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None

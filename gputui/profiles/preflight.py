@@ -16,13 +16,12 @@ from gputui.core.config import Workspace
 from gputui.core.redaction import redact_params
 from gputui.core.units import bytes_text
 from gputui.core.yaml_forms.problems import nearest, nearest_file
-from gputui.profiles.gpu_checks import GpuSituation, check_gpus, likely_gpus
+from gputui.profiles.gpu_checks import GpuSituation, check_gpus, check_memory
 from gputui.profiles.interpreter_checks import check_interpreter
-from gputui.profiles.memory_fit import check_memory
 from gputui.profiles.params import NAME_PATTERN, RESERVED_NAMES, UNDECIDED
 from gputui.profiles.probe import DEADLINE_SECONDS
 from gputui.profiles.sink_checks import RUN_ID, check_sinks
-from gputui.runs.checks import CheckResult
+from gputui.runs.checks import CheckResult, graded
 from gputui.runs.executors import Executors
 from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.spec import ROLE_NAMES, RunSpec
@@ -79,7 +78,7 @@ def quick_checks(
         _checkpoints(spec),
         _resume(spec),
         check_gpus(spec, gpus),
-        check_memory(past, spec, _smallest_bytes(spec, gpus)),
+        check_memory(past, spec, gpus),
         _disk(spec, state),
         *LAUNCHERS[spec.launcher].checks(spec),
         *Executors().of(None).checks(spec),
@@ -103,8 +102,8 @@ def check_elsewhere(spec: RunSpec, state: Path) -> list[CheckResult]:
 def _program(spec: RunSpec, environ: Mapping[str, str]) -> CheckResult:
     first = spec.program[0]
     if LAUNCHERS[spec.launcher].takes_command:
-        path = spec.env.get("PATH") or environ.get("PATH")
         base = spec.workdir if not spec.workdir.startswith(_RUN_DIR) else "/"
+        path = spec.env.get("PATH") or environ.get("PATH")
         found = shutil.which(str(Path(base) / first) if "/" in first else first, path=path)
         if found is None:
             remedy = "install it, or give its path in command:"
@@ -118,70 +117,57 @@ def _program(spec: RunSpec, environ: Mapping[str, str]) -> CheckResult:
         meant = nearest_file(script.name, beside)
         remedy = f"did you mean {meant}?" if meant else "script: is relative to the profile's folder"
         return CheckResult("program", "fail", f"{script} does not exist", remedy)
-    if not script.is_file():
-        return CheckResult("program", "fail", f"{script} is not a file", "script: names a Python file")
-    if not os.access(script, os.R_OK):
-        return CheckResult("program", "fail", f"{script} cannot be read", f"chmod u+r {script}")
-    return CheckResult("program", "pass", str(script))
+    readable = script.is_file() and os.access(script, os.R_OK)
+    remedy = "script: names a Python file that you may read"
+    return graded(
+        "program", f"{script}{'' if readable else ' is no file that can be read'}", remedy, fails=not readable
+    )
 
 
 def _interpreter(spec: RunSpec) -> CheckResult:
     if spec.python is None:
         return CheckResult("interpreter", "skip", f"launcher {spec.launcher} names its own program")
-    path = Path(spec.python)
+    if "/" in spec.python and shutil.which(spec.python) is not None:
+        return CheckResult("interpreter", "pass", spec.python)
+    state = "is not a program that can be run" if Path(spec.python).exists() else "does not exist"
     remedy = "set python: in the profile to the training environment's interpreter"
-    if not path.is_absolute() or not path.exists():
-        return CheckResult("interpreter", "fail", f"{spec.python} does not exist", remedy)
-    if not path.is_file() or not os.access(path, os.X_OK):
-        return CheckResult("interpreter", "fail", f"{spec.python} is not a program that can be run", remedy)
-    return CheckResult("interpreter", "pass", spec.python)
+    return CheckResult("interpreter", "fail", f"{spec.python} {state}", remedy)
 
 
 def _workdir(spec: RunSpec) -> CheckResult:
     if spec.workdir.startswith(_RUN_DIR):
         return CheckResult("workdir", "pass", "the run's own folder")
     path = Path(spec.workdir)
-    if not path.is_dir():
-        state = "is not a folder" if path.exists() else "does not exist"
-        return CheckResult("workdir", "fail", f"{path} {state}", "workdir: is relative to the profile's folder")
-    if not os.access(path, os.R_OK | os.X_OK):
-        return CheckResult("workdir", "fail", f"{path} cannot be entered", f"chmod u+rx {path}")
-    return CheckResult("workdir", "pass", str(path))
+    usable = path.is_dir() and os.access(path, os.R_OK | os.X_OK)
+    state = "" if usable else " is no folder that can be entered" if path.exists() else " does not exist"
+    return graded("workdir", f"{path}{state}", "workdir: is relative to the profile's folder", fails=not usable)
 
 
 def _placeholders(spec: RunSpec) -> CheckResult:
-    unknown: list[str] = []
-    hints: list[str] = []
     of_sinks = [(f"sinks.{name}", target) for name, target in spec.sinks.items()]
+    unknown: dict[str, str | None] = {}  # with the nearest known name
     for key, text in [*_templates(spec), *of_sinks]:
-        known = [*spec.params, *(("run_dir", RUN_ID) if (key, text) in of_sinks else RESERVED_NAMES)]
+        reserved = ("run_dir", RUN_ID) if key.startswith("sinks.") else RESERVED_NAMES
         for name in _PLACEHOLDER.findall(text):
-            if name not in known and f"{{{name}}} in {key}" not in unknown:
-                unknown.append(f"{{{name}}} in {key}")
-                hints += [meant] if (meant := nearest(name, known)) is not None and meant not in hints else []
-    if unknown:
-        meant = " and ".join(f"{{{hint}}}" for hint in hints)
-        remedy = f"did you mean {meant}?" if hints else "add the parameter; a literal word in braces can be one's value"
-        return CheckResult("placeholders", "fail", f"no parameter for {', '.join(unknown)}", remedy)
-    return CheckResult("placeholders", "pass", "every placeholder is known")
+            if name not in spec.params and name not in reserved:
+                unknown[f"{{{name}}} in {key}"] = nearest(name, [*spec.params, *reserved])
+    if not unknown:
+        return CheckResult("placeholders", "pass", "every placeholder is known")
+    meant = " and ".join(f"{{{hint}}}" for hint in dict.fromkeys(unknown.values()) if hint is not None)
+    remedy = f"did you mean {meant}?" if meant else "add the parameter; a literal word in braces can be one's value"
+    return CheckResult("placeholders", "fail", f"no parameter for {', '.join(unknown)}", remedy)
 
 
 def _templates(spec: RunSpec) -> Iterator[tuple[str, str]]:
-    """Every text with placeholders, and its key."""
-    for token in spec.args or ():
-        yield "args", token
-    for name, text in spec.env.items():
-        yield f"env.{name}", text
-    for source in spec.metrics:
-        if source.path is not None:
-            yield "metrics.path", source.path
+    """The key and the text of everything with placeholders, but for sinks."""
+    yield from (("args", token) for token in spec.args or ())
+    yield from ((f"env.{name}", text) for name, text in spec.env.items())
+    yield from (("metrics.path", source.path) for source in spec.metrics if source.path is not None)
     if LAUNCHERS[spec.launcher].takes_command:
-        for token in spec.program:
-            yield "command", token
+        yield from (("command", token) for token in spec.program)
     if spec.checkpoints is not None:
         yield "checkpoints.dir", spec.checkpoints.directory
-        for token in spec.checkpoints.resume:
-            yield "checkpoints.resume", token
+        yield from (("checkpoints.resume", token) for token in spec.checkpoints.resume)
 
 
 def _parameters(spec: RunSpec) -> CheckResult:
@@ -203,6 +189,24 @@ def _parameters(spec: RunSpec) -> CheckResult:
     return CheckResult("parameters", "pass", f"{len(spec.params)} used")
 
 
+def _data(spec: RunSpec, environ: Mapping[str, str]) -> CheckResult:
+    """Check that data exists. Only a warning, since a script may download its data."""
+    if not any(_DATA_NAME.fullmatch(name) for name in spec.params):
+        return CheckResult("data", "skip", "no parameter names a data folder")
+    missing = dict(missing_data(spec.params, spec.workdir, environ))
+    if not missing:
+        return CheckResult("data", "pass", "every folder that the parameters name is there")
+    shown = redact_params({name: spec.params[name] for name in missing})
+    details = [
+        f"{name}: {path} is not there"
+        if path.is_absolute() or not spec.workdir.startswith(_RUN_DIR)
+        else f"{name}: {shown[name]}, relative to the run's own folder, is not there"
+        for name, path in missing.items()
+    ]
+    names = " ".join(f"--set {name}=PATH" for name in missing)
+    return CheckResult("data", "warn", ", ".join(details), f"name another one ({names}), unless the script fetches it")
+
+
 def missing_data(params: Mapping[str, object], workdir: str, environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
     """Parameters with the usual name of a data file or folder (``data_dir``, ``train_file``, …) that does not exist,
     and the missing path."""
@@ -215,41 +219,18 @@ def missing_data(params: Mapping[str, object], workdir: str, environ: Mapping[st
             yield name, path
 
 
-def _data(spec: RunSpec, environ: Mapping[str, str]) -> CheckResult:
-    """Check that data exists. Only a warning, since a script may download its data."""
-    if not any(_DATA_NAME.fullmatch(name) for name in spec.params):
-        return CheckResult("data", "skip", "no parameter names a data folder")
-    missing = list(missing_data(spec.params, spec.workdir, environ))
-    if not missing:
-        return CheckResult("data", "pass", "every folder that the parameters name is there")
-    detail = ", ".join(
-        f"{name}: {redact_params({name: spec.params[name]})[name]}, relative to the run's own folder, is not there"
-        if spec.workdir.startswith(_RUN_DIR) and not path.is_absolute()
-        else f"{name}: {path} is not there"
-        for name, path in missing
-    )
-    names = " ".join(f"--set {name}=PATH" for name, _ in missing)
-    return CheckResult("data", "warn", detail, f"name another one ({names}), unless the script fetches it")
-
-
 def _roles(spec: RunSpec) -> CheckResult:
     if spec.recovery.get("policy") == "off":
         return CheckResult("recovery", "skip", "recovery is off")
     found = {role: name for role in ROLE_NAMES if (name := spec.role(role, spec.params)) is not None}
     batch = found.get("batch_size")
     if batch is None:
-        return CheckResult(
-            "recovery", "warn", "no parameter is the batch size, so that recovery cannot lower it when memory runs out",
-            "name it batch_size, or write roles: {batch_size: its_name}",
-        )  # fmt: skip
+        detail = "no parameter is the batch size, so that recovery cannot lower it when memory runs out"
+        return CheckResult("recovery", "warn", detail, "name it batch_size, or write roles: {batch_size: its_name}")
     value = spec.params[batch]
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        return CheckResult(
-            "recovery",
-            "warn",
-            f"{batch} is {value!r}; recovery can lower only a whole number above 0",
-            f"set {batch} to a whole number of at least 1",
-        )
+        detail = f"{batch} is {value!r}; recovery can lower only a whole number above 0"
+        return CheckResult("recovery", "warn", detail, f"set {batch} to a whole number of at least 1")
     listed = ", ".join(role if role == name else f"{role} ({name})" for role, name in found.items())
     return CheckResult("recovery", "pass", f"may change {listed}")
 
@@ -260,30 +241,28 @@ def _metrics(spec: RunSpec) -> CheckResult:
     if not paths:
         return CheckResult("metrics", "skip", "the profile names no file")
     shared = [path for path in paths if _RUN_DIR not in path and not spec.workdir.startswith(_RUN_DIR)]
-    if shared:
-        return CheckResult(
-            "metrics",
-            "warn",
-            f"{', '.join(shared)} is the file of every run of this profile: while two of them live, it is read "
-            "only if gputui sees whose it is",
-            'write metrics: {path: "{run_dir}/…"}, and let the script write there ($GPUTUI_RUN_DIR)',
-        )
-    return CheckResult("metrics", "pass", "in the run's own folder")
+    if not shared:
+        return CheckResult("metrics", "pass", "in the run's own folder")
+    detail = (
+        f"{', '.join(shared)} is the file of every run of this profile: while two of them live, it is read "
+        "only if gputui sees whose it is"
+    )
+    remedy = 'write metrics: {path: "{run_dir}/…"}, and let the script write there ($GPUTUI_RUN_DIR)'
+    return CheckResult("metrics", "warn", detail, remedy)
 
 
 def _checkpoints(spec: RunSpec) -> CheckResult:
     """Check that runs do not share a checkpoint folder, which would hide whose a checkpoint is."""
     if spec.checkpoints is None:
         return CheckResult("checkpoints", "skip", "the profile names none")
-    if _RUN_DIR not in spec.checkpoints.directory:
-        return CheckResult(
-            "checkpoints",
-            "warn",
-            f"{spec.checkpoints.directory} is the folder of every run of this profile: what lies there before a run "
-            "begins is not resumed from, nor what is written while another run has it too",
-            'write checkpoints: {dir: "{run_dir}/checkpoints"}, and let the script save there ($GPUTUI_RUN_DIR)',
-        )
-    return CheckResult("checkpoints", "pass", f"{spec.checkpoints.pattern} in the run's own folder")
+    if _RUN_DIR in spec.checkpoints.directory:
+        return CheckResult("checkpoints", "pass", f"{spec.checkpoints.pattern} in the run's own folder")
+    detail = (
+        f"{spec.checkpoints.directory} is the folder of every run of this profile: what lies there before a run "
+        "begins is not resumed from, nor what is written while another run has it too"
+    )
+    remedy = 'write checkpoints: {dir: "{run_dir}/checkpoints"}, and let the script save there ($GPUTUI_RUN_DIR)'
+    return CheckResult("checkpoints", "warn", detail, remedy)
 
 
 def _resume(spec: RunSpec) -> CheckResult:
@@ -296,36 +275,21 @@ def _resume(spec: RunSpec) -> CheckResult:
         words = " ".join(spec.checkpoints.resume)
         detail = f"the script is given {words} and finds its checkpoint itself: after a NaN it may load a bad one"
         return CheckResult("resume", "pass", detail)
-    return CheckResult(
-        "resume",
-        "warn",
+    detail = (
         "checkpoints has no resume: unless the script itself looks at $GPUTUI_CHECKPOINT, or for its own checkpoints, "
-        "every attempt after an incident starts from the beginning",
-        'write checkpoints: {resume: "--resume {checkpoint}"} with the argument that the script takes',
+        "every attempt after an incident starts from the beginning"
     )
-
-
-def _smallest_bytes(spec: RunSpec, situation: GpuSituation | None) -> int | None:
-    """The memory of the smallest GPU that the run would get; of the smallest GPU at all if none is free."""
-    if situation is None:
-        return None
-    gpus = likely_gpus(spec.gpus, situation) or situation.facts
-    sizes = [gpu.memory_total_bytes for gpu in gpus if gpu.memory_total_bytes is not None]
-    return min(sizes, default=None)
+    remedy = 'write checkpoints: {resume: "--resume {checkpoint}"} with the argument that the script takes'
+    return CheckResult("resume", "warn", detail, remedy)
 
 
 def _disk(spec: RunSpec, state: Path) -> CheckResult:
-    folder = state
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    try:
-        free_bytes = shutil.disk_usage(folder).free
-    except OSError as error:
-        return CheckResult("disk", "fail", f"{folder}: {error.strerror}", "choose another place with --home")
-    free = f"{bytes_text(free_bytes)} free where runs are kept ({state})"
-    if spec.disk_bytes is not None and free_bytes < spec.disk_bytes:
-        remedy = "free some space, or choose another place with --home"
-        return CheckResult("disk", "fail", f"{free}, {bytes_text(spec.disk_bytes)} needed", remedy)
-    if spec.disk_bytes is None and free_bytes < _LOW_DISK_BYTES:
-        return CheckResult("disk", "warn", free, "free some space, or choose another place with --home")
-    return CheckResult("disk", "pass", free)
+    folder = next(place for place in (state, *state.parents) if place.exists())
+    free_bytes = shutil.disk_usage(folder).free
+    detail = f"{bytes_text(free_bytes)} free where runs are kept ({state})"
+    remedy = "free some space, or choose another place with --home"
+    if spec.disk_bytes is None:
+        return graded("disk", detail, remedy, warns=free_bytes < _LOW_DISK_BYTES)
+    if free_bytes < spec.disk_bytes:
+        return CheckResult("disk", "fail", f"{detail}, {bytes_text(spec.disk_bytes)} needed", remedy)
+    return CheckResult("disk", "pass", detail)

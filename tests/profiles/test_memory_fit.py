@@ -6,13 +6,15 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gputui.profiles.memory_fit import Expectation, check_memory, expect
+from gputui.machine.gpu_model import GpuFacts
+from gputui.profiles.gpu_checks import Expectation, GpuSituation, check_memory, expect
 from gputui.runs.spec import GpuRequest, RunSpec
 from gputui.store.gpu_use import PastPeak
 from tests.tables import table
 from tests.texts import mentions
 
 GIB = 2**30
+OF_80_GIB = GpuSituation([GpuFacts(uuid="GPU-0", index=0, name="H100", memory_total_bytes=80 * GIB)])
 SPEC = RunSpec(
     name="gpt", launcher="python", program=("train.py",), workdir="/", python="/python", gpus=GpuRequest(2),
     params={"batch_size": 64, "lr": 0.1, "layers": 12, "steps": 500},
@@ -46,18 +48,18 @@ def test_another_model_tells_nothing_and_another_rate_or_length_does() -> None:
 
 def test_the_check_in_words() -> None:
     assert (
-        check_memory([past("a", 64, 60)], SPEC, 80 * GIB).detail
+        check_memory([past("a", 64, 60)], SPEC, OF_80_GIB).detail
         == "60 GiB of 80 GiB per GPU expected from 1 earlier run"
     )
-    tight = check_memory([past("a", 32, 40)], SPEC, 80 * GIB)
+    tight = check_memory([past("a", 32, 40)], SPEC, OF_80_GIB)
     assert (tight.status, tight.remedy) == ("warn", "lower batch_size") and "with another batch size" in tight.detail
-    assert check_memory([], SPEC, 80 * GIB).status == "skip"
+    assert check_memory([], SPEC, OF_80_GIB).status == "skip"
     assert check_memory([past("a", 64, 60)], replace(SPEC, gpus=GpuRequest(0)), None).status == "skip"
     assert check_memory([past("a", 64, 60)], SPEC, None).status == "skip"
 
 
 def test_a_batch_size_that_ran_out_before_is_told() -> None:
-    found = check_memory([past("a", 64, None, ran_out=True), past("b", 32, 20)], SPEC, 80 * GIB)
+    found = check_memory([past("a", 64, None, ran_out=True), past("b", 32, 20)], SPEC, OF_80_GIB)
     assert found.status == "warn" and mentions(found.detail, "a ", "batch_size 64")
-    assert check_memory([past("a", 128, None, ran_out=True), past("b", 64, 20)], SPEC, 80 * GIB).status == "pass"
-    assert check_memory([past("a", 64, 70, ran_out=True, layers=24)], SPEC, 80 * GIB).status == "skip"
+    assert check_memory([past("a", 128, None, ran_out=True), past("b", 64, 20)], SPEC, OF_80_GIB).status == "pass"
+    assert check_memory([past("a", 64, 70, ran_out=True, layers=24)], SPEC, OF_80_GIB).status == "skip"
