@@ -1,5 +1,7 @@
-"""The bandwidth between host and GPUs and among GPUs, measured by the training environment's torch under its torchrun,
-in processes that end at a deadline."""
+"""The bandwidth between host and GPUs and among GPUs.
+
+It is measured by the training environment's torch under its torchrun, in processes that end at a deadline.
+"""
 
 from __future__ import annotations
 
@@ -198,5 +200,5 @@ def _all_reduce(measured: Bandwidth, reading: GpuReading, gpus: Sequence[int] | 
 
 def pcie_bytes_per_second(generation: int | None, width: int | None) -> float | None:
     """The throughput of a link in one direction; None if unknown."""
-    lane = PCIE_LANE_BYTES_PER_SECOND.get(generation) if generation is not None else None
+    lane = PCIE_LANE_BYTES_PER_SECOND.get(generation or 0)
     return None if lane is None or width is None else lane * width

@@ -1,4 +1,9 @@
-"""Checks of a home: its disk, database and agent, and the agents of other homes. Thresholds are this product's own."""
+"""Checks of a home: its disk, database and agent, and the agents of other homes. Thresholds are this product's own.
+
+    python -m gputui.profiles.doctor.home PATH BYTES
+
+writes a file and prints how many seconds that took.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,7 @@ from pathlib import Path
 import psutil
 from msgspec import Struct
 
-from gputui.core.config import Workspace, file_system_of, is_network_file_system
+from gputui.core.config import PRIVATE_FILE_MODE, Workspace, file_system_of, is_network_file_system
 from gputui.core.units import bytes_text
 from gputui.machine.child import ChildError, run_child
 from gputui.profiles.doctor.host import disk_room
@@ -32,6 +37,7 @@ WRITE_DEADLINE_SECONDS = 10.0
 QUICK_CHECK_SECONDS = 3.0
 TOO_FULL = "too full to try"
 _STEPS_BETWEEN_CHECKS = 10_000
+_CHUNK_BYTES = 4 * 2**20
 
 
 class AgentReading(Struct, frozen=True):
@@ -54,7 +60,7 @@ def check_home(workspace: Workspace, now: float) -> list[CheckResult]:
     return [
         check_disk(state, disk_room(place)),
         check_write(state, *measure_write(place)),
-        check_file_system(state, _file_system(place)),
+        check_file_system(state, file_system_of(place, Path("/proc/self/mountinfo").read_text("utf-8", "replace"))),
         check_database(state, *read_database(workspace.database)),
         check_agent(_agent(workspace, now)),
         check_other_agents(_other_agents(workspace)),
@@ -147,7 +153,7 @@ def measure_write(
     path = folder / f".gputui-doctor-{os.getpid()}"
     if (room := disk_room(folder)) is not None and room[0] < 4 * size_bytes:
         return None, TOO_FULL
-    argv = [sys.executable, "-P", "-m", "gputui.profiles.doctor.disk_write", str(path), str(size_bytes)]
+    argv = [sys.executable, "-P", "-m", "gputui.profiles.doctor.home", str(path), str(size_bytes)]
     try:
         answered = run_child(argv, deadline_seconds=deadline_seconds)
         if answered.status != 0:
@@ -212,8 +218,24 @@ def _other_agents(workspace: Workspace) -> list[tuple[int, str]]:
     return found
 
 
-def _file_system(path: Path) -> str | None:
+def main(path: str, size_bytes: int) -> int:
+    """Write random bytes, because some disks and file systems compress."""
+    chunk = os.urandom(_CHUNK_BYTES)
     try:
-        return file_system_of(path, Path("/proc/self/mountinfo").read_text("utf-8", "replace"))
-    except OSError:
-        return None
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE_FILE_MODE)
+        # Unlinked at once, so that nothing is left if this process is killed.
+        os.unlink(path)  # noqa: PTH108
+        began = time.monotonic()
+        left = size_bytes
+        while left > 0:
+            left -= os.write(descriptor, chunk[:left])
+        os.fsync(descriptor)
+    except OSError as error:
+        sys.stderr.write(f"{error.strerror or error}\n")
+        return 1
+    sys.stdout.write(f"{time.monotonic() - began}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], int(sys.argv[2])))

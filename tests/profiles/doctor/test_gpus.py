@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from benchmarks.fakenvml.build import FakeNvml
 from gputui.machine.gpu_model import GpuFacts
 from gputui.machine.topology import GpuPair
-from gputui.profiles.doctor.environment import check_interpreter
+from gputui.profiles.doctor.examine import check_interpreter
 from gputui.profiles.doctor.gpus import (
     GpuReading,
     check_driver,
