@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import click
 
@@ -80,26 +80,32 @@ def shapes(
     """The JSON of the GPUs."""
     now = time.time()
     xids = xid_counts(connection, now - XID_SECONDS, now)
-    paces: dict[tuple[str, int | None], tuple[float | None, float | None]] = {}
+    paces: dict[tuple[str | None, int | None], tuple[float | None, float | None]] = {}
     for run_id in {gpu.run_id for gpu in gpus if gpu.run_id is not None}:
-        attempt = find_run(connection, run_id).attempt
-        for line in queries.ranks(connection, run_id, attempt):
-            step, data = (
-                value if value is not None and math.isfinite(value) else None
-                for value in (line.values.get("step_time"), line.values.get("data_time"))
-            )
-            paces[run_id, line.rank or 0] = (step, data / step if step and data is not None else None)
+        for line in queries.ranks(connection, run_id, find_run(connection, run_id).attempt):
+            paces[run_id, line.rank or 0] = _pace(line.values)
     found = []
     for gpu in gpus:
         # On a shared GPU no run has its pace alone.
-        pace = None if gpu.shared_with else paces.get((gpu.run_id or "", gpu.rank))
-        step, wait = pace or (None, None)
+        step_seconds, wait = paces.get((None if gpu.shared_with else gpu.run_id, gpu.rank), (None, None))
         found.append(
             json_shapes.gpu_shape(
-                gpu, failed.get(gpu.uuid), xids=xids.get(gpu.uuid, 0), step_seconds=step, data_wait_fraction=wait
+                gpu,
+                failed.get(gpu.uuid),
+                xids=xids.get(gpu.uuid, 0),
+                step_seconds=step_seconds,
+                data_wait_fraction=wait,
             )
         )
     return found
+
+
+def _pace(values: Mapping[str, float | None]) -> tuple[float | None, float | None]:
+    """The seconds of a step, and the fraction of them that it waits for data."""
+    finite = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
+    step_seconds, data_seconds = finite.get("step_time"), finite.get("data_time")
+    wait = data_seconds / step_seconds if step_seconds and data_seconds is not None else None
+    return step_seconds, wait
 
 
 def wait_for_gpus(connection: sqlite3.Connection) -> tuple[list[GpuView], str | None]:

@@ -50,25 +50,8 @@ def _print(trial: Trial, log: Path) -> None:
     total = "" if trial.total_steps is None else f" of {units.count(int(trial.total_steps))}"
     last = "" if trial.last_step is None else f", the last at step {units.count(trial.last_step)}{total}"
     say(f"{clean(str(log))}: {units.count(trial.taken)} of {units.count(trial.lines)} lines are metrics{last}")
-    rows = [
-        (
-            name,
-            str(len(found)),
-            units.metric_value(found[0][1]),
-            units.metric_value(found[-1][1]),
-            sparkline([bin_.last for bin_ in reduce(found, SPARK_WIDTH)], SPARK_WIDTH).strip(),
-        )
-        for name, found in trial.points.items()
-    ]
-    if rows:
-        say("")
-        print_table(("METRIC", "VALUES", "FIRST", "LAST", ""), rows)
-        name = "loss" if "loss" in trial.points else next(iter(trial.points))
-        width = min(shutil.get_terminal_size((80, PLOT_HEIGHT)).columns, 100)
-        bins = reduce(trial.points[name], 2 * width)
-        say("")
-        for line in plot_text([(name, bins)], width, PLOT_HEIGHT, title=name, x_label="step").splitlines()[1:]:
-            say(line)
+    if trial.points:
+        _print_points(trial)
     if trial.backwards is not None:
         number, before, after = trial.backwards
         say("")
@@ -88,3 +71,25 @@ def _print(trial: Trial, log: Path) -> None:
     if not trial.points:
         say("")
         say("nothing would be drawn; docs/metrics.md says what patterns understand")
+
+
+def _print_points(trial: Trial) -> None:
+    """Print a table of the metrics, and draw the loss, else the first one."""
+    rows = [
+        (
+            name,
+            str(len(found)),
+            units.metric_value(found[0][1]),
+            units.metric_value(found[-1][1]),
+            sparkline([bin_.last for bin_ in reduce(found, SPARK_WIDTH)], SPARK_WIDTH).strip(),
+        )
+        for name, found in trial.points.items()
+    ]
+    say("")
+    print_table(("METRIC", "VALUES", "FIRST", "LAST", ""), rows)
+    name = "loss" if "loss" in trial.points else next(iter(trial.points))
+    width = min(shutil.get_terminal_size((80, PLOT_HEIGHT)).columns, 100)
+    bins = reduce(trial.points[name], 2 * width)
+    say("")
+    for line in plot_text([(name, bins)], width, PLOT_HEIGHT, title=name, x_label="step").splitlines()[1:]:
+        say(line)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -38,29 +39,36 @@ def command(session: Session, run: str | None, follow: bool, rank: int | None, a
         number = attempt or view.attempt
         if number < 1:
             fail(f"{view.run_id} has not started yet ({view.waiting_for or view.state})", EXIT_REFUSED)
-        folder = session.workspace.run_dir(view.run_id) / "attempts" / str(number)
-        files = chosen(folder, rank)
+        attempts = session.workspace.run_dir(view.run_id) / "attempts"
+        files = chosen(attempts / str(number), rank)
         if not files and not follow:
             where = f"attempt {number}" + ("" if rank is None else f", rank {rank}")
-            fail(f"{view.run_id} has no output of {where} in {folder}", EXIT_REFUSED)
+            fail(f"{view.run_id} has no output of {where} in {attempts / str(number)}", EXIT_REFUSED)
         positions: dict[Path, int] = {}
         for log in files:
             positions[log.path] = log.path.stat().st_size
             for line in last_lines(log.path, lines):
                 click.echo(label(log, len(files) > 1) + clean(line))
-        while follow:
-            fresh = find_run(connection, view.run_id)
-            number = fresh.attempt
-            folder = session.workspace.run_dir(view.run_id) / "attempts" / str(number)
-            printed = follow_once(folder, rank, positions)
-            if not printed and fresh.state.is_over:
-                break
-            if not printed:
-                time.sleep(FOLLOW_SECONDS)
+        if follow:
+            number = _follow(connection, view.run_id, attempts, rank, positions)
         ended = get_attempt(connection, view.run_id, number)
-        if ended is not None and ended.state == "stopped" and (name := stop_traceback(chosen(folder, rank))):
+        if ended is None or ended.state != "stopped":
+            return
+        if name := stop_traceback(chosen(attempts / str(number), rank)):
             # On standard error, so that a pipe gets only lines of the log.
             click.echo(f"(attempt {number} was stopped: the {name} above is how its launcher reports that)", err=True)
+
+
+def _follow(
+    connection: sqlite3.Connection, run_id: str, attempts: Path, rank: int | None, positions: dict[Path, int]
+) -> int:
+    """Print what is added until the run is over; returns its last attempt."""
+    while True:
+        run = find_run(connection, run_id)
+        if not follow_once(attempts / str(run.attempt), rank, positions):
+            if run.state.is_over:
+                return run.attempt
+            time.sleep(FOLLOW_SECONDS)
 
 
 def stop_traceback(files: Sequence[RankLog]) -> str | None:

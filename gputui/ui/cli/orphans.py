@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from contextlib import closing
 from typing import Any
 
@@ -28,41 +29,31 @@ def command(session: Session, kill: bool, as_json: bool) -> None:
     if found and (kill or not session.workspace.database.exists()):
         # The agent reads back what a lost database does not know: without it, live runs might look like strangers.
         session.need_agent()
-    held: dict[tuple[int, int | None], int] = {}
+    memory_bytes: Counter[tuple[int, int | None]] = Counter()
     if found:
         with closing(session.reader()) as connection:
             found = orphans.orphans(found, repository.run_statuses(connection))
             for gpu in read_gpus(connection, time.time()):
                 for process in gpu.processes or ():
-                    key = (process.pid, process.start_ticks)
-                    held[key] = held.get(key, 0) + (process.memory_bytes or 0)
+                    memory_bytes[process.pid, process.start_ticks] += process.memory_bytes or 0
     left = set(orphans.end([orphan.identity for orphan in found])) if kill else set()
     if kill and found:
         ended = [{**_shape(orphan), "killed": orphan.identity not in left} for orphan in found]
         session.command("orphans_ended", None, processes=ended)
-    memory = [held.get((orphan.identity.pid, orphan.identity.start_ticks)) for orphan in found]
+    shapes: list[dict[str, Any]] = [
+        {
+            **_shape(orphan),
+            "gpu_memory_bytes": memory_bytes.get((orphan.identity.pid, orphan.identity.start_ticks)),
+            "killed": orphan.identity not in left if kill else None,
+        }
+        for orphan in found
+    ]
     if as_json:
-        print_json(
-            [
-                {**_shape(orphan), "gpu_memory_bytes": size, "killed": orphan.identity not in left if kill else None}
-                for orphan, size in zip(found, memory, strict=True)
-            ]
-        )
+        print_json(shapes)
     elif not found:
         say("no orphans: every process of a run belongs to an attempt that is alive")
     else:
-        rows = [
-            (
-                str(orphan.identity.pid),
-                orphan.run_id,
-                str(orphan.attempt or "–"),
-                "–" if size is None else units.bytes_text(size),
-                "" if not kill else "cannot be killed" if orphan.identity in left else "ended",
-                orphan.command,
-            )
-            for orphan, size in zip(found, memory, strict=True)
-        ]
-        print_table(("PID", "RUN", "ATTEMPT", "GPU MEMORY", "", "COMMAND"), rows)
+        print_table(("PID", "RUN", "ATTEMPT", "GPU MEMORY", "", "COMMAND"), [_cells(shape) for shape in shapes])
         if not kill:
             say("gputui agent orphans --kill ends them")
     if left and not as_json:
@@ -73,3 +64,15 @@ def command(session: Session, kill: bool, as_json: bool) -> None:
 
 def _shape(orphan: orphans.MarkedProcess) -> dict[str, Any]:
     return {"pid": orphan.identity.pid, "run_id": orphan.run_id, "attempt": orphan.attempt, "command": orphan.command}
+
+
+def _cells(shape: dict[str, Any]) -> tuple[str, ...]:
+    size_bytes, killed = shape["gpu_memory_bytes"], shape["killed"]
+    return (
+        str(shape["pid"]),
+        shape["run_id"],
+        str(shape["attempt"] or "–"),
+        "–" if size_bytes is None else units.bytes_text(size_bytes),
+        {None: "", True: "ended", False: "cannot be killed"}[killed],
+        shape["command"],
+    )

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import click
 
 from gputui.core.redaction import redact_params
 from gputui.runs.executors import Executors
-from gputui.runs.spec import Scalar, spec_of
+from gputui.runs.spec import Scalar, known_spec
 from gputui.store import checkpoints
 from gputui.store.checkpoints import CheckpointRow
 from gputui.store.run_states import RunState
-from gputui.store.runs import get_run
+from gputui.store.runs import Run
 from gputui.ui.cli.context import EXIT_REFUSED, EXIT_USAGE, Session, fail, json_option
 from gputui.ui.cli.run_verbs import act
 
@@ -32,40 +33,49 @@ def command(
     session: Session, run: str, changes: tuple[str, ...], named: str | None, force: bool, as_json: bool
 ) -> None:
     """Continue a run that is over from the newest checkpoint of its training that validates."""
-    from gputui.profiles.params import Parameter, ParameterError, apply, split_assignments
-
     if named == "":
         fail("--from is empty; it takes the path of a checkpoint", EXIT_USAGE)
     with closing(session.reader()) as connection:
         view = session.find_run(connection, run, only=True)
         if not (changes or named or force):
-            if view.state is RunState.SUCCEEDED:
-                fail(f"{view.run_id} is complete; --set changes what it trains to, {_FORCE}", EXIT_REFUSED)
-            if view.study_id is not None and view.state.is_over:
-                fail(f"{view.run_id} is a trial that its study has ended and will not count; {_FORCE}", EXIT_REFUSED)
-        rows = checkpoints.of_run(connection, view.run_id) if named is not None else []
-        record = get_run(connection, view.run_id)
-    target = None if record is None else spec_of(record).target
-    if named is not None and not Executors().of(target).sees_checkpoints(target or {}):
+            _refuse_complete(view)
+        rows = checkpoints.of_run(connection, view.run_id)
+    spec = known_spec(view)
+    path = None if named is None else named_path(named, rows, None if spec is None else spec.target)
+    given = {} if path is None else {"from": path}
+    act(session, "resume", view.run_id, as_json, set=_changed_params(view, changes), **given)
+
+
+def _refuse_complete(run: Run) -> None:
+    """End the command for a run whose resume would do nothing, or not count."""
+    if run.state is RunState.SUCCEEDED:
+        fail(f"{run.run_id} is complete; --set changes what it trains to, {_FORCE}", EXIT_REFUSED)
+    if run.study_id is not None and run.state.is_over:
+        fail(f"{run.run_id} is a trial that its study has ended and will not count; {_FORCE}", EXIT_REFUSED)
+
+
+def named_path(named: str, rows: Sequence[CheckpointRow], target: Mapping[str, Any] | None = None) -> str:
+    """The path of a checkpoint given by path, or by its name among the run's own ``rows``. On some targets it cannot be
+    looked for."""
+    if not Executors().of(target).sees_checkpoints(target or {}):
         if not named.startswith("/"):
             fail("--from takes an absolute path on the run's target, where its checkpoints are", EXIT_USAGE)
-        path: str | None = named
-    else:
-        path = None if named is None else named_path(named, rows)
-    try:
-        texts = split_assignments(changes)
-        values = apply({name: Parameter(name, value) for name, value in view.params.items()}, texts)
-        wanted: dict[str, Scalar] = {name: values[name] for name in texts}
-        # Commands are stored, and a secret must not be.
-        if redact_params(wanted) != wanted:
-            fail("a secret is not stored, so that a resume cannot change it; launch the run again", EXIT_USAGE)
-    except ParameterError as error:
-        fail(str(error).replace("\n", "; "), EXIT_USAGE)
-    act(session, "resume", view.run_id, as_json, set=wanted, **({} if path is None else {"from": path}))
-
-
-def named_path(named: str, rows: Sequence[CheckpointRow]) -> str:
-    """The path of a checkpoint given by path, or by its name among the run's own."""
+        return named
     path = Path(named).expanduser().absolute()
     own = [row.path for row in rows if row.name == named]
     return own[0] if len(own) == 1 and not path.exists() else str(path)
+
+
+def _changed_params(run: Run, changes: tuple[str, ...]) -> dict[str, Scalar]:
+    from gputui.profiles.params import Parameter, ParameterError, apply, split_assignments
+
+    try:
+        texts = split_assignments(changes)
+        values = apply({name: Parameter(name, value) for name, value in run.params.items()}, texts)
+    except ParameterError as error:
+        fail(str(error).replace("\n", "; "), EXIT_USAGE)
+    wanted = {name: values[name] for name in texts}
+    # Commands are stored, and a secret must not be.
+    if redact_params(wanted) != wanted:
+        fail("a secret is not stored, so that a resume cannot change it; launch the run again", EXIT_USAGE)
+    return wanted

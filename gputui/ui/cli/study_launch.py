@@ -128,32 +128,34 @@ def plan_json(session: Session, spec: StudySpec) -> dict[str, Any]:
 
 def wait_until_over(session: Session, study_id: str, *, as_json: bool) -> int:
     """Show each verdict until the study ends or pauses. Returns the exit code."""
-    shown: set[int] = set()
-    version, agent_at = -1, time.monotonic()
     with closing(session.reader()) as connection:
         try:
-            while True:
-                if (changed := data_version(connection)) != version:
-                    version = changed
-                    study = get_study(connection, study_id)
-                    if study is None:
-                        fail(f"{study_id} was removed", EXIT_REFUSED)
-                    trials = read_trials(connection, study_id)
-                    for trial in trials:
-                        if trial.state.is_over and trial.number not in shown:
-                            shown.add(trial.number)
-                            if not as_json:
-                                say(trial_line(trial))
-                    if study.state.is_over or study.state is StudyState.PAUSED:
-                        break
-                if time.monotonic() - agent_at > AGENT_SECONDS:
-                    session.need_agent()
-                    agent_at = time.monotonic()
-                time.sleep(POLL_SECONDS)
+            _follow(session, connection, study_id, is_shown=not as_json)
         except KeyboardInterrupt:
             say(f"{study_id} continues; gputui study stop {study_id} ends it")
             return EXIT_INTERRUPTED
         return _print_end(connection, study_id, as_json=as_json)
+
+
+def _follow(session: Session, connection: sqlite3.Connection, study_id: str, *, is_shown: bool) -> None:
+    shown: set[int] = set()
+    version, agent_at = -1, time.monotonic()
+    while True:
+        if (changed := data_version(connection)) != version:
+            version = changed
+            study = get_study(connection, study_id)
+            if study is None:
+                fail(f"{study_id} was removed", EXIT_REFUSED)
+            for trial in read_trials(connection, study_id):
+                if is_shown and trial.state.is_over and trial.number not in shown:
+                    shown.add(trial.number)
+                    say(trial_line(trial))
+            if study.state.is_over or study.state is StudyState.PAUSED:
+                return
+        if time.monotonic() - agent_at > AGENT_SECONDS:
+            session.need_agent()
+            agent_at = time.monotonic()
+        time.sleep(POLL_SECONDS)
 
 
 def _print_end(connection: sqlite3.Connection, study_id: str, *, as_json: bool) -> int:
