@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from gputui.core.units import duration
+from gputui.core.yaml_forms.problems import did_you_mean
+from gputui.recovery import policies, policy_simulation, policy_words
+from gputui.recovery.effects import AppliedAction, Result
+from gputui.recovery.kinds import KINDS
+from gputui.recovery.policy_simulation import SimulatedAttempt
 from gputui.ui.cli.context import EXIT_USAGE, JsonGroup, Session, fail, json_option, print_json, print_table, say
 
 if TYPE_CHECKING:
-    from gputui.recovery.effects import Result
-    from gputui.recovery.policy_simulation import SimulatedAttempt
     from gputui.ui.cli.policy_subjects import PolicySubject
 
 
@@ -24,20 +27,17 @@ def command(ctx: click.Context, as_json: bool) -> None:
     """Show what recovery does about incidents. Without a subcommand, list the built-in policies."""
     if ctx.invoked_subcommand is not None:
         return
-    from gputui.recovery.policies import POLICIES
-    from gputui.recovery.policy_words import SAYS, policy_json
-
     if as_json:
-        print_json([policy_json(policy) for policy in POLICIES.values()])
+        print_json([policy_words.policy_json(policy) for policy in policies.POLICIES.values()])
         return
     rows = [
         (
             name,
             str(policy.max_attempts) if policy.enabled else "1",
             str(policy.max_without_progress) if policy.enabled else "–",
-            SAYS[name],
+            policy_words.SAYS[name],
         )
-        for name, policy in POLICIES.items()
+        for name, policy in policies.POLICIES.items()
     ]
     print_table(("POLICY", "ATTEMPTS", "WITHOUT PROGRESS", ""), rows)
 
@@ -51,7 +51,6 @@ def show(session: Session, what: str, as_json: bool) -> None:
 
     Of a profile or a run also what each action would do to its parameters.
     """
-    from gputui.recovery import policies, policy_words
     from gputui.ui.cli import policy_subjects
 
     subject = policy_subjects.find(session, what)
@@ -112,8 +111,6 @@ def try_(
 
     Shows the decision about each attempt; nothing is done.
     """
-    from gputui.recovery import policy_simulation, policy_words
-    from gputui.recovery.kinds import KINDS
     from gputui.ui.cli import policy_subjects
 
     if profile is not None and run is not None:
@@ -161,16 +158,11 @@ def try_(
 
 
 def unknown_kind(kind: str) -> NoReturn:
-    from gputui.core.yaml_forms.problems import did_you_mean
-    from gputui.recovery.kinds import KINDS
-
     hint = did_you_mean(kind, KINDS) or f"known are {', '.join(KINDS)}"
     fail(f"unknown kind of incident {kind!r}; {hint}", EXIT_USAGE)
 
 
 def _effect(result: Result) -> tuple[str, str]:
-    from gputui.recovery.effects import AppliedAction
-
     if isinstance(result, AppliedAction):
         return "✓", result.note
     return "skipped", result.why

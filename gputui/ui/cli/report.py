@@ -10,8 +10,15 @@ from pathlib import Path
 
 import click
 
+from gputui.core.yaml_forms.problems import did_you_mean
+from gputui.reports.pages import ReportError, write_files
+from gputui.reports.summary import report
+from gputui.reports.summary.gates import GATE_THRESHOLDS
+from gputui.reports.summary.stored_facts import active_since, read_facts, siblings
+from gputui.reports.summary.story import verdict, verdict_on_all
 from gputui.store.runs import Run
 from gputui.ui.cli.context import EXIT_OK, EXIT_REFUSED, EXIT_RUN_FAILED, EXIT_USAGE, Session, fail, print_json, say
+from gputui.ui.tui.dialogs.typed_time import SPAN, TypedTimeError, parse_moment
 
 
 @click.command("report")
@@ -39,11 +46,6 @@ def command(
 ) -> None:
     """How well runs did, what they cost, how they scale: JSON files and one page. Several runs are
     compared. --gates, or a --gate, judges them."""
-    from gputui.reports.pages import ReportError, write_files
-    from gputui.reports.summary import report
-    from gputui.reports.summary.stored_facts import read_facts, siblings
-    from gputui.reports.summary.story import verdict, verdict_on_all
-
     if bool(names) == (since is not None):
         fail("give run names or --since TIME (see gputui report --help)", EXIT_USAGE)
     thresholds = _thresholds(changes) if with_gates or changes else None
@@ -82,9 +84,6 @@ def _runs(
     if since is None:
         named = [session.find_run(connection, name) for name in names]
         return list({run.run_id: run for run in named}.values())
-    from gputui.reports.summary.stored_facts import active_since
-    from gputui.ui.tui.dialogs.typed_time import SPAN, TypedTimeError, parse_moment
-
     try:
         # A bare span counts back from now.
         moment = parse_moment(f"-{since}" if SPAN.fullmatch(since.strip()) else since, now)
@@ -97,9 +96,6 @@ def _runs(
 
 
 def _thresholds(changes: tuple[str, ...]) -> dict[str, float]:
-    from gputui.core.yaml_forms.problems import did_you_mean
-    from gputui.reports.summary.gates import GATE_THRESHOLDS
-
     found = {}
     for change in changes:
         name, _, text = change.partition("=")

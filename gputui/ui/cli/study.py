@@ -7,11 +7,31 @@ import sqlite3
 import time
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from gputui.core import units
+from gputui.core.yaml_forms.problems import ProfileError
+from gputui.core.yaml_forms.quantities import parse_duration
+from gputui.runs.spec import SpecError
+from gputui.runs.submission import read_spec
+from gputui.store.studies import (
+    RungValue,
+    StudyLookupError,
+    StudyRecord,
+    TrialRecord,
+    TrialState,
+    find_study,
+    read_rungs,
+    read_studies,
+    read_trials,
+    study_gpu_hours,
+    study_wall_seconds,
+)
+from gputui.studies.analysis import best_trial, best_trials
+from gputui.studies.rows import SPEC_FILE
+from gputui.studies.spec import StudySpec, missing_library, study_spec
 from gputui.ui.cli.context import (
     EXIT_REFUSED,
     EXIT_USAGE,
@@ -23,10 +43,7 @@ from gputui.ui.cli.context import (
     say,
     typed_moment,
 )
-
-if TYPE_CHECKING:
-    from gputui.store.studies import RungValue, StudyRecord, TrialRecord
-    from gputui.studies.spec import StudySpec
+from gputui.ui.cli.study_shapes import report_shape, show_shape, study_shape
 
 
 @click.group("study")
@@ -81,7 +98,6 @@ def run(
 @click.pass_obj
 def check(session: Session, file: str, dry_run: bool, as_json: bool) -> None:
     """Check a study's file and its profile."""
-    from gputui.studies.spec import missing_library
     from gputui.ui.cli.study_launch import load_file, plan_json, resolve_study
 
     found = load_file(session, file)
@@ -132,10 +148,6 @@ def _remark(trial: TrialRecord) -> str:
 @click.pass_obj
 def list_command(session: Session, at: str | None, as_json: bool) -> None:
     """The studies, newest first."""
-    from gputui.store.studies import TrialState, read_studies, read_trials, study_wall_seconds
-    from gputui.studies.analysis import best_trials
-    from gputui.studies.spec import study_spec
-    from gputui.ui.cli.study_shapes import study_shape
 
     moment = None if at is None else typed_moment(at)
     connection = session.reader_or_none()
@@ -174,10 +186,7 @@ def list_command(session: Session, at: str | None, as_json: bool) -> None:
 @click.pass_obj
 def show(session: Session, study: str | None, source: bool, at: str | None, as_json: bool) -> None:
     """One study with its trials, the newest where none is named."""
-    from gputui.store.studies import read_trials
     from gputui.studies.launch import point_words
-    from gputui.studies.spec import study_spec
-    from gputui.ui.cli.study_shapes import show_shape
 
     moment = None if at is None else typed_moment(at)
     with closing(session.reader()) as connection:
@@ -250,7 +259,6 @@ def extend(
     session: Session, study: str, trials: int | None, gpu_hours: float | None, wall: str | None, as_json: bool
 ) -> None:
     """Add to the budget while it goes on; a study that is over goes on."""
-    from gputui.core.yaml_forms.quantities import parse_duration
 
     seconds = None if wall is None else parse_duration(wall)
     if wall is not None and not seconds:
@@ -328,13 +336,7 @@ def export(session: Session, study: str, file: Path, lineage: bool, trial: int |
 
 
 def _export_lineage(session: Session, study: str, file: Path, number: int | None, *, as_json: bool) -> None:
-    from gputui.runs.spec import SpecError
-    from gputui.runs.submission import read_spec
-    from gputui.store.studies import read_trials
-    from gputui.studies import rows
-    from gputui.studies.analysis import best_trial
     from gputui.studies.lineage import LineageError, ProfileChangedError, lineage, phased_profile
-    from gputui.studies.spec import study_spec
 
     with closing(session.reader()) as connection:
         found = _find(connection, study)
@@ -347,7 +349,7 @@ def _export_lineage(session: Session, study: str, file: Path, number: int | None
             why = "no member is complete yet; choose one with --trial" if number is None else f"has no trial {number}"
             fail(f"{found.study_id}: {why}", EXIT_REFUSED)
         try:
-            base = read_spec(session.workspace.studies / found.study_id / rows.SPEC_FILE)
+            base = read_spec(session.workspace.studies / found.study_id / SPEC_FILE)
             phases = lineage(connection, trials, number)
             name = f"{found.study_id}-t{number}"
             text = phased_profile(base, Path(base.profile_path or "").read_text("utf-8"), name, spec.params, phases)
@@ -376,10 +378,7 @@ def report(session: Session, study: str | None, out: Path | None, at: str | None
     Prints Markdown; with --out it writes report.md and report.html with pictures.
     """
     from gputui.reports.pages import ReportError, write_files
-    from gputui.store.studies import read_rungs, read_trials, study_gpu_hours, study_wall_seconds
     from gputui.studies.report import StudyFindings, contents, markdown
-    from gputui.studies.spec import study_spec
-    from gputui.ui.cli.study_shapes import report_shape
 
     moment = None if at is None else typed_moment(at)
     now = time.time() if moment is None else moment
@@ -411,7 +410,6 @@ def _find(
     connection: sqlite3.Connection, wanted: str | None, at: float | None = None, *, only: bool = False
 ) -> StudyRecord:
     """The named study, the newest for None; ends the command if there is none, or not the ``only`` one."""
-    from gputui.store.studies import StudyLookupError, find_study
 
     try:
         return find_study(connection, wanted, at, only=only)
@@ -422,16 +420,12 @@ def _find(
 def _run_words(session: Session, study: StudyRecord, spec: StudySpec) -> list[str]:
     """The words of `gputui run` that name the study's profile, by its path where its name means none or another one
     here, its target, and the GPUs of a trial where they differ from the profile's."""
-    from gputui.core.yaml_forms.problems import ProfileError
     from gputui.profiles.loading import ProfileNotFoundError, find, load
-    from gputui.runs.spec import SpecError
-    from gputui.runs.submission import read_spec
-    from gputui.studies import rows
     from gputui.studies.loading import gpus_of
 
     there = [] if spec.target is None else ["--on", str(spec.target["name"])]
     try:
-        path = Path(read_spec(session.workspace.studies / study.study_id / rows.SPEC_FILE).profile_path or "")
+        path = Path(read_spec(session.workspace.studies / study.study_id / SPEC_FILE).profile_path or "")
         profile = load(path)
     except (SpecError, ProfileError):
         return [spec.profile, *there]
