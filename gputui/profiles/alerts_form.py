@@ -1,8 +1,10 @@
-"""Overrides of alert rules as pydantic models: ``alerts.yaml`` of a machine, and ``alerts:`` of a profile.
+"""Overrides of alert rules as pydantic models: ``alerts.yaml`` of a machine, and ``alerts:`` of a
+profile.
 
-Both have the same keys: a rule's id with ``off``, or with a mapping of its thresholds, ``for``, ``clear_after``,
-``cooldown``, ``hysteresis`` and ``severity``. Only the machine's file configures the delivery of alerts; only a profile
-has the schedule of a learning rate. `gputui.recovery.watch.overrides.overrides_from` reads a valid one.
+Both have the same keys: a rule's id with ``off``, or with a mapping of its thresholds, ``for``,
+``clear_after``, ``cooldown``, ``hysteresis`` and ``severity``. Only the machine's file configures
+the delivery of alerts; only a profile has the schedule of a learning rate.
+`gputui.recovery.watch.overrides.overrides_from` reads a valid one.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ _NO_MIG = "MIG instances cannot be used, for ranks on them cannot talk to each o
 
 
 class SelectionError(ValueError):
-    """The selected GPUs are not available. ``is_refusal``: the request is well-formed, but this machine cannot serve
-    it."""
+    """The selected GPUs are not available. ``is_refusal``: the request is well-formed, but this
+    machine cannot serve it."""
 
     def __init__(self, text: str, *, is_refusal: bool = True) -> None:
         super().__init__(text)
@@ -72,8 +72,8 @@ def parse_selection(given: object) -> Selection:
 
 
 def request_gpus(selection: Selection, inventory: Sequence[GpuFacts] | None, memory_bytes: int | None) -> GpuRequest:
-    """The request for the scheduler. ``inventory`` is None if the driver has not been asked, and empty if it shows no
-    GPU.
+    """The request for the scheduler. ``inventory`` is None if the driver has not been asked, and
+    empty if it shows no GPU.
 
     Raises SelectionError with a remedy.
     """

@@ -21,9 +21,9 @@ _LENGTH_WORDS = {"step", "steps", "epoch", "epochs", "seed", "every", "interval"
 
 
 class GpuSituation(Struct, frozen=True):
-    """The state of this machine's GPUs, by UUID. ``in_use`` says who uses a GPU ("is used by digits-3"),
-    ``quarantined`` the reason for a quarantine, ``alerts`` an active alert. A GPU without a sample is judged by its
-    facts."""
+    """The state of this machine's GPUs, by UUID. ``in_use`` says who uses a GPU ("is used by
+    digits-3"), ``quarantined`` the reason for a quarantine, ``alerts`` an active alert. A GPU
+    without a sample is judged by its facts."""
 
     facts: Sequence[GpuFacts]
     samples: Mapping[str, GpuSample] = msgspec.field(default_factory=dict)
@@ -148,8 +148,8 @@ def _sentence(first: str, by_index: Mapping[int, str]) -> str:
 
 
 class Expectation(Struct, frozen=True):
-    """The expected peak per GPU in bytes, the number of runs behind it, and whether it was extrapolated from other
-    batch sizes."""
+    """The expected peak per GPU in bytes, the number of runs behind it, and whether it was
+    extrapolated from other batch sizes."""
 
     peak_bytes: int
     run_count: int
@@ -180,11 +180,12 @@ def check_memory(past: Sequence[PastPeak], spec: RunSpec, situation: GpuSituatio
 
 
 def expect(past: Sequence[PastPeak], spec: RunSpec) -> Expectation | None:
-    """Predict this run's peak from attempts that differ at most in the batch size and in parameters that do not matter.
+    """Predict this run's peak from attempts that differ at most in the batch size and in parameters
+    that do not matter.
 
-    With the same batch size it is the largest peak. Otherwise memory is assumed to be linear in the batch size: through
-    the two nearest sizes, or proportional to the only one, which overestimates a larger batch. None without such
-    attempts.
+    With the same batch size it is the largest peak. Otherwise memory is assumed to be linear in the
+    batch size: through the two nearest sizes, or proportional to the only one, which overestimates
+    a larger batch. None without such attempts.
     """
     batch_name, batch = _batch_of(spec)
     alike = [
@@ -222,8 +223,8 @@ def _smallest_bytes(request: GpuRequest, situation: GpuSituation) -> int | None:
 
 
 def _is_like(past: PastPeak, spec: RunSpec, batch_name: str) -> bool:
-    """Whether an earlier attempt is comparable: its integers and texts are the same. Fractions such as rates, and
-    lengths such as numbers of steps, do not change the memory."""
+    """Whether an earlier attempt is comparable: its integers and texts are the same. Fractions such
+    as rates, and lengths such as numbers of steps, do not change the memory."""
     changed_by_recovery = {batch_name, spec.role("grad_accum", spec.params), spec.role("num_workers", spec.params)}
     for name, value in spec.params.items():
         if name in changed_by_recovery or isinstance(value, float) or name not in past.params:

@@ -1,5 +1,5 @@
-"""``alerts.yaml`` and ``record.yaml`` of a home: overrides of alert rules and their delivery, and the retention of
-samples.
+"""``alerts.yaml`` and ``record.yaml`` of a home: overrides of alert rules and their delivery, and
+the retention of samples.
 
 Most homes have neither file, and the agent then does not import pydantic.
 """
@@ -13,8 +13,8 @@ from gputui.store.agent import Retention
 
 
 def load_retention(path: Path) -> Retention:
-    """The retention that the file sets; the default without a file. Raises ProfileError with every problem and its
-    line."""
+    """The retention that the file sets; the default without a file. Raises ProfileError with every
+    problem and its line."""
     if not path.exists():
         return Retention()
     from gputui.core.yaml_forms.file import read_text

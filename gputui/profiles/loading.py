@@ -33,8 +33,8 @@ class ProfileNotFoundError(LookupError):
 
 
 class Profile(Struct, frozen=True):
-    """A valid profile. ``path`` is the file as it was named; ``folder`` holds the real file, behind symbolic links: its
-    relative paths start there."""
+    """A valid profile. ``path`` is the file as it was named; ``folder`` holds the real file, behind
+    symbolic links: its relative paths start there."""
 
     name: str
     path: Path
@@ -188,8 +188,8 @@ def _run_name(path: Path) -> str:
 
 
 def _drop_empty(data: dict[str, Any]) -> Iterator[KeyPath]:
-    """Remove keys without a value, which would otherwise get their defaults, and yield them. Parameters may be
-    empty."""
+    """Remove keys without a value, which would otherwise get their defaults, and yield them.
+    Parameters may be empty."""
     for key in list(data):
         if data[key] is None:
             del data[key]

@@ -208,8 +208,8 @@ def _data(spec: RunSpec, environ: Mapping[str, str]) -> CheckResult:
 
 
 def missing_data(params: Mapping[str, object], workdir: str, environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
-    """Parameters with the usual name of a data file or folder (``data_dir``, ``train_file``, …) that does not exist,
-    and the missing path."""
+    """Parameters with the usual name of a data file or folder (``data_dir``, ``train_file``, …)
+    that does not exist, and the missing path."""
     for name, value in params.items():
         if not isinstance(value, str) or not value or "://" in value or "{" in value or not _DATA_NAME.fullmatch(name):
             continue

@@ -67,9 +67,10 @@ def ask_interpreter(
     raise ProbeError(f"does not answer as a Python: {answered.stderr_tail}")
 
 
-# Runs in another Python, so it must be valid in every Python 3. It imports the standard library before it adds the
-# working directory to the path, which may have a json.py (metadata uses email.parser). It looks up a package's parts
-# on the package's path, because find_spec with a dotted name would import the package.
+# Runs in another Python, so it must be valid in every Python 3. It imports the standard library
+# before it adds the working directory to the path, which may have a json.py (metadata uses
+# email.parser). It looks up a package's parts on the package's path, because find_spec with a
+# dotted name would import the package.
 _SCRIPT = r"""
 import sys
 workdir = sys.path[:1] if sys.path[:1] == [""] else []

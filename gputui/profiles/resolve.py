@@ -1,5 +1,5 @@
-"""Resolve a profile and a person's changes to the specification of a run: absolute paths, checked parameters, found
-GPUs.
+"""Resolve a profile and a person's changes to the specification of a run: absolute paths, checked
+parameters, found GPUs.
 
 Starts and writes nothing. `gputui.profiles.preflight` checks whether the script and torch exist.
 """
@@ -31,8 +31,8 @@ RUN_DIR = "{run_dir}"
 
 
 class ResolveError(ValueError):
-    """The run cannot be made from this profile; ``problems`` has one line each. ``is_refusal``: the input is valid, but
-    this machine cannot serve it."""
+    """The run cannot be made from this profile; ``problems`` has one line each. ``is_refusal``: the
+    input is valid, but this machine cannot serve it."""
 
     def __init__(self, problems: Sequence[str], *, is_refusal: bool) -> None:
         self.problems = tuple(problems)
@@ -51,9 +51,10 @@ def resolve(
 ) -> RunSpec:
     """The specification of one run.
 
-    ``overrides`` are parameters by name, as text (``--set``) or as values of the parameter's type; ``gpus_override`` is
-    ``--gpus``: ``"2"``, ``"0,1"``, ``"0,"`` (index 0 alone), ``"all"`` or UUIDs; ``inventory`` are the GPUs of this
-    machine, None if unknown; ``environ`` is that of the person who launches; ``target`` is None for this machine.
+    ``overrides`` are parameters by name, as text (``--set``) or as values of the parameter's type;
+    ``gpus_override`` is ``--gpus``: ``"2"``, ``"0,1"``, ``"0,"`` (index 0 alone), ``"all"`` or
+    UUIDs; ``inventory`` are the GPUs of this machine, None if unknown; ``environ`` is that of the
+    person who launches; ``target`` is None for this machine.
 
     Raises ResolveError with every problem.
     """
@@ -152,8 +153,8 @@ def _gpus(form: ProfileForm, override: str | None, inventory: Sequence[GpuFacts]
 
 
 def _processes(form: ProfileForm, request: GpuRequest, *, is_overridden: bool) -> int:
-    """The number of processes: that of the profile, or one per GPU if GPUs are given at the launch. A CPU run without a
-    number is one process."""
+    """The number of processes: that of the profile, or one per GPU if GPUs are given at the launch.
+    A CPU run without a number is one process."""
     if not LAUNCHERS[form.launcher].starts_ranks:
         return 1
     if form.nproc == "gpus" or (is_overridden and request.count):
@@ -178,8 +179,8 @@ def _python(profile: Profile, workdir: str, environ: Mapping[str, str]) -> str |
 
 
 def wants_gpus(profile: Profile, gpus_override: str | None) -> bool:
-    """Whether the run asks for GPUs, so that resolving it needs the machine's inventory. False for an invalid
-    override."""
+    """Whether the run asks for GPUs, so that resolving it needs the machine's inventory. False for
+    an invalid override."""
     if gpus_override is None:
         return not profile.form.gpus.is_none
     try:
@@ -191,9 +192,10 @@ def wants_gpus(profile: Profile, gpus_override: str | None) -> bool:
 def interpreter(python: str | None, workdir: str, folder: Path, environ: Mapping[str, str]) -> str:
     """The Python that runs the training.
 
-    This is the profile's ``python``: a path (from the working directory, else from the profile's folder) or a name on
-    $PATH. Without it, it is the active virtual environment's, else the one that runs gputui. Links are not followed: a
-    virtual environment is recognised by the path of its interpreter.
+    This is the profile's ``python``: a path (from the working directory, else from the profile's
+    folder) or a name on $PATH. Without it, it is the active virtual environment's, else the one
+    that runs gputui. Links are not followed: a virtual environment is recognised by the path of its
+    interpreter.
     """
     if python is None:
         active = environ.get("VIRTUAL_ENV")

@@ -253,8 +253,8 @@ class ProfileForm(Model):
 
 
 def is_literal(place: KeyPath) -> bool:
-    """Whether values at this place are text as written. In arguments and the environment ``on`` and ``1.10`` are
-    text."""
+    """Whether values at this place are text as written. In arguments and the environment ``on`` and
+    ``1.10`` are text."""
     return (len(place) == 2 and place[0] in ("env", "args", "command")) or place[:2] == ("checkpoints", "resume")
 
 

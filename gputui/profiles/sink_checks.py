@@ -54,8 +54,8 @@ def _entries(sinks: object) -> Iterator[tuple[KeyPath, str, object]]:
 
 
 def check_sinks(spec: RunSpec, state: Path) -> CheckResult:
-    """Check that the sinks' packages are installed and their places writable. ``state`` is the folder of the database
-    and the runs."""
+    """Check that the sinks' packages are installed and their places writable. ``state`` is the
+    folder of the database and the runs."""
     if not spec.sinks:
         return CheckResult("sinks", "skip", "the profile has none")
     for name, template in spec.sinks.items():

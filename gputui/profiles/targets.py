@@ -31,8 +31,8 @@ class TargetOptionError(ValueError):
 
 
 def load_targets(path: Path) -> dict[str, dict[str, Any]]:
-    """The targets of a file by name, in their stored form; none if the file does not exist. Raises ProfileError with
-    every problem and its line."""
+    """The targets of a file by name, in their stored form; none if the file does not exist. Raises
+    ProfileError with every problem and its line."""
     if not path.exists():
         return {}
     document = parse_file(read_text(path, "file of targets"), path)
@@ -45,8 +45,8 @@ def load_targets(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def find_target(name: str, own: Mapping[str, Mapping[str, Any]], workspace: Workspace) -> dict[str, Any]:
-    """The target that ``--on`` names. The profile's ``own`` targets override those of the workspace. Raises
-    TargetNotFoundError and ProfileError."""
+    """The target that ``--on`` names. The profile's ``own`` targets override those of the
+    workspace. Raises TargetNotFoundError and ProfileError."""
     known = load_targets(workspace.targets)
     known |= {name: {"name": name, **stored_target(target)} for name, target in own.items()}
     if name in known:

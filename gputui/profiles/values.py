@@ -146,8 +146,8 @@ def _unit(given: object) -> float:
     raise expected(f"a unit ({', '.join(UNITS)}) or the number to multiply with")
 
 
-# Alerts and recovery are checked as forms, but kept as written: a form is full of defaults, and only what a person
-# changed is stored with a run.
+# Alerts and recovery are checked as forms, but kept as written: a form is full of defaults, and
+# only what a person changed is stored with a run.
 def _alerts(given: object, check: ValidatorFunctionWrapHandler) -> str | dict[str, Any] | None:
     if isinstance(given, dict):
         check(given)

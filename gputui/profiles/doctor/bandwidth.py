@@ -30,8 +30,8 @@ CPU_PROCESSES = 2
 
 _MARK = "gputui-bandwidth:"
 
-# Runs under another environment's torchrun, which starts ranks in new sessions. So each rank asks the kernel to end it
-# with its parent and at the deadline, which works inside a call that hangs.
+# Runs under another environment's torchrun, which starts ranks in new sessions. So each rank asks
+# the kernel to end it with its parent and at the deadline, which works inside a call that hangs.
 _SCRIPT = r"""
 import ctypes, json, os, signal, sys, time
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)
@@ -94,9 +94,10 @@ dist.destroy_process_group()
 
 
 class Bandwidth(Struct, frozen=True):
-    """Measured values. ``copies``: per GPU (to it, from it) in bytes per second. ``bus_bytes_per_second`` is the bus
-    bandwidth of the all-reduce as nccl-tests define it (PERFORMANCE.md), ``latency_seconds`` the median of all-reduces
-    of one number; both are None with a single process."""
+    """Measured values. ``copies``: per GPU (to it, from it) in bytes per second.
+    ``bus_bytes_per_second`` is the bus bandwidth of the all-reduce as nccl-tests define it
+    (PERFORMANCE.md), ``latency_seconds`` the median of all-reduces of one number; both are None
+    with a single process."""
 
     backend: str
     world: int

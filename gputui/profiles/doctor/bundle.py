@@ -1,5 +1,5 @@
-"""The bundle for a bug report: versions, checks, the end of the agent's log, settings and the last incidents, without
-secrets. It contains no metrics and no output of runs."""
+"""The bundle for a bug report: versions, checks, the end of the agent's log, settings and the last
+incidents, without secrets. It contains no metrics and no output of runs."""
 
 from __future__ import annotations
 
@@ -162,10 +162,11 @@ def _changed_at(path: Path) -> float:
 
 
 class Scrubber(Redactor):
-    """Removes secrets from the texts of a bundle. ``known`` are values that must not appear; ``home`` is shown as ~.
+    """Removes secrets from the texts of a bundle. ``known`` are values that must not appear;
+    ``home`` is shown as ~.
 
-    It is stricter than `gputui.core.redaction`: a name that would be a secret in an environment is one in every text,
-    and addresses of webhooks are removed. Hiding too much does no harm here.
+    It is stricter than `gputui.core.redaction`: a name that would be a secret in an environment is
+    one in every text, and addresses of webhooks are removed. Hiding too much does no harm here.
     """
 
     def __init__(self, known: Iterable[str] = (), home: str | None = None) -> None:

@@ -43,8 +43,8 @@ def current_interpreter() -> Interpreter:
 def examine(
     workspace: Workspace, interpreter: Interpreter, now: float, *, bandwidth: bool = False
 ) -> list[CheckResult]:
-    """Run all checks; ``now`` is UTC unix seconds. The slow readings run in parallel, each with a deadline. With
-    ``bandwidth`` the free GPUs are measured at the end."""
+    """Run all checks; ``now`` is UTC unix seconds. The slow readings run in parallel, each with a
+    deadline. With ``bandwidth`` the free GPUs are measured at the end."""
     scenario = workspace.scenario if workspace.scenario.exists() else None
     with ThreadPoolExecutor(3) as pool:
         gpus_future = pool.submit(read_gpus, scenario)
@@ -84,8 +84,8 @@ def _bandwidth(
 
 
 def _quarantined_and_leased(workspace: Workspace) -> tuple[dict[str, str], list[str]]:
-    """GPUs out of service (UUID → reason), and UUIDs that runs of this home hold. Both are empty if the database is
-    missing or unreadable, which another check reports."""
+    """GPUs out of service (UUID → reason), and UUIDs that runs of this home hold. Both are empty if
+    the database is missing or unreadable, which another check reports."""
     try:
         with closing(open_reader(workspace.database)) as connection:
             out = {uuid: one.reason for uuid, one in hardware.quarantined(connection).items()}
@@ -105,8 +105,8 @@ def check_interpreter(python: str, answer: InterpreterAnswer, reading: GpuReadin
 
 
 def _cuda(torch: str, built_for: str | None, driver: tuple[int, int] | None, has_gpus: bool) -> CheckResult:
-    """CUDA of a newer major version than the driver's does not start; a newer minor one does, since CUDA 11:
-    https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html."""
+    """CUDA of a newer major version than the driver's does not start; a newer minor one does, since
+    CUDA 11: https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html."""
     if built_for is None:
         detail = f"torch {torch} without CUDA"
         if has_gpus:

@@ -38,8 +38,9 @@ _DISPLAY_CLASS = "0x03"
 
 
 class GpuReading(Struct, frozen=True):
-    """The driver's answer. ``problem`` is one line: why there are no GPUs, or which one is missing. ``cuda`` is the
-    newest CUDA version that the driver supports. ``nvlinks`` counts active links by GPU index, None without NVLink."""
+    """The driver's answer. ``problem`` is one line: why there are no GPUs, or which one is missing.
+    ``cuda`` is the newest CUDA version that the driver supports. ``nvlinks`` counts active links by
+    GPU index, None without NVLink."""
 
     source: str
     problem: str | None = None
@@ -170,8 +171,8 @@ def has_nvidia_hardware() -> bool:
 
 
 def check_gpus(reading: GpuReading, quarantined: Mapping[str, str], *, has_hardware: bool) -> list[CheckResult]:
-    """All checks of the GPUs, in the order in which they are shown. ``quarantined``: UUID → reason; ``has_hardware``:
-    the machine has an NVIDIA GPU, even if the driver does not report it."""
+    """All checks of the GPUs, in the order in which they are shown. ``quarantined``: UUID → reason;
+    ``has_hardware``: the machine has an NVIDIA GPU, even if the driver does not report it."""
     return [
         check_driver(reading, has_hardware=has_hardware),
         check_health(reading, quarantined),
@@ -223,8 +224,8 @@ def check_health(reading: GpuReading, quarantined: Mapping[str, str]) -> CheckRe
 
 
 def check_persistence(reading: GpuReading) -> CheckResult:
-    """Check persistence mode. Without it the driver unloads the state of an unused GPU, which slows down every start:
-    https://docs.nvidia.com/deploy/driver-persistence/.
+    """Check persistence mode. Without it the driver unloads the state of an unused GPU, which slows
+    down every start: https://docs.nvidia.com/deploy/driver-persistence/.
     """
     reported = [gpu for gpu in reading.facts if gpu.persistence_mode is not None]
     if not reported:
@@ -235,8 +236,8 @@ def check_persistence(reading: GpuReading) -> CheckResult:
 
 
 def check_pcie(reading: GpuReading) -> CheckResult:
-    """Check that links have full width and generation. Idle GPUs lower their link to save power, so only busy ones are
-    judged."""
+    """Check that links have full width and generation. Idle GPUs lower their link to save power, so
+    only busy ones are judged."""
     slower: list[str] = []
     idle: list[str] = []
     full = 0

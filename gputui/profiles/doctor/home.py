@@ -41,8 +41,8 @@ _CHUNK_BYTES = 4 * 2**20
 
 
 class AgentReading(Struct, frozen=True):
-    """The agent of a home. ``heartbeat_seconds`` is the age of its last heartbeat, None without one; ``is_stopped``: it
-    was stopped by SIGSTOP."""
+    """The agent of a home. ``heartbeat_seconds`` is the age of its last heartbeat, None without
+    one; ``is_stopped``: it was stopped by SIGSTOP."""
 
     pid: int
     version: str
@@ -137,8 +137,8 @@ def check_agent(agent: AgentReading | None) -> CheckResult:
 
 
 def check_other_agents(agents: list[tuple[int, str]]) -> CheckResult:
-    """Report agents of this user's other homes (PID, state directory), which share the GPUs. Lock files keep their runs
-    apart."""
+    """Report agents of this user's other homes (PID, state directory), which share the GPUs. Lock
+    files keep their runs apart."""
     if not agents:
         return CheckResult("other agents", "pass", "none of this user")
     named = ", ".join(f"pid {pid} ({state})" for pid, state in agents)
@@ -148,8 +148,8 @@ def check_other_agents(agents: list[tuple[int, str]]) -> CheckResult:
 def measure_write(
     folder: Path, size_bytes: int = WRITE_BYTES, deadline_seconds: float = WRITE_DEADLINE_SECONDS
 ) -> tuple[float | None, str | None]:
-    """Bytes per second of a write with fsync, or why there is no figure. A child process writes, because a broken disk
-    or server may block; its file is always removed."""
+    """Bytes per second of a write with fsync, or why there is no figure. A child process writes,
+    because a broken disk or server may block; its file is always removed."""
     path = folder / f".gputui-doctor-{os.getpid()}"
     if (room := disk_room(folder)) is not None and room[0] < 4 * size_bytes:
         return None, TOO_FULL
@@ -170,8 +170,8 @@ def measure_write(
 
 
 def read_database(path: Path, seconds: float = QUICK_CHECK_SECONDS) -> tuple[str, int | None, int | None]:
-    """The state, size in bytes and schema version of a database. The state is ``ok``, ``missing``, ``slow`` (not read
-    completely within ``seconds``), or an error."""
+    """The state, size in bytes and schema version of a database. The state is ``ok``, ``missing``,
+    ``slow`` (not read completely within ``seconds``), or an error."""
     if not path.exists():
         return "missing", None, None
     size = sum(side.stat().st_size for side in (path, path.with_name(path.name + "-wal")) if side.exists())

@@ -24,8 +24,8 @@ MAX_LEFT = 12
 
 
 class Draft(Struct, frozen=True):
-    """A drafted profile: its name, its text, and one line for each thing that was recognised (``found``), guessed, or
-    left for a person to decide (``open_points``)."""
+    """A drafted profile: its name, its text, and one line for each thing that was recognised
+    (``found``), guessed, or left for a person to decide (``open_points``)."""
 
     name: str
     text: str
@@ -75,8 +75,8 @@ def draft(words: Sequence[str], folder: Path, *, preset: Preset | None = None, g
 
 
 def script_option(command: TypedCommand, folder: Path, name: str) -> tuple[Scalar, str] | None:
-    """The default and the argument, such as ``--steps {steps}``, of a parameter for the script's option ``name``; None
-    if the script has no such option."""
+    """The default and the argument, such as ``--steps {steps}``, of a parameter for the script's
+    option ``name``; None if the script has no such option."""
     try:
         subject = examine(command, folder)
     except SurveyError:

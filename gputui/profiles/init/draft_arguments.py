@@ -34,8 +34,8 @@ _OUTPUT_OPTIONS = (
     "output_dir", "out_dir", "save_dir", "ckpt_dir", "checkpoint_dir", "default_root_dir", "output", "out", "outdir",
     "logdir", "log_dir", "results_dir", "project_dir", "save_path", "work_dir",
 )  # fmt: skip
-# Options worth a parameter besides those of recovery: the length of the training, since a person changes it first, and
-# the Trainer's intervals, since its metrics can be read only when it saves.
+# Options worth a parameter besides those of recovery: the length of the training, since a person
+# changes it first, and the Trainer's intervals, since its metrics can be read only when it saves.
 _LENGTH = re.compile(
     r"(?:(?:max|num|n|total|train|training)_?)+(?:step|iter|iteration|epoch|update)s?"
     r"|steps|iters|iterations|epochs|updates",

@@ -29,8 +29,8 @@ class _Checkpoints(Struct, frozen=True):
 
 
 class DraftOutputs:
-    """Drafts the sections that say where a script writes. ``out_options`` are the options that name its output folder,
-    with their values."""
+    """Drafts the sections that say where a script writes. ``out_options`` are the options that name
+    its output folder, with their values."""
 
     def __init__(self, subject: DraftSubject, notes: DraftNotes, out_options: Mapping[str, str]) -> None:
         self.subject = subject
@@ -159,8 +159,8 @@ class DraftOutputs:
         return [*lines, f"  # {comment}"] if comment else lines
 
     def _saved(self) -> _Checkpoints | None:
-        """Where checkpoints are saved: as the framework does, else where the script's calls save, else the one
-        checkpoint file that it names."""
+        """Where checkpoints are saved: as the framework does, else where the script's calls save,
+        else the one checkpoint file that it names."""
         return self._saved_by_framework() or self._saved_by_calls() or self._named_file()
 
     def _saved_by_framework(self) -> _Checkpoints | None:

@@ -26,8 +26,8 @@ class DraftNotes:
 
 
 class DraftSubject(Struct, frozen=True):
-    """A command with the survey of its script. ``options`` include those that its framework adds; ``command_text`` is
-    the Makefile or shell script that the command runs, or ""."""
+    """A command with the survey of its script. ``options`` include those that its framework adds;
+    ``command_text`` is the Makefile or shell script that the command runs, or ""."""
 
     command: TypedCommand
     survey: Survey

@@ -1,7 +1,7 @@
 """The lines that a script prints, as pieces of text and values.
 
-``print(f"step {step} loss {loss:.4f}")`` becomes ``("step ", <step>, " loss ", <loss, .4f>)``. Read are f-strings,
-``%``, ``str.format``, joined lists and calls of loggers.
+``print(f"step {step} loss {loss:.4f}")`` becomes ``("step ", <step>, " loss ", <loss, .4f>)``. Read
+are f-strings, ``%``, ``str.format``, joined lists and calls of loggers.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 class PrintedValue(Struct, frozen=True):
-    """An expression as written in the script, with its format, such as ``.4f``. ``is_bare``: it is a name, or a name
-    plus a number."""
+    """An expression as written in the script, with its format, such as ``.4f``. ``is_bare``: it is
+    a name, or a name plus a number."""
 
     text: str
     shape: str = ""
@@ -191,8 +191,8 @@ class _Module:
         return [element for _, elements in sorted(found, key=lambda pair: pair[0]) for element in elements]
 
     def across_epochs(self, node: ast.expr, followed: int = 0) -> AcrossEpochs:
-        """How a number goes on with the next epoch, by the loop or the statements that set it. ``followed`` counts the
-        assignments between the printed number and this one."""
+        """How a number goes on with the next epoch, by the loop or the statements that set it.
+        ``followed`` counts the assignments between the printed number and this one."""
         if isinstance(node, ast.BinOp):
             return self._operation_across_epochs(node, followed)
         name = ast.unparse(node)

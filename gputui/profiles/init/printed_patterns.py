@@ -32,9 +32,10 @@ _NUMBER = r"[-+.,\w]*\w"
 class DraftPattern(Struct, frozen=True):
     """A pattern for the line printed at ``line`` of the script.
 
-    ``steps`` says what its step counts: the whole training, an epoch that the line names (both are ready to use), only
-    epochs, or an epoch that the line does not name. ``is_guess``: the script does not show whether its step begins
-    again with each epoch, or how long an epoch is. ``units`` are the units printed behind groups.
+    ``steps`` says what its step counts: the whole training, an epoch that the line names (both are
+    ready to use), only epochs, or an epoch that the line does not name. ``is_guess``: the script
+    does not show whether its step begins again with each epoch, or how long an epoch is. ``units``
+    are the units printed behind groups.
     """
 
     pattern: str
@@ -91,9 +92,9 @@ def _draft(parts: list[Part], line: int, has_epochs: bool) -> DraftPattern | Non
 
 
 def _counts(parts: list[Part], has_epochs: bool) -> tuple[dict[int, str], AcrossEpochs]:
-    """The groups of the values that count steps and epochs, and of the totals behind them ("" for a total that is not
-    read), by their places in ``parts``; and how the step goes on. ``Epoch 3 [20/100]`` has epoch, iter and total.
-    ``has_epochs``: some line of the script names an epoch."""
+    """The groups of the values that count steps and epochs, and of the totals behind them ("" for a
+    total that is not read), by their places in ``parts``; and how the step goes on. ``Epoch 3
+    [20/100]`` has epoch, iter and total. ``has_epochs``: some line of the script names an epoch."""
     epoch, step = _counter(parts, "epoch"), _counter(parts, "step")
     counts = {} if epoch is None else {epoch: "epoch"}
     if epoch is not None and _total(parts, epoch) is not None:
@@ -116,8 +117,8 @@ def _counts(parts: list[Part], has_epochs: bool) -> tuple[dict[int, str], Across
 
 
 def _counter(parts: list[Part], wanted: Literal["step", "epoch"]) -> int | None:
-    """The place of the value that counts steps or epochs: best the one behind that word, then one whose bare name says
-    so."""
+    """The place of the value that counts steps or epochs: best the one behind that word, then one
+    whose bare name says so."""
     ranks: dict[int, int] = {}
     for index, part in enumerate(parts):
         if isinstance(part, str) or part.across_epochs == "no_count" or _ends_with_of(_text_at(parts, index - 1)):
@@ -185,8 +186,8 @@ def _identifier(expression: str) -> str:
 
 
 def _label(parts: list[Part], index: int) -> str:
-    """The name of a metric: the text before the number, else the script's name for it; "" for other values.
-    ``val loss: <v>`` gives val_loss, ``<n> tok/s`` gives tokens_per_s."""
+    """The name of a metric: the text before the number, else the script's name for it; "" for other
+    values. ``val loss: <v>`` gives val_loss, ``<n> tok/s`` gives tokens_per_s."""
     part = parts[index]
     assert isinstance(part, PrintedValue)
     before, after = _text_at(parts, index - 1), _text_at(parts, index + 1)

@@ -30,8 +30,9 @@ class SurveyError(Exception):
 
 
 class Option(Struct, frozen=True):
-    """An option of a script. ``flag`` is "" for a positional argument, ``others`` are its other spellings. ``default``
-    is valid if ``is_known``; otherwise the script computes it. An option with ``is_flag`` takes no value."""
+    """An option of a script. ``flag`` is "" for a positional argument, ``others`` are its other
+    spellings. ``default`` is valid if ``is_known``; otherwise the script computes it. An option
+    with ``is_flag`` takes no value."""
 
     flag: str
     name: str
@@ -220,8 +221,8 @@ def _divides_by_ranks(operation: ast.operator, divisor: ast.expr) -> bool:
 
 
 def _declared_option(call: ast.Call, style: Style) -> Option | None:
-    """The option that ``add_argument("-b", "--batch-size", dest="batch", default=16)`` declares, or a call of
-    ``click.option``; None if it takes no single value."""
+    """The option that ``add_argument("-b", "--batch-size", dest="batch", default=16)`` declares, or
+    a call of ``click.option``; None if it takes no single value."""
     keywords = {word.arg: word.value for word in call.keywords if word.arg}
     literals = {name: constant(value) for name, value in keywords.items()}
     names = [text for argument in call.args if isinstance(text := constant(argument), str)]
@@ -256,8 +257,8 @@ def _declared_option(call: ast.Call, style: Style) -> Option | None:
 
 
 def _saved_path(call: ast.Call, paths: PathResolver) -> str | None:
-    """The path that a call saves to, such as ``out/step_*.pt`` of ``torch.save(x, f"out/step_{n}.pt")``, or to which it
-    moves a finished file; None for other calls."""
+    """The path that a call saves to, such as ``out/step_*.pt`` of ``torch.save(x,
+    f"out/step_{n}.pt")``, or to which it moves a finished file; None for other calls."""
     name = last_name(call.func)
     owner = last_name(call.func.value) if isinstance(call.func, ast.Attribute) else ""
     keywords = {word.arg: word.value for word in call.keywords}

@@ -59,10 +59,11 @@ def fill_options(path: str, values: Mapping[str, str]) -> str:
 
 
 class PathResolver(Struct, frozen=True):
-    """Turns expressions into globs: ``os.path.join(args.out, f"step_{n}.pt")`` into ``<out>/step_*.pt``.
+    """Turns expressions into globs: ``os.path.join(args.out, f"step_{n}.pt")`` into
+    ``<out>/step_*.pt``.
 
-    ``assigned`` holds the assignments to each name; ``options`` are the names of the script's options; ``style`` is how
-    it declares them.
+    ``assigned`` holds the assignments to each name; ``options`` are the names of the script's
+    options; ``style`` is how it declares them.
     """
 
     assigned: Mapping[str, list[ast.Assign]]

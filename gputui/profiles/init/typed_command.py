@@ -23,8 +23,9 @@ class DraftError(Exception):
 
 @dataclass(slots=True)
 class TypedCommand:
-    """A typed command: ``torchrun --nproc-per-node=2 train.py --lr 0.1`` has the launcher torchrun, ``nproc`` 2, the
-    script train.py and the words ``--lr 0.1``. ``program`` begins a command without a launcher, as in ``make train``.
+    """A typed command: ``torchrun --nproc-per-node=2 train.py --lr 0.1`` has the launcher torchrun,
+    ``nproc`` 2, the script train.py and the words ``--lr 0.1``. ``program`` begins a command
+    without a launcher, as in ``make train``.
     """
 
     launcher: Launcher = FOR_RANKS
@@ -73,8 +74,8 @@ def split_command(words: Sequence[str], folder: Path) -> TypedCommand:
 
 
 def _other_command(words: Sequence[str], folder: Path) -> TypedCommand:
-    """A command that stays as it was typed, apart from its options. These begin behind the Python script or the shell
-    script, or with the first ``NAME=VALUE``."""
+    """A command that stays as it was typed, apart from its options. These begin behind the Python
+    script or the shell script, or with the first ``NAME=VALUE``."""
     first = Path(words[0]).name
     file = folder / words[0]
     if file.exists() and shutil.which(words[0]) is None and not (file.is_file() and os.access(file, os.X_OK)):
@@ -100,8 +101,8 @@ def _typed_launcher(words: Sequence[str]) -> Launcher | None:
 
 
 def _after_launcher(typed: Sequence[str], rest: Sequence[str], command: TypedCommand, folder: Path) -> TypedCommand:
-    """Read the launcher's options and the script from ``rest``. A line with an option that a profile cannot express
-    stays as it was ``typed``."""
+    """Read the launcher's options and the script from ``rest``. A line with an option that a
+    profile cannot express stays as it was ``typed``."""
     form, words = command.launcher.typed, list(rest)
     assert form is not None
     if form.subcommand is not None:

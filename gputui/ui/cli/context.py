@@ -84,8 +84,8 @@ class Session(Struct, frozen=True):
             fail(str(error), EXIT_UNREACHABLE)
 
     def command(self, verb: str, run_id: str | None, *, meanwhile: str = "", **args: Any) -> dict[str, Any]:
-        """Send a command to the agent and wait for the answer; ends the command if it is refused. ``meanwhile`` is a
-        remedy while nothing can be written."""
+        """Send a command to the agent and wait for the answer; ends the command if it is refused.
+        ``meanwhile`` is a remedy while nothing can be written."""
         self.need_agent()
         with closing(self.commander()) as connection, self.writing(meanwhile):
             words = {**args, "asker": asker()}
@@ -135,8 +135,8 @@ class Session(Struct, frozen=True):
         return answer.result or {}
 
     def _is_in_vain(self) -> bool:
-        """Whether no agent will answer. One that ended while the command was written, because no client needed it, is
-        started again."""
+        """Whether no agent will answer. One that ended while the command was written, because no
+        client needed it, is started again."""
         if stopped_agent(self.workspace) is not None:
             return True
         if read_identity(self.workspace) is None and not self.workspace.agent_stopped.exists():

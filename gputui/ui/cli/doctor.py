@@ -34,9 +34,8 @@ WORDS = {"pass": "✓ PASS", "warn": "▲ WARN", "fail": "✗ FAIL", "skip": "�
 def command(session: Session, profile: str | None, as_json: bool, bandwidth: bool, bundle: Path | None) -> None:
     """Check this machine: driver, GPUs, torch, memory, disk, limits, clock, database, agent.
 
-    With PROFILE the interpreter of that profile is asked for its torch, CUDA and NCCL, else that of runs whose profile
-    names none.
-    Exit code 1 when something fails.
+    With PROFILE the interpreter of that profile is asked for its torch, CUDA and NCCL, else that of
+    runs whose profile names none. Exit code 1 when something fails.
     """
     from gputui.profiles.doctor.examine import examine
 

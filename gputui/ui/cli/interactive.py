@@ -51,8 +51,8 @@ def show(workspace: Workspace, *, readonly: bool, demo: bool, moment_at: float |
 
 
 def open_demo(*, readonly: bool, settings: Path, at: str | None) -> int:
-    """Open the screen in a home of simulated GPUs and past runs, which is removed at the end. The user's ``settings``
-    (a file) apply to it, and remain as they are."""
+    """Open the screen in a home of simulated GPUs and past runs, which is removed at the end. The
+    user's ``settings`` (a file) apply to it, and remain as they are."""
     from gputui.ui.demo.home import demo_home
 
     click.echo("preparing the demo: eight simulated GPUs with a week of past runs …", err=True)

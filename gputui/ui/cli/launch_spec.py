@@ -57,8 +57,8 @@ def resolve_spec(
 def resolve_on_target(
     session: Session, profile: Profile, changes: tuple[str, ...], gpus: str | None, target: Mapping[str, Any]
 ) -> RunSpec:
-    """The specification of a run on a target; ends the command with one line per problem. The target itself is not
-    asked, so that nothing waits for a network."""
+    """The specification of a run on a target; ends the command with one line per problem. The
+    target itself is not asked, so that nothing waits for a network."""
     from gputui.profiles.preflight import check_elsewhere
 
     spec = resolve_spec(profile, changes, gpus, None, target)
@@ -79,8 +79,8 @@ def target_of(session: Session, profile: Profile, name: str, job: Mapping[str, s
 def resolve_without_gpus(
     profile: Profile, changes: tuple[str, ...], gpus: str | None, situation: GpuSituation | None
 ) -> tuple[RunSpec, list[str]]:
-    """As `resolve_spec`, but GPUs that this machine cannot provide do not end the command: they are requested all the
-    same, with one line per problem."""
+    """As `resolve_spec`, but GPUs that this machine cannot provide do not end the command: they are
+    requested all the same, with one line per problem."""
     inventory = None if situation is None else situation.facts
     try:
         return resolve(profile, overrides=split_assignments(changes), gpus_override=gpus, inventory=inventory), []

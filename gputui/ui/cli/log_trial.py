@@ -21,8 +21,8 @@ SPARK_WIDTH = 24
 
 
 def show_trial(profile: Profile, log: Path, *, as_json: bool) -> None:
-    """Parse the log with the patterns of the profile, or as CSV or JSON lines, and print what would be drawn. Ends the
-    command with EXIT_USAGE if nothing would."""
+    """Parse the log with the patterns of the profile, or as CSV or JSON lines, and print what would
+    be drawn. Ends the command with EXIT_USAGE if nothing would."""
     sources = [source for source in profile.form.metrics if source.is_printed or source.source in ("csv", "jsonl")]
     source = next((source for source in sources if source.is_printed), sources[0] if sources else None)
     if source is None:

@@ -125,12 +125,13 @@ def command(
     demo: bool,
     readonly: bool,
 ) -> None:
-    """See the GPUs of this workstation, launch training on them, and have it supervised and brought back.
+    """See the GPUs of this workstation, launch training on them, and have it supervised and brought
+    back.
 
     Without a command: the interactive control center.
 
-    Exit codes: 0 success, 1 the run failed, 2 usage or invalid profile, 3 refused, 4 agent unreachable,
-    130 interrupted.
+    Exit codes: 0 success, 1 the run failed, 2 usage or invalid profile, 3 refused, 4 agent
+    unreachable, 130 interrupted.
     """
     ctx.obj = Session(locate(home, checkout=own_checkout()))
     if ctx.invoked_subcommand is not None:

@@ -38,8 +38,8 @@ _READS = 3
 def once(session: Session, *, at: str | None, as_json: bool, readonly: bool) -> int:
     """Print one frame of the overview, now or at the moment ``at``; returns the exit code.
 
-    Without ``at`` an agent is started if none runs, so that the values are current; it ends by itself. A read-only view
-    starts none and prints the age of the values.
+    Without ``at`` an agent is started if none runs, so that the values are current; it ends by
+    itself. A read-only view starts none and prints the age of the values.
     """
     moment = None if at is None else Moment(typed_moment(at))
     notice = None
@@ -71,8 +71,8 @@ def once(session: Session, *, at: str | None, as_json: bool, readonly: bool) -> 
 
 
 def frame_size(environ: Mapping[str, str], output: TextIO) -> tuple[int, int | None]:
-    """The columns and lines of a frame: COLUMNS and LINES, else the terminal without a line for the prompt. Without a
-    terminal the height is unlimited."""
+    """The columns and lines of a frame: COLUMNS and LINES, else the terminal without a line for the
+    prompt. Without a terminal the height is unlimited."""
     columns, lines = (_number(environ.get(name)) for name in ("COLUMNS", "LINES"))
     if output.isatty():
         size = shutil.get_terminal_size((80, 24))

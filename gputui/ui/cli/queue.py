@@ -22,8 +22,8 @@ PLACES = ("first", "last", "up", "down")
 def command(ctx: click.Context, as_json: bool) -> None:
     """The runs that wait, in the order in which they are served, and what each waits for.
 
-    A higher priority goes first; among equals, whoever waits longer. A run that waits for GPUs holds back those behind
-    it from every GPU that it could use itself.
+    A higher priority goes first; among equals, whoever waits longer. A run that waits for GPUs
+    holds back those behind it from every GPU that it could use itself.
     """
     if ctx.invoked_subcommand is None:
         show(ctx.obj, as_json)

@@ -25,8 +25,8 @@ TOPOLOGY_SECONDS = 5.0
 def print_recommended(
     connection: sqlite3.Connection, gpus: Sequence[GpuView], count: int, memory: str | None, as_json: bool
 ) -> None:
-    """Print UUIDs for CUDA_VISIBLE_DEVICES, or JSON. Ends the command with exit code 3 and the reasons if too few GPUs
-    are free.
+    """Print UUIDs for CUDA_VISIBLE_DEVICES, or JSON. Ends the command with exit code 3 and the
+    reasons if too few GPUs are free.
 
     UUIDs mean the same GPUs in any CUDA order.
     """

@@ -23,8 +23,8 @@ def record(
     output: Path | None,
     rotate: str | None,
 ) -> int:
-    """Record in the foreground until stopped. ``prometheus`` is the address to serve metrics on; ``output`` is a file
-    for every sample, rotated at the size ``rotate``."""
+    """Record in the foreground until stopped. ``prometheus`` is the address to serve metrics on;
+    ``output`` is a file for every sample, rotated at the size ``rotate``."""
     samples = _output_file(output, rotate)
     if prometheus is not None:
         _expose(session, prometheus)

@@ -55,8 +55,8 @@ def _refuse_complete(run: Run) -> None:
 
 
 def named_path(named: str, rows: Sequence[CheckpointRow], target: Mapping[str, Any] | None = None) -> str:
-    """The path of a checkpoint given by path, or by its name among the run's own ``rows``. On some targets it cannot be
-    looked for."""
+    """The path of a checkpoint given by path, or by its name among the run's own ``rows``. On some
+    targets it cannot be looked for."""
     if not Executors().of(target).sees_checkpoints(target or {}):
         if not named.startswith("/"):
             fail("--from takes an absolute path on the run's target, where its checkpoints are", EXIT_USAGE)

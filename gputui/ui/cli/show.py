@@ -46,8 +46,8 @@ _NOT_RESUMED: dict[str | None, str] = {
 
 
 class RunDetails(Struct, frozen=True):
-    """One run with everything that is stored about it. ``costs`` are those of its incidents by their ids, ``went_on``
-    says of each attempt from where it really went on."""
+    """One run with everything that is stored about it. ``costs`` are those of its incidents by
+    their ids, ``went_on`` says of each attempt from where it really went on."""
 
     row: RunRow
     attempts: list[Attempt]

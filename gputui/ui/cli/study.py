@@ -50,8 +50,8 @@ from gputui.ui.cli.study_shapes import report_shape, show_shape, study_shape
 def command() -> None:
     """Many runs of one profile, to find good parameters.
 
-    Exit codes: 0 success, 1 the study failed, was stopped or paused by itself (--wait), 2 usage or invalid file, 3
-    refused, 4 agent unreachable, 130 interrupted.
+    Exit codes: 0 success, 1 the study failed, was stopped or paused by itself (--wait), 2 usage or
+    invalid file, 3 refused, 4 agent unreachable, 130 interrupted.
     """
 
 
@@ -73,8 +73,9 @@ def run(
 ) -> None:
     """Begin a study from a file, or try a grid of a profile.
 
-    FILE is a path, or a name in ./studies, the home's studies or those that ship with gputui. With --grid: run each
-    combination of some values of a PROFILE's parameters; the file of such a study is kept (study show --source).
+    FILE is a path, or a name in ./studies, the home's studies or those that ship with gputui. With
+    --grid: run each combination of some values of a PROFILE's parameters; the file of such a study
+    is kept (study show --source).
     """
     from gputui.ui.cli.study_launch import launch, load_file, load_grid, plan_json
 

@@ -57,8 +57,9 @@ class StatusLine:
 def wait_until_over(session: Session, run_id: str, as_json: bool, *, is_quiet: bool = False) -> int:
     """Follow a run until it is over; returns the exit code. An interrupt leaves the run alone.
 
-    On a terminal one line is rewritten (``step 140/300 · loss 0.02 · 40 s left``). Every event is a separate line.
-    After an incident the history of the run follows. ``is_quiet`` prints nothing, ``as_json`` only the end.
+    On a terminal one line is rewritten (``step 140/300 · loss 0.02 · 40 s left``). Every event is a
+    separate line. After an incident the history of the run follows. ``is_quiet`` prints nothing,
+    ``as_json`` only the end.
     """
     with closing(session.reader()) as connection:
         try:

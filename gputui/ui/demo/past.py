@@ -82,8 +82,8 @@ BUS_ERROR = """\
 
 
 class Act(Struct, frozen=True):
-    """One attempt: its last step and its end. ``log`` is the end of its output; ``xid`` is reported for its last GPU;
-    ``pruned`` says why a study pruned it."""
+    """One attempt: its last step and its end. ``log`` is the end of its output; ``xid`` is reported
+    for its last GPU; ``pruned`` says why a study pruned it."""
 
     last_step: int
     log: str = ""

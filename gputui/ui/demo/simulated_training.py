@@ -60,8 +60,8 @@ def lines(
     loss: tuple[float, float],
     lr: float = LR,
 ) -> Iterator[dict[str, Any]]:
-    """The lines of all ranks about one step, rank 0 first. ``at`` is UTC unix seconds, ``loss`` are the first and the
-    last loss."""
+    """The lines of all ranks about one step, rank 0 first. ``at`` is UTC unix seconds, ``loss`` are
+    the first and the last loss."""
     seed = int(loss[0] * 1000)
     warm = max(1, total // 20)
     for rank in range(ranks):
