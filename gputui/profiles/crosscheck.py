@@ -9,7 +9,8 @@ from msgspec import Struct
 
 from gputui.core.yaml_forms.document import KeyPath
 from gputui.core.yaml_forms.problems import nearest, not_one_of
-from gputui.profiles.sink_checks import sink_problems
+from gputui.profiles.sink_checks import RUN_ID
+from gputui.reports.export.formats import FORMATS, Format, is_format
 from gputui.reports.summary.gates import GATE_THRESHOLDS
 from gputui.runs.launchers import FOR_COMMAND, FOR_RANKS, LAUNCHERS
 from gputui.runs.launchers.base import Launcher
@@ -35,22 +36,18 @@ def cross_check(data: Mapping[str, Any]) -> Iterator[CrossFinding]:
         yield CrossFinding((extra,), f"give {programs[0]} or {extra}, not both")
     if launcher is not None:
         yield from _check_launcher(launcher, programs, data)
-    if isinstance(gates := data.get("gates"), dict):
-        for name in gates:
-            if name not in GATE_THRESHOLDS:
-                yield CrossFinding(("gates", name), *not_one_of("gate", name, GATE_THRESHOLDS))
-    for place, problem, meant in sink_problems(data.get("sinks")):
-        yield CrossFinding(place, problem, meant)
+    for name in _mapping(data, "gates"):
+        if name not in GATE_THRESHOLDS:
+            yield CrossFinding(("gates", name), *not_one_of("gate", name, GATE_THRESHOLDS))
+    yield from _check_sinks(data.get("sinks"))
     yield from _check_scopes(data)
     yield from _check_phases(data)
-    if isinstance(roles := data.get("roles"), dict):
-        params = data.get("params")
-        names = list(params) if isinstance(params, dict) else []
-        for role, name in roles.items():
-            if role not in ROLE_NAMES:
-                yield CrossFinding(("roles", role), *not_one_of("role", role, ROLE_NAMES))
-            elif isinstance(name, str) and name not in names:
-                yield CrossFinding(("roles", role), f"{name} is not a parameter", nearest(name, names))
+    params = _mapping(data, "params")
+    for role, name in _mapping(data, "roles").items():
+        if role not in ROLE_NAMES:
+            yield CrossFinding(("roles", role), *not_one_of("role", role, ROLE_NAMES))
+        elif isinstance(name, str) and name not in params:
+            yield CrossFinding(("roles", role), f"{name} is not a parameter", nearest(name, list(params)))
 
 
 def _check_launcher(launcher: Launcher, programs: Sequence[str], data: Mapping[str, Any]) -> Iterator[CrossFinding]:
@@ -68,14 +65,57 @@ def _check_launcher(launcher: Launcher, programs: Sequence[str], data: Mapping[s
         yield CrossFinding(("nproc",), f"launcher {launcher.name} starts one process; remove the line")
 
 
+def _check_sinks(sinks: object) -> Iterator[CrossFinding]:
+    """Sinks as one name, a list of names, or names with their targets. No problem shows a target: it may hold a
+    password."""
+    entries: list[tuple[KeyPath, Any, object]] = []
+    if isinstance(sinks, Mapping):
+        entries = [(("sinks", name), name, target) for name, target in sinks.items()]
+    elif isinstance(sinks, list):
+        entries = [(("sinks", index), name, None) for index, name in enumerate(sinks) if isinstance(name, str)]
+    elif isinstance(sinks, str):
+        entries = [(("sinks",), sinks, None)]
+    for place, name, target in entries:
+        if not is_format(name):
+            yield CrossFinding(place, *not_one_of("sink", name, FORMATS))
+        elif (problem := _target_problem(name, target)) is not None:
+            yield CrossFinding(place, problem)
+
+
+def _target_problem(name: Format, target: object) -> str | None:
+    has_address = FORMATS[name].is_address
+    if target is None:
+        needed = f"needs its address: {name}: sqlite:////path/{name}.db, or a server's http://…"
+        return needed if FORMATS[name].place is None else None
+    if not isinstance(target, str) or not target or "\0" in target:
+        return f"expected {'an address' if has_address else 'a path'} as text"
+    if has_address and "://" not in target:
+        return f"expected an address such as sqlite:////path/{name}.db or http://127.0.0.1:5000"
+    if has_address and target.startswith("sqlite:///") and not target.startswith("sqlite:////"):
+        return "the path of the database is relative; sqlite: takes four slashes before a full path"
+    if not has_address and f"{{{RUN_ID}}}" not in target and "{run_dir}" not in target:
+        return f"every run would write to the same place; add {{{RUN_ID}}} to it"
+    return None
+
+
+def _check_scopes(data: Mapping[str, Any]) -> Iterator[CrossFinding]:
+    """A scope matters only for the factors of the effective batch size."""
+    roles = _mapping(data, "roles")
+    factors = {roles.get(role) for role in ("batch_size", "grad_accum")}
+    factors |= {*ROLE_NAMES["batch_size"], *ROLE_NAMES["grad_accum"]}
+    for name, form in _mapping(data, "params").items():
+        if isinstance(form, dict) and "scope" in form and name not in factors:
+            problem = "only the batch size and the accumulation have a scope; see roles"
+            yield CrossFinding(("params", name, "scope"), problem)
+
+
 def _check_phases(data: Mapping[str, Any]) -> Iterator[CrossFinding]:
     """Phases must follow each other by the steps of their checkpoints."""
     given = data.get("phases")
     phases = [one for one in given if isinstance(one, dict)] if isinstance(given, list) else []
     if phases and "checkpoints" not in data:
         yield CrossFinding(("phases",), "each phase continues from a checkpoint; give checkpoints, too")
-    params = data.get("params")
-    names = list(params) if isinstance(params, dict) else []
+    params = _mapping(data, "params")
     before = 0
     for number, phase in enumerate(phases):
         until = phase.get("until")
@@ -84,22 +124,13 @@ def _check_phases(data: Mapping[str, Any]) -> Iterator[CrossFinding]:
         elif isinstance(until, int) and until <= before:
             yield CrossFinding(("phases", number, "until"), f"is not behind the phase before, which ends at {before}")
         before = until if isinstance(until, int) else before
-        changed = phase.get("params")
-        for name in changed if isinstance(changed, dict) else ():
-            if name not in names:
-                yield CrossFinding(
-                    ("phases", number, "params", name), f"{name} is not a parameter", nearest(name, names)
-                )
+        for name in _mapping(phase, "params"):
+            if name not in params:
+                meant = nearest(name, list(params))
+                yield CrossFinding(("phases", number, "params", name), f"{name} is not a parameter", meant)
 
 
-def _check_scopes(data: Mapping[str, Any]) -> Iterator[CrossFinding]:
-    """A scope matters only for the factors of the effective batch size."""
-    params, roles = data.get("params"), data.get("roles")
-    mapped = roles if isinstance(roles, dict) else {}
-    for name, form in params.items() if isinstance(params, dict) else ():
-        if isinstance(form, dict) and "scope" in form:
-            counts = [name in (mapped.get(role), *ROLE_NAMES[role]) for role in ("batch_size", "grad_accum")]
-            if not any(counts):
-                yield CrossFinding(
-                    ("params", name, "scope"), "only the batch size and the accumulation have a scope; see roles"
-                )
+def _mapping(data: Mapping[str, Any], key: str) -> Mapping[Any, Any]:
+    """The mapping of a key, an empty one if something else was given."""
+    given = data.get(key)
+    return given if isinstance(given, Mapping) else {}

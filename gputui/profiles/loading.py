@@ -65,37 +65,30 @@ def load(path: Path) -> Profile:
 def read_profile(text: str, path: Path) -> Profile:
     """Parse the text of a profile from ``path``. Raises ProfileError."""
     document = parse_file(text, path, is_literal)
-    if document.data is None:
+    data = document.data
+    if data is None:
         raise whole_file(path, "is empty; a profile names at least a script, module or command")
-    if not isinstance(document.data, dict):
-        kind = "list" if isinstance(document.data, list) else "single value"
+    if not isinstance(data, dict):
+        kind = "list" if isinstance(data, list) else "single value"
         raise ProfileError(
             [problem_at(path, document, (), problem=f"a profile is a mapping (key: value), this is a {kind}")]
         )
-    problems = given_twice(path, document)
-    crossed = list(cross_check(document.data))
-    empty = list(_drop_empty(document.data))
-    problems += [
-        problem_at(path, document, place, problem="has no value; give one or remove the line") for place in empty
+    crossed = list(cross_check(data))
+    empty = list(_drop_empty(data))
+    found: list[tuple[KeyPath, dict[str, Any]]] = [
+        *((place, {"problem": "has no value; give one or remove the line"}) for place in empty),
+        *((one.place, {"problem": one.problem, "nearest": one.nearest}) for one in crossed),
+        *target_findings(data.get("targets", {}), ("targets",)),
     ]
-    problems += [
-        problem_at(path, document, finding.place, problem=finding.problem, nearest=finding.nearest)
-        for finding in crossed
-    ]
-    problems += [
-        problem_at(path, document, place, **what)
-        for place, what in target_findings(document.data.get("targets", {}), ("targets",))
-    ]
+    if "command" in data and not {"launcher", "script", "module"} & data.keys():
+        data = {**data, "launcher": FOR_COMMAND.name}
     form = None
     try:
-        data = document.data
-        if "command" in data and not {"launcher", "script", "module"} & data.keys():
-            data = {**data, "launcher": FOR_COMMAND.name}
         form = ProfileForm.model_validate(data)
     except ValidationError as error:
-        has_one_source = isinstance(document.data.get("metrics"), dict)
-        found = findings(error, ProfileForm, empty=empty, has_one_source=has_one_source)
-        problems += [problem_at(path, document, place, **what) for place, what in found]
+        has_one_source = isinstance(data.get("metrics"), dict)
+        found += findings(error, ProfileForm, empty=empty, has_one_source=has_one_source)
+    problems = given_twice(path, document) + [problem_at(path, document, place, **what) for place, what in found]
     if problems or form is None:
         raise ProfileError(problems)
     parameters = {name: parameter.parameter(name) for name, parameter in form.params.items()}

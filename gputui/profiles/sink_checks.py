@@ -3,54 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gputui.core.yaml_forms.problems import not_one_of
 from gputui.reports.export.formats import FORMATS, is_format, missing_package
 from gputui.runs.checks import CheckResult
 from gputui.runs.command import sink_target
 from gputui.runs.spec import RunSpec
 
 if TYPE_CHECKING:
-    from gputui.core.yaml_forms.document import KeyPath
+    pass
 
 RUN_ID = "run_id"
 """A placeholder of sinks only."""
-
-_UNIQUE = (f"{{{RUN_ID}}}", "{run_dir}")
-
-
-def sink_problems(sinks: object) -> Iterator[tuple[KeyPath, str, str | None]]:
-    """The place, message and nearest name of every problem. Messages never show a target: it may hold a password."""
-    for place, name, target in _entries(sinks):
-        if not is_format(name):
-            yield place, *not_one_of("sink", name, FORMATS)
-        elif target is None:
-            if FORMATS[name].place is None:
-                yield place, f"needs its address: {name}: sqlite:////path/{name}.db, or a server's http://…", None
-        elif not isinstance(target, str) or not target or "\0" in target:
-            yield place, f"expected {'an address' if FORMATS[name].is_address else 'a path'} as text", None
-        elif FORMATS[name].is_address:
-            if "://" not in target:
-                yield place, f"expected an address such as sqlite:////path/{name}.db or http://127.0.0.1:5000", None
-            elif target.startswith("sqlite:///") and not target.startswith("sqlite:////"):
-                yield place, "the path of the database is relative; sqlite: takes four slashes before a full path", None
-        elif not any(mark in target for mark in _UNIQUE):
-            yield place, f"every run would write to the same place; add {_UNIQUE[0]} to it", None
-
-
-def _entries(sinks: object) -> Iterator[tuple[KeyPath, str, object]]:
-    if isinstance(sinks, str):
-        yield ("sinks",), sinks, None
-    elif isinstance(sinks, list):
-        for index, name in enumerate(sinks):
-            if isinstance(name, str):
-                yield ("sinks", index), name, None
-    elif isinstance(sinks, Mapping):
-        for name, target in sinks.items():
-            yield ("sinks", name), name, target
 
 
 def check_sinks(spec: RunSpec, state: Path) -> CheckResult:
