@@ -99,24 +99,21 @@ class Parameter(Struct, frozen=True):
             raise self._error(given, "a finite number")
         if isinstance(value, int) and abs(value) > MAX_INTEGER:
             raise self._error(given, "a whole number of at most 63 bits")
-        if value is None:
-            return value
-        if self.choices:
-            # True == 1, but it is another choice.
-            if not any(
-                value == choice and isinstance(value, bool) == isinstance(choice, bool) for choice in self.choices
-            ):
-                raise self._error(given)
-        elif self.is_bounded:
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise self._error(given)
-            if not (self.minimum is None or value >= self.minimum) or not (
-                self.maximum is None or value <= self.maximum
-            ):
-                raise self._error(given)
-        if self.multiple_of is not None and (not isinstance(value, int) or value % self.multiple_of):
+        if value is not None and not self._accepts(value):
             raise self._error(given)
         return value
+
+    def _accepts(self, value: bool | int | float | str) -> bool:
+        if self.multiple_of is not None and (not isinstance(value, int) or value % self.multiple_of):
+            return False
+        if self.choices:
+            # True == 1, but it is another choice.
+            return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in self.choices)
+        if not self.is_bounded:
+            return True
+        least = -math.inf if self.minimum is None else self.minimum
+        most = math.inf if self.maximum is None else self.maximum
+        return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
 
     @property
     def is_bounded(self) -> bool:
@@ -128,13 +125,14 @@ class Parameter(Struct, frozen=True):
         return self.default is None or None in self.choices
 
     def _convert(self, given: Scalar) -> Scalar:
+        """The value of typed text; another value as it is, if it is of the parameter's kind."""
         kind = self.kind
         if isinstance(given, str):
             return self._from_text(given, kind)
         if given is None:
-            if not self._takes_none:
-                raise self._error(given)
-            return None
+            if self._takes_none:
+                return None
+            raise self._error(given)
         if kind == "float" and _kind_of(given) == "int":
             try:
                 return float(given)
@@ -226,13 +224,12 @@ def _kind_of(value: Scalar) -> Literal["bool", "int", "float", "str"]:
 
 
 def _number_or_text(text: str) -> Scalar:
-    """A number or boolean if its spelling survives the conversion, else the text."""
-    for pattern, convert in ((_INTEGER, int), (_FLOAT, float)):
-        if pattern.fullmatch(text) and len(text) < 30:
-            number = convert(text)
-            is_kept = math.isfinite(number) if isinstance(number, float) else abs(number) <= MAX_INTEGER
-            if is_kept and format_value(number) == text:
-                return number
-    if text in ("true", "false"):
-        return text == "true"
-    return text
+    """A number or boolean if its spelling survives the conversion (``0.1`` but not ``0.10``), else the text."""
+    number: int | float | None = None
+    if _INTEGER.fullmatch(text) and len(text) < 30:
+        number = int(text) if abs(int(text)) <= MAX_INTEGER else None
+    elif _FLOAT.fullmatch(text) and len(text) < 30:
+        number = float(text)
+    if number is not None and math.isfinite(number) and format_value(number) == text:
+        return number
+    return text == "true" if text in ("true", "false") else text
