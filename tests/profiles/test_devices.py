@@ -39,29 +39,9 @@ def test_what_can_be_asked(given: object, selection: Selection) -> None:
 
 @table(
     "given",
-    [
-        True,
-        None,
-        -1,
-        5000,
-        1.5,
-        "",
-        ",",
-        "two",
-        "-1",
-        "0,x",
-        "0,,1",
-        "9" * 40,
-        [],
-        [True],
-        [-1],
-        [[0]],
-        {},
-        "0,0",
-        "GPU-",
-        "²",
-    ],
-)
+    [True, None, -1, 5000, 1.5, "", ",", "two", "-1", "0,x", "0,,1", "9" * 40, [], [True], [-1], [[0]], {}, "0,0",
+     "GPU-", "²"],
+)  # fmt: skip
 def test_what_cannot_be_asked(given: object) -> None:
     with pytest.raises(SelectionError) as caught:
         parse_selection(given)
@@ -99,10 +79,7 @@ def test_requests(given: object, inventory: Sequence[GpuFacts] | None, request_:
         ("all", None, NO_LIST),
     ],
 )  # fmt: skip
-def test_what_this_machine_cannot_serve(given: str, inventory: Sequence[GpuFacts] | None, text: str | None) -> None:
-    if text is None:
-        assert request_gpus(parse_selection(given), inventory, None).count == 1
-        return
+def test_what_this_machine_cannot_serve(given: str, inventory: Sequence[GpuFacts] | None, text: str) -> None:
     with pytest.raises(SelectionError) as caught:
         request_gpus(parse_selection(given), inventory, None)
     assert str(caught.value) == text

@@ -6,6 +6,7 @@ import os
 import sys
 from collections import namedtuple
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -53,31 +54,6 @@ def quick(spec: RunSpec, name: str, gpus: GpuSituation | None = None) -> CheckRe
     return result
 
 
-def test_data_that_a_parameter_names_is_looked_for(spec: RunSpec, tmp_path: Path) -> None:
-    (tmp_path / "there").mkdir()
-    params = {
-        "data_dir": "there",
-        "train_file": "",
-        "output_dir": "out",
-        "eval_path": "s3://bucket/x",
-        "data": "digits",
-    }
-    assert quick(replace(spec, params=params), "data").status == "pass"
-    missing = quick(replace(spec, params={**params, "data_dir": "data/cifar10"}), "data")
-    assert missing.status == "warn" and f"data_dir: {tmp_path}/data/cifar10" in missing.detail
-    assert "--set data_dir=" in str(missing.remedy)
-    beside = quick(replace(spec, params={"data_dir": "data/cifar10"}, workdir="{run_dir}"), "data")
-    assert beside.status == "warn" and "the run's own folder" in beside.detail
-
-
-def test_a_metrics_file_of_all_runs_is_warned_of(spec: RunSpec) -> None:
-    shared = quick(replace(spec, metrics=(MetricsSpec("csv", "logs/version_*/metrics.csv"),)), "metrics")
-    assert shared.status == "warn" and "logs/version_*/metrics.csv" in shared.detail
-    own = replace(spec, metrics=(MetricsSpec("csv", "{run_dir}/log.csv"),))
-    assert quick(own, "metrics").status == quick(replace(own, workdir="{run_dir}/x"), "metrics").status == "pass"
-    assert quick(replace(spec, metrics=()), "metrics").status == "skip"
-
-
 def test_a_good_run_passes_everything(spec: RunSpec, tmp_path: Path) -> None:
     results = check(spec, state=tmp_path)
     assert {result.name: result.status for result in results} == {
@@ -92,69 +68,70 @@ def test_a_good_run_passes_everything(spec: RunSpec, tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-@table(
-    ("resume", "env", "status"),
-    [
-        (("--resume", "{checkpoint}"), {}, "pass"),
-        ((), {"START_FROM": "{checkpoint}"}, "pass"),
-        ((), {}, "warn"),
-        (("--load", "{run_dir}/c"), {}, "pass"),
-    ],
-)
-def test_a_script_that_is_not_told_its_checkpoint_is_warned_of(
-    spec: RunSpec, resume: tuple[str, ...], env: dict[str, str], status: str
+RESUME = CheckpointSpec("{run_dir}/c", "*.pt", ("--resume", "{checkpoint}"))
+COMMAND = {"launcher": "command", "python": None}
+DATA = {"train_file": "", "output_dir": "out", "eval_path": "s3://bucket/x", "data": "digits"}
+# name, status, what is changed of the good run, words of the detail and the remedy
+CHECKS: list[tuple[str, str, dict[str, Any], tuple[str, ...]]] = [
+    ("program", "fail", {"program": ("{tmp}/trian.py",)}, ("{tmp}/trian.py does not exist", "did you mean train.py?")),
+    ("program", "fail", {"program": ("/gone/train.py",)}, ()),
+    ("program", "fail", {"program": ("{tmp}",)}, ("no file that can be read",)),
+    ("program", "pass", {**COMMAND, "program": ("sh", "-c", ":")}, ()),
+    ("program", "pass", {**COMMAND, "program": ("/bin/sh",)}, ()),
+    ("program", "pass", {**COMMAND, "program": ("./go.sh",)}, ()),
+    ("program", "fail", {**COMMAND, "program": ("no-such-program",)}, ()),
+    ("program", "fail", {**COMMAND, "program": ("./train.py",)}, ()),
+    ("interpreter", "skip", {**COMMAND, "program": ("sh",)}, ()),
+    ("interpreter", "fail", {"python": "/no/python"}, ("/no/python does not exist",)),
+    ("interpreter", "fail", {"python": "{tmp}/train.py"}, ("not a program",)),
+    ("workdir", "fail", {"workdir": "{tmp}/gone"}, ("does not exist",)),
+    ("workdir", "fail", {"workdir": "{tmp}/train.py"}, ("no folder",)),
+    ("workdir", "pass", {"workdir": "{run_dir}/x"}, ()),
+    ("placeholders", "fail", {"args": ("--b", "{batch_sise}", "{batch_sise}"), "env": {"A": "{rundir}"}},
+     ("{batch_sise} in args, {rundir} in env.A", "did you mean {batch_size} and {run_dir}?")),
+    ("parameters", "warn", {"args": ("--lr", "{lr}")}, ("{batch_size}",)),
+    ("parameters", "pass", {"args": ("--lr", "{lr}"), "env": {"BATCH": "{batch_size}"}}, ()),
+    ("parameters", "pass", {"args": None}, ()),
+    ("parameters", "skip", {"params": {}}, ()),
+    ("data", "pass", {"params": {**DATA, "data_dir": "there"}}, ()),
+    ("data", "warn", {"params": {**DATA, "data_dir": "data/cifar10"}},
+     ("data_dir: {tmp}/data/cifar10", "--set data_dir=")),
+    ("data", "warn", {"params": {"data_dir": "data/cifar10"}, "workdir": "{run_dir}"}, ("the run's own folder",)),
+    ("recovery", "pass", {}, ("may change batch_size, lr",)),
+    ("recovery", "pass", {"params": {"bs": 4, "learning_rate": 0.1}, "roles": {"batch_size": "bs"}},
+     ("batch_size (bs)", "lr (learning_rate)")),
+    ("recovery", "warn", {"params": {"lr": 0.1}}, ()),
+    ("recovery", "warn", {"params": {"batch_size": "big"}}, ()),
+    ("recovery", "skip", {"params": {}, "recovery": {"policy": "off"}}, ()),
+    ("metrics", "warn", {"metrics": (MetricsSpec("csv", "logs/v_*/metrics.csv"),)}, ("logs/v_*/metrics.csv",)),
+    ("metrics", "pass", {"metrics": (MetricsSpec("csv", "{run_dir}/log.csv"),), "workdir": "{run_dir}/x"}, ()),
+    ("metrics", "skip", {"metrics": ()}, ()),
+    ("checkpoints", "warn", {"checkpoints": CheckpointSpec("saved", "*.pt", ())}, ("saved is the folder of every",)),
+    ("checkpoints", "skip", {"checkpoints": None}, ()),
+    ("resume", "pass", {"checkpoints": RESUME}, ()),
+    ("resume", "pass", {"checkpoints": replace(RESUME, resume=()), "env": {"START_FROM": "{checkpoint}"}}, ()),
+    ("resume", "pass", {"checkpoints": replace(RESUME, resume=("--load", "{run_dir}/c"))}, ()),
+    ("resume", "warn", {"checkpoints": replace(RESUME, resume=())}, ()),
+    ("resume", "skip", {"checkpoints": None}, ()),
+]  # fmt: skip
+
+
+@table(("name", "status", "changes", "words"), CHECKS)
+def test_what_is_checked(
+    spec: RunSpec, tmp_path: Path, name: str, status: str, changes: dict[str, Any], words: tuple[str, ...]
 ) -> None:
-    changed = replace(spec, checkpoints=CheckpointSpec("{run_dir}/c", "*.pt", resume), env=env)
-    assert quick(changed, "resume").status == status
-    assert quick(replace(spec, checkpoints=None), "resume").status == "skip"
-
-
-class TestProgram:
-    def test_a_script_that_is_not_there(self, spec: RunSpec, tmp_path: Path) -> None:
-        result = quick(replace(spec, program=(str(tmp_path / "trian.py"),)), "program")
-        assert (result.status, result.remedy) == ("fail", "did you mean train.py?")
-        assert result.detail == f"{tmp_path}/trian.py does not exist"
-        assert quick(replace(spec, program=("/gone/train.py",)), "program").status == "fail"
-
-    @table(
-        ("words", "status"),
-        [(("sh", "-c", ":"), "pass"), (("/bin/sh",), "pass"), (("./go.sh",), "pass"), (("no-such-program",), "fail"),
-         (("./train.py",), "fail")],
-    )  # fmt: skip
-    def test_a_command(self, spec: RunSpec, tmp_path: Path, words: tuple[str, ...], status: str) -> None:
-        (tmp_path / "go.sh").write_text("#!/bin/sh\n")
-        (tmp_path / "go.sh").chmod(0o755)
-        spec = replace(spec, launcher="command", python=None, program=words, workdir=str(tmp_path))
-        assert quick(spec, "program").status == status
-        assert quick(spec, "interpreter").status == "skip"
-        assert check_interpreter(spec, os.environ)[0].status == "skip"
-
-
-class TestPlaceholders:
-    def test_unknown_ones_name_their_place_and_neighbour(self, spec: RunSpec) -> None:
-        result = quick(
-            replace(spec, args=("--b", "{batch_sise}", "{batch_sise}"), env={"A": "{rundir}"}), "placeholders"
-        )
-        assert result.status == "fail"
-        assert mentions(result.detail, "{batch_sise}", "args", "{rundir}", "env.A")
-        assert mentions(result.remedy, "{batch_size}", "{run_dir}")
-
-
-def test_a_parameter_that_reaches_nobody(spec: RunSpec) -> None:
-    result = quick(replace(spec, args=("--lr", "{lr}")), "parameters")
-    assert result.status == "warn" and mentions(result.remedy, "{batch_size}")
-    assert quick(replace(spec, args=("--lr", "{lr}"), env={"BATCH": "{batch_size}"}), "parameters").status == "pass"
-    assert quick(replace(spec, args=None), "parameters").status == "pass"
-    assert quick(replace(spec, params={}), "parameters").status == "skip"
-
-
-def test_what_recovery_may_change(spec: RunSpec) -> None:
-    assert quick(spec, "recovery").detail == "may change batch_size, lr"
-    renamed = replace(spec, params={"bs": 4, "learning_rate": 0.1}, roles={"batch_size": "bs"})
-    assert mentions(quick(renamed, "recovery").detail, "batch_size (bs)", "lr (learning_rate)")
-    assert quick(replace(spec, params={"lr": 0.1}), "recovery").status == "warn"
-    assert quick(replace(spec, params={"batch_size": "big"}), "recovery").status == "warn"
-    assert quick(replace(spec, params={}, recovery={"policy": "off"}), "recovery").status == "skip"
+    folder = Path(spec.workdir)
+    (folder / "there").mkdir(exist_ok=True)
+    (folder / "go.sh").write_text("#!/bin/sh\n")
+    (folder / "go.sh").chmod(0o755)
+    placed = {
+        key: value.replace("{tmp}", str(folder)) if isinstance(value, str) else value for key, value in changes.items()
+    }
+    if "program" in placed:
+        placed["program"] = tuple(word.replace("{tmp}", str(folder)) for word in placed["program"])
+    result = quick(replace(spec, **placed), name)
+    assert result.status == status
+    assert mentions(f"{result.detail}\n{result.remedy}", *(word.replace("{tmp}", str(folder)) for word in words))
 
 
 def test_disk(spec: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,21 +109,27 @@ def test_a_specification_survives_being_stored(project: Path) -> None:
     assert spec.gates == {"gpu_utilization": 70.0}
 
 
-class TestPaths:
-    def test_metrics_default_to_the_contracts_file(self, project: Path) -> None:
-        assert spec_of(project, "script: a.py").metrics[0].path == "{run_dir}/metrics.jsonl"
-        assert spec_of(project, "script: a.py\nmetrics: {source: jsonl}").metrics[0].path == "{run_dir}/metrics.jsonl"
-        assert spec_of(project, "script: a.py\nmetrics: off").metrics == ()
-
-    def test_a_script_and_a_workdir_of_the_home(self, project: Path) -> None:
-        spec = spec_of(project, "script: ~/a.py\nworkdir: ~/data")
-        assert spec.program == ("/home/anna/a.py",)
-        assert spec.workdir == "/home/anna/data"
-
-    def test_a_script_from_the_profiles_folder(self, project: Path) -> None:
-        spec = spec_of(project, "script: ../src/train.py", file="profiles/x.yaml")
-        assert spec.program == (str(project / "src" / "train.py"),)
-        assert spec.workdir == str(project / "profiles")
+@table(
+    ("text", "file", "field", "expected"),
+    [
+        ("", "x.yaml", "metrics", "{run_dir}/metrics.jsonl"),
+        ("metrics: {source: jsonl}", "x.yaml", "metrics", "{run_dir}/metrics.jsonl"),
+        ("metrics: off", "x.yaml", "metrics", ""),
+        ("script: ~/a.py", "x.yaml", "program", "/home/anna/a.py"),
+        ("workdir: ~/data", "x.yaml", "workdir", "/home/anna/data"),
+        ("script: ../src/train.py", "profiles/x.yaml", "program", "PROJECT/src/train.py"),
+        ("", "profiles/x.yaml", "workdir", "PROJECT/profiles"),
+    ],
+)  # fmt: skip
+def test_paths(project: Path, text: str, file: str, field: str, expected: str) -> None:
+    script = "" if "script:" in text else "script: a.py\n"
+    spec = spec_of(project, script + text, file=file)
+    found = {
+        "metrics": "".join(str(source.path) for source in spec.metrics),
+        "program": spec.program[0],
+        "workdir": spec.workdir,
+    }
+    assert found[field] == expected.replace("PROJECT", str(project))
 
 
 class TestModules:
