@@ -13,7 +13,17 @@ from gputui.store import alerts
 from gputui.store.agent import read_agent
 from gputui.store.alerts import AlertView
 from gputui.store.json_shapes import alert_shape
-from gputui.ui.cli.context import EXIT_USAGE, JsonGroup, Session, fail, json_option, print_json, print_table, say
+from gputui.ui.cli.context import (
+    EXIT_USAGE,
+    JsonGroup,
+    Session,
+    fail,
+    json_option,
+    print_json,
+    print_result,
+    print_table,
+    say,
+)
 
 MOST = 1000
 
@@ -98,7 +108,8 @@ def acknowledge(session: Session, ids: tuple[int, ...], everything: bool, as_jso
     """Note that somebody has seen alerts, by their numbers."""
     if bool(ids) == everything:
         fail("name alerts by their numbers (gputui alerts lists them), or give --all", EXIT_USAGE)
-    _answer(session.command("alert_ack", None, ids=None if everything else list(ids)), as_json)
+    answer = session.command("alert_ack", None, ids=None if everything else list(ids))
+    print_result(answer, str(answer.get("text") or "done"), as_json)
 
 
 @command.command("silence")
@@ -119,7 +130,8 @@ def silence(session: Session, what: str, how_long: str, as_json: bool) -> None:
     if seconds is None:
         fail(f"--for {how_long}: expected a time such as 30min, 2h or 1d, of at most 30 days", EXIT_USAGE)
     target = {"id": int(what)} if what.isdecimal() else {"rule": what}
-    _answer(session.command("alert_silence", None, seconds=seconds, **target), as_json)
+    answer = session.command("alert_silence", None, seconds=seconds, **target)
+    print_result(answer, str(answer.get("text") or "done"), as_json)
 
 
 @command.command("rules")
@@ -141,10 +153,3 @@ def test(session: Session, as_json: bool) -> None:
     from gputui.ui.cli.alert_rules import send_test
 
     send_test(session, as_json)
-
-
-def _answer(result: dict[str, object], as_json: bool) -> None:
-    if as_json:
-        print_json(result)
-    else:
-        say(str(result.get("text") or "done"))

@@ -192,6 +192,14 @@ def print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2 if is_terminal else None, ensure_ascii=False))
 
 
+def print_result(value: Any, text: str, as_json: bool) -> None:
+    """Print a value as JSON, or its text for a person."""
+    if as_json:
+        print_json(value)
+    else:
+        say(text)
+
+
 def print_json_list(values: Iterable[Any]) -> None:
     """Print a JSON list, one element per line, without building it: it may have millions."""
     before = "["

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from gputui.runs.labels import LabelError, checked_note, checked_tag
-from gputui.ui.cli.context import EXIT_USAGE, Session, fail, json_option, print_json, say
+from gputui.ui.cli.context import EXIT_USAGE, Session, fail, json_option, print_result
 
 
 @click.command("label")
@@ -45,8 +45,6 @@ def command(
     labels["note"] = view.note
     if changes:
         labels = session.command("label", view.run_id, **changes)
-    if as_json:
-        print_json(labels)
-        return
     tags = "".join(f"  #{tag}" for tag in labels["tags"])
-    say(f"{view.run_id}  {labels['name']}{tags}" + (f"  {labels['note']}" if labels["note"] else ""))
+    note = f"  {labels['note']}" if labels["note"] else ""
+    print_result(labels, f"{view.run_id}  {labels['name']}{tags}{note}", as_json)

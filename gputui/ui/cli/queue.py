@@ -10,7 +10,17 @@ import click
 from gputui.core import units
 from gputui.store import queue
 from gputui.store.json_shapes import iso
-from gputui.ui.cli.context import EXIT_USAGE, JsonGroup, Session, fail, json_option, print_json, print_table, say
+from gputui.ui.cli.context import (
+    EXIT_USAGE,
+    JsonGroup,
+    Session,
+    fail,
+    json_option,
+    print_json,
+    print_result,
+    print_table,
+    say,
+)
 from gputui.ui.cli.run_verbs import act
 
 PLACES = ("first", "last", "up", "down")
@@ -92,10 +102,7 @@ def pause_line(pause: queue.QueuePause, now: float) -> str:
 def pause_queue(session: Session, as_json: bool) -> None:
     """Start nothing new; what runs goes on, and is recovered as ever."""
     result = session.command("queue_pause", None)
-    if as_json:
-        print_json(result)
-    else:
-        say("the queue is paused; gputui queue resume opens it")
+    print_result(result, "the queue is paused; gputui queue resume opens it", as_json)
 
 
 @command.command("resume")
@@ -103,11 +110,7 @@ def pause_queue(session: Session, as_json: bool) -> None:
 @click.pass_obj
 def resume_queue(session: Session, as_json: bool) -> None:
     """Open the queue again."""
-    result = session.command("queue_resume", None)
-    if as_json:
-        print_json(result)
-    else:
-        say("the queue is open")
+    print_result(session.command("queue_resume", None), "the queue is open", as_json)
 
 
 @command.command("move")

@@ -39,6 +39,7 @@ from gputui.ui.cli.context import (
     fail,
     json_option,
     print_json,
+    print_result,
     print_table,
     say,
     typed_moment,
@@ -108,10 +109,9 @@ def check(session: Session, file: str, dry_run: bool, as_json: bool) -> None:
     if dry_run:
         plan = plan_json(session, spec)
         print_json(plan) if as_json else print_plan(plan)
-    elif as_json:
-        print_json({"name": spec.name, "profile": spec.profile, "valid": True})
     else:
-        say(f"{spec.name} is valid: {spec.method} over {', '.join(spec.tuned)} of {spec.profile}")
+        text = f"{spec.name} is valid: {spec.method} over {', '.join(spec.tuned)} of {spec.profile}"
+        print_result({"name": spec.name, "profile": spec.profile, "valid": True}, text, as_json)
 
 
 def print_plan(plan: dict[str, Any]) -> None:
@@ -330,10 +330,8 @@ def export(session: Session, study: str, file: Path, lineage: bool, trial: int |
             count = export_study(connection, session.workspace.studies / found.study_id, found, file)
         except StudyExportError as error:
             fail(str(error), EXIT_REFUSED)
-    if as_json:
-        print_json({"id": found.study_id, "file": str(file), "trials": count})
-    else:
-        say(f"{units.count_of(count, 'trial')} of {found.study_id} written; optuna-dashboard sqlite:///{file}")
+    text = f"{units.count_of(count, 'trial')} of {found.study_id} written; optuna-dashboard sqlite:///{file}"
+    print_result({"id": found.study_id, "file": str(file), "trials": count}, text, as_json)
 
 
 def _export_lineage(session: Session, study: str, file: Path, number: int | None, *, as_json: bool) -> None:
@@ -360,11 +358,9 @@ def _export_lineage(session: Session, study: str, file: Path, number: int | None
             fail(f"{file} exists; choose another name", EXIT_REFUSED)
         except (LineageError, SpecError, ProfileChangedError, OSError) as error:
             fail(str(error), EXIT_REFUSED)
-    if as_json:
-        print_json({"id": found.study_id, "trial": number, "file": str(file), "phases": len(phases)})
-    else:
-        course = f"the course of trial {number} of {found.study_id}, in {units.count_of(len(phases), 'phase')}"
-        say(f"{file}: {course}; {shlex.join(['gputui', 'run', str(file)])}")
+    course = f"the course of trial {number} of {found.study_id}, in {units.count_of(len(phases), 'phase')}"
+    shape = {"id": found.study_id, "trial": number, "file": str(file), "phases": len(phases)}
+    print_result(shape, f"{file}: {course}; {shlex.join(['gputui', 'run', str(file)])}", as_json)
 
 
 @command.command("report")
@@ -443,7 +439,4 @@ def _act(session: Session, verb: str, wanted: str, as_json: bool, **args: Any) -
     with closing(session.reader()) as connection:
         study_id = _find(connection, wanted, only=True).study_id
     result = session.command(verb, None, study=study_id, **args)
-    if as_json:
-        print_json(result)
-    else:
-        say(str(result.get("text") or f"{study_id} {result['state']}"))
+    print_result(result, str(result.get("text") or f"{study_id} {result.get('state')}"), as_json)

@@ -41,6 +41,7 @@ from gputui.ui.cli.context import (
     actor,
     fail,
     print_json,
+    print_result,
     say,
 )
 from gputui.ui.cli.gpus import wait_for_gpus
@@ -111,10 +112,8 @@ def launch(session: Session, spec: StudySpec, profile: Profile, source: str, *, 
         )
         study_id = str(session.wait(connection, command_id)["id"])
     if not wait:
-        if as_json:
-            print_json({"id": study_id, "state": StudyState.RUNNING})
-        else:
-            say(f"{study_id} started; gputui study show {study_id} shows it, gputui study stop {study_id} ends it")
+        text = f"{study_id} started; gputui study show {study_id} shows it, gputui study stop {study_id} ends it"
+        print_result({"id": study_id, "state": StudyState.RUNNING}, text, as_json)
         return EXIT_OK
     return wait_until_over(session, study_id, as_json=as_json)
 
