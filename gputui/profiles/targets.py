@@ -13,8 +13,8 @@ from pydantic import ValidationError
 from gputui.core.config import Workspace
 from gputui.core.yaml_forms.document import KeyPath
 from gputui.core.yaml_forms.file import given_twice, parse_file, problem_at, read_text
-from gputui.core.yaml_forms.forms import NAME_PATTERN, findings
-from gputui.core.yaml_forms.problems import ProfileError, did_you_mean, nearest
+from gputui.core.yaml_forms.forms import findings
+from gputui.core.yaml_forms.problems import NAME_PATTERN, ProfileError, did_you_mean, nearest
 from gputui.runs.checks import CheckResult
 from gputui.runs.executors import LOCAL, REMOTE_KINDS, Executors
 

@@ -78,8 +78,8 @@ def objective_value(points: Sequence[ObjectivePoint], objective: Objective) -> f
         return None
     if objective.over == "last" or not math.isfinite(values[-1]):
         return values[-1]
-    if objective.over == "mean":
-        newest = values[-objective.count :]
+    if objective.mean_of is not None:
+        newest = values[-objective.mean_of :]
         return sum(newest) / len(newest)
     numbers = [value for value in values if not math.isnan(value)]
     return min(numbers) if objective.direction == "minimize" else max(numbers)

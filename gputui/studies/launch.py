@@ -6,9 +6,8 @@ import sqlite3
 import statistics
 from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
-
-from msgspec.structs import replace
 
 from gputui.core import units
 from gputui.core.config import Workspace

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 from msgspec import Struct
-from msgspec.structs import replace
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from gputui.core.config import Workspace, shipped_studies
-from gputui.core.yaml_forms.document import Document
+from gputui.core.yaml_forms.document import Document, KeyPath
 from gputui.core.yaml_forms.file import given_twice, parse_file, problem_at, read_text, whole_file
 from gputui.core.yaml_forms.forms import findings
-from gputui.core.yaml_forms.problems import Problem, ProfileError, did_you_mean, nearest
+from gputui.core.yaml_forms.problems import Problem, ProfileError, did_you_mean, nearest, shown_value
 from gputui.profiles.crosscheck import CrossFinding
 from gputui.profiles.loading import SUFFIXES, Profile, ProfileNotFoundError, load
 from gputui.profiles.loading import find as find_profile
@@ -23,10 +23,8 @@ from gputui.profiles.params import Parameter, ParameterError, UnfitValueError, u
 from gputui.profiles.targets import TargetNotFoundError, find_target
 from gputui.recovery.policies import policy_from
 from gputui.runs.spec import ROLE_NAMES, Scalar
-from gputui.studies.schema import StudyForm
-from gputui.studies.spec import MAX_POINTS, Budget, Dimension, StudySpec
+from gputui.studies.spec import MAX_POINTS, NAME_KEY, Budget, Dimension, StudySpec
 
-_TRIALS_ON_TARGET = "the number of trials at a time: the GPUs of a target are not known here"
 _ROLE_OF_ACTION = {
     "shrink_batch": "batch_size",
     "gradient_checkpointing": "gradient_checkpointing",
@@ -37,7 +35,9 @@ _ROLE_OF_ACTION = {
     "longer_timeout": "timeout",
 }
 """The parameter that each action of recovery changes."""
-STEPS_NAMES = ("steps", "max_steps")
+_MAY_BE_EMPTY = ("name", "gpus_per_trial")
+"""Keys for which the file's name and the profile speak otherwise."""
+_STEPS_NAMES = ("steps", "max_steps")
 """Usual names of the parameter for the number of steps."""
 
 
@@ -52,6 +52,19 @@ class StudyFile(Struct, frozen=True):
     source: str
     spec: StudySpec
     profile: Profile
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of a study, for editors."""
+    schema = TypeAdapter(StudySpec).json_schema()
+    dimension = schema["$defs"]["Dimension"]
+    del dimension["properties"][NAME_KEY]
+    dimension["required"].remove(NAME_KEY)
+    schema["required"].remove("name")
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "gputui study"}
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
 
 
 def list_study_files(workspace: Workspace, cwd: Path) -> list[Path]:
@@ -88,40 +101,48 @@ def load_study(path: Path, workspace: Workspace, cwd: Path, target: str | None =
 def read_study(text: str, path: Path, workspace: Workspace, cwd: Path, target: str | None = None) -> StudyFile:
     """Parse a study's text from ``path``. Raises ProfileError."""
     document = parse_file(text, path)
-    if not isinstance(document.data, dict):
+    given = document.data
+    if not isinstance(given, dict):
         raise whole_file(path, "is no study; one is a mapping with at least profile, space and objective")
     if target is not None:
-        document.data["target"] = target
+        given["target"] = target
     problems = given_twice(path, document)
-    form: StudyForm | None = None
-    try:
-        form = StudyForm.model_validate(document.data)
-    except ValidationError as error:
-        is_one = isinstance(document.data.get("objective"), dict)
-        for place, what in findings(error, StudyForm):
-            if is_one and place[:2] == ("objective", 0):
-                place = ("objective", *place[2:])
-            problems.append(problem_at(path, document, place, **what))
     profile, of_profile = _profile(document, path, workspace, cwd)
     problems += of_profile
-    spec = None
+    crossed: list[CrossFinding] = []
+    data = {key: value for key, value in given.items() if value is not None or key not in _MAY_BE_EMPTY}
+    data.setdefault("name", path.stem)
     if profile is not None:
         # What is wrong about names is said beside what is wrong in the form.
-        crossed = list(check_names(document.data, profile))
-        if form is not None:
-            spec = _spec(form, path, profile)
-            if form.target is not None:
-                try:
-                    spec = replace(spec, target=find_target(form.target, profile.form.targets, workspace))
-                except TargetNotFoundError as error:
-                    crossed.append(CrossFinding(("target",), str(error)))
-                except ProfileError as error:
-                    problems += error.problems
-            crossed += cross_check(form, spec, profile)
-        problems += [problem_at(path, document, one.place, one.problem, nearest=one.nearest) for one in crossed]
+        crossed += _check_names(given, profile)
+    try:
+        crossed += _resolve_lengths(data, profile)
+        crossed += _resolve_target(data, profile, workspace)
+    except ProfileError as error:
+        problems += error.problems
+    spec = None
+    try:
+        spec = TypeAdapter(StudySpec).validate_python(data)
+    except ValidationError as error:
+        for place, what in findings(error, StudySpec):
+            problems.append(problem_at(path, document, _place_in_file(place, data), **what))
+    if spec is not None and profile is not None:
+        gpus = spec.gpus_per_trial if "gpus_per_trial" in data else gpus_of(profile)
+        rerun = 0 if spec.pruner.kind == "none" else spec.rerun
+        spec = replace(spec, profile=profile.name, gpus_per_trial=gpus, rerun=rerun)
+        crossed += _cross_check(spec, profile, data.keys())
+    problems += [problem_at(path, document, one.place, one.problem, nearest=one.nearest) for one in crossed]
     if problems or spec is None or profile is None:
         raise ProfileError(problems)
     return StudyFile(path, text, spec, profile)
+
+
+def _place_in_file(place: tuple[Any, ...], data: Mapping[str, Any]) -> tuple[Any, ...]:
+    """A place in the list of dimensions or objectives as the file has it."""
+    if place[:1] == ("space",) and len(place) > 1:
+        return ("space", list(data["space"])[place[1]], *place[2:])
+    is_one = isinstance(data.get("objective"), dict)
+    return ("objective", *place[2:]) if is_one and place[:2] == ("objective", 0) else place
 
 
 def _profile(document: Document, path: Path, workspace: Workspace, cwd: Path) -> tuple[Profile | None, list[Problem]]:
@@ -137,95 +158,188 @@ def _profile(document: Document, path: Path, workspace: Workspace, cwd: Path) ->
         return None, [problem_at(path, document, ("profile",), "the profile is not valid"), *error.problems]
 
 
-def _spec(form: StudyForm, path: Path, profile: Profile) -> StudySpec:
-    def number_of(given: Any) -> Any:
-        """A length, or the value of the parameter that it names; None if that is no number."""
-        if not isinstance(given, str):
-            return given
-        value = form.params.get(given, profile.parameters[given].default if given in profile.parameters else None)
-        return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-
-    resolved: dict[str, Any] = {
-        "name": form.name or path.stem,
-        "profile": profile.name,
-        "pruner": {**form.pruner.model_dump(), "length": number_of(form.pruner.length)},
-        "gpus_per_trial": gpus_of(profile) if form.gpus_per_trial is None else form.gpus_per_trial,
-    }
-    if form.pbt is not None:
-        fixed = (name for name in STEPS_NAMES if name in profile.parameters and name not in form.space)
-        length = number_of(form.pbt.length or next(fixed, None))
-        resolved["pbt"] = {**form.pbt.model_dump(), "length": length}
-    return form.spec(**resolved)
-
-
 def gpus_of(profile: Profile) -> int:
     """How many GPUs a profile asks for, 0 where that depends on the machine."""
     return profile.form.gpus.count or len(profile.form.gpus.devices)
 
 
-def check_names(data: Mapping[str, Any], profile: Profile) -> Iterator[CrossFinding]:
+def _mapping(data: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """A section; empty where it is missing or no mapping, which is reported elsewhere."""
+    found = data.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+# --- what a file names ------------------------------------------------------------------------------------------------
+
+
+def _resolve_lengths(data: dict[str, Any], profile: Profile | None) -> Iterator[CrossFinding]:
+    """Put the value of a parameter in place of its name in ``length`` of pruner and pbt."""
+    parameters = {} if profile is None else profile.parameters
+    space, params = _mapping(data, "space"), _mapping(data, "params")
+    usual = next((name for name in _STEPS_NAMES if name in parameters and name not in space), None)
+    for key, usual_name in (("pruner", None), ("pbt", usual)):
+        section = _mapping(data, key)
+        name = section.get("length", usual_name)
+        if not section or not isinstance(name, str) or not name:
+            continue
+        value = params.get(name, parameters[name].default if name in parameters else None)
+        is_length = isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
+        problem = None
+        if profile is not None and "length" in section and section.get("kind") != "none":
+            if name not in parameters:
+                problem = f"{name} is not a parameter of {profile.name}"
+            elif name in space:
+                problem = f"{name} is tuned, so that trials have no common length"
+            elif not is_length:
+                problem = f"{name} is no number greater than 0 in {profile.name}"
+        if problem is not None:
+            yield CrossFinding((key, "length"), problem, None if name in parameters else nearest(name, parameters))
+        # Where the study is refused, any length of a pruner does.
+        unknown = 1.0 if key == "pruner" else None
+        data[key] = {**section, "length": value if is_length and problem is None else unknown}
+
+
+def _resolve_target(data: dict[str, Any], profile: Profile | None, workspace: Workspace) -> Iterator[CrossFinding]:
+    """Put a target in place of its name."""
+    name = data.pop("target", None)
+    if name is not None and not (isinstance(name, str) and name):
+        yield CrossFinding(("target",), f"expected the name of a target, found {shown_value(name)}")
+    elif name is not None and profile is not None:
+        try:
+            data["target"] = find_target(name, profile.form.targets, workspace)
+        except TargetNotFoundError as error:
+            yield CrossFinding(("target",), str(error))
+
+
+def _check_names(data: Mapping[str, Any], profile: Profile) -> Iterator[CrossFinding]:
     """Check the parameters that a study's file names against its profile. ``data`` may have any
     other mistake."""
     parameters = profile.parameters
-    sections = {name: data[name] for name in ("space", "params") if isinstance(data.get(name), dict)}
-    for section, given in sections.items():
+    space, params = _mapping(data, "space"), _mapping(data, "params")
+    for section, given in (("space", space), ("params", params)):
         for name in given:
             if name not in parameters:
-                what = unknown_parameter(str(name), parameters)
-                yield CrossFinding((section, name), f"{what}; the profile is {profile.name}")
-    space, params = sections.get("space", {}), sections.get("params", {})
+                what = f"{unknown_parameter(str(name), parameters)}; the profile is {profile.name}"
+                yield CrossFinding((section, name), what)
     for name, value in params.items():
         if name in space:
             yield CrossFinding(("params", name), "is tuned, too; remove it here or from space")
         if name in parameters and not isinstance(value, (dict, list)) and (why := _unfit(parameters[name], value)):
             yield CrossFinding(("params", name), why)
-    for name, problem in overlaps(space, profile):
-        yield CrossFinding(("space", name), problem)
-
-
-def overlaps(tuned: Collection[str], profile: Profile) -> Iterator[tuple[str, str]]:
-    """Tuned parameters that something else changes while a trial runs, each with what to do."""
     changed = {name for phase in profile.form.phases for name in phase.params}
-    for name in tuned:
+    for name in space:
         if name in changed:
-            yield name, "the profile's phases change it; remove one of the two"
-    yield from _in_recovery(tuned, profile)
+            yield CrossFinding(("space", name), "the profile's phases change it; remove one of the two")
+    yield from _changed_by_recovery(space, profile)
 
 
-def cross_check(form: StudyForm, spec: StudySpec, profile: Profile) -> Iterator[CrossFinding]:
-    """Check the keys of a study against each other, and its space against its profile."""
-    for place, dimension in enumerate(spec.space):
+def _changed_by_recovery(tuned: Collection[str], profile: Profile) -> Iterator[CrossFinding]:
+    """Parameters that the profile's own ladders change cannot be tuned. The built-in policies do
+    not change tuned values."""
+    recovery, roles = profile.form.recovery, profile.form.roles
+    own = recovery.get("ladders") or {}
+    ladders = policy_from(recovery).ladders if own else {}
+    for kind in own:
+        for action in (action for rung in ladders.get(kind, ()) for action in rung):
+            role = _ROLE_OF_ACTION.get(action.name)
+            named = () if role is None else (roles[role],) if role in roles else ROLE_NAMES[role]
+            for name in set(named) & set(tuned):
+                what = f"the profile's recovery changes it ({action.name} for {kind}); remove one of the two"
+                yield CrossFinding(("space", name), what)
+
+
+def _unfit(parameter: Parameter, value: Scalar) -> str:
+    """The sentence of a value that the parameter cannot take, else empty."""
+    try:
+        parameter.parse(value)
+    except UnfitValueError as error:
+        return error.what
+    return ""
+
+
+# --- keys against each other ------------------------------------------------------------------------------------------
+
+
+def _cross_check(spec: StudySpec, profile: Profile, given: Collection[str]) -> Iterator[CrossFinding]:
+    """Check the keys of a study against each other, and its space against its profile. ``given``
+    are the keys of the file."""
+    for number, dimension in enumerate(spec.space):
+        place = ("space", dimension.name)
         if dimension.name in profile.parameters:
             yield from _check_dimension(dimension, profile.parameters[dimension.name])
-        yield from _check_condition(dimension, spec.space[:place])
-    yield from _check_sampler(form, spec, profile)
-    yield from _check_pruner(form, spec, profile)
-    if spec.target is not None:
-        yield from _check_target(spec)
-    elif form.budget.gpu_hours and profile.form.gpus.is_none and not form.gpus_per_trial:
-        yield CrossFinding(("budget", "gpu_hours"), "its trials use no GPU; give trials or wall")
-    if not spec.is_grid and spec.pbt is None and spec.budget == Budget() and spec.stop_after is None:
-        what = f"a budget is needed (trials, gpu_hours or wall), or stop_after: {spec.sampler.kind} has no end"
-        yield CrossFinding((), what)
-    if spec.trials_per_gpu > 1 and spec.gpus_per_trial != 1:
-        yield CrossFinding(("trials_per_gpu",), "only trials with one GPU share it; write gpus_per_trial: 1")
-    named = [objective.metric for objective in spec.objectives]
-    for number, metric in enumerate(named):
-        if metric in named[:number]:
+        yield from _check_condition(dimension, spec.space[:number])
+        if spec.is_grid and dimension.grid() is None:
+            yield CrossFinding(place, "a grid needs a step or a list of values")
+        if spec.pbt is not None and dimension.when:
+            yield CrossFinding((*place, "when"), "members of a population have every parameter")
+    metrics = [objective.metric for objective in spec.objectives]
+    for number, metric in enumerate(metrics):
+        if metric in metrics[:number]:
             yield CrossFinding(("objective", number, "metric"), f"{metric} is an objective already")
+    for is_wrong, at, what in _rules(spec, profile, given):
+        if is_wrong:
+            yield CrossFinding(at, what)
 
 
-def _check_target(spec: StudySpec) -> Iterator[CrossFinding]:
-    """Find what trials on a target cannot have."""
-    if spec.parallel is None:
-        yield CrossFinding(("target",), f"a target needs parallel: N (with --grid: --parallel N), {_TRIALS_ON_TARGET}")
-    if spec.trials_per_gpu > 1:
-        yield CrossFinding(("trials_per_gpu",), "a target chooses the GPUs of each trial; remove the line")
-    if spec.budget.gpu_hours is not None:
-        yield CrossFinding(("budget", "gpu_hours"), "not counted on a target; give trials or wall")
-    if spec.pbt is not None:
+def _rules(spec: StudySpec, profile: Profile, given: Collection[str]) -> Iterator[tuple[bool, KeyPath, str]]:
+    """What keys must not say together: whether they do, the key that is named, and what to do."""
+    kind, several, budget = spec.sampler.kind, len(spec.objectives) > 1, spec.budget
+    has_end = spec.is_grid or spec.pbt is not None or budget != Budget() or spec.stop_after is not None
+    uses_gpus = not profile.form.gpus.is_none or "gpus_per_trial" in given
+    of_one_gpu, gpu_hours = ("trials_per_gpu",), ("budget", "gpu_hours")
+
+    what = f"a budget is needed (trials, gpu_hours or wall), or stop_after: {kind} has no end"
+    yield not has_end, (), what
+    what = "trials with several objectives cannot be pruned; write pruner: none"
+    yield several and spec.pruner.kind != "none", ("pruner",), what
+    what = "only trials with one GPU share it; write gpus_per_trial: 1"
+    yield spec.trials_per_gpu > 1 and spec.gpus_per_trial != 1, of_one_gpu, what
+
+    if spec.target is None:
+        what = "its trials use no GPU; give trials or wall"
+        yield budget.gpu_hours is not None and not uses_gpus, gpu_hours, what
+    else:
+        what = "a target needs parallel: N (with --grid: --parallel N), the number of trials at a time: the GPUs of a "
+        yield spec.parallel is None, ("target",), f"{what}target are not known here"
+        yield spec.trials_per_gpu > 1, of_one_gpu, "a target chooses the GPUs of each trial; remove the line"
+        yield budget.gpu_hours is not None, gpu_hours, "not counted on a target; give trials or wall"
         what = "members continue from each other's checkpoints, which are kept on this machine only"
-        yield CrossFinding(("pbt",), what)
+        yield spec.pbt is not None, ("pbt",), what
+
+    if spec.pbt is None:
+        is_large = kind == "grid" and len(spec.grid()) > MAX_POINTS
+        numbers = sum(dimension.kind != "choice" for dimension in spec.space)
+        yield is_large, ("sampler",), f"the grid has more than {MAX_POINTS} points"
+        yield kind == "cmaes" and numbers < 2, ("sampler",), "cmaes needs two parameters that are numbers"
+        yield kind == "cmaes" and several, ("sampler",), "cmaes has one objective; tpe and nsga2 take several"
+        yield kind == "nsga2" and not several, ("sampler",), "nsga2 is for several objectives; tpe learns from one"
+    else:
+        length, every = spec.pbt.length, spec.pbt.every
+        for key in ("sampler", "pruner", "stop_after"):
+            yield key in given, (key,), "pbt has its own way; remove the line"
+        yield several, ("objective",), "pbt compares members by one objective"
+        if length is not None:
+            yield length <= every, ("pbt", "every"), f"nothing is ever compared: a full run has {length:g} steps"
+        what = f"members continue from checkpoints, and {profile.name} names none"
+        yield profile.form.checkpoints is None, ("pbt",), what
+
+
+def _check_dimension(dimension: Dimension, parameter: Parameter) -> Iterator[CrossFinding]:
+    place = ("space", dimension.name)
+    if dimension.kind == "choice":
+        for number, value in enumerate(dimension.choices):
+            if why := _unfit(parameter, value):
+                yield CrossFinding((*place, "values", number), why)
+        return
+    if dimension.kind == "float" and parameter.kind == "int":
+        yield CrossFinding((*place, "type"), "the parameter takes whole numbers; write type: int")
+        return
+    for key, bound in zip(("min", "max"), dimension.bounds, strict=True):
+        if why := _unfit(parameter, int(bound) if dimension.kind == "int" else bound):
+            yield CrossFinding((*place, key), why)
+    multiple = parameter.multiple_of
+    if multiple is not None and ((dimension.step or 1) % multiple or dimension.bounds[0] % multiple):
+        yield CrossFinding(place, f"its values must be multiples of {multiple}; give min and step so")
 
 
 def _check_condition(dimension: Dimension, earlier: Sequence[Dimension]) -> Iterator[CrossFinding]:
@@ -240,107 +354,7 @@ def _check_condition(dimension: Dimension, earlier: Sequence[Dimension]) -> Iter
                 yield CrossFinding(place, f"{name} is never {value}")
 
 
-def _check_dimension(dimension: Dimension, parameter: Parameter) -> Iterator[CrossFinding]:
-    place = ("space", dimension.name)
-    if dimension.kind == "choice":
-        for number, value in enumerate(dimension.choices):
-            if why := _unfit(parameter, value):
-                yield CrossFinding((*place, "values", number), why)
-        return
-    if dimension.kind == "float" and parameter.kind == "int":
-        yield CrossFinding((*place, "type"), "the parameter takes whole numbers; write type: int")
-        return
-    for key, bound in (("min", dimension.low), ("max", dimension.high)):
-        if why := _unfit(parameter, int(bound or 0) if dimension.kind == "int" else bound):
-            yield CrossFinding((*place, key), why)
-    multiple = parameter.multiple_of
-    if multiple is not None and ((dimension.step or 1) % multiple or (dimension.low or 0) % multiple):
-        yield CrossFinding(place, f"its values must be multiples of {multiple}; give min and step so")
-
-
-def _unfit(parameter: Parameter, value: Scalar) -> str:
-    try:
-        parameter.parse(value)
-    except UnfitValueError as error:
-        return error.what
-    except ParameterError as error:
-        return str(error)
-    return ""
-
-
-def _in_recovery(tuned: Collection[str], profile: Profile) -> Iterator[tuple[str, str]]:
-    """Parameters that the profile's own ladders change cannot be tuned. The built-in policies do
-    not change tuned values."""
-    recovery = profile.form.recovery
-    if not recovery.get("ladders"):
-        return
-    ladders = policy_from(recovery).ladders
-    roles = profile.form.roles
-    for kind in recovery["ladders"]:
-        for rung in ladders.get(kind, ()):
-            for action in rung:
-                role = _ROLE_OF_ACTION.get(action.name)
-                named = () if role is None else (roles[role],) if role in roles else ROLE_NAMES[role]
-                for name in set(named) & set(tuned):
-                    yield name, f"the profile's recovery changes it ({action.name} for {kind}); remove one of the two"
-
-
-def _check_sampler(form: StudyForm, spec: StudySpec, profile: Profile) -> Iterator[CrossFinding]:
-    kind, place = spec.sampler.kind, ("sampler",)
-    numbers = [dimension for dimension in spec.space if dimension.kind != "choice"]
-    if spec.pbt is not None:
-        for key in ("sampler", "pruner", "stop_after"):
-            if key in form.model_fields_set:
-                yield CrossFinding((key,), "pbt has its own way; remove the line")
-        for dimension in spec.space:
-            if dimension.when:
-                yield CrossFinding(("space", dimension.name, "when"), "members of a population have every parameter")
-        if len(spec.objectives) > 1:
-            yield CrossFinding(("objective",), "pbt compares members by one objective")
-        of_length = list(_check_length(("pbt", "length"), spec.pbt.length, form.pbt and form.pbt.length, spec, profile))
-        yield from of_length
-        if not of_length and spec.pbt.length is not None and spec.pbt.length <= spec.pbt.every:
-            what = f"nothing is ever compared: a full run has {spec.pbt.length:g} steps"
-            yield CrossFinding(("pbt", "every"), what)
-        if profile.form.checkpoints is None:
-            yield CrossFinding(("pbt",), f"members continue from checkpoints, and {profile.name} names none")
-        return
-    if kind == "grid":
-        for dimension in spec.space:
-            if dimension.grid() is None:
-                yield CrossFinding(("space", dimension.name), "a grid needs a step or a list of values")
-        if len(spec.grid()) > MAX_POINTS:
-            yield CrossFinding(place, f"the grid has more than {MAX_POINTS} points")
-    if kind == "cmaes" and len(numbers) < 2:
-        yield CrossFinding(place, "cmaes needs two parameters that are numbers")
-    if kind == "nsga2" and len(spec.objectives) < 2:
-        yield CrossFinding(place, "nsga2 is for several objectives; tpe learns from one")
-    if kind == "cmaes" and len(spec.objectives) > 1:
-        yield CrossFinding(place, f"{kind} has one objective; tpe and nsga2 take several")
-
-
-def _check_pruner(form: StudyForm, spec: StudySpec, profile: Profile) -> Iterator[CrossFinding]:
-    pruner = spec.pruner
-    if pruner.kind == "none":
-        return
-    if len(spec.objectives) > 1:
-        yield CrossFinding(("pruner",), "trials with several objectives cannot be pruned; write pruner: none")
-    yield from _check_length(("pruner", "length"), pruner.length, form.pruner.length, spec, profile)
-
-
-def _check_length(
-    place: tuple[str, str], length: float | None, given: object, spec: StudySpec, profile: Profile
-) -> Iterator[CrossFinding]:
-    """Check the parameter ``given`` that names the length of a full run."""
-    if not isinstance(given, str):
-        return
-    if given not in profile.parameters:
-        meant = nearest(given, profile.parameters)
-        yield CrossFinding(place, f"{given} is not a parameter of {profile.name}", meant)
-    elif given in spec.tuned:
-        yield CrossFinding(place, f"{given} is tuned, so that trials have no common length")
-    elif not length or length <= 0:
-        yield CrossFinding(place, f"{given} is no number greater than 0 in {profile.name}")
+# --- a grid of the command line ---------------------------------------------------------------------------------------
 
 
 def grid_source(profile: Profile, values: Mapping[str, Sequence[str]], settings: Mapping[str, Any]) -> str:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
 from markupsafe import Markup
 from msgspec import Struct
-from msgspec.structs import asdict
 
 from gputui.core.units import UNKNOWN, duration, gpu_hours, metric_value, percent
 from gputui.metrics.draw.export import svg_text

@@ -1,8 +1,8 @@
-"""The specification of a study, frozen when it begins: space, objectives, sampler, pruner and
-budget.
+"""A study: the form of its file, and the record that the screen, the agent and the study's process
+work with.
 
-Plain data: the screen, the agent and the study's process do without pydantic.
-`gputui.studies.schema` makes it.
+Only `gputui.studies.loading` checks a file, with pydantic, which the other processes do without.
+Therefore these are dataclasses, and what a key may hold stands in their metadata.
 """
 
 from __future__ import annotations
@@ -10,43 +10,195 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, field
 from itertools import islice
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import msgspec
-from msgspec import Struct
 
+from gputui.core.yaml_forms.problems import NAME_PATTERN, ExpectedError
+from gputui.core.yaml_forms.quantities import SIZE_PATTERN, parse_duration, parse_size
 from gputui.runs.spec import Scalar
 from gputui.store.studies import StudyRecord
 
 DimensionKind = Literal["float", "int", "choice"]
 Direction = Literal["minimize", "maximize"]
-Over = Literal["best", "last", "mean"]
 SamplerKind = Literal["grid", "random", "tpe", "cmaes", "qmc", "gp", "nsga2"]
 PrunerKind = Literal["none", "median", "percentile", "halving", "hyperband", "patient"]
+JsonSchema = dict[str, Any]
 
-PRIORITY = -10
-"""The default; a run that a person launches has 0."""
-RUNGS = 27
-"""The rungs of a full run, so that Hyperband's smallest share is 1/27."""
 MAX_POINTS = 10_000
 """The largest grid."""
+MAX_OBJECTIVES = 4
+NAME_KEY = "[key]"
+"""The name of a dimension while a file is checked; in places of errors it means the key itself."""
+_OVER = re.compile(r"best|last|mean of ([1-9]\d{0,4})")
 
 
-class Dimension(Struct, frozen=True, rename={"kind": "type", "low": "min", "high": "max", "choices": "values"}):
-    """A tuned parameter: from ``low`` to ``high`` (inclusive), in steps or on a logarithmic scale;
-    or one of ``choices``. Only points whose parameters in ``when`` have one of the values there
-    have it."""
+# --- values of a file -------------------------------------------------------------------------------------------------
 
-    name: str
-    kind: DimensionKind
-    low: float | None = None
-    high: float | None = None
-    log: bool = False
-    step: float | None = None
-    choices: tuple[Scalar, ...] = ()
-    when: Mapping[str, tuple[Scalar, ...]] = msgspec.field(default_factory=dict)
+
+class Reads:
+    """Metadata for pydantic: ``parse`` reads a value and raises ValueError. ``schema`` takes the
+    place of the JSON Schema of its type, or stands beside it where ``is_short`` says so."""
+
+    def __init__(self, parse: Callable[[Any], object], schema: JsonSchema | None = None, *, is_short: bool = False):
+        self.parse, self.schema, self.is_short = parse, schema, is_short
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        from pydantic_core import core_schema
+
+        return core_schema.no_info_before_validator_function(self.parse, handler(source))
+
+    def __get_pydantic_json_schema__(self, core: Any, handler: Any) -> JsonSchema:
+        own: JsonSchema = handler(core)
+        return own if self.schema is None else {"anyOf": [self.schema, own]} if self.is_short else self.schema
+
+
+def _if(is_right: Callable[[Any], object], expected: str) -> Callable[[object], object]:
+    """A check of a value; ``expected`` says in words what is right."""
+
+    def check(given: object) -> object:
+        if not is_right(given):
+            raise ExpectedError(expected)
+        return given
+
+    return check
+
+
+def _by(convert: Callable[[str], float | None], expected: str) -> Callable[[object], object]:
+    """A conversion of text to a number that is not 0."""
+
+    def read(given: object) -> object:
+        if not (value := convert(given) if isinstance(given, str) else None):
+            raise ExpectedError(expected)
+        return value
+
+    return read
+
+
+def _is_number(given: object) -> bool:
+    return isinstance(given, (int, float)) and not isinstance(given, bool) and math.isfinite(given)
+
+
+def _is_positive(given: Any) -> bool:
+    return _is_number(given) and given > 0
+
+
+def _value(given: object) -> object:
+    if isinstance(given, (dict, list)):
+        raise ExpectedError("a single value: text, a number, true, false or null")
+    if isinstance(given, float) and not math.isfinite(given):
+        raise ExpectedError("a finite number (put it in quotes to pass it as text)")
+    return given
+
+
+def _values(given: object) -> object:
+    if not isinstance(given, list):
+        raise ExpectedError("a list")
+    if not given:
+        raise ExpectedError("at least 1 of them")
+    return given
+
+
+def _by_kind(given: object) -> object:
+    """Expand the short form ``pruner: median``; ``off`` is none."""
+    return {"kind": given} if isinstance(given, str) else {"kind": "none"} if given is False else given
+
+
+def _dimensions(given: object) -> object:
+    """Give each dimension its name, and expand the short form ``lr: [0.1, 0.01]``."""
+    if not isinstance(given, dict):
+        raise ExpectedError("a mapping (name: value)")
+    if not given:
+        raise ExpectedError("at least 1 of them")
+    forms = {name: {"type": "choice", "values": one} if isinstance(one, list) else one for name, one in given.items()}
+    return [{**form, NAME_KEY: name} if isinstance(form, dict) else form for name, form in forms.items()]
+
+
+def _objectives(given: object) -> object:
+    """Expand a single objective to a list of one."""
+    if not isinstance(given, (dict, list)):
+        raise ExpectedError("a metric with its direction such as {metric: loss, direction: minimize}")
+    if isinstance(given, list) and not 1 <= len(given) <= MAX_OBJECTIVES:
+        raise ExpectedError(f"1 to {MAX_OBJECTIVES} of them")
+    return [given] if isinstance(given, dict) else given
+
+
+_SIZE_WORDS = "a size with its unit such as 10GiB or 500MB"
+_OVER_WORDS = "best, last, or mean of a number of values such as mean of 5"
+_LENGTH_WORDS = "a number greater than 0, or the name of the parameter that is it"
+_TEXT = {"type": "string"}
+
+Number = Annotated[float, Reads(_if(_is_number, "a number"))]
+Positive = Annotated[float, Reads(_if(_is_positive, "a number greater than 0"))]
+Switch = Annotated[bool, Reads(_if(lambda given: isinstance(given, bool), "true or false"))]
+Text = Annotated[str, Reads(_if(lambda given: "\0" not in str(given), "text without NUL characters"))]
+Duration = Annotated[float, Reads(_by(parse_duration, "a time such as 30m, 10h or 2d"), _TEXT)]
+Size = Annotated[int, Reads(_by(parse_size, _SIZE_WORDS), {**_TEXT, "pattern": SIZE_PATTERN})]
+Over = Annotated[str, Reads(_if(lambda given: _OVER.fullmatch(str(given)), _OVER_WORDS))]
+Length = Annotated[float, Reads(_if(_is_positive, _LENGTH_WORDS), _TEXT, is_short=True)]
+Value = Annotated[Scalar, Reads(_value)]
+Values = Annotated[tuple[Value, ...], Reads(_values)]
+Wanted = Annotated[Values, Reads(lambda given: given if isinstance(given, list) else [given], {})]
+
+
+# --- sections ---------------------------------------------------------------------------------------------------------
+
+
+def key(description: str, default: Any = MISSING, *, name: str | None = None, **limits: float | str) -> Any:
+    """A field that is a key of the file, called ``name`` there; ``limits`` are those of pydantic."""
+    made: dict[str, Any] = {"default_factory": dict} if default == {} else {"default": default}
+    strict = {"strict": True} if limits else {}
+    return field(**made, metadata={"description": description, **({"alias": name} if name else {}), **strict, **limits})
+
+
+class Section:
+    """A mapping of the file that has no other keys."""
+
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = {"extra": "forbid"}
+
+
+@dataclass(frozen=True)
+class Dimension(Section):
+    """A tuned parameter: from ``low`` to ``high`` (inclusive), or one of ``choices``."""
+
+    name: str = key("the parameter", name=NAME_KEY)
+    kind: DimensionKind = key("float and int have a range, choice has a list of values", name="type")
+    low: Number | None = key("the smallest value", None, name="min")
+    high: Number | None = key("the largest value", None, name="max")
+    log: Switch = key("draw on a logarithmic scale", False)
+    step: Positive | None = key("draw multiples of it above min", None)
+    choices: Values = key("for choice: the values", (), name="values")
+    when: Mapping[str, Wanted] = key("only points that have these values of parameters above it have it", {})
+
+    def __post_init__(self) -> None:
+        if problem := self._choice_problem() if self.kind == "choice" else self._range_problem():
+            raise ValueError(problem)
+
+    def _choice_problem(self) -> str | None:
+        if not self.choices:
+            return "choice needs values"
+        if (self.low, self.high, self.step) != (None, None, None) or self.log:
+            return "choice has values, and no range"
+        return "a value is given twice" if len(set(map(repr, self.choices))) < len(self.choices) else None
+
+    def _range_problem(self) -> str | None:
+        if self.choices:
+            return f"{self.kind} has min and max; for a list of values write type: choice"
+        if self.low is None or self.high is None:
+            return f"{self.kind} needs min and max"
+        if not self.low < self.high:
+            return "min is not smaller than max"
+        if self.log and self.low <= 0:
+            return "log needs a min greater than 0"
+        if self.log and self.step is not None:
+            return "give log or step, not both"
+        if self.kind == "int" and any(number % 1 for number in (self.low, self.high, self.step or 1)):
+            return "int has whole numbers only"
+        return None
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -87,105 +239,135 @@ class Dimension(Struct, frozen=True, rename={"kind": "type", "low": "min", "high
 
 
 def _is_among(value: Scalar, values: tuple[Scalar, ...]) -> bool:
+    """Whether ``values`` has a value; True is not 1."""
     return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in values)
 
 
-class Objective(Struct, frozen=True):
-    """A metric, and which of its values counts: the ``best``, the ``last``, or the mean of the last
-    ``count``."""
+@dataclass(frozen=True)
+class Objective(Section):
+    """A metric of the runs that is to become small or large."""
 
-    metric: str
-    direction: Direction = "minimize"
-    over: Over = "best"
-    count: int = 1
+    metric: Text = key("the metric's name in the run's files", min_length=1, max_length=4096)
+    direction: Direction = key("whether small or large values are good", "minimize")
+    over: Over = key("which of its values counts: best, last, or mean of 5", "best")
+
+    @property
+    def mean_of(self) -> int | None:
+        """How many of the last values make the mean; None where the best or the last one counts."""
+        match = _OVER.fullmatch(self.over)
+        return int(match[1]) if match is not None and match[1] else None
 
     def is_better(self, value: float, other: float) -> bool:
         return value < other if self.direction == "minimize" else value > other
 
 
-class SamplerSpec(Struct, frozen=True):
-    """``startup``: random points before the sampler learns; None for the sampler's default."""
+@dataclass(frozen=True)
+class SamplerSpec(Section):
+    """How points are chosen. ``startup`` is the sampler's default if None."""
 
-    kind: SamplerKind = "tpe"
-    startup: int | None = None
-
-
-class PrunerSpec(Struct, frozen=True):
-    """When a trial is pruned. A full run has ``length`` units of ``by`` (steps, or a metric such as
-    ``epoch``), divided into ``rungs``. The first ``startup`` trials, and the first ``warmup`` rungs
-    of each, are never pruned. ``percentile`` of the trials continues; 1/``eta`` of them with
-    halving; ``patience`` counts rungs without a better value."""
-
-    kind: PrunerKind = "none"
-    by: str = "step"
-    length: float | None = None
-    rungs: int = RUNGS
-    startup: int = 5
-    warmup: int = 0
-    percentile: float = 50.0
-    eta: int = 3
-    patience: int = 5
+    kind: SamplerKind = key("grid is gputui's own, the others are Optuna's")
+    startup: int | None = key("points drawn at random first", None, ge=1, le=10_000)
 
 
-class Constraints(Struct, frozen=True, rename={"memory_bytes": "memory", "step_seconds": "step_time"}):
-    """Limits of a feasible point: GPU memory in bytes, seconds per step."""
+@dataclass(frozen=True)
+class PrunerSpec(Section):
+    """When a trial is cut short. By default Hyperband's smallest share of a full run is 1/27."""
 
-    memory_bytes: int | None = None
-    step_seconds: float | None = None
+    kind: PrunerKind = key("what a trial is compared with at the end of a rung")
+    by: Text = key("what the rungs count: step, or a metric such as epoch", "step", min_length=1, max_length=4096)
+    length: Length | None = key("how much of that a full run is, or the parameter that says so", None)
+    rungs: int = key("in how many parts a full run is compared", 27, ge=1, le=1000)
+    startup: int = key("so many trials are never cut short", 5, ge=0, le=10_000)
+    warmup: int = key("no trial is cut short in its first so many rungs", 0, ge=0, le=1000)
+    percentile: Positive = key("for percentile: the share of trials that continues, in percent", 50.0, le=100)
+    eta: int = key("for halving and hyperband: one of so many trials continues", 3, ge=2, le=10)
+    patience: int = key("for patient: rungs without a better value", 5, ge=1, le=100_000)
+
+    def __post_init__(self) -> None:
+        if self.kind != "none" and self.length is None:
+            raise ValueError(f"pruner {self.kind} needs length: how many steps a full run has")
+
+
+@dataclass(frozen=True)
+class Constraints(Section):
+    """What a point must keep to be feasible."""
+
+    memory_bytes: Size | None = key(
+        "GPU memory of a rank at most, such as 20GiB (metric gpu_mem_peak)", None, name="memory"
+    )
+    step_seconds: Positive | None = key("seconds of a step at most (metric step_time)", None, name="step_time")
 
     @property
     def count(self) -> int:
         return (self.memory_bytes is not None) + (self.step_seconds is not None)
 
 
-class Budget(Struct, frozen=True, rename={"wall_seconds": "wall"}):
-    """The limits of a study. None is unlimited."""
+@dataclass(frozen=True)
+class Budget(Section):
+    """When the study is over. None is unlimited."""
 
-    trials: int | None = None
-    gpu_hours: float | None = None
-    wall_seconds: float | None = None
-
-
-class PbtSpec(Struct, frozen=True):
-    """Population-based training with ``members`` runs: every ``every`` steps the worst ``quantile``
-    continues from checkpoints of the best, with parameters that are resampled (with probability
-    ``resample``) or multiplied by one of ``factors``. A full run has ``length`` steps, None if
-    unknown."""
-
-    members: int
-    every: int
-    quantile: float = 0.25
-    resample: float = 0.25
-    factors: tuple[float, ...] = (0.8, 1.2)
-    length: float | None = None
+    trials: int | None = key("so many trials", None, ge=1, le=100_000)
+    gpu_hours: Positive | None = key("so many hours on a GPU, all trials together", None)
+    wall_seconds: Duration | None = key("a time such as 30m, 10h or 2d", None, name="wall")
 
 
-class StudySpec(Struct, frozen=True):
-    """A study. ``params`` are fixed values that differ from the profile; at most ``trials_per_gpu``
-    trials share a GPU; at most ``parallel`` run at a time (None: as many as fit); it ends once
-    ``stop_after`` trials in a row have brought nothing better; the sampler learns from
-    ``warm_start`` earlier runs of the profile; the pruned ones of the ``rerun`` best trials run
-    again, to the end; ``target`` is that of its runs."""
+@dataclass(frozen=True)
+class PbtSpec(Section):
+    """Population-based training: bad members continue from good ones with other parameters."""
 
-    name: str
-    profile: str
-    space: tuple[Dimension, ...]
-    objectives: tuple[Objective, ...]
-    sampler: SamplerSpec = msgspec.field(default_factory=SamplerSpec)
-    pruner: PrunerSpec = msgspec.field(default_factory=PrunerSpec)
-    constraints: Constraints = msgspec.field(default_factory=Constraints)
-    budget: Budget = msgspec.field(default_factory=Budget)
-    stop_after: int | None = None
-    params: Mapping[str, Scalar] = msgspec.field(default_factory=dict)
-    gpus_per_trial: int = 0
-    trials_per_gpu: int = 1
-    parallel: int | None = None
-    priority: int = PRIORITY
-    seed: int = 0
-    warm_start: int = 0
-    rerun: int = 0
-    pbt: PbtSpec | None = None
-    target: Mapping[str, Any] | None = None
+    members: int = key("trials of the population", ge=2, le=256)
+    every: int = key("steps between two comparisons", ge=1, le=100_000)
+    quantile: Positive = key("the share of members that continues from a better one", 0.25, le=0.5)
+    resample: Number = key("how often a parameter is drawn again; else it is multiplied by a factor", 0.25, ge=0, le=1)
+    factors: Annotated[tuple[Positive, ...], Reads(_values)] = key("what a parameter is multiplied by", (0.8, 1.2))
+    length: Length | None = key(
+        "steps of a full run, or the parameter that says so; steps or max_steps if left out", None
+    )
+
+
+# --- the file ---------------------------------------------------------------------------------------------------------
+
+_DIMENSION = {"anyOf": [{"type": "array", "minItems": 1}, {"$ref": "#/$defs/Dimension"}]}
+_SPACE = Reads(_dimensions, {"type": "object", "minProperties": 1, "additionalProperties": _DIMENSION})
+_OBJECTIVES = Reads(_objectives, {"$ref": "#/$defs/Objective"}, is_short=True)
+_SAMPLER = Reads(_by_kind, {"enum": list(get_args(SamplerKind))}, is_short=True)
+_PRUNER = Reads(_by_kind, {"enum": ["none", False]}, is_short=True)
+_TARGET = Reads(lambda given: given, _TEXT)
+
+
+@dataclass(frozen=True)
+class StudySpec(Section):
+    """Many runs of one profile to find good parameters. `gputui.studies.loading` puts what the
+    profile says in place of names of parameters, and the target in place of its name."""
+
+    name: str = key("what it is called; the file's name when left out", pattern=NAME_PATTERN)
+    profile: Text = key("the profile of every trial: a name, or a path from this file's folder", min_length=1)
+    space: Annotated[tuple[Dimension, ...], _SPACE] = key("the parameters that are tuned")
+    objectives: Annotated[tuple[Objective, ...], _OBJECTIVES] = key(
+        "what is to become small or large; a list for several", name="objective"
+    )
+    sampler: Annotated[SamplerSpec, _SAMPLER] = key("how points are chosen", SamplerSpec("tpe"))
+    pruner: Annotated[PrunerSpec, _PRUNER] = key("when a trial is cut short", PrunerSpec("none"))
+    constraints: Constraints = key("what a point must keep", Constraints())
+    budget: Budget = key("when the study is over", Budget())
+    stop_after: int | None = key("it ends once so many trials in a row bring nothing better", None, ge=1, le=100_000)
+    params: Mapping[str, Value] = key("values that every trial has", {})
+    gpus_per_trial: int = key("GPUs of each trial; as the profile says if left out", 0, ge=1, le=256)
+    trials_per_gpu: int = key(
+        "of trials with one GPU so many share it at most, where their measured memory allows", 1, ge=1, le=64
+    )
+    parallel: int | None = key("trials at a time; as many as fit if left out", None, ge=1, le=256)
+    priority: int = key("the trials' place in the queue, behind runs that a person launches", -10, ge=-1000, le=-1)
+    seed: int = key("of everything that is drawn at random", 0, ge=0, le=2**31 - 1)
+    warm_start: int = key("how many earlier runs of the profile the sampler learns from", 0, ge=0, le=1000)
+    rerun: int = key(
+        "of so many best trials, those that were cut short run to the end once the budget is used", 2, ge=0, le=100
+    )
+    pbt: PbtSpec | None = key("population-based training instead of a sampler and a pruner", None)
+    target: Annotated[Mapping[str, Any], _TARGET] | None = key(
+        "where every trial runs; needs parallel. This machine if left out", None
+    )
+    description: Text | None = key("one sentence for lists", None)
 
     @property
     def tuned(self) -> tuple[str, ...]:

@@ -7,11 +7,9 @@ import math
 import selectors
 import sqlite3
 import zipfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-
-from msgspec.structs import replace
 
 from gputui.agent.commands import dispatch
 from gputui.agent.commands.request import RefusedError
@@ -43,7 +41,7 @@ GRID = StudySpec(
     SamplerSpec("grid"), parallel=2,
 )  # fmt: skip
 RATE = Dimension("rate", "float", 0.01, 1.0, log=True)
-POPULATION = replace(GRID, space=(RATE,), sampler=SamplerSpec(), pbt=PbtSpec(4, every=10), parallel=4)
+POPULATION = replace(GRID, space=(RATE,), sampler=SamplerSpec("tpe"), pbt=PbtSpec(4, every=10), parallel=4)
 
 
 @dataclass(slots=True)

@@ -74,7 +74,7 @@ def test_what_an_attempt_repeats_counts_once() -> None:
     ("objective", "value"),
     [
         (Objective("a"), 1.0), (Objective("a", "maximize"), 4.0), (Objective("a", over="last"), 3.0),
-        (Objective("a", over="mean", count=2), 3.5), (Objective("a", over="mean", count=9), 8 / 3),
+        (Objective("a", over="mean of 2"), 3.5), (Objective("a", over="mean of 9"), 8 / 3),
     ],
 )  # fmt: skip
 def test_the_best_the_last_or_a_mean_counts(objective: Objective, value: float) -> None:
@@ -279,7 +279,7 @@ def test_what_was_cut_short_runs_to_the_end_where_it_is_among_the_best() -> None
     reached = {2: 0.4, 3: 0.2, 4: 0.9}
     assert reruns(study(rerun=2), done, reached) == (3,)
     assert reruns(study(rerun=3), done, reached) == (3, 2)
-    assert reruns(study(), done, reached) == ()
+    assert reruns(study(rerun=0), done, reached) == ()
     upwards = study(rerun=2, objectives=(Objective("accuracy", "maximize"),))
     assert reruns(upwards, done, reached) == (4,)
     # Once each, and never more than so many.

@@ -8,11 +8,11 @@ import math
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from gputui.store.studies import TrialState
 from gputui.studies import journal as journals
@@ -33,7 +33,7 @@ POINT = {"lr": 0.01, "width": 16, "act": "gelu"}
 
 
 def study(sampler: Any = "tpe", pruner: PrunerSpec | None = None, **changes: Any) -> StudySpec:
-    made = StudySpec("s", "net", SPACE, (Objective("loss"),), SamplerSpec(sampler), pruner or PrunerSpec())
+    made = StudySpec("s", "net", SPACE, (Objective("loss"),), SamplerSpec(sampler), pruner or PrunerSpec("none"))
     return replace(made, **changes)
 
 

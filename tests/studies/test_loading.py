@@ -77,7 +77,7 @@ parallel: 2
 """
     spec = read(text, folder, workspace).spec
     assert msgspec.convert(json.loads(json.dumps(spec.to_json())), StudySpec) == spec
-    assert [one.over for one in spec.objectives] == ["mean", "last"] and spec.objectives[0].count == 5
+    assert [one.over for one in spec.objectives] == ["mean of 5", "last"] and spec.objectives[0].mean_of == 5
     assert spec.budget.wall_seconds == 36000 and spec.constraints.memory_bytes == 20 * 2**30
     assert spec.tuned == ("lr", "batch_size") and spec.priority < 0
 

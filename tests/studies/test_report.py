@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from xml.etree import ElementTree
 
-from msgspec.structs import replace
+import msgspec
 
 from gputui.store.studies import RungValue, StudyRecord, StudyState, TrialRecord, TrialState
 from gputui.studies.report import StudyFindings, contents, markdown, page, winner_command
@@ -55,7 +56,7 @@ def test_the_commands_set_the_best_points_and_the_studys_own_values() -> None:
 
 
 def test_each_of_several_objectives_is_reported_and_each_member_of_the_front_can_be_trained() -> None:
-    spec = replace(SPEC, objectives=(Objective("loss"), Objective("size", "maximize")), pruner=PrunerSpec())
+    spec = replace(SPEC, objectives=(Objective("loss"), Objective("size", "maximize")), pruner=PrunerSpec("none"))
     # The loss follows lr, the size follows the kind.
     trials = [
         trial(number, number / 10, 1.0 + number % 2, params={"lr": number / 10, "kind": "ab"[number % 2]})
@@ -94,8 +95,8 @@ def test_text_from_outside_is_harmless() -> None:
     bad = "<script>alert(1)</script>\x1b[31m|x`"
     spec = replace(SPEC, objectives=(Objective(bad),), space=(Dimension(bad, "float", 0.0, 1.0),))
     trials = [trial(number, 0.1 * number, params={bad: 0.1 * number}) for number in range(9)]
-    trials.append(replace(trial(9, state=TrialState.FAILED, params={bad: 0.9}), reason=bad))
-    study = replace(STUDY, study_id=bad, reason=bad)
+    trials.append(msgspec.structs.replace(trial(9, state=TrialState.FAILED, params={bad: 0.9}), reason=bad))
+    study = msgspec.structs.replace(STUDY, study_id=bad, reason=bad)
     text = page(findings(trials, study, spec))
     assert "<script" not in text and "\x1b" not in text
     assert "\x1b" not in markdown(findings(trials, study, spec))

@@ -6,9 +6,9 @@ import math
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
-from msgspec.structs import replace
 
 from gputui.agent.commands.request import RefusedError
 from gputui.core.config import Workspace
@@ -164,7 +164,7 @@ def test_a_study_that_stops_takes_nothing_more(begin: Begin) -> None:
 @pytest.mark.parametrize("good", [None, 1])
 @pytest.mark.parametrize("incident", [None, "nan_loss"])
 def test_a_study_whose_first_trials_have_no_number_ends(begin: Begin, good: int | None, incident: str | None) -> None:
-    desk = begin(replace(RANDOM, budget=Budget(trials=7), pruner=PrunerSpec(), parallel=1))
+    desk = begin(replace(RANDOM, budget=Budget(trials=7), pruner=PrunerSpec("none"), parallel=1))
     while not desk.study.state.is_over:
         desk.work()
         number = len(desk.trials) - 1
@@ -179,7 +179,7 @@ def test_a_study_whose_first_trials_have_no_number_ends(begin: Begin, good: int 
 @pytest.mark.parametrize("incident", ["nan_loss", "import_error"])
 @pytest.mark.parametrize("good", [True, False])
 def test_a_living_trial_that_steps_well_keeps_its_study(begin: Begin, good: bool, incident: str) -> None:
-    desk = begin(replace(RANDOM, budget=Budget(trials=5), pruner=PrunerSpec(), parallel=5))
+    desk = begin(replace(RANDOM, budget=Budget(trials=5), pruner=PrunerSpec("none"), parallel=5))
     desk.work()
     desk.report(4, 7, 0.5)
     for number in range(4):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import count
 
 import msgspec
-from msgspec.structs import asdict, replace
 
 from gputui.agent.commands.request import CommandRequest, RefusedError, Result
 from gputui.agent.commands.runs import end_run

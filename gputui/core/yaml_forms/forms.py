@@ -6,23 +6,33 @@ import math
 import re
 import types
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, StringConstraints, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from gputui.core.yaml_forms.document import Document, KeyPath
 from gputui.core.yaml_forms.file import given_twice, problem_at
-from gputui.core.yaml_forms.problems import ProfileError, nearest, not_one_of, one_of, shown_value
+from gputui.core.yaml_forms.problems import (
+    NAME_PATTERN,
+    ExpectedError,
+    ProfileError,
+    nearest,
+    not_one_of,
+    one_of,
+    shown_value,
+)
 
+_KEY = "[key]"
+"""Of a place: the key itself, not its value."""
 _EXPECTED = "gputui_expected"
 _PROBLEM = "gputui_problem"
 # A bound of this size is no bound.
 UNBOUNDED = 1e12
 # More options are not listed if one of them is suggested.
 _OPTIONS_SHOWN = 8
-NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 IN_QUOTES = "put it in quotes, for braces without them begin a mapping"
 
 _EXPECTATIONS = {
@@ -37,6 +47,7 @@ _EXPECTATIONS = {
     "too_short": "at least {min_length} of them",
     "dict_type": "a mapping (name: value)",
     "model_type": "a mapping (key: value)",
+    "dataclass_type": "a mapping (key: value)",
     "greater_than": "a number greater than {gt:g}",
     "greater_than_equal": "a number of at least {ge:g}",
     "less_than_equal": "a number of at most {le:g}",
@@ -129,36 +140,42 @@ def validated(document: Document, path: Path, form: type[F], context: str | None
 
 
 def findings(
-    error: ValidationError, form: type[Model], *, empty: Collection[KeyPath] = (), has_one_source: bool = False
+    error: ValidationError, form: type[Any], *, empty: Collection[KeyPath] = (), has_one_source: bool = False
 ) -> Iterator[tuple[KeyPath, dict[str, Any]]]:
-    """The place of each error of ``form``, and the fields of a Problem. Keys in ``empty`` do not
-    count as missing. With ``has_one_source``, ``metrics`` was no list in the file."""
+    """The place of each error of ``form``, a model or a dataclass, and the fields of a Problem. Keys
+    in ``empty`` do not count as missing. With ``has_one_source``, ``metrics`` was no list in the
+    file."""
     for detail in error.errors(include_url=False):
-        place = written = tuple(part for part in detail["loc"] if part != "[key]")
+        place = written = tuple(part for part in detail["loc"] if part != _KEY)
         if has_one_source and place[:2] == ("metrics", 0):
             place = ("metrics", *place[2:])
         if detail["type"] == "missing" and place in empty:
             continue
-        if detail["type"] == "extra_forbidden":
+        if detail["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
             model = _model_at(form, written[:-1])
-            keys = [one.alias or name for name, one in model.model_fields.items()]
-            sentence, meant = not_one_of(model.called, str(place[-1]), keys, model.other_names)
+            keys, others = [name for name in _keys(model) if name != _KEY], getattr(model, "other_names", {})
+            sentence, meant = not_one_of(getattr(model, "called", "key"), str(place[-1]), keys, others)
             yield place, {"problem": sentence, "nearest": meant}
         else:
             yield _finding(detail, place)
 
 
-def _model_at(form: Any, place: KeyPath) -> type[Model]:
-    """The model of the mapping at a place inside ``form``."""
+def _model_at(form: Any, place: KeyPath) -> Any:
+    """The model or dataclass of the mapping at a place inside ``form``."""
     for part in place:
         form = _inside(form)
-        if isinstance(form, type) and issubclass(form, Model):
-            fields = form.model_fields
-            form = next(one.annotation for name, one in fields.items() if (one.alias or name) == part)
-        else:
-            form = get_args(form)[-1]
-    found: type[Model] = _inside(form)
-    return found
+        form = keys[part] if (keys := _keys(form)) else [kind for kind in get_args(form) if kind is not ...][-1]
+    return _inside(form)
+
+
+def _keys(form: Any) -> dict[Any, Any]:
+    """The types of a form's keys by their names in the file; empty for another type."""
+    if isinstance(form, type) and issubclass(form, Model):
+        return {one.alias or name: one.annotation for name, one in form.model_fields.items()}
+    if not is_dataclass(form):
+        return {}
+    hints = get_type_hints(form, include_extras=True)
+    return {one.metadata.get("alias", one.name): hints[one.name] for one in fields(form) if one.metadata}
 
 
 def _inside(kind: Any) -> Any:
@@ -178,6 +195,11 @@ def _finding(detail: ErrorDetails, place: KeyPath) -> tuple[KeyPath, dict[str, A
         return (*place, *context["at"]), {"problem": context["what"]}
     if kind == _EXPECTED:
         return place, {"expected": context["what"], "found": found}
+    if kind == "value_error":
+        error = context["error"]
+        return place, {"expected": str(error), "found": found} if isinstance(error, ExpectedError) else {
+            "problem": str(error)
+        }
     if kind == "literal_error":
         options = [option.strip("'") for option in str(context["expected"]).replace(" or ", ", ").split(", ")]
         meant = nearest(given, options) if isinstance(given, str) else None

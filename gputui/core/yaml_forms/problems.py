@@ -14,6 +14,8 @@ from msgspec.structs import asdict
 
 from gputui.core.text import clean
 
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
+"""The name of a profile, a study or a target."""
 _SHOWN_CHARACTERS = 60
 
 
@@ -48,6 +50,10 @@ class Problem(Struct, frozen=True):
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+class ExpectedError(ValueError):
+    """A value is not what its key holds; the text says what is expected."""
 
 
 class ProfileError(Exception):

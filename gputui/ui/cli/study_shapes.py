@@ -8,9 +8,10 @@ from __future__ import annotations
 import sqlite3
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from msgspec.structs import asdict
+import msgspec
 
 from gputui.core.config import Workspace
 from gputui.store.json_shapes import iso
@@ -79,7 +80,7 @@ def report_shape(findings: StudyFindings) -> dict[str, Any]:
         "best": best,
         "running_seconds": findings.running_seconds,
         "saved_share": saved_share(spec, trials),
-        "importances": [asdict(one) for one in importances(trials, spec)] or None,
+        "importances": [msgspec.structs.asdict(one) for one in importances(trials, spec)] or None,
         "not_complete": [
             _trial_shape(trial) for trial in trials if trial.state.is_over and trial.state is not TrialState.COMPLETE
         ],

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
-from msgspec.structs import replace
 from textual.pilot import Pilot
 
 from gputui.store.run_states import RunState
@@ -108,7 +109,10 @@ def test_a_trial_whose_run_is_queued_is_not_called_running(found: StudyPage) -> 
 def test_no_trial_is_the_best_of_several_objectives(found: StudyPage) -> None:
     first = found.spec.objectives[0]
     spec = replace(found.spec, objectives=(first, replace(first, metric="seconds")))
-    trials = tuple(replace(one, values=(*one.values, -one.values[0])) if one.values else one for one in found.trials)
+    trials = tuple(
+        msgspec.structs.replace(one, values=(*one.values, -one.values[0])) if one.values else one
+        for one in found.trials
+    )
     page = found._replace(spec=spec, trials=trials)
     head = " ".join(text_of(study_head(page, 170)))
     assert "Pareto front: 8" in head and "best" not in head and "best" in " ".join(text_of(study_head(found, 170)))
