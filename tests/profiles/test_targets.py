@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from gputui.profiles.targets import TargetOptionError, with_job_options
+from gputui.profiles.targets import TargetOptionError, stored_target, with_job_options
 from gputui.runs.executors.courier import CommandResult
 from gputui.runs.executors.ssh.gpus_there import judge_gpus
 from tests.tables import table
 from tests.texts import mentions
 
-LAB = {"name": "lab", "kind": "slurm", "partition": "gpu", "time": "4h", "memory": "64G"}
+LAB = {"name": "lab", "kind": "slurm", "partition": "gpu", "time": "4h", "memory": "64G", "poll": 5}
 KEPLER = {"name": "kepler2", "kind": "ssh", "host": "me@kepler2"}
 
 
@@ -21,6 +21,19 @@ def test_a_run_has_other_options_than_its_target() -> None:
     changed = with_job_options(LAB, {"time": "8h", "account": "physics"})
     assert changed == {**LAB, "time": "8h", "account": "physics"}
     assert with_job_options(changed, {}) == changed and LAB["time"] == "4h"
+
+
+@table(
+    ("target", "seconds"),
+    [
+        ({"kind": "slurm"}, 5),
+        ({"kind": "slurm", "poll": 9}, 9),
+        ({"kind": "ssh", "host": "k"}, 2),
+        ({"kind": "ray", "address": "http://h:8265"}, 2),
+    ],
+)
+def test_the_pause_between_two_questions_is_stored_with_a_run(target: dict[str, Any], seconds: int) -> None:
+    assert stored_target(target)["poll"] == seconds
 
 
 @table(

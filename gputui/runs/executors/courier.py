@@ -223,7 +223,7 @@ class Courier(ABC):
 
     @property
     def poll_seconds(self) -> float:
-        return float(self.target.get("poll") or 5.0)
+        return float(self.target.get("poll", 2.0))
 
     def run(self) -> None:
         """Run the attempt to its end. The caller must have blocked SIGNALS, which it waits for."""

@@ -44,10 +44,15 @@ class TargetOptions(Model):
     kind: str
     python: Line | None = Field(None, description="the interpreter of the training environment there")
     setup: list[Line] = Field(default_factory=list, description="shell lines that run there before the command")
+    folder: Folder = Field("gputui-runs", description="where runs lie there, from the home directory")
+    files: list[Inside] = Field(
+        default_factory=list, description="files and folders of the working directory that git does not know"
+    )
+    poll: Annotated[int, Field(ge=1, le=600)] = Field(2, description="seconds between two questions to the target")
 
     def to_json(self) -> dict[str, Any]:
-        """The options that were set, as stored with a run."""
-        return self.model_dump(exclude_unset=True)
+        """The options that were set, and the pause between two questions, as stored with a run."""
+        return {**self.model_dump(exclude_unset=True), "poll": self.poll}
 
 
 _TIME = matching(r"(\d+-)?\d{1,4}(:\d{1,2}){0,2}|\d+(m|h|d)", "a time such as 4h, 30m, 2d or 1-12:00:00")
@@ -61,17 +66,7 @@ def sbatch_memory(text: str) -> str:
     return text if size is None else f"{-(-size >> 20)}M"
 
 
-class CopiedOptions(TargetOptions):
-    """Options of a target to which the code is copied."""
-
-    folder: Folder = Field("gputui-runs", description="where runs lie there, from the home directory")
-    files: list[Inside] = Field(
-        default_factory=list, description="files and folders of the working directory that git does not know"
-    )
-    poll: Annotated[int, Field(ge=1, le=600)] = Field(2, description="seconds between two questions to the target")
-
-
-class SlurmOptions(CopiedOptions):
+class SlurmOptions(TargetOptions):
     """What is asked of the cluster, by sbatch's own names where it has one; ``folder`` and
     ``files`` are for a cluster that is reached through ``host``."""
 
@@ -101,7 +96,7 @@ class SlurmOptions(CopiedOptions):
     poll: Annotated[int, Field(ge=1, le=600)] = Field(5, description="seconds between two questions to the cluster")
 
 
-class SshOptions(CopiedOptions):
+class SshOptions(TargetOptions):
     """The connection to the machine, and the folder of its files."""
 
     kind: Literal["ssh"]
@@ -113,7 +108,7 @@ class SshOptions(CopiedOptions):
 _ADDRESS = matching(r"https?://[A-Za-z0-9_.\-\[\]:]+(/[A-Za-z0-9_./~-]*)?", "an address such as http://head:8265")
 
 
-class RayOptions(CopiedOptions):
+class RayOptions(TargetOptions):
     """The cluster's address, the resources to request, and the folder of files."""
 
     kind: Literal["ray"]

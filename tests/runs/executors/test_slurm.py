@@ -16,6 +16,7 @@ from gputui.runs.executors.slurm.script import batch_script
 from gputui.runs.executors.slurm.slurm_courier import SlurmCourier
 from gputui.runs.executors.slurm.survey import judge_partitions, probe
 from gputui.runs.executors.slurm.survey import survey as slurm_survey
+from gputui.runs.executors.ssh.connection import environment_there
 from gputui.runs.executors.ssh.connection import survey as ssh_survey
 from tests.conftest import wait_until
 from tests.machines import Machine
@@ -228,6 +229,12 @@ def test_what_a_check_cannot_read_is_a_failed_line(tmp_path: Path, monkeypatch: 
     for survey in (slurm_survey, ssh_survey):
         assert [each.status for each in survey({"host": "k", "setup": ["echo Welcome"]})][-1] == "fail"
     assert [each.status for each in slurm_survey({})][-1] == "fail"
+
+
+def test_an_interpreter_that_does_not_exist_is_a_line_of_the_check_and_no_fault_of_the_cluster() -> None:
+    found = {each.name: each for each in environment_there(TargetShell(), {"python": "/nope/python"})}
+    assert found["python"].status == "fail" and "/nope/python" in found["python"].detail
+    assert found["torch"].status == "warn"
 
 
 @table("target, place", [

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gputui.recovery.evidence import collect
+from gputui.runs.executors.slurm.survey import survey
 from gputui.runs.logs import rank_logs
 from tests.conftest import wait_until
 from tests.machines import Machine
@@ -133,6 +134,8 @@ def test_ranks_on_two_nodes_meet_and_a_stop_saves(lab: Lab) -> None:
     run_id = lab.launch()
     lab.wait_for_step(run_id, 10)
     assert lab.wait_for_place(run_id, "running")["nodes"] == ["n[0-1]"]
+    (gpus,) = [each for each in survey({"kind": "slurm"}) if each.name == "gpus"]
+    assert "4 of 4" in gpus.detail
     for rank in (0, 1):
         assert f"rank {rank} of 2 on n{rank}" in lab.machine.gputui("logs", run_id, "--rank", str(rank))
     lab.stop(run_id, lab.machine.workspace.run_dir(run_id))

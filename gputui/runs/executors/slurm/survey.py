@@ -97,7 +97,7 @@ def minutes(text: str) -> int | None:
 
 
 def _free(target: Mapping[str, Any], ask: Any) -> CheckResult:
-    words = ["--noheader", "--Node", "--Format=NodeHost:60,Gres:60,GresUsed:60,StateCompact:20"]
+    words = ["--noheader", "--Node", "--Format=NodeList:60,Gres:60,GresUsed:60,StateCompact:20"]
     if target.get("partition"):
         words.append(f"--partition={target['partition']}")
     done = ask("sinfo", *words)

@@ -155,7 +155,8 @@ def environment_there(shell: TargetShell, target: Mapping[str, Any]) -> Iterator
     python, remedy = str(target.get("python") or "python3"), "python: names the training environment's"
     setup = ["bash", "-c", "\n".join([*target.get("setup", ()), 'exec "$@"']), "bash"]
     # Jobs begin after the set-up; what they wrote is asked for without it.
-    tries = [shell.call([*words, python, "-c", PYTHON], seconds=60.0) for words in (setup, [])]
+    bare = ["bash", "-c", 'exec "$@"', "bash"]
+    tries = [shell.call([*words, python, "-c", PYTHON], seconds=60.0) for words in (setup, bare)]
     failed = next((f"{python}: {each.words}" for each in tries if each.code != 0), None)
     text = failed or last_line(tries[0].output)
     yield CheckResult("python", "pass" if failed is None else "fail", text, remedy)
