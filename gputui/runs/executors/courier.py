@@ -209,18 +209,6 @@ class Courier(ABC):
         """The attempt's folder as its job sees it."""
         return str(self.far)
 
-    def lost_nodes(self) -> list[str]:
-        """The failed nodes of the run's earlier attempts, which the next one should avoid."""
-        lost: set[str] = set()
-        for path in self.folder.parent.glob("*/exit.json"):
-            record = far.read_record(path) or {}
-            if record.get("ended_by") == "node_fail":
-                placed = (far.read_record(path.with_name("placement.json")) or {}).get("nodes") or []
-                # Of several nodes, the failed one is known only if the target names it.
-                only_node = placed if len(placed) == 1 and "[" not in placed[0] else []
-                lost.update(record.get("lost_nodes") or only_node)
-        return sorted(lost)
-
     @property
     def poll_seconds(self) -> float:
         return float(self.target.get("poll", 2.0))

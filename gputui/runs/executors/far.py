@@ -14,8 +14,8 @@ far.pyz report FOLDER
     Print how the attempt in FOLDER is and how its files grew, as JSON; the request is JSON on standard input.
 far.pyz signal FOLDER NUMBER
     Signal the process that serves the attempt in FOLDER.
-far.pyz shim FOLDER, lead FOLDER, node FOLDER PORT
-    What serves the attempt: the shim, or the two parts of slurm/nodes.py.
+far.pyz shim FOLDER, node FOLDER PORT
+    What serves the attempt: the shim, or that of one of several nodes (slurm/nodes.py).
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ import time
 import zipfile
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gputui.runs.executors.slurm.nodes import Lead
 
 REQUEUE_SECONDS = 60.0
 CHUNK_BYTES = 1 << 20
@@ -376,7 +379,7 @@ class Body:
     def __init__(self, folder: Path, claim: str, requeue: list[str]) -> None:
         self.folder, self.claim, self.requeue = folder, claim, requeue
         self.is_warned = False
-        self.shim: subprocess.Popen[bytes] | None = None
+        self.shim: subprocess.Popen[bytes] | Lead | None = None
 
     def run(self) -> int:
         signal.signal(signal.SIGUSR1, self.warned)
@@ -401,9 +404,12 @@ class Body:
                 plan = resumed(plan, Course(self.folder, plan["course"]))
                 write_record(self.folder / "attempt.json", plan)
                 write_record(self.folder / RESUMED, {"path": plan["resume_from"]})
-        nodes = int((read_record(self.folder / "attempt.json") or {}).get("nodes") or 1)
-        verb = "shim" if nodes == 1 else "lead"
-        self.shim = subprocess.Popen(program(self.folder, verb, str(self.folder)), stdin=subprocess.DEVNULL)
+        if (read_record(self.folder / "attempt.json") or {}).get("nodes"):
+            from gputui.runs.executors.slurm.nodes import Lead
+
+            self.shim = Lead(self.folder)
+        else:
+            self.shim = subprocess.Popen(program(self.folder, "shim", str(self.folder)), stdin=subprocess.DEVNULL)
         self.shim.wait()
         ended = read_record(self.folder / "exit.json")
         if ended is None:
@@ -490,10 +496,10 @@ def main() -> int:
         from gputui.runs.shim import Shim
 
         return Shim(folder, []).run()
-    elif verb in ("lead", "node"):
-        from gputui.runs.executors.slurm import nodes
+    elif verb == "node":
+        from gputui.runs.executors.slurm.nodes import NodeShim
 
-        return nodes.Lead(folder).run() if verb == "lead" else nodes.NodeTask(folder, words[0]).run()
+        return NodeShim(folder, words[0]).run()
     else:
         raise SystemExit(f"{PROGRAM}: {verb}?")
     return 0

@@ -12,7 +12,6 @@ import pytest
 
 from gputui.profiles.targets import find_target
 from gputui.runs.executors.courier import CommandResult, TargetRefusalError, TargetShell
-from gputui.runs.executors.slurm.script import batch_script
 from gputui.runs.executors.slurm.slurm_courier import SlurmCourier
 from gputui.runs.executors.slurm.survey import judge_partitions, probe
 from gputui.runs.executors.slurm.survey import survey as slurm_survey
@@ -169,22 +168,6 @@ def test_the_trials_of_a_grid_are_jobs_beside_each_other(lab: Lab) -> None:
     found = lab.machine.json("study", "show")
     assert [one["state"] for one in found["trials"]] == ["complete"] * 2 and found["target"] == "lab"
     assert all(len(lab.submitted(run_id)) == 1 for run_id in runs)
-
-
-def test_nodes_that_failed_are_left_out_of_the_next_request(tmp_path: Path) -> None:
-    for number, ended_by in enumerate(["node_fail", None, "node_fail"], start=1):
-        folder = tmp_path / "attempts" / str(number)
-        folder.mkdir(parents=True)
-        (folder / "placement.json").write_text(json.dumps({"nodes": [f"n{number}"]}))
-        (folder / "exit.json").write_text(json.dumps({"ended_by": ended_by}))
-    folder = tmp_path / "attempts" / "4"
-    folder.mkdir()
-    target = {"kind": "slurm", "exclude": "bad"}
-    plan = {"target": target, "run_id": "a-1", "attempt": 4, "asks": {"gpus": 0}, "argv": ["python"]}
-    (folder / "attempt.json").write_text(json.dumps(plan))
-    lost = SlurmCourier(folder).lost_nodes()
-    assert lost == ["n1", "n3"]
-    assert "#SBATCH --exclude=bad,n1,n3\n" in batch_script(plan, "/far", token="T", lost=lost)
 
 
 @table("code, output, listed, expected", [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gputui.runs.executors.courier import python_of
@@ -30,11 +30,9 @@ def comment(token: str) -> str:
     return f"gputui:{token}"
 
 
-def batch_script(plan: Mapping[str, Any], folder: str, *, token: str, lost: Sequence[str] = ()) -> str:
-    """The script for an attempt's ``plan`` (attempt.json); ``folder`` is its folder on the target. Nodes in ``lost``,
-    which failed in earlier attempts, are excluded."""
-    target = dict(plan["target"])
-    target["exclude"] = ",".join([*([target["exclude"]] if target.get("exclude") else []), *lost])
+def batch_script(plan: Mapping[str, Any], folder: str, *, token: str) -> str:
+    """The script for an attempt's ``plan`` (attempt.json); ``folder`` is its folder on the target."""
+    target = plan["target"]
     lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in _options(plan, target, folder, token))]
     # The warning signal may come while these lines run. The program that serves the attempt handles it later.
     lines += ["trap '' USR1", *target.get("setup", ()), ""]

@@ -52,17 +52,14 @@ class SlurmJobs(Courier):
         return done
 
     def submit(self, token: str) -> str | None:
-        lost = self.lost_nodes()
-        # There may be no other nodes than those lost, and these may work again.
-        for excluded in (lost, []) if lost else ([],):
-            script = batch_script(self.plan, self.far_folder, token=token, lost=excluded)
-            (self.far / "job.sh").write_text(script, "utf-8")
-            done = self.call("sbatch", "--parsable", given=script, seconds=SUBMIT_SECONDS)
-            if done.code == 0:
-                return submitted(done.output)
-            # A site's own sbatch may fail after it has submitted the job.
-            if listed := self.jobs(token):
-                return listed[0].job
+        script = batch_script(self.plan, self.far_folder, token=token)
+        (self.far / "job.sh").write_text(script, "utf-8")
+        done = self.call("sbatch", "--parsable", given=script, seconds=SUBMIT_SECONDS)
+        if done.code == 0:
+            return submitted(done.output)
+        # A site's own sbatch may fail after it has submitted the job.
+        if listed := self.jobs(token):
+            return listed[0].job
         raise TargetRefusalError(f"sbatch refused the job: {done.words.removeprefix('sbatch: error: ')}")
 
     def jobs(self, token: str) -> list[JobStatus]:
