@@ -45,7 +45,7 @@ def fill(filler: Filler) -> None:
         )
     filler.study(trials=len(CORPUS))
     spec = json.loads(connection.execute("SELECT spec FROM studies").fetchone()[0])
-    spec["space"] = [{"name": text, "type": "choice", "values": [CORPUS[1], 2]} for text in CORPUS[:3]]
+    spec["space"] = [{"name": text, "kind": "choice", "choices": [CORPUS[1], 2]} for text in CORPUS[:3]]
     spec["objectives"][0]["metric"] = CORPUS[2]
     connection.execute(
         "UPDATE studies SET name = ?, profile = ?, reason = ?, spec = ?", (*CORPUS[:3], json.dumps(spec))
