@@ -20,17 +20,7 @@ from gputui.store import json_shapes
 from gputui.store.agent import RecordStatus, Retention, read_agent, record_status
 from gputui.store.hardware import read_gpus
 from gputui.ui.cli import service
-from gputui.ui.cli.context import (
-    EXIT_OK,
-    EXIT_REFUSED,
-    EXIT_UNREACHABLE,
-    Session,
-    fail,
-    json_option,
-    print_json,
-    print_table,
-    say,
-)
+from gputui.ui.cli.context import Exit, Session, fail, json_option, print_json, print_table, say
 
 
 @click.group("agent")
@@ -62,9 +52,9 @@ def stop(session: Session) -> None:
             session.workspace.agent_stopped.touch(PRIVATE_FILE_MODE)
         ended = stop_agent(session.workspace)
     except AgentUnreachableError as error:
-        fail(str(error), EXIT_UNREACHABLE)
+        fail(str(error), Exit.UNREACHABLE)
     except OSError as error:
-        fail(f"cannot write in {session.workspace.state}: {error.strerror}; the agent still runs", EXIT_UNREACHABLE)
+        fail(f"cannot write in {session.workspace.state}: {error.strerror}; the agent still runs", Exit.UNREACHABLE)
     say("agent stopped; runs continue" if ended else "no agent runs")
 
 
@@ -145,7 +135,7 @@ def orphans_(session: Session, kill: bool, as_json: bool) -> None:
     if left and not as_json:
         pids = ", ".join(str(identity.pid) for identity in left)
         say(f"not even SIGKILL ends {pids}; a hung driver is likely, and a reboot needed")
-    raise SystemExit(EXIT_REFUSED if left else EXIT_OK)
+    raise SystemExit(Exit.REFUSED if left else Exit.OK)
 
 
 def _shape(orphan: orphans.MarkedProcess) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from gputui.profiles.home_files import load_alerts
 from gputui.recovery.policies import NoticeTarget
 from gputui.recovery.watch import engine, overrides
 from gputui.recovery.watch.rules import RULES, Rule
-from gputui.ui.cli.context import EXIT_REFUSED, EXIT_RUN_FAILED, EXIT_USAGE, Session, fail, print_json, print_table, say
+from gputui.ui.cli.context import Exit, Session, fail, print_json, print_table, say
 from gputui.ui.cli.launch_spec import load_profile, refuse
 
 
@@ -24,7 +24,7 @@ def machine_overrides(session: Session) -> overrides.Overrides:
     try:
         return load_alerts(session.workspace.alerts)
     except ProfileError as error:
-        refuse(str(error).splitlines(), EXIT_USAGE)
+        refuse(str(error).splitlines(), Exit.USAGE)
 
 
 def show_rules(session: Session, profile: str | None, as_json: bool) -> None:
@@ -83,7 +83,7 @@ def send_test(session: Session, as_json: bool) -> None:
     """Send a message by every configured way."""
     delivery = machine_overrides(session).delivery
     if delivery is None or not (delivery.command or delivery.webhook):
-        fail(f"{shown_path(session.workspace.alerts)} names no command and no webhook under notify", EXIT_REFUSED)
+        fail(f"{shown_path(session.workspace.alerts)} names no command and no webhook under notify", Exit.REFUSED)
     message = {
         "text": f"gputui on {socket.gethostname()}: this is a test, all is well",
         "kind": "test",
@@ -104,4 +104,4 @@ def send_test(session: Session, as_json: bool) -> None:
     if as_json:
         print_json(results)
     if any(not result["sent"] for result in results):
-        sys.exit(EXIT_RUN_FAILED)
+        sys.exit(Exit.RUN_FAILED)

@@ -14,7 +14,7 @@ from gputui.store.agent import read_agent
 from gputui.store.alerts import AlertView
 from gputui.store.json_shapes import alert_shape
 from gputui.ui.cli.context import (
-    EXIT_USAGE,
+    Exit,
     JsonGroup,
     Session,
     fail,
@@ -38,7 +38,7 @@ def command(ctx: click.Context, with_cleared: bool, run: str | None, as_json: bo
     if ctx.invoked_subcommand is None:
         show(ctx.obj, as_json, with_cleared=with_cleared, run=run)
     elif with_cleared or run is not None:
-        fail("--all and --run go with gputui alerts alone, or with gputui alerts list", EXIT_USAGE)
+        fail("--all and --run go with gputui alerts alone, or with gputui alerts list", Exit.USAGE)
 
 
 @command.command("list")
@@ -107,7 +107,7 @@ def state_words(alert: AlertView, now: float) -> str:
 def acknowledge(session: Session, ids: tuple[int, ...], everything: bool, as_json: bool) -> None:
     """Note that somebody has seen alerts, by their numbers."""
     if bool(ids) == everything:
-        fail("name alerts by their numbers (gputui alerts lists them), or give --all", EXIT_USAGE)
+        fail("name alerts by their numbers (gputui alerts lists them), or give --all", Exit.USAGE)
     answer = session.command("alert_ack", None, ids=None if everything else list(ids))
     print_result(answer, str(answer.get("text") or "done"), as_json)
 
@@ -128,7 +128,7 @@ def silence(session: Session, what: str, how_long: str, as_json: bool) -> None:
 
     seconds = 0.0 if how_long == "0" else parse_seconds(how_long)
     if seconds is None:
-        fail(f"--for {how_long}: expected a time such as 30min, 2h or 1d, of at most 30 days", EXIT_USAGE)
+        fail(f"--for {how_long}: expected a time such as 30min, 2h or 1d, of at most 30 days", Exit.USAGE)
     target = {"id": int(what)} if what.isdecimal() else {"rule": what}
     answer = session.command("alert_silence", None, seconds=seconds, **target)
     print_result(answer, str(answer.get("text") or "done"), as_json)

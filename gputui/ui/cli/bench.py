@@ -11,18 +11,7 @@ import click
 from msgspec.structs import replace
 
 from gputui.core import units
-from gputui.ui.cli.context import (
-    EXIT_OK,
-    EXIT_REFUSED,
-    EXIT_RUN_FAILED,
-    EXIT_USAGE,
-    Session,
-    fail,
-    json_option,
-    print_json,
-    print_table,
-    say,
-)
+from gputui.ui.cli.context import Exit, Session, fail, json_option, print_json, print_table, say
 
 if TYPE_CHECKING:
     from gputui.reports.summary.facts import RunFacts
@@ -51,7 +40,7 @@ def scaling(
     batch size is that of each rank, so that more ranks do more work in a step.
     """
     if (gpus is None) == (processes is None):
-        fail("say --gpus 1,2,4, or --processes 1,2 on the CPU", EXIT_USAGE)
+        fail("say --gpus 1,2,4, or --processes 1,2 on the CPU", Exit.USAGE)
     option = "--gpus" if gpus is not None else "--processes"
     counts = _counts(option, gpus or processes or "")
     specs = _specs(session, profile, changes, counts, on_gpus=gpus is not None)
@@ -75,7 +64,7 @@ def _counts(option: str, text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
     counts = sorted({int(part) for part in parts if part.isascii() and part.isdigit() and 0 < int(part) <= 1024})
     if len(counts) < 2 or len(counts) != len(parts):
-        fail(f"{option}: expected at least two different numbers, such as 1,2,4", EXIT_USAGE)
+        fail(f"{option}: expected at least two different numbers, such as 1,2,4", Exit.USAGE)
     return counts
 
 
@@ -92,13 +81,13 @@ def _specs(session: Session, name: str, changes: tuple[str, ...], counts: list[i
         if len(gpus) < counts[-1]:
             seen = f"this machine shows {len(gpus)} GPU{'' if len(gpus) == 1 else 's'}" if gpus else problem
             hint = "" if gpus else f"; gputui bench scaling {name} --processes 1,2 compares processes on the CPU"
-            fail(f"--gpus {counts[-1]}: {seen or 'no GPU is visible on this machine'}{hint}", EXIT_REFUSED)
+            fail(f"--gpus {counts[-1]}: {seen or 'no GPU is visible on this machine'}{hint}", Exit.REFUSED)
     chosen = launch_spec.load_profile(session, name)
     situation = launch_spec.gpu_situation(session)
     specs = [launch_spec.resolve_spec(chosen, changes, str(count) if on_gpus else "0", situation) for count in counts]
     if not LAUNCHERS[specs[0].launcher].starts_ranks:
         text = f"{specs[0].name} starts one process only (launcher: {specs[0].launcher}); there is nothing to compare"
-        fail(text, EXIT_USAGE)
+        fail(text, Exit.USAGE)
     return specs if on_gpus else [replace(spec, nproc=count) for spec, count in zip(specs, counts, strict=True)]
 
 
@@ -112,8 +101,8 @@ def _measure(session: Session, spec: RunSpec, count: int, what: str, *, quiet: b
     run_id = submit(session, spec, f"{spec.name}-x{count}")
     if not quiet:
         say(f"{run_id}: {count} {what}" if count > 1 else f"{run_id}: 1 {'GPU' if what == 'GPUs' else 'process'}")
-    if wait_until_over(session, run_id, as_json=False, is_quiet=quiet) != EXIT_OK:
-        fail(f"{run_id} did not succeed; gputui explain {run_id} says why", EXIT_RUN_FAILED)
+    if wait_until_over(session, run_id, as_json=False, is_quiet=quiet) != Exit.OK:
+        fail(f"{run_id} did not succeed; gputui explain {run_id} says why", Exit.RUN_FAILED)
     with closing(session.reader()) as connection:
         return read_facts(connection, find_run(connection, run_id), time.time())
 

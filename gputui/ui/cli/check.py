@@ -13,7 +13,7 @@ from gputui.core.redaction import Redactor
 from gputui.runs.checks import CheckResult
 from gputui.runs.redaction import redact_launch, secrets_of
 from gputui.runs.spec import RunSpec
-from gputui.ui.cli.context import EXIT_REFUSED, EXIT_USAGE, Session, print_json, say
+from gputui.ui.cli.context import Exit, Session, print_json, say
 
 if TYPE_CHECKING:
     from gputui.profiles.gpu_checks import GpuSituation
@@ -66,7 +66,7 @@ def command(
         gpu_words = [] if gpus is None else ["--gpus", gpus]
         say(verdict(results, shlex.join(["gputui", "run", profile, *set_words, *gpu_words])))
     if any(result.status == "fail" for result in results):
-        raise SystemExit(EXIT_REFUSED if missing else EXIT_USAGE)
+        raise SystemExit(Exit.REFUSED if missing else Exit.USAGE)
 
 
 def result_line(result: CheckResult) -> str:

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from enum import IntEnum
 from typing import Any, NoReturn
 
 import click
@@ -24,12 +25,16 @@ from gputui.store import commands
 from gputui.store.database import StoreError, StoreMissingError, is_locked, open_commander, open_reader
 from gputui.store.runs import Run, RunLookupError, find_run, read_runs
 
-EXIT_OK = 0
-EXIT_RUN_FAILED = 1
-EXIT_USAGE = 2
-EXIT_REFUSED = 3
-EXIT_UNREACHABLE = 4
-EXIT_INTERRUPTED = 130
+
+class Exit(IntEnum):
+    """The exit codes of every command."""
+
+    OK = 0
+    RUN_FAILED = 1
+    USAGE = 2
+    REFUSED = 3
+    UNREACHABLE = 4
+    INTERRUPTED = 130
 
 
 def report_progress(doing: str) -> None:
@@ -63,9 +68,9 @@ class Session(Struct, frozen=True):
         try:
             return open_reader(self.workspace.database)
         except StoreMissingError as error:
-            fail(str(error), EXIT_REFUSED)
+            fail(str(error), Exit.REFUSED)
         except StoreError as error:
-            fail(str(error), EXIT_UNREACHABLE)
+            fail(str(error), Exit.UNREACHABLE)
 
     def reader_or_none(self) -> sqlite3.Connection | None:
         """As `reader`, but None if nothing has been recorded yet."""
@@ -81,7 +86,7 @@ class Session(Struct, frozen=True):
         try:
             ensure_agent(self.workspace, report=report_progress)
         except AgentUnreachableError as error:
-            fail(str(error), EXIT_UNREACHABLE)
+            fail(str(error), Exit.UNREACHABLE)
 
     def command(self, verb: str, run_id: str | None, *, meanwhile: str = "", **args: Any) -> dict[str, Any]:
         """Send a command to the agent and wait for the answer; ends the command if it is refused.
@@ -102,19 +107,19 @@ class Session(Struct, frozen=True):
         except (OSError, sqlite3.Error) as error:
             words = error.strerror if isinstance(error, OSError) else str(error)
             if isinstance(error, OSError) and error.errno == errno.E2BIG:
-                fail(str(words), EXIT_REFUSED)
+                fail(str(words), Exit.REFUSED)
             remedy = (
                 "another program holds it, try again"
                 if is_locked(error)
                 else "free some disk space or check permissions" + (f"; {meanwhile}" if meanwhile else "")
             )
-            fail(f"cannot write {self.workspace.state}: {words}; {remedy}", EXIT_REFUSED)
+            fail(f"cannot write {self.workspace.state}: {words}; {remedy}", Exit.REFUSED)
 
     def commander(self) -> sqlite3.Connection:
         try:
             return open_commander(self.workspace.database)
         except StoreError as error:
-            fail(str(error), EXIT_UNREACHABLE)
+            fail(str(error), Exit.UNREACHABLE)
 
     def wait(
         self, connection: sqlite3.Connection, command_id: int, seconds: float = commands.ANSWER_SECONDS
@@ -124,14 +129,14 @@ class Session(Struct, frozen=True):
         except commands.NotWithdrawnError as error:
             remedy = "it may still be carried out; see gputui ps"
             fail(
-                f"the agent does not answer, and the command cannot be taken back ({error}): {remedy}", EXIT_UNREACHABLE
+                f"the agent does not answer, and the command cannot be taken back ({error}): {remedy}", Exit.UNREACHABLE
             )
         if answer is None:
             if (stopped := stopped_agent(self.workspace)) is not None:
-                fail(str(stopped), EXIT_UNREACHABLE)
-            fail(f"the agent does not answer; its log is {self.workspace.agent_log}", EXIT_UNREACHABLE)
+                fail(str(stopped), Exit.UNREACHABLE)
+            fail(f"the agent does not answer; its log is {self.workspace.agent_log}", Exit.UNREACHABLE)
         if answer.state == "refused":
-            fail(answer.reason or "refused", EXIT_REFUSED)
+            fail(answer.reason or "refused", Exit.REFUSED)
         return answer.result or {}
 
     def _is_in_vain(self) -> bool:
@@ -153,13 +158,13 @@ class Session(Struct, frozen=True):
             if not newest:
                 fail(
                     f"no run yet in {self.workspace.state}; gputui profile list shows what can run",
-                    EXIT_REFUSED,
+                    Exit.REFUSED,
                 )
             return newest[0]
         try:
             return find_run(connection, wanted, only=only)
         except RunLookupError as error:
-            fail(str(error), EXIT_REFUSED)
+            fail(str(error), Exit.REFUSED)
 
 
 def actor() -> str:
@@ -183,7 +188,7 @@ def typed_moment(text: str) -> float:
     try:
         return parse_moment(text, time.time())
     except TypedTimeError as error:
-        fail(f"--at: {error}", EXIT_USAGE)
+        fail(f"--at: {error}", Exit.USAGE)
 
 
 def print_json(value: Any) -> None:

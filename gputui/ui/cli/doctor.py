@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gputui.ui.cli.context import EXIT_REFUSED, EXIT_RUN_FAILED, Session, fail, print_json, say
+from gputui.ui.cli.context import Exit, Session, fail, print_json, say
 
 if TYPE_CHECKING:
     from gputui.profiles.doctor.examine import Interpreter
@@ -49,7 +49,7 @@ def command(session: Session, profile: str | None, as_json: bool, bandwidth: boo
     if bundle is not None:
         _write(session, bundle, results)
     if any(result.status == "fail" for result in results):
-        raise SystemExit(EXIT_RUN_FAILED)
+        raise SystemExit(Exit.RUN_FAILED)
 
 
 def report(results: list[CheckResult]) -> list[str]:
@@ -72,9 +72,9 @@ def _write(session: Session, path: Path, results: list[CheckResult]) -> None:
     try:
         names = write_bundle(path, session.workspace, results, os.environ, time.time())
     except FileExistsError:
-        fail(f"{path} exists already; choose another name", EXIT_REFUSED)
+        fail(f"{path} exists already; choose another name", Exit.REFUSED)
     except OSError as error:
-        fail(f"cannot write {path}: {error.strerror}; choose another place", EXIT_REFUSED)
+        fail(f"cannot write {path}: {error.strerror}; choose another place", Exit.REFUSED)
     click.echo(f"wrote {path} ({', '.join(names)}); secrets are redacted, look through it before you send it", err=True)
 
 

@@ -21,7 +21,7 @@ from gputui.store.metrics.intake import intake_words
 from gputui.store.metrics.step_times import StepTimes
 from gputui.store.run_history import read_decisions, read_incidents, read_transitions
 from gputui.store.runs import Run
-from gputui.ui.cli.context import EXIT_REFUSED, Session, fail, say
+from gputui.ui.cli.context import Exit, Session, fail, say
 from gputui.ui.tui.layout.words import dated_clock
 
 WIDTH = 100
@@ -42,7 +42,7 @@ def command(session: Session, run: str | None, evidence: bool) -> None:
         kept = evidence_folders(session.workspace.run_dir(view.run_id))
         if evidence:
             if not kept:
-                fail(f"no evidence is kept of {view.run_id}; it met no incident, or its folder is gone", EXIT_REFUSED)
+                fail(f"no evidence is kept of {view.run_id}; it met no incident, or its folder is gone", Exit.REFUSED)
             for folder in kept:
                 say(str(folder))
             return

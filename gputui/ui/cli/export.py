@@ -13,7 +13,7 @@ from gputui.core.yaml_forms.problems import did_you_mean
 from gputui.reports.export.formats import FORMATS, Format, absolute_target
 from gputui.store.metrics import queries
 from gputui.store.runs import Run
-from gputui.ui.cli.context import EXIT_INTERRUPTED, EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE, Session, fail, say
+from gputui.ui.cli.context import Exit, Session, fail, say
 
 
 @click.command("export")
@@ -33,7 +33,7 @@ def command(
     A profile's key sinks does the same for each of its runs while it lives.
     """
     if follow and force:
-        fail("--force replaces and --follow continues; give one of them", EXIT_USAGE)
+        fail("--force replaces and --follow continues; give one of them", Exit.USAGE)
     with closing(session.reader()) as connection:
         view = session.find_run(connection, run)
         where = out or _default_target(name, view.run_id)
@@ -60,19 +60,19 @@ def _once(
 
     known = queries.metric_names(connection, view.run_id)
     if not known:
-        fail(f"{view.run_id} has measured nothing yet; --follow waits for it", EXIT_REFUSED)
+        fail(f"{view.run_id} has measured nothing yet; --follow waits for it", Exit.REFUSED)
     for wanted in names:
         if wanted not in known:
             hint = did_you_mean(wanted, known) or f"it has {', '.join(known)}"
-            fail(f"{view.run_id} has no metric {wanted!r}; {hint}", EXIT_REFUSED)
+            fail(f"{view.run_id} has no metric {wanted!r}; {hint}", Exit.REFUSED)
     try:
         subject = read_subject(connection, view.run_id, name, target, names)
         return export(subject, name, target, replaces=force)
     except TargetTakenError as error:
         verb = "writes it once more" if FORMATS[name].is_address else "replaces it"
-        fail(f"{error}; --force {verb}", EXIT_REFUSED)
+        fail(f"{error}; --force {verb}", Exit.REFUSED)
     except ExportError as error:
-        fail(str(error), EXIT_REFUSED)
+        fail(str(error), Exit.REFUSED)
 
 
 def _follow(session: Session, view: Run, names: tuple[str, ...], name: Format, target: str) -> int:
@@ -87,13 +87,13 @@ def _follow(session: Session, view: Run, names: tuple[str, ...], name: Format, t
     try:
         return Follower(session.workspace, view.run_id, name, target, names).run()
     except HeldElsewhereError:
-        fail(f"another process follows {view.run_id} to {shown} already", EXIT_REFUSED)
+        fail(f"another process follows {view.run_id} to {shown} already", Exit.REFUSED)
     except ExportError as error:
-        fail(str(error), EXIT_REFUSED)
+        fail(str(error), Exit.REFUSED)
     except OSError as error:
-        fail(f"cannot write {error.filename or shown}: {error.strerror or error}", EXIT_REFUSED)
+        fail(f"cannot write {error.filename or shown}: {error.strerror or error}", Exit.REFUSED)
     except (StoreError, sqlite3.Error) as error:
-        fail(str(error), EXIT_UNREACHABLE)
+        fail(str(error), Exit.UNREACHABLE)
     except KeyboardInterrupt:
         say(f"{view.run_id} continues; the same command resumes the export")
-        raise SystemExit(EXIT_INTERRUPTED) from None
+        raise SystemExit(Exit.INTERRUPTED) from None

@@ -15,7 +15,7 @@ from gputui.store.agent import AgentView, read_agent
 from gputui.store.hardware import GpuView, Quarantined, quarantined, read_gpus, xid_counts
 from gputui.store.metrics import queries
 from gputui.store.runs import find_run
-from gputui.ui.cli.context import EXIT_USAGE, Session, fail, json_option, print_json, print_table, say
+from gputui.ui.cli.context import Exit, Session, fail, json_option, print_json, print_table, say
 from gputui.ui.tui.layout.gpu_words import is_free
 
 FIRST_SAMPLE_SECONDS = 10.0
@@ -36,7 +36,7 @@ def command(session: Session, as_json: bool, clear: str | None, recommend: int |
     In a script: CUDA_VISIBLE_DEVICES=$(gputui gpus --recommend 2 --memory 16GiB) python train.py
     """
     if memory is not None and recommend is None:
-        fail("--memory goes with --recommend", EXIT_USAGE)
+        fail("--memory goes with --recommend", Exit.USAGE)
     session.need_agent()
     connection = session.reader()
     gpus, problem = wait_for_gpus(connection)

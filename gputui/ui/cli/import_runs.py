@@ -10,7 +10,7 @@ import click
 from gputui.metrics.trackers import TrackedRun, tracked_runs
 from gputui.runs.repository import fitting_name
 from gputui.runs.spec import MetricsSpec, RunSpec
-from gputui.ui.cli.context import EXIT_USAGE, Session, fail, json_option, print_json, say
+from gputui.ui.cli.context import Exit, Session, fail, json_option, print_json, say
 from gputui.ui.cli.run import submit
 
 MAX_RUNS = 50
@@ -28,9 +28,9 @@ def command(session: Session, folder: Path, name: str | None, as_json: bool) -> 
     """
     found = tracked_runs(folder.absolute())
     if not found:
-        fail(f"{folder} holds no events.out.tfevents.* and no run-*.wandb file", EXIT_USAGE)
+        fail(f"{folder} holds no events.out.tfevents.* and no run-*.wandb file", Exit.USAGE)
     if len(found) > MAX_RUNS:
-        fail(f"{folder} holds {len(found)} runs; import at most {MAX_RUNS} at once", EXIT_USAGE)
+        fail(f"{folder} holds {len(found)} runs; import at most {MAX_RUNS} at once", Exit.USAGE)
     session.need_agent()
     ids = [submit(session, copy_spec(each), name or each.name) for each in found]
     if as_json:

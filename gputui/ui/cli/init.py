@@ -12,7 +12,7 @@ from gputui.profiles.init.presets import PRESETS
 from gputui.profiles.init.script_survey import SurveyError
 from gputui.profiles.init.typed_command import DraftError
 from gputui.profiles.loading import read_profile
-from gputui.ui.cli.context import EXIT_REFUSED, EXIT_USAGE, fail, say
+from gputui.ui.cli.context import Exit, fail, say
 
 
 @click.command("init", context_settings={"ignore_unknown_options": True})
@@ -24,26 +24,26 @@ def command(words: tuple[str, ...], preset: str | None, out: Path | None) -> Non
     here = Path.cwd()
     folder = here if out is None else (here / out).parent
     if folder.resolve() != here.resolve():
-        fail("--out names a file in this folder: relative paths of the profile begin where it lies", EXIT_USAGE)
+        fail("--out names a file in this folder: relative paths of the profile begin where it lies", Exit.USAGE)
     # Without asking the driver.
     gpus = len([path for path in Path("/dev").glob("nvidia[0-9]*") if path.name[6:].isdigit()])
     try:
         made = draft(words, here, preset=None if preset is None else PRESETS[preset], gpus=gpus)
     except (DraftError, SurveyError) as error:
-        fail(str(error), EXIT_USAGE)
+        fail(str(error), Exit.USAGE)
     path = here / (out or f"{made.name}.yaml")
     try:
         read_profile(made.text, path)
     except ProfileError as error:
         fail(
-            f"no valid profile could be drafted: {error.problems[0]}; write one by hand (docs/profiles.md)", EXIT_USAGE
+            f"no valid profile could be drafted: {error.problems[0]}; write one by hand (docs/profiles.md)", Exit.USAGE
         )
     try:
         _write_new(path, made.text)
     except FileExistsError:
-        fail(f"{shown_path(path)} is there already; choose another with --out, or remove it", EXIT_REFUSED)
+        fail(f"{shown_path(path)} is there already; choose another with --out, or remove it", Exit.REFUSED)
     except OSError as error:
-        fail(f"{shown_path(path)} cannot be written: {error.strerror}", EXIT_REFUSED)
+        fail(f"{shown_path(path)} cannot be written: {error.strerror}", Exit.REFUSED)
     for line in made.found:
         say(f"✓ {line}")
     for line in made.guesses:

@@ -13,16 +13,16 @@ import click
 from gputui.core.config import Workspace
 from gputui.runs.agent_process import AgentUnreachableError
 from gputui.store.database import StoreError
-from gputui.ui.cli.context import EXIT_UNREACHABLE, EXIT_USAGE, Session, fail, typed_moment
+from gputui.ui.cli.context import Exit, Session, fail, typed_moment
 
 
 def open_screen(session: Session, *, demo: bool, readonly: bool, at: str | None = None) -> int:
     """Open the screen, at the present or at the moment ``at``. Needs a terminal."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        fail("the screen needs a terminal; gputui --once and gputui --record work without one", EXIT_USAGE)
+        fail("the screen needs a terminal; gputui --once and gputui --record work without one", Exit.USAGE)
     if not sys.stderr.isatty():
         # Textual draws on the standard error output.
-        fail("the screen is drawn on the standard error output; leave it to the terminal (no 2>FILE)", EXIT_USAGE)
+        fail("the screen is drawn on the standard error output; leave it to the terminal (no 2>FILE)", Exit.USAGE)
     if demo:
         return open_demo(readonly=readonly, settings=session.workspace.settings, at=at)
     moment_at = None if at is None else typed_moment(at)
@@ -33,7 +33,7 @@ def show(workspace: Workspace, *, readonly: bool, demo: bool, moment_at: float |
     try:
         workspace.create()
     except OSError as error:
-        fail(f"cannot use {workspace.state}: {error.strerror}; choose another --home", EXIT_UNREACHABLE)
+        fail(f"cannot use {workspace.state}: {error.strerror}; choose another --home", Exit.UNREACHABLE)
     # Imported modules are no garbage; collecting now would only delay the first frame.
     gc.disable()
     from gputui.ui.tui.data.feed import Feed
@@ -63,4 +63,4 @@ def open_demo(*, readonly: bool, settings: Path, at: str | None) -> int:
             moment_at = None if at is None else typed_moment(at)
             return show(workspace, readonly=readonly, demo=True, moment_at=moment_at)
     except (StoreError, AgentUnreachableError, OSError) as error:
-        fail(f"the demo cannot start: {error}", EXIT_UNREACHABLE)
+        fail(f"the demo cannot start: {error}", Exit.UNREACHABLE)

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from gputui.runs.labels import LabelError, checked_note, checked_tag
-from gputui.ui.cli.context import EXIT_USAGE, Session, fail, json_option, print_result
+from gputui.ui.cli.context import Exit, Session, fail, json_option, print_result
 
 
 @click.command("label")
@@ -37,7 +37,7 @@ def command(
             "note": None if note is None else checked_note(note),
         }
     except LabelError as error:
-        fail(str(error), EXIT_USAGE)
+        fail(str(error), Exit.USAGE)
     changes = {key: value for key, value in given.items() if value is not None}
     with closing(session.reader()) as connection:
         view = session.find_run(connection, run, only=True)

@@ -25,7 +25,7 @@ from gputui.store.agent import read_agent
 from gputui.store.database import StoreError, open_reader
 from gputui.store.gpu_use import PastPeak, past_peaks
 from gputui.store.hardware import quarantined, read_gpus
-from gputui.ui.cli.context import EXIT_REFUSED, EXIT_USAGE, Session
+from gputui.ui.cli.context import Exit, Session
 
 
 def load_profile(session: Session, wanted: str) -> Profile:
@@ -33,7 +33,7 @@ def load_profile(session: Session, wanted: str) -> Profile:
     try:
         return load(find(wanted, session.workspace, Path.cwd()))
     except (ProfileNotFoundError, ProfileError) as error:
-        refuse(str(error).splitlines(), EXIT_USAGE)
+        refuse(str(error).splitlines(), Exit.USAGE)
 
 
 def resolve_spec(
@@ -49,9 +49,9 @@ def resolve_spec(
         given = split_assignments(changes)
         return resolve(profile, overrides=given, gpus_override=gpus, inventory=inventory, target=target)
     except ParameterError as error:
-        refuse(list(error.problems), EXIT_USAGE)
+        refuse(list(error.problems), Exit.USAGE)
     except ResolveError as error:
-        refuse(list(error.problems), EXIT_REFUSED if error.is_refusal else EXIT_USAGE)
+        refuse(list(error.problems), Exit.REFUSED if error.is_refusal else Exit.USAGE)
 
 
 def resolve_on_target(
@@ -73,7 +73,7 @@ def target_of(session: Session, profile: Profile, name: str, job: Mapping[str, s
     try:
         return with_job_options(find_target(name, profile.form.targets, session.workspace), job or {})
     except (TargetNotFoundError, TargetOptionError, ProfileError) as error:
-        refuse(str(error).splitlines(), EXIT_USAGE)
+        refuse(str(error).splitlines(), Exit.USAGE)
 
 
 def resolve_without_gpus(
@@ -86,10 +86,10 @@ def resolve_without_gpus(
         return resolve(profile, overrides=split_assignments(changes), gpus_override=gpus, inventory=inventory), []
     except ResolveError as error:
         if not error.is_refusal:
-            refuse(list(error.problems), EXIT_USAGE)
+            refuse(list(error.problems), Exit.USAGE)
         return resolve_spec(profile, changes, gpus, None), list(error.problems)
     except ParameterError as error:
-        refuse(list(error.problems), EXIT_USAGE)
+        refuse(list(error.problems), Exit.USAGE)
 
 
 def gpu_situation(session: Session) -> GpuSituation | None:
@@ -115,7 +115,7 @@ def refuse_failed(results: Iterable[CheckResult]) -> None:
     """End the command if a check failed, with one line per failure."""
     failed = [f"{result.name}: {result.detail}; {result.remedy}" for result in results if result.status == "fail"]
     if failed:
-        refuse(failed, EXIT_REFUSED)
+        refuse(failed, Exit.REFUSED)
 
 
 def refuse(problems: list[str], code: int) -> NoReturn:

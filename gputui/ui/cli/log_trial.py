@@ -13,7 +13,7 @@ from gputui.metrics.draw.glyphs import sparkline
 from gputui.metrics.formats import Reading, line_format
 from gputui.metrics.log_trial import Trial, try_log
 from gputui.profiles.loading import Profile
-from gputui.ui.cli.context import EXIT_USAGE, fail, print_json, print_table, say
+from gputui.ui.cli.context import Exit, fail, print_json, print_table, say
 
 MAX_BYTES = 64 << 20
 PLOT_HEIGHT = 12
@@ -22,7 +22,7 @@ SPARK_WIDTH = 24
 
 def show_trial(profile: Profile, log: Path, *, as_json: bool) -> None:
     """Parse the log with the patterns of the profile, or as CSV or JSON lines, and print what would
-    be drawn. Ends the command with EXIT_USAGE if nothing would."""
+    be drawn. Ends the command with Exit.USAGE if nothing would."""
     sources = [source for source in profile.form.metrics if source.is_printed or source.source in ("csv", "jsonl")]
     source = next((source for source in sources if source.is_printed), sources[0] if sources else None)
     if source is None:
@@ -31,7 +31,7 @@ def show_trial(profile: Profile, log: Path, *, as_json: bool) -> None:
         fail(
             f"{profile.name} {state}; to have lines of a log read, write in it, with the words of such a line: "
             r"metrics: {source: output, patterns: ['step (?P<step>\d+) loss (?P<loss>\S+)']}",
-            EXIT_USAGE,
+            Exit.USAGE,
         )
     patterns = tuple(source.patterns or ())
     kind = "stdout" if source.is_printed else source.source
@@ -43,7 +43,7 @@ def show_trial(profile: Profile, log: Path, *, as_json: bool) -> None:
     else:
         _print(trial, log)
     if not trial.points:
-        raise SystemExit(EXIT_USAGE)
+        raise SystemExit(Exit.USAGE)
 
 
 def _print(trial: Trial, log: Path) -> None:

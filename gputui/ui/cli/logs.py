@@ -15,7 +15,7 @@ from gputui.runs.log_lines import stop_report
 from gputui.runs.logs import RankLog, read_window, shown_logs, tail_text
 from gputui.store.attempts import get_attempt
 from gputui.store.runs import find_run
-from gputui.ui.cli.context import EXIT_REFUSED, Session, fail
+from gputui.ui.cli.context import Exit, Session, fail
 
 TAIL_BYTES = 256 << 10
 WINDOW_BYTES = 256 << 10
@@ -38,12 +38,12 @@ def command(session: Session, run: str | None, follow: bool, rank: int | None, a
         view = session.find_run(connection, run)
         number = attempt or view.attempt
         if number < 1:
-            fail(f"{view.run_id} has not started yet ({view.waiting_for or view.state})", EXIT_REFUSED)
+            fail(f"{view.run_id} has not started yet ({view.waiting_for or view.state})", Exit.REFUSED)
         attempts = session.workspace.run_dir(view.run_id) / "attempts"
         files = chosen(attempts / str(number), rank)
         if not files and not follow:
             where = f"attempt {number}" + ("" if rank is None else f", rank {rank}")
-            fail(f"{view.run_id} has no output of {where} in {attempts / str(number)}", EXIT_REFUSED)
+            fail(f"{view.run_id} has no output of {where} in {attempts / str(number)}", Exit.REFUSED)
         positions: dict[Path, int] = {}
         for log in files:
             positions[log.path] = log.path.stat().st_size

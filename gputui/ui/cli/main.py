@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from gputui.core.config import locate, own_checkout
-from gputui.ui.cli.context import EXIT_INTERRUPTED, EXIT_UNREACHABLE, EXIT_USAGE, Session, fail
+from gputui.ui.cli.context import Exit, Session, fail
 from gputui.version import VERSION
 
 # section of the list of commands → command → (module, or module:function if that is not `command`; its line there)
@@ -143,15 +143,15 @@ def command(
     given = {"duration": duration, "prometheus": prometheus, "output": output, "rotate": rotate}
     for name, value in given.items():
         if value is not None:
-            fail(f"--{name} goes with --record", EXIT_USAGE)
+            fail(f"--{name} goes with --record", Exit.USAGE)
     if once:
         if demo:
-            fail("--once and --demo do not go together: the demo needs a terminal", EXIT_USAGE)
+            fail("--once and --demo do not go together: the demo needs a terminal", Exit.USAGE)
         from gputui.ui.cli.once import once as print_once
 
         sys.exit(print_once(ctx.obj, at=at, as_json=as_json, readonly=readonly))
     if as_json:
-        fail("--json goes with --record and --once", EXIT_USAGE)
+        fail("--json goes with --record and --once", Exit.USAGE)
     from gputui.ui.cli.interactive import open_screen
 
     sys.exit(open_screen(ctx.obj, demo=demo, readonly=readonly, at=at))
@@ -163,14 +163,14 @@ def entry() -> None:
         command(standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message())
-        sys.exit(EXIT_USAGE)
+        sys.exit(Exit.USAGE)
     except click.UsageError as error:
         path = "gputui" if error.ctx is None else error.ctx.command_path
-        fail(f"{error.format_message()} (see {path} --help)", EXIT_USAGE)
+        fail(f"{error.format_message()} (see {path} --help)", Exit.USAGE)
     except click.ClickException as error:
-        fail(error.format_message(), EXIT_USAGE)
+        fail(error.format_message(), Exit.USAGE)
     except (KeyboardInterrupt, click.Abort):
-        sys.exit(EXIT_INTERRUPTED)
+        sys.exit(Exit.INTERRUPTED)
     except BrokenPipeError:
         # The reader is gone, and the interpreter must not write to it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -178,7 +178,7 @@ def entry() -> None:
     except (OSError, sqlite3.Error) as error:
         fail(
             f"{error}; the state is in {locate(None, checkout=own_checkout()).state} unless --home says otherwise",
-            EXIT_UNREACHABLE,
+            Exit.UNREACHABLE,
         )
 
 

@@ -20,7 +20,7 @@ from gputui.runs.spec import known_spec
 from gputui.store.metrics import intake, queries
 from gputui.store.metrics.intake import intake_words
 from gputui.store.runs import Run
-from gputui.ui.cli.context import EXIT_REFUSED, EXIT_USAGE, Session, fail, print_json_list, print_table, say
+from gputui.ui.cli.context import Exit, Session, fail, print_json_list, print_table, say
 from gputui.ui.tui.layout.panels import by_interest
 
 PLOT_HEIGHT = 20
@@ -57,11 +57,11 @@ def command(
         view = session.find_run(connection, run)
         known = by_interest(queries.metric_names(connection, view.run_id))
         if names and not known and not as_json:
-            fail(_none_words(connection, view), EXIT_REFUSED)
+            fail(_none_words(connection, view), Exit.REFUSED)
         for name in names:
             if name not in known:
                 hint = did_you_mean(name, known) or f"it has {', '.join(known) or 'none yet'}"
-                fail(f"{view.run_id} has no metric {name!r}; {hint}", EXIT_REFUSED)
+                fail(f"{view.run_id} has no metric {name!r}; {hint}", Exit.REFUSED)
         if as_json:
             print_json_list(queries.points_json(connection, view.run_id, names or known))
             return
@@ -109,9 +109,9 @@ def write_file(file: Path, data: ChartData, title: str, *, log_y: bool) -> None:
     try:
         content = files.export(files.kind_of(file.name), drawing(data, title, is_log=log_y))
     except files.ChartExportError as error:
-        fail(str(error), EXIT_USAGE)
+        fail(str(error), Exit.USAGE)
     try:
         file.write_bytes(content)
     except OSError as error:
-        fail(f"{file} cannot be written: {error.strerror}", EXIT_REFUSED)
+        fail(f"{file} cannot be written: {error.strerror}", Exit.REFUSED)
     say(f"wrote {file}")

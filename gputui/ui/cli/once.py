@@ -19,7 +19,7 @@ from gputui.metrics.draw.glyphs import characters_for
 from gputui.runs.agent_process import AgentStoppedError, AgentUnreachableError, ensure_agent, read_identity
 from gputui.store.agent import read_agent
 from gputui.store.hardware import read_gpus, read_host
-from gputui.ui.cli.context import EXIT_OK, EXIT_UNREACHABLE, Session, fail, print_json, report_progress, typed_moment
+from gputui.ui.cli.context import Exit, Session, fail, print_json, report_progress, typed_moment
 from gputui.ui.cli.gpus import FIRST_SAMPLE_SECONDS, has_samples
 from gputui.ui.tui.data.reader import SnapshotReader
 from gputui.ui.tui.data.snapshot import Interest, Moment, Snapshot
@@ -50,7 +50,7 @@ def once(session: Session, *, at: str | None, as_json: bool, readonly: bool) -> 
             notice = error.sentence
         except AgentUnreachableError as error:
             if not session.workspace.database.exists():
-                fail(str(error), EXIT_UNREACHABLE)
+                fail(str(error), Exit.UNREACHABLE)
             notice = f"The agent does not start: {str(error).rstrip('.')}."
     with closing(session.reader()) as connection:
         if moment is None and notice is None and not readonly:
@@ -67,7 +67,7 @@ def once(session: Session, *, at: str | None, as_json: bool, readonly: bool) -> 
         coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
         characters = characters_for("auto", os.environ)
         click.echo(as_text(lines, characters=characters, is_coloured=coloured), nl=False, color=True)
-    return EXIT_OK if notice is None or readonly else EXIT_UNREACHABLE
+    return Exit.OK if notice is None or readonly else Exit.UNREACHABLE
 
 
 def frame_size(environ: Mapping[str, str], output: TextIO) -> tuple[int, int | None]:

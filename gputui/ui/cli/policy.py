@@ -14,7 +14,7 @@ from gputui.recovery import policies, policy_simulation, policy_words
 from gputui.recovery.effects import AppliedAction, Result
 from gputui.recovery.kinds import KINDS
 from gputui.recovery.policy_simulation import SimulatedAttempt
-from gputui.ui.cli.context import EXIT_USAGE, JsonGroup, Session, fail, json_option, print_json, print_table, say
+from gputui.ui.cli.context import Exit, JsonGroup, Session, fail, json_option, print_json, print_table, say
 
 if TYPE_CHECKING:
     from gputui.ui.cli.policy_subjects import PolicySubject
@@ -114,7 +114,7 @@ def try_(
     from gputui.ui.cli import policy_subjects
 
     if profile is not None and run is not None:
-        fail("choose --profile or --run, not both", EXIT_USAGE)
+        fail("choose --profile or --run, not both", Exit.USAGE)
     if kind not in KINDS:
         unknown_kind(kind)
     policy = None if policy_name is None else policy_subjects.ready(policy_name)
@@ -159,7 +159,7 @@ def try_(
 
 def unknown_kind(kind: str) -> NoReturn:
     hint = did_you_mean(kind, KINDS) or f"known are {', '.join(KINDS)}"
-    fail(f"unknown kind of incident {kind!r}; {hint}", EXIT_USAGE)
+    fail(f"unknown kind of incident {kind!r}; {hint}", Exit.USAGE)
 
 
 def _effect(result: Result) -> tuple[str, str]:

@@ -22,7 +22,7 @@ from gputui.runs.spec import RunSpec, Scalar, SpecError, spec_of
 from gputui.store.database import StoreError, open_reader
 from gputui.store.runs import RunLookupError, find_run
 from gputui.ui.cli import launch_spec
-from gputui.ui.cli.context import EXIT_REFUSED, EXIT_USAGE, Session, fail
+from gputui.ui.cli.context import Exit, Session, fail
 
 
 class PolicySubject(Struct, frozen=True):
@@ -56,7 +56,7 @@ def ready(name: str) -> Policy:
     """The built-in policy of this name; ends the command if there is none."""
     if name not in POLICIES:
         hint = did_you_mean(name, POLICIES) or f"known are {', '.join(POLICIES)}"
-        fail(f"unknown policy {name!r}; {hint}", EXIT_USAGE)
+        fail(f"unknown policy {name!r}; {hint}", Exit.USAGE)
     return POLICIES[name]
 
 
@@ -70,7 +70,7 @@ def find(session: Session, what: str) -> PolicySubject:
         if _is_run(session, what):
             return of_run(session, what)
         hint = did_you_mean(what, POLICIES) or f"built-in policies are {', '.join(POLICIES)}"
-        fail(f"no policy, profile or run {what!r}; {hint}; see gputui profile list and gputui ps", EXIT_USAGE)
+        fail(f"no policy, profile or run {what!r}; {hint}; see gputui profile list and gputui ps", Exit.USAGE)
     return of_profile(session, what)
 
 
@@ -89,7 +89,7 @@ def of_run(session: Session, wanted: str) -> PolicySubject:
     try:
         spec = replace(spec_of(view), params=dict(view.params))
     except SpecError as error:
-        fail(f"{view.run_id}: its stored specification cannot be read ({error})", EXIT_REFUSED)
+        fail(f"{view.run_id}: its stored specification cannot be read ({error})", Exit.REFUSED)
     return PolicySubject(_policy(spec, view.run_id), policy_simulation.fresh(spec), run=view.run_id)
 
 
@@ -119,7 +119,7 @@ def _policy(spec: RunSpec, name: str) -> Policy:
     try:
         return policy_from(spec.recovery)
     except PolicyError as error:
-        launch_spec.refuse([f"{name}: {error}"], EXIT_USAGE)
+        launch_spec.refuse([f"{name}: {error}"], Exit.USAGE)
 
 
 def _is_run(session: Session, wanted: str) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gputui.runs.manifests import MANIFESTS, ManifestError, write_manifest
-from gputui.ui.cli.context import EXIT_REFUSED, EXIT_USAGE, Session, fail, json_option, print_json, print_table, say
+from gputui.ui.cli.context import Exit, Session, fail, json_option, print_json, print_table, say
 
 if TYPE_CHECKING:
     from gputui.profiles.loading import ProfileEntry
@@ -80,7 +80,7 @@ def export(
     try:
         text = write_manifest(system, spec, image=image, gpu_type=gpu_type)
     except ManifestError as error:
-        fail(str(error), EXIT_USAGE)
+        fail(str(error), Exit.USAGE)
     if out is None:
         for line in text.splitlines():
             say(line)
@@ -89,7 +89,7 @@ def export(
         with out.open("w" if force else "x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        fail(f"{out} is there already; --force replaces it", EXIT_REFUSED)
+        fail(f"{out} is there already; --force replaces it", Exit.REFUSED)
     except OSError as error:
-        fail(f"cannot write {out}: {error.strerror or error}", EXIT_REFUSED)
+        fail(f"cannot write {out}: {error.strerror or error}", Exit.REFUSED)
     say(f"{out} written")

@@ -11,7 +11,7 @@ from gputui.core import units
 from gputui.store import queue
 from gputui.store.json_shapes import iso
 from gputui.ui.cli.context import (
-    EXIT_USAGE,
+    Exit,
     JsonGroup,
     Session,
     fail,
@@ -130,6 +130,6 @@ def move(
     --up and --down may raise the priority of others, too.
     """
     if first + last + up + down + (priority is not None) != 1:
-        fail("give one of --first, --last, --up, --down and --priority N", EXIT_USAGE)
+        fail("give one of --first, --last, --up, --down and --priority N", Exit.USAGE)
     place = next((word for word, asked in zip(PLACES, (first, last, up, down), strict=True) if asked), None)
     act(session, "queue_move", run, as_json, place=place, priority=priority)

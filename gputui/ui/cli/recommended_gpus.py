@@ -17,7 +17,7 @@ from gputui.profiles.situation import situation_of
 from gputui.store import alerts
 from gputui.store.agent import read_agent
 from gputui.store.hardware import GpuView, quarantined
-from gputui.ui.cli.context import EXIT_REFUSED, EXIT_USAGE, fail, print_json, say
+from gputui.ui.cli.context import Exit, fail, print_json, say
 
 TOPOLOGY_SECONDS = 5.0
 
@@ -34,18 +34,18 @@ def print_recommended(
     if memory is not None:
         memory_bytes = parse_size(memory)
         if memory_bytes is None:
-            fail(f"--memory: expected a size such as 16GiB, found {shorten(clean(memory))}", EXIT_USAGE)
+            fail(f"--memory: expected a size such as 16GiB, found {shorten(clean(memory))}", Exit.USAGE)
     agent = read_agent(connection)
     situation = situation_of(agent, gpus, quarantined(connection), alerts.lasting(connection))
     if situation is None:
-        fail("the driver has not answered yet; try again, or see gputui gpus", EXIT_REFUSED)
+        fail("the driver has not answered yet; try again, or see gputui gpus", Exit.REFUSED)
     pairs: tuple[GpuPair, ...] = ()
     if count > 1 and agent is not None and agent.source == "nvml":
         # Only the driver knows the topology. A child process asks it, because it may hang.
         pairs = read_gpus(None, deadline_seconds=TOPOLOGY_SECONDS).pairs
     chosen = recommend(count, situation, memory_bytes, pairs)
     if chosen is None:
-        fail(_refusal(situation, count, memory_bytes), EXIT_REFUSED)
+        fail(_refusal(situation, count, memory_bytes), Exit.REFUSED)
     value = ",".join(gpu.uuid for gpu in chosen)
     if not as_json:
         say(value)

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gputui.ui.cli.context import EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE, Session, fail
+from gputui.ui.cli.context import Exit, Session, fail
 
 if TYPE_CHECKING:
     from gputui.agent.recording.output import FileOutput, Format
@@ -43,7 +43,7 @@ def record(
             samples=samples,
         )
     except RecordError as error:
-        fail(str(error), EXIT_UNREACHABLE)
+        fail(str(error), Exit.UNREACHABLE)
     if code == 0 and sys.stderr.isatty():
         # The terminal has printed ^C, and the prompt must not follow on the same line.
         print("\ngputui: recording ended", file=sys.stderr)  # noqa: T201
@@ -56,17 +56,17 @@ def _output_file(output: Path | None, rotate: str | None) -> FileOutput | None:
 
     if output is None:
         if rotate is not None:
-            fail("--rotate goes with --output", EXIT_USAGE)
+            fail("--rotate goes with --output", Exit.USAGE)
         return None
     size = None if rotate is None else parse_size(rotate)
     if rotate is not None and (size is None or size < MIN_ROTATED_BYTES):
-        fail(f"--rotate: expected a size from {MIN_ROTATED_BYTES >> 10}KiB such as 100MB, found {rotate!r}", EXIT_USAGE)
+        fail(f"--rotate: expected a size from {MIN_ROTATED_BYTES >> 10}KiB such as 100MB, found {rotate!r}", Exit.USAGE)
     forms: dict[str, Format] = {".ndjson": "ndjson", ".jsonl": "ndjson", ".csv": "csv"}
     form = forms.get(output.suffix.lower())
     if form is None:
-        fail(f"--output: {output} ends neither in .ndjson nor in .csv", EXIT_USAGE)
+        fail(f"--output: {output} ends neither in .ndjson nor in .csv", Exit.USAGE)
     if not output.parent.is_dir():
-        fail(f"--output: there is no folder {output.parent}", EXIT_USAGE)
+        fail(f"--output: there is no folder {output.parent}", Exit.USAGE)
     return FileOutput(output.absolute(), form, size)
 
 
@@ -77,11 +77,11 @@ def _expose(session: Session, text: str) -> None:
     try:
         address = parse_address(text)
     except AddressError as error:
-        fail(f"--prometheus: {error}", EXIT_USAGE)
+        fail(f"--prometheus: {error}", Exit.USAGE)
     try:
         found = serve(session.workspace.database, address)
     except AddressError as error:
-        fail(f"--prometheus: {error}; choose another port", EXIT_REFUSED)
+        fail(f"--prometheus: {error}; choose another port", Exit.REFUSED)
     if not found.is_loopback:
         print(  # noqa: T201
             f"gputui: anyone who can reach {found.host} can read the recorded data; 127.0.0.1 keeps it on this machine",

@@ -17,7 +17,7 @@ from gputui.reports.summary.gates import GATE_THRESHOLDS
 from gputui.reports.summary.stored_facts import active_since, read_facts, siblings
 from gputui.reports.summary.story import verdict, verdict_on_all
 from gputui.store.runs import Run
-from gputui.ui.cli.context import EXIT_OK, EXIT_REFUSED, EXIT_RUN_FAILED, EXIT_USAGE, Session, fail, print_json, say
+from gputui.ui.cli.context import Exit, Session, fail, print_json, say
 from gputui.ui.tui.dialogs.typed_time import SPAN, TypedTimeError, parse_moment
 
 
@@ -47,7 +47,7 @@ def command(
     """How well runs did, what they cost, how they scale: JSON files and one page. Several runs are
     compared. --gates, or a --gate, judges them."""
     if bool(names) == (since is not None):
-        fail("give run names or --since TIME (see gputui report --help)", EXIT_USAGE)
+        fail("give run names or --since TIME (see gputui report --help)", Exit.USAGE)
     thresholds = _thresholds(changes) if with_gates or changes else None
     prices, now = report.Prices(price_per_kwh, price_per_gpu_hour, currency), time.time()
     with closing(session.reader()) as connection:
@@ -62,7 +62,7 @@ def command(
         try:
             write_files(folder, report.contents(made))
         except ReportError as error:
-            fail(str(error), EXIT_REFUSED)
+            fail(str(error), Exit.REFUSED)
     failed = [
         f"{run_id}: {one.gate} failed: {one.text} (threshold {one.threshold:g} {one.unit})"
         for run_id, verdicts in made.verdicts.items()
@@ -75,7 +75,7 @@ def command(
         say(verdict(facts[0]) if len(facts) == 1 else verdict_on_all(facts))
         for line in (*failed, f"{folder / 'report.html'} written"):
             say(line)
-    raise SystemExit(EXIT_RUN_FAILED if failed else EXIT_OK)
+    raise SystemExit(Exit.RUN_FAILED if failed else Exit.OK)
 
 
 def _runs(
@@ -88,10 +88,10 @@ def _runs(
         # A bare span counts back from now.
         moment = parse_moment(f"-{since}" if SPAN.fullmatch(since.strip()) else since, now)
     except TypedTimeError as error:
-        fail(f"--since: {error}", EXIT_USAGE)
+        fail(f"--since: {error}", Exit.USAGE)
     found = active_since(connection, moment)
     if not found:
-        fail(f"no run was active since {since}; gputui ps lists them all", EXIT_REFUSED)
+        fail(f"no run was active since {since}; gputui ps lists them all", Exit.REFUSED)
     return found
 
 
@@ -101,12 +101,12 @@ def _thresholds(changes: tuple[str, ...]) -> dict[str, float]:
         name, _, text = change.partition("=")
         if name not in GATE_THRESHOLDS:
             hint = did_you_mean(name, GATE_THRESHOLDS) or f"there are {', '.join(GATE_THRESHOLDS)}"
-            fail(f"--gate: no gate {name!r}; {hint}", EXIT_USAGE)
+            fail(f"--gate: no gate {name!r}; {hint}", Exit.USAGE)
         try:
             found[name] = float(text)
         except ValueError:
             found[name] = math.nan
         if not math.isfinite(found[name]):
             example = f"{name}={GATE_THRESHOLDS[name]:g}"
-            fail(f"--gate: {name} needs a number, such as {example}", EXIT_USAGE)
+            fail(f"--gate: {name} needs a number, such as {example}", Exit.USAGE)
     return found

@@ -16,7 +16,7 @@ from gputui.store import checkpoints
 from gputui.store.checkpoints import CheckpointRow
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run
-from gputui.ui.cli.context import EXIT_REFUSED, EXIT_USAGE, Session, fail, json_option
+from gputui.ui.cli.context import Exit, Session, fail, json_option
 from gputui.ui.cli.run_verbs import act
 
 _FORCE = "--force resumes it as it is"
@@ -34,7 +34,7 @@ def command(
 ) -> None:
     """Continue a run that is over from the newest checkpoint of its training that validates."""
     if named == "":
-        fail("--from is empty; it takes the path of a checkpoint", EXIT_USAGE)
+        fail("--from is empty; it takes the path of a checkpoint", Exit.USAGE)
     with closing(session.reader()) as connection:
         view = session.find_run(connection, run, only=True)
         if not (changes or named or force):
@@ -49,9 +49,9 @@ def command(
 def _refuse_complete(run: Run) -> None:
     """End the command for a run whose resume would do nothing, or not count."""
     if run.state is RunState.SUCCEEDED:
-        fail(f"{run.run_id} is complete; --set changes what it trains to, {_FORCE}", EXIT_REFUSED)
+        fail(f"{run.run_id} is complete; --set changes what it trains to, {_FORCE}", Exit.REFUSED)
     if run.study_id is not None and run.state.is_over:
-        fail(f"{run.run_id} is a trial that its study has ended and will not count; {_FORCE}", EXIT_REFUSED)
+        fail(f"{run.run_id} is a trial that its study has ended and will not count; {_FORCE}", Exit.REFUSED)
 
 
 def named_path(named: str, rows: Sequence[CheckpointRow], target: Mapping[str, Any] | None = None) -> str:
@@ -59,7 +59,7 @@ def named_path(named: str, rows: Sequence[CheckpointRow], target: Mapping[str, A
     targets it cannot be looked for."""
     if not Executors().of(target).sees_checkpoints(target or {}):
         if not named.startswith("/"):
-            fail("--from takes an absolute path on the run's target, where its checkpoints are", EXIT_USAGE)
+            fail("--from takes an absolute path on the run's target, where its checkpoints are", Exit.USAGE)
         return named
     path = Path(named).expanduser().absolute()
     own = [row.path for row in rows if row.name == named]
@@ -73,9 +73,9 @@ def _changed_params(run: Run, changes: tuple[str, ...]) -> dict[str, Scalar]:
         texts = split_assignments(changes)
         values = apply({name: Parameter(name, value) for name, value in run.params.items()}, texts)
     except ParameterError as error:
-        fail(str(error).replace("\n", "; "), EXIT_USAGE)
+        fail(str(error).replace("\n", "; "), Exit.USAGE)
     wanted = {name: values[name] for name in texts}
     # Commands are stored, and a secret must not be.
     if redact_params(wanted) != wanted:
-        fail("a secret is not stored, so that a resume cannot change it; launch the run again", EXIT_USAGE)
+        fail("a secret is not stored, so that a resume cannot change it; launch the run again", Exit.USAGE)
     return wanted

@@ -13,7 +13,7 @@ from gputui.runs.spec import RunSpec
 from gputui.runs.submission import submit_run
 from gputui.store.run_states import RunState
 from gputui.store.runs import get_run
-from gputui.ui.cli.context import EXIT_USAGE, Session, actor, fail, json_option, print_json, say
+from gputui.ui.cli.context import Exit, Session, actor, fail, json_option, print_json, say
 from gputui.ui.cli.gpus import wait_for_gpus
 
 DECISION_SECONDS = 1.0
@@ -65,7 +65,7 @@ def command(
     asked = {"time": time_limit, "partition": partition, "account": account}
     job = {key: value for key, value in asked.items() if value is not None}
     if job and target is None:
-        fail(f"--{next(iter(job))} goes with --on TARGET", EXIT_USAGE)
+        fail(f"--{next(iter(job))} goes with --on TARGET", Exit.USAGE)
     if target is not None:
         found = launch_spec.target_of(session, chosen, target, job)
         spec = launch_spec.resolve_on_target(session, chosen, changes, gpus, found)

@@ -12,7 +12,7 @@ import click
 
 from gputui.core.config import Workspace, locate
 from gputui.machine.systemd import MARK, NAME, unit_path, unit_text
-from gputui.ui.cli.context import EXIT_REFUSED, EXIT_UNREACHABLE, Session, actor, fail, json_option, print_json, say
+from gputui.ui.cli.context import Exit, Session, actor, fail, json_option, print_json, say
 
 SYSTEMCTL_SECONDS = 30.0
 LINGER = Path("/var/lib/systemd/linger")
@@ -38,21 +38,21 @@ def install(session: Session, interval: float, print_only: bool, yes: bool) -> N
     say(f"{path}:")
     click.echo(text)
     if not yes and not click.confirm("Write it, and start recording now?"):
-        fail("nothing was changed", EXIT_REFUSED)
+        fail("nothing was changed", Exit.REFUSED)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         new = path.with_name(path.name + ".new")
         new.write_text(text, "utf-8")
         new.replace(path)
     except OSError as error:
-        fail(f"cannot write {path}: {error.strerror}", EXIT_REFUSED)
+        fail(f"cannot write {path}: {error.strerror}", Exit.REFUSED)
     for words in (("daemon-reload",), ("enable", NAME), ("restart", NAME)):
         problem = _systemctl(*words)[1]
         if problem is not None:
             fail(
                 f"{path} is written, but systemctl --user {' '.join(words)} failed: {problem}; "
                 f"try systemctl --user enable --now {NAME} when logged in",
-                EXIT_UNREACHABLE,
+                Exit.UNREACHABLE,
             )
     say("recording; gputui agent service status shows its state")
     if not _lingers():
@@ -73,15 +73,15 @@ def uninstall(_session: Session, yes: bool) -> None:
         return
     _refuse_foreign_unit(path)
     if not yes and not click.confirm(f"Stop the recorder and remove {path}?"):
-        fail("nothing was changed", EXIT_REFUSED)
+        fail("nothing was changed", Exit.REFUSED)
     _, problem = _systemctl("disable", "--now", NAME)
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
-        fail(f"cannot remove {path}: {error.strerror}", EXIT_REFUSED)
+        fail(f"cannot remove {path}: {error.strerror}", Exit.REFUSED)
     _systemctl("daemon-reload")
     if problem is not None:
-        fail(f"{path} is removed, but systemctl --user disable failed: {problem}", EXIT_UNREACHABLE)
+        fail(f"{path} is removed, but systemctl --user disable failed: {problem}", Exit.UNREACHABLE)
     say("removed; runs continue, and recorded data is kept")
 
 
@@ -136,14 +136,14 @@ def _command_line(text: str) -> str:
 
 def _refuse_foreign_unit(path: Path) -> None:
     if path.exists() and MARK not in _read(path):
-        fail(f"{path} was not written by gputui; move it away first", EXIT_REFUSED)
+        fail(f"{path} was not written by gputui; move it away first", Exit.REFUSED)
 
 
 def _read(path: Path) -> str:
     try:
         return path.read_text("utf-8", "replace")
     except OSError as error:
-        fail(f"cannot read {path}: {error.strerror}", EXIT_REFUSED)
+        fail(f"cannot read {path}: {error.strerror}", Exit.REFUSED)
 
 
 def _lingers() -> bool:

@@ -32,7 +32,7 @@ from gputui.store.metrics.step_times import StepTimes
 from gputui.store.rows import json_mapping
 from gputui.store.run_history import DecisionView, IncidentView, read_decisions, read_incidents
 from gputui.store.runs import Run
-from gputui.ui.cli.context import EXIT_REFUSED, EXIT_USAGE, Session, fail, json_option, print_json, print_table, say
+from gputui.ui.cli.context import Exit, Session, fail, json_option, print_json, print_table, say
 from gputui.ui.tui.data.progress import row_of
 from gputui.ui.tui.data.snapshot import RunRow
 from gputui.ui.tui.data.snapshot_json import row_shape
@@ -72,7 +72,7 @@ class RunDetails(Struct, frozen=True):
 def command(session: Session, run: str | None, with_diff: bool, against: str | None, as_json: bool) -> None:
     """One run (the newest, if none is named): parameters, attempts, how each ended, what failures cost."""
     if against is not None and not with_diff:
-        fail("--against goes with --diff", EXIT_USAGE)
+        fail("--against goes with --diff", Exit.USAGE)
     now = time.time()
     with closing(session.reader()) as connection:
         view = session.find_run(connection, run)
@@ -209,10 +209,10 @@ def print_diff(session: Session, view: Run, other: Run | None) -> None:
         else:
             spec = read_spec(session.workspace.run_dir(view.run_id) / SPEC_FILE)
             if spec.code is None:
-                fail(f"{view.run_id} did not run in a git checkout", EXIT_REFUSED)
+                fail(f"{view.run_id} did not run in a git checkout", Exit.REFUSED)
             hide = Redactor(secrets_of(spec))
             lines = [hide.text(line) for line in str(spec.code.get("diff") or "").splitlines()]
     except (CodeUnknownError, SpecError) as error:
-        fail(str(error), EXIT_REFUSED)
+        fail(str(error), Exit.REFUSED)
     for line in lines:
         say(line)

@@ -33,8 +33,7 @@ from gputui.studies.analysis import best_trial, best_trials
 from gputui.studies.rows import SPEC_FILE
 from gputui.studies.spec import StudySpec, missing_library, study_spec
 from gputui.ui.cli.context import (
-    EXIT_REFUSED,
-    EXIT_USAGE,
+    Exit,
     Session,
     fail,
     json_option,
@@ -83,7 +82,7 @@ def run(
     if options["grid"]:
         found = load_grid(session, file, target, **options)
     elif given := next((name for name, value in options.items() if value), None):
-        fail(f"--{given} goes with --grid; a study's file has it as a key", EXIT_USAGE)
+        fail(f"--{given} goes with --grid; a study's file has it as a key", Exit.USAGE)
     else:
         found = load_file(session, file, target)
     if dry_run:
@@ -105,7 +104,7 @@ def check(session: Session, file: str, dry_run: bool, as_json: bool) -> None:
     found = load_file(session, file)
     spec, _ = resolve_study(session, found.spec, found.profile)
     if (missing := missing_library(spec)) is not None:
-        fail(missing, EXIT_REFUSED)
+        fail(missing, Exit.REFUSED)
     if dry_run:
         plan = plan_json(session, spec)
         print_json(plan) if as_json else print_plan(plan)
@@ -263,9 +262,9 @@ def extend(
 
     seconds = None if wall is None else parse_duration(wall)
     if wall is not None and not seconds:
-        fail(f"--wall: expected a time such as 30m, 10h or 2d, found {wall!r}", EXIT_USAGE)
+        fail(f"--wall: expected a time such as 30m, 10h or 2d, found {wall!r}", Exit.USAGE)
     if trials is None and gpu_hours is None and seconds is None:
-        fail("give --trials, --gpu-hours or --wall", EXIT_USAGE)
+        fail("give --trials, --gpu-hours or --wall", Exit.USAGE)
     _act(session, "study_extend", study, as_json, trials=trials, gpu_hours=gpu_hours, wall_seconds=seconds)
 
 
@@ -283,7 +282,7 @@ def enqueue(session: Session, study: str, values: tuple[str, ...], as_json: bool
     try:
         given = {name: plain_value(text) for name, text in split_assignments(values).items()}
     except ParameterError as error:
-        refuse(list(error.problems), EXIT_USAGE)
+        refuse(list(error.problems), Exit.USAGE)
     _act(session, "study_enqueue", study, as_json, set=given)
 
 
@@ -321,7 +320,7 @@ def export(session: Session, study: str, file: Path, lineage: bool, trial: int |
         _export_lineage(session, study, file, trial, as_json=as_json)
         return
     if trial is not None:
-        fail("--trial goes with --lineage", EXIT_USAGE)
+        fail("--trial goes with --lineage", Exit.USAGE)
     from gputui.studies.journal import StudyExportError, export_study
 
     with closing(session.reader()) as connection:
@@ -329,7 +328,7 @@ def export(session: Session, study: str, file: Path, lineage: bool, trial: int |
         try:
             count = export_study(connection, session.workspace.studies / found.study_id, found, file)
         except StudyExportError as error:
-            fail(str(error), EXIT_REFUSED)
+            fail(str(error), Exit.REFUSED)
     text = f"{units.count_of(count, 'trial')} of {found.study_id} written; optuna-dashboard sqlite:///{file}"
     print_result({"id": found.study_id, "file": str(file), "trials": count}, text, as_json)
 
@@ -341,12 +340,12 @@ def _export_lineage(session: Session, study: str, file: Path, number: int | None
         found = _find(connection, study)
         spec, trials = study_spec(found), read_trials(connection, found.study_id)
         if spec.pbt is None:
-            fail(f"{found.study_id} trains no population; gputui study report names the command", EXIT_REFUSED)
+            fail(f"{found.study_id} trains no population; gputui study report names the command", Exit.REFUSED)
         if number is None and (best := best_trial(trials, spec.objectives)) is not None:
             number = best.number
         if number is None or number >= len(trials):
             why = "no member is complete yet; choose one with --trial" if number is None else f"has no trial {number}"
-            fail(f"{found.study_id}: {why}", EXIT_REFUSED)
+            fail(f"{found.study_id}: {why}", Exit.REFUSED)
         try:
             base = read_spec(session.workspace.studies / found.study_id / SPEC_FILE)
             phases = lineage(connection, trials, number)
@@ -355,9 +354,9 @@ def _export_lineage(session: Session, study: str, file: Path, number: int | None
             with file.open("x", encoding="utf-8") as written:
                 written.write(text)
         except FileExistsError:
-            fail(f"{file} exists; choose another name", EXIT_REFUSED)
+            fail(f"{file} exists; choose another name", Exit.REFUSED)
         except (LineageError, SpecError, ProfileChangedError, OSError) as error:
-            fail(str(error), EXIT_REFUSED)
+            fail(str(error), Exit.REFUSED)
     course = f"the course of trial {number} of {found.study_id}, in {units.count_of(len(phases), 'phase')}"
     shape = {"id": found.study_id, "trial": number, "file": str(file), "phases": len(phases)}
     print_result(shape, f"{file}: {course}; {shlex.join(['gputui', 'run', str(file)])}", as_json)
@@ -393,7 +392,7 @@ def report(session: Session, study: str | None, out: Path | None, at: str | None
         try:
             write_files(out, contents(findings))
         except ReportError as error:
-            fail(str(error), EXIT_REFUSED)
+            fail(str(error), Exit.REFUSED)
     if as_json:
         print_json(report_shape(findings))
     elif out is not None:
@@ -411,7 +410,7 @@ def _find(
     try:
         return find_study(connection, wanted, at, only=only)
     except StudyLookupError as error:
-        fail(str(error), EXIT_REFUSED)
+        fail(str(error), Exit.REFUSED)
 
 
 def _run_words(session: Session, study: StudyRecord, spec: StudySpec) -> list[str]:

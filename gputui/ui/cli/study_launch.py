@@ -31,19 +31,7 @@ from gputui.studies.loading import (
 )
 from gputui.studies.spec import StudySpec, missing_library
 from gputui.ui.cli import launch_spec
-from gputui.ui.cli.context import (
-    EXIT_INTERRUPTED,
-    EXIT_OK,
-    EXIT_REFUSED,
-    EXIT_RUN_FAILED,
-    EXIT_USAGE,
-    Session,
-    actor,
-    fail,
-    print_json,
-    print_result,
-    say,
-)
+from gputui.ui.cli.context import Exit, Session, actor, fail, print_json, print_result, say
 from gputui.ui.cli.gpus import wait_for_gpus
 
 POLL_SECONDS = 0.2
@@ -56,7 +44,7 @@ def load_file(session: Session, wanted: str, target: str | None = None) -> Study
         path = find_study_file(wanted, session.workspace, Path.cwd())
         return load_study(path, session.workspace, Path.cwd(), target)
     except (StudyFileNotFoundError, ProfileError) as error:
-        launch_spec.refuse(str(error).splitlines(), EXIT_USAGE)
+        launch_spec.refuse(str(error).splitlines(), Exit.USAGE)
 
 
 def load_grid(session: Session, wanted: str, target: str | None, **options: Any) -> StudyFile:
@@ -74,11 +62,11 @@ def load_grid(session: Session, wanted: str, target: str | None, **options: Any)
         source = grid_source(profile, given, settings)
         return read_study(source, Path("--grid"), session.workspace, Path.cwd())
     except ParameterError as error:
-        launch_spec.refuse(list(error.problems), EXIT_USAGE)
+        launch_spec.refuse(list(error.problems), Exit.USAGE)
     except ProfileError as error:
         # The file is not the person's own: its lines say nothing.
         problems = [replace(one, file=one.key.removeprefix("space."), line=None, key="") for one in error.problems]
-        launch_spec.refuse([str(one).removeprefix(": ") for one in problems], EXIT_USAGE)
+        launch_spec.refuse([str(one).removeprefix(": ") for one in problems], Exit.USAGE)
 
 
 def resolve_study(session: Session, spec: StudySpec, profile: Profile) -> tuple[StudySpec, RunSpec]:
@@ -90,14 +78,14 @@ def resolve_study(session: Session, spec: StudySpec, profile: Profile) -> tuple[
     try:
         return plans.resolve_study(spec, profile, launch_spec.gpu_situation(session), seconds)
     except ResolveError as error:
-        launch_spec.refuse(list(error.problems), EXIT_REFUSED if error.is_refusal else EXIT_USAGE)
+        launch_spec.refuse(list(error.problems), Exit.REFUSED if error.is_refusal else Exit.USAGE)
 
 
 def launch(session: Session, spec: StudySpec, profile: Profile, source: str, *, wait: bool, as_json: bool) -> int:
     """Check the first point as a run, hand the study to the agent, and wait for its end if
     requested. Returns the exit code."""
     if (missing := missing_library(spec)) is not None:
-        fail(missing, EXIT_REFUSED)
+        fail(missing, Exit.REFUSED)
     session.need_agent()
     if spec.target is None and (spec.gpus_per_trial or not profile.form.gpus.is_none):
         with closing(session.reader()) as connection:
@@ -114,7 +102,7 @@ def launch(session: Session, spec: StudySpec, profile: Profile, source: str, *, 
     if not wait:
         text = f"{study_id} started; gputui study show {study_id} shows it, gputui study stop {study_id} ends it"
         print_result({"id": study_id, "state": StudyState.RUNNING}, text, as_json)
-        return EXIT_OK
+        return Exit.OK
     return wait_until_over(session, study_id, as_json=as_json)
 
 
@@ -132,7 +120,7 @@ def wait_until_over(session: Session, study_id: str, *, as_json: bool) -> int:
             _follow(session, connection, study_id, is_shown=not as_json)
         except KeyboardInterrupt:
             say(f"{study_id} continues; gputui study stop {study_id} ends it")
-            return EXIT_INTERRUPTED
+            return Exit.INTERRUPTED
         return _print_end(connection, study_id, as_json=as_json)
 
 
@@ -144,7 +132,7 @@ def _follow(session: Session, connection: sqlite3.Connection, study_id: str, *, 
             version = changed
             study = get_study(connection, study_id)
             if study is None:
-                fail(f"{study_id} was removed", EXIT_REFUSED)
+                fail(f"{study_id} was removed", Exit.REFUSED)
             for trial in read_trials(connection, study_id):
                 if is_shown and trial.state.is_over and trial.number not in shown:
                     shown.add(trial.number)
@@ -173,7 +161,7 @@ def _print_end(connection: sqlite3.Connection, study_id: str, *, as_json: bool) 
         for trial in best_trials(trials, objectives):
             say(f"{'Pareto front' if len(objectives) > 1 else 'best'}: {trial_line(trial)}")
     is_well = study.state is StudyState.FINISHED and any(one.state is TrialState.COMPLETE for one in trials)
-    return EXIT_OK if is_well else EXIT_RUN_FAILED
+    return Exit.OK if is_well else Exit.RUN_FAILED
 
 
 def trial_line(trial: TrialRecord) -> str:

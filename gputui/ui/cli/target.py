@@ -6,15 +6,7 @@ import click
 
 from gputui.ui.cli import launch_spec
 from gputui.ui.cli.check import result_line
-from gputui.ui.cli.context import (
-    EXIT_REFUSED,
-    EXIT_USAGE,
-    Session,
-    json_option,
-    print_json,
-    print_table,
-    say,
-)
+from gputui.ui.cli.context import Exit, Session, json_option, print_json, print_table, say
 
 
 @click.group("target")
@@ -33,7 +25,7 @@ def list_(session: Session, as_json: bool) -> None:
     try:
         found = load_targets(session.workspace.targets)
     except ProfileError as error:
-        launch_spec.refuse(str(error).splitlines(), EXIT_USAGE)
+        launch_spec.refuse(str(error).splitlines(), Exit.USAGE)
     if as_json:
         print_json(list(found.values()))
     elif not found:
@@ -66,7 +58,7 @@ def check(session: Session, name: str, as_json: bool) -> None:
     try:
         target = find_target(name, {}, session.workspace)
     except (TargetNotFoundError, ProfileError) as error:
-        launch_spec.refuse(str(error).splitlines(), EXIT_USAGE)
+        launch_spec.refuse(str(error).splitlines(), Exit.USAGE)
     results = []
     for result in survey(target):
         results.append(result)
@@ -75,4 +67,4 @@ def check(session: Session, name: str, as_json: bool) -> None:
     if as_json:
         print_json([result.to_json() for result in results])
     if any(result.status == "fail" for result in results):
-        raise SystemExit(EXIT_REFUSED)
+        raise SystemExit(Exit.REFUSED)

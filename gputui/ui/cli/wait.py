@@ -17,7 +17,7 @@ from gputui.store.events import EventView, read_events
 from gputui.store.run_history import read_incidents
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run, find_run
-from gputui.ui.cli.context import EXIT_INTERRUPTED, EXIT_OK, EXIT_RUN_FAILED, Session, print_json, say
+from gputui.ui.cli.context import Exit, Session, print_json, say
 from gputui.ui.tui.data.progress import RunTracker
 from gputui.ui.tui.data.snapshot import Progress, RunRow
 from gputui.ui.tui.layout.run_words import outlook, silent_seconds, start_words, stop_words, time_left
@@ -66,12 +66,12 @@ def wait_until_over(session: Session, run_id: str, as_json: bool, *, is_quiet: b
             view = _follow(session, connection, run_id, is_shown=not (is_quiet or as_json))
         except KeyboardInterrupt:
             say(f"{run_id} continues; gputui stop {run_id} ends it")
-            return EXIT_INTERRUPTED
+            return Exit.INTERRUPTED
         if as_json:
             print_json({"id": run_id, "state": view.state})
         elif not is_quiet:
             _print_end(connection, view)
-    return EXIT_OK if view.state is RunState.SUCCEEDED else EXIT_RUN_FAILED
+    return Exit.OK if view.state is RunState.SUCCEEDED else Exit.RUN_FAILED
 
 
 def _follow(session: Session, connection: sqlite3.Connection, run_id: str, *, is_shown: bool) -> Run:
