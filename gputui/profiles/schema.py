@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from gputui.core.yaml_forms.document import KeyPath
 from gputui.core.yaml_forms.forms import Model, Name, problem
@@ -33,6 +33,7 @@ from gputui.profiles.values import (
     Unit,
     Value,
     Words,
+    any_of,
 )
 from gputui.runs.launchers import FOR_RANKS, LAUNCHERS
 
@@ -196,9 +197,7 @@ class ProfileForm(Model):
         Annotated[
             ParameterForm,
             ShortForm,
-            WithJsonSchema(
-                {"anyOf": [{"type": ["string", "number", "boolean", "null"]}, ParameterForm.model_json_schema()]}
-            ),
+            any_of({"type": ["string", "number", "boolean", "null"]}, ParameterForm.model_json_schema()),
         ],
     ] = Field(default_factory=dict, description="parameters with their defaults")
     args: Arguments | None = Field(
@@ -212,14 +211,10 @@ class ProfileForm(Model):
         list[Metrics],
         BeforeValidator(_sources),
         AfterValidator(_distinct),
-        WithJsonSchema(
-            {
-                "anyOf": [
-                    {"enum": ["off", False]},
-                    Metrics.model_json_schema(),
-                    {"type": "array", "items": Metrics.model_json_schema()},
-                ]
-            }
+        any_of(
+            {"enum": ["off", False]},
+            Metrics.model_json_schema(),
+            {"type": "array", "items": Metrics.model_json_schema()},
         ),
     ] = Field(
         default_factory=lambda: [Metrics(source="jsonl", path="{run_dir}/metrics.jsonl", patterns=None, step=None)],

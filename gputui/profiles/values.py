@@ -179,12 +179,17 @@ def _sinks(given: object) -> dict[str, str | None]:
     raise expected(f"{one_of(FORMATS)}, a list of them, or a mapping of them to their places")
 
 
+def any_of(*schemas: dict[str, Any]) -> WithJsonSchema:
+    """The JSON Schema of a value that a validator expands from several forms."""
+    return WithJsonSchema({"anyOf": list(schemas)})
+
+
 Text = Annotated[str, StringConstraints(min_length=1, max_length=4096), AfterValidator(_no_nul)]
 ModuleName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")]
 Words = Annotated[
     list[str],
     BeforeValidator(_words),
-    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": ["string", "number"]}}]}),
+    any_of({"type": "string"}, {"type": "array", "items": {"type": ["string", "number"]}}),
 ]
 Arguments = Annotated[Words, AfterValidator(_pieces)]
 Size = Annotated[int, BeforeValidator(_size), WithJsonSchema({"type": "string", "pattern": SIZE_PATTERN})]
@@ -198,47 +203,33 @@ MetricPattern = Annotated[str, AfterValidator(_pattern)]
 Gpus = Annotated[
     Selection,
     BeforeValidator(_gpus),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "integer", "minimum": 0},
-                {"type": "string"},
-                {"type": "array", "minItems": 1, "items": {"type": ["integer", "string"]}},
-            ]
-        }
+    any_of(
+        {"type": "integer", "minimum": 0},
+        {"type": "string"},
+        {"type": "array", "minItems": 1, "items": {"type": ["integer", "string"]}},
     ),
 ]
 Processes = Annotated[
-    Any,
-    BeforeValidator(_nproc),
-    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1, "maximum": 1024}, {"const": "gpus"}]}),
+    Any, BeforeValidator(_nproc), any_of({"type": "integer", "minimum": 1, "maximum": 1024}, {"const": "gpus"})
 ]
 if TYPE_CHECKING:
     Alerts = str | dict[str, Any] | None
     Recovery = dict[str, Any]
 else:
     Alerts = Annotated[
-        AlertsForm,
-        WrapValidator(_alerts),
-        WithJsonSchema({"anyOf": [{"enum": ["standard", "off", False]}, {"type": "object"}]}),
+        AlertsForm, WrapValidator(_alerts), any_of({"enum": ["standard", "off", False]}, {"type": "object"})
     ]
     Recovery = Annotated[
-        RecoveryForm,
-        WrapValidator(_recovery),
-        WithJsonSchema({"anyOf": [{"enum": [*POLICIES, False]}, {"type": "object"}]}),
+        RecoveryForm, WrapValidator(_recovery), any_of({"enum": [*POLICIES, False]}, {"type": "object"})
     ]
 Sinks = Annotated[
     dict[str, Any],
     BeforeValidator(_sinks),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"enum": list(FORMATS)},
-                {"type": "array", "items": {"enum": list(FORMATS)}},
-                {"type": "object", "propertyNames": {"enum": list(FORMATS)}},
-            ]
-        }
+    any_of(
+        {"enum": list(FORMATS)},
+        {"type": "array", "items": {"enum": list(FORMATS)}},
+        {"type": "object", "propertyNames": {"enum": list(FORMATS)}},
     ),
 ]
-Unit = Annotated[float, BeforeValidator(_unit), WithJsonSchema({"anyOf": [{"enum": list(UNITS)}, {"type": "number"}]})]
+Unit = Annotated[float, BeforeValidator(_unit), any_of({"enum": list(UNITS)}, {"type": "number"})]
 ShortForm = BeforeValidator(_parameter)

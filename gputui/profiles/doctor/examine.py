@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 import time
 from collections.abc import Mapping
@@ -137,8 +138,5 @@ def _nccl(answer: InterpreterAnswer, has_gpus: bool) -> CheckResult:
 
 def version_of(text: str) -> tuple[int, int] | None:
     """The first two numbers of a version, or None."""
-    parts = text.split(".")
-    try:
-        return int(parts[0]), int(parts[1]) if len(parts) > 1 else 0
-    except ValueError:
-        return None
+    match = re.match(r"(\d+)(?:\.(\d+))?", text)
+    return None if match is None else (int(match[1]), int(match[2] or 0))

@@ -92,21 +92,17 @@ def check_file_size(limit_bytes: int | None) -> CheckResult:
 
 def check_pidfds(*, works: bool) -> CheckResult:
     """Check that a signal can be bound to a process."""
-    if works:
-        return CheckResult("signals", "pass", "processes are held by pidfds")
-    detail = "pidfd_open does not work here: signals go by PID, right after a check of the process"
+    by_pid = "pidfd_open does not work here: signals go by PID, right after a check of the process"
     remedy = "use Linux 5.3 or newer, or allow pidfd_open and pidfd_send_signal in the sandbox"
-    return CheckResult("signals", "warn", detail, remedy)
+    return graded("signals", "processes are held by pidfds" if works else by_pid, remedy, warns=not works)
 
 
 def check_clock(is_synchronised: bool | None) -> CheckResult:
     """Check the clock: times of several machines and logs are comparable only if clocks agree."""
     if is_synchronised is None:
         return CheckResult("clock", "skip", "the kernel does not say whether it is synchronised")
-    if is_synchronised:
-        return CheckResult("clock", "pass", "synchronised")
-    remedy = "timedatectl set-ntp true, or start chrony"
-    return CheckResult("clock", "warn", "not synchronised, as far as the kernel knows", remedy)
+    detail = "synchronised" if is_synchronised else "not synchronised, as far as the kernel knows"
+    return graded("clock", detail, "timedatectl set-ntp true, or start chrony", warns=not is_synchronised)
 
 
 def check_logout(end: LogoutEnd | None) -> CheckResult:
@@ -120,10 +116,8 @@ def check_linger(lingers: bool | None) -> CheckResult:
     """Check lingering, which user services such as gputui's need. None without systemd."""
     if lingers is None:
         return CheckResult("linger", "skip", "no systemd here")
-    if lingers:
-        return CheckResult("linger", "pass", "on for this user")
     remedy = "loginctl enable-linger lets user services start at boot and outlive the last logout"
-    return CheckResult("linger", "warn", "off for this user", remedy)
+    return graded("linger", f"{'on' if lingers else 'off'} for this user", remedy, warns=not lingers)
 
 
 def check_oom_kills(since_boot: int | None, in_cgroup: int | None) -> CheckResult:
