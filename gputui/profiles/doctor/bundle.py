@@ -24,6 +24,7 @@ from gputui.core.config import PRIVATE_FILE_MODE, Workspace
 from gputui.core.redaction import Redactor, redact_named, secrets_in
 from gputui.core.secret_patterns import REDACTED, is_secret_parameter, is_secret_variable
 from gputui.runs.checks import CheckResult
+from gputui.runs.logs import tail_text
 from gputui.runs.redaction import secrets_of
 from gputui.runs.spec import SpecError
 from gputui.runs.submission import SPEC_FILE, read_spec
@@ -34,7 +35,6 @@ from gputui.version import VERSION
 LOG_TAIL_BYTES = 256 * 2**10
 INCIDENTS = 30
 _SPECS = 200
-_SPEC_MAX_BYTES = 2**20
 _PACKAGES = ("textual", "rich", "click", "psutil", "pydantic", "pyyaml", "nvidia-ml-py", "plotext", "watchdog")
 _SHOWN_ENVIRONMENT = (
     "GPUTUI_", "CUDA_", "NCCL_", "TORCH", "NVIDIA_", "OMP_", "TERM", "COLORTERM", "LANG", "LC_", "SSH_TTY", "TMUX",
@@ -70,7 +70,7 @@ def write_bundle(
 def known_secrets(workspace: Workspace, environ: Mapping[str, str]) -> set[str]:
     """Secret values of the environment and of the newest runs, whose files hold them in plain text."""
     found = secrets_in(environ, {})
-    specs = sorted(workspace.runs.glob(f"*/{SPEC_FILE}"), key=_changed_at, reverse=True)
+    specs = sorted(workspace.runs.glob(f"*/{SPEC_FILE}"), key=lambda path: path.stat().st_mtime, reverse=True)
     for path in specs[:_SPECS]:
         try:
             found |= secrets_of(read_spec(path))
@@ -93,7 +93,7 @@ def _members(
             yield f"{path.stem}.json", _dump(text, scrubber)
     yield "incidents.json", _dump(_incidents(workspace), scrubber)
     if workspace.agent_log.exists():
-        yield "agent.log", scrubber.text(_tail(workspace.agent_log))
+        yield "agent.log", scrubber.text(tail_text(workspace.agent_log, LOG_TAIL_BYTES))
 
 
 def _dump(value: Any, scrubber: Scrubber) -> str:
@@ -134,31 +134,12 @@ def _incidents(workspace: Workspace) -> Any:
         return str(error)
 
 
-def _tail(path: Path) -> str:
-    """The end of a text file, from the start of a line."""
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - LOG_TAIL_BYTES))
-        data = file.read(LOG_TAIL_BYTES)
-    text = data.decode("utf-8", "replace")
-    return text if size <= LOG_TAIL_BYTES else text.partition("\n")[2]
-
-
 def _parsed(path: Path) -> Any:
     """A small YAML or JSON file; None if it is neither."""
     try:
-        if path.stat().st_size > _SPEC_MAX_BYTES:
-            return None
         return yaml.safe_load(path.read_text("utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
         return None
-
-
-def _changed_at(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
 
 
 class Scrubber(Redactor):
