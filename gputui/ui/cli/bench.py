@@ -134,19 +134,18 @@ def _print(rows: list[ScalingRow], what: str) -> None:
         what.upper(), "PER SECOND", "SPEED-UP", "EFFICIENCY", "STEP", "COMM", "DATA", "+COMM", "+DATA", "+REST", "RUN",
     )  # fmt: skip
     print_table(head, table)
-    last = rows[-1]
-    if last.extra_other_seconds is None:
-        say("where it is lost is unknown: the runs report no step_time, comm_time or data_time")
-        return
-    lost = [
-        (seconds, words)
-        for seconds, words in (
-            (last.extra_comm_seconds, "in collectives"),
-            (last.extra_data_seconds, "waiting for data"),
-            (last.extra_other_seconds, "in the computation itself: clocks, uneven ranks, shared processors or memory"),
-        )
-        if seconds is not None and seconds > 0
-    ]
-    if lost:
-        seconds, words = max(lost)
-        say(f"most is lost {words}: {1000 * seconds:.1f} ms a step with {last.ranks} {what}")
+    if (words := _loss_words(rows[-1], what)) is not None:
+        say(words)
+
+
+def _loss_words(row: ScalingRow, what: str) -> str | None:
+    """Where most time is lost with the most ranks; None if none is."""
+    if row.extra_other_seconds is None:
+        return "where it is lost is unknown: the runs report no step_time, comm_time or data_time"
+    computation = "in the computation itself: clocks, uneven ranks, shared processors or memory"
+    seconds, place = max(
+        (row.extra_comm_seconds or 0.0, "in collectives"),
+        (row.extra_data_seconds or 0.0, "waiting for data"),
+        (row.extra_other_seconds, computation),
+    )
+    return f"most is lost {place}: {1000 * seconds:.1f} ms a step with {row.ranks} {what}" if seconds > 0 else None

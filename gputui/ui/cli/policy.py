@@ -131,19 +131,11 @@ def try_(
     assumed = policy_subjects.assumptions(subject, progress)
     if refuses:
         assumed = [*assumed, "with changed parameters the script ends with an exception before its first step"]
+    is_stopped = rounds[-1].plan.verdict == "stop"
     if as_json:
-        print_json(
-            {
-                "policy": chosen.name,
-                "incident": kind,
-                "profile": subject.profile,
-                "run": subject.run,
-                "progress": progress,
-                "assumed": assumed,
-                "attempts": [_round_json(one, subject) for one in rounds],
-                "stopped": rounds[-1].plan.verdict == "stop",
-            }
-        )
+        shape = {"policy": chosen.name, "incident": kind, "profile": subject.profile, "run": subject.run}
+        attempts = [_round_json(one, subject) for one in rounds]
+        print_json({**shape, "progress": progress, "assumed": assumed, "attempts": attempts, "stopped": is_stopped})
         return
     say(f"{kind} ({KINDS[kind].title}) again and again in {subject.named}, policy {policy_words.own_name(chosen)}")
     for sentence in assumed:
@@ -152,7 +144,7 @@ def try_(
     for one in rounds:
         say("")
         _say_round(one, kind, subject, len(ladder))
-    if rounds[-1].plan.verdict != "stop":
+    if not is_stopped:
         say("")
         say(f"… and so on; --times {len(rounds)} ends here")
 
