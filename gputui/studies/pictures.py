@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from gputui.core.text import cell_width, clean
 from gputui.metrics.draw.axes import AxisKind
@@ -38,22 +38,15 @@ def values_by_trial(
 ) -> Drawing:
     """The values of one objective in the order in which trials ended, and the best so far."""
     places = ended_places(trials)
-    usable = {trial.number for trial in complete(trials)} & places.keys()
-    points = _finite((places[trial.number], trial.value) for trial in trials if trial.number in usable)
-    pruned = _finite((places[number], value) for number, value in _pruned(trials, rungs).items() if number in places)
+    pruned, completed, axis = _dots_of_trials(trials, rungs, lambda trial: places.get(trial.number), dot_height)
     best = _finite(best_so_far(trials, objective))
-    axis = _value_axis([*points, *pruned])
-    pruned_dots, dots = _dots([pruned, points], axis, dot_height)
-    return Drawing(
-        _with_bins(
-            Curve(pruned_dots, "dim", "pruned"),
-            Curve(dots, "series.0", "complete"),
-            Curve(_line(best), "good", "best so far", best[-1][1] if best else None),
-        ),
-        clean(objective.metric),
-        XAxis("finished trials", 1.0, float(max(2, len(places))), "count"),
-        axis,
-    )
+    curves = [
+        Curve(pruned, style="dim", label="pruned"),
+        Curve(completed, label="complete"),
+        Curve(_line(best), style="good", label="best so far", value=best[-1][1] if best else None),
+    ]
+    x_axis = XAxis("finished trials", 1.0, float(max(2, len(places))), "count")
+    return Drawing(_with_bins(curves), clean(objective.metric), x_axis, axis)
 
 
 def over_parameter(
@@ -61,27 +54,13 @@ def over_parameter(
 ) -> Drawing:
     """The values of one objective over a tuned parameter."""
     name = clean(dimension.name)
-    points = _finite(
-        (x, trial.value) for trial in complete(trials) if (x := axis_position(dimension, trial)) is not None
-    )
-    pruned_values = _pruned(trials, rungs)
-    pruned = _finite(
-        (x, pruned_values[trial.number])
-        for trial in trials
-        if trial.number in pruned_values and (x := axis_position(dimension, trial)) is not None
-    )
+    pruned, completed, axis = _dots_of_trials(trials, rungs, lambda trial: axis_position(dimension, trial), dot_height)
     if dimension.kind == "choice":
         x_axis = XAxis("", -0.5, len(dimension.choices) - 0.5, names=_axis_names(dimension))
     else:
         x_axis = XAxis(name, dimension.low, dimension.high, scale="log" if dimension.log else "linear")
-    axis = _value_axis([*points, *pruned])
-    pruned_dots, dots = _dots([pruned, points], axis, dot_height)
-    return Drawing(
-        _with_bins(Curve(pruned_dots, "dim"), Curve(dots, "series.0")),
-        f"{clean(objective.metric)} over {name}",
-        x_axis,
-        axis,
-    )
+    curves = [Curve(pruned, style="dim"), Curve(completed)]
+    return Drawing(_with_bins(curves), f"{clean(objective.metric)} over {name}", x_axis, axis)
 
 
 def axis_position(dimension: Dimension, trial: TrialRecord) -> float | None:
@@ -98,14 +77,10 @@ def front(trials: Sequence[TrialRecord], objectives: Sequence[Objective], dot_he
     known = [trial for trial in complete(trials) if len(trial.values) == len(objectives)]
     points = _finite((trial.values[0], trial.values[1]) for trial in known)
     best = sorted(_finite((trial.values[0], trial.values[1]) for trial in pareto_front(trials, objectives)))
-    axis = YAxis()
-    (dots,) = _dots([points], axis, dot_height)
-    return Drawing(
-        _with_bins(Curve(dots, "series.0", "trials"), Curve(_line(best), "good", "Pareto front")),
-        f"{clean(objectives[1].metric)} over {clean(objectives[0].metric)}",
-        XAxis(clean(objectives[0].metric)),
-        axis,
-    )
+    (dots,) = _dots([points], "linear", dot_height)
+    curves = [Curve(dots, label="trials"), Curve(_line(best), style="good", label="Pareto front")]
+    first, second = (clean(objective.metric) for objective in objectives[:2])
+    return Drawing(_with_bins(curves), f"{second} over {first}", XAxis(first), YAxis())
 
 
 def courses(trials: Sequence[TrialRecord], rungs: Rungs, spec: StudySpec) -> Drawing:
@@ -115,32 +90,45 @@ def courses(trials: Sequence[TrialRecord], rungs: Rungs, spec: StudySpec) -> Dra
     points = {
         number: _finite((rung.step + 1.0, rung.value) for rung in rungs.get(number, ())) for number in (*others, *best)
     }
-    grey = [Curve(_line(points[number]), "dim", is_shadow=True) for number in others]
-    coloured = [Curve(_line(points[number]), f"series.{place}", f"trial {number}") for place, number in enumerate(best)]
+    curves = [Curve(_line(points[number]), style="dim", is_shadow=True) for number in others]
+    for place, number in enumerate(best):
+        curves.append(Curve(_line(points[number]), style=f"series.{place}", label=f"trial {number}"))
     axis = _value_axis([point for each in points.values() for point in each])
-    return Drawing(_with_bins(*grey, *coloured), clean(spec.objectives[0].metric), XAxis("steps"), axis)
+    return Drawing(_with_bins(curves), clean(spec.objectives[0].metric), XAxis("steps"), axis)
 
 
-def _finite(points: Iterable[tuple[float, float | None]]) -> list[_Point]:
+def _dots_of_trials(
+    trials: Sequence[TrialRecord], rungs: Rungs, x_of: Callable[[TrialRecord], float | None], height: float
+) -> tuple[list[Bin], list[Bin], YAxis]:
+    """The dots of pruned and of complete trials, and the axis of their values."""
+    passed = {trial.number: rungs.get(trial.number, ()) for trial in trials if trial.state is TrialState.PRUNED}
+    pruned = _finite((x_of(trial), passed[trial.number][-1].value) for trial in trials if passed.get(trial.number))
+    completed = _finite((x_of(trial), trial.value) for trial in complete(trials))
+    axis = _value_axis([*completed, *pruned])
+    pruned_dots, dots = _dots([pruned, completed], axis.kind, height)
+    return pruned_dots, dots, axis
+
+
+def _finite(points: Iterable[tuple[float | None, float | None]]) -> list[_Point]:
     """The points with finite coordinates."""
-    return [(x, value) for x, value in points if value is not None and math.isfinite(x) and math.isfinite(value)]
+    known = ((x, value) for x, value in points if x is not None and value is not None)
+    return [(x, value) for x, value in known if math.isfinite(x) and math.isfinite(value)]
 
 
 def _line(points: Iterable[_Point]) -> list[Bin]:
-    return [Bin(x, x, value, value, value, value, 1) for x, value in points]
+    return [Bin(first_x=x, last_x=x, low=value, high=value, first=value, last=value, points=1) for x, value in points]
 
 
-def _dots(groups: Sequence[Sequence[_Point]], axis: YAxis, height: float) -> list[list[Bin]]:
+def _dots(groups: Sequence[Sequence[_Point]], kind: AxisKind, height: float) -> list[list[Bin]]:
     """Unconnected points, sorted by x, with the same height on the axis: a share of their range."""
     values = [value for points in groups for _, value in points]
     least, most = min(values, default=1.0), max(values, default=1.0)
-    return [
-        [
-            Bin(x, x, *_dot_ends(value, least, most, axis.kind, height), value, value, 1, gap_before=True)
-            for x, value in sorted(points)
-        ]
-        for points in groups
-    ]
+
+    def dot(x: float, value: float) -> Bin:
+        low, high = _dot_ends(value, least, most, kind, height)
+        return Bin(first_x=x, last_x=x, low=low, high=high, first=value, last=value, points=1, gap_before=True)
+
+    return [[dot(x, value) for x, value in sorted(points)] for points in groups]
 
 
 def _dot_ends(value: float, least: float, most: float, kind: AxisKind, height: float) -> tuple[float, float]:
@@ -157,17 +145,8 @@ def _dot_ends(value: float, least: float, most: float, kind: AxisKind, height: f
     return low, min(high, sys.float_info.max)
 
 
-def _with_bins(*curves: Curve) -> list[Curve]:
+def _with_bins(curves: Iterable[Curve]) -> list[Curve]:
     return [curve for curve in curves if curve.bins]
-
-
-def _pruned(trials: Sequence[TrialRecord], rungs: Rungs) -> dict[int, float | None]:
-    """The value of each pruned trial at its last rung, by number."""
-    return {
-        trial.number: rungs[trial.number][-1].value
-        for trial in trials
-        if trial.state is TrialState.PRUNED and rungs.get(trial.number)
-    }
 
 
 def _axis_names(dimension: Dimension) -> tuple[str, ...]:

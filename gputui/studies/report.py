@@ -8,9 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 from markupsafe import Markup
@@ -31,7 +29,6 @@ from gputui.studies.spec import Objective, StudySpec
 BEST_SHOWN = 5
 TRAINED_AGAIN = 2
 """How many trials get a command in the report; all of a Pareto front do."""
-
 _SIZE, _HALF_SIZE = (1000, 360), (600, 360)
 
 
@@ -60,7 +57,7 @@ class _Section(Struct, frozen=True):
     drawings: Mapping[str, Drawing] = {}
 
 
-# --- rendering
+# --- rendering --------------------------------------------------------------------------------------------------------
 
 
 def markdown(findings: StudyFindings, *, with_pictures: bool = False) -> str:
@@ -90,18 +87,18 @@ def _render(template: str, findings: StudyFindings, sections: Sequence[_Section]
     counts = ", ".join(f"{states[state]} {state}" for state in TrialState if states.get(state))
     used = f", {gpu_hours(findings.gpu_hours)} GPU-hours" if findings.gpu_hours else ""
     why = f" ({study.reason})" if study.reason else ""
-    outcome = f"{study.state.capitalize()}{why} after {duration(findings.running_seconds)}{used}."
-    method = spec.method if spec.pbt is not None else f"{spec.method} sampler"
-    method += "" if spec.pruner.kind == "none" else f", {spec.pruner.kind} pruner"
+    sampler = spec.method if spec.pbt is not None else f"{spec.method} sampler"
+    pruner = "" if spec.pruner.kind == "none" else f", {spec.pruner.kind} pruner"
     saved = saved_share(spec, findings.trials)
     return render(
         template,
-        title=_title(findings),
-        goals=[asdict(objective) for objective in spec.objectives],
+        title=f"Study {study.study_id}",
+        goals=spec.objectives,
         profile=spec.profile,
         target=None if spec.target is None else spec.target["name"],
-        method=f"{method}, seed {spec.seed}",
-        outcome=f"{outcome} Trials: {counts or 'none'}.",
+        method=f"{sampler}{pruner}, seed {spec.seed}",
+        outcome=f"{study.state.capitalize()}{why} after {duration(findings.running_seconds)}{used}. "
+        f"Trials: {counts or 'none'}.",
         saved=None if saved is None else percent(saved * 100),
         sections=sections,
         **more,
@@ -117,11 +114,7 @@ def _safe_svg(section: _Section, name: str) -> Markup:
     return Markup(_svg(section, name))  # noqa: S704
 
 
-def _title(findings: StudyFindings) -> str:
-    return f"Study {findings.study.study_id}"
-
-
-# --- content
+# --- content ----------------------------------------------------------------------------------------------------------
 
 
 def winner_command(findings: StudyFindings, trial: TrialRecord) -> str:
@@ -139,65 +132,55 @@ def winner_command(findings: StudyFindings, trial: TrialRecord) -> str:
 def saved_share(spec: StudySpec, trials: Sequence[TrialRecord]) -> float | None:
     """The share of the rungs of full runs that pruning saved; None if no trial was pruned or a rung
     is unknown."""
-    over = [
-        trial
-        for trial in trials
-        if trial.state in (TrialState.COMPLETE, TrialState.PRUNED) and trial.origin not in ("warm", OUTSIDE)
-    ]
-    pruned = [trial for trial in over if trial.state is TrialState.PRUNED]
-    if not pruned or any(trial.rung is None for trial in pruned):
+    own = [trial for trial in trials if trial.origin not in ("warm", OUTSIDE)]
+    pruned = [trial.rung for trial in own if trial.state is TrialState.PRUNED]
+    rungs = [rung for rung in pruned if rung is not None]
+    if not rungs or len(rungs) < len(pruned):
         return None
-    return sum(1 - (trial.rung or 0) / spec.pruner.rungs for trial in pruned) / len(over)
+    over = len(pruned) + counted(own)[TrialState.COMPLETE]
+    return sum(1 - rung / spec.pruner.rungs for rung in rungs) / over
 
 
 def _sections(findings: StudyFindings) -> list[_Section]:
-    return [
-        *_best(findings),
-        *_courses(findings),
-        *_importances(findings),
-        *_lineage(findings),
-        *_rest(findings.trials),
-    ]
+    parts = (_best, _courses, _importances, _lineage, _not_complete)
+    return [section for part in parts for section in part(findings)]
 
 
 def _best(findings: StudyFindings) -> Iterator[_Section]:
     spec = findings.spec
     best = ranked(findings.trials, spec.objectives)
-    is_front = len(spec.objectives) > 1
     if not best:
         yield _Section("No trial is complete yet")
         return
-    shown = best if is_front else best[:BEST_SHOWN]
-    heads = ["trial", "run", *(objective.metric for objective in spec.objectives), *spec.tuned]
+    is_front = len(spec.objectives) > 1
     rows = [
         [
             str(trial.number),
             trial.run_id or UNKNOWN,
-            *(metric_value(value) for value in trial.values),
+            *map(metric_value, trial.values),
             *(_plain(trial.params.get(name)) for name in spec.tuned),
         ]
-        for trial in shown
+        for trial in (best if is_front else best[:BEST_SHOWN])
     ]
     commands = []
     for place, trial in enumerate(best if is_front else best[:TRAINED_AGAIN]):
-        rank = f"the second best, trial {trial.number}," if place else f"the best, trial {trial.number},"
-        which = f"trial {trial.number}" if is_front else rank
+        rank = "" if is_front else "the second best, " if place else "the best, "
+        which = f"{rank}trial {trial.number}{'' if is_front else ','}"
         commands.append((f"Train {which} as a run of its own:", winner_command(findings, trial)))
+    heads = ["trial", "run", *(objective.metric for objective in spec.objectives), *spec.tuned]
     yield _Section("Pareto front" if is_front else "Best trials", heads, rows, commands)
 
 
 def _courses(findings: StudyFindings) -> Iterator[_Section]:
-    spec, trials = findings.spec, findings.trials
+    spec, trials, rungs = findings.spec, findings.trials, findings.rungs
     if not any(trial.ended_at is not None for trial in trials):
         return
     for objective, own in by_objective(trials, spec.objectives):
-        drawing = pictures.values_by_trial(own, findings.rungs, objective)
-        yield _Section(
-            f"What was found when{_for(spec, objective)}", drawings={f"values{_of(spec, objective)}": drawing}
-        )
+        title, name = _of_objective(spec, objective, "What was found when", "values")
+        yield _Section(title, drawings={name: pictures.values_by_trial(own, rungs, objective)})
     if len(spec.objectives) > 1:
         yield _Section("One objective over the other", drawings={"front": pictures.front(trials, spec.objectives)})
-    drawing = pictures.courses(trials, findings.rungs, spec)
+    drawing = pictures.courses(trials, rungs, spec)
     if any(len(curve.bins) > 1 for curve in drawing.curves):
         title = f"The best {pictures.COLOURED_COURSES} trials in colours, all others grey"
         yield _Section(title, drawings={"courses": drawing})
@@ -205,30 +188,23 @@ def _courses(findings: StudyFindings) -> Iterator[_Section]:
 
 def _importances(findings: StudyFindings) -> Iterator[_Section]:
     spec = findings.spec
-    by_name = {dimension.name: dimension for dimension in spec.space}
+    dimensions = {dimension.name: dimension for dimension in spec.space}
     known = importances(findings.trials, spec)
     for objective, trials in by_objective(findings.trials, spec.objectives):
-        found = [one for one in known if one.objective == objective.metric]
-        if found:
-            over = partial(pictures.over_parameter, trials, findings.rungs)
-            yield _Section(
-                f"What mattered{_for(spec, objective)}",
-                ["parameter", "importance"],
-                [[one.name, percent(one.share * 100)] for one in found],
-                drawings={
-                    f"over-{_file_name(one.name)}{_of(spec, objective)}": over(by_name[one.name], objective)
-                    for one in found
-                },
-            )
+        rows, drawings = [], {}
+        for found in (one for one in known if one.objective == objective.metric):
+            title, name = _of_objective(spec, objective, "What mattered", f"over-{_file_name(found.name)}")
+            rows.append([found.name, percent(found.share * 100)])
+            drawings[name] = pictures.over_parameter(trials, findings.rungs, dimensions[found.name], objective)
+        if rows:
+            yield _Section(title, ["parameter", "importance"], rows, drawings=drawings)
 
 
-def _for(spec: StudySpec, objective: Objective) -> str:
-    return f" for {objective.metric}" if len(spec.objectives) > 1 else ""
-
-
-def _of(spec: StudySpec, objective: Objective) -> str:
-    """The part of a picture's name that tells objectives apart."""
-    return f"-of-{_file_name(objective.metric)}" if len(spec.objectives) > 1 else ""
+def _of_objective(spec: StudySpec, objective: Objective, title: str, name: str) -> tuple[str, str]:
+    """A title and a picture's name that tell one of several objectives."""
+    if len(spec.objectives) == 1:
+        return title, name
+    return f"{title} for {objective.metric}", f"{name}-of-{_file_name(objective.metric)}"
 
 
 def _file_name(name: str) -> str:
@@ -236,31 +212,23 @@ def _file_name(name: str) -> str:
 
 
 def _lineage(findings: StudyFindings) -> Iterator[_Section]:
-    moved = [trial for trial in findings.trials if trial.generation is not None and trial.parent is not None]
-    if moved:
-        tuned = findings.spec.tuned
-        yield _Section(
-            "Who went on from whom",
-            ["member", "continues from", "after milestone", *tuned],
-            [
-                [
-                    str(one.number),
-                    f"trial {one.parent}",
-                    str(one.generation),
-                    *(_plain(one.params.get(n)) for n in tuned),
-                ]
-                for one in moved
-            ],
-        )
+    tuned = findings.spec.tuned
+    rows = [
+        [str(one.number), f"trial {one.parent}", str(one.generation), *(_plain(one.params.get(name)) for name in tuned)]
+        for one in findings.trials
+        if one.generation is not None and one.parent is not None
+    ]
+    if rows:
+        yield _Section("Who went on from whom", ["member", "continues from", "after milestone", *tuned], rows)
 
 
-def _rest(trials: Sequence[TrialRecord]) -> Iterator[_Section]:
-    rest = [trial for trial in trials if trial.state.is_over and trial.state is not TrialState.COMPLETE]
-    if rest:
-        rows = []
-        for trial in rest:
+def _not_complete(findings: StudyFindings) -> Iterator[_Section]:
+    rows = []
+    for trial in findings.trials:
+        if trial.state.is_over and trial.state is not TrialState.COMPLETE:
             point = " ".join(f"{name}={_plain(value)}" for name, value in trial.params.items())
             rows.append([str(trial.number), trial.state, trial.reason or UNKNOWN, point])
+    if rows:
         yield _Section("Not complete", ["trial", "state", "why", "point"], rows)
 
 

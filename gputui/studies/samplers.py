@@ -102,25 +102,33 @@ def cma_es(spec: StudySpec, trials: Sequence[FrozenTrial]) -> CmaEsSampler:
         independent_sampler=optuna.samplers.RandomSampler(seed=spec.seed + len(trials)),
         **startup,
     )
-    # Generations of an earlier process are of another optimizer.
+    # Optuna marks the trials of a generation with attributes of this prefix. Those that an earlier
+    # process marked belong to an optimizer that is gone: counted with the new one's, they would end
+    # its first generation early.
     made._attr_prefix = f"cma{len(trials)}:"
     return made
 
 
 class _CmaEs(CmaEsSampler):
-    """Keeps its optimizer in memory. Optuna keeps it in the storage as a pickle, which is unsafe to
-    load."""
+    """CMA-ES with its optimizer in memory.
+
+    Optuna pickles the optimizer into attributes of trials and loads it from there for each point.
+    Whoever can write to the journal could then run code here, so nothing is unpickled.
+    """
 
     _optimizer: Any = None
 
     def _restore_optimizer(self, completed_trials: list[FrozenTrial]) -> Any:
+        # Called before each point. None makes Optuna begin one with `_init_optimizer`.
         return self._optimizer
 
     def _init_optimizer(self, *arguments: Any, **options: Any) -> Any:
+        # Called once; Optuna then updates this same object with the values of each generation.
         self._optimizer = super()._init_optimizer(*arguments, **options)
         return self._optimizer
 
     def _split_optimizer_str(self, optimizer_str: str) -> Mapping[str, str]:  # type: ignore[override]
+        # Called with the pickle as text, to store it in pieces: there are none.
         return {}
 
 

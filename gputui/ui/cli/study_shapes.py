@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gputui.core.config import Workspace
-from gputui.store.json_shapes import iso
+from gputui.store.json_shapes import iso, number_or_word
 from gputui.store.studies import StudyRecord, TrialRecord, TrialState, read_rungs, read_trials, study_gpu_hours
 from gputui.studies.analysis import best_trials, ranked
 from gputui.studies.rows import JOURNAL_FILE
@@ -48,7 +48,7 @@ def show_shape(
         passed = {
             "rung": rung.rung,
             "step": rung.step,
-            "value": rung.value,
+            "value": number_or_word(rung.value),
             "attempt": rung.attempt,
             "at": iso(rung.at),
         }
@@ -122,9 +122,9 @@ def _trial_shape(trial: TrialRecord) -> dict[str, Any]:
         "origin": trial.origin,
         "params": dict(trial.params),
         "rung": trial.rung,
-        "value": trial.value if len(trial.values) == 1 else None,
-        "values": list(trial.values),
-        "constraints": list(trial.constraints),
+        "value": number_or_word(trial.value) if len(trial.values) == 1 else None,
+        "values": [number_or_word(value) for value in trial.values],
+        "constraints": [number_or_word(value) for value in trial.constraints],
         "reason": trial.reason,
         "parent": trial.parent,
         "generation": trial.generation,

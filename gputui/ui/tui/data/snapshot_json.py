@@ -8,7 +8,7 @@ import math
 from msgspec.structs import asdict
 
 from gputui.store import json_shapes
-from gputui.store.json_shapes import Shape, iso
+from gputui.store.json_shapes import Shape, iso, number_or_word
 from gputui.ui.tui.data.snapshot import RunRow, Snapshot
 
 
@@ -57,19 +57,12 @@ def row_shape(row: RunRow) -> Shape:
         **json_shapes.run_shape(row.run),
         "step": progress.step,
         "total_steps": progress.total_steps,
-        "loss": _number_or_word(progress.loss),
+        "loss": number_or_word(progress.loss),
         "metric": progress.metric,
-        "metric_value": _number_or_word(progress.metric_value),
+        "metric_value": number_or_word(progress.metric_value),
         "steps_per_second": _finite_or_none(progress.steps_per_second),
         "seconds_left": _finite_or_none(progress.seconds_left),
     }
-
-
-def _number_or_word(value: float | None) -> float | str | None:
-    """JSON knows no other numbers; those are words, as they are stored."""
-    if value is None or math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def _finite_or_none(value: float | None) -> float | None:
