@@ -41,11 +41,11 @@ _OVER = re.compile(r"best|last|mean of ([1-9]\d{0,4})")
 
 
 class Reads:
-    """Metadata for pydantic: ``parse`` reads a value and raises ValueError. ``schema`` takes the
-    place of the JSON Schema of its type, or stands beside it where ``is_short`` says so."""
+    """Metadata for pydantic: ``parse`` reads a value and raises ValueError, ``schema`` changes the
+    JSON Schema of its type."""
 
-    def __init__(self, parse: Callable[[Any], object], schema: JsonSchema | None = None, *, is_short: bool = False):
-        self.parse, self.schema, self.is_short = parse, schema, is_short
+    def __init__(self, parse: Callable[[Any], object], schema: Callable[[JsonSchema], JsonSchema] = dict) -> None:
+        self.parse, self.schema = parse, schema
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         from pydantic_core import core_schema
@@ -53,8 +53,12 @@ class Reads:
         return core_schema.no_info_before_validator_function(self.parse, handler(source))
 
     def __get_pydantic_json_schema__(self, core: Any, handler: Any) -> JsonSchema:
-        own: JsonSchema = handler(core)
-        return own if self.schema is None else {"anyOf": [self.schema, own]} if self.is_short else self.schema
+        return self.schema(handler(core))
+
+
+def _or(schema: JsonSchema) -> Callable[[JsonSchema], JsonSchema]:
+    """The JSON Schema of a type that has a short form."""
+    return lambda own: {"anyOf": [schema, own]}
 
 
 def _if(is_right: Callable[[Any], object], expected: str) -> Callable[[object], object]:
@@ -136,13 +140,13 @@ Number = Annotated[float, Reads(_if(_is_number, "a number"))]
 Positive = Annotated[float, Reads(_if(_is_positive, "a number greater than 0"))]
 Switch = Annotated[bool, Reads(_if(lambda given: isinstance(given, bool), "true or false"))]
 Text = Annotated[str, Reads(_if(lambda given: "\0" not in str(given), "text without NUL characters"))]
-Duration = Annotated[float, Reads(_by(parse_duration, "a time such as 30m, 10h or 2d"), _TEXT)]
-Size = Annotated[int, Reads(_by(parse_size, _SIZE_WORDS), {**_TEXT, "pattern": SIZE_PATTERN})]
+Duration = Annotated[float, Reads(_by(parse_duration, "a time such as 30m, 10h or 2d"), lambda _: _TEXT)]
+Size = Annotated[int, Reads(_by(parse_size, _SIZE_WORDS), lambda _: {**_TEXT, "pattern": SIZE_PATTERN})]
 Over = Annotated[str, Reads(_if(lambda given: _OVER.fullmatch(str(given)), _OVER_WORDS))]
-Length = Annotated[float, Reads(_if(_is_positive, _LENGTH_WORDS), _TEXT, is_short=True)]
+Length = Annotated[float, Reads(_if(_is_positive, _LENGTH_WORDS), _or(_TEXT))]
 Value = Annotated[Scalar, Reads(_value)]
 Values = Annotated[tuple[Value, ...], Reads(_values)]
-Wanted = Annotated[Values, Reads(lambda given: given if isinstance(given, list) else [given], {})]
+Wanted = Annotated[Values, Reads(lambda given: given if isinstance(given, list) else [given], lambda _: {})]
 
 
 # --- sections ---------------------------------------------------------------------------------------------------------
@@ -327,12 +331,18 @@ class PbtSpec(Section):
 
 # --- the file ---------------------------------------------------------------------------------------------------------
 
-_DIMENSION = {"anyOf": [{"type": "array", "minItems": 1}, {"$ref": "#/$defs/Dimension"}]}
-_SPACE = Reads(_dimensions, {"type": "object", "minProperties": 1, "additionalProperties": _DIMENSION})
-_OBJECTIVES = Reads(_objectives, {"$ref": "#/$defs/Objective"}, is_short=True)
-_SAMPLER = Reads(_by_kind, {"enum": list(get_args(SamplerKind))}, is_short=True)
-_PRUNER = Reads(_by_kind, {"enum": ["none", False]}, is_short=True)
-_TARGET = Reads(lambda given: given, _TEXT)
+_CHOICE = {"type": "array", "minItems": 1}
+
+
+def _space_schema(own: JsonSchema) -> JsonSchema:
+    return {"type": "object", "minProperties": 1, "additionalProperties": {"anyOf": [_CHOICE, own["items"]]}}
+
+
+_SPACE = Reads(_dimensions, _space_schema)
+_OBJECTIVES = Reads(_objectives, lambda own: {"anyOf": [own["items"], own]})
+_SAMPLER = Reads(_by_kind, _or({"enum": list(get_args(SamplerKind))}))
+_PRUNER = Reads(_by_kind, _or({"enum": ["none", False]}))
+_TARGET = Reads(lambda given: given, lambda _: _TEXT)
 
 
 @dataclass(frozen=True)

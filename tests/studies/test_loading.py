@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from gputui.core.config import Workspace
+from gputui.core.config import Workspace, shipped_studies
 from gputui.core.yaml_forms.problems import ProfileError
 from gputui.profiles.loading import load
 from gputui.profiles.params import ParameterError
 from gputui.profiles.targets import find_target
+from gputui.store.studies import StudyRecord, StudyState
 from gputui.studies.launch import impossible_budget
-from gputui.studies.loading import StudyFile, grid_source, read_study
-from gputui.studies.spec import Budget, Dimension, StudySpec
+from gputui.studies.loading import grid_source, json_schema, load_study, read_study
+from gputui.studies.spec import Budget, Dimension, StudySpec, study_spec
 from tests.tables import table
 
 PROFILE = """
@@ -31,14 +31,21 @@ params:
   optimizer: {default: adam, choices: [adam, sgd]}
   seed: 0
 """
+LADDERS = "recovery: {ladders: {nan_loss: [{lower_lr: 10}]}}\n"
+CHECKPOINTS = 'checkpoints: {pattern: "*.pt", resume: "--resume {checkpoint}"}\n'
+PHASES = CHECKPOINTS + "phases: [{params: {lr: 0.2}}]\n"
 
 LR = "lr: {type: float, min: 1e-4, max: 1e-1, log: true}"
-STUDY = f"""
-profile: ./net.yaml
+LOSS, TRIALS = "objective: {metric: loss}\n", "budget: {trials: 4}\n"
+STUDY = f"profile: ./net.yaml\nspace:\n  {LR}\n{LOSS}{TRIALS}"
+PBT = "pbt: {members: 4, every: 10"
+CONDITIONS = """profile: ./net.yaml
 space:
-  {LR}
-objective: {{metric: loss}}
-budget: {{trials: 4}}
+  optimizer: [adam, sgd]
+  lr: {type: choice, values: [0.1, 0.2], when: {optimizer: sgd}}
+  width: {type: int, min: 8, max: 16, step: 8, when: {optimizer: [sgd, adam], lr: 0.2}}
+objective: {metric: loss}
+sampler: grid
 """
 
 
@@ -49,19 +56,26 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def read(text: str, folder: Path, workspace: Workspace) -> StudyFile:
-    return read_study(text, folder / "study.yaml", workspace, folder)
+def read(text: str, folder: Path, workspace: Workspace) -> StudySpec:
+    return read_study(text, folder / "study.yaml", workspace, folder).spec
 
 
-def problems(text: str, folder: Path, workspace: Workspace) -> list[tuple[int | None, str]]:
+def problems(text: str, folder: Path, workspace: Workspace) -> set[str]:
     with pytest.raises(ProfileError) as caught:
         read(text, folder, workspace)
-    return [(one.line, one.key) for one in caught.value.problems]
+    return {f"{one.line} {one.key}".strip() for one in caught.value.problems}
+
+
+def stored(spec: StudySpec) -> StudySpec:
+    """The study as another process reads it."""
+    text = json.dumps(spec.to_json())
+    return study_spec(StudyRecord("s-1", 1, "s", "net", StudyState.RUNNING, None, text, "", 0.0, None))
 
 
 def test_a_study_keeps_what_its_file_says_through_the_store(folder: Path, workspace: Workspace) -> None:
     text = """
 name: best-net
+description: all keys
 profile: ./net.yaml
 params: {steps: 270}
 space:
@@ -71,18 +85,23 @@ objective:
   - {metric: val/loss, over: mean of 5}
   - {metric: seconds, direction: maximize, over: last}
 sampler: nsga2
+pruner: off
 constraints: {memory: 20GiB, step_time: 0.5}
 budget: {trials: 40, wall: 10h}
 parallel: 2
 """
-    spec = read(text, folder, workspace).spec
-    assert msgspec.convert(json.loads(json.dumps(spec.to_json())), StudySpec) == spec
-    assert [one.over for one in spec.objectives] == ["mean of 5", "last"] and spec.objectives[0].mean_of == 5
+    spec = read(text, folder, workspace)
+    assert stored(spec) == spec
+    assert [(one.over, one.mean_of) for one in spec.objectives] == [("mean of 5", 5), ("last", None)]
     assert spec.budget.wall_seconds == 36000 and spec.constraints.memory_bytes == 20 * 2**30
-    assert spec.tuned == ("lr", "batch_size") and spec.priority < 0
+    assert spec.tuned == ("lr", "batch_size") and spec.priority < 0 and spec.rerun == 0
+    pruned = read(STUDY + "pruner: {kind: median, length: steps}\nparams: {steps: 270}\n", folder, workspace)
+    assert (pruned.pruner.length, pruned.rerun, pruned.name) == (270, 2, "study")
 
 
-def test_every_mistake_of_the_form_is_named_with_its_line(folder: Path, workspace: Workspace) -> None:
+def test_every_mistake_is_named_with_its_line_also_where_the_profile_is_missing(
+    folder: Path, workspace: Workspace
+) -> None:
     text = """profile: ./nt.yaml
 space:
   lr: {type: float, min: 1}
@@ -91,123 +110,102 @@ space:
 objective: {metrc: loss}
 sampler: tpee
 budget: {wall: soon}
+pruner: {kind: median, length: steps}
 """
-    assert set(problems(text, folder, workspace)) == {
-        (1, "profile"), (3, "space.lr"), (4, "space.width"), (5, "space.steps"), (6, "objective"),
-        (6, "objective.metrc"), (7, "sampler"), (8, "budget.wall"),
+    assert problems(text, folder, workspace) == {
+        "1 profile", "3 space.lr", "4 space.width", "5 space.steps", "6 objective", "6 objective.metrc", "7 sampler",
+        "8 budget.wall",
     }  # fmt: skip
 
 
-@table(
-    ("text", "key"),
-    [
-        (STUDY.replace("lr:", "lrr:"), "space.lrr"),
-        (STUDY + "params: {lr: 0.2}\n", "params.lr"),
-        (STUDY + "params: {steps: 0}\n", "params.steps"),
-        (STUDY.replace("lr: {type: float", "steps: {type: float"), "space.steps.type"),
-        (STUDY.replace(LR, "optimizer: [adam, lamb]"), "space.optimizer"),
-        (STUDY.replace(LR, "width: {type: int, min: 8, max: 64}"), "space.width"),
-        (STUDY + "sampler: grid\n", "space.lr"),
-        (STUDY + "sampler: cmaes\n", "sampler"),
-        (STUDY + "sampler: nsga2\n", "sampler"),
-        (STUDY.replace("{trials: 4}", "{gpu_hours: 4}"), "budget.gpu_hours"),
-        (STUDY.replace("budget: {trials: 4}", ""), ""),
-        (STUDY + "stop_after: 0\n", "stop_after"),
-        (STUDY + "pruner: hyperband\n", "pruner"),
-        (STUDY + "pruner: {kind: median, length: lr}\n", "pruner.length"),
-        (STUDY + "gpus_per_trial: 1\ntrials_per_gpu: 0\n", "trials_per_gpu"),
-        (STUDY + "gpus_per_trial: 2\ntrials_per_gpu: 2\n", "trials_per_gpu"),
-        (STUDY + "trials_per_gpu: 2\n", "trials_per_gpu"),
-        (STUDY + "priority: 5\n", "priority"),
-        (STUDY + "rerun: -1\n", "rerun"),
-        (STUDY.replace("objective: {metric: loss}", "objective: loss"), "objective"),
-        (STUDY.replace("{metric: loss}", "[{metric: loss}, {metric: loss}]"), "objective.1.metric"),
-        (STUDY.replace(LR, "seed: {type: int, min: 0, max: 9999999}") + "sampler: grid\n", "sampler"),
-        (STUDY.replace(LR, "seed: [1, 2]").replace("budget: {trials: 4}", "sampler: random"), ""),
-        (STUDY + "pbt: {members: 4, every: 10, length: 10}\n", "pbt.every pbt"),
-        (STUDY + "pbt: {members: 4, every: 10, length: lr}\n", "pbt.length pbt"),
-        (STUDY + "pbt: {members: 4, every: 10, length: stepz}\n", "pbt.length pbt"),
-        (STUDY + "sampler: tpe\npbt: {members: 4, every: 10}\n", "sampler pbt"),
-    ],
-)  # fmt: skip
-def test_what_does_not_go_together_is_refused_where_it_stands(
-    text: str, key: str, folder: Path, workspace: Workspace
-) -> None:
-    # The profile of a population without checkpoints is a mistake of its own.
-    assert {found for _, found in problems(text, folder, workspace)} == set(key.split(" "))
+@table("text, where", [
+    (STUDY.replace("lr:", "lrr:"), "3 space.lrr"),
+    (STUDY.replace(LR, "lr: {type: float, min: 0.1, max: 1, name: x}"), "3 space.lr.name"),
+    (STUDY.replace(LR, "lr: {type: float, min: 0.1, max: true}"), "3 space.lr.max"),
+    (STUDY.replace(LR, "lr: [0.1, [0.2]]"), "3 space.lr"),
+    (STUDY.replace(LR, "steps: {type: float, min: 1, max: 9}"), "3 space.steps.type"),
+    (STUDY.replace(LR, "optimizer: [adam, lamb]"), "3 space.optimizer"),
+    (STUDY.replace(LR, "width: {type: int, min: 8, max: 64}"), "3 space.width"),
+    (STUDY.replace(LR, "seed: {type: int, min: 0, max: 9999999}") + "sampler: grid\n", "6 sampler"),
+    (STUDY.replace(LOSS, "objective: loss\n"), "4 objective"),
+    (STUDY.replace(LOSS, "objective: {metric: loss, over: mean of 0}\n"), "4 objective.over"),
+    (STUDY.replace(LOSS, "objective: [{metric: loss}, {metric: loss}]\n"), "4 objective.1.metric"),
+    (STUDY.replace(LOSS, "objective: []\n"), "4 objective"),
+    (STUDY.replace(TRIALS, "budget: {gpu_hours: 4}\n"), "5 budget.gpu_hours"),
+    (STUDY.replace(TRIALS, "budget: {trials: '4'}\n"), "5 budget.trials"),
+    (STUDY.replace(TRIALS, "constraints: {memory: 20}\nstop_after: 1\n"), "5 constraints.memory"),
+    (STUDY.replace(TRIALS, ""), "1"),
+    *((f"{STUDY}{line}\n", f"6 {where}") for line, where in [
+        ("params: {lr: 0.2}", "params.lr"), ("params: {steps: 0}", "params.steps"),
+        ("sampler: cmaes", "sampler"), ("sampler: nsga2", "sampler"), ("sampler: {startup: 3}", "sampler"),
+        ("sampler: {kind: tpe, startup: 0}", "sampler.startup"), ("stop_after: 0", "stop_after"),
+        ("pruner: hyperband", "pruner"), ("pruner: {kind: median, length: lr}", "pruner.length"),
+        ("pruner: {kind: median, length: stepz}", "pruner.length"), ("pruner: {kind: none, eta: 1}", "pruner.eta"),
+        ("trials_per_gpu: 2", "trials_per_gpu"), ("priority: 5", "priority"), ("rerun: -1", "rerun"),
+        ("params: {steps: []}", "params.steps"),
+        ("parallel: 1.0", "parallel"), ("target: {kind: slurm}", "target"), ("nme: x", "nme"),
+    ]),
+    (STUDY + "sampler: grid\n", "3 space.lr"),
+    (STUDY + "gpus_per_trial: 2\ntrials_per_gpu: 2\n", "7 trials_per_gpu"),
+])  # fmt: skip
+def test_a_mistake_is_named_where_it_stands(text: str, where: str, folder: Path, workspace: Workspace) -> None:
+    assert problems(text, folder, workspace) == {where}
 
 
-@table("text, keys", [
-    ("target: lab\nparallel: 2\n", ""), ("target: gone\nparallel: 2\n", "target"), ("target: lab\n", "target"),
-    ("target: lab\nparallel: 2\nbudget: {gpu_hours: 4}\n", "budget.gpu_hours"),
-    ("target: lab\nparallel: 2\npbt: {members: 4, every: 10}\n", "pbt"),
-    ("target: far\nparallel: 2\ngpus_per_trial: 1\ntrials_per_gpu: 2\n", "trials_per_gpu"),
+@table("more, where", [
+    ("parallel: 2\ntarget: lab", ""), ("parallel: 2\ntarget: gone", "7 target"), ("seed: 1\ntarget: lab", "7 target"),
+    ("parallel: 2\ntarget: lab\npbt: {members: 4, every: 10}", "8 pbt"),
+    ("parallel: 2\ntarget: far\ngpus_per_trial: 1\ntrials_per_gpu: 2", "9 trials_per_gpu"),
+    ("seed: 1\nbudget: {gpu_hours: 4}\nparallel: 2\ntarget: lab", "7 budget.gpu_hours"),
 ])  # fmt: skip
 def test_a_study_on_a_target_has_what_a_target_can_keep(
-    text: str, keys: str, folder: Path, workspace: Workspace
+    more: str, where: str, folder: Path, workspace: Workspace
 ) -> None:
     workspace.targets.write_text("lab: {kind: slurm}\nfar: {kind: ssh, host: k}\n")
-    text = (STUDY.partition("budget")[0] if "budget" in text else STUDY) + text
-    if keys:
-        assert {found for _, found in problems(text, folder, workspace)} == {keys}
+    (folder / "net.yaml").write_text(PROFILE + CHECKPOINTS)
+    text = STUDY.replace(TRIALS, "warm_start: 1\n" if "budget" in more else TRIALS) + more
+    if where:
+        assert problems(text, folder, workspace) == {where}
     else:
-        assert read(text, folder, workspace).spec.target == find_target("lab", {}, workspace)
+        assert read(text, folder, workspace).target == find_target("lab", {}, workspace)
 
 
-def test_what_the_profiles_own_ladders_change_cannot_be_tuned(folder: Path, workspace: Workspace) -> None:
-    assert read(STUDY, folder, workspace)
-    own = "recovery: {ladders: {nan_loss: [{lower_lr: 10}]}}\n"
-    (folder / "net.yaml").write_text(PROFILE + own)
-    assert problems(STUDY, folder, workspace) == [(4, "space.lr")]
-    assert read(STUDY.replace(LR, "batch_size: [8]"), folder, workspace)
-
-
-def test_what_the_profiles_phases_change_cannot_be_tuned(folder: Path, workspace: Workspace) -> None:
-    phases = 'checkpoints: {pattern: "*.pt", resume: "--resume {checkpoint}"}\nphases: [{params: {lr: 0.2}}]\n'
-    (folder / "net.yaml").write_text(PROFILE + phases)
-    assert problems(STUDY, folder, workspace) == [(4, "space.lr")]
-
-
-CONDITIONS = """
-profile: ./net.yaml
-space:
-  optimizer: [adam, sgd]
-  lr: {type: choice, values: [0.1, 0.2], when: {optimizer: sgd}}
-  width: {type: int, min: 8, max: 16, step: 8, when: {optimizer: [sgd, adam], lr: 0.2}}
-objective: {metric: loss}
-sampler: grid
-"""
+@table("profile, text, where", [
+    (LADDERS, STUDY, "3 space.lr"), (LADDERS, STUDY.replace(LR, "batch_size: [8]"), ""), (PHASES, STUDY, "3 space.lr"),
+    (CHECKPOINTS, f"{STUDY}{PBT}}}\n", ""), ("", f"{STUDY}{PBT}}}\n", "6 pbt"),
+    *((CHECKPOINTS, f"{STUDY}{PBT}, {key}}}\n", f"6 pbt.{where}") for key, where in [
+        ("length: 10", "every"), ("length: lr", "length"), ("length: stepz", "length"), ("factors: [0]", "factors.0"),
+    ]),
+    (CHECKPOINTS, f"{STUDY}sampler: tpe\n{PBT}}}\n", "6 sampler"),
+    (CHECKPOINTS, CONDITIONS.replace("sampler: grid", f"{PBT}}}"), "4 space.lr.when, 5 space.width.when"),
+])  # fmt: skip
+def test_a_profile_may_forbid_what_a_study_tunes(
+    profile: str, text: str, where: str, folder: Path, workspace: Workspace
+) -> None:
+    (folder / "net.yaml").write_text(PROFILE + profile)
+    if where:
+        assert problems(text, folder, workspace) == set(where.split(", "))
+    else:
+        assert read(text, folder, workspace)
 
 
 def test_a_point_has_only_the_parameters_that_apply_to_it(folder: Path, workspace: Workspace) -> None:
-    spec = read(CONDITIONS, folder, workspace).spec
+    spec = read(CONDITIONS, folder, workspace)
     assert spec.grid() == [
         {"optimizer": "adam"}, {"optimizer": "sgd", "lr": 0.1},
         {"optimizer": "sgd", "lr": 0.2, "width": 8}, {"optimizer": "sgd", "lr": 0.2, "width": 16},
     ]  # fmt: skip
-    assert msgspec.convert(json.loads(json.dumps(spec.to_json())), StudySpec) == spec
-
-
-@table(("condition", "place"), [
-    ("optimizer: lamb", "optimizer"), ("optimizer: [sgd, 1]", "optimizer"), ("width: 8", "width"), ("lr: 0.1", "lr"),
-    ("gone: 1", "gone"),
-])  # fmt: skip
-def test_a_condition_names_values_of_parameters_above_it(
-    condition: str, place: str, folder: Path, workspace: Workspace
-) -> None:
-    text = CONDITIONS.replace("when: {optimizer: sgd}", f"when: {{{condition}}}")
-    assert problems(text, folder, workspace) == [(5, f"space.lr.when.{place}")]
+    assert stored(spec) == spec
+    for condition in ("optimizer: lamb", "optimizer: [sgd, 1]", "width: 8", "lr: 0.1", "gone: 1"):
+        text = CONDITIONS.replace("when: {optimizer: sgd}", f"when: {{{condition}}}")
+        assert problems(text, folder, workspace) == {f"4 space.lr.when.{condition.partition(':')[0]}"}, condition
 
 
 def test_a_typed_grid_is_a_study_whose_values_are_those_of_the_parameters(folder: Path, workspace: Workspace) -> None:
     profile = load(folder / "net.yaml")
     values = {"lr": ["0.1", "5e-2"], "batch_size": ["8", "16"]}
-    source = grid_source(profile, values, {"objective": {"metric": "loss"}, "parallel": None})
-    spec = read(source, folder, workspace).spec
-    assert spec.grid() == [
-        {"lr": 0.1, "batch_size": 8}, {"lr": 0.1, "batch_size": 16},
-        {"lr": 0.05, "batch_size": 8}, {"lr": 0.05, "batch_size": 16},
-    ]  # fmt: skip
+    spec = read(grid_source(profile, values, {"objective": {"metric": "loss"}, "parallel": None}), folder, workspace)
+    assert spec.grid() == [{"lr": lr, "batch_size": size} for lr in (0.1, 0.05) for size in (8, 16)]
     with pytest.raises(ParameterError) as caught:
         grid_source(profile, {"lrr": ["1"], "batch_size": ["x"]}, {})
     assert len(caught.value.problems) == 2
@@ -222,6 +220,27 @@ def test_a_grid_ends_where_its_steps_do() -> None:
 
 def test_a_budget_into_which_no_run_fits_is_refused() -> None:
     spec = StudySpec("s", "net", (), (), gpus_per_trial=2, budget=Budget(gpu_hours=1.0, wall_seconds=3600.0))
-    assert impossible_budget(spec, None) == impossible_budget(spec, 1800.0) == []
-    assert [one.partition(":")[0] for one in impossible_budget(spec, 1801.0)] == ["budget.gpu_hours"]
-    assert [one.partition(":")[0] for one in impossible_budget(spec, 3601.0)] == ["budget.wall", "budget.gpu_hours"]
+    for seconds, keys in ((None, []), (1800.0, []), (1801.0, ["gpu_hours"]), (3601.0, ["wall", "gpu_hours"])):
+        assert [one.partition(":")[0] for one in impossible_budget(spec, seconds)] == [f"budget.{key}" for key in keys]
+
+
+def test_the_json_schema_has_the_keys_and_limits_of_the_file() -> None:
+    schema = json.loads(json.dumps(json_schema()))
+    assert set(schema["required"]) == {"profile", "space", "objective"} and "pbt" in schema["properties"]
+    assert set(schema["$defs"]["Dimension"]["properties"]) == {"type", "min", "max", "log", "step", "values", "when"}
+    assert schema["$defs"]["PrunerSpec"]["properties"]["eta"]["maximum"] == 10
+
+
+def test_members_of_the_shipped_population_have_a_value_and_a_checkpoint_at_each_milestone(
+    workspace: Workspace, tmp_path: Path
+) -> None:
+    found = load_study(shipped_studies() / "gpt2-pbt.yaml", workspace, tmp_path)
+    spec, defaults = found.spec, {name: one.default for name, one in found.profile.parameters.items()}
+    assert spec.pbt is not None and spec.parallel == spec.pbt.members
+    for name in ("validate_every", "checkpoint_every"):
+        assert spec.pbt.every % int(str(spec.params[name])) == 0
+    assert int(str(spec.params["steps"])) % spec.pbt.every == 0
+    assert spec.pbt.members * spec.gpus_per_trial == found.profile.form.gpus.count
+    # As many tokens a step as the profile has on all its GPUs.
+    assert spec.params["grad_accum"] == int(str(defaults["grad_accum"])) * spec.pbt.members
+    assert {"lr", "weight_decay"} == set(spec.tuned) and spec.params["schedule"] == "constant"
