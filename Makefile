@@ -33,7 +33,7 @@ test-long: $(VENV)/.installed-dev
 drill-targets: $(VENV)/.installed-dev
 	@PATH="$$PATH:/usr/sbin"; command -v sbatch >/dev/null && command -v sshd >/dev/null || \
 		{ echo "make test-long-setup installs Slurm and sshd"; exit 1; }
-	$(LONG) -m long -n $(JOBS) --dist loadscope -rs tests/runs/executors/test_s*.py
+	$(LONG) -m long -n $(JOBS) --dist loadscope -rs tests/runs/executors
 
 # What test-long needs beyond pip's packages for `make test`; tests skip what is not installed. Ray has an environment of its own.
 test-long-setup: $(VENV)/.installed-dev

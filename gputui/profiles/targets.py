@@ -17,6 +17,7 @@ from gputui.core.yaml_forms.forms import findings
 from gputui.core.yaml_forms.problems import NAME_PATTERN, ProfileError, did_you_mean, nearest
 from gputui.runs.checks import CheckResult
 from gputui.runs.executors import LOCAL, REMOTE_KINDS, Executors
+from gputui.runs.executors.options import OPTIONS
 
 if TYPE_CHECKING:
     from gputui.profiles.loading import Profile
@@ -57,7 +58,7 @@ def find_target(name: str, own: Mapping[str, Mapping[str, Any]], workspace: Work
 
 def with_job_options(target: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, Any]:
     """The target with other options for one run. Raises TargetOptionError."""
-    model = Executors().of(target).options()
+    model = OPTIONS[str(target["kind"])]
     for key in given:
         if key not in model.model_fields:
             raise TargetOptionError(f"--{key}: {target['name']} is of kind {target['kind']}, which has no {key}")
@@ -101,11 +102,11 @@ def target_findings(given: object, place: KeyPath = ()) -> Iterator[tuple[KeyPat
             try:
                 stored_target(target)
             except ValidationError as error:
-                model = Executors().of(target).options()
+                model = OPTIONS[str(target["kind"])]
                 for found, what in findings(error, model):
                     yield (*at, *found), what
 
 
 def stored_target(given: Mapping[str, Any]) -> dict[str, Any]:
     """A target as it is stored with a run, without its name. Raises ValidationError."""
-    return Executors().of(given).options().model_validate(dict(given)).to_json()
+    return OPTIONS[str(given["kind"])].model_validate(dict(given)).to_json()

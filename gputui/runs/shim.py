@@ -882,6 +882,15 @@ def write_record(path: Path, record: dict[str, Any]) -> None:
         os.close(directory)
 
 
+def read_record(path: Path) -> dict[str, Any] | None:
+    """The JSON object in a file, or None."""
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
 def reserve_record(path: Path) -> None:
     """Reserve space for a record: the command may fill the disk, and its end must still be
     recorded."""

@@ -9,7 +9,7 @@ import pytest
 
 from gputui.profiles.targets import TargetOptionError, stored_target, with_job_options
 from gputui.runs.executors.courier import CommandResult
-from gputui.runs.executors.ssh.gpus_there import judge_gpus
+from gputui.runs.executors.ssh import judge_gpus
 from tests.tables import table
 from tests.texts import mentions
 

@@ -31,8 +31,8 @@ from gputui.recovery.checkpoints.search import CheckpointSearch, surveyed
 from gputui.recovery.history import training_began_at
 from gputui.runs.agent_process import read_identity
 from gputui.runs.command import checkpoint_directory
-from gputui.runs.executors import far
 from gputui.runs.repository import transaction
+from gputui.runs.shim import read_record
 from gputui.runs.spec import spec_of
 from gputui.runs.submission import write_private
 from gputui.store import checkpoints
@@ -164,7 +164,7 @@ def restore(connection: Connection, run_id: str, run_dir: Path) -> None:
 def attempts_to_resume(connection: Connection, workspace: Workspace, run: Run) -> list[dict[str, Any]]:
     """The attempts whose checkpoints the next attempt may resume from, if only its target sees the
     checkpoints; none if it begins from the start or from a named checkpoint. See
-    `gputui.runs.executors.far.Course`."""
+    `gputui.runs.executors.far_checkpoints.Course`."""
     if run.resume_from is not None:
         return []
     run_id, times = run.run_id, StepTimes(connection, run.run_id)
@@ -185,7 +185,7 @@ def attempts_to_resume(connection: Connection, workspace: Workspace, run: Run) -
                 at = times.last_at(span.number, incident.step - 1) if at is None else at
             until = span.begun_at if at is None else at - FETCHED_SECONDS
         is_external = incident is None or incident.kind in ledger.EXTERNAL_INCIDENTS
-        plan = far.read_record(attempt_dir(workspace, run_id, span.number) / "attempt.json") or {}
+        plan = read_record(attempt_dir(workspace, run_id, span.number) / "attempt.json") or {}
         # Only a checkpoint named by a person is in this attempt.json, not the target's own choice.
         # It was named instead of all checkpoints written so far.
         base = plan.get("resume_from")

@@ -16,7 +16,6 @@ from gputui.store.attempts import Attempt
 
 if TYPE_CHECKING:
     from gputui.runs.command import Launch
-    from gputui.runs.executors.options import TargetOptions
     from gputui.runs.processes import AttemptProcess, ProcessScan
     from gputui.runs.spec import RunSpec
 
@@ -62,10 +61,6 @@ class Executor(ABC):
     def checks(self, spec: RunSpec) -> list[CheckResult]:
         """The quick checks of what a run needs."""
         return []
-
-    def options(self) -> type[TargetOptions]:
-        """The options of a target of this kind."""
-        raise NotImplementedError
 
     def preview(self, spec: RunSpec, launch: Launch) -> str:
         """The exact script or request that would start the launch on the target."""
@@ -120,3 +115,19 @@ class CourierExecutor(Executor):
             text = f"launcher {spec.launcher} needs a port that is known before the machine is"
             return [CheckResult("launcher", "fail", text, "use torchrun, or python")]
         return []
+
+    def preview_plan(self, spec: RunSpec, launch: Launch) -> dict[str, Any]:
+        """What a preview shows of attempt.json."""
+        return {
+            "argv": list(launch.argv),
+            "target": dict(spec.target or {}),
+            "asks": {"gpus": spec.gpus.count, "ranks": spec.nproc},
+            "grace_seconds": launch.grace_seconds,
+            "run_id": f"{spec.name}-N",
+            "attempt": 1,
+        }
+
+    def preview_folder(self, spec: RunSpec, launch: Launch) -> str:
+        """The folder of an attempt that a preview shows; RUN is the run's folder on the target."""
+        sees_files = self.sees_checkpoints(spec.target or {})
+        return f"{launch.env['GPUTUI_RUN_DIR'] if sees_files else 'RUN'}/attempts/1/far"

@@ -29,6 +29,7 @@ from msgspec import Struct
 from gputui.runs import shim
 from gputui.runs.executors import far
 from gputui.runs.identity import identify
+from gputui.runs.shim import read_record
 from gputui.runs.submission import write_private
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
@@ -41,7 +42,9 @@ CANCEL_SECONDS = 15.0
 UNSEEN_LOOKS = 3
 
 # The modules of the zipapp that runs on the target, below the package gputui.
-PROGRAM_MODULES = ("runs/shim.py", "runs/executors/far.py", "runs/executors/slurm/nodes.py")
+PROGRAM_MODULES = (
+    "runs/shim.py", "runs/executors/far.py", "runs/executors/far_checkpoints.py", "runs/executors/slurm/nodes.py",
+)  # fmt: skip
 PROGRAM_MAIN = "from gputui.runs.executors.far import main\n\nraise SystemExit(main())\n"
 
 # A program by which an interpreter states its version, and its exit codes if far.pyz cannot run in it: too old, and the
@@ -155,7 +158,7 @@ class Courier(ABC):
         self.unseen = 0
         self.nodes: tuple[str, ...] = ()
         self.due = 0.0
-        self.stop: dict[str, Any] | None = far.read_record(folder / "stop.json")
+        self.stop: dict[str, Any] | None = read_record(folder / "stop.json")
         self.start_reported = False
         self.placed: dict[str, Any] | None = None
 
@@ -242,7 +245,7 @@ class Courier(ABC):
     def turn(self) -> bool:
         """Do what is due; True once the attempt is over."""
         now = time.monotonic()
-        ended = far.read_record(self.far / "exit.json")
+        ended = read_record(self.far / "exit.json")
         if ended is not None and not ended.get("stop_requested") and self.status is not None:
             # It ended by itself, which no status of the target can change.
             self.due = 0.0 if self.due == 0.0 else min(self.due, now + 1.0)
@@ -267,7 +270,7 @@ class Courier(ABC):
 
     def attend(self) -> bool:
         """Submit the job or update its status; True once the attempt is over."""
-        ticket = far.read_record(self.folder / "submit.json")
+        ticket = read_record(self.folder / "submit.json")
         listed: list[JobStatus] = []
         if ticket is not None:
             listed = self.jobs(str(ticket["token"]))
@@ -280,7 +283,7 @@ class Courier(ABC):
             ticket = {"token": secrets.token_hex(8), "at": time.time()}
             write_private(self.folder / "submit.json", ticket)
         token = str(ticket["token"])
-        handle = (far.read_record(self.folder / "handle.json") or {}).get("job")
+        handle = (read_record(self.folder / "handle.json") or {}).get("job")
         if handle is None and not listed:
             self.fetch()
             if self.claimed() is None and self.stop is not None:
@@ -323,14 +326,14 @@ class Courier(ABC):
     def look(self, token: str) -> bool:
         """Handle the target's records and the job's status; True once the attempt is over."""
         assert self.status is not None
-        started, ended = (far.read_record(self.far / name) for name in ("started.json", "exit.json"))
+        started, ended = (read_record(self.far / name) for name in ("started.json", "exit.json"))
         if started is not None and not self.start_reported:
             self.note_start(started.get("at"))
         if ended is not None and not ended.get("stop_requested"):
             # It ended by itself; a requeued job finds that record and ends.
             self.drain()
             return self.end(self.outcome(self.status, ended, started is not None))
-        closing = far.read_record(self.folder / "closing.json")
+        closing = read_record(self.folder / "closing.json")
         if closing is None:
             if self.status.state != "ended":
                 self.unseen = 0
@@ -400,7 +403,7 @@ class Courier(ABC):
         own = identify(os.getpid())
         assert own is not None
         record = {"shim_pid": own.pid, "shim_start_ticks": own.start_ticks, "boot_id": own.boot_id, "at": at}
-        chosen = far.read_record(self.far / far.RESUMED)
+        chosen = read_record(self.far / far.RESUMED)
         if chosen is not None:
             record["resumed_from"] = chosen["path"]
         write_private(self.folder / "started.json", record)

@@ -17,6 +17,7 @@ from typing import Any
 
 from gputui.runs.executors import far
 from gputui.runs.executors.courier import Courier, TargetRefusalError
+from gputui.runs.shim import read_record
 from gputui.runs.submission import write_private
 
 GIT_SECONDS = 60.0
@@ -32,7 +33,7 @@ class MirrorCourier(Courier):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.run_dir = folder.parents[1]
-        self.shifts: dict[str, Any] = far.read_record(self.folder / "shifts.json") or {}
+        self.shifts: dict[str, Any] = read_record(self.folder / "shifts.json") or {}
 
     @property
     def wanted_root(self) -> str:

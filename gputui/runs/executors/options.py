@@ -124,3 +124,6 @@ class RayOptions(TargetOptions):
     resources: dict[Word, float] = Field(
         default_factory=dict, description="custom resources of the cluster, each with its amount"
     )
+
+
+OPTIONS: dict[str, type[TargetOptions]] = {"slurm": SlurmOptions, "ray": RayOptions, "ssh": SshOptions}

@@ -19,8 +19,8 @@ from gputui.runs.executors.ray.jobs_api import JobsApi
 from tests.conftest import wait_until
 from tests.runs.executors.slurm_cluster import free_ports
 
-ENVIRONMENT = Path(__file__).parents[3] / ".venv-ray"
-"""Where .ci/run installs Ray, beside and not in the environment of gputui; another one by GPUTUI_TEST_RAY."""
+PROGRAM = Path(os.environ.get("GPUTUI_TEST_RAY") or Path(__file__).parents[3] / ".venv-ray" / "bin" / "ray")
+"""Where .ci/run installs Ray, beside and not in the environment of gputui. Read here, since tests see no GPUTUI_…"""
 
 
 class RayCluster:
@@ -95,7 +95,6 @@ def _kill(processes: Iterable[psutil.Process]) -> None:
 
 def program() -> Path:
     """The ray of an environment of its own; skips where there is none."""
-    found = Path(os.environ.get("GPUTUI_TEST_RAY") or ENVIRONMENT / "bin" / "ray")
-    if not found.is_file():
+    if not PROGRAM.is_file():
         pytest.skip('no Ray: python3 -m venv .venv-ray && .venv-ray/bin/pip install "ray[default]"')
-    return found
+    return PROGRAM

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from gputui.runs.executors import far
-from gputui.runs.executors.courier import zipapp
-from gputui.runs.executors.far import Course, newest_checkpoint
+from gputui.runs.executors.courier import PROGRAM_MAIN, zipapp
+from gputui.runs.executors.far_checkpoints import Course, newest_checkpoint
 
 
 class There:
@@ -107,12 +107,13 @@ os.kill(os.getppid(), signal.SIGUSR1)
 signal.sigwait([signal.SIGTERM])
 pathlib.Path(sys.argv[2], "exit.json").write_text(json.dumps({"code": 0, "stop_requested": True}))
 """
+DOCTORED_MAIN = f"import sys\nif sys.argv[1] == 'shim':\n    exec({WARNED_SHIM!r})\nelse:\n    exec({PROGRAM_MAIN!r})\n"
 
 
 def test_a_job_that_was_requeued_ends_at_the_first_signal(tmp_path: Path) -> None:
     with zipfile.ZipFile(io.BytesIO(zipapp())) as sent, zipfile.ZipFile(tmp_path / far.PROGRAM, "w") as doctored:
         for name in sent.namelist():
-            doctored.writestr(name, WARNED_SHIM if name == "gputui/runs/shim.py" else sent.read(name))
+            doctored.writestr(name, DOCTORED_MAIN if name == "__main__.py" else sent.read(name))
     requeue = ["sh", "-c", "kill -TERM $PPID"]
     argv = [sys.executable, "-I", "-S", str(tmp_path / far.PROGRAM), "body", str(tmp_path), "7", *requeue]
     assert subprocess.run(argv, timeout=50, check=False).returncode == -signal.SIGTERM

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from gputui.recovery.evidence import collect
-from gputui.runs.executors.slurm.survey import survey
+from gputui.runs.executors.slurm import SlurmExecutor
 from gputui.runs.logs import rank_logs
 from tests.conftest import wait_until
 from tests.machines import Machine
-from tests.runs.executors.slurm_cluster import PATH, SlurmCluster, skip_without_slurm
-from tests.runs.executors.target_home import TargetHome
+from tests.runs.executors.conftest import SlurmHome, running_slurm
+from tests.runs.executors.slurm_cluster import SlurmCluster
 
 WAIT_SECONDS = 120.0
 
@@ -81,34 +81,22 @@ dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[SlurmCluster]:
-    skip_without_slurm()
-    made = SlurmCluster(nodes=("n0", "n1"))
-    try:
-        made.start()
+def slurm_cluster() -> Iterator[SlurmCluster]:
+    for made in running_slurm("n0", "n1"):
         if "MULTIPLE_SLURMD         = Yes" not in made.run("scontrol", "show", "config"):
             pytest.skip("this SLURM runs one daemon for each machine")
         yield made
-    finally:
-        made.stop()
 
 
-class Lab(TargetHome):
-    """A home with the cluster as its target, where each run gets both nodes."""
-
-    wait_seconds = WAIT_SECONDS
+class Lab(SlurmHome):
+    """Each run gets both nodes."""
 
     def __init__(self, machine: Machine, cluster: SlurmCluster) -> None:
-        super().__init__(machine)
-        self.cluster = cluster
+        super().__init__(machine, cluster)
         name = Path(self.profile).stem
         self.profile = machine.profile(name, PROFILE.format(name=name, python=sys.executable))
         (machine.folder / "pair.py").write_text(SCRIPT)
-        self.set_target(kind="slurm", partition="main", time="10m", poll=1, nodes=2, options=["--overcommit"])
-
-    def alive(self, run_id: str) -> list[str]:
-        names = self.cluster.run("squeue", "-h", "-o", "%i %j").splitlines()
-        return [line.split()[0] for line in names if line.split()[1].startswith(f"{run_id}.")]
+        self.set_target(**self.options, nodes=2, options=["--overcommit"])
 
     def end(self, run_id: str) -> list[int]:
         """Let the script end; the steps that were made, some twice where an attempt followed another."""
@@ -120,13 +108,8 @@ class Lab(TargetHome):
 
 
 @pytest.fixture
-def lab(machine: Machine, cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
-    monkeypatch.setenv("SLURM_CONF", cluster.env["SLURM_CONF"])
-    monkeypatch.setenv("PATH", PATH)
-    yield Lab(machine, cluster)
-    for job in cluster.jobs():
-        cluster.run("scancel", "--quiet", job)
-    wait_until(lambda: not cluster.run("squeue", "-h", "-o", "%i").split(), what="an empty queue")
+def lab(machine: Machine, empty_slurm: SlurmCluster) -> Lab:
+    return Lab(machine, empty_slurm)
 
 
 @pytest.mark.long
@@ -134,12 +117,12 @@ def test_ranks_on_two_nodes_meet_and_a_stop_saves(lab: Lab) -> None:
     run_id = lab.launch()
     lab.wait_for_step(run_id, 10)
     assert lab.wait_for_place(run_id, "running")["nodes"] == ["n[0-1]"]
-    (gpus,) = [each for each in survey({"kind": "slurm"}) if each.name == "gpus"]
+    (gpus,) = [each for each in SlurmExecutor().survey({"kind": "slurm"}) if each.name == "gpus"]
     assert "4 of 4" in gpus.detail
     for rank in (0, 1):
         assert f"rank {rank} of 2 on n{rank}" in lab.machine.gputui("logs", run_id, "--rank", str(rank))
-    lab.stop(run_id, lab.machine.workspace.run_dir(run_id))
-    wait_until(lambda: not lab.alive(run_id), WAIT_SECONDS, "an empty queue")
+    lab.stop(run_id)
+    wait_until(lambda: not lab.submitted(run_id, "pending,running,completing"), WAIT_SECONDS, "an empty queue")
 
 
 @pytest.mark.long
@@ -148,7 +131,7 @@ def test_a_rank_that_fails_on_the_second_node_ends_both_and_they_go_on_together(
     lab.wait_for_step(run_id, 20, attempt=2)
     first = lab.shown(run_id)["attempts"][0]
     assert first["incident"]["kind"] == "user_exception" and first["incident"]["rank"] == 1
-    assert len(lab.alive(run_id)) == 1
+    assert len(lab.submitted(run_id, "pending,running,completing")) == 1
     assert len(lab.end(run_id)) > 20 and len(lab.shown(run_id)["attempts"]) == 2
 
 

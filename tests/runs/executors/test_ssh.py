@@ -1,76 +1,31 @@
-"""Runs on another machine over SSH: a real sshd on loopback, and folders there that nobody shares."""
+"""The calls of one connection, by a client of the test's own, and runs on another machine: a real sshd on loopback."""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from gputui.runs.checks import CheckResult
-from gputui.runs.executors.ssh.connection import survey
-from gputui.runs.executors.ssh.ssh_courier import START
-from gputui.runs.identity import identify
+from gputui.runs.executors.courier import CommandResult, UnreachableError
+from gputui.runs.executors.options import SlurmOptions, SshOptions
+from gputui.runs.executors.ssh import SshExecutor
+from gputui.runs.executors.ssh.connection import LoginShell, SshShell
+from gputui.runs.executors.ssh.ssh_courier import START, SshCourier
 from tests.conftest import wait_until
-from tests.machines import Machine
-from tests.runs.executors.ssh_machine import Far, far_machine
-from tests.runs.executors.target_home import TargetHome
+from tests.runs.executors.conftest import CopiedHome
+from tests.runs.executors.ssh_machine import Far
+from tests.tables import table
 from tests.texts import mentions
 
 WAIT_SECONDS = 90.0
-
-
-@pytest.fixture
-def far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Far]:
-    with far_machine(tmp_path / "far", monkeypatch) as made:
-        yield made
-
-
-class Pair(TargetHome):
-    """A home here with the other machine as its target."""
-
-    name = "kepler"
-    wait_seconds = WAIT_SECONDS
-
-    def __init__(self, machine: Machine, far: Far) -> None:
-        super().__init__(machine)
-        self.far = far
-        self.code = self.keep_code_in_git()
-        self.set_target(kind="ssh", **far.target())
-
-    def there(self, run_id: str) -> Path:
-        (found,) = self.far.runs.glob(f"*/{run_id}")
-        return found
-
-
-@pytest.fixture
-def pair(far: Far, machine: Machine) -> Iterator[Pair]:
-    made = Pair(machine, far)
-    yield made
-    for record in far.runs.glob("*/*/attempts/*/far/started.json"):
-        # Whatever happened, nothing of the far side stays.
-        pid = int(json.loads(record.read_text())["shim_pid"])
-        if identify(pid) is not None:
-            os.kill(pid, signal.SIGUSR2)
-            wait_until(lambda pid=pid: identify(pid) is None, WAIT_SECONDS, "the end of the far side")
-
-
-@pytest.mark.long
-def test_a_run_goes_there_with_its_code_and_comes_back_line_by_line(pair: Pair) -> None:
-    run_id = pair.launch("steps=100000")
-    pair.wait_for_step(run_id, 10)
-    there = pair.there(run_id)
-    assert (there / "code" / "steps.py").is_file() and not (there / "code" / "ignored.bin").exists()
-    assert (there / "attempts" / "1" / "far" / "attempt.json").stat().st_mode & 0o077 == 0
-    pair.finish(run_id, pair.there(run_id))
-    shown = pair.shown(run_id)
-    assert shown["placement"]["state"] == "ended" and shown["target"] == "kepler"
-    assert "done" in pair.machine.gputui("logs", run_id)
 
 
 def test_the_connection_that_starts_a_run_does_not_wait_for_its_end(tmp_path: Path) -> None:
@@ -84,67 +39,17 @@ def test_the_connection_that_starts_a_run_does_not_wait_for_its_end(tmp_path: Pa
 
 
 @pytest.mark.long
-def test_a_resume_continues_from_what_a_stop_saved_there(pair: Pair) -> None:
-    run_id = pair.launch("steps=100000")
-    pair.wait_for_step(run_id, 5)
-    step = pair.stop(run_id, pair.there(run_id))
-    saved = pair.there(run_id) / "checkpoints" / f"step_{step:06d}.pt"
-    script = pair.code / "steps.py"
-    script.write_text(script.read_text().replace('print("done"', 'print("edited"'))
-    pair.machine.gputui("resume", run_id)
-    pair.wait_for_step(run_id, step + 5, attempt=2)
-    begun_from = wait_until(lambda: pair.shown(run_id)["attempts"][1]["resumed_from"], WAIT_SECONDS, "its beginning")
-    assert Path(begun_from).samefile(saved)
-    pair.finish(run_id, pair.there(run_id))
-    assert "edited" in pair.machine.gputui("logs", run_id), "what a person resumes is the code as it is"
-
-
-@pytest.mark.long
-def test_a_script_that_fails_there_goes_on_from_its_checkpoint_there(pair: Pair) -> None:
-    run_id = pair.launch("steps=60", "fail_at=25", "seconds=0.05")
-    pair.machine.wait_for(run_id, "succeeded", timeout=WAIT_SECONDS)
-    first, second = pair.shown(run_id)["attempts"]
-    assert first["incident"]["kind"] == "user_exception" and second["state"] == "succeeded"
-    assert Path(second["resumed_from"]).name == "step_000020.pt"
-    assert pair.steps(run_id) == [*range(26), *range(20, 60)]
-
-
-@pytest.mark.long
-def test_a_run_without_an_interpreter_there_fails_with_its_reason_and_can_be_removed(pair: Pair) -> None:
-    pair.set_target(kind="ssh", python="/nope/python", **pair.far.target())
-    run_id = pair.launch()
-    pair.machine.wait_for(run_id, "failed", timeout=WAIT_SECONDS)
-    reason = str(pair.shown(run_id)["reason"])
-    assert "/nope/python" in reason and len(reason.splitlines()) == 1
-    assert "failed" in pair.machine.gputui("stop", "--now", run_id, code=3)
-    pair.machine.gputui("rm", run_id)
-    wait_until(lambda: not list(pair.far.runs.glob(f"*/{run_id}")), WAIT_SECONDS, "nothing left there")
-
-
-@pytest.mark.long
-def test_a_line_that_drops_loses_nothing_and_fails_nothing(pair: Pair) -> None:
-    run_id = pair.launch("steps=100000")
-    pair.wait_for_step(run_id, 5)
-    pair.far.stop()
-    wait_until(lambda: pair.placement(run_id).get("problem"), WAIT_SECONDS, "a problem")
-    assert pair.machine.state(run_id) == "running"
-    known = len(pair.steps(run_id))
-    pair.far.start()
-    wait_until(lambda: pair.placement(run_id).get("problem") is None, WAIT_SECONDS, "an answer")
-    pair.wait_for_step(run_id, known + 5)
-    pair.finish(run_id, pair.there(run_id))
-
-
-@pytest.mark.long
-def test_couriers_killed_one_after_another_leave_one_start_and_every_line_once(pair: Pair) -> None:
-    run_id = pair.launch("steps=100000")
-    for _ in range(4):
-        pid = wait_until(lambda: pair.courier(run_id), WAIT_SECONDS, "a courier")
-        os.kill(pid, signal.SIGKILL)
-        wait_until(lambda pid=pid: pair.courier(run_id) not in (pid, None), WAIT_SECONDS, "another courier")
-    pair.wait_for_step(run_id, 10)
-    pair.finish(run_id, pair.there(run_id))
-    assert len(pair.shown(run_id)["attempts"]) == 1
+def test_a_line_that_drops_loses_nothing_and_fails_nothing(ssh: CopiedHome, far: Far) -> None:
+    run_id = ssh.launch("steps=100000")
+    ssh.wait_for_step(run_id, 5)
+    far.stop()
+    wait_until(lambda: ssh.placement(run_id).get("problem"), WAIT_SECONDS, "a problem")
+    assert ssh.machine.state(run_id) == "running"
+    known = len(ssh.steps(run_id))
+    far.start()
+    wait_until(lambda: ssh.placement(run_id).get("problem") is None, WAIT_SECONDS, "an answer")
+    ssh.wait_for_step(run_id, known + 5)
+    ssh.finish(run_id)
 
 
 @pytest.mark.long
@@ -152,7 +57,7 @@ def test_the_gputui_there_tells_which_gpus_are_free(far: Far, tmp_path: Path) ->
     target = {"name": "kepler", "kind": "ssh", **far.target()}
 
     def gpus() -> CheckResult:
-        (found,) = [result for result in survey(target) if result.name == "gpus"]
+        (found,) = [result for result in SshExecutor().survey(target) if result.name == "gpus"]
         return found
 
     assert gpus().status == "skip"
@@ -172,3 +77,85 @@ def test_the_gputui_there_tells_which_gpus_are_free(far: Far, tmp_path: Path) ->
         assert found.status == "pass" and mentions(found.detail, "2 of 3"), found
     finally:
         subprocess.run([program, "agent", "stop"], check=True, capture_output=True)
+
+
+# Options of ssh that take a value come before the host; the rest is joined with blanks and read by a shell.
+CLIENT = """#!{python}
+import os, sys
+sys.stdout.write({greeting!r})
+sys.stdout.flush()
+words = sys.argv[1:]
+while words[0].startswith("-"):
+    del words[:2]
+del words[:1]
+if words[0] == "--":
+    del words[0]
+os.execvp("sh", ["sh", "-c", " ".join(words)])
+"""
+
+
+def greet(folder: Path, monkeypatch: pytest.MonkeyPatch, greeting: str) -> None:
+    """Put the client before all others in $PATH, with text that a login there prints first."""
+    client = folder / "bin" / "ssh"
+    client.parent.mkdir()
+    client.write_text(CLIENT.format(python=sys.executable, greeting=greeting))
+    client.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{client.parent}:{os.environ['PATH']}")
+
+
+@table("shell", [SshShell, LoginShell])
+def test_only_what_is_between_the_marks_is_an_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: type[SshShell]
+) -> None:
+    greet(tmp_path, monkeypatch, "Welcome\n/home/me")
+    done = shell({"host": "kepler"}).call(["sh", "-c", "cat; echo why >&2; printf end; exit 255"], "given\n")
+    assert done == CommandResult(255, "given\nend", "why\n")
+    with pytest.raises(UnreachableError) as raised:
+        shell({"host": "kepler"}).call(["sh", "-c", 'echo "{half}"; kill -9 $PPID'])
+    assert "half" not in str(raised.value)
+
+
+def test_a_run_whose_interpreter_does_not_exist_there_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    greet(tmp_path, monkeypatch, "Welcome\n")
+    folder = tmp_path / "run" / "attempts" / "1"
+    folder.mkdir(parents=True)
+    target = {"name": "k", "host": "k", "folder": str(tmp_path / "there"), "python": "/nope/python"}
+    plan = {"attempt": 1, "target": target, "argv": ["python"], "cwd": str(tmp_path), "output": "output.log"}
+    (folder / "attempt.json").write_text(json.dumps(plan))
+    assert SshCourier(folder).turn()
+    assert "/nope/python" in json.loads((folder / "exit.json").read_text())["error"]
+    (checked,) = [each for each in SshExecutor().survey(target) if each.name == "python"]
+    assert checked.status == "fail" and "/nope/python" in checked.detail
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("rsync") is None, reason="no rsync: apt-get install rsync")
+@table("name", ["müller", "with blank", "it's", "a$HOME*"])
+def test_a_folder_of_any_name_receives_what_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    greet(tmp_path, monkeypatch, "Welcome\nno line's end")
+    folder = tmp_path / "sent"
+    source, there = folder / "source", folder / name
+    source.mkdir(parents=True)
+    (source / "step one.py").write_text("1")
+    (source / "left_out.py").write_text("2")
+    done = SshShell({"host": "kepler"}).send(source, "step one.py", str(there))
+    assert done.code == 0, done.errors
+    assert [path.name for path in there.iterdir()] == ["step one.py"]
+    assert sorted(path.name for path in folder.iterdir()) == sorted(["source", name])
+
+
+@table("options", [SshOptions, SlurmOptions])
+def test_a_host_that_reads_as_an_option_is_refused(options: type[SshOptions | SlurmOptions]) -> None:
+    kind = "ssh" if options is SshOptions else "slurm"
+    assert options.model_validate({"kind": kind, "host": "me@kepler-2"}).host == "me@kepler-2"
+    with pytest.raises(ValidationError):
+        options.model_validate({"kind": kind, "host": "-oProxyCommand=id"})
+
+
+@table("wrong", [{"files": ["/data"]}, {"files": ["a/../../b"]}, {"folder": "~/runs"}])
+def test_paths_that_cannot_work_there_are_refused(wrong: dict[str, Any]) -> None:
+    SshOptions.model_validate({"kind": "ssh", "host": "k", "files": ["a..b/c"], "folder": "/data/~me"})
+    with pytest.raises(ValidationError):
+        SshOptions.model_validate({"kind": "ssh", "host": "k", **wrong})

@@ -1,22 +1,36 @@
 """Ray: an attempt is one job of the Jobs API, used by plain HTTP, without the ray package.
 
-In: an attempt's folder. Out: the files of the contract. Read first: request.py (what is submitted), then
+In: an attempt's folder. Out: the files of the contract. Read first: jobs_api.py (what is submitted), then
 ray_courier.py.
 """
 
 from __future__ import annotations
 
+import email.utils
+import re
+import secrets
+import shlex
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gputui.runs.checks import CheckResult
 from gputui.runs.executors.base import CourierExecutor
+from gputui.runs.executors.courier import UnreachableError, last_line
+from gputui.runs.executors.ray.jobs_api import JobsApi, preview
 
 if TYPE_CHECKING:
     from gputui.runs.command import Launch
-    from gputui.runs.executors.options import TargetOptions
     from gputui.runs.spec import RunSpec
+
+SKEW_SECONDS = 30.0
+PROBE_SECONDS = 30.0
+PROBE = (
+    "import sys; print('python', sys.version.split()[0]); import torch; "
+    "print('torch', torch.__version__, 'nccl', torch.cuda.is_available() and torch.cuda.nccl.version())"
+)
+REMEDY = "python: names the training environment's interpreter there"
 
 
 class RayExecutor(CourierExecutor):
@@ -33,28 +47,63 @@ class RayExecutor(CourierExecutor):
         if not target.get("shared"):
             remove_there(folder, target)
 
-    def options(self) -> type[TargetOptions]:
-        from gputui.runs.executors.options import RayOptions
-
-        return RayOptions
-
     def preview(self, spec: RunSpec, launch: Launch) -> str:
-        from gputui.runs.executors.ray.jobs_api import preview
-
-        target = dict(spec.target or {})
-        run_dir = launch.env["GPUTUI_RUN_DIR"]
-        folder = f"{run_dir}/attempts/1/far" if target.get("shared") else "RUN/attempts/1/far"
-        plan = {
-            "argv": list(launch.argv),
-            "target": target,
-            "asks": {"gpus": spec.gpus.count, "ranks": spec.nproc},
-            "grace_seconds": launch.grace_seconds,
-            "run_id": f"{spec.name}-N",
-            "attempt": 1,
-        }
-        return preview(plan, folder)
+        return preview(self.preview_plan(spec, launch), self.preview_folder(spec, launch))
 
     def survey(self, target: Mapping[str, Any]) -> Iterator[CheckResult]:
-        from gputui.runs.executors.ray.survey import survey
+        """Check the connection and token, the clock, jobs, free GPUs, and the Python and torch of a job."""
+        api = JobsApi(target)
+        try:
+            asked = time.time()
+            answer = api.call("GET", "/api/version")
+            yield CheckResult("connection", "pass", f"Ray {answer.json().get('ray_version')} at {api.address}")
+            date = email.utils.parsedate_tz(answer.date or "")
+            # The header has whole seconds.
+            skew = 0.0 if date is None else max(0.0, abs(asked - email.utils.mktime_tz(date)) - 1.0)
+            yield CheckResult("clock", "pass" if skew < SKEW_SECONDS else "warn", f"{skew:.0f} s from this machine's")
+            listed = api.call("GET", "/api/jobs/").json(list)
+            states = [job.get("status") for job in listed if isinstance(job, dict)]
+            yield CheckResult("jobs", "pass", f"{states.count('RUNNING')} run, {states.count('PENDING')} wait")
+            yield _free(api)
+            yield from _probed(api, target)
+        except UnreachableError as error:
+            yield CheckResult("connection", "fail", str(error), "see address and token_file, and whether the head runs")
 
-        return survey(target)
+
+def _free(api: JobsApi) -> CheckResult:
+    try:
+        report = api.call("GET", "/api/cluster_status").json()["data"]["clusterStatus"]["loadMetricsReport"]
+        used, total = report["usage"].get("GPU") or (0, 0)
+    except (AttributeError, KeyError, TypeError, ValueError, UnreachableError):
+        return CheckResult("gpus", "warn", "the cluster does not tell", "see ray status there")
+    nodes = len(report.get("usageByNode") or ())
+    where = f" on {nodes} node{'s' if nodes != 1 else ''}" if nodes else ""
+    return CheckResult("gpus", "pass" if total else "warn", f"{total - used:g} of {total:g} free{where}")
+
+
+def _probed(api: JobsApi, target: Mapping[str, Any]) -> Iterator[CheckResult]:
+    """Run a job without resources that prints what it finds."""
+    job, python = f"gputui-check-{secrets.token_hex(4)}", str(target.get("python") or "python3")
+    script = "\n".join([*target.get("setup", ()), shlex.join(["exec", python, "-c", PROBE])])
+    done = api.submit(
+        {"entrypoint": shlex.join(["bash", "-c", script]), "submission_id": job, "entrypoint_num_cpus": 0}
+    )
+    if done.status != 200:
+        yield CheckResult("job", "fail", done.words, "see whether jobs may be submitted there")
+        return
+    deadline, state = time.monotonic() + PROBE_SECONDS, None
+    while time.monotonic() < deadline and state not in ("SUCCEEDED", "FAILED", "STOPPED"):
+        time.sleep(0.5)
+        state = (api.job(job) or {}).get("status")
+    if state in ("PENDING", "RUNNING"):
+        api.stop(job)
+        has_not = "begun" if state == "PENDING" else "ended"
+        yield CheckResult("job", "warn", f"has not {has_not} within {PROBE_SECONDS:.0f} s", "the cluster may be full")
+        return
+    text = api.log(job) or ""
+    api.call("DELETE", f"/api/jobs/{job}")
+    found = dict(re.findall(r"(?m)^(python|torch) (.+)$", text))
+    last = last_line(text) or "nothing was printed"
+    text = found.get("python", f"{python}: {last}")
+    yield CheckResult("python", "pass" if "python" in found else "fail", text, REMEDY)
+    yield CheckResult("torch", "pass" if "torch" in found else "warn", found.get("torch", f"none: {last}"), REMEDY)

@@ -16,6 +16,7 @@ from gputui.runs.executors import far
 from gputui.runs.executors.courier import JobStatus, TargetRefusalError, UnreachableError, python_of, serve
 from gputui.runs.executors.mirror import RUN_FOLDER, MirrorCourier
 from gputui.runs.executors.ray.jobs_api import SENT, JobsApi, entry_script, job_request, on_node, submission_id
+from gputui.runs.shim import read_record
 from gputui.runs.submission import write_private
 
 # The default upload limit of a cluster (GCS_STORAGE_MAX_SIZE).
@@ -42,7 +43,7 @@ class RayCourier(MirrorCourier):
         self.code = self.run_dir / "code.zip"
         self.name: str | None = None
         self.record: Mapping[str, Any] = {}
-        self.next_frame = int((far.read_record(folder / "frames.json") or {}).get("next", 0))
+        self.next_frame = int((read_record(folder / "frames.json") or {}).get("next", 0))
 
     @property
     def far_folder(self) -> str:
@@ -157,7 +158,7 @@ class RayCourier(MirrorCourier):
             self.cancel(job)
             return
         number = "12" if at_once else "15"
-        folder = str((far.read_record(self.folder / "frames.json") or {}).get("folder") or self.far_folder)
+        folder = str((read_record(self.folder / "frames.json") or {}).get("folder") or self.far_folder)
         words = [python_of(self.plan), "-I", "-S", f"{folder}/{far.PROGRAM}", "signal", folder, number]
         # Ray's own stop signals every process of a job at once, data loaders included, so that a rank could not finish
         # its step.
@@ -220,8 +221,8 @@ class RayCourier(MirrorCourier):
 def remove_there(folder: Path, target: Mapping[str, Any]) -> None:
     """Submit a job on each node of a run that removes its folder, as named by the attempts' records. Raises OSError."""
     for path in folder.glob("attempts/*/frames.json"):
-        root = str(Path(str((far.read_record(path) or {}).get("folder"))).parents[2])
-        placed = far.read_record(path.with_name("placement.json")) or {}
+        root = str(Path(str((read_record(path) or {}).get("folder"))).parents[2])
+        placed = read_record(path.with_name("placement.json")) or {}
         for node in placed.get("nodes") or () if RUN_FOLDER.fullmatch(root) else ():
             request = on_node(["rm", "-rf", "--", root], f"gputui-remove-{secrets.token_hex(4)}", str(node))
             try:

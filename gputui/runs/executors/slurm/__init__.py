@@ -1,26 +1,30 @@
 """Slurm: an attempt is one job. A courier submits it by sbatch and polls it by squeue, on a login node that shares a
 file system with the nodes: this machine, or one over SSH.
 
-In: an attempt's folder. Out: the files of the contract. Read first: script.py (what is submitted), then
+In: an attempt's folder. Out: the files of the contract. Read first: jobs.py (what is submitted), then
 slurm_courier.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gputui.runs.checks import CheckResult
 from gputui.runs.executors.base import CourierExecutor
+from gputui.runs.executors.courier import CommandResult, TargetShell, UnreachableError
+from gputui.runs.executors.slurm.jobs import CONFIGURATION, batch_script, nodes_of, sbatch_time
 from gputui.runs.executors.slurm.nodes import FIRST_NODE, FIRST_PORT, NODE_RANK
-from gputui.runs.executors.slurm.script import batch_script, nodes_of
+from gputui.runs.executors.ssh import DATE, environment_there, judge_clock
+from gputui.runs.executors.ssh.connection import LoginShell
 from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.launchers.base import Node, Placement
 
 if TYPE_CHECKING:
     from gputui.runs.command import Launch
-    from gputui.runs.executors.options import TargetOptions
     from gputui.runs.spec import RunSpec
 
 
@@ -46,29 +50,114 @@ class SlurmExecutor(CourierExecutor):
         return not target.get("host")
 
     def clear(self, folder: Path, target: Mapping[str, Any]) -> None:
-        from gputui.runs.executors.ssh.transport import remove_there
+        from gputui.runs.executors.ssh.ssh_courier import remove_there
 
         if target.get("host"):
             remove_there(folder, target)
 
-    def options(self) -> type[TargetOptions]:
-        from gputui.runs.executors.options import SlurmOptions
-
-        return SlurmOptions
-
     def preview(self, spec: RunSpec, launch: Launch) -> str:
-        plan = {
-            "argv": list(launch.argv),
-            "target": dict(spec.target or {}),
-            "asks": {"gpus": spec.gpus.count, "ranks": spec.nproc},
-            "run_id": f"{spec.name}-N",
-            "attempt": 1,
-        }
-        run_dir = "RUN" if (spec.target or {}).get("host") else launch.env["GPUTUI_RUN_DIR"]
-        folder = f"{run_dir}/attempts/1/far"
-        return batch_script(plan, folder, token="TOKEN")  # noqa: S106
+        return batch_script(self.preview_plan(spec, launch), self.preview_folder(spec, launch), token="TOKEN")  # noqa: S106
 
     def survey(self, target: Mapping[str, Any]) -> Iterator[CheckResult]:
-        from gputui.runs.executors.slurm.survey import survey
+        """Check the commands, the controller, the partition, free GPUs, a submission, the clock and the environment."""
+        shell = LoginShell(target) if target.get("host") else TargetShell(CONFIGURATION)
 
-        return survey(target)
+        def ask(*argv: str) -> CommandResult:
+            return shell.call(argv, seconds=15.0)
+
+        try:
+            version = ask("sbatch", "--version")
+            number = re.search(r"^slurm\S* \d\S*", version.output, re.M)
+            if number is None:
+                raise UnreachableError(f"sbatch: {version.words}")
+            yield CheckResult("commands", "pass", number[0])
+        except UnreachableError as error:
+            yield CheckResult("commands", "fail", str(error), "log in to a node of the cluster, or load its module")
+            return
+        try:
+            ping = ask("scontrol", "ping")
+            is_up = re.search(r"^Slurmctld.* is UP\s*$", ping.output, re.M)
+            text = is_up[0].strip() if is_up else ping.words
+            yield CheckResult("controller", "pass" if is_up else "fail", text, "ask its admins")
+            if not is_up:
+                return
+            yield _partition(target, ask)
+            free = _free(target, ask)
+            yield free
+            script = probe(target, has_gpus=free.status == "pass")
+            test = shell.call(("sbatch", "--test-only"), script, 15.0)
+            text = test.words.removeprefix("sbatch: ")
+            yield CheckResult("submission", "pass" if test.code == 0 else "fail", text, "see what the target asks for")
+            yield judge_clock(ask(*DATE), time.time())
+            # The environment is on a file system that the nodes share.
+            yield from environment_there(shell, target)
+        except UnreachableError as error:
+            yield CheckResult("controller", "fail", str(error), "try again, or ask its admins")
+
+
+def probe(target: Mapping[str, Any], *, has_gpus: bool) -> str:
+    """The script of a job that asks for all that the target says, with one GPU on each node if there are any."""
+    asks = {"gpus": int(has_gpus or bool(target.get("gpu_type")))}
+    plan = {"target": target, "run_id": "gputui-check", "attempt": 1, "argv": ["python3"], "asks": asks}
+    return batch_script(plan, "/tmp", token="check")  # noqa: S106, S108 - nothing is submitted
+
+
+def _partition(target: Mapping[str, Any], ask: Callable[..., CommandResult]) -> CheckResult:
+    done = ask("scontrol", "show", "partition", "--oneliner")
+    return judge_partitions(target, done) or CheckResult("partition", "fail", done.words, "ask its admins")
+
+
+def judge_partitions(target: Mapping[str, Any], done: CommandResult) -> CheckResult | None:
+    """Compare the target with ``scontrol show partition --oneliner``; None if that lists no partition. sbatch accepts a
+    time above the limit, and a partition that is down: such a job waits forever."""
+    listed = [dict(re.findall(r"(\w+)=(\S+)", line)) for line in done.output.splitlines()]
+    known = {fields["PartitionName"]: fields for fields in listed if "PartitionName" in fields}
+    if not known:
+        return None
+    defaults = [name for name, fields in known.items() if fields.get("Default") == "YES"]
+    names = str(target["partition"]).split(",") if target.get("partition") else defaults
+    if gone := [name for name in names if name not in known]:
+        return CheckResult("partition", "fail", f"no {', '.join(gone)}", f"there are {', '.join(sorted(known))}")
+    text = "; ".join(
+        f"{name} is {known[name].get('State', '?')}, limit {known[name].get('MaxTime', '?')}" for name in names
+    )
+    usable = [known[name] for name in names if known[name].get("State", "UP") == "UP"]
+    asked = minutes(sbatch_time(str(target.get("time") or "0"))) or 0
+    fits = [fields for fields in usable if asked <= (minutes(fields.get("MaxTime", "")) or asked)]
+    if usable and not fits:
+        text += f"; time: {target['time']} is above it"
+    return CheckResult("partition", "pass" if fits or not names else "fail", text, "see partition and time")
+
+
+def minutes(text: str) -> int | None:
+    """Minutes of a time in Slurm's form, such as ``90``, ``4:00:00`` or ``1-12``; None without a limit."""
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
+    if match is None:
+        return None
+    days, first, second, third = (None if part is None else int(part) for part in match.groups())
+    if days is not None or third is not None:
+        return ((days or 0) * 24 + (first or 0)) * 60 + (second or 0)
+    return first
+
+
+def _free(target: Mapping[str, Any], ask: Callable[..., CommandResult]) -> CheckResult:
+    words = ["--noheader", "--Node", "--Format=NodeList:60,Gres:60,GresUsed:60,StateCompact:20"]
+    if target.get("partition"):
+        words.append(f"--partition={target['partition']}")
+    done = ask("sinfo", *words)
+    total = used = 0
+    nodes = set()
+    for line in done.output.splitlines():
+        host, gres, gres_used = (line[start : start + 60].strip() for start in (0, 60, 120))
+        if host in nodes or not re.match(r"(idle|mix|alloc|plnd|comp)", line[180:].strip()):
+            continue
+        nodes.add(host)
+        total += gpus_in(gres)
+        used += gpus_in(gres_used)
+    where = f"{len(nodes)} node{'s' if len(nodes) != 1 else ''}"
+    return CheckResult("gpus", "pass" if total else "warn", f"{total - used} of {total} free on {where}")
+
+
+def gpus_in(gres: str) -> int:
+    """The number of GPUs in a list such as ``gpu:a100:4(S:0-1),gpu:2``."""
+    return sum(int(count) for count in re.findall(r"gpu(?::[^:,()]+)?:(\d+)", gres))

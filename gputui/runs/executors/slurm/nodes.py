@@ -21,8 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gputui.runs.executors.far import program, read_record, write_record
-from gputui.runs.shim import WATCHED, Shim
+from gputui.runs.executors.far import program
+from gputui.runs.shim import WATCHED, Shim, read_record, write_record
 
 # Placeholders in attempt.json, which each node replaces.
 NODE_RANK = "{this node's rank}"

@@ -14,10 +14,19 @@ from gputui.runs.executors.courier import (
     UnreachableError,
     serve,
 )
-from gputui.runs.executors.slurm.job_table import FORMAT, jobs, recorded, submitted
-from gputui.runs.executors.slurm.script import CONFIGURATION, batch_script, comment, job_name, nodes_of
-from gputui.runs.executors.ssh.connection import SshShell
-from gputui.runs.executors.ssh.transport import SshMirror
+from gputui.runs.executors.slurm.jobs import (
+    CONFIGURATION,
+    FORMAT,
+    batch_script,
+    comment,
+    job_name,
+    jobs,
+    nodes_of,
+    recorded,
+    submitted,
+)
+from gputui.runs.executors.ssh.connection import LoginShell, SshShell
+from gputui.runs.executors.ssh.ssh_courier import SshMirror
 
 # Messages of a controller that is unreachable; any other message of sbatch is a refusal.
 _UNREACHABLE = (
@@ -26,12 +35,6 @@ _UNREACHABLE = (
     "Connection timed out", "No route to host",
 )  # fmt: skip
 SUBMIT_SECONDS = 60.0
-
-
-class LoginShell(SshShell):
-    """A login shell on the login node, which runs the profile that makes Slurm's commands available."""
-
-    there = ("bash", "-lc")
 
 
 class SlurmJobs(Courier):

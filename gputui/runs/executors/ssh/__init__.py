@@ -6,17 +6,28 @@ In: an attempt's folder. Out: the files of the contract. Read first: ssh_courier
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gputui.runs.checks import CheckResult
+from gputui.runs.checks import CheckResult, graded
 from gputui.runs.executors.base import CourierExecutor
+from gputui.runs.executors.courier import PYTHON, CommandResult, TargetShell, UnreachableError, last_line
+from gputui.runs.executors.ssh.connection import SshShell
 
 if TYPE_CHECKING:
     from gputui.runs.command import Launch
-    from gputui.runs.executors.options import TargetOptions
     from gputui.runs.spec import RunSpec
+
+SKEW_SECONDS = 30.0
+DATE = ("date", "+%s")
+TORCH = (
+    "import torch; nccl = torch.cuda.is_available() and torch.cuda.nccl.version(); "
+    "print(torch.__version__, *([f'NCCL {nccl}'] if nccl else []), f'{torch.cuda.device_count()} GPUs')"
+)
+GPUS = ("bash", "-lc", "gputui gpus --json")
 
 
 class SshExecutor(CourierExecutor):
@@ -28,22 +39,79 @@ class SshExecutor(CourierExecutor):
         return False
 
     def clear(self, folder: Path, target: Mapping[str, Any]) -> None:
-        from gputui.runs.executors.ssh.transport import remove_there
+        from gputui.runs.executors.ssh.ssh_courier import remove_there
 
         remove_there(folder, target)
-
-    def options(self) -> type[TargetOptions]:
-        from gputui.runs.executors.options import SshOptions
-
-        return SshOptions
 
     def preview(self, spec: RunSpec, launch: Launch) -> str:
         from gputui.runs.executors.ssh.ssh_courier import job_script
 
-        plan = {"argv": list(launch.argv), "target": dict(spec.target or {}), "asks": {"gpus": spec.gpus.count}}
-        return job_script(plan, "RUN/attempts/1/far", "CLAIM")
+        return job_script(self.preview_plan(spec, launch), self.preview_folder(spec, launch), "CLAIM")
 
     def survey(self, target: Mapping[str, Any]) -> Iterator[CheckResult]:
-        from gputui.runs.executors.ssh.connection import survey
+        """Check the connection, the clock, the programs that a run needs, and the training environment."""
+        shell = SshShell(target)
+        try:
+            date = shell.call(DATE)
+            yield CheckResult("connection", "pass", str(target["host"]))
+            yield judge_clock(date, time.time())
+            programs = ("bash", "rsync", "setsid", "nohup", "flock")
+            missing = [name for name in programs if shell.call(["which", name]).code != 0]
+            text = f"no {', '.join(missing)}" if missing else "all there"
+            yield CheckResult("programs", "fail" if missing else "pass", text)
+            yield judge_gpus(shell.call(GPUS))
+            yield from environment_there(shell, target)
+        except UnreachableError as error:
+            yield CheckResult(
+                "connection", "fail", str(error), "try ssh there yourself; keys, not passwords, are needed"
+            )
 
-        return survey(target)
+
+def judge_clock(date: CommandResult, now: float) -> CheckResult:
+    """Compare the answer to DATE with this machine's time ``now`` (UTC unix seconds). A login shell's profile may print
+    text before it."""
+    try:
+        skew = abs(now - float(date.output.split()[-1]))
+    except (IndexError, ValueError):
+        return CheckResult("clock", "warn", f"its time is unknown: {date.words}")
+    return CheckResult("clock", "pass" if skew < SKEW_SECONDS else "warn", f"{skew:.0f} s from this machine's")
+
+
+def environment_there(shell: TargetShell, target: Mapping[str, Any]) -> Iterator[CheckResult]:
+    """Check the Python and torch of a run there, after the target's ``setup``. Raises UnreachableError."""
+    python, remedy = str(target.get("python") or "python3"), "python: names the training environment's"
+    setup = ["bash", "-c", "\n".join([*target.get("setup", ()), 'exec "$@"']), "bash"]
+    # Jobs begin after the set-up; what they wrote is asked for without it.
+    bare = ["bash", "-c", 'exec "$@"', "bash"]
+    tries = [shell.call([*words, python, "-c", PYTHON], seconds=60.0) for words in (setup, bare)]
+    failed = next((f"{python}: {each.words}" for each in tries if each.code != 0), None)
+    text = failed or last_line(tries[0].output)
+    yield CheckResult("python", "pass" if failed is None else "fail", text, remedy)
+    torch = shell.call([*setup, python, "-c", TORCH], seconds=60.0)
+    text = last_line(torch.output) if torch.code == 0 else f"none: {torch.words}"
+    yield CheckResult("torch", "pass" if torch.code == 0 else "warn", text, remedy)
+
+
+_UNKNOWN = "which GPUs are free is unknown"
+_REMEDY = "try gputui gpus there"
+
+
+def judge_gpus(done: CommandResult) -> CheckResult:
+    """Judge the answer to GPUS, by the gputui of a machine. Leases there count, too."""
+    if done.code == 127:
+        return CheckResult("gpus", "skip", f"{_UNKNOWN}: there is no gputui there, and runs may share one")
+    if done.code != 0:
+        return CheckResult("gpus", "warn", f"{_UNKNOWN}: {done.words}", _REMEDY)
+    try:
+        gpus = json.loads(done.output.strip().rpartition("\n")[2])  # a login may print text before it
+        free = sum(_is_free(gpu) for gpu in gpus)
+        users = dict.fromkeys(str(gpu["run_id"]) for gpu in gpus if gpu["run_id"] is not None)
+    except (ValueError, KeyError, TypeError):
+        return CheckResult("gpus", "warn", f"{_UNKNOWN}: the gputui there gives another answer", _REMEDY)
+    by = f"; runs there: {', '.join(users)}" if users else ""
+    remedy = "gputui asks nobody there: choose others with gpus:, or wait"
+    return graded("gpus", f"{free} of {len(gpus)} free by the gputui there{by}", remedy, warns=not free)
+
+
+def _is_free(gpu: dict[str, Any]) -> bool:
+    return gpu["state"] == "ok" and gpu["run_id"] is None and not gpu["processes"] and gpu["quarantine"] is None
