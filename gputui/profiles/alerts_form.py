@@ -1,10 +1,11 @@
-"""Overrides of alert rules as pydantic models: ``alerts.yaml`` of a machine, and ``alerts:`` of a
-profile.
+"""Overrides of alert rules as pydantic models: ``alerts.yaml`` of a machine, ``alerts:`` of a profile.
 
-Both have the same keys: a rule's id with ``off``, or with a mapping of its thresholds, ``for``,
-``clear_after``, ``cooldown``, ``hysteresis`` and ``severity``. Only the machine's file configures
-the delivery of alerts; only a profile has the schedule of a learning rate.
-`gputui.recovery.watch.overrides.overrides_from` reads a valid one.
+    gpu_hot: {above_celsius: 80, for: 2 min}
+    shm: off
+
+A rule has ``off``, or its thresholds, ``for``, ``clear_after``, ``cooldown``, ``hysteresis`` and
+``severity``. Only the machine's file has ``notify``, the delivery of alerts; only a profile has the
+schedule of a learning rate. `gputui.recovery.watch.overrides.overrides_from` reads a valid one.
 """
 
 from __future__ import annotations
@@ -60,13 +61,14 @@ class _Rules(Model):
 
 
 def _schedule(given: object, info: ValidationInfo) -> object:
+    """Expand ``schedule: cosine``."""
     if info.context == OF_MACHINE:
         raise problem("is a matter of a profile, not of the machine")
     return {"shape": given} if isinstance(given, str) else given
 
 
 def _rule(rule: Rule) -> Any:
-    """The type of the overrides of one rule."""
+    """The type of the overrides of one rule: a model with a key for each of its thresholds."""
     keys: dict[str, Any] = {
         threshold.name: (Annotated[float, within(threshold.least, threshold.most)], threshold.default)
         for threshold in rule.thresholds

@@ -1,4 +1,12 @@
-"""A profile's ``recovery:`` as pydantic models. `gputui.recovery.policies.policy_from` makes a policy of one."""
+"""A profile's ``recovery:`` as pydantic models.
+
+    max_attempts: 5
+    ladders:
+      nan_loss: [{rollback: 2}, [lower_lr, tighter_clip], stop]
+
+A ladder is a list of rungs, a rung one action or several, an action its name or ``{name: number}``.
+`gputui.recovery.policies.policy_from` makes a policy of a valid one.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +37,8 @@ def _number(action: ActionKind) -> Any:
     return Annotated[float, within(action.least, MAX_ARGUMENT, whole=action.whole, what=what)] | None
 
 
-def _entry(given: object) -> object:
+def _action(given: object) -> object:
+    """Expand ``restart`` to ``{restart: null}``."""
     if not isinstance(given, str | dict):
         raise expected("an action such as restart or {rollback: 2}")
     return {given: None} if isinstance(given, str) else given
@@ -42,7 +51,8 @@ def _stop_alone(rung: list[_Actions]) -> list[_Actions]:
     return rung
 
 
-def _rungs(given: object) -> object:
+def _ladder(given: object) -> object:
+    """Expand one action to a ladder of it."""
     given = [given] if isinstance(given, str) else given
     if not isinstance(given, list) or len(given) > MAX_RUNGS:
         raise expected(f"a list of at most {MAX_RUNGS} actions such as [restart, stop]")
@@ -56,7 +66,7 @@ def _stop_last(ladder: list[list[_Actions]]) -> list[list[_Actions]]:
     return ladder
 
 
-def _retried(given: object) -> object:
+def _retried_kind(given: object) -> object:
     if isinstance(given, str) and given in KINDS and KINDS[given].deterministic:
         raise problem(f"{given} is never retried, because another attempt would fail in the same way")
     return given
@@ -72,14 +82,14 @@ else:
     EndsOn = Literal[tuple(ENDS_ON)]
     KindName = Literal[tuple(kinds_with_ladders())]
     numbers = {name: (_number(action), None) for name, action in ACTIONS.items()}
-    Action = Annotated[create_model("Action", __base__=_Actions, **numbers), BeforeValidator(_entry)]
+    Action = Annotated[create_model("Action", __base__=_Actions, **numbers), BeforeValidator(_action)]
 
 Rung = Annotated[
     list[Action],
     BeforeValidator(lambda given: given if isinstance(given, list) and given else [given]),
     AfterValidator(_stop_alone),
 ]
-Ladder = Annotated[list[Rung], BeforeValidator(_rungs), AfterValidator(_stop_last)]
+Ladder = Annotated[list[Rung], BeforeValidator(_ladder), AfterValidator(_stop_last)]
 Times = Annotated[int, within(1, 10_000, whole=True)]
 Seconds = Annotated[float, within(0, _DAY_SECONDS)]
 
@@ -100,7 +110,7 @@ class RecoveryForm(Model):
     max_attempts: Times = 1
     max_without_progress: Times = 1
     backoff: BackoffForm | None = None
-    ladders: dict[Annotated[KindName, BeforeValidator(_retried)], Ladder] | None = None
+    ladders: dict[Annotated[KindName, BeforeValidator(_retried_kind)], Ladder] | None = None
     ends_on: list[EndsOn] | None = None
     hang_after: Annotated[float, within(1, _DAY_SECONDS, what="a number of seconds")] = 1.0
     notify: Annotated[NotifyForm, NotEmpty] | None = None

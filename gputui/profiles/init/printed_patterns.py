@@ -13,15 +13,20 @@ from gputui.profiles.init.printed_lines import EPOCHS, AcrossEpochs, Part, Print
 
 Steps = Literal["global", "in_epoch", "epoch", "unclear"]
 
+# Names that scripts give to what they print: counters of steps, and of steps within an epoch.
 _STEPS = frozenset({
     "step", "global_step", "iter", "iter_num", "iteration", "it", "current_step", "n_iter", "train_step", "update",
 })  # fmt: skip
 _STEPS_IN_EPOCH = frozenset({"i", "idx", "batch", "batch_id", "step_in_epoch", "i_batch", "j", "b"})
+# The groups of a pattern that are no metrics.
 _COUNTS = frozenset({"step", "iter", "epoch", "total", "total_steps"})
+# What a step took.
 _TIMES = frozenset({"time", "dt", "took", "elapsed", "duration", "step_ms", "ms", "t", "time_per_step"})
+# Words that belong to the name behind them, as in "val loss".
 _PAIRED = frozenset(
     {"train", "val", "valid", "validation", "test", "eval", "grad", "best", "data", "batch", "avg", "mean"}
 )
+# A part of such a name makes a value a metric, whatever its format.
 _METRIC = re.compile(
     r"loss|acc|lr|rate|ppl|perplex|norm|time|sec|ms\b|speed|throughput|tok|mfu|mem|score|f1|bleu|reward|err|top|iou|auc|psnr|ssim|dt|scale"
 )
