@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import selectors
 import sqlite3
 import zipfile
@@ -23,6 +22,7 @@ from gputui.runs.spec import CheckpointSpec, RunSpec
 from gputui.runs.submission import read_ticket, write_spec
 from gputui.store import checkpoints, commands
 from gputui.store.commands import PendingCommand
+from gputui.store.json_shapes import number_or_word
 from gputui.store.run_states import RunState
 from gputui.store.runs import get_run
 from gputui.store.studies import StudyRecord, TrialRecord, get_study, read_trials
@@ -184,7 +184,7 @@ class Desk:
             source, offset = self.connection.execute(
                 "SELECT source_id, byte_offset FROM metric_sources WHERE run_id = ?", (run_id,)
             ).fetchone()
-            data = json.dumps({"step": step, "loss": "NaN" if math.isnan(loss) else loss})
+            data = json.dumps({"step": step, "loss": number_or_word(loss)})
             self.connection.execute(
                 "INSERT INTO metrics (source_id, generation, byte_offset, attempt, step, at, data) "
                 "VALUES (?, 0, ?, ?, ?, ?, ?)",

@@ -286,12 +286,12 @@ def test_what_json_does_not_know_is_a_word_and_an_export_leaves_the_journal_alon
     desk = begin(replace(RANDOM, budget=Budget(trials=1), parallel=1))
     desk.work()
     asked = desk.process.journal.study.ask()
-    asked.report(math.inf, 1)
     desk.process.journal.study.tell(asked.number, math.inf)
+    desk.report(0, 15, math.inf)
     desk.process.turn()
     shape = show_shape(desk.connection, desk.study, desk.wall, None, desk.workspace)
-    found = json.loads(json.dumps(shape, allow_nan=False))["trials"][1]
-    assert (found["state"], found["value"], found["values"]) == ("failed", None, [])
+    own, outside = json.loads(json.dumps(shape, allow_nan=False))["trials"]
+    assert own["rungs"][0]["value"] == "Infinity" and outside["origin"] == "outside"
 
     folder = desk.workspace.studies / STUDY
     journal = (folder / rows.JOURNAL_FILE).read_bytes()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import count
@@ -19,7 +20,7 @@ from gputui.store.runs import get_run
 from gputui.store.studies import OUTSIDE, StudyRecord, StudyState, TrialRecord, TrialState, Wish, get_study, read_trials
 from gputui.studies import rows
 from gputui.studies.analysis import best_trial
-from gputui.studies.spec import StudySpec, study_spec
+from gputui.studies.spec import Budget, StudySpec, study_spec
 
 
 def begin(request: CommandRequest) -> Result:
@@ -39,8 +40,7 @@ def begin(request: CommandRequest) -> Result:
         request.undo.callback(shutil.rmtree, folder)
         (folder / rows.SPEC_FILE).hardlink_to(ticket)
     except OSError as error:
-        text = f"cannot make the study's folder: {error}; free some disk space"
-        raise RefusedError(text) from error
+        raise RefusedError(f"cannot make the study's folder: {error}; free some disk space") from error
     source = str(request.args.get("source") or "")
     rows.begin_study(connection, study_id, spec, source=source, now=context.now(), actor=request.actor)
     request.afterwards.append(partial(ticket.unlink, missing_ok=True))
@@ -82,17 +82,18 @@ def extend(request: CommandRequest) -> Result:
     """Add to the budget of a study; one that is over continues."""
     study = _find_open(request)
     spec = study_spec(study)
-    budget = spec.budget
-    for name in ("trials", "gpu_hours", "wall_seconds"):
+    limits = asdict(spec.budget)
+    for name in limits:
         addition = request.args.get(name)
-        if addition is None:
-            continue
-        if getattr(budget, name) is None:
-            raise RefusedError(f"{study.study_id} has no limit of {name}")
-        budget = replace(budget, **{name: getattr(budget, name) + addition})
-    values = (json.dumps(replace(spec, budget=budget).to_json()), study.study_id)
-    request.connection.execute("UPDATE studies SET spec = ? WHERE study_id = ?", values)
-    return {**_reopened(request, study, "extended"), "budget": asdict(budget)}
+        if addition is not None and limits[name] is None:
+            raise RefusedError(f"{study.study_id} has no limit of {name.removesuffix('_seconds')}")
+        if addition is not None:
+            limits[name] += addition
+    spec = replace(spec, budget=Budget(**limits))
+    request.connection.execute(
+        "UPDATE studies SET spec = ? WHERE study_id = ?", (json.dumps(spec.to_json()), study.study_id)
+    )
+    return {**_reopened(request, study, "extended"), "budget": limits}
 
 
 def enqueue_trial(request: CommandRequest) -> Result:
@@ -102,27 +103,31 @@ def enqueue_trial(request: CommandRequest) -> Result:
     if spec.pbt is not None:
         raise RefusedError(f"{study_id} trains a population, whose members all begin together")
     changes = request.args.get("set") or {}
-    unknown = [name for name in changes if name not in spec.tuned]
-    if unknown:
-        tuned = ", ".join(spec.tuned)
-        raise RefusedError(f"{unknown[0]} is not tuned; {study_id} tunes {tuned}")
+    for name in changes:
+        if name not in spec.tuned:
+            raise RefusedError(f"{name} is not tuned; {study_id} tunes {', '.join(spec.tuned)}")
     best = best_trial(read_trials(request.connection, study_id), spec.objectives)
-    known = {**({} if best is None else best.params), **changes}
-    params: dict[str, Scalar] = {}
-    for dimension in spec.space:
-        name = dimension.name
-        if not dimension.applies(params):
-            if name in changes:
-                raise RefusedError(f"{name} applies only to other points; leave it out")
-            continue
-        if name not in known:
-            raise RefusedError(f"{name} needs a value: there is no best trial to copy it from")
-        if not dimension.holds(known[name]):
-            raise RefusedError(f"{name}: {known[name]!r} is outside of the study's space")
-        params[name] = known[name]
+    params = _point(spec, changes, {} if best is None else best.params)
     rows.request_trial(request.connection, study_id, params)
     _reopened(request, study, "a point was added")
     return {"id": study_id, "params": params, "text": f"a point was added to {study_id}; it is the next trial"}
+
+
+def _point(spec: StudySpec, changes: Mapping[str, Scalar], best: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """The point of ``changes``, with the values of the best trial for the other parameters."""
+    known = {**best, **changes}
+    params: dict[str, Scalar] = {}
+    for dimension in spec.space:
+        name = dimension.name
+        if dimension.applies(params):
+            if name not in known:
+                raise RefusedError(f"{name} needs a value: there is no best trial to copy it from")
+            if not dimension.holds(known[name]):
+                raise RefusedError(f"{name}: {known[name]!r} is outside of the study's space")
+            params[name] = known[name]
+        elif name in changes:
+            raise RefusedError(f"{name} applies only to other points; leave it out")
+    return params
 
 
 def prune_trial(request: CommandRequest) -> Result:
@@ -146,12 +151,10 @@ def keep_trial(request: CommandRequest) -> Result:
     if study_spec(study).pruner.kind == "none":
         raise RefusedError(f"{study_id} cuts no trial short; its pruner is none")
     if trial.state not in (TrialState.ENQUEUED, TrialState.LAUNCHING, TrialState.RUNNING):
-        again = "gputui study enqueue runs its point again"
-        raise RefusedError(f"trial {number} is {trial.state}; {again}")
+        raise RefusedError(f"trial {number} is {trial.state}; gputui study enqueue runs its point again")
     wish: Wish | None = "keep" if request.args.get("keep", True) else None
     rows.set_wish(request.connection, study_id, number, wish)
-    what = "is left to the pruner" if wish is None else "runs to its end"
-    text = f"trial {number} of {study_id} {what}"
+    text = f"trial {number} of {study_id} {'is left to the pruner' if wish is None else 'runs to its end'}"
     return {"id": study_id, "trial": number, "wish": wish, "text": text}
 
 
@@ -176,14 +179,14 @@ def _trial_to_change(request: CommandRequest) -> tuple[StudyRecord, TrialRecord]
     population."""
     study, number = _find_study(request), request.args.get("trial")
     if study_spec(study).pbt is not None:
-        text = f"{study.study_id} trains a population, whose members are not pruned"
-        raise RefusedError(text)
-    for trial in read_trials(request.connection, study.study_id):
-        if trial.number == number and trial.origin == OUTSIDE:
-            raise RefusedError(f"trial {number} belongs to another process, which alone can end it")
-        if trial.number == number:
-            return study, trial
-    raise RefusedError(f"{study.study_id} has no trial {number}")
+        raise RefusedError(f"{study.study_id} trains a population, whose members are not pruned")
+    trials = read_trials(request.connection, study.study_id)
+    trial = next((trial for trial in trials if trial.number == number), None)
+    if trial is None:
+        raise RefusedError(f"{study.study_id} has no trial {number}")
+    if trial.origin == OUTSIDE:
+        raise RefusedError(f"trial {number} belongs to another process, which alone can end it")
+    return study, trial
 
 
 def _reopened(request: CommandRequest, study: StudyRecord, does: str) -> Result:
