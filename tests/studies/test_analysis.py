@@ -1,4 +1,4 @@
-"""What a study found, against values worked out by hand."""
+"""What a study found and how it is drawn, against values worked out by hand."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gputui.store.studies import OUTSIDE, TrialRecord, TrialState
+from gputui.metrics.draw.chart import chart
+from gputui.metrics.draw.picture import Drawing
+from gputui.store.studies import OUTSIDE, RungValue, TrialRecord, TrialState
+from gputui.studies import pictures
 from gputui.studies.analysis import best_so_far, best_trial, best_trials, by_objective, complete
 from gputui.studies.importances import MIN_TRIALS, importances
 from gputui.studies.spec import Dimension, Objective, StudySpec
 
-LOSS = Objective("loss")
+LOSS, ACCURACY = Objective("loss"), Objective("accuracy", "maximize")
 
 
 def trial(
@@ -31,27 +34,29 @@ def trial(
     )  # fmt: skip
 
 
+PRUNED, RUNNING = TrialState.PRUNED, TrialState.RUNNING
+
+
 def test_only_complete_trials_with_a_number_that_keep_the_constraints_count() -> None:
-    pruned = trial(1, 0.1, state=TrialState.PRUNED)
     diverged, withheld, too_large = trial(2, math.nan), trial(3), trial(4, 0.1, constraints=(5.0,))
     kept = trial(5, 0.4, constraints=(-1.0, 0.0))
-    assert complete([trial(0, 0.5), pruned, diverged, withheld, too_large, kept]) == [trial(0, 0.5), kept]
+    given = [trial(0, 0.5), trial(1, 0.1, state=PRUNED), diverged, withheld, too_large, kept]
+    assert complete(given) == [trial(0, 0.5), kept]
 
 
 def test_the_best_is_by_the_direction_and_the_earlier_of_equals() -> None:
     trials = [trial(0, 0.5), trial(1, 0.2), trial(2, 0.9), trial(3, 0.2)]
-    assert best_trial(trials, [LOSS]) == trials[1]
-    assert best_trial(trials, [Objective("accuracy", "maximize")]) == trials[2]
+    assert (best_trial(trials, [LOSS]), best_trial(trials, [ACCURACY])) == (trials[1], trials[2])
     assert best_trial([trial(0, state=TrialState.FAILED)], [LOSS]) is None
 
 
 def test_the_best_so_far_counts_every_trial_that_is_over() -> None:
-    trials = [trial(0, 0.9, state=TrialState.PRUNED), trial(1, 0.5), trial(2, 0.7), trial(3, 0.2)]
-    assert best_so_far([*trials, trial(4, state=TrialState.RUNNING)], LOSS) == [(2, 0.5), (3, 0.5), (4, 0.2)]
+    trials = [trial(0, 0.9, state=PRUNED), trial(1, 0.5), trial(2, 0.7), trial(3, 0.2), trial(4, state=RUNNING)]
+    assert best_so_far(trials, LOSS) == [(2, 0.5), (3, 0.5), (4, 0.2)]
 
 
 def test_the_front_holds_what_nothing_beats_in_every_objective() -> None:
-    objectives = (LOSS, Objective("accuracy", "maximize"))
+    objectives = (LOSS, ACCURACY)
     trials = [trial(0, 0.5, 0.9), trial(1, 0.2, 0.5), trial(2, 0.6, 0.8), trial(3, 0.2, 0.5), trial(4, 0.1, 0.1)]
     assert [one.number for one in best_trials(trials, objectives)] == [4, 1, 3, 0]
     assert best_trial(trials, objectives) is None
@@ -72,14 +77,9 @@ def planted(count: int, seed: int = 3) -> list[TrialRecord]:
     return made
 
 
-SPEC = StudySpec(
-    "s", "net",
-    (
-        Dimension("lr", "float", 0.0, 1.0), Dimension("width", "float", 0.0, 1.0),
-        Dimension("other", "choice", choices=("a", "b", "c")),
-    ),
-    (LOSS, Objective("accuracy", "maximize")),
-)  # fmt: skip
+OTHER = Dimension("other", "choice", choices=("a", "b", "c"))
+SPACE = (Dimension("lr", "float", 0.0, 1.0), Dimension("width", "float", 0.0, 1.0), OTHER)
+SPEC = StudySpec("s", "net", SPACE, (LOSS, ACCURACY))
 
 
 def test_what_mattered_is_found_for_each_objective() -> None:
@@ -90,11 +90,38 @@ def test_what_mattered_is_found_for_each_objective() -> None:
     assert importances(planted(MIN_TRIALS - 1), SPEC) == []
     strange = replace(planted(1)[0], origin=OUTSIDE, params={"lr": 7.0, "width": "big", "other": "z"})
     assert importances([*planted(120), strange], SPEC) == found
-
-
-def test_a_parameter_that_some_points_lack_is_weighed_all_the_same() -> None:
     lacking = [
         replace(one, params={name: value for name, value in one.params.items() if name != "width" or one.number % 2})
         for one in planted(60)
     ]
     assert {one.name for one in importances(lacking, SPEC)} == {"lr", "width", "other"}
+
+
+# --- drawings ---------------------------------------------------------------------------------------------------------
+
+TRIALS = [
+    trial(0, 0.5, params={"other": "a"}), trial(1, state=PRUNED, params={"other": "b"}),
+    trial(2, 0.3, params={"other": "c"}), trial(3, state=RUNNING, params={"other": "a"}),
+]  # fmt: skip
+RUNGS = {1: [RungValue(1, 1, 9, 0.9, 1, 0.0), RungValue(1, 2, 19, 0.8, 1, 0.0)]}
+
+
+def points(drawing: Drawing, label: str) -> list[tuple[float, float | None]]:
+    return [(each.first_x, each.first) for curve in drawing.curves if curve.label == label for each in curve.bins]
+
+
+def test_a_pruned_trial_stands_at_the_value_of_its_last_rung() -> None:
+    drawing = pictures.values_by_trial(TRIALS, RUNGS, LOSS)
+    assert points(drawing, "pruned") == [(2.0, 0.8)]
+    assert points(drawing, "complete") == [(1.0, 0.5), (3.0, 0.3)]
+    assert points(drawing, "best so far") == [(1.0, 0.5), (2.0, 0.5), (3.0, 0.3)]
+    over = pictures.over_parameter(TRIALS, RUNGS, OTHER, LOSS)
+    assert points(over, "") == [(1.0, 0.8), (0.0, 0.5), (2.0, 0.3)] and over.x_axis.names == ("a", "b", "c")
+
+
+def test_a_course_leaves_out_what_has_no_place_on_an_axis() -> None:
+    for value in (math.inf, -math.inf, math.nan, None):
+        rungs = {0: [RungValue(0, 1, 9, 1.0, 1, 0.0), RungValue(0, 2, 19, value, 1, 0.0)]}
+        drawing = pictures.courses(TRIALS, rungs, StudySpec("s", "net", (OTHER,), (LOSS,)))
+        assert points(drawing, "trial 0") == [(10.0, 1.0)]
+        assert chart(drawing.curves, width=60, height=9, x_axis=drawing.x_axis, y_axis=drawing.y_axis)
