@@ -179,13 +179,14 @@ def _resolve_lengths(data: dict[str, Any], profile: Profile | None) -> Iterator[
     usual = next((name for name in _STEPS_NAMES if name in parameters and name not in space), None)
     for key, usual_name in (("pruner", None), ("pbt", usual)):
         section = _mapping(data, key)
-        name = section.get("length", usual_name)
+        given = section.get("length")
+        name = usual_name if given is None else given
         if not section or not isinstance(name, str) or not name:
             continue
         value = params.get(name, parameters[name].default if name in parameters else None)
         is_length = isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
         problem = None
-        if profile is not None and "length" in section and section.get("kind") != "none":
+        if profile is not None and given is not None and section.get("kind") != "none":
             if name not in parameters:
                 problem = f"{name} is not a parameter of {profile.name}"
             elif name in space:
