@@ -56,12 +56,12 @@ class Reads:
         return self.schema(handler(core))
 
 
-def _or(schema: JsonSchema) -> Callable[[JsonSchema], JsonSchema]:
+def _or_short(schema: JsonSchema) -> Callable[[JsonSchema], JsonSchema]:
     """The JSON Schema of a type that has a short form."""
     return lambda own: {"anyOf": [schema, own]}
 
 
-def _if(is_right: Callable[[Any], object], expected: str) -> Callable[[object], object]:
+def _checks(is_right: Callable[[Any], object], expected: str) -> Callable[[object], object]:
     """A check of a value; ``expected`` says in words what is right."""
 
     def check(given: object) -> object:
@@ -72,7 +72,7 @@ def _if(is_right: Callable[[Any], object], expected: str) -> Callable[[object], 
     return check
 
 
-def _by(convert: Callable[[str], float | None], expected: str) -> Callable[[object], object]:
+def _converts(convert: Callable[[str], float | None], expected: str) -> Callable[[object], object]:
     """A conversion of text to a number that is not 0."""
 
     def read(given: object) -> object:
@@ -136,14 +136,14 @@ _OVER_WORDS = "best, last, or mean of a number of values such as mean of 5"
 _LENGTH_WORDS = "a number greater than 0, or the name of the parameter that is it"
 _TEXT = {"type": "string"}
 
-Number = Annotated[float, Reads(_if(_is_number, "a number"))]
-Positive = Annotated[float, Reads(_if(_is_positive, "a number greater than 0"))]
-Switch = Annotated[bool, Reads(_if(lambda given: isinstance(given, bool), "true or false"))]
-Text = Annotated[str, Reads(_if(lambda given: "\0" not in str(given), "text without NUL characters"))]
-Duration = Annotated[float, Reads(_by(parse_duration, "a time such as 30m, 10h or 2d"), lambda _: _TEXT)]
-Size = Annotated[int, Reads(_by(parse_size, _SIZE_WORDS), lambda _: {**_TEXT, "pattern": SIZE_PATTERN})]
-Over = Annotated[str, Reads(_if(lambda given: _OVER.fullmatch(str(given)), _OVER_WORDS))]
-Length = Annotated[float, Reads(_if(_is_positive, _LENGTH_WORDS), _or(_TEXT))]
+Number = Annotated[float, Reads(_checks(_is_number, "a number"))]
+Positive = Annotated[float, Reads(_checks(_is_positive, "a number greater than 0"))]
+Switch = Annotated[bool, Reads(_checks(lambda given: isinstance(given, bool), "true or false"))]
+Text = Annotated[str, Reads(_checks(lambda given: "\0" not in str(given), "text without NUL characters"))]
+Duration = Annotated[float, Reads(_converts(parse_duration, "a time such as 30m, 10h or 2d"), lambda _: _TEXT)]
+Size = Annotated[int, Reads(_converts(parse_size, _SIZE_WORDS), lambda _: {**_TEXT, "pattern": SIZE_PATTERN})]
+Over = Annotated[str, Reads(_checks(lambda given: _OVER.fullmatch(str(given)), _OVER_WORDS))]
+Length = Annotated[float, Reads(_checks(_is_positive, _LENGTH_WORDS), _or_short(_TEXT))]
 Value = Annotated[Scalar, Reads(_value)]
 Values = Annotated[tuple[Value, ...], Reads(_values)]
 Wanted = Annotated[Values, Reads(lambda given: given if isinstance(given, list) else [given], lambda _: {})]
@@ -340,8 +340,8 @@ def _space_schema(own: JsonSchema) -> JsonSchema:
 
 _SPACE = Reads(_dimensions, _space_schema)
 _OBJECTIVES = Reads(_objectives, lambda own: {"anyOf": [own["items"], own]})
-_SAMPLER = Reads(_by_kind, _or({"enum": list(get_args(SamplerKind))}))
-_PRUNER = Reads(_by_kind, _or({"enum": ["none", False]}))
+_SAMPLER = Reads(_by_kind, _or_short({"enum": list(get_args(SamplerKind))}))
+_PRUNER = Reads(_by_kind, _or_short({"enum": ["none", False]}))
 _TARGET = Reads(lambda given: given, lambda _: _TEXT)
 
 
