@@ -1,4 +1,16 @@
-"""Draft a commented profile for a script or command that already trains. Reads its files; runs and imports nothing."""
+"""Draft a commented profile for a script or command that already trains. Reads its files; runs and
+imports nothing. ``gputui init train.py`` may give, without its comments:
+
+    name: project-train
+    launcher: torchrun
+    script: train.py
+    gpus: 2
+    params:
+      lr: 0.1
+    args: >-
+      --lr {lr} --out {run_dir}/out
+    metrics: {source: output, patterns: ['step (?P<step>\\d+) loss (?P<loss>\\S+)']}
+"""
 
 from __future__ import annotations
 
@@ -90,18 +102,21 @@ def script_option(command: TypedCommand, folder: Path, name: str) -> tuple[Scala
 
 
 def _name(command: TypedCommand, folder: Path) -> str:
+    """A name after the script, module or program; with the folder's before one that says nothing."""
     if command.module is not None:
         stem = command.module.rpartition(".")[2]
+    elif command.script is not None:
+        stem = Path(command.script).stem
     else:
-        is_shell = bool(command.program) and Path(command.program[0]).name in SHELLS
-        program = command.program[-1 if is_shell else 0] if command.program else ""
-        stem = Path(command.script or program).stem
+        is_shell = Path(command.program[0]).name in SHELLS
+        stem = Path(command.program[-1 if is_shell else 0]).stem
     if stem in ("train", "main", "run", "__main__", "make", "bash", "sh", "accelerate", "just"):
-        stem = f"{folder.resolve().name}-{stem}" if folder.resolve().name else stem
+        stem = f"{folder.resolve().name}-{stem}"
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", stem).strip("-._")[:64] or "training"
 
 
 def _program_lines(command: TypedCommand) -> list[str]:
+    """``launcher``, what it starts, and ``workdir``."""
     lines = [f"launcher: {command.launcher.name}"]
     if command.launcher.takes_command:
         lines.append(f"command: {yaml_text(' '.join(map(quote, command.program)))}")
@@ -120,6 +135,7 @@ def _program_lines(command: TypedCommand) -> list[str]:
 
 
 def _gpu_lines(subject: DraftSubject, gpus: int) -> list[str]:
+    """``gpus`` and ``nproc``, on a machine with so many GPUs."""
     command = subject.command
     wanted = min(gpus, (command.nproc or gpus) if command.launcher.starts_ranks else 1)
     if wanted:
@@ -134,6 +150,7 @@ def _gpu_lines(subject: DraftSubject, gpus: int) -> list[str]:
 
 
 def _argument_lines(subject: DraftSubject, arguments: DraftArguments) -> list[str]:
+    """``params``, ``args`` and ``roles``."""
     lines: list[str] = []
     if arguments.params:
         lines.append("params:")
@@ -148,8 +165,8 @@ def _argument_lines(subject: DraftSubject, arguments: DraftArguments) -> list[st
         lines += ["args: >-", *(f"  {row}" for row in _wrapped(arguments.args))]
     elif not subject.command.launcher.takes_command:
         lines.append('args: ""')
-    own = [flag for flag in arguments.left if flag in {option.flag for option in subject.survey.options.values()}]
-    if own:
+    flags = {option.flag for option in subject.survey.options.values()}
+    if own := [flag for flag in arguments.left if flag in flags]:
         shown = " ".join(own[:MAX_LEFT]) + (f" and {len(own) - MAX_LEFT} more" if len(own) > MAX_LEFT else "")
         lines.append(f"# with the script's own defaults: {shown}")
     if arguments.roles:

@@ -40,7 +40,7 @@ from gputui.store.attempts import Attempt, get_attempt
 from gputui.store.database import open_writer
 from gputui.store.events import add_event
 from gputui.store.run_states import RunState
-from gputui.store.runs import get_run
+from gputui.store.runs import Run, get_run
 from gputui.ui.demo.simulated_training import CHECKPOINT_STEPS, VALIDATION_STEPS, lines, save, tuned_end
 from gputui.ui.demo.study import STUDY, play_study
 
@@ -195,14 +195,12 @@ class DemoPast:
     def _act(self, run_id: str, act: Act, gpus: tuple[int, ...], step_seconds: float, actor: str) -> tuple[int, ...]:
         """Write one attempt from its start to its end; returns the GPUs of the next one."""
         clock, connection, workspace = self.clock, self.connection, self.workspace
-        run = get_run(connection, run_id)
-        assert run is not None
+        run = self._run(run_id)
         if run.state is RunState.RECOVERING:
             clock.at += 12.0
             with transaction(connection):
                 repository.move(connection, run, RunState.QUEUED, cause="the wait is over", now=clock.at)
-            run = get_run(connection, run_id)
-            assert run is not None
+            run = self._run(run_id)
         uuids = [self.gpus[index].uuid for index in gpus]
         executor = self._context.executors.of(None)
         attempt = prepare_attempt(self._context, Start(run, tuple(uuids)), Grant(executor, gpus))
@@ -215,10 +213,8 @@ class DemoPast:
         if act.is_stopped:
             with transaction(connection):
                 repository.request_stop(connection, run_id, attempt.number, "stop")
-                fresh = get_run(connection, run_id)
-                assert fresh is not None
-                cause = act.pruned or "stop"
-                repository.move(connection, fresh, RunState.STOPPING, cause=cause, actor=actor, now=clock.at)
+                run, cause = self._run(run_id), act.pruned or "stop"
+                repository.move(connection, run, RunState.STOPPING, cause=cause, actor=actor, now=clock.at)
         if act.xid is not None:
             event = GpuEvent(clock.at - 1, uuids[-1], "xid", act.xid, xid_text(act.xid))
             self._context.recorder.take([event])
@@ -231,23 +227,11 @@ class DemoPast:
     def _train(self, run_id: str, attempt: Attempt, act: Act, ranks: int, step_seconds: float) -> None:
         """Write the metrics and checkpoints of an attempt, and move the clock to its end."""
         clock, folder = self.clock, self.workspace.run_dir(run_id)
-        first_step = attempt.resumed_step or 0
-        newest = act.last_step // CHECKPOINT_STEPS * CHECKPOINT_STEPS
-        saved = [
-            step for step in range(newest - 2 * CHECKPOINT_STEPS, newest + 1, CHECKPOINT_STEPS) if step > first_step
-        ]
-        if act.code == 0 and act.pruned is None and act.last_step not in saved:
-            saved.append(act.last_step)
-        every = max(1, (act.last_step - first_step) // act.max_lines)
-        # A checkpoint's step is that of the line before it.
-        interval = VALIDATION_STEPS * max(1, (act.last_step - first_step) // (VALIDATION_STEPS * MAX_VALIDATIONS))
-        validated = range(first_step - first_step % VALIDATION_STEPS + VALIDATION_STEPS, act.last_step + 1, interval)
-        chosen = {*range(first_step + 1, act.last_step + 1, every), *validated, *saved, act.last_step}
-        steps = sorted(chosen if act.last_step else ())
-        first_at = clock.at + 18.0
-        run = get_run(self.connection, attempt.run_id)
-        assert run is not None
+        first_step, first_at = attempt.resumed_step or 0, clock.at + 18.0
+        saved = _saved_steps(act, first_step)
+        steps = _written_steps(act, first_step, saved)
         if steps:
+            run = self._run(run_id)
             with transaction(self.connection):
                 repository.move(self.connection, run, RunState.RUNNING, cause="first step read", now=first_at)
         written: list[dict[str, object]] = []
@@ -275,16 +259,17 @@ class DemoPast:
             "code": act.code, "signal": None, "started_at": began_at, "ended_at": self.clock.at,
             "stop_requested": act.is_stopped,
         }  # fmt: skip
-        run = get_run(self.connection, run_id)
-        assert run is not None
-        resolved = resolved_run(context.workspace, run)
+        resolved = resolved_run(context.workspace, self._run(run_id))
         task = postmortem_task(context, resolved, fresh, record, ())
         end_attempt(context, task, examine(task), MachineContext(gpus=uuids))
-        run = get_run(self.connection, run_id)
-        assert run is not None
-        if run.state.is_over:
+        if self._run(run_id).state.is_over:
             with transaction(self.connection):
                 repository.release_leases(self.connection, run_id)
+
+    def _run(self, run_id: str) -> Run:
+        run = get_run(self.connection, run_id)
+        assert run is not None
+        return run
 
     # --- hardware
 
@@ -310,3 +295,24 @@ class DemoPast:
             if number % 100 == 99:
                 recorder.flush()
         recorder.flush()
+
+
+def _saved_steps(act: Act, first_step: int) -> list[int]:
+    """The steps of the checkpoints that an attempt leaves: its last three, and its end."""
+    newest = act.last_step // CHECKPOINT_STEPS * CHECKPOINT_STEPS
+    kept = range(newest - 2 * CHECKPOINT_STEPS, newest + 1, CHECKPOINT_STEPS)
+    saved = [step for step in kept if step > first_step]
+    if act.code == 0 and act.pruned is None and act.last_step not in saved:
+        saved.append(act.last_step)
+    return saved
+
+
+def _written_steps(act: Act, first_step: int, saved: Sequence[int]) -> list[int]:
+    """The steps of an attempt that have lines: some of all, some validated ones, and each saved one."""
+    if not act.last_step:
+        return []
+    every = max(1, (act.last_step - first_step) // act.max_lines)
+    interval = VALIDATION_STEPS * max(1, (act.last_step - first_step) // (VALIDATION_STEPS * MAX_VALIDATIONS))
+    validated = range(first_step - first_step % VALIDATION_STEPS + VALIDATION_STEPS, act.last_step + 1, interval)
+    # A checkpoint's step is that of the line before it.
+    return sorted({*range(first_step + 1, act.last_step + 1, every), *validated, *saved, act.last_step})
