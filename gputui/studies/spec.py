@@ -122,6 +122,14 @@ def _dimensions(given: object) -> object:
     return [{**form, NAME_KEY: name} if isinstance(form, dict) else form for name, form in forms.items()]
 
 
+def _dimension(given: Any) -> object:
+    """Refuse 1.0 for 1 before it becomes a float, as limits are stored."""
+    is_int = isinstance(given, dict) and given.get("type") == "int"
+    if is_int and any(isinstance(given.get(limit), float) for limit in ("min", "max", "step")):
+        raise ValueError("int has whole numbers only")
+    return given
+
+
 def _objectives(given: object) -> object:
     """Expand a single objective to a list of one."""
     if not isinstance(given, (dict, list)):
@@ -198,11 +206,7 @@ class Dimension(Section):
             return "min is not smaller than max"
         if self.log and self.low <= 0:
             return "log needs a min greater than 0"
-        if self.log and self.step is not None:
-            return "give log or step, not both"
-        if self.kind == "int" and any(number % 1 for number in (self.low, self.high, self.step or 1)):
-            return "int has whole numbers only"
-        return None
+        return "give log or step, not both" if self.log and self.step is not None else None
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -352,7 +356,7 @@ class StudySpec(Section):
 
     name: str = key("what it is called; the file's name when left out", pattern=NAME_PATTERN)
     profile: Text = key("the profile of every trial: a name, or a path from this file's folder", min_length=1)
-    space: Annotated[tuple[Dimension, ...], _SPACE] = key("the parameters that are tuned")
+    space: Annotated[tuple[Annotated[Dimension, Reads(_dimension)], ...], _SPACE] = key("the parameters that are tuned")
     objectives: Annotated[tuple[Objective, ...], _OBJECTIVES] = key(
         "what is to become small or large; a list for several", name="objective"
     )

@@ -123,6 +123,7 @@ pruner: {kind: median, length: steps}
     (STUDY.replace(LR, "lr: {type: float, min: 0.1, max: 1, name: x}"), "3 space.lr.name"),
     (STUDY.replace(LR, "lr: {type: float, min: 0.1, max: true}"), "3 space.lr.max"),
     (STUDY.replace(LR, "lr: [0.1, [0.2]]"), "3 space.lr"),
+    (STUDY.replace(LR, "steps: {type: int, min: 1.0, max: 3}"), "3 space.steps"),
     (STUDY.replace(LR, "steps: {type: float, min: 1, max: 9}"), "3 space.steps.type"),
     (STUDY.replace(LR, "optimizer: [adam, lamb]"), "3 space.optimizer"),
     (STUDY.replace(LR, "width: {type: int, min: 8, max: 64}"), "3 space.width"),
