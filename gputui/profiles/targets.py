@@ -102,8 +102,7 @@ def target_findings(given: object, place: KeyPath = ()) -> Iterator[tuple[KeyPat
             try:
                 stored_target(target)
             except ValidationError as error:
-                model = OPTIONS[str(target["kind"])]
-                for found, what in findings(error, model):
+                for found, what in findings(error, OPTIONS[str(target["kind"])]):
                     yield (*at, *found), what
 
 

@@ -54,9 +54,6 @@ class Doctored(Courier):
         found = self.there.now() if self.there.submitted else None
         return [] if found is None else [found]
 
-    def forgotten(self, job: str) -> JobStatus | None:
-        return None
-
     def signal_job(self, job: str, *, at_once: bool) -> None:
         raise AssertionError("nobody asked for a stop")
 
