@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -133,6 +135,18 @@ def test_a_rank_that_fails_on_the_second_node_ends_both_and_they_go_on_together(
     assert first["incident"]["kind"] == "user_exception" and first["incident"]["rank"] == 1
     assert len(lab.submitted(run_id, "pending,running,completing")) == 1
     assert len(lab.end(run_id)) > 20 and len(lab.shown(run_id)["attempts"]) == 2
+
+
+@pytest.mark.long
+def test_what_serves_a_node_and_is_killed_ends_the_attempt_on_all(lab: Lab) -> None:
+    run_id = lab.launch()
+    lab.wait_for_step(run_id, 10)
+    served = lab.there(run_id) / "attempts" / "1" / "far" / "node-1" / "started.json"
+    os.kill(json.loads(served.read_text())["shim_pid"], signal.SIGKILL)
+    lab.wait_for_step(run_id, 15, attempt=2)
+    first = lab.shown(run_id)["attempts"][0]
+    assert first["incident"]["kind"] == "node_fail" and "n1 ended" in lab.machine.gputui("explain", run_id)
+    lab.end(run_id)
 
 
 def test_only_a_launcher_that_spans_nodes_is_started_on_several(machine: Machine) -> None:
