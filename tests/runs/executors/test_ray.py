@@ -92,3 +92,13 @@ def test_a_job_that_its_cluster_has_forgotten_has_ended(tmp_path: Path) -> None:
         is_over = ray_turn(courier)
     record = json.loads((folder / "exit.json").read_text())
     assert is_over and record.get("ended_by") == "node_fail"
+
+
+def test_the_reason_of_a_failed_job_is_without_its_output(tmp_path: Path) -> None:
+    courier = RayCourier(ray_attempt(tmp_path))
+    said = "Job entrypoint command failed with exit code 127"
+    courier.record = {
+        "status": "FAILED",
+        "message": f"{said}, last available logs (truncated to 20,000 chars):\nno python",
+    }
+    assert courier.state_of("job").reason == said

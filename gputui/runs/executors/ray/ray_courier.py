@@ -136,7 +136,8 @@ class RayCourier(MirrorCourier):
         if state == "pending" and self.stop is not None and self.stop.get("is_withdrawn"):
             state = "ended"
         is_lost = self.record.get("error_type") in _NODE_IS_GONE
-        reason = str(self.record.get("message") or "").strip().partition("\n")[0][:300] or None
+        # The end of the job's output follows, which is shown as its log.
+        reason = re.split(r"\n|, last available logs", str(self.record.get("message") or "").strip())[0][:300] or None
         return JobStatus(
             job,
             state,
