@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -107,13 +108,15 @@ def find(name_or_path: str, workspace: Workspace, cwd: Path) -> Path:
     for folder, _ in folders:
         for suffix in SUFFIXES:
             path = folder / f"{name_or_path}{suffix}"
-            if name_or_path and _is_there(path):
+            if name_or_path and os.path.lexists(path):
                 return path
     entries = list_profiles(workspace, cwd)
     for entry in entries:
         if entry.profile is not None and entry.profile.name == name_or_path:
             return entry.path
-    beside = next((name_or_path + suffix for suffix in SUFFIXES if _is_there(cwd / f"{name_or_path}{suffix}")), None)
+    beside = next(
+        (name_or_path + suffix for suffix in SUFFIXES if os.path.lexists(cwd / f"{name_or_path}{suffix}")), None
+    )
     if name_or_path and beside is not None:
         raise ProfileNotFoundError(clean(f"no profile goes by the name {name_or_path!r}; did you mean ./{beside}?"))
     looked = ", ".join(shown_path(folder) for folder, _ in folders)
@@ -148,23 +151,12 @@ def _folders(workspace: Workspace, cwd: Path) -> list[tuple[Path, Source]]:
 
 
 def _by_path(text: str, cwd: Path) -> Path:
-    try:
-        path = cwd / Path(text).expanduser()
-    except RuntimeError as error:
-        raise ProfileNotFoundError(f"{clean(text)}: no such user's home") from error
-    if _is_there(path):
+    path = cwd / os.path.expanduser(text)  # noqa: PTH111 - leaves an unknown user's home as it is
+    if os.path.lexists(path):  # a broken link too: `load` reports what is wrong
         return path
     meant = nearest_file(path.name, [entry.name for entry in _files(path.parent)])
     hint = f"; did you mean {shown_path(path.with_name(meant))}?" if meant else ""
     raise ProfileNotFoundError(clean(f"{text}: no such file{hint}"))
-
-
-def _is_there(path: Path) -> bool:
-    """Whether this name exists, even as a broken link: `load` then reports what is wrong."""
-    try:
-        return path.exists() or path.is_symlink()
-    except OSError:
-        return False  # a name too long, or a folder that cannot be searched
 
 
 def _files(folder: Path) -> list[Path]:

@@ -36,14 +36,11 @@ MAX_LEFT = 12
 
 
 class Draft(Struct, frozen=True):
-    """A drafted profile: its name, its text, and one line for each thing that was recognised
-    (``found``), guessed, or left for a person to decide (``open_points``)."""
+    """A drafted profile."""
 
     name: str
     text: str
-    found: tuple[str, ...]
-    guesses: tuple[str, ...]
-    open_points: tuple[str, ...]
+    notes: DraftNotes
 
 
 def draft(words: Sequence[str], folder: Path, *, preset: Preset | None = None, gpus: int = 0) -> Draft:
@@ -82,8 +79,7 @@ def draft(words: Sequence[str], folder: Path, *, preset: Preset | None = None, g
         *outputs.metrics(),
         *outputs.checkpoints(),
     ]
-    text = "\n".join(lines) + "\n"
-    return Draft(name, text, tuple(notes.found), tuple(notes.guesses), tuple(notes.open_points))
+    return Draft(name, "\n".join(lines) + "\n", notes)
 
 
 def script_option(command: TypedCommand, folder: Path, name: str) -> tuple[Scalar, str] | None:

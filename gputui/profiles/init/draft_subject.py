@@ -18,7 +18,8 @@ _DISTRIBUTED = {"init_process_group", "DistributedDataParallel", "DDP", "fully_s
 
 @dataclass(slots=True)
 class DraftNotes:
-    """Remarks of a draft for a person, one line each; the lists are those of `gputui.profiles.init.draft.Draft`."""
+    """Remarks of a draft for a person: one line for each thing that was recognised (``found``),
+    guessed, or left for a person to decide (``open_points``)."""
 
     found: list[str] = field(default_factory=list)
     guesses: list[str] = field(default_factory=list)

@@ -44,12 +44,9 @@ def command(words: tuple[str, ...], preset: str | None, out: Path | None) -> Non
         fail(f"{shown_path(path)} is there already; choose another with --out, or remove it", Exit.REFUSED)
     except OSError as error:
         fail(f"{shown_path(path)} cannot be written: {error.strerror}", Exit.REFUSED)
-    for line in made.found:
-        say(f"✓ {line}")
-    for line in made.guesses:
-        say(f"~ {line}")
-    for line in made.open_points:
-        say(f"▲ {line}")
+    for mark, lines in (("✓", made.notes.found), ("~", made.notes.guesses), ("▲", made.notes.open_points)):
+        for line in lines:
+            say(f"{mark} {line}")
     named = f"./{shown_path(path)}"
     say(f"wrote {named}; look through it, then: gputui check {named}, gputui run {named}")
 
