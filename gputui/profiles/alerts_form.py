@@ -88,8 +88,9 @@ def _rule(rule: Rule) -> Any:
     return Annotated[create_model(rule.id, __base__=_RuleForm, **keys), BeforeValidator(check)]
 
 
-_OWN: dict[str, Any] = {name: (_rule(rule), None) for name, rule in RULES.items()}
-AlertsForm = create_model("AlertsForm", __base__=_Rules, **_OWN)
+# A key for each rule that exists.
+_KEYS: dict[str, Any] = {name: (_rule(rule), None) for name, rule in RULES.items()}
+AlertsForm = create_model("AlertsForm", __base__=_Rules, **_KEYS)
 MachineAlertsForm = create_model(
     "MachineAlertsForm", __base__=AlertsForm, notify=(Annotated[DeliveryForm, NotEmpty], None)
 )

@@ -116,10 +116,8 @@ def check_gpus(spec: RunSpec, situation: GpuSituation | None) -> CheckResult:
     if warnings:
         return CheckResult("gpus", "warn", _sentence(f"{named} free", warnings), "reset it when nothing runs on it")
     if request.count and spec.nproc > request.count:
-        return CheckResult(
-            "gpus", "warn", f"{named} free for {spec.nproc} processes; NCCL refuses two on one GPU",
-            "write nproc: gpus, or use a backend other than NCCL",
-        )  # fmt: skip
+        detail = f"{named} free for {spec.nproc} processes; NCCL refuses two on one GPU"
+        return CheckResult("gpus", "warn", detail, "write nproc: gpus, or use a backend other than NCCL")
     return CheckResult("gpus", "pass", f"{named} free")
 
 

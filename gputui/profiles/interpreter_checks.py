@@ -62,20 +62,16 @@ def _torch(spec: RunSpec, answer: InterpreterAnswer, simulated_gpus: bool) -> Ch
         if not LAUNCHERS[spec.launcher].modules:
             return CheckResult("torch", "skip", f"not installed there, and launcher {spec.launcher} does not need it")
         package = "'gputui[train]'" if spec.python == sys.executable else "torch"
-        return CheckResult(
-            "torch", "fail", f"{spec.python} has no torch, which launcher {spec.launcher} needs",
-            f"install it there ({spec.python} -m pip install {package}), or set python: to an interpreter that has it",
-        )  # fmt: skip
+        remedy = f"install it there ({spec.python} -m pip install {package}), or set python: to one that has it"
+        return CheckResult("torch", "fail", f"{spec.python} has no torch, which launcher {spec.launcher} needs", remedy)
     built = f"torch {version} built for CUDA {cuda}" if cuda else f"torch {version} without CUDA"
     if spec.gpus.count and simulated_gpus:
         return CheckResult("torch", "pass", f"{built}; the GPUs are simulated, the processes work on the CPU")
     if spec.gpus.count and cuda is None and not LAUNCHERS[spec.launcher].modules:
         return CheckResult("torch", "warn", f"{built}; if the program uses torch, it works on the CPU")
     if spec.gpus.count and cuda is None:
-        return CheckResult(
-            "torch", "fail", f"{built}, but the run asks for GPUs",
-            "install a build of torch with CUDA there, or use --gpus 0",
-        )  # fmt: skip
+        remedy = "install a build of torch with CUDA there, or use --gpus 0"
+        return CheckResult("torch", "fail", f"{built}, but the run asks for GPUs", remedy)
     return CheckResult("torch", "pass", built)
 
 
@@ -85,10 +81,9 @@ def _launcher(spec: RunSpec, answer: InterpreterAnswer) -> Iterator[CheckResult]
         return
     for module, package in LAUNCHERS[spec.launcher].modules:
         if module in answer.missing:
-            yield CheckResult(
-                "launcher", "fail", f"{spec.python} has no {module}, which launcher {spec.launcher} needs",
-                f"install {package} there ({spec.python} -m pip install '{package}')",
-            )  # fmt: skip
+            detail = f"{spec.python} has no {module}, which launcher {spec.launcher} needs"
+            remedy = f"install {package} there ({spec.python} -m pip install '{package}')"
+            yield CheckResult("launcher", "fail", detail, remedy)
         else:
             yield CheckResult("launcher", "pass", f"{module} is there")
 
@@ -101,24 +96,17 @@ def _grace(spec: RunSpec, answer: InterpreterAnswer) -> Iterator[CheckResult]:
     if not by_torchrun or release is None or spec.grace_seconds <= GRACE_BEFORE_SECONDS:
         return
     if (int(release[1]), int(release[2])) < GRACE_SINCE:
-        yield CheckResult(
-            "grace", "warn",
-            f"torchrun of torch {answer.torch} kills ranks {GRACE_BEFORE_SECONDS} s after SIGTERM, "
-            f"not after the profile's {spec.grace_seconds:g} s",
-            f"install torch 2.12 or newer there, or let the script save within {GRACE_BEFORE_SECONDS} s of SIGTERM",
-        )  # fmt: skip
+        kills = f"torchrun of torch {answer.torch} kills ranks {GRACE_BEFORE_SECONDS} s after SIGTERM"
+        remedy = f"install torch 2.12 or newer there, or let the script save within {GRACE_BEFORE_SECONDS} s of SIGTERM"
+        yield CheckResult("grace", "warn", f"{kills}, not after the profile's {spec.grace_seconds:g} s", remedy)
 
 
 def _module(spec: RunSpec, module: str, answer: InterpreterAnswer) -> CheckResult:
     if answer.module is None:
         where = spec.workdir if Path(spec.workdir).is_dir() else "the run's folder"
-        return CheckResult(
-            "module", "fail", f"{spec.python} finds no module {module} from {where}",
-            "set workdir: to the folder that holds it, or install it into that environment",
-        )  # fmt: skip
+        remedy = "set workdir: to the folder that holds it, or install it into that environment"
+        return CheckResult("module", "fail", f"{spec.python} finds no module {module} from {where}", remedy)
     if not answer.runnable:
-        return CheckResult(
-            "module", "fail", f"{module} is a package without __main__.py ({answer.module})",
-            f"name the module to run, such as {module}.train",
-        )  # fmt: skip
+        detail, remedy = f"{module} is a package without __main__.py", f"name the module to run, such as {module}.train"
+        return CheckResult("module", "fail", f"{detail} ({answer.module})", remedy)
     return CheckResult("module", "pass", f"{module} from {answer.module}")

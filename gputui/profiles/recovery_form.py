@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     EndsOn = str
     KindName = str
     Action = _Actions
-else:
+else:  # which mypy cannot read: the names that are known at run time
     PolicyName = Annotated[Literal[tuple(POLICIES)], BeforeValidator(lambda given: "off" if given is False else given)]
     EndsOn = Literal[tuple(ENDS_ON)]
     KindName = Literal[tuple(kinds_with_ladders())]

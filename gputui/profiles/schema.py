@@ -39,7 +39,7 @@ from gputui.runs.launchers import FOR_RANKS, LAUNCHERS
 
 if TYPE_CHECKING:
     LauncherName = str
-else:
+else:  # which mypy cannot read
     LauncherName = Literal[tuple(LAUNCHERS)]
 
 

@@ -215,7 +215,7 @@ Processes = Annotated[
 if TYPE_CHECKING:
     Alerts = str | dict[str, Any] | None
     Recovery = dict[str, Any]
-else:
+else:  # what the validators return, not the forms that they check
     Alerts = Annotated[
         AlertsForm, WrapValidator(_alerts), any_of({"enum": ["standard", "off", False]}, {"type": "object"})
     ]
