@@ -41,7 +41,7 @@ class Executors:
 
 
 def chooses_start(spec: RunSpec | None) -> bool:
-    """Whether only the run's target sees its checkpoints, and so chooses the one to resume from."""
+    """True if only the run's target sees its checkpoints, and so chooses the one to resume from."""
     if spec is None or spec.target is None or spec.checkpoints is None:
         return False
     return not Executors().of(spec.target).sees_checkpoints(spec.target)

@@ -52,7 +52,7 @@ class Executor(ABC):
         return Placement.here((), spec.nproc, ANY_PORT)
 
     def sees_checkpoints(self, target: Mapping[str, Any]) -> bool:
-        """Whether a run's checkpoints are on this machine under the same path."""
+        """True if a run's checkpoints are on this machine under the same path."""
         return True
 
     def clear(self, folder: Path, target: Mapping[str, Any]) -> None:  # noqa: B027 - most have nothing elsewhere
@@ -117,7 +117,7 @@ class CourierExecutor(Executor):
         return []
 
     def preview_plan(self, spec: RunSpec, launch: Launch) -> dict[str, Any]:
-        """What a preview shows of attempt.json."""
+        """The part of attempt.json that a preview shows."""
         return {
             "argv": list(launch.argv),
             "target": dict(spec.target or {}),

@@ -150,6 +150,7 @@ class Courier(ABC):
         self.far = folder / "far"
         self.plan: dict[str, Any] = json.loads((folder / "attempt.json").read_text("utf-8"))
         self.target: Mapping[str, Any] = self.plan["target"]
+        self.poll_seconds = float(self.target.get("poll", 2.0))
         self.began = time.time()
         self.status: JobStatus | None = None
         self.contact_at: float | None = None
@@ -171,10 +172,10 @@ class Courier(ABC):
     def jobs(self, token: str) -> list[JobStatus]:
         """Every job of the token that the target lists, oldest first. Raises UnreachableError."""
 
-    @abstractmethod
     def forgotten(self, job: str) -> JobStatus | None:
         """The status in the target's history of a job that `jobs` does not list; None if there is none. Raises
         UnreachableError."""
+        return None
 
     @abstractmethod
     def signal_job(self, job: str, *, at_once: bool) -> None:
@@ -211,10 +212,6 @@ class Courier(ABC):
     def far_folder(self) -> str:
         """The attempt's folder as its job sees it."""
         return str(self.far)
-
-    @property
-    def poll_seconds(self) -> float:
-        return float(self.target.get("poll", 2.0))
 
     def run(self) -> None:
         """Run the attempt to its end. The caller must have blocked SIGNALS, which it waits for."""
@@ -309,7 +306,7 @@ class Courier(ABC):
         self.status = self.status_of(job, listed)
         self.nodes = self.status.nodes or self.nodes
         self.pass_stop_on()
-        return self.look(token)
+        return self.check_end(token)
 
     def status_of(self, job: str, listed: Sequence[JobStatus]) -> JobStatus:
         """The state of a job, ``listed`` or not. Raises UnreachableError."""
@@ -318,12 +315,9 @@ class Courier(ABC):
 
     def claimed(self) -> str | None:
         """The job that has begun the attempt, or None."""
-        try:
-            return (self.far / "claim").read_text("utf-8") or None
-        except OSError:
-            return None
+        return text_of(self.far / "claim") or None
 
-    def look(self, token: str) -> bool:
+    def check_end(self, token: str) -> bool:
         """Handle the target's records and the job's status; True once the attempt is over."""
         assert self.status is not None
         started, ended = (read_record(self.far / name) for name in ("started.json", "exit.json"))
@@ -367,22 +361,17 @@ class Courier(ABC):
         if ended_by is not None:
             record |= {"ended_by": ended_by, "ended_reason": record.get("ended_reason") or status.reason}
         elif ended is None and not has_begun:
-            record["error"] = self.last_log_line() or status.reason or "its job ended before it began"
+            # What the job printed before the attempt began.
+            printed = last_line(text_of(self.far / "job.log"))
+            record["error"] = printed or status.reason or "its job ended before it began"
             if (reason := self.unwritable()) is not None:
                 record["error"] = f"nothing can be written on {self.target['name']}: {reason}"
         elif ended is None:
             record |= {"ended_by": "node_fail", "ended_reason": status.reason or "its job ended without a record"}
         return record
 
-    def last_log_line(self) -> str | None:
-        """The last line that the job printed before the attempt began."""
-        try:
-            return last_line((self.far / "job.log").read_text("utf-8", "replace")) or None
-        except OSError:
-            return None
-
     def unwritable(self) -> str | None:
-        """Why the attempt's folder on the target is not writable; None if it is, or if that is unknown."""
+        """The reason why the attempt's folder on the target is not writable; None if it is, or if that is unknown."""
         return far.unwritable(self.far)
 
     def pass_stop_on(self) -> None:
@@ -409,12 +398,6 @@ class Courier(ABC):
         write_private(self.folder / "started.json", record)
         self.start_reported = at is not None
 
-    def restarts(self) -> int:
-        try:
-            return (self.far / "starts.jsonl").read_bytes().count(b"\n")
-        except OSError:
-            return 0
-
     def report(self) -> None:
         """Write placement.json if it has changed."""
         status = self.status
@@ -429,7 +412,7 @@ class Courier(ABC):
             "expected_start": None if status is None else status.expected_start,
             "nodes": [] if status is None else list(status.nodes),
             "limit_at": None if status is None else status.limit_at,
-            "restarts": self.restarts(),
+            "restarts": text_of(self.far / "starts.jsonl").count("\n"),
             "contact_at": self.contact_at,
             "problem": self.problem,
         }
@@ -448,6 +431,14 @@ class Courier(ABC):
             {"started_at": self.began, "ended_at": time.time(), "stop_requested": False, **record},
         )
         return True
+
+
+def text_of(path: Path) -> str:
+    """The text of a file of the target; empty if it cannot be read."""
+    try:
+        return path.read_text("utf-8", "replace")
+    except OSError:
+        return ""
 
 
 def problem_of(error: Exception) -> str:

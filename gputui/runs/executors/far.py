@@ -2,11 +2,11 @@
 ``far.pyz``, with the shim and what serves several nodes.
 
 far.pyz body FOLDER CLAIM [REQUEUE-COMMAND ...]
-    Serve the attempt in FOLDER by the shim. CLAIM is the scheduler's name of the job: another job that
-    comes for the same attempt ends at once. After an earlier start of the same job it continues from its own newest
-    whole checkpoint; an attempt that follows others, whose checkpoints are seen only there, from the newest one of its
-    course. SIGUSR1 is the scheduler's warning that the time is nearly over: the command is asked
-    to save and end, then the requeue command is run. SIGTERM asks it to end, SIGUSR2 ends it at once.
+    Serve the attempt in FOLDER by the shim. CLAIM is the scheduler's name of the job: another job that comes for the
+    same attempt ends at once. A later start of the same job continues from its own newest whole checkpoint; an attempt
+    that follows others, whose checkpoints are seen only there, from the newest one of its course. SIGUSR1 is the
+    scheduler's warning that the time is nearly over: the command is asked to save and end, then the requeue command is
+    run. SIGTERM asks it to end, SIGUSR2 ends it at once.
 far.pyz stream FOLDER CLAIM
     Lay the files beside the zipapp into FOLDER (…/attempts/<n>/far, from the home directory unless absolute), serve the
     attempt there, and print what its files grow by, each report in one line with its checksum.
@@ -60,7 +60,7 @@ RESUMED = "resumed.json"
 
 
 def unwritable(folder: Path) -> str | None:
-    """Why no record can be written to a folder, such as a full disk or quota; None if one can."""
+    """The reason why no record can be written to a folder, such as a full disk or quota; None if one can."""
     try:
         write_record(folder / "room", {"bytes": "." * RECORD_BYTES})
     except OSError as error:
@@ -258,7 +258,7 @@ class Body:
         return code_of(ended)
 
     def is_ours(self) -> bool:
-        """Whether this job, possibly requeued, is the first that began the attempt."""
+        """Claim the attempt; True if this job, possibly requeued, is the first that began it."""
         path = self.folder / "claim"
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -287,7 +287,7 @@ class Body:
                 (self.folder / name).unlink()
 
     def is_requeued(self) -> bool:
-        """Whether the scheduler requeued the job, and so ends this process."""
+        """Requeue the job; True if the scheduler did, and so ends this process."""
         if not self.requeue:
             return False
         # Nothing is left to do at the end of the job, which would otherwise hold its node for KillWait.

@@ -25,8 +25,8 @@ SAVED_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".gz", ".distc
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a file is complete, by its ``.sha256`` file, else by its archive's checksums. A file that is no archive
-    need only be non-empty."""
+    """Check that a file is complete, by its ``.sha256`` file, else by its archive's checksums. A file that is not an
+    archive need only be non-empty."""
     try:
         beside = path.with_name(path.name + ".sha256")
         if beside.is_file():
@@ -46,8 +46,8 @@ def is_whole(path: Path) -> bool:
 
 
 def is_saved_whole(folder: Path) -> bool:
-    """Whether the index of each distributed checkpoint in a folder, which is written last, is newer than its shards. An
-    interrupted save over an earlier checkpoint leaves files of both."""
+    """Check that the index of each distributed checkpoint in a folder, which is written last, is newer than its shards.
+    An interrupted save over an earlier checkpoint leaves files of both."""
     for place in {shard.parent for shard in folder.rglob("*.distcp")}:
         try:
             written_at = (place / ".metadata").stat().st_mtime_ns
@@ -59,8 +59,8 @@ def is_saved_whole(folder: Path) -> bool:
 
 
 def written_at(path: Path) -> float:
-    """When a checkpoint was written (UTC seconds): of a folder, the newest of the files that each save writes. Raises
-    OSError."""
+    """The time at which a checkpoint was written (UTC seconds): of a folder, that of the newest of the files that each
+    save writes. Raises OSError."""
     saved = [each for each in path.rglob("*") if each.name.endswith(SAVED_SUFFIXES)] if path.is_dir() else []
     return max((each.stat().st_mtime for each in saved), default=path.stat().st_mtime)
 

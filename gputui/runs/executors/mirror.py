@@ -47,11 +47,6 @@ class MirrorCourier(Courier):
         workdir = str(self.plan["cwd"])
         return {} if Path(workdir).is_relative_to(self.run_dir) else {workdir: there}
 
-    @property
-    def keeps_code(self) -> bool:
-        """Whether the attempt runs the code of the previous one, as in recovery."""
-        return bool(self.plan.get("keeps_code"))
-
     def code_files(self, workdir: Path) -> list[str]:
         """The files of the working directory to send: those of git, and the target's ``files``.
         Raises TargetRefusalError."""
@@ -75,7 +70,8 @@ class MirrorCourier(Courier):
 
     def known(self) -> dict[str, int]:
         """The number of bytes copied of each file as it is on the target now."""
-        paths = (*self.folder.rglob("*.log"), *self.far.glob("*.jsonl"), *self.metrics_here())
+        metrics = (path for glob in self.metrics_globs() for path in self.run_dir.glob(glob) if path.is_file())
+        paths = (*self.folder.rglob("*.log"), *self.far.glob("*.jsonl"), *metrics)
         names = (str(path.relative_to(self.run_dir)) for path in paths)
         return {name: self.known_of(name) for name in names}
 
@@ -111,9 +107,6 @@ class MirrorCourier(Courier):
         """The globs of metrics files below the run's folder, relative to it."""
         below = [Path(path) for path in self.plan["metrics"]]
         return [str(path.relative_to(self.run_dir)) for path in below if path.is_relative_to(self.run_dir)]
-
-    def metrics_here(self) -> list[Path]:
-        return [path for glob in self.metrics_globs() for path in self.run_dir.glob(glob) if path.is_file()]
 
 
 def known_files(workdir: Path) -> list[str] | None:

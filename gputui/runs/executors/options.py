@@ -67,7 +67,7 @@ def sbatch_memory(text: str) -> str:
 
 
 class SlurmOptions(TargetOptions):
-    """What is asked of the cluster, by sbatch's own names where it has one; ``folder`` and
+    """The job's demands on the cluster, by sbatch's own names where it has one; ``folder`` and
     ``files`` are for a cluster that is reached through ``host``."""
 
     kind: Literal["slurm"]

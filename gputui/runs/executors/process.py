@@ -84,7 +84,7 @@ def find(executor: Executor, run_dir: Path, attempt: int) -> ProcessIdentity | N
 
 
 def serves(identity: ProcessIdentity, folder: Path) -> bool:
-    """Whether the process lives; one of another PID namespace does while it holds the lock."""
+    """True if the process lives; one of another PID namespace does while it holds the lock."""
     return is_held(folder / "attempt.lock") if is_elsewhere(identity) else is_alive(identity)
 
 
@@ -98,7 +98,7 @@ def named_in(folder: Path) -> ProcessIdentity | None:
 
 
 def is_of_former_boot(attempt: Attempt, folder: Path) -> bool:
-    """Whether the machine was rebooted since the attempt began."""
+    """True if the machine was rebooted since the attempt began."""
     process = attempt.executor or named_in(folder)
     return process is not None and not is_of_this_boot(process[-1])
 

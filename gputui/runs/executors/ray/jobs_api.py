@@ -44,7 +44,7 @@ class HttpAnswer(Struct, frozen=True):
 
     @property
     def words(self) -> str:
-        """Why it refused, in one line: the last line of a traceback, or the whole text."""
+        """The reason of a refusal in one line: the last line of a traceback, or the whole text."""
         line = last_line(self.body.decode("utf-8", "replace"))
         return line or f"it answered {self.status} and said nothing"
 

@@ -55,7 +55,7 @@ class RayCourier(MirrorCourier):
         return self.plan if self.is_shared else self.plan_there(far.RUN_HERE, far.CODE_HERE)
 
     def send(self) -> None:
-        if not self.is_shared and not (self.keeps_code and self.code.exists()):
+        if not self.is_shared and not (self.plan.get("keeps_code") and self.code.exists()):
             self.keep_code()
         super().send()
 
@@ -149,9 +149,6 @@ class RayCourier(MirrorCourier):
     def node(self) -> str | None:
         """The address of the job's node."""
         return urllib.parse.urlsplit(str(self.record.get("driver_agent_http_address") or "")).hostname
-
-    def forgotten(self, job: str) -> JobStatus | None:
-        return None
 
     def signal_job(self, job: str, *, at_once: bool) -> None:
         node = self.node()

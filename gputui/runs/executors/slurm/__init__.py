@@ -81,7 +81,9 @@ class SlurmExecutor(CourierExecutor):
             yield CheckResult("controller", "pass" if is_up else "fail", text, "ask its admins")
             if not is_up:
                 return
-            yield _partition(target, ask)
+            listed = ask("scontrol", "show", "partition", "--oneliner")
+            found = judge_partitions(target, listed)
+            yield found or CheckResult("partition", "fail", listed.words, "ask its admins")
             free = _free(target, ask)
             yield free
             script = probe(target, has_gpus=free.status == "pass")
@@ -100,11 +102,6 @@ def probe(target: Mapping[str, Any], *, has_gpus: bool) -> str:
     asks = {"gpus": int(has_gpus or bool(target.get("gpu_type")))}
     plan = {"target": target, "run_id": "gputui-check", "attempt": 1, "argv": ["python3"], "asks": asks}
     return batch_script(plan, "/tmp", token="check")  # noqa: S106, S108 - nothing is submitted
-
-
-def _partition(target: Mapping[str, Any], ask: Callable[..., CommandResult]) -> CheckResult:
-    done = ask("scontrol", "show", "partition", "--oneliner")
-    return judge_partitions(target, done) or CheckResult("partition", "fail", done.words, "ask its admins")
 
 
 def judge_partitions(target: Mapping[str, Any], done: CommandResult) -> CheckResult | None:

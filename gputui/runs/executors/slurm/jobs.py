@@ -88,21 +88,12 @@ def _quoted(text: str) -> str:
 # Fields of squeue since release 22.05: id, state, reason, expected or real start, nodes, end by the limit, comment.
 FORMAT = "%i|%T|%r|%S|%N|%e|%k"
 
+# All others of a living job wait.
 _STATES = {
-    "PENDING": "pending",
     "CONFIGURING": "configuring",
-    "RUNNING": "running",
-    "SIGNALING": "running",
-    "STAGE_OUT": "ending",
-    "COMPLETING": "ending",
-    "SUSPENDED": "pending",
-    "STOPPED": "pending",
-    "RESIZING": "running",
-    "REQUEUED": "requeued",
-    "REQUEUE_HOLD": "requeued",
-    "REQUEUE_FED": "requeued",
-    "SPECIAL_EXIT": "requeued",
-    "RESV_DEL_HOLD": "pending",
+    **dict.fromkeys(("RUNNING", "SIGNALING", "RESIZING"), "running"),
+    **dict.fromkeys(("STAGE_OUT", "COMPLETING"), "ending"),
+    **dict.fromkeys(("REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"), "requeued"),
 }
 _ENDED_BY: dict[str, EndedBy] = {
     "PREEMPTED": "preempted",

@@ -24,10 +24,6 @@ UNGREETED = 'mark=$1; shift; "$@" | { while read -r line && [[ $line != *"$mark"
 # ssh's own failures.
 _RSYNC_CUT_OFF = (12, 30, 35, 255)
 
-# A socket's path has at most 107 bytes (unix(7)). ssh appends a slash, the 40 digits of %C and, while it binds the
-# socket, a suffix of 17 bytes.
-_MOST_FOLDER_BYTES = 107 - 1 - 40 - 17
-
 
 class SshShell(TargetShell):
     """Runs commands on the host of a target, and copies files there.
@@ -96,16 +92,13 @@ def _ssh_words(target: Mapping[str, Any]) -> list[str]:
 
 
 def _control_folder() -> Path | None:
-    """The folder of the sockets through which connections are shared, created if need be. None if it cannot be created,
-    is not private to this user, or has too long a path: each call then makes its own connection."""
+    """The folder of the sockets through which connections are shared, created if need be. None if it cannot be created
+    or is not private to this user: each call then makes its own connection."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     folder = Path(runtime) / "gputui-ssh" if runtime else Path(f"/tmp/gputui-{os.getuid()}")  # noqa: S108 - checked below
-    if len(os.fsencode(folder)) > _MOST_FOLDER_BYTES:
-        return None
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         status = folder.lstat()
     except OSError:
         return None
-    is_private = status.st_uid == os.getuid() and status.st_mode & 0o077 == 0
-    return folder if is_private else None
+    return folder if status.st_uid == os.getuid() and status.st_mode & 0o077 == 0 else None

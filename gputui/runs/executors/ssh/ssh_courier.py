@@ -89,7 +89,8 @@ class SshMirror(MirrorCourier):
         before and is gone here is removed there."""
         sent = read_record(self.run_dir / CODE_SENT)
         for workdir in self.code_paths(there):
-            if self.keeps_code and sent is not None and sent.get("is_whole", True):
+            # In recovery it runs the code of the attempt before.
+            if self.plan.get("keeps_code") and sent is not None and sent.get("is_whole", True):
                 continue
             names = self.code_files(Path(workdir))
             before = set() if sent is None else set(sent.get("names", ()))
@@ -117,7 +118,7 @@ class SshMirror(MirrorCourier):
     # --- what comes back ----------------------------------------------------------------------------------------------
 
     def ask(self) -> None:
-        """How the attempt is, and what its files grew by. Raises UnreachableError."""
+        """Fetch the state of the attempt and the new data of its files. Raises UnreachableError."""
         cuts = {name: shift["cut"] for name, shift in self.shifts.items()}
         request = json.dumps({"known": self.known(), "cuts": cuts, "metrics": self.metrics_globs()})
         done = self.shell.call(self.far_program("report"), request, seconds=60.0)
@@ -145,7 +146,7 @@ START = (
 
 
 def job_script(plan: Mapping[str, Any], folder: str, claim: str) -> str:
-    """What is started there: who serves the attempt, the set-up, the attempt's body."""
+    """The script that is started there: it notes its process, and runs the set-up and the attempt's body."""
     target = plan["target"]
     lines = ["#!/bin/bash", f"echo $$ > {shlex.quote(folder + '/pid')}"]
     if target.get("gpus") or not plan["asks"]["gpus"]:
