@@ -43,8 +43,7 @@ def in_order_of_ends(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
 
 def losses(trial: TrialRecord, objectives: Sequence[Objective]) -> tuple[float, ...]:
     """The values of a trial, smaller ones being better."""
-    pairs = zip(trial.values, objectives, strict=False)
-    return tuple(value if objective.direction == "minimize" else -value for value, objective in pairs)
+    return tuple(objective.sign * value for value, objective in zip(trial.values, objectives, strict=False))
 
 
 def ranked(trials: Sequence[TrialRecord], objectives: Sequence[Objective]) -> list[TrialRecord]:
@@ -52,8 +51,7 @@ def ranked(trials: Sequence[TrialRecord], objectives: Sequence[Objective]) -> li
     the Pareto front."""
     if len(objectives) > 1:
         return pareto_front(trials, objectives)
-    sign = 1.0 if objectives[0].direction == "minimize" else -1.0
-    return sorted(complete(trials), key=lambda trial: (sign * trial.values[0], trial.number))
+    return sorted(complete(trials), key=lambda trial: (objectives[0].sign * trial.values[0], trial.number))
 
 
 def best_trials(trials: Sequence[TrialRecord], objectives: Sequence[Objective]) -> list[TrialRecord]:

@@ -324,7 +324,7 @@ def reruns(spec: StudySpec, trials: Sequence[TrialRecord], reached: Mapping[int,
         and trial.number in reached
         and trial.number not in again
     }
-    sign = 1.0 if spec.objectives[0].direction == "minimize" else -1.0
+    sign = spec.objectives[0].sign
     best = sorted({**values, **cut}.items(), key=lambda item: (sign * item[1], item[0]))[: spec.rerun]
     return tuple(number for number, _ in best if number in cut)[: max(0, spec.rerun - len(again))]
 

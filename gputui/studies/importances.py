@@ -30,10 +30,11 @@ def importances(trials: Sequence[TrialRecord], spec: StudySpec) -> list[Importan
     evaluator, study = _evaluator_and_study(known, spec)
     found: list[Importance] = []
     for place, objective in enumerate(spec.objectives):
-        sign = 1.0 if objective.direction == "minimize" else -1.0
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            weights = evaluator.evaluate(study, target=lambda trial, s=sign, at=place: s * trial.values[at])
+            weights = evaluator.evaluate(
+                study, target=lambda trial, at=place, sign=objective.sign: sign * trial.values[at]
+            )
         total = math.fsum(weights.values()) or 1.0
         found += [Importance(objective.metric, name, weight / total) for name, weight in weights.items()]
     return found

@@ -296,7 +296,7 @@ class StudyJournal:
         state = _state(Verdict(verdict["state"]), values)
         if verdict["state"] == Verdict.INFEASIBLE and not values:
             # What it reported would count for the sampler, and for the pruner of others.
-            worst = math.inf if self.spec.objectives[0].direction == "minimize" else -math.inf
+            worst = self.spec.objectives[0].sign * math.inf
             for rung in trial.intermediate_values:
                 self.study._storage.set_trial_intermediate_value(trial._trial_id, rung, worst)
         self.study.tell(trial.number, values if state is TrialState.COMPLETE else None, state=state)

@@ -68,10 +68,9 @@ def exploits(
     worst and never a donor; a member without a valid checkpoint is replaced by the next best donor.
     """
     draw = random.Random(f"{seed}/{milestone}/exploit")  # noqa: S311 - a sampler, no secret
-    sign = 1.0 if objective.direction == "minimize" else -1.0
 
     def loss(member: PopulationMember) -> float:
-        return math.inf if math.isnan(member.value) else sign * member.value
+        return math.inf if math.isnan(member.value) else objective.sign * member.value
 
     ranked = sorted(members, key=lambda member: (loss(member), member.number))
     share = max(1, int(len(ranked) * spec.quantile))

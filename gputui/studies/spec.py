@@ -265,8 +265,13 @@ class Objective(Section):
         match = _OVER.fullmatch(self.over)
         return int(match[1]) if match is not None and match[1] else None
 
+    @property
+    def sign(self) -> int:
+        """The factor of values with which small ones are good."""
+        return 1 if self.direction == "minimize" else -1
+
     def is_better(self, value: float, other: float) -> bool:
-        return value < other if self.direction == "minimize" else value > other
+        return self.sign * value < self.sign * other
 
 
 @dataclass(frozen=True)

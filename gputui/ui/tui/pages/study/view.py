@@ -144,11 +144,10 @@ def trial_rows(
         state = None if trial.run_id is None else states.get(trial.run_id)
         rows.append(TrialRow(trial, run, value, curve, is_by_rung, trial.number in best, state))
     if table.order == "value":
-        sign = 1.0 if objective.direction == "minimize" else -1.0
 
         def key(row: TrialRow) -> tuple[bool, bool, float, int]:
             is_known = row.value is not None and math.isfinite(row.value)
-            value = sign * row.value if is_known and row.value is not None else 0.0
+            value = objective.sign * row.value if is_known and row.value is not None else 0.0
             return row.trial.state is not TrialState.COMPLETE, not is_known, value, row.trial.number
 
         rows.sort(key=key)
