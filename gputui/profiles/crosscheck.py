@@ -26,7 +26,7 @@ class CrossFinding(Struct, frozen=True):
 
 
 def cross_check(data: Mapping[str, Any]) -> Iterator[CrossFinding]:
-    """Find problems between keys. Takes the raw mapping, so that it works even if single values are wrong."""
+    """Find problems between keys, in the raw mapping: single values may be wrong."""
     programs = [key for key in ("script", "module", "command") if key in data]
     name = data.get("launcher", (FOR_COMMAND if programs == ["command"] else FOR_RANKS).name)
     launcher = LAUNCHERS.get(name) if isinstance(name, str) else None
@@ -66,8 +66,8 @@ def _check_launcher(launcher: Launcher, programs: Sequence[str], data: Mapping[s
 
 
 def _check_sinks(sinks: object) -> Iterator[CrossFinding]:
-    """Sinks as one name, a list of names, or names with their targets. No problem shows a target: it may hold a
-    password."""
+    """Sinks as one name, a list of names, or names with their targets. No problem shows a target:
+    it may hold a password."""
     entries: list[tuple[KeyPath, Any, object]] = []
     if isinstance(sinks, Mapping):
         entries = [(("sinks", name), name, target) for name, target in sinks.items()]

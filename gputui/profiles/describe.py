@@ -1,4 +1,4 @@
-"""Describe a launch for ``gputui check``, ``run --dry-run`` and the launch page, without secrets."""
+"""Describe a launch for ``check``, ``run --dry-run`` and the launch page, without secrets."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ class Expectation(Struct, frozen=True):
 
 
 def check_memory(past: Sequence[PastPeak], spec: RunSpec, situation: GpuSituation | None) -> CheckResult:
-    """Check whether the run fits into the smallest GPU that it would get, by what earlier runs of its profile took."""
+    """Check whether the run fits into its smallest GPU, by what earlier runs of its profile took."""
     if not spec.gpus.count:
         return CheckResult("memory", "skip", "a CPU run takes no GPU memory")
     batch_name, batch = _batch_of(spec)
@@ -215,7 +215,7 @@ def expect(past: Sequence[PastPeak], spec: RunSpec) -> Expectation | None:
 
 
 def _smallest_bytes(request: GpuRequest, situation: GpuSituation) -> int | None:
-    """The memory of the smallest GPU that the run would get; of the smallest GPU at all if none is free."""
+    """The memory of the smallest GPU that the run would get, of any GPU if none is free."""
     gpus = likely_gpus(request, situation) or situation.facts
     return min((gpu.memory_total_bytes for gpu in gpus if gpu.memory_total_bytes is not None), default=None)
 

@@ -24,7 +24,7 @@ def load_retention(path: Path) -> Retention:
 
 
 def load_alerts(path: Path) -> Overrides:
-    """The overrides in the file; none without a file. Raises ProfileError with every problem and its line."""
+    """The overrides in the file; none without a file. Raises ProfileError with all problems."""
     if not path.exists():
         return Overrides()
     from gputui.core.yaml_forms.file import read_text

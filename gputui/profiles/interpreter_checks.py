@@ -51,7 +51,7 @@ def check_interpreter(
 
 
 def environment_of(spec: RunSpec, environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a run: what it inherits from the shell ``environ``, and what the profile adds."""
+    """The environment of a run: what the shell ``environ`` passes on and the profile adds."""
     values = values_for(spec.params, "/nowhere", None)
     return {**passed_on(environ), **{name: substitute(text, values) for name, text in spec.env.items()}}
 

@@ -126,7 +126,7 @@ def find(name_or_path: str, workspace: Workspace, cwd: Path) -> Path:
 
 
 def list_profiles(workspace: Workspace, cwd: Path) -> list[ProfileEntry]:
-    """Every profile that can be named; the first of each file name wins. Broken ones are listed with their error."""
+    """Every profile that can be named, also broken ones; the first of each file name wins."""
     entries: dict[str, ProfileEntry] = {}
     for folder, source in _folders(workspace, cwd):
         for path in _files(folder):

@@ -1,4 +1,4 @@
-"""Parameters of a profile: their kinds and limits, and parsing of ``--set name=value`` and of form fields."""
+"""Parameters of a profile: kinds, limits, and parsing of ``--set name=value`` and form fields."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ParameterError(ValueError):
 
 
 class UnfitValueError(ParameterError):
-    """A value that the parameter cannot take; ``what`` is the message without the parameter's name."""
+    """A value that the parameter cannot take; ``what`` is the message without its name."""
 
     def __init__(self, name: str, what: str) -> None:
         self.what = what
@@ -48,7 +48,7 @@ class UnfitValueError(ParameterError):
 
 
 class Parameter(Struct, frozen=True):
-    """A parameter of a profile. Its kind is that of its default; without a default it takes anything."""
+    """A parameter of a profile. Its kind is that of its default; without one it takes anything."""
 
     name: str
     default: Scalar
@@ -224,7 +224,7 @@ def _kind_of(value: Scalar) -> Literal["bool", "int", "float", "str"]:
 
 
 def _number_or_text(text: str) -> Scalar:
-    """A number or boolean if its spelling survives the conversion (``0.1`` but not ``0.10``), else the text."""
+    """A number or boolean if it is spelled in the shortest way (not ``0.10``), else the text."""
     number: int | float | None = None
     if _INTEGER.fullmatch(text) and len(text) < 30:
         number = int(text) if abs(int(text)) <= MAX_INTEGER else None

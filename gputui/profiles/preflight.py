@@ -45,7 +45,7 @@ def check(
     environ: Mapping[str, str] | None = None,
     deadline_seconds: float = DEADLINE_SECONDS,
 ) -> list[CheckResult]:
-    """Run all checks, in the order in which they are shown. ``state`` is the folder of the database and the runs."""
+    """Run all checks, in the order shown. ``state`` is the folder of the database and the runs."""
     simulated = Workspace(profiles=state, state=state).scenario.exists()
     env = os.environ if environ is None else environ
     results = quick_checks(spec, state=state, gpus=gpus, past=past, environ=env)
@@ -64,7 +64,7 @@ def quick_checks(
     past: Sequence[PastPeak] = (),
     environ: Mapping[str, str] | None = None,
 ) -> list[CheckResult]:
-    """Run the checks that start no process. ``past`` is the memory that earlier attempts of the profile used."""
+    """Run the checks that start no process. ``past`` is the memory that earlier attempts used."""
     env = os.environ if environ is None else environ
     return [
         _program(spec, env),

@@ -10,7 +10,7 @@ from gputui.profiles.gpu_checks import GpuSituation
 
 
 def usable(situation: GpuSituation, memory_bytes: int | None = None) -> list[GpuFacts]:
-    """The free GPUs with enough memory, best first: those without a warning, then by free memory, then by index."""
+    """The free GPUs with enough memory: first without a warning, then by free memory, by index."""
     free = [gpu for gpu in situation.facts if situation.is_free(gpu, memory_bytes)]
     return sorted(
         free, key=lambda gpu: (situation.warning(gpu) is not None, -_free_gibibytes(situation, gpu), gpu.index)
@@ -40,7 +40,7 @@ def recommend(
 
 
 def _free_gibibytes(situation: GpuSituation, gpu: GpuFacts) -> int:
-    """Free memory at the last sample in whole GiB, so that a few MiB do not decide. Unknown use counts as none."""
+    """Free memory in whole GiB, so that a few MiB do not decide. Unknown use counts as none."""
     sample = situation.samples.get(gpu.uuid)
     total_bytes = (sample.memory_total_bytes if sample is not None else None) or gpu.memory_total_bytes or 0
     used_bytes = (sample.memory_used_bytes if sample is not None else None) or 0

@@ -30,7 +30,7 @@ class _Actions(Model):
 
 
 def _number(action: ActionKind) -> Any:
-    """The type of the number behind an action's name. Without the number the action's default is used."""
+    """The type of the number behind an action's name; without it the default is used."""
     if action.argument is None:
         return None
     what = f"{'a whole number' if action.whole else 'a number'} ({action.argument})"

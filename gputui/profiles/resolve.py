@@ -274,7 +274,7 @@ def _sinks(form: ProfileForm, workdir: str, params: Mapping[str, Scalar], enviro
 
 
 def _rooted(workdir: str, path: str, params: Mapping[str, Scalar]) -> str:
-    """A path relative to the working directory, for processes with another one. It remains a template."""
+    """A path relative to the working directory as a whole one. It remains a template."""
     is_absolute = substitute(path, values_for(params, "/run", None)).startswith("/")
     return path if is_absolute else f"{workdir}/{path}"
 

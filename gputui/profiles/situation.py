@@ -22,7 +22,7 @@ def situation_of(
     quarantined: Mapping[str, Quarantined],
     alerts: Iterable[AlertView],
 ) -> GpuSituation | None:
-    """The current state of the GPUs; None if no agent has read it yet. ``alerts`` are the active ones."""
+    """The state of the GPUs; None if no agent has read it yet. ``alerts`` are the active ones."""
     if agent is None or (agent.source is None and agent.gpu_problem is None):
         return None
     facts, samples, slow, in_use = [], {}, {}, {}

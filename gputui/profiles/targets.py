@@ -1,4 +1,4 @@
-"""Targets of ``targets.yaml`` and of profiles: the other machines and clusters that runs can run on."""
+"""Targets of ``targets.yaml`` and of profiles: other machines and clusters for runs."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def with_job_options(target: Mapping[str, Any], given: Mapping[str, str]) -> dic
 
 
 def survey(target: Mapping[str, Any], profile: Profile | None = None) -> Iterator[CheckResult]:
-    """Check step by step whether a target can be used, with the interpreter that runs of a profile have there."""
+    """Check step by step whether a target can be used, with the interpreter of a profile."""
     from gputui.profiles.resolve import interpreter, working_directory
 
     python, workdir, folder = None, "", Path()
@@ -84,7 +84,7 @@ def survey(target: Mapping[str, Any], profile: Profile | None = None) -> Iterato
 
 
 def target_findings(given: object, place: KeyPath = ()) -> Iterator[tuple[KeyPath, dict[str, Any]]]:
-    """Check a mapping of targets at ``place``. Yields the place of each problem and the fields of a Problem."""
+    """Check targets at ``place``. Yields the place of each problem and the fields of a Problem."""
     if not isinstance(given, Mapping):
         yield place, {"problem": "targets are a mapping (name: {kind: …})"}
         return

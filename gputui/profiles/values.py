@@ -169,7 +169,7 @@ def _recovery(given: object, check: ValidatorFunctionWrapHandler) -> dict[str, A
 
 
 def _sinks(given: object) -> dict[str, str | None]:
-    """Accept one name, a list of names, or names with their places; `gputui.profiles.sink_checks` checks them."""
+    """Expand one name or a list of names. `gputui.profiles.crosscheck` checks them."""
     if isinstance(given, str):
         return {given: None}
     if isinstance(given, list) and all(isinstance(name, str) for name in given):

@@ -107,7 +107,7 @@ class Bandwidth(Struct, frozen=True):
 
 
 def free_gpus(reading: GpuReading, leased: Sequence[str]) -> tuple[int, ...] | None:
-    """The idle GPUs, as indices of ``reading.facts``. None if there are no GPUs, so that CPU processes are measured."""
+    """The idle GPUs, as indices of ``reading.facts``; None on a machine without GPUs."""
     if reading.source != "nvml" or not reading.facts:
         return None
     free = []
@@ -124,7 +124,7 @@ def free_gpus(reading: GpuReading, leased: Sequence[str]) -> tuple[int, ...] | N
 def measure(
     python: str, environ: Mapping[str, str], uuids: Sequence[str] | None, *, deadline_seconds: float = DEADLINE_SECONDS
 ) -> Bandwidth | str:
-    """Measure on these GPUs, or between CPU processes (gloo) for None. A failure is the end of a sentence."""
+    """Measure on these GPUs, or between CPU processes for None. A failure ends a sentence."""
     clean = {
         name: value
         for name, value in environ.items()

@@ -68,7 +68,7 @@ def write_bundle(
 
 
 def known_secrets(workspace: Workspace, environ: Mapping[str, str]) -> set[str]:
-    """Secret values of the environment and of the newest runs, whose files hold them in plain text."""
+    """Secret values of the environment and of the newest runs, whose files hold them as text."""
     found = secrets_in(environ, {})
     specs = sorted(workspace.runs.glob(f"*/{SPEC_FILE}"), key=lambda path: path.stat().st_mtime, reverse=True)
     for path in specs[:_SPECS]:

@@ -156,7 +156,7 @@ def _p2p_status(nvml: Any, first: Any, second: Any, kind: int) -> bool | None:
 
 
 def has_nvidia_hardware() -> bool:
-    """Whether the PCI bus has an NVIDIA display or compute device, or its kernel module is loaded."""
+    """Whether the PCI bus has an NVIDIA GPU, or its kernel module is loaded."""
     if Path("/proc/driver/nvidia/version").exists():
         return True
     for vendor in Path("/sys/bus/pci/devices").glob("*/vendor"):

@@ -100,7 +100,7 @@ def check_file_system(state: str, kind: str | None) -> CheckResult:
 
 
 def check_database(state: str, found: str, size_bytes: int | None, schema: int | None) -> CheckResult:
-    """Check that the database is intact; the arguments behind ``state`` are those of `read_database`."""
+    """Check that the database is intact; arguments behind ``state`` are of `read_database`."""
     size = "" if size_bytes is None else f", {bytes_text(size_bytes)}"
     if found == "missing":
         return CheckResult("database", "skip", f"nothing has been recorded in {state} yet")

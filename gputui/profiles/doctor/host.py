@@ -1,4 +1,4 @@
-"""Checks of the host: memory, limits, clock, systemd. Thresholds are this product's own unless a source is given."""
+"""Checks of the host: memory, limits, clock, systemd. Thresholds without a source are our own."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def check_swap(used_bytes: int, total_bytes: int) -> CheckResult:
 
 
 def check_shm(room: tuple[int, int] | None) -> CheckResult:
-    """Check /dev/shm, which data loader workers and NCCL use. ``room``: free and total bytes, None if unreadable."""
+    """Check /dev/shm, which data loaders and NCCL use. ``room``: free and total bytes."""
     if room is None:
         return CheckResult("shared memory", "skip", "there is no /dev/shm that can be read")
     free_bytes, total_bytes = room
@@ -83,7 +83,7 @@ def check_open_files(soft: int, hard: int) -> CheckResult:
 
 
 def check_file_size(limit_bytes: int | None) -> CheckResult:
-    """Check that the agent's database can grow: a program is refused every write beyond the limit."""
+    """Check that the agent's database can grow: writes beyond the limit are refused."""
     if limit_bytes is None:
         return CheckResult("file size", "pass", "no limit")
     remedy = "remove fsize from /etc/security/limits.conf, log in again, and gputui agent stop"
@@ -121,7 +121,7 @@ def check_linger(lingers: bool | None) -> CheckResult:
 
 
 def check_oom_kills(since_boot: int | None, in_cgroup: int | None) -> CheckResult:
-    """Check whether the kernel killed processes for lack of memory, since boot and in this control group."""
+    """Check whether the kernel killed processes for lack of memory."""
     if since_boot is None and in_cgroup is None:
         return CheckResult("out of memory", "skip", "the kernel does not count")
     if not since_boot and not in_cgroup:
@@ -142,7 +142,7 @@ def disk_room(path: Path) -> tuple[int, int] | None:
 
 
 def _file_size_limit_bytes() -> int | None:
-    """The largest file that this user may write: the agent raises its soft limit to the hard one, and root both."""
+    """The largest file of this user: the agent raises its soft limit to the hard one, root both."""
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     return None if hard == resource.RLIM_INFINITY or os.geteuid() == 0 else hard
 

@@ -98,7 +98,7 @@ def script_option(command: TypedCommand, folder: Path, name: str) -> tuple[Scala
 
 
 def _name(command: TypedCommand, folder: Path) -> str:
-    """A name after the script, module or program; with the folder's before one that says nothing."""
+    """A name after the script, module or program; behind the folder's if it says nothing."""
     if command.module is not None:
         stem = command.module.rpartition(".")[2]
     elif command.script is not None:

@@ -1,4 +1,4 @@
-"""The parameters and arguments of a drafted profile, from the words that were typed and the script's options."""
+"""The parameters and arguments of a drafted profile, from typed words and a script's options."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class DraftArguments:
         self.left: list[str] = []
 
     def read(self) -> None:
-        """Take the typed words, their numbers as parameters; then add the options that recovery or a person changes."""
+        """Take typed words, numbers as parameters; add options that recovery or a person changes."""
         typed = self._add_typed()
         for name, option in self.subject.options.items():
             if name not in typed:
@@ -120,7 +120,7 @@ class DraftArguments:
             self.args.append(f"{flag}{separator}{quote(value)}")
 
     def _add_positional(self, word: str, name: str) -> None:
-        """Add a typed word for the positional argument ``name``, "" if the script names none there."""
+        """Add a typed word for the positional argument ``name``, "" if the script has none."""
         number = as_number(word)
         if name.lower() in _OUTPUT_OPTIONS:
             self._add_output(name, OUT)
@@ -190,7 +190,7 @@ def _next_typed(words: deque[str], subject: DraftSubject) -> _TypedOption | str:
 
 
 def argument_of(flag: str, separator: str, name: str) -> str:
-    """The argument that passes a parameter, such as ``--steps {steps}``; only the value without a flag."""
+    """The argument for a parameter, such as ``--steps {steps}``; only the value without a flag."""
     return f"{flag}{separator}{{{name}}}" if flag else f"{{{name}}}"
 
 
@@ -203,5 +203,5 @@ def role_of(name: str) -> str | None:
 
 
 def quote(word: str) -> str:
-    """Quote a word for `shlex.split`. Unlike `shlex.quote` it leaves placeholders such as ``{lr}`` bare."""
+    """Quote a word for `shlex.split`, but leave placeholders such as ``{lr}`` bare."""
     return word if re.fullmatch(r"[\w@%+=:,./{}-]+", word) else "'" + word.replace("'", "'\"'\"'") + "'"

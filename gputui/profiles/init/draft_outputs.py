@@ -21,7 +21,7 @@ _RESUME_OPTIONS = ("resume", "resume_from_checkpoint", "resume_from", "ckpt_path
 
 
 class _Checkpoints(Struct, frozen=True):
-    """A folder, "" if it is unknown, and a glob below it. ``is_guess``: the script does not show all of it."""
+    """A folder, "" if unknown, and a glob below it. ``is_guess``: the script shows only a part."""
 
     folder: str
     pattern: str
@@ -52,7 +52,7 @@ class DraftOutputs:
         return None
 
     def _with_bases(self, name: str) -> set[str]:
-        """The name of a class and those of the classes that it is derived from, as far as the script shows them."""
+        """The name of a class and of its base classes, as far as the script shows them."""
         names, new = {name}, {name}
         while new := {base for each in new for base in self.survey.bases.get(each, ())} - names:
             names |= new

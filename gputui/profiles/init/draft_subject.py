@@ -1,4 +1,4 @@
-"""The subject of a draft: a command, the survey of its script, and the framework that the script is built on."""
+"""The subject of a draft: a command, the survey of its script, and the script's framework."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class DraftSubject(Struct, frozen=True):
         return " " if self.preset is None else self.preset.separator
 
     def option_of(self, flag: str) -> Option | None:
-        """The option that a typed word spells: by one of its flags, or by the beginning of one, as argparse allows."""
+        """The option that a typed word spells: a flag, or the beginning of one as in argparse."""
         spelled = {_plain(each): one for one in self.options.values() for each in (one.flag, *one.others) if each}
         plain = _plain(flag)
         if plain in spelled or not flag.startswith("--"):
@@ -62,7 +62,7 @@ class DraftSubject(Struct, frozen=True):
 
 
 def examine(command: TypedCommand, folder: Path, preset: Preset | None = None) -> DraftSubject:
-    """Survey the script of a command. ``preset`` overrides the recognised one. Raises SurveyError."""
+    """Survey a command's script. ``preset`` overrides the recognised one. Raises SurveyError."""
     script = script_file(command, folder)
     survey = Survey() if script is None else survey_script(script, *([folder] if command.module else []))
     text = command_text(command, folder)

@@ -1,4 +1,4 @@
-"""The frameworks that `gputui init` knows: how a script shows that it is built on one, and where it then writes."""
+"""The frameworks that `gputui init` knows: what shows that a script uses one, what it writes."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def recognised(survey: Survey, command: TypedCommand) -> Preset | None:
 
 
 def _has_hf_trainer(survey: Survey) -> bool:
-    """Whether a script uses the Trainer, a class derived from it, or another trainer with its files and options."""
+    """Whether a script uses the Trainer, or another one with its files and options."""
     packages = ("transformers", "trl", "sentence_transformers", "optimum")
     names = survey.calls | survey.imported_from(*packages)
     if survey.uses(*packages) and any(name.endswith(("Trainer", "TrainingArguments")) for name in names):

@@ -177,7 +177,7 @@ class _Module:
         return assignments[-1].value if assignments else None
 
     def elements(self, node: ast.expr) -> list[ast.expr]:
-        """The elements of a list that is written out, or of a name for one that is extended by such lists."""
+        """The elements of a list that is written out, or of a name that is assigned and extended."""
         if isinstance(node, ast.List | ast.Tuple):
             return node.elts
         name, function = ast.unparse(node), self._function(node)

@@ -51,7 +51,7 @@ class DraftPattern(Struct, frozen=True):
 
 
 def patterns_of(printed: Iterable[Printed]) -> list[DraftPattern]:
-    """Patterns for the lines with a step or an epoch and at least one more number, in the order of the script."""
+    """Patterns for the lines with a step or an epoch and at least one more number."""
     found: dict[str, DraftPattern] = {}
     lines = [(list(_first_line(line.parts)), line.line) for line in printed]
     has_epochs = any(_counter(parts, "epoch") is not None for parts, _ in lines)
@@ -178,7 +178,7 @@ def _first_line(parts: tuple[Part, ...]) -> Iterable[Part]:
 
 
 def _identifier(expression: str) -> str:
-    """The name in an expression: ``loss`` of ``loss.item() * scale``, ``lr`` of ``groups[0]["lr"]``."""
+    """The name in an expression: ``loss`` of ``loss.item() * 2``, ``lr`` of ``groups[0]["lr"]``."""
     key = re.search(r"\[['\"](\w+)['\"]\]\s*$", expression)
     if key is not None:
         return key[1].lower()

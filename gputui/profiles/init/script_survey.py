@@ -1,4 +1,4 @@
-"""Read a script's syntax tree: its options, frameworks, checkpoint paths and printed lines. The script is not run."""
+"""Read a script, without running it: its options, frameworks, checkpoint paths, printed lines."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Survey:
 
 
 def survey_script(path: Path, *roots: Path) -> Survey:
-    """Survey a script, and the modules that it imports from its folder or below ``roots``. Raises SurveyError."""
+    """Survey a script and its modules beside it or below ``roots``. Raises SurveyError."""
     survey = Survey()
     _survey_file(survey, path)
     places = [folder.joinpath(*name.split(".")) for name in sorted(survey.modules) for folder in (path.parent, *roots)]

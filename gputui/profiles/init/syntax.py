@@ -41,7 +41,7 @@ def constant(node: ast.expr | None) -> Scalar:
 
 
 def arithmetic(node: ast.expr) -> int | float | None:
-    """The value of a number or of products, sums and differences of numbers, such as ``5 * 8``; else None."""
+    """The value of a number, or of products, sums and differences of numbers; else None."""
     if not isinstance(node, ast.BinOp):
         value = constant(node)
         return value if isinstance(value, int | float) and not isinstance(value, bool) else None

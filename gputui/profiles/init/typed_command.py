@@ -1,4 +1,4 @@
-"""Split a typed training command into launcher, script and options. Reads files; runs and imports nothing."""
+"""Split a typed training command into launcher, script and options. Runs and imports nothing."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _other_command(words: Sequence[str], folder: Path) -> TypedCommand:
 
 
 def _typed_launcher(words: Sequence[str]) -> Launcher | None:
-    """The launcher that a command line begins with: its program, or its module behind ``python -m``."""
+    """The launcher that a command begins with: its program, or its module behind ``python -m``."""
     for launcher in LAUNCHERS.values():
         typed = launcher.typed
         if typed is not None and words[0] in typed.programs and typed.subcommand in (None, *words[1:2]):
@@ -167,7 +167,7 @@ def _command_file(command: TypedCommand, folder: Path) -> Path | None:
 
 
 def command_options(command: TypedCommand, text: str) -> dict[str, Option]:
-    """The options of a command's Makefile (variables) or shell script (arguments that it names) with this text."""
+    """The variables of a command's Makefile, or the named arguments of its shell script."""
     first = Path(command.program[0]).name
     if first == "make":
         return _make_variables(text)
@@ -181,7 +181,7 @@ def _make_variables(text: str) -> dict[str, Option]:
 
 
 def _shell_arguments(text: str) -> dict[str, Option]:
-    """``OUT=${1:-out}`` and ``epochs=$2`` of a shell script, in order, up to the first argument without a name."""
+    """``OUT=${1:-out}`` and ``epochs=$2`` of a shell script, up to an argument without a name."""
     pairs = re.findall(
         r"^[ \t]*(?:export |local )?([A-Za-z_]\w*)=\"?\$\{?(\d)(?::?-([^}\s]*))?\}?\"?[ \t]*$", text, re.MULTILINE
     )

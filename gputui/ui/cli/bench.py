@@ -69,7 +69,7 @@ def _counts(option: str, text: str) -> list[int]:
 
 
 def _specs(session: Session, name: str, changes: tuple[str, ...], counts: list[int], *, on_gpus: bool) -> list[RunSpec]:
-    """What is launched for each number; ends the command where one of them could never run, before the first does."""
+    """The run for each number; ends the command if one of them could never start."""
     from gputui.runs.launchers import LAUNCHERS
     from gputui.ui.cli import launch_spec
     from gputui.ui.cli.gpus import wait_for_gpus
@@ -92,7 +92,7 @@ def _specs(session: Session, name: str, changes: tuple[str, ...], counts: list[i
 
 
 def _measure(session: Session, spec: RunSpec, count: int, what: str, *, quiet: bool) -> RunFacts:
-    """Launch one run, wait for its end and read what it measured; ends the command where it fails."""
+    """Launch a run, wait for its end and read what it measured; ends the command if it fails."""
     from gputui.reports.summary.stored_facts import read_facts
     from gputui.store.runs import find_run
     from gputui.ui.cli.run import submit

@@ -70,7 +70,7 @@ def command(
 
 
 def result_line(result: CheckResult) -> str:
-    """A check for a person, such as ``✗ gpus: 1 of 2 GPUs can be used; ask for others with --gpus``."""
+    """A check for a person, such as ``✗ gpus: 1 of 2 can be used; choose others with --gpus``."""
     remedy = f"; {result.remedy}" if result.remedy and result.status in ("warn", "fail") else ""
     return f"{_MARKS[result.status]} {result.name}: {result.detail}{remedy}"
 

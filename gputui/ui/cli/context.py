@@ -1,4 +1,4 @@
-"""Shared by all commands: the workspace, the store, questions to the agent, exit codes and output."""
+"""Shared by all commands: workspace, store, questions to the agent, exit codes, output."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Session(Struct, frozen=True):
     workspace: Workspace
 
     def reader(self) -> sqlite3.Connection:
-        """A read-only connection; ends the command if there is nothing to read. Warns about a stopped agent."""
+        """A read-only connection; ends the command if there is none. Warns of a stopped agent."""
         if (stopped := stopped_agent(self.workspace)) is not None:
             click.echo(f"gputui: {stopped}", err=True)
         try:
@@ -152,7 +152,7 @@ class Session(Struct, frozen=True):
         return False
 
     def find_run(self, connection: sqlite3.Connection, wanted: str | None, *, only: bool = False) -> Run:
-        """The run named ``wanted``, the newest for None; ends the command if there is none, or not the ``only`` one."""
+        """The run named ``wanted``, the newest for None; ends the command if it is not there."""
         if wanted is None:
             newest = read_runs(connection, limit=1)
             if not newest:

@@ -1,4 +1,4 @@
-"""The bare `gputui`: the screen, in the user's workspace or in a temporary one of simulated GPUs."""
+"""The bare `gputui`: the screen, in the user's workspace or one of simulated GPUs."""
 
 from __future__ import annotations
 

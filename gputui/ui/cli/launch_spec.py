@@ -67,7 +67,7 @@ def resolve_on_target(
 
 
 def target_of(session: Session, profile: Profile, name: str, job: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """The target that ``--on`` names, with other options for the job; ends the command with one line per problem."""
+    """The target of ``--on`` with a job's options; ends the command with a line per problem."""
     from gputui.profiles.targets import TargetNotFoundError, TargetOptionError, find_target, with_job_options
 
     try:

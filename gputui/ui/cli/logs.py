@@ -72,7 +72,7 @@ def _follow(
 
 
 def stop_traceback(files: Sequence[RankLog]) -> str | None:
-    """The exception by which a launcher reports that it was stopped, if one of these logs ends with it."""
+    """The exception by which a launcher reports its stop, if one of these logs ends with it."""
     reports = (stop_report(tail_text(log.path, STOP_BYTES).splitlines()) for log in files)
     return next((report.exception for report in reports if report is not None), None)
 

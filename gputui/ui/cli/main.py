@@ -158,7 +158,7 @@ def command(
 
 
 def entry() -> None:
-    """The console script. It always ends with at most one line of error and a documented exit code."""
+    """The console script. It ends with at most one line of error and a documented exit code."""
     try:
         command(standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:

@@ -26,7 +26,7 @@ from gputui.ui.cli.context import Exit, Session, fail
 
 
 class PolicySubject(Struct, frozen=True):
-    """A policy, and the run that it applies to. ``profile`` or ``run`` is the name that was given."""
+    """A policy, and the run that it applies to. ``profile`` or ``run`` is the given name."""
 
     policy: Policy
     situation: Situation
@@ -61,7 +61,7 @@ def ready(name: str) -> Policy:
 
 
 def find(session: Session, what: str) -> PolicySubject:
-    """A built-in policy by name, else a profile, else a run; ends the command if it is none of them."""
+    """A built-in policy by name, else a profile, else a run; ends the command for anything else."""
     if what in POLICIES:
         return PolicySubject(POLICIES[what], policy_simulation.fresh(policy_simulation.EXAMPLE))
     try:

@@ -122,7 +122,7 @@ def _launch(
 
 
 def first_state(session: Session, run_id: str) -> str:
-    """The state of a new run once the agent has decided whether it starts at once, or what it waits for."""
+    """The state of a new run once the agent has decided whether it starts, or what it waits for."""
     deadline = time.monotonic() + DECISION_SECONDS
     with closing(session.reader()) as connection:
         while (run := get_run(connection, run_id)) is not None and run.state is RunState.QUEUED:

@@ -1,4 +1,4 @@
-"""`gputui agent service install|uninstall|status`: record permanently by a systemd unit of the user."""
+"""`gputui agent service`: record permanently by a systemd unit of the user."""
 
 from __future__ import annotations
 

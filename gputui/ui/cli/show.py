@@ -200,7 +200,7 @@ def cost_words(taken: RunCost) -> str:
 
 
 def print_diff(session: Session, view: Run, other: Run | None) -> None:
-    """Print the diff of the code from its commit, or from the code of another run, without secrets."""
+    """Print the diff of the code from its commit or from another run, without secrets."""
     from gputui.runs.code_diff import CodeUnknownError, run_code_diff
 
     try:

@@ -405,7 +405,7 @@ def report(session: Session, study: str | None, out: Path | None, at: str | None
 def _find(
     connection: sqlite3.Connection, wanted: str | None, at: float | None = None, *, only: bool = False
 ) -> StudyRecord:
-    """The named study, the newest for None; ends the command if there is none, or not the ``only`` one."""
+    """The named study, the newest for None; ends the command if it is not there."""
 
     try:
         return find_study(connection, wanted, at, only=only)

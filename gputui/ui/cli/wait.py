@@ -117,7 +117,7 @@ def event_line(event: EventView) -> str:
 
 
 def status_words(run: Run, progress: Progress, now: float) -> str:
-    """``oom-1 running · attempt 2 · step 140/300 · loss 0.02 · 40 s left``, without what is unknown."""
+    """``oom-1 running · attempt 2 · step 140/300 · loss 0.02 · 40 s left``, as far as known."""
     parts = [f"{run.run_id} {run.state}"]
     if run.attempt > 1:
         parts.append(f"attempt {run.attempt}")
