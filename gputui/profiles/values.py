@@ -18,7 +18,7 @@ from pydantic import (
 
 from gputui.core.yaml_forms.forms import IN_QUOTES, expected, problem
 from gputui.core.yaml_forms.problems import one_of
-from gputui.core.yaml_forms.quantities import SIZE_PATTERN, parse_size
+from gputui.core.yaml_forms.quantities import SIZE_PATTERN, is_number, parse_size
 from gputui.metrics.printed import UNITS
 from gputui.profiles.alerts_form import AlertsForm
 from gputui.profiles.devices import EXPECTED as EXPECTED_GPUS
@@ -44,8 +44,9 @@ def _no_nul(text: str) -> str:
 def _words(given: object) -> list[str]:
     """The words of a command line: a list as it is, or text split like a shell does."""
     if isinstance(given, str):
+        text = _no_nul(given)
         try:
-            return [_no_nul(word) for word in shlex.split(given)]
+            return shlex.split(text)
         except ValueError as error:
             raise problem(f"cannot be split into words: {str(error).lower()}") from error
     if isinstance(given, list) and all(isinstance(word, str) for word in given):
@@ -100,7 +101,7 @@ def _scalar(given: object) -> Scalar:
 
 
 def _bound(given: object) -> int | float:
-    if isinstance(given, bool) or not isinstance(given, (int, float)) or not math.isfinite(given):
+    if not is_number(given):
         raise expected("a number")
     return given
 
@@ -141,7 +142,7 @@ def _unit(given: object) -> float:
     """The factor that converts a unit to seconds, bytes or a plain count."""
     if isinstance(given, str) and given in UNITS:
         return UNITS[given]
-    if isinstance(given, (int, float)) and not isinstance(given, bool) and math.isfinite(given) and given != 0:
+    if is_number(given) and given != 0:
         return float(given)
     raise expected(f"a unit ({', '.join(UNITS)}) or the number to multiply with")
 

@@ -19,7 +19,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 import msgspec
 
 from gputui.core.yaml_forms.problems import NAME_PATTERN, ExpectedError
-from gputui.core.yaml_forms.quantities import SIZE_PATTERN, parse_duration, parse_size
+from gputui.core.yaml_forms.quantities import SIZE_PATTERN, is_number, parse_duration, parse_size
 from gputui.runs.spec import Scalar
 from gputui.store.studies import StudyRecord
 
@@ -83,12 +83,8 @@ def _converts(convert: Callable[[str], float | None], expected: str) -> Callable
     return read
 
 
-def _is_number(given: object) -> bool:
-    return isinstance(given, (int, float)) and not isinstance(given, bool) and math.isfinite(given)
-
-
 def _is_positive(given: Any) -> bool:
-    return _is_number(given) and given > 0
+    return is_number(given) and given > 0
 
 
 def _value(given: object) -> object:
@@ -144,7 +140,7 @@ _OVER_WORDS = "best, last, or mean of a number of values such as mean of 5"
 _LENGTH_WORDS = "a number greater than 0, or the name of the parameter that is it"
 _TEXT = {"type": "string"}
 
-Number = Annotated[float, Reads(_checks(_is_number, "a number"))]
+Number = Annotated[float, Reads(_checks(is_number, "a number"))]
 Positive = Annotated[float, Reads(_checks(_is_positive, "a number greater than 0"))]
 Switch = Annotated[bool, Reads(_checks(lambda given: isinstance(given, bool), "true or false"))]
 Text = Annotated[str, Reads(_checks(lambda given: "\0" not in str(given), "text without NUL characters"))]

@@ -120,6 +120,23 @@ def test_all_mistakes_at_once_in_the_order_of_the_file() -> None:
     ]  # fmt: skip
 
 
+@table(
+    "text",
+    [
+        "params: {n: {default: 1, max: HUGE}}",
+        'metrics: {source: output, patterns: ["step (?P<step>.*) loss (?P<loss>.*)"], units: {loss: HUGE}}',
+        "gates: {gpu_utilization: HUGE}",
+    ],
+)
+def test_a_number_beyond_every_float_is_a_mistake(text: str) -> None:
+    assert len(problems_of("script: a.py\n" + text.replace("HUGE", "9" * 400))) == 1
+
+
+def test_a_command_with_a_nul_character_is_said_to_have_one() -> None:
+    (problem,) = problems_of('script: a.py\nargs: "a\\0b"\n')
+    assert "NUL" in problem and "split" not in problem
+
+
 def test_what_is_written_never_drives_the_terminal() -> None:
     for problem in problems_of('"\\e]0;x\\a": 1\nscript: 5\ndescription: ["\\e[2J"]\nname: "\\e[31mx"\n'):
         assert "\x1b" not in problem

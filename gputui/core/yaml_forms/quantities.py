@@ -1,8 +1,10 @@
-"""Sizes of memory and disks, and durations, with units."""
+"""Numbers, and sizes of memory and disks and durations with units."""
 
 from __future__ import annotations
 
+import math
 import re
+from typing import TypeGuard
 
 _BYTES: dict[str, int] = {
     "b": 1,
@@ -16,6 +18,14 @@ _DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]+)?)\s*(s|min|m|h|d|w|y)")
 
 SIZE_PATTERN = r"^[0-9]{1,12}(\.[0-9]{1,6})? ?([kKmMgGtTpP][iI]?)?[bB]$"
 """The pattern of sizes for JSON Schema."""
+
+
+def is_number(given: object) -> TypeGuard[int | float]:
+    """Whether a value is a finite number, and not a whole one that is too large for a float."""
+    try:
+        return isinstance(given, int | float) and not isinstance(given, bool) and math.isfinite(given)
+    except OverflowError:
+        return False
 
 
 def parse_size(text: str) -> int | None:

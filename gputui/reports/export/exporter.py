@@ -105,7 +105,9 @@ class LiveSink:
     def _note_progress(self, at: float) -> None:
         self.failures, self.progress_at = 0, time.monotonic()
         self.busy_since = self.progress_at
-        if self.reported is not None and at > self.reported[1]:
+        if self.reported is None:
+            self.problem = ""
+        elif at > self.reported[1]:
             self._report("sink_recovered", "is written again; nothing is missing", "info")
         self._end_if_given_up()
 

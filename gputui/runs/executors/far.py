@@ -242,6 +242,13 @@ class Body:
                 plan = resumed(plan, Course(self.folder, plan["course"]))
                 write_record(self.folder / "attempt.json", plan)
                 write_record(self.folder / RESUMED, {"path": plan["resume_from"]})
+        if self.is_warned:
+            # Its limit is near, and nothing has begun.
+            return 0 if self.is_requeued() else 1
+        return self.serve()
+
+    def serve(self) -> int:
+        """Run the attempt to its end, by the shim or on all nodes."""
         if (read_record(self.folder / "attempt.json") or {}).get("nodes"):
             from gputui.runs.executors.slurm.nodes import Lead
 
@@ -303,13 +310,14 @@ class Body:
 
     def warned(self, *_: object) -> None:
         self.is_warned = True
-        self.passed_on(signal.SIGTERM)
+        if self.shim is not None:
+            self.passed_on(signal.SIGTERM)
 
     def passed_on(self, number: int, *_: object) -> None:
-        if self.shim is not None and self.shim.poll() is None:
-            self.shim.send_signal(number)
-        elif self.shim is None and number != signal.SIGUSR1:
+        if self.shim is None:
             sys.exit(128 + number)
+        if self.shim.poll() is None:
+            self.shim.send_signal(number)
 
 
 def code_of(ended: dict[str, Any]) -> int:

@@ -10,6 +10,7 @@ import click
 from gputui.metrics.trackers import TrackedRun, tracked_runs
 from gputui.runs.repository import fitting_name
 from gputui.runs.spec import MetricsSpec, RunSpec
+from gputui.store.run_states import RunState
 from gputui.ui.cli.context import Exit, Session, fail, json_option, print_json, say
 from gputui.ui.cli.run import submit
 
@@ -34,10 +35,10 @@ def command(session: Session, folder: Path, name: str | None, as_json: bool) -> 
     session.need_agent()
     ids = [submit(session, copy_spec(each), name or each.name) for each in found]
     if as_json:
-        print_json([{"id": run_id} for run_id in ids])
+        print_json([{"id": run_id, "state": RunState.QUEUED} for run_id in ids])
         return
     for run_id, each in zip(ids, found, strict=True):
-        say(f"{run_id} is imported from {each.source} ({each.kind}); gputui metrics {run_id} shows it")
+        say(f"{run_id} copies {each.source} ({each.kind}); once it has succeeded, gputui metrics {run_id} shows it")
 
 
 def copy_spec(run: TrackedRun) -> RunSpec:
