@@ -8,19 +8,16 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from gputui.agent.commands.request import RefusedError
 from gputui.core.config import Workspace
 from gputui.store import commands
-from gputui.store.rows import insert
 from gputui.store.run_states import RunState
 from gputui.store.studies import StudyState, read_rungs, study_gpu_hours, study_wall_seconds
 from gputui.studies import rows
 from gputui.studies.decide import SAME_DIVERGED
-from gputui.studies.journal import export_study
 from gputui.studies.spec import Budget, Dimension, PrunerSpec, SamplerSpec, StudySpec
 from gputui.ui.cli.study_shapes import show_shape
 from tests.stores import open_store
@@ -282,7 +279,7 @@ def test_a_trial_of_another_process_is_listed_and_not_run(begin: Begin) -> None:
     assert desk.study.state is StudyState.FINISHED and len(desk.trials) == 2
 
 
-def test_what_json_does_not_know_is_a_word_and_an_export_leaves_the_journal_alone(begin: Begin, tmp_path: Path) -> None:
+def test_what_json_does_not_know_is_a_word(begin: Begin) -> None:
     desk = begin(replace(RANDOM, budget=Budget(trials=1), parallel=1))
     desk.work()
     asked = desk.process.journal.study.ask()
@@ -292,14 +289,6 @@ def test_what_json_does_not_know_is_a_word_and_an_export_leaves_the_journal_alon
     shape = show_shape(desk.connection, desk.study, desk.wall, None, desk.workspace)
     own, outside = json.loads(json.dumps(shape, allow_nan=False))["trials"]
     assert own["rungs"][0]["value"] == "Infinity" and outside["origin"] == "outside"
-
-    folder = desk.workspace.studies / STUDY
-    journal = (folder / rows.JOURNAL_FILE).read_bytes()
-    # Only the table has this trial, as after a power failure.
-    own = {"state": "failed", "origin": "sampled", "params": '{"rate": 0.5}', "created_at": 0.0, "ended_at": 1.0}
-    insert(desk.connection, "trials", study_id=STUDY, number=2, **own)
-    assert export_study(desk.connection, folder, desk.study, tmp_path / "out.db") == 3
-    assert (folder / rows.JOURNAL_FILE).read_bytes() == journal
 
 
 @pytest.mark.parametrize("paused", [True, False])

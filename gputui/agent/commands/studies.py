@@ -58,7 +58,7 @@ def pause(request: CommandRequest) -> Result:
 def resume(request: CommandRequest) -> Result:
     """Resume a paused or stopped study with the trials that were stopped with it; failed launches
     are repeated."""
-    study = _find_open(request)
+    study = _find_study(request, is_open=True)
     study_id = study.study_id
     if study.state.is_over and study.state is not StudyState.STOPPED:
         raise RefusedError(f"{study_id} is {study.state}; gputui study extend gives it more")
@@ -80,7 +80,7 @@ def stop(request: CommandRequest) -> Result:
 
 def extend(request: CommandRequest) -> Result:
     """Add to the budget of a study; one that is over continues."""
-    study = _find_open(request)
+    study = _find_study(request, is_open=True)
     spec = study_spec(study)
     limits = asdict(spec.budget)
     for name in limits:
@@ -90,15 +90,14 @@ def extend(request: CommandRequest) -> Result:
         if addition is not None:
             limits[name] += addition
     spec = replace(spec, budget=Budget(**limits))
-    request.connection.execute(
-        "UPDATE studies SET spec = ? WHERE study_id = ?", (json.dumps(spec.to_json()), study.study_id)
-    )
-    return {**_reopened(request, study, "extended"), "budget": limits}
+    text = json.dumps(spec.to_json())
+    request.connection.execute("UPDATE studies SET spec = ? WHERE study_id = ?", (text, study.study_id))
+    return {**_moved(request, study, None, "extended"), "budget": limits}
 
 
 def enqueue_trial(request: CommandRequest) -> Result:
     """Ask for a trial by hand, which runs next. What is not given is as in the best trial."""
-    study = _find_open(request)
+    study = _find_study(request, is_open=True)
     study_id, spec = study.study_id, study_spec(study)
     if spec.pbt is not None:
         raise RefusedError(f"{study_id} trains a population, whose members all begin together")
@@ -109,7 +108,7 @@ def enqueue_trial(request: CommandRequest) -> Result:
     best = best_trial(read_trials(request.connection, study_id), spec.objectives)
     params = _point(spec, changes, {} if best is None else best.params)
     rows.request_trial(request.connection, study_id, params)
-    _reopened(request, study, "a point was added")
+    _moved(request, study, None, "a point was added")
     return {"id": study_id, "params": params, "text": f"a point was added to {study_id}; it is the next trial"}
 
 
@@ -158,18 +157,13 @@ def keep_trial(request: CommandRequest) -> Result:
     return {"id": study_id, "trial": number, "wish": wish, "text": text}
 
 
-def _find_study(request: CommandRequest) -> StudyRecord:
+def _find_study(request: CommandRequest, *, is_open: bool = False) -> StudyRecord:
+    """The study that the command names; ``is_open`` refuses one that is about to stop."""
     wanted = str(request.args.get("study") or "")
     study = get_study(request.connection, wanted)
     if study is None:
         raise RefusedError(f"no study {wanted!r}; gputui study list names them")
-    return study
-
-
-def _find_open(request: CommandRequest) -> StudyRecord:
-    """The study, unless it is about to stop."""
-    study = _find_study(request)
-    if study.state is StudyState.STOPPING:
+    if is_open and study.state is StudyState.STOPPING:
         raise RefusedError(f"{study.study_id} is stopping; wait until it is stopped")
     return study
 
@@ -189,14 +183,10 @@ def _trial_to_change(request: CommandRequest) -> tuple[StudyRecord, TrialRecord]
     return study, trial
 
 
-def _reopened(request: CommandRequest, study: StudyRecord, does: str) -> Result:
-    """Continue a study that is over."""
-    target = StudyState.RUNNING if study.state.is_over else study.state
-    return _moved(request, study, target, does)
-
-
-def _moved(request: CommandRequest, study: StudyRecord, target: StudyState, does: str) -> Result:
-    """Move a study to a state, unless it is there."""
+def _moved(request: CommandRequest, study: StudyRecord, target: StudyState | None, does: str) -> Result:
+    """Move a study to a state, unless it is there; None continues one that is over."""
+    if target is None:
+        target = StudyState.RUNNING if study.state.is_over else study.state
     if study.state is not target:
         actor, now = request.actor, request.context.now()
         rows.move_study(request.connection, study, target, cause=f"{does} by {actor}", actor=actor, now=now)
