@@ -14,12 +14,11 @@ from msgspec.structs import replace
 from gputui.machine.gpu_model import GpuFacts
 from gputui.profiles import preflight
 from gputui.profiles.describe import describe, preview_launch
-from gputui.profiles.gpu_checks import GpuSituation, check_gpus, likely_gpus
+from gputui.profiles.gpu_checks import GpuSituation, likely_gpus
 from gputui.profiles.interpreter_checks import check_interpreter
 from gputui.profiles.preflight import check, quick_checks
 from gputui.runs.checks import CheckResult
 from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, RunSpec
-from gputui.store.series import GpuSample, GpuSlowSample
 from tests.conftest import wait_until
 from tests.tables import table
 from tests.texts import mentions
@@ -148,45 +147,6 @@ def test_disk(spec: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (result,) = [r for r in quick_checks(spec, state=missing) if r.name == "disk"]
     assert result.status == "pass"
     assert not missing.exists()
-
-
-class TestGpus:
-    @pytest.fixture
-    def spec(self, spec: RunSpec) -> RunSpec:
-        return replace(spec, nproc=2, gpus=GpuRequest(2, (), 10 * GIB))
-
-    def test_free_ones_in_order(self, spec: RunSpec) -> None:
-        assert check_gpus(spec, GpuSituation(GPUS[::-1])) == CheckResult("gpus", "pass", "GPU 0, 1 free")
-        named = replace(spec, gpus=GpuRequest(2, ("GPU-3", "GPU-1")))
-        assert check_gpus(named, GpuSituation(GPUS)).detail == "GPU 3, 1 free"
-        assert [gpu.index for gpu in likely_gpus(named.gpus, GpuSituation(GPUS))] == [3, 1]
-
-    def test_busy_ones_are_passed_over_or_waited_for(self, spec: RunSpec) -> None:
-        used = GpuSample(uuid="GPU-2", memory_used_bytes=75 * GIB, memory_total_bytes=80 * GIB)
-        situation = GpuSituation(GPUS, samples={"GPU-2": used}, in_use={"GPU-0": "is used by digits-3"})
-        assert check_gpus(spec, situation).detail == "GPU 1, 3 free"
-        result = check_gpus(replace(spec, gpus=GpuRequest(3, (), 10 * GIB)), situation)
-        assert result.status == "warn"
-        assert mentions(result.detail, "2 of 3", "GPU 0", "digits-3", "GPU 2", "5 GiB", "10 GiB")
-
-    def test_unusable_ones_fail_with_their_reason(self, spec: RunSpec) -> None:
-        situation = GpuSituation(
-            [*GPUS[:3], replace(GPUS[3], mig_mode=True)],
-            samples={"GPU-0": GpuSample(uuid="GPU-0", state="lost")},
-            slow={"GPU-1": GpuSlowSample(uuid="GPU-1", row_remap_failed=True)},
-        )
-        result = check_gpus(spec, situation)
-        assert result.status == "fail"
-        assert mentions(result.detail, "1 of 2", "GPU 0", "lost", "GPU 1", "remapped", "GPU 3", "MIG")
-        assert check_gpus(replace(spec, gpus=GpuRequest(1, ("GPU-9",))), situation).detail == "GPU-9 does not exist"
-        error = GpuSample(uuid="GPU-2", state="error", detail="timeout")
-        one = replace(spec, gpus=GpuRequest(1, ("GPU-2",)))
-        assert mentions(check_gpus(one, GpuSituation(GPUS, {"GPU-2": error})).detail, "error", "timeout")
-
-    def test_too_small(self, spec: RunSpec) -> None:
-        result = check_gpus(replace(spec, gpus=GpuRequest(1, (), 100 * GIB)), GpuSituation(GPUS))
-        assert result.status == "fail"
-        assert mentions(result.detail, "GPUs 0–3 have 80 GiB", "100 GiB")
 
 
 def fake_python(folder: Path, script: str) -> str:

@@ -55,22 +55,27 @@ def split_command(words: Sequence[str], folder: Path) -> TypedCommand:
     if (launcher := _typed_launcher([first, *words[1:]])) is not None:
         return _after_launcher(words, words[1:], TypedCommand(launcher=launcher, python=_python_beside(folder)), folder)
     if re.fullmatch(r"python[\d.]*", first):
-        python = words[0] if "/" in words[0] else _python_beside(folder)
-        command = TypedCommand(launcher=FOR_SCRIPT, python=python)
-        rest = list(words[1:])
-        while rest[:1] and rest[0] in ("-u", "-O", "-B"):
-            rest.pop(0)
-        if rest[:1] == ["-m"] and len(rest) > 1:
-            if (launcher := _typed_launcher(rest[1:])) is not None:
-                command.launcher = launcher
-                return _after_launcher(words, rest[2:], command, folder)
-            command.module, command.words = rest[1], rest[2:]
-            return command
-        if not rest or rest[0].startswith("-"):
-            raise DraftError(f"{' '.join(words)}: no script is named; put it first, its options behind it")
-        command.script, command.words = rest[0], rest[1:]
-        return command
+        return _python_command(words, folder)
     return _other_command(words, folder)
+
+
+def _python_command(words: Sequence[str], folder: Path) -> TypedCommand:
+    """``python -u train.py --lr 0.1``, or ``python -m`` with a module or a launcher's module."""
+    python = words[0] if "/" in words[0] else _python_beside(folder)
+    command = TypedCommand(launcher=FOR_SCRIPT, python=python)
+    rest = list(words[1:])
+    while rest[:1] and rest[0] in ("-u", "-O", "-B"):
+        rest.pop(0)
+    if rest[:1] == ["-m"] and len(rest) > 1:
+        if (launcher := _typed_launcher(rest[1:])) is not None:
+            command.launcher = launcher
+            return _after_launcher(words, rest[2:], command, folder)
+        command.module, command.words = rest[1], rest[2:]
+        return command
+    if not rest or rest[0].startswith("-"):
+        raise DraftError(f"{' '.join(words)}: no script is named; put it first, its options behind it")
+    command.script, command.words = rest[0], rest[1:]
+    return command
 
 
 def _other_command(words: Sequence[str], folder: Path) -> TypedCommand:

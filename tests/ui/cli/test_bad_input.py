@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import subprocess
 import sys
@@ -130,3 +131,18 @@ def test_a_database_of_another_version_is_left_alone(machine: Machine) -> None:
     assert "another version" in refused(machine.workspace, "ps", code=4)
     assert "another version" in refused(machine.workspace, "run", machine.profile(), code=4)
     assert machine.workspace.database.read_bytes() == before
+
+
+def test_a_screen_that_would_be_drawn_into_a_file_is_refused(tmp_path: Path) -> None:
+    theirs, ours = os.openpty()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "gputui", "--home", str(tmp_path)],
+            stdin=ours, stdout=ours, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert done.returncode == 2
+    assert "no 2>FILE" in done.stderr and len(done.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "state").exists()

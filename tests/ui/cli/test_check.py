@@ -1,14 +1,18 @@
-"""`gputui check`: the verdict and its exit code."""
+"""`gputui check` and its trial of a log, and `gputui doctor`."""
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
 
 from gputui.core.config import Workspace
-from tests.ui.cli.program import said
+from gputui.metrics.log_trial import try_log
+from gputui.metrics.printed import OutputPatterns
+from tests.machines import Machine
+from tests.ui.cli.program import said, shape
 
 
 def test_the_verdict_is_the_last_line_and_fits_the_exit_code(
@@ -21,3 +25,66 @@ def test_the_verdict_is_the_last_line_and_fits_the_exit_code(
     assert "gputui run ./a.yaml --gpus 0" in shown.splitlines()[-1]
     (tmp_path / "a.py").unlink()
     assert said(workspace, "check", "./a.yaml", code=2).splitlines()[-1].startswith("✗")
+
+
+NANOGPT = r"iter (?P<iter>\d+): loss (?P<loss>\S+), time (?P<step_time>\S+),"
+
+
+@pytest.fixture(autouse=True)
+def in_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def profile(folder: Path, metrics: str) -> str:
+    (folder / "a.yaml").write_text(f"script: a.py\nmetrics: {metrics}\n")
+    return "./a.yaml"
+
+
+def test_what_would_be_drawn(workspace: Workspace, tmp_path: Path) -> None:
+    log = "".join(f"iter {n}: loss {4 / (n + 1):.4f}, time {n + 10}.00ms, mfu -1%\n" for n in range(50))
+    (tmp_path / "train.log").write_text("loading\n" + log + "step 25: train loss 0.5\n")
+    words = ("check", profile(tmp_path, json.dumps({"source": "output", "patterns": [NANOGPT]})), "--log", "train.log")
+    assert "50 of 52 lines" in said(workspace, *words)
+    found = shape(workspace, *words)
+    assert found["metrics"] == [
+        {"name": "loss", "count": 50, "first": 4.0, "last": 0.08},
+        {"name": "step_time", "count": 50, "first": 0.01, "last": pytest.approx(0.059)},
+    ]
+    assert (found["first_step"], found["last_step"], found["steps_go_back_at_line"]) == (0, 49, None)
+
+
+def test_a_file_of_its_own(workspace: Workspace, tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("step,loss\n1,0.5\n2,0.25\n")
+    found = shape(workspace, "check", profile(tmp_path, "{source: csv, path: log.csv}"), "--log", "log.csv")
+    assert found["metrics"] == [{"name": "loss", "count": 2, "first": 0.5, "last": 0.25}]
+
+
+def test_which_lines_nearly_matched() -> None:
+    pattern = r"iter (?P<iter>\d+): loss (?P<loss>[\d.]+) time"
+    log = b"hello\niter 10: loss 0.5, time 3ms\niter 11: loss 0.4, time 3ms\nepoch 3\n"
+    trial = try_log(log, OutputPatterns([pattern]), [pattern])
+    assert not trial.points
+    (near,) = trial.near
+    assert (near.number, near.found) == (2, ", time 3ms")
+    assert pattern == near.fits + near.expected
+    assert near.fits.endswith(r"(?P<loss>[\d.]+)")
+
+
+def test_the_last_step_and_its_total_are_named(workspace: Workspace, tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text("step 3/100 loss 0.5\n")
+    words = {"source": "output", "patterns": [r"step (?P<step>\d+)/(?P<total_steps>\d+) loss (?P<loss>\S+)"]}
+    assert "step 3 of 100" in said(workspace, "check", profile(tmp_path, json.dumps(words)), "--log", "a.log")
+
+
+def test_this_machine_is_examined(machine: Machine) -> None:
+    """A disk that is nearly full or a limit that is low may fail here; that every check answers may not."""
+    machine.workspace.scenario.write_text("gpus: 2\nmemory: 80GiB\nseed: 3\n")
+    machine.gputui("agent", "start")
+    found = {
+        result["name"]: result for result in json.loads(machine.gputui("doctor", "digits-ddp", "--json", code=None))
+    }
+    assert set(found) >= {"driver", "gpus", "interpreter", "disk speed", "database", "agent", "open files", "clock"}
+    assert found["gpus"]["status"] == "pass" and found["gpus"]["detail"].startswith("2 × ")
+    assert found["database"]["status"] == "pass" and found["agent"]["status"] == "pass"
+    assert all(result["remedy"] for result in found.values() if result["status"] in ("warn", "fail"))
+    assert "profile" in machine.gputui("doctor", "no-such-profile", code=2)

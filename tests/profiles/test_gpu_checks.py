@@ -1,0 +1,154 @@
+"""GPUs that a run asks for: whether they are free and large enough, and which are recommended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from gputui.machine.gpu_model import GpuFacts
+from gputui.machine.topology import GpuPair
+from gputui.profiles.gpu_checks import Expectation, GpuSituation, check_gpus, check_memory, expect, likely_gpus
+from gputui.profiles.recommend import recommend, usable
+from gputui.runs.checks import CheckResult
+from gputui.runs.spec import GpuRequest, RunSpec
+from gputui.store.gpu_use import PastPeak
+from gputui.store.series import GpuSample, GpuSlowSample
+from tests.tables import table
+from tests.texts import mentions
+
+GIB = 2**30
+GPUS = [GpuFacts(uuid=f"GPU-{index}", index=index, name="H200", memory_total_bytes=80 * GIB) for index in range(4)]
+OF_80_GIB = GpuSituation(GPUS)
+SPEC = RunSpec(
+    name="gpt", launcher="python", program=("train.py",), workdir="/", python="/python", gpus=GpuRequest(2),
+    params={"batch_size": 64, "lr": 0.1, "layers": 12, "steps": 500},
+)  # fmt: skip
+
+
+class TestGpus:
+    spec = replace(SPEC, nproc=2, gpus=GpuRequest(2, (), 10 * GIB))
+
+    def test_free_ones_in_order(self) -> None:
+        assert check_gpus(self.spec, GpuSituation(GPUS[::-1])) == CheckResult("gpus", "pass", "GPU 0, 1 free")
+        named = replace(self.spec, gpus=GpuRequest(2, ("GPU-3", "GPU-1")))
+        assert check_gpus(named, GpuSituation(GPUS)).detail == "GPU 3, 1 free"
+        assert [gpu.index for gpu in likely_gpus(named.gpus, GpuSituation(GPUS))] == [3, 1]
+
+    def test_busy_ones_are_passed_over_or_waited_for(self) -> None:
+        used = GpuSample(uuid="GPU-2", memory_used_bytes=75 * GIB, memory_total_bytes=80 * GIB)
+        situation = GpuSituation(GPUS, samples={"GPU-2": used}, in_use={"GPU-0": "is used by digits-3"})
+        assert check_gpus(self.spec, situation).detail == "GPU 1, 3 free"
+        result = check_gpus(replace(self.spec, gpus=GpuRequest(3, (), 10 * GIB)), situation)
+        assert result.status == "warn"
+        assert mentions(result.detail, "2 of 3", "GPU 0", "digits-3", "GPU 2", "5 GiB", "10 GiB")
+
+    def test_unusable_ones_fail_with_their_reason(self) -> None:
+        situation = GpuSituation(
+            [*GPUS[:3], replace(GPUS[3], mig_mode=True)],
+            samples={"GPU-0": GpuSample(uuid="GPU-0", state="lost")},
+            slow={"GPU-1": GpuSlowSample(uuid="GPU-1", row_remap_failed=True)},
+        )
+        result = check_gpus(self.spec, situation)
+        assert result.status == "fail"
+        assert mentions(result.detail, "1 of 2", "GPU 0", "lost", "GPU 1", "remapped", "GPU 3", "MIG")
+        missing = replace(self.spec, gpus=GpuRequest(1, ("GPU-9",)))
+        assert check_gpus(missing, situation).detail == "GPU-9 does not exist"
+        error = GpuSample(uuid="GPU-2", state="error", detail="timeout")
+        one = replace(self.spec, gpus=GpuRequest(1, ("GPU-2",)))
+        assert mentions(check_gpus(one, GpuSituation(GPUS, {"GPU-2": error})).detail, "error", "timeout")
+
+    def test_too_small(self) -> None:
+        result = check_gpus(replace(self.spec, gpus=GpuRequest(1, (), 100 * GIB)), GpuSituation(GPUS))
+        assert result.status == "fail"
+        assert mentions(result.detail, "GPUs 0–3 have 80 GiB", "100 GiB")
+
+
+def past(run: str, batch: int, gib: float | None, *, ran_out: bool = False, **others: Any) -> PastPeak:
+    params = {"batch_size": batch, "lr": 0.3, "layers": 12, "steps": 9, **others}
+    return PastPeak(run, 1, params, 2, None if gib is None else round(gib * GIB), ran_out)
+
+
+def test_the_same_batch_size_takes_the_largest_peak_seen() -> None:
+    found = expect([past("a", 64, 40), past("b", 64, 42), past("c", 32, 22)], SPEC)
+    assert found == Expectation(42 * GIB, 3, is_scaled=False)
+
+
+def test_between_two_batch_sizes_it_is_on_their_line() -> None:
+    assert expect([past("a", 32, 22), past("b", 128, 70)], SPEC) == Expectation(38 * GIB, 2, is_scaled=True)
+
+
+@table(("batch", "expected"), [(32, 44), (128, 30)])
+def test_one_other_batch_size_is_an_upper_bound(batch: int, expected: int) -> None:
+    gib = 22 if batch == 32 else 30
+    assert expect([past("a", batch, gib)], SPEC) == Expectation(expected * GIB, 1, is_scaled=True)
+
+
+def test_another_model_tells_nothing_and_another_rate_or_length_does() -> None:
+    assert expect([past("a", 64, 40, layers=24)], SPEC) is None
+    assert expect([past("a", 64, 40, steps=7, lr=9.0)], SPEC) is not None
+
+
+def test_the_check_in_words() -> None:
+    assert (
+        check_memory([past("a", 64, 60)], SPEC, OF_80_GIB).detail
+        == "60 GiB of 80 GiB per GPU expected from 1 earlier run"
+    )
+    tight = check_memory([past("a", 32, 40)], SPEC, OF_80_GIB)
+    assert (tight.status, tight.remedy) == ("warn", "lower batch_size") and "with another batch size" in tight.detail
+    assert check_memory([], SPEC, OF_80_GIB).status == "skip"
+    assert check_memory([past("a", 64, 60)], replace(SPEC, gpus=GpuRequest(0)), None).status == "skip"
+    assert check_memory([past("a", 64, 60)], SPEC, None).status == "skip"
+
+
+def test_a_batch_size_that_ran_out_before_is_told() -> None:
+    found = check_memory([past("a", 64, None, ran_out=True), past("b", 32, 20)], SPEC, OF_80_GIB)
+    assert found.status == "warn" and mentions(found.detail, "a ", "batch_size 64")
+    assert check_memory([past("a", 128, None, ran_out=True), past("b", 64, 20)], SPEC, OF_80_GIB).status == "pass"
+    assert check_memory([past("a", 64, 70, ran_out=True, layers=24)], SPEC, OF_80_GIB).status == "skip"
+
+
+def indices(situation: GpuSituation, count: int, memory_bytes: int | None = None) -> list[int] | None:
+    found = recommend(count, situation, memory_bytes)
+    return None if found is None else [gpu.index for gpu in found]
+
+
+def used(index: int, gib: float) -> dict[str, GpuSample]:
+    return {f"GPU-{index}": GpuSample(f"GPU-{index}", memory_used_bytes=round(gib * GIB), memory_total_bytes=80 * GIB)}
+
+
+def test_free_ones_with_most_memory_in_the_order_of_their_indices() -> None:
+    situation = GpuSituation(GPUS, {**used(0, 20), **used(1, 0.5)}, in_use={"GPU-2": "is used by vit-1"})
+    assert indices(situation, 2) == [1, 3]
+    assert indices(situation, 3) == [0, 1, 3]
+    assert indices(situation, 4) is None and indices(situation, 0) is None
+    assert indices(situation, 3, 70 * GIB) is None
+
+
+def test_what_is_broken_is_never_and_what_is_doubtful_last() -> None:
+    situation = GpuSituation(
+        GPUS,
+        {"GPU-0": GpuSample("GPU-0", state="lost")},
+        {"GPU-1": GpuSlowSample("GPU-1", row_remap_pending=True)},
+        quarantined={"GPU-2": "XID 79"},
+    )
+    assert [gpu.index for gpu in usable(situation)] == [3, 1]
+    hot = GpuSituation(GPUS, used(0, 20), alerts={"GPU-1": "GPU hot", "GPU-2": "clocks throttled"})
+    assert [gpu.index for gpu in usable(hot)] == [3, 0, 1, 2]
+    assert [gpu.index for gpu in likely_gpus(GpuRequest(3), hot)] == [0, 3, 1]
+
+
+def test_near_ones_are_preferred_but_not_to_healthy_ones() -> None:
+    pairs = [GpuPair(one, other, True, {one, other} == {1, 3}, "two CPUs") for one in range(4) for other in range(one)]
+    situation = GpuSituation(GPUS, used(1, 20))
+
+    def chosen(situation: GpuSituation, count: int) -> list[int]:
+        return [gpu.index for gpu in recommend(count, situation, 10 * GIB, pairs) or ()]
+
+    assert chosen(situation, 2) == [1, 3], "NVLink counts for more than memory that nobody asked for"
+    assert chosen(situation, 1) == [0]
+    worried = GpuSituation(GPUS, slow={"GPU-3": GpuSlowSample("GPU-3", row_remap_pending=True)})
+    assert chosen(worried, 2) == [0, 1] and chosen(worried, 4) == [0, 1, 2, 3]
+    only_one_calm = GpuSituation(GPUS, slow={gpu.uuid: GpuSlowSample(gpu.uuid, row_remap_pending=True)
+                                             for gpu in GPUS if gpu.index != 1})  # fmt: skip
+    assert chosen(only_one_calm, 1) == [1] and chosen(only_one_calm, 2) == [1, 3], "the nearest of the doubtful"

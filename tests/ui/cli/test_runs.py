@@ -1,0 +1,196 @@
+"""One run: waiting for it, continuing, naming and importing it; and the newest, where none is named."""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from gputui.core.config import Workspace
+from gputui.metrics.trackers import steps_of
+from gputui.runs.labels import LABELS_FILE
+from gputui.store import commands
+from gputui.ui.cli.context import Session
+from gputui.ui.cli.resume import named_path
+from tests.conftest import wait_until
+from tests.ledgers import ledger_row
+from tests.machines import Machine
+from tests.metrics.test_trackers import append, chunked, event, events_of, history
+from tests.stores import open_store
+from tests.ui.cli.program import refused, said, shape
+from tests.ui.tui.filling import Filler
+
+
+def test_waiting_shows_the_incident_the_decision_and_the_story(machine: Machine) -> None:
+    shown = machine.gputui("run", machine.profile(), "--set", "fail_at=25", "--wait")
+    lines = shown.splitlines()
+    stored = [row[0] for row in machine.rows("SELECT message FROM events WHERE run_id = 'steps-1' ORDER BY event_id")]
+    printed = [line[11:] for line in lines if re.match(r"\d\d:\d\d:\d\d ", line)]
+    assert printed == stored
+    assert next(line[9] for line in lines if re.match(r"\d\d:\d\d:\d\d [✗▲]", line)) == "✗"
+    assert "\x1b" not in shown, "no terminal, no rewritten line"
+    story = machine.gputui("explain").split("\n\n")
+    assert story[1] in shown, "the attempt's paragraph"
+    assert machine.gputui("explain") == machine.gputui("explain", "steps-1")
+
+
+def test_commands_without_a_run_take_the_newest(workspace: Workspace) -> None:
+    for verb in ("show", "logs", "explain"):
+        assert "nothing has been recorded" in refused(workspace, verb, code=3)
+    filler = Filler(workspace)
+    assert "no runs yet" in said(workspace, "ps", "--active")
+    for number in (1, 2):
+        filler.run(f"steps-{number}", "succeeded", ended_ago=10.0)
+        filler.attempt(f"steps-{number}", 1, "succeeded", ended_ago=10.0)
+    assert shape(workspace, "show")["id"] == "steps-2"
+    assert said(workspace, "explain") == said(workspace, "explain", "steps-2")
+    assert "2 that are over" in said(workspace, "ps", "--active")
+    assert shape(workspace, "ps", "--active") == []
+    filler.close()
+
+
+def test_a_complete_run_is_resumed_only_on_request(machine: Machine) -> None:
+    machine.gputui("run", machine.profile(), "--wait")
+    machine.gputui("resume", "steps-1", code=3)
+    assert machine.json("show", "steps-1")["attempt"] == 1
+    machine.gputui("resume", "steps-1", "--force")
+    assert machine.wait_for("steps-1", "succeeded") and machine.json("show", "steps-1")["attempt"] == 2
+
+
+def test_a_finished_run_keeps_its_last_step_and_loss_in_the_list(workspace: Workspace) -> None:
+    filler = Filler(workspace)
+    filler.run("steps-1", "succeeded", ended_ago=10.0)
+    filler.attempt("steps-1", 1, "succeeded", ended_ago=10.0)
+    filler.metrics("steps-1", 1, [{"step": step, "time": filler.now - 20, "loss": 1 / (step + 1)} for step in range(3)])
+    filler.close()
+    heads, row = (line.split() for line in said(workspace, "ps").splitlines()[:2])
+    assert (row[heads.index("STEP")], row[heads.index("LOSS")]) == ("2", "0.3333")
+
+
+def test_an_agent_that_ended_before_it_read_a_command_is_started_again(machine: Machine) -> None:
+    open_store(machine.workspace.database).close()
+    session = Session(machine.workspace)
+    with closing(session.commander()) as connection:
+        command_id = commands.submit(connection, "queue_pause", None, {}, "me", now=time.time())
+        assert session.wait(connection, command_id, 30.0) == {"paused": True}
+
+
+def test_a_run_after_another_starts_once_that_has_succeeded(machine: Machine) -> None:
+    machine.gputui("run", machine.profile(), "--set", "steps=100000")
+    follower = machine.gputui("run", machine.profile(), "--after", "steps-1", "--set", "steps=3", "--json")
+    assert '"steps-2"' in follower
+    wait_until(lambda: "steps-1" in (machine.json("show", "steps-2")["reason"] or ""), what="what it waits for")
+    assert machine.json("show", "steps-2")["attempt"] == 0
+    machine.finish("steps-1")
+    machine.wait_for("steps-2", "succeeded")
+    ends = dict(machine.rows("SELECT run_id, started_at FROM attempts"))
+    (ended,) = machine.rows("SELECT ended_at FROM attempts WHERE run_id = 'steps-1'")
+    assert ends["steps-2"] >= ended[0]
+    assert "no run" in machine.gputui("run", machine.profile(), "--after", "nothing-9", code=3)
+
+
+def stopped(machine: Machine) -> str:
+    machine.gputui("run", machine.profile(), "--set", "steps=2000")
+    wait_until(lambda: len(machine.steps("steps-1")) > 15, 60, "some steps")
+    machine.gputui("stop", "steps-1")
+    machine.wait_for("steps-1", "stopped")
+    return "steps-1"
+
+
+def test_resume_names_the_checkpoint_and_the_time_between_does_not_count(machine: Machine) -> None:
+    run_id = stopped(machine)
+    with closing(sqlite3.connect(machine.workspace.database)) as connection, connection:
+        connection.execute("UPDATE attempts SET started_at = started_at - 7200, ended_at = ended_at - 7200")
+        connection.execute("UPDATE runs SET started_at = started_at - 7200")
+    saved = machine.steps(run_id)[-1][1] + 1
+    printed = machine.gputui("resume", run_id)
+    assert f"queued from step_{saved:06d}.pt;" in printed and "logs" in printed
+    wait_until(lambda: any(attempt == 2 for attempt, _ in machine.steps(run_id)), 60, "a step of the next attempt")
+    assert " h" not in machine.gputui("ps").splitlines()[1]
+    machine.gputui("stop", run_id)
+    machine.wait_for(run_id, "stopped")
+    # A resume that is asked for machines has the same in fields.
+    answer = machine.json("resume", run_id)
+    assert answer["resume_from"].endswith(".pt") and answer["resume_step"] > saved
+    machine.gputui("stop", run_id)
+    machine.wait_for(run_id, "stopped")
+    newest = max((machine.workspace.run_dir(run_id) / "checkpoints").glob("step_*.pt"))
+    newest.write_bytes(newest.read_bytes()[:-100])
+    assert newest.name in machine.json("resume", run_id)["passed_over"]
+    machine.gputui("stop", run_id)
+
+
+def test_a_path_or_the_name_of_one_of_the_runs_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [ledger_row(name) for name in ("step_1.pt", "a/last.pt", "b/last.pt")]
+    assert named_path("step_1.pt", rows) == "/c/step_1.pt"
+    assert named_path("/c/step_2.pt", rows) == "/c/step_2.pt"
+    # Two of that name, and one that lies here.
+    assert named_path("last.pt", rows) == str(tmp_path / "last.pt")
+    (tmp_path / "step_1.pt").touch()
+    assert named_path("step_1.pt", rows) == str(tmp_path / "step_1.pt")
+
+
+def test_a_run_is_renamed_tagged_and_noted(machine: Machine) -> None:
+    machine.gputui("run", machine.profile(), "--set", "steps=3", "--wait")
+    tagged = machine.json("label", "steps-1", "--tag", "base", "--tag", "lr:0.1", "--tag", "old")
+    assert tagged["tags"] == ["base", "lr:0.1", "old"]
+    assert machine.json("label", "steps-1", "--untag", "old")["tags"] == ["base", "lr:0.1"]
+    labelled = machine.json("label", "steps-1", "--name", "baseline", "--note", "first try")
+    assert (labelled["name"], labelled["note"]) == ("baseline", "first try")
+    for wanted in ("baseline", "steps-1"):
+        shown = machine.json("show", wanted)
+        assert (shown["id"], shown["name"], shown["tags"]) == ("steps-1", "baseline", ["base", "lr:0.1"])
+    listed = machine.gputui("ps", "--tag", "base").splitlines()
+    assert (
+        listed[0].split()[:3] == ["RUN", "NAME", "TAGS"] and "#base #lr:0.1" in listed[1] and "first try" in listed[1]
+    )
+    assert "baseline" in machine.gputui("show", "steps-1")
+    assert machine.json("ps", "--tag", "base", "--tag", "none") == []
+    assert machine.json("label", "baseline") == labelled
+    keys = machine.rows("SELECT key FROM events WHERE kind = 'labelled' ORDER BY event_id")
+    assert keys == [("tags",), ("tags",), ("name",), ("note",)]
+    # The next run of the profile gets an id of its own, also where the folder of the renamed one is gone.
+    machine.gputui("run", machine.profile(), "--set", "steps=3", "--wait")
+    assert {run["id"] for run in machine.json("ps")} == {"steps-1", "steps-2"}
+    assert machine.json("label", "baseline", "--note", "")["note"] is None
+
+
+def test_labels_survive_a_lost_database(machine: Machine) -> None:
+    machine.gputui("run", machine.profile(), "--set", "steps=3", "--wait")
+    machine.gputui("label", "steps-1", "--tag", "base", "--name", "baseline")
+    machine.gputui("agent", "stop")
+    for path in machine.workspace.state.glob("gputui.db*"):
+        path.unlink()
+    machine.gputui("agent", "start")
+    shown = machine.json("show", "baseline")
+    assert (shown["id"], shown["tags"], shown["note"]) == ("steps-1", ["base"], None)
+    assert json.loads((machine.workspace.run_dir("steps-1") / LABELS_FILE).read_text())["tags"] == ["base"]
+
+
+def test_steps_are_put_together_from_all_files(tmp_path: Path) -> None:
+    append(events_of(tmp_path / "train"), event(1, loss=0.5) + event(2, loss=0.25) + event(2, lr=0.125) + b"rest")
+    append(events_of(tmp_path / "val"), event(2, loss=0.75))
+    events_of(tmp_path / "empty").touch()
+    assert steps_of("tensorboard", tmp_path) == {
+        1: {"step": 1, "time": 1.6e9 + 1, "train/loss": 0.5},
+        2: {"step": 2, "time": 1.6e9 + 2, "train/loss": 0.25, "train/lr": 0.125, "val/loss": 0.75},
+    }
+
+
+def test_an_imported_run_has_ended_and_its_metrics(machine: Machine) -> None:
+    folder = machine.folder / "a {odd} name"
+    append(events_of(folder), event(1, loss=0.5) + event(2, loss=0.25))
+    append(events_of(folder, "run-x1.wandb"), chunked([history(1, 0.75)]))
+    ids = [found["id"] for found in machine.json("import", str(folder))]
+    assert ids == ["x1-1", "a-odd-name-1"]
+    for run_id, points in zip(ids, ([(1, 0.75)], [(1, 0.5), (2, 0.25)]), strict=True):
+        machine.wait_for(run_id, "succeeded")
+        assert [(each["step"], each["value"]) for each in machine.json("metrics", run_id, "loss")] == points
+    (machine.folder / "none").mkdir()
+    machine.gputui("import", str(machine.folder / "none"), code=2)
