@@ -173,7 +173,8 @@ def agent_argv(workspace: Workspace) -> list[str]:
 
 
 def agent_for_executor(workspace: Workspace) -> dict[str, Any]:
-    """The entry ``agent`` of attempt.json, by which a shim starts an agent at its end if none lives."""
+    """The entry ``agent`` of attempt.json, by which a shim starts an agent at its end if none
+    lives."""
     return {
         "argv": agent_argv(workspace),
         "unset": ["GPUTUI_RUN_ID", "GPUTUI_RUN_DIR", "GPUTUI_ATTEMPT"],

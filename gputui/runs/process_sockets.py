@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-# A line of /proc/net/tcp, shortened (proc_net(5)): a connection from 127.0.0.1:8080 to 127.0.0.1:54321.
-# Addresses are hexadecimal, in 32-bit words of the host's byte order.
+# A line of /proc/net/tcp, shortened (proc_net(5)): a connection from 127.0.0.1:8080 to
+# 127.0.0.1:54321. Addresses are hexadecimal, in 32-bit words of the host's byte order.
 #
 #   sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
 #    0: 0100007F:1F90 0100007F:D431 01 00000000:00000000 00:00000000 00000000  1000        0 48213 …

@@ -1,8 +1,9 @@
-"""The courier, the program that runs an attempt on a remote target: it submits once, reports, forwards a stop, and
-writes exit.json at the end. It may be killed at any line: its successor continues from the attempt's folder.
+"""The courier, the program that runs an attempt on a remote target: it submits once, reports,
+forwards a stop, and writes exit.json at the end. It may be killed at any line: its successor
+continues from the attempt's folder.
 
-On the target the shim runs in ``attempts/<n>/far``, so that its records are not taken for the courier's own.
-Read first: `Courier.run`, then `Courier.turn`.
+On the target the shim runs in ``attempts/<n>/far``, so that its records are not taken for the
+courier's own. Read first: `Courier.run`, then `Courier.turn`.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ PROGRAM_MODULES = (
 )  # fmt: skip
 PROGRAM_MAIN = "from gputui.runs.executors.far import main\n\nraise SystemExit(main())\n"
 
-# A program by which an interpreter states its version, and its exit codes if far.pyz cannot run in it: too old, and the
-# shell's for a program that may not be executed or does not exist.
+# A program by which an interpreter states its version, and its exit codes if far.pyz cannot run in
+# it: too old, and the shell's for a program that may not be executed or does not exist.
 PYTHON = "import sys; print(sys.version.split()[0]); sys.exit(sys.version_info < (3, 9))"
 UNUSABLE = (1, 126, 127)
 
@@ -59,7 +60,8 @@ EndedBy = Literal["preempted", "time_limit", "node_fail", "cancelled", "host_oom
 
 
 class UnreachableError(Exception):
-    """The target gave no valid answer: the job's state is unknown, and nothing has failed. The text says why."""
+    """The target gave no valid answer: the job's state is unknown, and nothing has failed. The text
+    says why."""
 
 
 class TargetRefusalError(Exception):
@@ -96,19 +98,21 @@ def zipapp() -> bytes:
 
 
 def last_line(text: str) -> str:
-    """The last line that is not blank; empty if there is none. Text of a site or of ``setup`` may come before."""
+    """The last line that is not blank; empty if there is none. Text of a site or of ``setup`` may
+    come before."""
     return (text.strip().splitlines() or [""])[-1].strip()[:300]
 
 
 class TargetShell:
-    """Runs the target's commands on this machine, with a few variables of the agent's environment and those in
-    ``variables``."""
+    """Runs the target's commands on this machine, with a few variables of the agent's environment
+    and those in ``variables``."""
 
     def __init__(self, *variables: str) -> None:
         self.variables = ("HOME", "PATH", "USER", "LOGNAME", "SHELL", "LANG", "TMPDIR", *variables)
 
     def call(self, argv: Sequence[str], given: str = "", seconds: float = CALL_SECONDS) -> CommandResult:
-        """Run a command with ``given`` as its input. Raises UnreachableError if it cannot be run or times out."""
+        """Run a command with ``given`` as its input. Raises UnreachableError if it cannot be run or
+        times out."""
         environment = {name: os.environ[name] for name in self.variables if name in os.environ}
         try:
             done = subprocess.run(
@@ -130,8 +134,8 @@ class TargetShell:
 
 
 class JobStatus(Struct, frozen=True):
-    """The status of a job at the target. ``state`` is that of placement.json; ``ended_by`` is set if the target ended
-    it."""
+    """The status of a job at the target. ``state`` is that of placement.json; ``ended_by`` is set
+    if the target ended it."""
 
     job: str
     state: str
@@ -143,7 +147,8 @@ class JobStatus(Struct, frozen=True):
 
 
 class Courier(ABC):
-    """The base class of couriers. A subclass submits, finds, signals and cancels jobs of one kind of target."""
+    """The base class of couriers. A subclass submits, finds, signals and cancels jobs of one kind
+    of target."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -165,16 +170,16 @@ class Courier(ABC):
 
     @abstractmethod
     def submit(self, token: str) -> str | None:
-        """Submit the attempt so that `jobs` finds it by ``token``; returns the job, None if the target accepted it
-        without naming it. Raises UnreachableError and TargetRefusalError."""
+        """Submit the attempt so that `jobs` finds it by ``token``; returns the job, None if the
+        target accepted it without naming it. Raises UnreachableError and TargetRefusalError."""
 
     @abstractmethod
     def jobs(self, token: str) -> list[JobStatus]:
         """Every job of the token that the target lists, oldest first. Raises UnreachableError."""
 
     def forgotten(self, job: str) -> JobStatus | None:
-        """The status in the target's history of a job that `jobs` does not list; None if there is none. Raises
-        UnreachableError."""
+        """The status in the target's history of a job that `jobs` does not list; None if there is
+        none. Raises UnreachableError."""
         return None
 
     @abstractmethod
@@ -186,8 +191,8 @@ class Courier(ABC):
         """Cancel a job. Raises UnreachableError."""
 
     def send(self) -> None:
-        """Send the target's files: on a shared file system, to the attempt's folder. Raises UnreachableError,
-        TargetRefusalError and OSError."""
+        """Send the target's files: on a shared file system, to the attempt's folder. Raises
+        UnreachableError, TargetRefusalError and OSError."""
         self.far.mkdir(mode=0o700, exist_ok=True)
         plan = {name: value for name, value in self.plan_to_send().items() if name not in ("agent", "lock_files")}
         plan |= {"lock_files": [], "output": f"../{self.plan['output']}"}
@@ -202,7 +207,8 @@ class Courier(ABC):
         """Fetch the files that the target wrote. Raises UnreachableError."""
 
     def drain(self) -> None:  # noqa: B027 - a shared file system needs nothing
-        """Fetch all remaining files of an attempt that ended on the target. Raises UnreachableError."""
+        """Fetch all remaining files of an attempt that ended on the target. Raises
+        UnreachableError."""
 
     def mark_over(self) -> None:
         """Make any later job of the attempt end at once. Raises UnreachableError."""
@@ -342,8 +348,8 @@ class Courier(ABC):
         return self.close(token, self.status.job) and self.end(closing)
 
     def close(self, token: str, job: str) -> bool:
-        """Prevent a job that the target reports as ended from being requeued, for it would run beside the next
-        attempt's job. True once it is gone."""
+        """Prevent a job that the target reports as ended from being requeued, for it would run
+        beside the next attempt's job. True once it is gone."""
         self.mark_over()
         self.cancel(job)
         return self.status_of(job, self.jobs(token)).state == "ended"
@@ -371,7 +377,8 @@ class Courier(ABC):
         return record
 
     def unwritable(self) -> str | None:
-        """The reason why the attempt's folder on the target is not writable; None if it is, or if that is unknown."""
+        """The reason why the attempt's folder on the target is not writable; None if it is, or if
+        that is unknown."""
         return far.unwritable(self.far)
 
     def pass_stop_on(self) -> None:
@@ -388,7 +395,8 @@ class Courier(ABC):
             write_private(self.folder / "stop.json", self.stop)
 
     def note_start(self, at: float | None) -> None:
-        """Write started.json: this process, when the command began, and the checkpoint that the target chose."""
+        """Write started.json: this process, when the command began, and the checkpoint that the
+        target chose."""
         own = identify(os.getpid())
         assert own is not None
         record = {"shim_pid": own.pid, "shim_start_ticks": own.start_ticks, "boot_id": own.boot_id, "at": at}

@@ -1,17 +1,20 @@
-"""The courier's counterpart on the target: standard library only, for any Python from 3.9 on. It is sent as one zipapp,
-``far.pyz``, with the shim and what serves several nodes.
+"""The courier's counterpart on the target: standard library only, for any Python from 3.9 on. It is
+sent as one zipapp, ``far.pyz``, with the shim and what serves several nodes.
 
 far.pyz body FOLDER CLAIM [REQUEUE-COMMAND ...]
-    Serve the attempt in FOLDER by the shim. CLAIM is the scheduler's name of the job: another job that comes for the
-    same attempt ends at once. A later start of the same job continues from its own newest whole checkpoint; an attempt
-    that follows others, whose checkpoints are seen only there, from the newest one of its course. SIGUSR1 is the
-    scheduler's warning that the time is nearly over: the command is asked to save and end, then the requeue command is
-    run. SIGTERM asks it to end, SIGUSR2 ends it at once.
+    Serve the attempt in FOLDER by the shim. CLAIM is the scheduler's name of the job: another job
+    that comes for the same attempt ends at once. A later start of the same job continues from its
+    own newest whole checkpoint; an attempt that follows others, whose checkpoints are seen only
+    there, from the newest one of its course. SIGUSR1 is the scheduler's warning that the time is
+    nearly over: the command is asked to save and end, then the requeue command is run. SIGTERM asks
+    it to end, SIGUSR2 ends it at once.
 far.pyz stream FOLDER CLAIM
-    Lay the files beside the zipapp into FOLDER (…/attempts/<n>/far, from the home directory unless absolute), serve the
-    attempt there, and print what its files grow by, each report in one line with its checksum.
+    Lay the files beside the zipapp into FOLDER (…/attempts/<n>/far, from the home directory unless
+    absolute), serve the attempt there, and print what its files grow by, each report in one line
+    with its checksum.
 far.pyz report FOLDER
-    Print how the attempt in FOLDER is and how its files grew, as JSON; the request is JSON on standard input.
+    Print how the attempt in FOLDER is and how its files grew, as JSON; the request is JSON on
+    standard input.
 far.pyz signal FOLDER NUMBER
     Signal the process that serves the attempt in FOLDER.
 far.pyz shim FOLDER, node FOLDER PORT
@@ -47,7 +50,8 @@ MOST_BYTES = 8 << 20
 # The limit of one file's data in one line of a stream.
 STREAM_BYTES = 1 << 16
 STREAM_SECONDS = 1.0
-# Placeholders in a sent attempt.json for the run's folder and the code, which are known only on the target.
+# Placeholders in a sent attempt.json for the run's folder and the code, which are known only on the
+# target.
 RUN_HERE = "{the run's folder there}"
 CODE_HERE = "{the code's folder there}"
 FRAME = "gputui:"
@@ -60,7 +64,8 @@ RESUMED = "resumed.json"
 
 
 def unwritable(folder: Path) -> str | None:
-    """The reason why no record can be written to a folder, such as a full disk or quota; None if one can."""
+    """The reason why no record can be written to a folder, such as a full disk or quota; None if
+    one can."""
     try:
         write_record(folder / "room", {"bytes": "." * RECORD_BYTES})
     except OSError as error:
@@ -73,7 +78,8 @@ def unwritable(folder: Path) -> str | None:
 
 
 def served_by(folder: Path) -> int | None:
-    """The living process that runs an attempt: its body, else the shim, checked by the folder in its command line."""
+    """The living process that runs an attempt: its body, else the shim, checked by the folder in
+    its command line."""
     for find in (
         lambda: (folder / "pid").read_text("ascii"),
         lambda: (read_record(folder / "started.json") or {})["shim_pid"],
@@ -87,10 +93,10 @@ def served_by(folder: Path) -> int | None:
 
 
 def report(folder: Path, wanted: dict[str, Any], most_bytes: int = CHUNK_BYTES) -> dict[str, Any]:
-    """The state of an attempt: ``grown`` has the data of each growing file after its ``known`` bytes, as base64, at
-    most ``most_bytes`` of each; ``whole`` the small records of the attempt. ``metrics`` are globs of more growing
-    files. A file shorter than its known bytes was truncated, which adds one to its ``cuts``, and is sent from its
-    beginning."""
+    """The state of an attempt: ``grown`` has the data of each growing file after its ``known``
+    bytes, as base64, at most ``most_bytes`` of each; ``whole`` the small records of the attempt.
+    ``metrics`` are globs of more growing files. A file shorter than its known bytes was truncated,
+    which adds one to its ``cuts``, and is sent from its beginning."""
     run_dir = folder.parents[2]
     paths = [path for path in (folder.parent / "nodes").rglob("*.log") if path.is_file()]
     paths += [path for glob in wanted["metrics"] for path in run_dir.glob(glob) if path.is_file()]
@@ -140,8 +146,8 @@ def framed(line: str) -> dict[str, Any] | None:
 
 
 def settle(sent: Path, folder: Path) -> dict[str, Any]:
-    """Copy the files that were ``sent`` to an attempt's folder, with this machine's paths in attempt.json. Returns its
-    plan."""
+    """Copy the files that were ``sent`` to an attempt's folder, with this machine's paths in
+    attempt.json. Returns its plan."""
     run_dir = folder.parents[2]
     for path in (folder, folder.parent / "nodes" / "0", run_dir / "checkpoints"):
         path.mkdir(parents=True, exist_ok=True)
@@ -162,9 +168,11 @@ def settle(sent: Path, folder: Path) -> dict[str, Any]:
 
 
 def stream(folder: Path, claim: str) -> int:
-    """Run the attempt, and print the data that its files grow by until it ends. Returns its exit code."""
+    """Run the attempt, and print the data that its files grow by until it ends. Returns its exit
+    code."""
     plan = settle(Path(sys.argv[0]).resolve().parent, folder)
-    # The end of a job signals all its processes; this one must still print what the others do about it.
+    # The end of a job signals all its processes; this one must still print what the others do about
+    # it.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
     body = subprocess.Popen(program(folder, "body", str(folder), claim), stdin=subprocess.DEVNULL)
@@ -297,7 +305,8 @@ class Body:
         """Requeue the job; True if the scheduler did, and so ends this process."""
         if not self.requeue:
             return False
-        # Nothing is left to do at the end of the job, which would otherwise hold its node for KillWait.
+        # Nothing is left to do at the end of the job, which would otherwise hold its node for
+        # KillWait.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         try:
             done = subprocess.run(self.requeue, stdin=subprocess.DEVNULL, timeout=REQUEUE_SECONDS, check=False)

@@ -1,5 +1,5 @@
-"""The checkpoint from which an attempt resumes where only its target sees them. Standard library only, for any Python
-from 3.9 on: part of far.pyz.
+"""The checkpoint from which an attempt resumes where only its target sees them. Standard library
+only, for any Python from 3.9 on: part of far.pyz.
 
 Read first: `newest_checkpoint`, then `Course`.
 """
@@ -25,8 +25,8 @@ SAVED_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".gz", ".distc
 
 
 def is_whole(path: Path) -> bool:
-    """Check that a file is complete, by its ``.sha256`` file, else by its archive's checksums. A file that is not an
-    archive need only be non-empty."""
+    """Check that a file is complete, by its ``.sha256`` file, else by its archive's checksums. A
+    file that is not an archive need only be non-empty."""
     try:
         beside = path.with_name(path.name + ".sha256")
         if beside.is_file():
@@ -46,8 +46,8 @@ def is_whole(path: Path) -> bool:
 
 
 def is_saved_whole(folder: Path) -> bool:
-    """Check that the index of each distributed checkpoint in a folder, which is written last, is newer than its shards.
-    An interrupted save over an earlier checkpoint leaves files of both."""
+    """Check that the index of each distributed checkpoint in a folder, which is written last, is
+    newer than its shards. An interrupted save over an earlier checkpoint leaves files of both."""
     for place in {shard.parent for shard in folder.rglob("*.distcp")}:
         try:
             written_at = (place / ".metadata").stat().st_mtime_ns
@@ -59,14 +59,15 @@ def is_saved_whole(folder: Path) -> bool:
 
 
 def written_at(path: Path) -> float:
-    """The time at which a checkpoint was written (UTC seconds): of a folder, that of the newest of the files that each
-    save writes. Raises OSError."""
+    """The time at which a checkpoint was written (UTC seconds): of a folder, that of the newest of
+    the files that each save writes. Raises OSError."""
     saved = [each for each in path.rglob("*") if each.name.endswith(SAVED_SUFFIXES)] if path.is_dir() else []
     return max((each.stat().st_mtime for each in saved), default=path.stat().st_mtime)
 
 
 def span_of(folder: Path) -> tuple[float, float] | None:
-    """The time span in which the attempt in a folder could write (UTC seconds), None if it never began."""
+    """The time span in which the attempt in a folder could write (UTC seconds), None if it never
+    began."""
     try:
         begun_at = (folder / "claim").stat().st_mtime
     except OSError:
@@ -76,8 +77,8 @@ def span_of(folder: Path) -> tuple[float, float] | None:
 
 
 def spans_of_others(folder: Path) -> list[tuple[float, float]]:
-    """The time spans in which other runs could write to the checkpoint folder of the attempt in ``folder``. Runs are in
-    …/<tag>/<run>, or in one folder on a shared file system."""
+    """The time spans in which other runs could write to the checkpoint folder of the attempt in
+    ``folder``. Runs are in …/<tag>/<run>, or in one folder on a shared file system."""
     mine = checkpoints_of(folder)
     run_dir = folder.parents[2]
     found = []
@@ -91,7 +92,8 @@ def spans_of_others(folder: Path) -> list[tuple[float, float]]:
 
 
 def checkpoints_of(folder: Path) -> str | None:
-    """The checkpoint folder of the attempt in ``folder``, with links resolved; None if it is the run's own."""
+    """The checkpoint folder of the attempt in ``folder``, with links resolved; None if it is the
+    run's own."""
     found = (read_record(folder / "attempt.json") or {}).get("checkpoints")
     if found is None or Path(found).is_relative_to(folder.parents[2]):
         return None
@@ -103,12 +105,13 @@ def is_within(at: float, spans: list[tuple[float, float]]) -> bool:
 
 
 class Course:
-    """The attempts of a course on this target: when each could write (UTC seconds, by the clock of these files), and
-    how many resumed from a checkpoint and failed before a step.
+    """The attempts of a course on this target: when each could write (UTC seconds, by the clock of
+    these files), and how many resumed from a checkpoint and failed before a step.
 
-    ``attempts`` have ``attempt`` (a number), ``until`` (checkpoints written later are excluded; None for no limit),
-    ``failed`` and, in the first, ``base``, the checkpoint that a person chose; ``folder`` is that of any attempt.
-    Checkpoints written while another run of this user had the same folder may be that run's, and are excluded.
+    ``attempts`` have ``attempt`` (a number), ``until`` (checkpoints written later are excluded;
+    None for no limit), ``failed`` and, in the first, ``base``, the checkpoint that a person chose;
+    ``folder`` is that of any attempt. Checkpoints written while another run of this user had the
+    same folder may be that run's, and are excluded.
     """
 
     def __init__(self, folder: Path, attempts: list[dict[str, Any]]) -> None:

@@ -37,8 +37,8 @@ class MirrorCourier(Courier):
 
     @property
     def wanted_root(self) -> str:
-        """The run's folder there, below the home directory unless absolute. A tag tells runs of one name in several
-        homes apart."""
+        """The run's folder there, below the home directory unless absolute. A tag tells runs of one
+        name in several homes apart."""
         tag = hashlib.sha256(str(self.run_dir).encode()).hexdigest()[:8]
         return f"{self.target.get('folder') or 'gputui-runs'}/{tag}/{self.run_dir.name}"
 

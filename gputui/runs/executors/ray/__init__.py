@@ -1,7 +1,7 @@
 """Ray: an attempt is one job of the Jobs API, used by plain HTTP, without the ray package.
 
-In: an attempt's folder. Out: the files of the contract. Read first: jobs_api.py (what is submitted), then
-ray_courier.py.
+In: an attempt's folder. Out: the files of the contract. Read first: jobs_api.py (what is
+submitted), then ray_courier.py.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class RayExecutor(CourierExecutor):
         return preview(self.preview_plan(spec, launch), self.preview_folder(spec, launch))
 
     def survey(self, target: Mapping[str, Any]) -> Iterator[CheckResult]:
-        """Check the connection and token, the clock, jobs, free GPUs, and the Python and torch of a job."""
+        """Check the connection and token, the clock, jobs, free GPUs, and the Python and torch of a
+        job."""
         api = JobsApi(target)
         try:
             asked = time.time()

@@ -49,7 +49,8 @@ class HttpAnswer(Struct, frozen=True):
         return line or f"it answered {self.status} and said nothing"
 
     def json(self, kind: type[Any] = dict) -> Any:
-        """The JSON body. Raises UnreachableError if it is none of this type, and so not from a Ray cluster."""
+        """The JSON body. Raises UnreachableError if it is none of this type, and so not from a Ray
+        cluster."""
         with contextlib.suppress(ValueError):
             if isinstance(found := json.loads(self.body), kind):
                 return found
@@ -65,8 +66,8 @@ class JobsApi:
         self.opener = urllib.request.build_opener(_NoRedirect)
 
     def token(self) -> str | None:
-        """Read again for each call: one that expired may have been replaced. Raises UnreachableError where the named
-        file cannot be read."""
+        """Read again for each call: one that expired may have been replaced. Raises
+        UnreachableError where the named file cannot be read."""
         path = Path(os.path.expanduser(self.token_file or DEFAULT_TOKEN))  # noqa: PTH111 - of a path in a string
         try:
             return path.read_text("utf-8").strip() or None
@@ -78,8 +79,8 @@ class JobsApi:
     def call(
         self, method: str, path: str, given: Any = None, seconds: float = CALL_SECONDS, **query: str | int
     ) -> HttpAnswer:
-        """One request; ``given`` is JSON, or bytes as they are. Raises UnreachableError without an answer, or where
-        the token is refused."""
+        """One request; ``given`` is JSON, or bytes as they are. Raises UnreachableError without an
+        answer, or where the token is refused."""
         is_raw = isinstance(given, bytes)
         data = given if is_raw or given is None else json.dumps(given).encode("utf-8")
         url = f"{self.address}{path}" + (f"?{urllib.parse.urlencode(query)}" if query else "")
@@ -119,7 +120,8 @@ class JobsApi:
         self.call("POST", f"/api/jobs/{job}/stop")
 
     def log(self, job: str) -> str | None:
-        """The whole output of a job; None if unavailable, as when its node is gone. Raises UnreachableError."""
+        """The whole output of a job; None if unavailable, as when its node is gone. Raises
+        UnreachableError."""
         answer = self.call("GET", f"/api/jobs/{job}/logs", seconds=120.0)
         return str(answer.json().get("logs") or "") if answer.status == 200 else None
 
@@ -141,7 +143,8 @@ def submission_id(plan: Mapping[str, Any], token: str) -> str:
 
 
 def script_path(plan: Mapping[str, Any], folder: str) -> str:
-    """The job's script, as its node sees it: shared, or in the sent package, which is its working directory."""
+    """The job's script, as its node sees it: shared, or in the sent package, which is its working
+    directory."""
     return f"{folder}/job.sh" if plan["target"].get("shared") else f"{SENT}/job.sh"
 
 

@@ -30,10 +30,11 @@ _WAITED_TOO_LONG = "JOB_SUPERVISOR_ACTOR_START_TIMEOUT"
 
 
 class RayCourier(MirrorCourier):
-    """Runs an attempt as a job of the cluster. Without shared files, the job's output carries all data back.
+    """Runs an attempt as a job of the cluster. Without shared files, the job's output carries all
+    data back.
 
-    A cluster fails a job that is pending for too long (15 minutes by default). It is then submitted again, with a
-    number appended to its name.
+    A cluster fails a job that is pending for too long (15 minutes by default). It is then submitted
+    again, with a number appended to its name.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -158,8 +159,8 @@ class RayCourier(MirrorCourier):
         number = "12" if at_once else "15"
         folder = str((read_record(self.folder / "frames.json") or {}).get("folder") or self.far_folder)
         words = [python_of(self.plan), "-I", "-S", f"{folder}/{far.PROGRAM}", "signal", folder, number]
-        # Ray's own stop signals every process of a job at once, data loaders included, so that a rank could not finish
-        # its step.
+        # Ray's own stop signals every process of a job at once, data loaders included, so that a
+        # rank could not finish its step.
         done = self.api.submit(on_node(words, f"{self.name or job}-signal-{number}", node))
         if not done.is_accepted:
             raise UnreachableError(f"not asked to end: {done.words}")
@@ -179,7 +180,8 @@ class RayCourier(MirrorCourier):
     # --- what comes back ----------------------------------------------------------------------------------------------
 
     def fetch(self) -> None:
-        """Apply the new lines of the output. Each states the offsets of its data, so none is applied twice."""
+        """Apply the new lines of the output. Each states the offsets of its data, so none is
+        applied twice."""
         if self.is_shared or self.record.get("status") not in ("RUNNING", "STOPPED", "SUCCEEDED", "FAILED"):
             return
         before, folder = self.next_frame, None
@@ -191,7 +193,8 @@ class RayCourier(MirrorCourier):
             write_private(self.folder / "frames.json", {"next": self.next_frame, "folder": folder})
 
     def new_frames(self) -> list[dict[str, Any]]:
-        """The records in the log from the first new one on, or from an earlier one. Raises UnreachableError."""
+        """The records in the log from the first new one on, or from an earlier one. Raises
+        UnreachableError."""
         assert self.name is not None
         for count in LINES:
             # The last line may be incomplete.
@@ -217,7 +220,8 @@ class RayCourier(MirrorCourier):
 
 
 def remove_there(folder: Path, target: Mapping[str, Any]) -> None:
-    """Submit a job on each node of a run that removes its folder, as named by the attempts' records. Raises OSError."""
+    """Submit a job on each node of a run that removes its folder, as named by the attempts'
+    records. Raises OSError."""
     for path in folder.glob("attempts/*/frames.json"):
         root = str(Path(str((read_record(path) or {}).get("folder"))).parents[2])
         placed = read_record(path.with_name("placement.json")) or {}

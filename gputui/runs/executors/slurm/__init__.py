@@ -1,8 +1,8 @@
-"""Slurm: an attempt is one job. A courier submits it by sbatch and polls it by squeue, on a login node that shares a
-file system with the nodes: this machine, or one over SSH.
+"""Slurm: an attempt is one job. A courier submits it by sbatch and polls it by squeue, on a login
+node that shares a file system with the nodes: this machine, or one over SSH.
 
-In: an attempt's folder. Out: the files of the contract. Read first: jobs.py (what is submitted), then
-slurm_courier.py.
+In: an attempt's folder. Out: the files of the contract. Read first: jobs.py (what is submitted),
+then slurm_courier.py.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class SlurmExecutor(CourierExecutor):
         return batch_script(self.preview_plan(spec, launch), self.preview_folder(spec, launch), token="TOKEN")  # noqa: S106
 
     def survey(self, target: Mapping[str, Any]) -> Iterator[CheckResult]:
-        """Check the commands, the controller, the partition, free GPUs, a submission, the clock and the environment."""
+        """Check the commands, the controller, the partition, free GPUs, a submission, the clock and
+        the environment."""
         shell = LoginShell(target) if target.get("host") else TargetShell(CONFIGURATION)
 
         def ask(*argv: str) -> CommandResult:
@@ -98,15 +99,17 @@ class SlurmExecutor(CourierExecutor):
 
 
 def probe(target: Mapping[str, Any], *, has_gpus: bool) -> str:
-    """The script of a job that asks for all that the target says, with one GPU on each node if there are any."""
+    """The script of a job that asks for all that the target says, with one GPU on each node if
+    there are any."""
     asks = {"gpus": int(has_gpus or bool(target.get("gpu_type")))}
     plan = {"target": target, "run_id": "gputui-check", "attempt": 1, "argv": ["python3"], "asks": asks}
     return batch_script(plan, "/tmp", token="check")  # noqa: S106, S108 - nothing is submitted
 
 
 def judge_partitions(target: Mapping[str, Any], done: CommandResult) -> CheckResult | None:
-    """Compare the target with ``scontrol show partition --oneliner``; None if that lists no partition. sbatch accepts a
-    time above the limit, and a partition that is down: such a job waits forever."""
+    """Compare the target with ``scontrol show partition --oneliner``; None if that lists no
+    partition. sbatch accepts a time above the limit, and a partition that is down: such a job waits
+    forever."""
     listed = [dict(re.findall(r"(\w+)=(\S+)", line)) for line in done.output.splitlines()]
     known = {fields["PartitionName"]: fields for fields in listed if "PartitionName" in fields}
     if not known:
@@ -127,7 +130,8 @@ def judge_partitions(target: Mapping[str, Any], done: CommandResult) -> CheckRes
 
 
 def minutes(text: str) -> int | None:
-    """Minutes of a time in Slurm's form, such as ``90``, ``4:00:00`` or ``1-12``; None without a limit."""
+    """Minutes of a time in Slurm's form, such as ``90``, ``4:00:00`` or ``1-12``; None without a
+    limit."""
     match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
     if match is None:
         return None

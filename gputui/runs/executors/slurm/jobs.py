@@ -1,5 +1,5 @@
-"""The batch script of an attempt, and the jobs in the output of Slurm's commands. Pure: ``--dry-run`` prints the exact
-script that is submitted."""
+"""The batch script of an attempt, and the jobs in the output of Slurm's commands. Pure:
+``--dry-run`` prints the exact script that is submitted."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def batch_script(plan: Mapping[str, Any], folder: str, *, token: str) -> str:
     """The script for an attempt's ``plan`` (attempt.json); ``folder`` is its folder on the target."""
     target = plan["target"]
     lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in _options(plan, target, folder, token))]
-    # The warning signal may come while these lines run. The program that serves the attempt handles it later.
+    # The warning signal may come while these lines run. The program that serves the attempt handles
+    # it later.
     lines += ["trap '' USR1", *target.get("setup", ()), ""]
     words = [python_of(plan), "-I", "-S", f"{folder}/{PROGRAM}", "body", folder]
     body = " ".join(shlex.quote(word) for word in words)
@@ -85,7 +86,8 @@ def _quoted(text: str) -> str:
 
 # --- what Slurm answers -----------------------------------------------------------------------------------------------
 
-# Fields of squeue since release 22.05: id, state, reason, expected or real start, nodes, end by the limit, comment.
+# Fields of squeue since release 22.05: id, state, reason, expected or real start, nodes, end by the
+# limit, comment.
 FORMAT = "%i|%T|%r|%S|%N|%e|%k"
 
 # All others of a living job wait.
@@ -108,7 +110,8 @@ _ENDED_BY: dict[str, EndedBy] = {
 
 
 def status(job: str, word: str, reason: str, start: str, nodes: str, end: str) -> JobStatus:
-    """The status of a job from the fields of a listing. An unknown state counts as pending, never as ended."""
+    """The status of a job from the fields of a listing. An unknown state counts as pending, never
+    as ended."""
     first = word.split(" ")[0].rstrip("+")
     if first in _ENDED_BY or first in ("COMPLETED", "FAILED"):
         return JobStatus(
@@ -150,14 +153,15 @@ def recorded(job: str, output: str) -> JobStatus | None:
 
 
 def submitted(output: str) -> str | None:
-    """The job in the output of ``sbatch --parsable``, to which a site may add text; None if there is none."""
+    """The job in the output of ``sbatch --parsable``, to which a site may add text; None if there
+    is none."""
     found = re.findall(r"^\s*(\d+)(?:;\S+)?\s*$", output, re.M | re.A)
     return found[-1] if found else None
 
 
 def node_names(nodes: str) -> list[str]:
-    """The names in a node list. One with brackets, such as ``n[1-3,7],login``, stays one name, because it may stand for
-    a thousand."""
+    """The names in a node list. One with brackets, such as ``n[1-3,7],login``, stays one name,
+    because it may stand for a thousand."""
     if not nodes or nodes.startswith("("):
         return []
     return [nodes] if "[" in nodes else nodes.split(",")

@@ -1,9 +1,11 @@
-"""An attempt on several nodes of a job, as part of far.pyz. Standard library only, for any Python from 3.9 on.
+"""An attempt on several nodes of a job, as part of far.pyz. Standard library only, for any Python
+from 3.9 on.
 
-The job's body, on the first node, has a `Lead` in place of a shim: it starts one task on each node by srun, forwards a
-stop to all, ends the others if one fails, and writes exit.json for all. Each task is a `NodeShim`, whose folder is
-``FOLDER/node-<k>``. They communicate through srun's standard streams, because shared files may be seen late: signal
-numbers to the tasks, JSON records to the lead. Read first: `Lead.wait`.
+The job's body, on the first node, has a `Lead` in place of a shim: it starts one task on each node
+by srun, forwards a stop to all, ends the others if one fails, and writes exit.json for all. Each
+task is a `NodeShim`, whose folder is ``FOLDER/node-<k>``. They communicate through srun's standard
+streams, because shared files may be seen late: signal numbers to the tasks, JSON records to the
+lead. Read first: `Lead.wait`.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ END_SECONDS = 30.0
 
 
 class Lead:
-    """Runs an attempt on all nodes, for one start of the job. The body uses it as the process of a shim."""
+    """Runs an attempt on all nodes, for one start of the job. The body uses it as the process of a
+    shim."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -73,8 +76,8 @@ class Lead:
         write_record(self.folder / "exit.json", {**times, "stop_requested": self.stop_requested, **record})
 
     def start(self) -> subprocess.Popen[bytes]:
-        # It stays bound, so that no other process gets the port, such as srun for its streams. The first rank can still
-        # listen on it, because both set SO_REUSEADDR.
+        # It stays bound, so that no other process gets the port, such as srun for its streams. The
+        # first rank can still listen on it, because both set SO_REUSEADDR.
         self.meeting = socket.socket()
         self.meeting.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.meeting.bind(("", 0))
@@ -85,7 +88,8 @@ class Lead:
         if os.environ.get("SLURM_CPUS_PER_TASK"):
             # A step does not inherit it from the job.
             words.append(f"--cpus-per-task={os.environ['SLURM_CPUS_PER_TASK']}")
-        # A new session: srun would forward a signal of this process's group to every process of every task.
+        # A new session: srun would forward a signal of this process's group to every process of
+        # every task.
         return subprocess.Popen(
             ["srun", *words, *program(self.folder, "node", str(self.folder), str(port))],
             stdin=subprocess.PIPE,
@@ -199,7 +203,8 @@ class NodeShim(Shim):
         super().__init__(own)
 
     def run(self) -> int:
-        # Blocked before the thread begins, so that the shim's own loop gets the signals that the thread sends.
+        # Blocked before the thread begins, so that the shim's own loop gets the signals that the
+        # thread sends.
         signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
         threading.Thread(target=obey, daemon=True).start()
         super().run()

@@ -1,5 +1,5 @@
-"""SSH: the shim runs on another machine of the user. A courier starts it, fetches the data that its files grow by, and
-forwards a stop.
+"""SSH: the shim runs on another machine of the user. A courier starts it, fetches the data that its
+files grow by, and forwards a stop.
 
 In: an attempt's folder. Out: the files of the contract. Read first: ssh_courier.py.
 """
@@ -49,7 +49,8 @@ class SshExecutor(CourierExecutor):
         return job_script(self.preview_plan(spec, launch), self.preview_folder(spec, launch), "CLAIM")
 
     def survey(self, target: Mapping[str, Any]) -> Iterator[CheckResult]:
-        """Check the connection, the clock, the programs that a run needs, and the training environment."""
+        """Check the connection, the clock, the programs that a run needs, and the training
+        environment."""
         shell = SshShell(target)
         try:
             date = shell.call(DATE)
@@ -68,8 +69,8 @@ class SshExecutor(CourierExecutor):
 
 
 def judge_clock(date: CommandResult, now: float) -> CheckResult:
-    """Compare the answer to DATE with this machine's time ``now`` (UTC unix seconds). A login shell's profile may print
-    text before it."""
+    """Compare the answer to DATE with this machine's time ``now`` (UTC unix seconds). A login
+    shell's profile may print text before it."""
     try:
         skew = abs(now - float(date.output.split()[-1]))
     except (IndexError, ValueError):
@@ -78,7 +79,8 @@ def judge_clock(date: CommandResult, now: float) -> CheckResult:
 
 
 def environment_there(shell: TargetShell, target: Mapping[str, Any]) -> Iterator[CheckResult]:
-    """Check the Python and torch of a run there, after the target's ``setup``. Raises UnreachableError."""
+    """Check the Python and torch of a run there, after the target's ``setup``. Raises
+    UnreachableError."""
     python, remedy = str(target.get("python") or "python3"), "python: names the training environment's"
     setup = ["bash", "-c", "\n".join([*target.get("setup", ()), 'exec "$@"']), "bash"]
     # Jobs begin after the set-up; what they wrote is asked for without it.

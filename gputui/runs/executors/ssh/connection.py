@@ -1,4 +1,5 @@
-"""Commands on another machine: one connection per host, shared by all couriers, and a deadline per call."""
+"""Commands on another machine: one connection per host, shared by all couriers, and a deadline per
+call."""
 
 from __future__ import annotations
 
@@ -15,13 +16,14 @@ from gputui.runs.executors.courier import CALL_SECONDS, CommandResult, TargetShe
 CONNECT_SECONDS = 10
 COPY_SECONDS = 600.0
 
-# A login may print text before and after an answer, which is therefore between two marks; the second has its code.
+# A login may print text before and after an answer, which is therefore between two marks; the
+# second has its code.
 MARKED = 'mark=$1; shift; echo "$mark"; echo "$mark" >&2; "$@"; echo "$mark$?"'
 # bash reads a pipe byte by byte, so that all that follows the mark is left for cat.
 UNGREETED = 'mark=$1; shift; "$@" | { while read -r line && [[ $line != *"$mark" ]]; do :; done; cat; }'
 
-# rsync(1): error in the protocol's data stream, timeout in data transfer, timeout of the connection to the daemon; and
-# ssh's own failures.
+# rsync(1): error in the protocol's data stream, timeout in data transfer, timeout of the connection
+# to the daemon; and ssh's own failures.
 _RSYNC_CUT_OFF = (12, 30, 35, 255)
 
 
@@ -50,8 +52,8 @@ class SshShell(TargetShell):
         return CommandResult(int(answer[2]), answer[1], done.errors.partition(f"{mark}\n")[2])
 
     def send(self, source: Path, files: str | None, destination: str) -> CommandResult:
-        """Copy a folder's content into a folder there. ``files`` are the names to copy, separated by NUL; None copies
-        all of it. Raises UnreachableError."""
+        """Copy a folder's content into a folder there. ``files`` are the names to copy, separated
+        by NUL; None copies all of it. Raises UnreachableError."""
         mark = f"gputui-{secrets.token_hex(8)}:"
         client = shlex.join(["bash", "-o", "pipefail", "-c", UNGREETED, "bash", mark, *_ssh_words(self.target)])
         words = [
@@ -65,7 +67,8 @@ class SshShell(TargetShell):
         ]
         if files is not None:
             words += ["--recursive", "--from0", "--files-from=-"]
-        # The shell there never sees the destination. Without this, whether rsync quotes it depends on its version.
+        # The shell there never sees the destination. Without this, whether rsync quotes it depends
+        # on its version.
         words += ["--protect-args", f"{source}/", f"{self.target['host']}:{destination}/"]
         done = super().call(words, files or "", COPY_SECONDS)
         if done.code in _RSYNC_CUT_OFF:
@@ -74,13 +77,15 @@ class SshShell(TargetShell):
 
 
 class LoginShell(SshShell):
-    """A login shell on a cluster's login node, which runs the profile that makes its commands available."""
+    """A login shell on a cluster's login node, which runs the profile that makes its commands
+    available."""
 
     there = ("bash", "-lc")
 
 
 def _ssh_words(target: Mapping[str, Any]) -> list[str]:
-    """The client with its options, without the host. It never asks for input and refuses a host key that changed."""
+    """The client with its options, without the host. It never asks for input and refuses a host key
+    that changed."""
     words = ["ssh", *(("-F", str(Path(target["config"]).expanduser())) if target.get("config") else ())]
     settings = ["BatchMode=yes", f"ConnectTimeout={CONNECT_SECONDS}", "ServerAliveInterval=5", "ServerAliveCountMax=3"]
     folder = _control_folder()
@@ -92,8 +97,8 @@ def _ssh_words(target: Mapping[str, Any]) -> list[str]:
 
 
 def _control_folder() -> Path | None:
-    """The folder of the sockets through which connections are shared, created if need be. None if it cannot be created
-    or is not private to this user: each call then makes its own connection."""
+    """The folder of the sockets through which connections are shared, created if need be. None if
+    it cannot be created or is not private to this user: each call then makes its own connection."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     folder = Path(runtime) / "gputui-ssh" if runtime else Path(f"/tmp/gputui-{os.getuid()}")  # noqa: S108 - checked below
     try:

@@ -1,5 +1,5 @@
-"""The program of one attempt on another machine: ssh_courier.py FOLDER. Files are sent once and asked for as they
-grow."""
+"""The program of one attempt on another machine: ssh_courier.py FOLDER. Files are sent once and
+asked for as they grow."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ MAKE = (
 
 
 def remove_there(folder: Path, target: Mapping[str, Any]) -> None:
-    """Remove a run's folder there, which the records of its attempts in ``folder`` name. Raises OSError."""
+    """Remove a run's folder there, which the records of its attempts in ``folder`` name. Raises
+    OSError."""
     roots = {str(record["path"]) for path in folder.glob("attempts/*/root.json") if (record := read_record(path))}
     for root in roots:
         if not RUN_FOLDER.fullmatch(root):
@@ -85,8 +86,8 @@ class SshMirror(MirrorCourier):
         return self.plan_there(self.root, f"{self.root}/code")
 
     def send_code(self, there: str) -> None:
-        """Copy the working directory as it is now, unless the attempt runs the code of an earlier one. What was copied
-        before and is gone here is removed there."""
+        """Copy the working directory as it is now, unless the attempt runs the code of an earlier
+        one. What was copied before and is gone here is removed there."""
         sent = read_record(self.run_dir / CODE_SENT)
         for workdir in self.code_paths(there):
             # In recovery it runs the code of the attempt before.
@@ -146,7 +147,8 @@ START = (
 
 
 def job_script(plan: Mapping[str, Any], folder: str, claim: str) -> str:
-    """The script that is started there: it notes its process, and runs the set-up and the attempt's body."""
+    """The script that is started there: it notes its process, and runs the set-up and the attempt's
+    body."""
     target = plan["target"]
     lines = ["#!/bin/bash", f"echo $$ > {shlex.quote(folder + '/pid')}"]
     if target.get("gpus") or not plan["asks"]["gpus"]:
@@ -159,7 +161,8 @@ class SshCourier(SshMirror):
     """The attempt's body is started there, detached from the connection."""
 
     def submit(self, token: str) -> str:
-        # One that was started by a courier which died over it holds the lock, and no second one begins.
+        # One that was started by a courier which died over it holds the lock, and no second one
+        # begins.
         script = job_script(self.plan, self.far_folder, token)
         put = ["bash", "-c", 'umask 077; cat > "$1/job.sh"', "bash", self.far_folder]
         self.sent(self.shell.call(put, script))
