@@ -54,18 +54,70 @@ _OOM_SCORE = b"800"
 _NICE = 10
 
 
-@dataclass(slots=True)
-class LiveSink:
-    """A sink of a run with its thread.
+class GivenUpError(Exception):
+    """The sink is not needed any more."""
 
-    ``reported`` is the newest event if it reports a problem, with its time (UTC unix seconds).
-    Other times are monotonic: ``progress_at`` of the last write, ``busy_since`` of the begin of a
-    write that has not ended. ``is_over``: the thread has ended, because nothing is left to write.
+
+@dataclass(slots=True)
+class Trouble:
+    """What keeps a sink from being written, and what the run's events say about it.
+
+    ``told`` is the newest event if it reports trouble, with its time (UTC unix seconds).
     """
 
     follower: Follower
-    reported: tuple[str, float] | None = None
+    told: tuple[str, float] | None = None
     problem: str = ""
+
+    def note(self, problem: str) -> None:
+        """Report a problem, once until it ends."""
+        self.problem = problem
+        log.warning("%s: sink %s: %s", self.follower.run_id, self.follower.name, problem)
+        if self.told is not None:
+            self.told = (self.told[0], time.time())
+        elif self._tell("sink_failed", f"{problem}; the run continues; retrying", "warning"):
+            self.told = ("sink_failed", time.time())
+
+    def end(self, written_at: float) -> None:
+        """Report once that the sink is written again."""
+        if self.told is None:
+            self.problem = ""
+        elif written_at > self.told[1] and self._tell("sink_recovered", "is written again; nothing is missing", "info"):
+            self.told, self.problem = None, ""
+
+    def give_up(self) -> None:
+        """Report that the sink stays incomplete."""
+        why, run_id = self.problem or "it gets nothing written", self.follower.run_id
+        text = f"is not complete: {why}; given up until the next agent, or gputui export {run_id}"
+        if self.told is None or self.told[0] != "sink_incomplete":
+            self._tell("sink_incomplete", text, "error")
+
+    def _tell(self, kind: EventKind, text: str, severity: Severity) -> bool:
+        """Add an event, unless the newest is of this kind, or the run is gone. Return False if the
+        database cannot be written."""
+        run_id, name, database = self.follower.run_id, self.follower.name, self.follower.workspace.database
+        try:
+            with closing(open_commander(database)) as connection:
+                last = last_kind(connection, run_id, SINK_KINDS, name)
+                if (last is None or last[0] != kind) and get_run(connection, run_id) is not None:
+                    text, now = f"sink {name}: {text}", time.time()
+                    add_event(connection, kind, text, now=now, key=name, severity=severity, run_id=run_id)
+        except (StoreError, sqlite3.Error) as error:
+            log.warning("%s: not reported: %s", run_id, error)
+            return False
+        return True
+
+
+@dataclass(slots=True)
+class LiveSink:
+    """A sink of a run, written by a thread of its own; the exporter's loop only calls `check`.
+
+    Times are monotonic: ``progress_at`` of the last write, ``busy_since`` of the begin of a write
+    that has not ended. ``is_over``: the thread has ended, because nothing is left to write.
+    """
+
+    follower: Follower
+    trouble: Trouble
     failures: int = 0
     progress_at: float = field(default_factory=time.monotonic)
     busy_since: float | None = None
@@ -87,7 +139,7 @@ class LiveSink:
                 return
             except Exception as error:
                 # A tracker's library may raise anything.
-                self.note_problem(_words(error, self.follower.target))
+                self.trouble.note(_words(error, self.follower.target))
             self.failures += 1
             time.sleep(RETRY_SECONDS[min(self.failures, len(RETRY_SECONDS)) - 1])
         self.is_over = True
@@ -98,64 +150,27 @@ class LiveSink:
         self._end_if_given_up()
         self.busy_since = time.monotonic()
 
-    def _end_if_given_up(self) -> None:
-        if self.is_given_up:
-            raise GivenUpError
-
     def _note_progress(self, at: float) -> None:
         self.failures, self.progress_at = 0, time.monotonic()
         self.busy_since = self.progress_at
-        if self.reported is None:
-            self.problem = ""
-        elif at > self.reported[1]:
-            self._report("sink_recovered", "is written again; nothing is missing", "info")
+        self.trouble.end(at)
         self._end_if_given_up()
 
-    def note_problem(self, problem: str) -> None:
-        """Report a problem, once until it ends."""
-        self.problem, where = problem, f"{self.follower.run_id}: sink {self.follower.name}"
-        log.warning("%s: %s", where, problem)
-        if self.reported is None:
-            self._report("sink_failed", f"{problem}; the run continues; retrying", "warning")
-        else:
-            self.reported = (self.reported[0], time.time())
+    def _end_if_given_up(self) -> None:
+        if self.is_given_up:
+            raise GivenUpError
 
     def check(self, now: float, over_at: float | None) -> bool:
         """Report a write that hangs, and give the sink up if it writes nothing for too long after
         ``over_at``, the end of its run. Return whether it was given up."""
         is_hanging = self.busy_since is not None and now - self.busy_since > PATIENCE_SECONDS
-        if is_hanging and not self.problem:
-            self.note_problem(f"a write did not end within {PATIENCE_SECONDS / 60:.0f} minutes")
+        if is_hanging and not self.trouble.problem:
+            self.trouble.note(f"a write did not end within {PATIENCE_SECONDS / 60:.0f} minutes")
         if over_at is None or now - max(over_at, self.progress_at) <= PATIENCE_SECONDS:
             return False
         self.is_given_up = True
-        if self.reported is None or self.reported[0] != "sink_incomplete":
-            why, run_id = self.problem or "it gets nothing written", self.follower.run_id
-            text = f"is not complete: {why}; given up until the next agent, or gputui export {run_id}"
-            self._report("sink_incomplete", text, "error")
+        self.trouble.give_up()
         return True
-
-    def _report(self, kind: EventKind, text: str, severity: Severity) -> None:
-        follower, now = self.follower, time.time()
-        try:
-            with closing(open_commander(follower.workspace.database)) as connection:
-                last = last_kind(connection, follower.run_id, SINK_KINDS, follower.name)
-                is_told = last is not None and last[0] == kind  # by one that was given up before
-                if not is_told and get_run(connection, follower.run_id) is not None:
-                    add_event(
-                        connection, kind, f"sink {follower.name}: {text}", now=now, key=follower.name,
-                        severity=severity, run_id=follower.run_id,
-                    )  # fmt: skip
-        except (StoreError, sqlite3.Error) as error:
-            log.warning("%s: not reported: %s", follower.run_id, error)
-            return
-        self.reported = None if kind == "sink_recovered" else (kind, now)
-        if self.reported is None:
-            self.problem = ""
-
-
-class GivenUpError(Exception):
-    """The sink is not needed any more."""
 
 
 @dataclass(slots=True)
@@ -225,7 +240,8 @@ class Exporter:
                 follower = Follower(self.workspace, run_id, name, target, environment=environment, is_sink=True)
                 last = last_kind(self.connection, run_id, SINK_KINDS, name)
                 is_solved = last is None or last[0] == "sink_recovered"
-                sink = self.sinks[run_id, name] = LiveSink(follower, None if is_solved else last)
+                trouble = Trouble(follower, None if is_solved else last)
+                sink = self.sinks[run_id, name] = LiveSink(follower, trouble)
                 sink.start()
 
 

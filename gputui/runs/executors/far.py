@@ -176,36 +176,50 @@ def stream(folder: Path, claim: str) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
     body = subprocess.Popen(program(folder, "body", str(folder), claim), stdin=subprocess.DEVNULL)
-    known: dict[str, int] = {}
-    cuts: dict[str, int] = {}
-    whole: dict[str, str] = {}
-    sent, line_end = 0, ""
+    sent, line_end = Sent(), ""
     while True:
         has_ended = body.poll() is not None
-        # Read before the report: exit.json is printed last, after all data of the files.
+        # Looked for before the report: exit.json is printed last, after all data of the files.
         is_over = (folder / "exit.json").exists()
-        found = report(folder, {"known": known, "cuts": cuts, "metrics": plan["mirrored"]}, STREAM_BYTES)
-        new = {name: text for name, text in found["whole"].items() if whole.get(name) != text}
-        if found["grown"] or not is_over:
-            new.pop("exit.json", None)
-        if found["grown"] or new:
-            record = {"number": sent, "host": found["host"], "folder": str(folder)}
-            line = line_end + frame({**record, "grown": found["grown"], "whole": new}) + "\n"
-            try:
-                write_all(line.encode("ascii"))
-            except OSError:
-                # On a full disk, part of the line may be written.
-                line_end = "\n"
-                time.sleep(STREAM_SECONDS)
-                continue
-            sent, line_end = sent + 1, ""
-            whole.update(new)
-            for name, part in found["grown"].items():
-                cuts[name], known[name] = part["cut"], part["at"] + len(base64.b64decode(part["data"]))
-        elif has_ended:
-            return int(body.returncode)
-        else:
+        wanted = {"known": sent.known, "cuts": sent.cuts, "metrics": plan["mirrored"]}
+        found = report(folder, wanted, STREAM_BYTES)
+        grown = found["grown"]
+        whole = {name: text for name, text in found["whole"].items() if sent.whole.get(name) != text}
+        if grown or not is_over:
+            whole.pop("exit.json", None)
+        if not grown and not whole:
+            if has_ended:
+                return int(body.returncode)
             time.sleep(STREAM_SECONDS)
+            continue
+        record = {"number": sent.lines, "host": found["host"], "folder": str(folder), "grown": grown, "whole": whole}
+        try:
+            write_all((line_end + frame(record) + "\n").encode("ascii"))
+        except OSError:
+            # On a full disk, part of the line may be written: the next one begins by ending it.
+            line_end = "\n"
+            time.sleep(STREAM_SECONDS)
+            continue
+        line_end = ""
+        sent.add(grown, whole)
+
+
+class Sent:
+    """What a stream has printed: so many bytes of each growing file, since so many cuts of it, and
+    the small records."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, int] = {}
+        self.cuts: dict[str, int] = {}
+        self.whole: dict[str, str] = {}
+        self.lines = 0
+
+    def add(self, grown: dict[str, dict[str, Any]], whole: dict[str, str]) -> None:
+        self.lines += 1
+        self.whole.update(whole)
+        for name, part in grown.items():
+            self.cuts[name] = part["cut"]
+            self.known[name] = part["at"] + len(base64.b64decode(part["data"]))
 
 
 def program(folder: Path, *words: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import PurePath
 from typing import Any
@@ -11,8 +12,9 @@ import click
 
 from gputui.runs.checkpoint_names import is_step_named, step_words
 from gputui.runs.identity import ProcessIdentity, is_alive
-from gputui.store.attempts import get_attempt
+from gputui.store.attempts import Attempt, get_attempt
 from gputui.store.run_states import RunState
+from gputui.store.runs import Run
 from gputui.ui.cli.context import Session, json_option, print_json, say
 from gputui.ui.tui.data.progress import row_of
 from gputui.ui.tui.layout.run_words import stop_words
@@ -26,19 +28,23 @@ def act(session: Session, verb: str, wanted: str, as_json: bool, **args: Any) ->
     if as_json:
         print_json(result)
         return
-    state = result.get("state", "")
-    words = f"{result.get('id', run_id)} {state}"
-    if result.get("resume_from"):
-        name, step = PurePath(str(result["resume_from"])).name, result.get("resume_step")
-        words += f" from {name}"
-        words += f" ({step_words(name, step)})" if isinstance(step, int) and not is_step_named(name) else ""
-    elif verb == "restart" and state == RunState.QUEUED:
-        words += " from the start"
-    if verb in ("resume", "restart"):
-        words += f"; gputui logs {run_id} -f follows it"
-    say(words)
+    say(_answer(verb, run_id, result))
     if result.get("passed_over"):
         say(str(result["passed_over"]))
+
+
+def _answer(verb: str, run_id: str, result: Mapping[str, Any]) -> str:
+    """``net-1 queued from last.pt (step 30); gputui logs net-1 -f follows it``."""
+    state, start = result.get("state", ""), ""
+    if result.get("resume_from"):
+        name, step = PurePath(str(result["resume_from"])).name, result.get("resume_step")
+        start = f" from {name}"
+        if isinstance(step, int) and not is_step_named(name):
+            start += f" ({step_words(name, step)})"
+    elif verb == "restart" and state == RunState.QUEUED:
+        start = " from the start"
+    follow = f"; gputui logs {run_id} -f follows it" if verb in ("resume", "restart") else ""
+    return f"{result.get('id', run_id)} {state}{start}{follow}"
 
 
 @click.command("stop")
@@ -51,12 +57,7 @@ def stop(session: Session, run: str, now: bool, as_json: bool) -> None:
     with closing(session.reader()) as connection:
         view = session.find_run(connection, run, only=True)
         newest = get_attempt(connection, view.run_id, view.attempt)
-    executor = None if newest is None or view.target is not None else newest.executor
-    shim = None if executor is None else ProcessIdentity(*executor)
-    by_hand = ""
-    if shim is not None and is_alive(shim):
-        by_hand = f"kill -{'USR2' if now else 'TERM'} {shim.pid} stops the run without that"
-    act(session, "stop", view.run_id, as_json, now=now, meanwhile=by_hand)
+    act(session, "stop", view.run_id, as_json, now=now, meanwhile=_kill_command(view, newest, now=now))
     if as_json:
         return
     with closing(session.reader()) as connection:
@@ -64,6 +65,14 @@ def stop(session: Session, run: str, now: bool, as_json: bool) -> None:
         row = row_of(connection, view)
     if view.stop is not None:
         say(stop_words(row, time.time())[0])
+
+
+def _kill_command(run: Run, attempt: Attempt | None, *, now: bool) -> str:
+    """The command that stops a run of this machine while nothing can be written; "" if none does."""
+    if attempt is None or attempt.executor is None or run.target is not None:
+        return ""
+    shim = ProcessIdentity(*attempt.executor)
+    return f"kill -{'USR2' if now else 'TERM'} {shim.pid} stops the run all the same" if is_alive(shim) else ""
 
 
 @click.command("restart")
