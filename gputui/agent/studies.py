@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 AGAIN_SECONDS = (1.0, 2.0, 5.0, 15.0, 60.0, 300.0)
 """Delays before a restart, by the number of consecutive failures."""
 _NEEDED = """
-SELECT study_id FROM studies AS s WHERE state IN ('running', 'stopping') OR state = 'paused' AND (
+SELECT study_id, state FROM studies AS s WHERE state IN ('running', 'stopping') OR state = 'paused' AND (
     EXISTS (SELECT 1 FROM trial_requests AS r WHERE r.study_id = s.study_id)
     OR EXISTS (SELECT 1 FROM trials AS t WHERE t.study_id = s.study_id AND t.origin != 'outside'
         AND t.state IN ('launching', 'running', 'pruning', 'stopping')))
@@ -27,18 +27,22 @@ SELECT study_id FROM studies AS s WHERE state IN ('running', 'stopping') OR stat
 @dataclass(slots=True)
 class Studies:
     """The processes of the studies of one state directory. ``reported`` are the problems that
-    became events."""
+    became events, ``states`` those of the studies at the last turn."""
 
     context: AgentContext
     served: dict[str, Child] = field(default_factory=dict)
     reported: dict[str, str] = field(default_factory=dict)
+    states: dict[str, str] = field(default_factory=dict)
 
     def turn(self) -> None:
         """Start and restart what is due; called once a second. Raises sqlite3.Error."""
-        needed = [row[0] for row in self.context.connection.execute(_NEEDED).fetchall()]
-        for study_id in needed:
+        needed: dict[str, str] = dict(self.context.connection.execute(_NEEDED).fetchall())
+        for study_id, state in needed.items():
             if study_id not in self.served:
                 self.served[study_id] = self._child(study_id)
+            elif self.states.get(study_id) != state:
+                self.served[study_id].next_start = 0.0  # a person does not wait for a delay
+        self.states = needed
         for study_id, child in list(self.served.items()):
             if study_id not in needed and not child.is_running:
                 del self.served[study_id]

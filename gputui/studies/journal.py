@@ -15,7 +15,7 @@ import shutil
 import sqlite3
 import time
 import warnings
-from collections.abc import Container, Generator, Mapping, Sequence
+from collections.abc import Container, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from datetime import datetime
@@ -168,7 +168,8 @@ class StudyJournal:
     def own(self, trial: FrozenTrial) -> Mapping[str, Any] | None:
         """What gputui noted when it made a trial of this study; None for a trial of another process."""
         noted = trial.user_attrs.get(OWN)
-        return noted if isinstance(noted, dict) and noted.get("study") == self._study_id else None
+        is_own = isinstance(noted, dict) and noted.get("study") == self._study_id and "origin" in noted
+        return noted if is_own else None
 
     def is_told_outside(self, number: int) -> bool:
         """Whether another process has ended a trial."""
@@ -228,34 +229,32 @@ class StudyJournal:
 
     def sample(self) -> None:
         """Add a trial at a point that the sampler draws."""
-        trials = [self._inside(trial) for trial in self.trials()]
-        draft = _Draft(self.study._storage, trials)
+        trials = list(self._learned_from())
+        draft = _Draft(self.study._storage, trials, number=len(self.trials()))
         draft.trial.set_user_attr(OWN, {"study": self._study_id, "origin": "sampled"})
-        study = optuna.Study(self._study_id, draft, self._sampler(trials), self.study.pruner)  # type: ignore[arg-type]
+        study = optuna.Study(self._study_id, draft, self._sampler(draft), self.study.pruner)  # type: ignore[arg-type]
         asked, point = Trial(study, draft.trial._trial_id), draft.trial.params
         for dimension in self.spec.space:
             if dimension.applies(point):
                 asked._suggest(dimension.name, self._distributions[dimension.name])
         self.study._storage.create_new_trial(self.study._study_id, template_trial=draft.trial)
 
-    def _inside(self, trial: FrozenTrial) -> FrozenTrial:
-        """A trial as samplers can read it: without values outside the space of another process."""
-        if self.own(trial) is not None:
-            return trial
-        inside = copy(trial)
-        inside.params = {
-            dimension.name: trial.params[dimension.name]
-            for dimension in self.spec.space
-            if dimension.name in trial.params and dimension.holds(trial.params[dimension.name])
-        }
-        inside.distributions = {name: self._distributions[name] for name in inside.params}
-        return inside
+    def _learned_from(self) -> Iterator[FrozenTrial]:
+        """The trials that samplers see. They need the same distribution of a parameter everywhere, so
+        trials of other processes have the study's own, and count only with a point of the space."""
+        for trial in self.trials():
+            if self.own(trial) is not None:
+                yield trial
+            elif self.spec.has_point(trial.params):
+                alike = copy(trial)
+                alike.distributions = {name: self._distributions[name] for name in trial.params}
+                yield alike
 
-    def _sampler(self, trials: Sequence[FrozenTrial]) -> optuna.samplers.BaseSampler:
+    def _sampler(self, draft: _Draft) -> optuna.samplers.BaseSampler:
         if self.spec.sampler.kind != "cmaes":
-            return samplers.sampler(self.spec, len(trials))
+            return samplers.sampler(self.spec, draft.trial.number)
         if self._cma_es is None:
-            self._cma_es = samplers.cma_es(self.spec, trials)
+            self._cma_es = samplers.cma_es(self.spec, draft.others)
         return self._cma_es
 
     def move(self, number: int, params: Mapping[str, Scalar]) -> None:
@@ -305,12 +304,12 @@ class StudyJournal:
 class _Draft:
     """A study's storage with one more trial, which is drawn in memory: its point is stored in one line.
 
-    It is what samplers see; ``trials`` are the others."""
+    It is what samplers see; ``others`` are the trials beside it."""
 
-    def __init__(self, storage: optuna.storages.BaseStorage, trials: list[FrozenTrial]) -> None:
-        self._storage, self._trials = storage, trials
+    def __init__(self, storage: optuna.storages.BaseStorage, others: list[FrozenTrial], *, number: int) -> None:
+        self._storage, self.others = storage, others
         self.trial = create_trial(state=TrialState.RUNNING)
-        self.trial.number = len(trials)
+        self.trial.number = number
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._storage, name)
@@ -321,7 +320,7 @@ class _Draft:
     def get_all_trials(
         self, _: int, deepcopy: bool = True, states: Container[TrialState] | None = None
     ) -> list[FrozenTrial]:
-        return [trial for trial in self._trials if states is None or trial.state in states]
+        return [trial for trial in self.others if states is None or trial.state in states]
 
     def set_trial_param(self, _: int, name: str, value: float, distribution: BaseDistribution) -> None:
         self.trial.params[name] = distribution.to_external_repr(value)

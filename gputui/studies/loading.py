@@ -316,7 +316,7 @@ def _rules(spec: StudySpec, profile: Profile, given: Collection[str]) -> Iterato
         yield kind == "nsga2" and not several, ("sampler",), "nsga2 is for several objectives; tpe learns from one"
     else:
         length, every = spec.pbt.length, spec.pbt.every
-        for key in ("sampler", "pruner", "stop_after"):
+        for key in ("sampler", "pruner", "stop_after", "warm_start"):
             yield key in given, (key,), "pbt has its own way; remove the line"
         yield several, ("objective",), "pbt compares members by one objective"
         if length is not None:

@@ -121,4 +121,4 @@ def _clamp(dimension: Dimension, value: float) -> Scalar:
     if step is not None:
         steps = min(round((value - dimension.low) / step), math.floor((dimension.high - dimension.low) / step + 1e-9))
         value = dimension.low + steps * step
-    return int(value) if dimension.kind == "int" else min(max(float(f"{value:.6g}"), dimension.low), dimension.high)
+    return int(value) if dimension.kind == "int" else dimension.rounded(value, 6)

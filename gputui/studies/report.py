@@ -120,7 +120,7 @@ def _safe_svg(section: _Section, name: str) -> Markup:
 def winner_command(findings: StudyFindings, trial: TrialRecord) -> str:
     """The command that trains a trial's point, to the last digit, as a separate run. A member of a
     population goes through its whole course again."""
-    if findings.spec.pbt is not None:
+    if findings.spec.pbt is not None and trial.origin != OUTSIDE:
         file = f"{findings.study.study_id}-t{trial.number}.yaml"
         export = ["gputui", "study", "export", findings.study.study_id, file, "--lineage", "--trial", str(trial.number)]
         return f"{shlex.join(export)} && {shlex.join(['gputui', 'run', f'./{file}'])}"

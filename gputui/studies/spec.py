@@ -214,13 +214,18 @@ class Dimension(Section):
         """Whether a value lies in the dimension."""
         if self.kind == "choice":
             return _is_among(value, self.choices)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
+        if not is_number(value):
             return False
         low, high = self.bounds
         if (self.kind == "int" and value != int(value)) or not low <= value <= high:
             return False
         steps = (value - low) / (self.step or 1)
         return (self.step is None and self.kind == "float") or self.log or abs(steps - round(steps)) < 1e-9
+
+    def rounded(self, value: float, digits: int) -> float:
+        """A value that the dimension takes, with fewer digits where it takes that, too."""
+        short = float(f"{value:.{digits}g}")
+        return short if self.holds(short) else min(max(value, self.bounds[0]), self.bounds[1])
 
     def applies(self, point: Mapping[str, Scalar]) -> bool:
         """Whether a point with these earlier parameters has this one."""
@@ -239,7 +244,7 @@ class Dimension(Section):
         count = min(math.floor((high - low) / step + 1e-9), MAX_POINTS) + 1
         if self.kind == "int":
             return tuple(int(low + step * place) for place in range(count))
-        return tuple(float(f"{low + step * place:.12g}") for place in range(count))
+        return tuple(self.rounded(low + step * place, 12) for place in range(count))
 
 
 def _is_among(value: Scalar, values: tuple[Scalar, ...]) -> bool:
@@ -408,6 +413,13 @@ class StudySpec(Section):
     def dimensions_of(self, point: Mapping[str, Scalar]) -> list[Dimension]:
         """The parameters that a point has."""
         return [dimension for dimension in self.space if dimension.applies(point)]
+
+    def has_point(self, point: Mapping[str, Scalar]) -> bool:
+        """Whether a point has the parameters that apply to it, with values of the space, and no others."""
+        dimensions = self.dimensions_of(point)
+        return point.keys() == {one.name for one in dimensions} and all(
+            one.holds(point[one.name]) for one in dimensions
+        )
 
     def grid(self) -> list[dict[str, Scalar]]:
         """Every point, the last parameter changing fastest; of a grid that is too large, one more

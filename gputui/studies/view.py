@@ -12,6 +12,7 @@ from typing import Any
 from optuna.trial import FrozenTrial
 from optuna.trial import TrialState as State
 
+from gputui.core.yaml_forms.quantities import is_number
 from gputui.runs.repository import transaction
 from gputui.store.rows import insert, update
 from gputui.store.studies import OUTSIDE, TrialReader, TrialRecord, TrialState, read_rungs
@@ -58,13 +59,13 @@ class TrialView:
                 continue
             row = known[trial.number] if trial.number < len(known) else None
             if row is None:
-                changes[trial.number] = self._new_row(journal.own(trial), trial)
+                changes[trial.number] = self._new_row(journal, trial)
             elif row.origin == OUTSIDE and not row.state.is_over:
-                changes[trial.number] = self._outside_row(trial)
-            elif trial.state.is_finished() and not row.state.is_over:
-                is_idle = row.state is TrialState.ENQUEUED or trial.number == stopped
+                changes[trial.number] = self._outside_row(journal, trial)
+            elif trial.state.is_finished() and (not row.state.is_over or row.state is TrialState.STOPPED):
+                is_idle = row.state in (TrialState.ENQUEUED, TrialState.STOPPED) or trial.number == stopped
                 if VERDICT in trial.user_attrs or is_idle:
-                    changes[trial.number] = self._end(trial)
+                    changes[trial.number] = self._end(journal, trial)
             elif trial.state.is_finished():
                 self._settled.add(trial.number)
         changes = {number: values for number, values in changes.items() if _differs(known, number, values)}
@@ -78,12 +79,13 @@ class TrialView:
                     insert(self._connection, "trials", study_id=self._study_id, number=number, **values)
         return self.read()
 
-    def _new_row(self, own: Mapping[str, Any] | None, trial: FrozenTrial) -> dict[str, Any]:
+    def _new_row(self, journal: StudyJournal, trial: FrozenTrial) -> dict[str, Any]:
+        own = journal.own(trial)
         if own is None:
-            return self._outside_row(trial)
+            return self._outside_row(journal, trial)
         # The run of an earlier trial may have been removed since.
         run = self._connection.execute("SELECT run_id FROM runs WHERE run_id = ?", (own.get("run"),)).fetchone()
-        ended = self._end(trial) if trial.state.is_finished() else {"state": TrialState.ENQUEUED}
+        ended = self._end(journal, trial) if trial.state.is_finished() else {"state": TrialState.ENQUEUED}
         return {
             "origin": own["origin"],
             "params": json.dumps(trial.params),
@@ -93,21 +95,18 @@ class TrialView:
             **ended,
         }
 
-    def _outside_row(self, trial: FrozenTrial) -> dict[str, Any]:
+    def _outside_row(self, journal: StudyJournal, trial: FrozenTrial) -> dict[str, Any]:
         started = trial.datetime_start
-        params = {
-            name: value if not isinstance(value, float) or math.isfinite(value) else str(value)
-            for name, value in trial.params.items()
-        }
+        params = {name: value if is_plain(value) else str(value) for name, value in trial.params.items()}
         return {
             "origin": OUTSIDE,
             "params": json.dumps(params),
             "rung": trial.last_step,
             "created_at": self._now() if started is None else started.timestamp(),
-            **(self._end(trial) if trial.state.is_finished() else {"state": _STATES[trial.state]}),
+            **(self._end(journal, trial) if trial.state.is_finished() else {"state": _STATES[trial.state]}),
         }
 
-    def _end(self, trial: FrozenTrial) -> dict[str, Any]:
+    def _end(self, journal: StudyJournal, trial: FrozenTrial) -> dict[str, Any]:
         """The columns of a verdict: gputui's own, else Optuna's state."""
         verdict: Mapping[str, Any] | None = trial.user_attrs.get(VERDICT)
         if verdict is None:
@@ -118,6 +117,8 @@ class TrialView:
                 values, why = (), "ended by another process"
             elif not all(map(math.isfinite, values)):
                 state, values, why = TrialState.FAILED, (), "another process told a value that is not finite"
+            elif not journal.spec.has_point(trial.params):
+                state, values, why = TrialState.FAILED, (), "its point is not one of the study's space"
             verdict = {"state": state, "values": values, "constraints": (), "reason": why, "at": at}
         return verdict_columns(verdict)
 
@@ -133,6 +134,11 @@ def verdict_columns(verdict: Mapping[str, Any]) -> dict[str, Any]:
         "constraint_values": json.dumps(constraints) if constraints else None,
         "ended_at": verdict["at"],
     }
+
+
+def is_plain(value: object) -> bool:
+    """Whether JSON knows a value."""
+    return value is None or isinstance(value, str | bool) or is_number(value)
 
 
 def _differs(known: list[TrialRecord], number: int, values: Mapping[str, Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from typing import Any
 
 from msgspec.structs import replace
@@ -35,7 +36,9 @@ from gputui.studies.decide import (
     trial_spec,
     trials_on_gpu,
 )
-from gputui.studies.spec import Budget, Constraints, Dimension, Objective, SamplerSpec, StudySpec
+from gputui.studies.pbt import first_point, perturbed
+from gputui.studies.samplers import distribution
+from gputui.studies.spec import Budget, Constraints, Dimension, Objective, PbtSpec, SamplerSpec, StudySpec
 from tests.tables import table
 
 LR = Dimension("lr", "choice", choices=(0.1, 0.2))
@@ -287,3 +290,19 @@ def test_what_was_cut_short_runs_to_the_end_where_it_is_among_the_best() -> None
     assert reruns(study(rerun=2), [*done, again], reached) == (2,)
     third = trial(6, TrialState.COMPLETE, origin="rerun", parent=2)
     assert reruns(study(rerun=2), [*done, again, third], reached) == ()
+
+
+@table(
+    "dimension",
+    [
+        Dimension("x", "float", 100000.0, 200000.0, step=2.5), Dimension("x", "float", 0.0, 1.0, step=0.3333333),
+        Dimension("x", "float", 0.1234567890123456, 1.0, step=0.1), Dimension("x", "float", 1e-7, 3e-7, step=1e-7),
+    ],
+)  # fmt: skip
+def test_a_drawn_or_counted_value_is_one_that_the_dimension_takes(dimension: Dimension) -> None:
+    spec = PbtSpec(2, every=5)
+    points = [first_point([dimension], 0, number) for number in range(50)]
+    points += [perturbed(point, [dimension], spec, random.Random(number)) for number, point in enumerate(points)]
+    assert all(dimension.holds(point["x"]) and distribution(dimension)._contains(point["x"]) for point in points)
+    assert all(map(dimension.holds, (dimension.grid() or ())[:500]))
+    assert not any(map(Dimension("n", "int", 0, 8).holds, (math.nan, math.inf, 10**400)))

@@ -188,7 +188,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 study = optuna.load_study(study_name="s-1", storage=JournalStorage(JournalFileBackend(sys.argv[1])))
 for value in map(float, sys.argv[2:]):
-    trial = study.ask()
+    trial = study.ask(study.trials[0].distributions)
     study.tell(trial, value)
 print(len(study.trials))
 """

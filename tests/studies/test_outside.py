@@ -92,6 +92,27 @@ def test_values_that_the_space_has_not_are_left_out_by_the_sampler(
     assert desk.trial(1).params == params
 
 
+@pytest.mark.parametrize("sampler", ["gp", "cmaes", "qmc"])
+def test_samplers_learn_from_a_trial_of_another_process_only_with_a_point_of_the_space(
+    sampler: Any, begin: Begin
+) -> None:
+    numbers = (SPACE[0], replace(SPACE[0], name="other"))
+    desk = begin(replace(RANDOM, space=numbers, sampler=SamplerSpec(sampler, 1 if sampler != "qmc" else None)))
+    whole: dict[str, Any] = {"rate": RATE, "other": FloatDistribution(0.0, 1.0)}
+    for params in ({"rate": 0.5}, {"rate": 0.5, "other": 0.5}, {"rate": 40.0, "other": 0.5}):
+        distributions = {name: whole[name] for name in params}
+        desk.process.turn()
+        outside(desk).add_trial(create_trial(params=params, distributions=distributions, value=0.5))
+    found = desk.process.journal.trials()
+    seen = [trial.number for trial in desk.process.journal._learned_from()]
+    assert [number for number in range(len(found)) if number not in seen] == [
+        trial.number for trial in found if trial.params.get("rate") == 40.0 or len(trial.params) == 1
+    ]
+    desk.process.view.update(desk.process.journal)
+    best = [trial.params for trial in desk.trials if trial.state == "complete"]
+    assert best == [{"rate": 0.5, "other": 0.5}]
+
+
 @pytest.mark.parametrize("value", [math.inf, -math.inf])
 def test_a_value_that_is_not_finite_fails_the_trial(value: float, begin: Begin) -> None:
     desk = begin(RANDOM)
@@ -155,6 +176,18 @@ def test_trials_that_were_copied_from_another_study_are_not_this_ones(begin: Beg
     finish_all(desk)
     origins = [trial.origin for trial in desk.trials]
     assert (origins.count("outside"), origins.count("sampled")) == (3, 3)
+
+
+def test_what_another_process_told_of_a_stopped_trial_is_its_value(begin: Begin) -> None:
+    desk = begin(replace(RANDOM, budget=Budget(trials=1)))
+    desk.work()
+    desk.ask("study_stop")
+    desk.work()
+    outside(desk).tell(0, 0.125)
+    desk.ask("study_extend", trials=1)
+    desk.restart()
+    desk.work()
+    assert (desk.trial(0).state, desk.trial(0).value) == ("complete", 0.125)
 
 
 def test_a_trial_of_another_process_cannot_be_cut_short_or_kept(begin: Begin) -> None:

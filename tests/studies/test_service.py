@@ -81,6 +81,15 @@ def test_the_end_of_a_process_that_worked_for_long_is_a_first_failure(service: S
     assert service.reported() == len(AGAIN_SECONDS)
 
 
+def test_a_stop_does_not_wait_for_the_next_try(service: Service) -> None:
+    for _ in AGAIN_SECONDS:
+        service.lives_for(0.0)
+        service.seconds_to_next()
+    service.lives_for(0.0)
+    service.connection.execute("UPDATE studies SET state = 'stopping'")
+    assert service.seconds_to_next() == 0.0
+
+
 def test_a_process_ends_when_its_database_was_replaced(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     open_store(workspace.database).close()
     backup = workspace.database.with_suffix(".backup")

@@ -152,6 +152,22 @@ def test_a_study_that_is_stopped_and_resumed_leaves_no_point_out(begin: Begin) -
     assert runs == (4, 4)
 
 
+def test_more_trials_are_more_than_those_that_a_person_added(begin: Begin) -> None:
+    desk = begin(replace(RANDOM, budget=Budget(trials=1), pruner=PrunerSpec("none"), parallel=1))
+    desk.work()
+    finish(desk, 0)
+    desk.work()
+    for number in (1, 2):
+        desk.ask("study_enqueue", set={"rate": 0.5})
+        desk.work()
+        finish(desk, number)
+        desk.work()
+    assert desk.study.state is StudyState.FINISHED
+    desk.ask("study_extend", trials=1)
+    desk.work()
+    assert desk.states() == ["complete"] * 3 + ["running"]
+
+
 def test_a_study_that_stops_takes_nothing_more(begin: Begin) -> None:
     desk = begin(replace(GRID, budget=Budget(trials=3)))
     desk.work()

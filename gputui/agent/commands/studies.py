@@ -83,6 +83,10 @@ def extend(request: CommandRequest) -> Result:
     study = _find_study(request, is_open=True)
     spec = study_spec(study)
     limits = asdict(spec.budget)
+    if limits["trials"] is not None:
+        # Points that a person added may have gone beyond it.
+        trials = read_trials(request.connection, study.study_id)
+        limits["trials"] = max(limits["trials"], sum(one.origin in ("sampled", "enqueued") for one in trials))
     for name in limits:
         addition = request.args.get(name)
         if addition is not None and limits[name] is None:

@@ -17,6 +17,7 @@ from gputui.core.yaml_forms.quantities import parse_duration
 from gputui.runs.spec import SpecError
 from gputui.runs.submission import read_spec
 from gputui.store.studies import (
+    OUTSIDE,
     RungValue,
     StudyLookupError,
     StudyRecord,
@@ -341,7 +342,8 @@ def _export_lineage(session: Session, study: str, file: Path, number: int | None
         spec, trials = study_spec(found), read_trials(connection, found.study_id)
         if spec.pbt is None:
             fail(f"{found.study_id} trains no population; gputui study report names the command", Exit.REFUSED)
-        if number is None and (best := best_trial(trials, spec.objectives)) is not None:
+        members = [trial for trial in trials if trial.origin != OUTSIDE]
+        if number is None and (best := best_trial(members, spec.objectives)) is not None:
             number = best.number
         if number is None or number >= len(trials):
             why = "no member is complete yet; choose one with --trial" if number is None else f"has no trial {number}"
