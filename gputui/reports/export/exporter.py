@@ -59,7 +59,7 @@ class GivenUpError(Exception):
 
 
 @dataclass(slots=True)
-class Trouble:
+class SinkTrouble:
     """What keeps a sink from being written, and what the run's events say about it.
 
     ``told`` is the newest event if it reports trouble, with its time (UTC unix seconds).
@@ -117,7 +117,7 @@ class LiveSink:
     """
 
     follower: Follower
-    trouble: Trouble
+    trouble: SinkTrouble
     failures: int = 0
     progress_at: float = field(default_factory=time.monotonic)
     busy_since: float | None = None
@@ -240,7 +240,7 @@ class Exporter:
                 follower = Follower(self.workspace, run_id, name, target, environment=environment, is_sink=True)
                 last = last_kind(self.connection, run_id, SINK_KINDS, name)
                 is_solved = last is None or last[0] == "sink_recovered"
-                trouble = Trouble(follower, None if is_solved else last)
+                trouble = SinkTrouble(follower, None if is_solved else last)
                 sink = self.sinks[run_id, name] = LiveSink(follower, trouble)
                 sink.start()
 
