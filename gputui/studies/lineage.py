@@ -6,11 +6,14 @@ from __future__ import annotations
 import itertools
 import sqlite3
 from collections.abc import Mapping, Sequence
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 import yaml
 
+from gputui.core.yaml_forms.file import parse_file
+from gputui.core.yaml_forms.problems import ProfileError
 from gputui.profiles.resolve import RUN_DIR
+from gputui.profiles.schema import is_literal
 from gputui.runs.checkpoint_names import explicit_step
 from gputui.runs.spec import Phase, RunSpec, Scalar
 from gputui.store.attempts import Attempt, read_attempts
@@ -88,8 +91,9 @@ def phased_profile(base: RunSpec, source: str, name: str, fixed: Mapping[str, Sc
     ``phases``, to be read from any folder. ``base`` is the specification that the study made of the
     profile. Raises ProfileChangedError."""
     try:
-        data = yaml.safe_load(source)
-    except yaml.YAMLError:
+        # As a profile is read, which keeps 1.10 and yes in env as they are written.
+        data = parse_file(source, Path(base.profile_path or ""), is_literal).data
+    except ProfileError:
         data = None
     if not isinstance(data, dict) or not isinstance(data.get("params") or {}, dict):
         raise ProfileChangedError(f"{base.profile_path} has changed and is no profile; gputui check names the line")

@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+import yaml
 
 from gputui.core.config import Workspace
 from gputui.profiles.loading import load
@@ -207,3 +208,6 @@ def test_a_lineage_is_a_profile_with_phases(tmp_path: Path) -> None:
         with pytest.raises(ProfileChangedError):
             phased_profile(base, changed, "s-1-t2", {"steps": 50}, phases)
     assert "rate: 0.1" in phased_profile(base, "name: net\nparams:\n", "s-1-t2", {}, phases)
+    kept = "name: net\nenv: {VERSION: 1.10, FLAG: yes, MASK: 0x10}\nparams: {seed: 010}\n"
+    written = yaml.safe_load(phased_profile(base, kept, "s-1-t2", {}, phases))
+    assert written["env"] == {"VERSION": "1.10", "FLAG": "yes", "MASK": "0x10"} and written["params"]["seed"] == 10

@@ -11,6 +11,7 @@ import hashlib
 import os
 import time
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +35,15 @@ def is_whole(path: Path) -> bool:
             with path.open("rb") as file:
                 for chunk in iter(lambda: file.read(CHUNK_BYTES), b""):
                     digest.update(chunk)
-            return beside.read_text("utf-8").split()[0] == digest.hexdigest()
+            return beside.read_text("utf-8").split()[0].lower() == digest.hexdigest()
         with path.open("rb") as file:
             head = file.read(2)
         if head == b"PK" or path.suffix in (".pt", ".pth", ".ckpt"):
             with zipfile.ZipFile(path) as archive:
                 return archive.testzip() is None
         return bool(head)
-    except (OSError, ValueError, IndexError, zipfile.BadZipFile):
+    # A damaged archive: also an unknown compression, an encrypted member, offsets outside of the file.
+    except (OSError, ValueError, IndexError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError):
         return False
 
 

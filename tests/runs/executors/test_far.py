@@ -99,6 +99,16 @@ def test_a_distributed_checkpoint_whose_save_was_cut_short_is_not_taken(
     assert there.found(of(1), of(2)) == expected
 
 
+def test_a_damaged_compressed_one_is_passed_over(there: There) -> None:
+    damaged = there.checkpoints / "latest.pt"
+    with zipfile.ZipFile(damaged, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("state", os.urandom(100) * 50)
+    content = damaged.read_bytes()
+    damaged.write_bytes(content[:60] + b"\xff" * 20 + content[80:])
+    os.utime(damaged, (5.1 * 3600,) * 2)
+    assert there.found(of(1), of(2)) == "step_20.pt"
+
+
 # Has its start warned of the limit, as Slurm does, and ends as one that was asked to.
 WARNED_SHIM = """
 import json, os, pathlib, signal, sys
