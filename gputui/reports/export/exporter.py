@@ -25,7 +25,8 @@ from gputui.core.redaction import redact_text
 from gputui.reports.export.files import cannot_write
 from gputui.reports.export.follow import Follower, is_complete
 from gputui.reports.export.formats import FORMATS, absolute_target, is_format
-from gputui.reports.export.sink import ExportError, read_subject
+from gputui.reports.export.sink import ExportError
+from gputui.reports.export.subject import read_subject
 from gputui.runs import identity
 from gputui.runs.command import sink_target
 from gputui.runs.spec import RunSpec, SpecError

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from gputui.reports.export.sink import ExportError, Position, Sink, Subject, TargetTakenError
+from gputui.reports.export.sink import ExportError, Position, Sink, TargetTakenError
+from gputui.reports.export.subject import Subject
 from gputui.store.metrics.exported import Item
 
 

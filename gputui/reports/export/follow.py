@@ -22,7 +22,8 @@ from msgspec.structs import replace
 from gputui.core.config import PRIVATE_DIR_MODE, Workspace
 from gputui.reports.export.files import cannot_write, refuse_full_file, refuse_other_than_files
 from gputui.reports.export.formats import FORMATS, Format, missing_package
-from gputui.reports.export.sink import ExportError, Sink, Subject, read_subject
+from gputui.reports.export.sink import ExportError, Sink
+from gputui.reports.export.subject import Subject, read_subject
 from gputui.runs import identity
 from gputui.store.database import open_commander
 from gputui.store.metrics.exported import (

@@ -12,7 +12,9 @@ from typing import Any
 import orjson
 
 from gputui.reports.export.files import LineFile, refuse_full_file
-from gputui.reports.export.sink import NOTE, ExportError, Position, Sink, Subject, cleaned
+from gputui.reports.export.sink import ExportError, Position, Sink
+from gputui.reports.export.subject import Subject
+from gputui.reports.export.texts import NOTE, cleaned
 from gputui.store.metrics.exported import Item, Note
 from gputui.store.metrics.queries import NOT_METRICS, StoredLine, as_float
 

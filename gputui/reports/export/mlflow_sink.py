@@ -19,18 +19,9 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from gputui.core.redaction import redact_text
-from gputui.reports.export.sink import (
-    NOTE,
-    PROJECT,
-    STORY_SENTENCES,
-    ExportError,
-    Position,
-    Sink,
-    Subject,
-    TargetTakenError,
-    cleaned,
-    sentence,
-)
+from gputui.reports.export.sink import ExportError, Position, Sink, TargetTakenError
+from gputui.reports.export.subject import Subject
+from gputui.reports.export.texts import NOTE, PROJECT, STORY_SENTENCES, cleaned, sentence
 from gputui.store.metrics.exported import Item, Note
 from gputui.store.metrics.queries import StoredLine
 

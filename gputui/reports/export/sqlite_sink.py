@@ -12,7 +12,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 from gputui.core.redaction import redact_params
 from gputui.reports.export.files import WholeFileSink
-from gputui.reports.export.sink import Subject, cleaned
+from gputui.reports.export.subject import Subject
+from gputui.reports.export.texts import cleaned
 from gputui.store.database import one_moment
 
 if TYPE_CHECKING:

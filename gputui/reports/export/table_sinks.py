@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from gputui.reports.export.files import LineFile, WholeFileSink, refuse_full_file
-from gputui.reports.export.sink import ExportError, Position, Sink, Subject
+from gputui.reports.export.sink import ExportError, Position, Sink
+from gputui.reports.export.subject import Subject
 from gputui.store.metrics.exported import Item
 from gputui.store.metrics.queries import StoredLine
 

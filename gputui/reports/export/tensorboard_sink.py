@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from gputui.reports.export.files import LineFile, refuse_full_folder
-from gputui.reports.export.sink import NOTE, STORY_SENTENCES, Position, Sink, Subject, cleaned, sentence
+from gputui.reports.export.sink import Position, Sink
+from gputui.reports.export.subject import Subject
+from gputui.reports.export.texts import NOTE, STORY_SENTENCES, cleaned, sentence
 from gputui.store.metrics.exported import Item, Note
 from gputui.store.metrics.queries import StoredLine
 

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from gputui.reports.export.files import refuse_full_folder
-from gputui.reports.export.sink import NOTE, PROJECT, ExportError, Position, Sink, Subject, cleaned, sentence
+from gputui.reports.export.sink import ExportError, Position, Sink
+from gputui.reports.export.subject import Subject
+from gputui.reports.export.texts import NOTE, PROJECT, cleaned, sentence
 from gputui.store.metrics.exported import Item, Note
 
 

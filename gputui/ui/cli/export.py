@@ -56,7 +56,8 @@ def _once(
     connection: sqlite3.Connection, view: Run, names: tuple[str, ...], name: Format, target: str, force: bool
 ) -> int:
     from gputui.reports.export.follow import export
-    from gputui.reports.export.sink import ExportError, TargetTakenError, read_subject
+    from gputui.reports.export.sink import ExportError, TargetTakenError
+    from gputui.reports.export.subject import read_subject
 
     known = queries.metric_names(connection, view.run_id)
     if not known:

@@ -17,7 +17,8 @@ from gputui.core.config import Workspace
 from gputui.reports.export.follow import export
 from gputui.reports.export.formats import Format
 from gputui.reports.export.mlflow_sink import valid_name, without_login
-from gputui.reports.export.sink import ExportError, read_subject
+from gputui.reports.export.sink import ExportError
+from gputui.reports.export.subject import read_subject
 from tests.ui.cli.program import said
 from tests.ui.tui.filling import NOW, Filler
 

@@ -15,7 +15,7 @@ import pytest
 
 from gputui.core.config import Workspace
 from gputui.reports.export.follow import export
-from gputui.reports.export.sink import read_subject
+from gputui.reports.export.subject import read_subject
 from gputui.store import checkpoints
 from gputui.store.events import add_event
 from tests.ledgers import ledger_row

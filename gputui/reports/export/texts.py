@@ -1,0 +1,50 @@
+"""Texts of gputui in a sink: names, notes as sentences, and values that every target takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gputui.core.redaction import BY_LOOK
+from gputui.store.metrics.exported import Note
+
+PROJECT = "gputui"
+"""The experiment or project in trackers."""
+
+NOTE = "gputui."
+"""The prefix of names that gputui adds."""
+
+STORY_SENTENCES = 100
+"""The newest notes, which a tracker's description has."""
+
+
+def cleaned(value: Any) -> Any:
+    """Plain JSON without secrets and without invalid Unicode, such as a file name in another
+    encoding."""
+    return _unicode(BY_LOOK.value(value))
+
+
+def _unicode(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode("utf-8")
+    if isinstance(value, Mapping):
+        return {_unicode(name): _unicode(item) for name, item in value.items()}
+    return [_unicode(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def sentence(note: Note) -> str:
+    """A note as a sentence."""
+    data = note.data
+    match note.kind:
+        case "attempt":
+            changes = ", ".join(f"{name}={value}" for name, value in data["changed"].items())
+            start = f" from {data['resumed_from']}" if data["resumed_from"] else ""
+            text = f"attempt {note.attempt} begins{start}" + (f" with {changes}" if changes else "")
+        case "incident":
+            at = "" if data["step"] is None else f" at step {data['step']}"
+            text = f"attempt {note.attempt} ended{at}: {data['summary']} ({data['kind']})"
+        case "decision":
+            text = f"{data['verdict']}: {data['reason']}"
+        case _:
+            text = f"{data['state']}: {data['cause']}"
+    return str(cleaned(text))
