@@ -17,7 +17,7 @@ from msgspec import Struct
 from gputui.recovery.tracebacks import plain
 from gputui.runs.foreign_json import read_foreign_json
 from gputui.runs.launchers import FOR_RANKS
-from gputui.runs.logs import Stream, node_folder, node_folders, rank_logs, tail_text
+from gputui.runs.logs import FIRST_NODE, Stream, node_folders, rank_logs, tail_text
 
 TAIL_BYTES = 256 * 1024
 TAIL_LINES = 4000
@@ -208,7 +208,7 @@ def _error_files(attempt_dir: Path) -> list[tuple[int | None, Path]]:
         for path in sorted(node.glob("ranks/**/error.json"))
         if path.parent.name.isascii() and path.parent.name.isdigit()
     ]
-    copy = node_folder(attempt_dir) / "error.json"
+    copy = attempt_dir / FIRST_NODE / "error.json"
     return [*files[-MAX_ERROR_FILES:], *([(None, copy)] if copy.exists() else [])]
 
 

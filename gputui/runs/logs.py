@@ -56,15 +56,9 @@ class LogWindow(Struct, frozen=True):
     size: int
 
 
-def node_folder(attempt_dir: Path) -> Path:
-    """The folder of an attempt's first node; the attempt's own if it has none."""
-    folder = attempt_dir / FIRST_NODE
-    return folder if folder.is_dir() else attempt_dir
-
-
 def node_folders(attempt_dir: Path) -> list[tuple[int, Path]]:
     """The folders of an attempt's nodes, each with the number of its first rank."""
-    first = (0, node_folder(attempt_dir))
+    first = (0, attempt_dir / FIRST_NODE)
     others = [path for path in attempt_dir.glob(f"{NODES}/[1-9]*") if path.name.isdigit()]
     try:
         ranks = int(read_foreign_json(attempt_dir / "attempt.json")["asks"]["ranks"]) if others else 0

@@ -88,7 +88,7 @@ def looked(bounds: LogBounds, now: float, number: int) -> None:
 
 
 def test_the_agent_tells_what_it_dropped_once(workspace: Workspace, connection: sqlite3.Connection) -> None:
-    path = workspace.run_dir("job-1") / "attempts" / "2" / "output.log"
+    path = workspace.run_dir("job-1") / "attempts" / "2" / "nodes" / "0" / "output.log"
     path.parent.mkdir(parents=True)
     path.write_bytes(b"x" * 9 * MIB)
     bounds = LogBounds(AgentContext.of(connection, workspace, wake=lambda: None), QUOTA)
@@ -107,13 +107,13 @@ def test_a_new_agent_does_not_drop_metrics_that_nobody_has_read(
     """Reads and looks in turns, as the agent does, at an output that grew while there was no agent."""
     add_run(connection, "job-1", RunState.STARTING)
     run_dir = workspace.run_dir("job-1")
-    folder = run_dir / "attempts" / "1"
+    folder = run_dir / "attempts" / "1" / "nodes" / "0"
     folder.mkdir(parents=True)
     count = 12 * MIB // 8192
     (folder / "output.log").write_text("".join(f"step {step:8}\n{'x' * 8177}\n" for step in range(count)))
     ingest = MetricsIngest(connection)
     ingest.open_source("job-1", str(run_dir), "stdout", Reading((r"step +(?P<step>\d+)",)))
-    ingest.begin_attempt("job-1", 1)
+    ingest.begin_attempt("job-1", 1, "nodes/0/output.log")
     bounds = LogBounds(AgentContext.of(connection, workspace, wake=lambda: None), QUOTA)
     now = 0.0
     more = True

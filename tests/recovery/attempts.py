@@ -54,7 +54,7 @@ def lay_out(directory: Path, files: dict[str, str]) -> None:
     for name, text in files.items():
         if name.startswith("ranks/"):
             name = name.replace("ranks/", "ranks/job-1.1_x7f3k2/attempt_0/", 1)
-        path = directory / name
+        path = directory / (name if name.startswith("nodes/") or name == "attempt.json" else f"nodes/0/{name}")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
 

@@ -73,7 +73,7 @@ def test_a_timeout_of_one_rank_gives_way_to_the_crash_of_another(tmp_path: Path)
 def test_ends_without_a_word_from_any_rank(
     record: dict[str, object] | None, kind: str, words: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "output.log").write_text("")
+    lay_out(tmp_path, {"output.log": ""})
     exit_record = None if record is None else ExitRecord.from_json(record)
     incident = classify(collect(tmp_path, exit=exit_record, ended_at=None))
     assert incident.kind == kind
@@ -140,7 +140,7 @@ def test_secrets_in_messages_are_redacted(tmp_path: Path) -> None:
 
 def test_only_the_end_of_a_huge_log_is_read(tmp_path: Path) -> None:
     lay_out(tmp_path, {"output.log": report({0: -15, 1: 1}, root=1, asked=(0,)), "ranks/1/stderr.log": ""})
-    path = tmp_path / "ranks" / "job-1.1_x7f3k2" / "attempt_0" / "1" / "stderr.log"
+    path = tmp_path / "nodes" / "0" / "ranks" / "job-1.1_x7f3k2" / "attempt_0" / "1" / "stderr.log"
     with path.open("wb") as file:
         file.truncate(3 << 30)  # a hole: 3 GiB that take no room
         file.seek(0, os.SEEK_END)
@@ -204,9 +204,7 @@ def test_an_end_without_a_word_on_a_full_disk_had_no_room_for_one(tmp_path: Path
     roomy = ExitRecord(code=1, disk_free_bytes=1 << 30)
     incident = classify(collect(tmp_path, exit=roomy, ended_at=None, launcher="python", last_step=5))
     assert incident.kind == "nonzero_exit"
-    (tmp_path / "output.log").write_text(
-        'Traceback (most recent call last):\n  File "a.py", line 3, in f\n    g()\nValueError: 3 channels\n'
-    )
+    lay_out(tmp_path, {"output.log": traceback("ValueError: 3 channels")})
     incident = classify(collect(tmp_path, exit=full, ended_at=None, launcher="python", last_step=5))
     assert incident.kind == "user_exception"
 

@@ -18,7 +18,7 @@ from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.launchers.base import OUTPUT, Invocation, Launcher, Placement
 from gputui.runs.launchers.reports import LauncherReport, parse_reports
 from gputui.runs.spec import GpuRequest, RunSpec
-from tests.recovery.attempts import recorded, report, traceback
+from tests.recovery.attempts import lay_out, recorded, report, traceback
 from tests.tables import table
 
 INVOCATION = Invocation(("train.py", "--lr", "0.1"), "/runs/r-1/attempts/2", "r-1.2")
@@ -71,7 +71,7 @@ class TestDeepspeed:
     def test_its_report_says_how_a_process_ended_and_not_which(self, tmp_path: Path) -> None:
         """It names the command that it started last, whichever ended."""
         line = "[E launch.py:325:h] ['/v/python', '-u', 'train.py', '--local_rank=1'] exits with return code = -9"
-        (tmp_path / "output.log").write_text(f"step 1\n{line}\n")
+        lay_out(tmp_path, {"output.log": f"step 1\n{line}\n"})
         evidence = collect(tmp_path, exit=ExitRecord(code=247), ended_at=None, launcher=self.deepspeed.name)
         assert [report.root for report in reports_of(evidence)] == [None]
         incident = classify(evidence)

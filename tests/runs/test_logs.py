@@ -17,22 +17,23 @@ from tests.tables import table
 
 
 def test_logs_of_an_attempt_are_found_in_order(tmp_path: Path) -> None:
+    node = tmp_path / "nodes" / "0"
     for rank in (10, 2):
-        folder = tmp_path / "ranks" / "job-1.1_ab12" / "attempt_0" / str(rank)
+        folder = node / "ranks" / "job-1.1_ab12" / "attempt_0" / str(rank)
         folder.mkdir(parents=True)
         for stream in ("stderr", "stdout"):
             (folder / f"{stream}.log").write_text(stream)
-    (tmp_path / "ranks" / "job-1.1_ab12" / "attempt_0" / "notes").mkdir()
-    (tmp_path / "ranks" / "job-1.1_ab12" / "attempt_0" / "notes" / "stdout.log").write_text("not a rank")
+    (node / "ranks" / "job-1.1_ab12" / "attempt_0" / "notes").mkdir()
+    (node / "ranks" / "job-1.1_ab12" / "attempt_0" / "notes" / "stdout.log").write_text("not a rank")
     assert [(log.rank, log.stream) for log in rank_logs(tmp_path)] == [
         (2, "stdout"),
         (2, "stderr"),
         (10, "stdout"),
         (10, "stderr"),
     ]
-    (tmp_path / "output.log").write_text("")
+    (node / "output.log").write_text("")
     first = rank_logs(tmp_path)[0]
-    assert (first.rank, first.stream, first.path) == (None, "output", tmp_path / "output.log")
+    assert (first.rank, first.stream, first.path) == (None, "output", node / "output.log")
     (tmp_path / "far").mkdir()
     (tmp_path / "far" / "job.log").write_text("")
     assert shown_logs(tmp_path) == rank_logs(tmp_path), "the job has printed nothing"

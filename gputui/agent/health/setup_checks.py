@@ -19,7 +19,7 @@ from gputui.recovery.watch.attempt import AttemptWatch
 from gputui.recovery.watch.rules import Observation
 from gputui.runs.command import checkpoint_directory, in_run
 from gputui.runs.launchers import LAUNCHERS
-from gputui.runs.logs import node_folder
+from gputui.runs.logs import FIRST_NODE
 from gputui.runs.spec import RunSpec
 from gputui.store import checkpoints
 from gputui.store.attempts import read_attempts
@@ -107,7 +107,7 @@ def missing_metrics(spec: RunSpec, run_dir: Path, attempt: int, began: float) ->
             newest = next(iter(list_checkpoints(folder, spec.checkpoints.pattern)), None)
     if newest is not None and newest.modified_ns / 1e9 >= began:
         return f"it has saved {Path(newest.path).name}, but {' and '.join(unread)}"
-    own = node_folder(run_dir / "attempts" / str(attempt))
+    own = run_dir / "attempts" / str(attempt) / FIRST_NODE
     outputs = LAUNCHERS[spec.launcher].log_files(own, spec.nproc)
     # Updates of a progress bar, which end with a carriage return, count too.
     counts = (len(text.splitlines()) for text in _readable(outputs))

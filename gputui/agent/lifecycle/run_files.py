@@ -25,7 +25,7 @@ from gputui.runs.command import in_run
 from gputui.runs.foreign_json import read_foreign_json
 from gputui.runs.identity import is_held
 from gputui.runs.launchers import LAUNCHERS
-from gputui.runs.logs import node_folder
+from gputui.runs.logs import FIRST_NODE
 from gputui.runs.redaction import secrets_of
 from gputui.runs.spec import Phase, RunSpec, SpecError, spec_of
 from gputui.runs.submission import SPEC_FILE, read_spec
@@ -60,7 +60,7 @@ def rank_output(spec: RunSpec, gpus_given: int, folder: Path) -> str:
     """Path of the first rank's output below the attempt's ``folder``, as
     `MetricsIngest.begin_attempt` expects it."""
     output = LAUNCHERS[spec.launcher].rank_output(spec.ranks_on(gpus_given))
-    return str(node_folder(folder).relative_to(folder) / output)
+    return f"{FIRST_NODE}/{output}"
 
 
 def read_record(path: Path) -> dict[str, Any] | None:

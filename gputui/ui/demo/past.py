@@ -31,7 +31,7 @@ from gputui.profiles.resolve import resolve
 from gputui.recovery.effects import MachineContext
 from gputui.runs import repository
 from gputui.runs.launchers.base import OUTPUT
-from gputui.runs.logs import node_folder
+from gputui.runs.logs import FIRST_NODE
 from gputui.runs.redaction import redact_spec
 from gputui.runs.repository import transaction
 from gputui.runs.spec import RunSpec
@@ -208,7 +208,7 @@ class DemoPast:
         with transaction(connection):
             repository.set_attempt_started(connection, run_id, attempt.number, clock.at)
         self._train(run_id, attempt, act, len(gpus), step_seconds)
-        log = node_folder(attempt_dir(workspace, run_id, attempt.number)) / OUTPUT
+        log = attempt_dir(workspace, run_id, attempt.number) / FIRST_NODE / OUTPUT
         log.write_text(f"training on {len(gpus)} GPUs\n{act.log}")
         if act.is_stopped:
             with transaction(connection):

@@ -21,7 +21,7 @@ def spec(launcher: str, *sources: MetricsSpec) -> RunSpec:
     "launcher, name, end", [("python", "output.log", "\r\n"), ("torchrun", "ranks/r_1/attempt_0/0/stderr.log", "\r")]
 )
 def test_so_many_printed_lines(tmp_path: Path, launcher: str, name: str, end: str) -> None:
-    path = tmp_path / "attempts" / "1" / name
+    path = tmp_path / "attempts" / "1" / "nodes" / "0" / name
     path.parent.mkdir(parents=True)
     described = spec(launcher, MetricsSpec("output", None, ("step (?P<step>x)",)))
     path.write_bytes(f"a log line{end}".encode() * (PRINTED_LINES - 1))

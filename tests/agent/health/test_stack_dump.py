@@ -49,7 +49,7 @@ def test_the_rank_that_the_others_wait_for_is_named_from_the_stacks_in_the_logs(
             "import faulthandler, time\nfaulthandler.dump_traceback()\ndef load():\n"
             "    print(flush=True), time.sleep(600)\nload()\n"
         )
-        stderr = tmp_path / "attempt" / "ranks" / "x" / "attempt_0" / str(rank) / "stderr.log"
+        stderr = tmp_path / "attempt" / "nodes" / "0" / "ranks" / "x" / "attempt_0" / str(rank) / "stderr.log"
         stderr.parent.mkdir(parents=True)
         command = [sys.executable, "-X", "faulthandler", str(script)]
         with stderr.open("wb") as output:

@@ -16,7 +16,8 @@ from tests.agent.conftest import SPEC
 
 def test_a_secret_that_is_a_word_of_the_message_does_not_change_the_verdict(tmp_path: Path) -> None:
     secret = "CUDA out of memory"
-    (tmp_path / "output.log").write_text(
+    (tmp_path / "nodes" / "0").mkdir(parents=True)
+    (tmp_path / "nodes" / "0" / "output.log").write_text(
         'Traceback (most recent call last):\n  File "/x.py", line 3, in <module>\n    main()\n'
         f"torch.OutOfMemoryError: {secret}. Tried to allocate 2.00 GiB. password=hunter2\n"
     )

@@ -91,7 +91,7 @@ def fill(filler: Filler) -> None:
 
 def _logs(workspace: Workspace) -> None:
     for attempt, run_id in ((3, "vit-b16-1"), (1, "gpt2-124m-1")):
-        folder = workspace.run_dir(run_id) / "attempts" / str(attempt) / "ranks" / "x" / "attempt_0" / "0"
+        folder = workspace.run_dir(run_id) / f"attempts/{attempt}/nodes/0/ranks/x/attempt_0/0"
         folder.mkdir(parents=True)
         text = "\n".join(CORPUS).encode() + b"\n\xff\xfe zq not UTF-8 \xc3\x28\n"
         (folder / "stdout.log").write_bytes(text)

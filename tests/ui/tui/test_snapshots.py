@@ -26,7 +26,7 @@ class Scene(NamedTuple):
 
 
 def log_of(filler: Filler, run_id: str, attempt: int, text: str) -> None:
-    folder = filler.workspace.run_dir(run_id) / "attempts" / str(attempt) / "ranks" / "x" / "attempt_0" / "0"
+    folder = filler.workspace.run_dir(run_id) / f"attempts/{attempt}/nodes/0/ranks/x/attempt_0/0"
     folder.mkdir(parents=True)
     (folder / "stdout.log").write_text(text)
 

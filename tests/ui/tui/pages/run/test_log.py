@@ -17,7 +17,9 @@ from gputui.ui.tui.pages.run.log_view import LogView, Search
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    return tmp_path / "output.log"
+    folder = tmp_path / "nodes" / "0"
+    folder.mkdir(parents=True)
+    return folder / "output.log"
 
 
 @pytest.fixture
@@ -35,12 +37,12 @@ def numbers(tail: LogTail) -> list[int]:
 def test_what_was_read_is_kept_and_only_the_rest_is_read(log: Path) -> None:
     reader = LogReader()
     log.write_text("one\ntwo\nhal")
-    first = reader.read(log.parent, None)
+    first = reader.read(log.parents[2], None)
     assert first.lines == ("one", "two", "hal") and first.is_whole and first.label == "launcher"
-    assert reader.read(log.parent, None) is first  # nothing new: nothing is read
+    assert reader.read(log.parents[2], None) is first  # nothing new: nothing is read
     with log.open("a") as file:
         file.write("f\nERROR three\n")
-    second = reader.read(log.parent, None)
+    second = reader.read(log.parents[2], None)
     assert second.lines == ("one", "two", "half", "ERROR three") and second.first == first.first
     assert list(second.levels) == [0, 0, 0, Level.ERROR]
 
@@ -48,53 +50,53 @@ def test_what_was_read_is_kept_and_only_the_rest_is_read(log: Path) -> None:
 def test_only_the_end_of_a_long_log_is_read_until_more_is_wanted(log: Path, small: None) -> None:
     log.write_text("".join(f"line {n:03}\n" for n in range(100)))
     reader = LogReader()
-    tail = reader.read(log.parent, None)
+    tail = reader.read(log.parents[2], None)
     assert tail.lines[-1] == "line 099" and 5 < len(tail.lines) < 15 and not tail.is_whole
-    deep = reader.read(log.parent, None, deep=True)
+    deep = reader.read(log.parents[2], None, deep=True)
     assert len(deep.lines) == 60 and deep.lines[-1] == "line 099" and not deep.is_whole
     place = dict(zip(numbers(deep), deep.lines, strict=True))
     assert all(place[number] == line for number, line in zip(numbers(tail), tail.lines, strict=True))
     with log.open("a") as file:
         file.write("the newest\n")
-    newer = reader.read(log.parent, None, deep=True)
+    newer = reader.read(log.parents[2], None, deep=True)
     assert newer.lines[-1] == "the newest" and newer.first == deep.first + 1
 
 
 def test_a_flood_and_a_log_that_begins_anew(log: Path, small: None) -> None:
     reader = LogReader()
     log.write_text("old\n")
-    before = reader.read(log.parent, None)
+    before = reader.read(log.parents[2], None)
     log.write_text("old\n" + "".join(f"flood {n:04}\n" for n in range(1000)))
-    flooded = reader.read(log.parent, None)
+    flooded = reader.read(log.parents[2], None)
     assert flooded.lines[-1] == "flood 0999" and len(flooded.lines) < 20 and flooded.first > before.first
     log.write_text("again\n")
-    assert reader.read(log.parent, None).lines == ("again",)
+    assert reader.read(log.parents[2], None).lines == ("again",)
 
 
 def test_a_log_that_cannot_be_read_says_so(log: Path) -> None:
     log.write_text("x\n")
     reader = LogReader()
-    reader.read(log.parent, None)
+    reader.read(log.parents[2], None)
     log.unlink()
     log.mkdir()
-    assert "Cannot read" in str(reader.read(log.parent, None).problem)
+    assert "Cannot read" in str(reader.read(log.parents[2], None).problem)
 
 
 def test_a_progress_bar_is_one_line_that_changes(log: Path) -> None:
     reader = LogReader()
     log.write_bytes(b"begin\n\rstep 1\rstep 2")
-    first = reader.read(log.parent, None)
+    first = reader.read(log.parents[2], None)
     assert first.lines == ("begin", "step 2")
     with log.open("ab") as file:
         for number in range(3, 300):
             file.write(b"\rstep %d" % number)
             if number % 20 == 0:
                 file.flush()
-                assert reader.read(log.parent, None).lines == ("begin", f"step {number}")
+                assert reader.read(log.parents[2], None).lines == ("begin", f"step {number}")
         file.write(b"\rstep 300\nend\n")
-    done = reader.read(log.parent, None)
+    done = reader.read(log.parents[2], None)
     assert done.lines == ("begin", "step 300", "end") and done.first == first.first
-    assert LogReader().read(log.parent, None, deep=True).lines[-2:] == ("step 300", "end")
+    assert LogReader().read(log.parents[2], None, deep=True).lines[-2:] == ("step 300", "end")
 
 
 # --- looking at it
@@ -196,8 +198,8 @@ def test_long_lines_are_read_sideways() -> None:
 def test_the_log_of_a_new_attempt_is_another_one(tmp_path: Path) -> None:
     """Warnings and hits of the log before must not be looked for in it."""
     for number, count in ((1, 50), (2, 3)):
-        folder = tmp_path / str(number)
-        folder.mkdir()
+        folder = tmp_path / str(number) / "nodes" / "0"
+        folder.mkdir(parents=True)
         (folder / "output.log").write_text("".join(f"WARNING {number}.{n}\n" for n in range(count)))
     reader, view = LogReader(), LogView()
     view.update(reader.read(tmp_path / "1", None), 4)
@@ -211,8 +213,8 @@ def test_the_log_of_a_new_attempt_is_another_one(tmp_path: Path) -> None:
 
 def test_logs_of_attempts_before_can_be_chosen(tmp_path: Path) -> None:
     for number in range(1, 7):
-        folder = tmp_path / str(number)
-        folder.mkdir()
+        folder = tmp_path / str(number) / "nodes" / "0"
+        folder.mkdir(parents=True)
         (folder / "output.log").write_text("" if number in (4, 6) else f"attempt {number}\n")
     reader = LogReader()
     tail = reader.read(tmp_path / "6", None)

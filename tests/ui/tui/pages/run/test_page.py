@@ -27,7 +27,7 @@ def page_of(app: GputuiApp) -> RunScreen:
 
 
 def write_log(workspace: Workspace, rank: int, content: str, stream: str = "stdout") -> Path:
-    folder = workspace.run_dir("vit-b16-1") / "attempts" / "3" / "ranks" / "x" / "attempt_0" / str(rank)
+    folder = workspace.run_dir("vit-b16-1") / f"attempts/3/nodes/0/ranks/x/attempt_0/{rank}"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{stream}.log"
     path.write_text(content)
@@ -248,7 +248,7 @@ def failed_at_start(filler: Filler, workspace: Workspace) -> None:
     filler.incident("bert-1", 1, "user_exception", "rank 1 raised an exception (KeyError: 'labels', data.py:17)",
                     seconds_ago=3580.0, rank=1, reason="not retried", verdict="stop")  # fmt: skip
     for rank in (0, 1):
-        folder = workspace.run_dir("bert-1") / "attempts" / "1" / "ranks" / "x" / "attempt_0" / str(rank)
+        folder = workspace.run_dir("bert-1") / f"attempts/1/nodes/0/ranks/x/attempt_0/{rank}"
         folder.mkdir(parents=True)
         (folder / "stdout.log").write_text(f"hello of rank {rank}\n")
         error = "Traceback (most recent call last):\n  File 'data.py', line 17\nKeyError: 'labels'\n" if rank else ""
