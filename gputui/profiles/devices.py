@@ -99,7 +99,7 @@ def request_gpus(selection: Selection, inventory: Sequence[GpuFacts] | None, mem
         if selection.count > len(whole):
             fewer = "to run on the CPU" if not whole else "instead"
             asked = f"{selection.count} GPU{'' if selection.count == 1 else 's'} asked for"
-            raise SelectionError(f"{asked}, this machine has {len(whole)}; use --gpus {len(whole)} {fewer}")
+            raise SelectionError(f"{asked}, {machine_has(inventory)}; use --gpus {len(whole)} {fewer}")
         return GpuRequest(selection.count, (), memory_bytes)
     chosen = [_find(device, inventory) for device in selection.devices]
     for gpu in chosen:
@@ -109,6 +109,13 @@ def request_gpus(selection: Selection, inventory: Sequence[GpuFacts] | None, mem
     if len(set(uuids)) < len(uuids):
         raise SelectionError("a GPU is named twice", is_refusal=False)
     return GpuRequest(len(uuids), uuids, memory_bytes)
+
+
+def machine_has(inventory: Sequence[GpuFacts]) -> str:
+    """The number of GPUs that a run may have, and those that MIG keeps from it."""
+    split = [gpu for gpu in inventory if gpu.mig_mode]
+    has = f"this machine has {len(inventory) - len(split)}"
+    return f"{has} without GPU {_indices(split)}, in MIG mode" if split else has
 
 
 def _device(item: object) -> int | str:

@@ -11,6 +11,7 @@ from typing import Any
 
 from gputui.core import units
 from gputui.core.config import Workspace
+from gputui.profiles.devices import machine_has
 from gputui.profiles.gpu_checks import GpuSituation
 from gputui.profiles.loading import Profile
 from gputui.profiles.preflight import check, check_elsewhere, quick_checks
@@ -38,8 +39,8 @@ def resolve_study(
     if spec.target is not None:
         situation = None
     whole = None if situation is None else sum(not gpu.mig_mode for gpu in situation.facts)
-    if whole and spec.gpus_per_trial > whole:
-        asked = f"gpus_per_trial: {spec.gpus_per_trial} asked for, this machine has {whole}; give {whole} at most"
+    if situation is not None and whole and spec.gpus_per_trial > whole:
+        asked = f"gpus_per_trial: {spec.gpus_per_trial} asked for, {machine_has(situation.facts)}; give {whole} at most"
         raise ResolveError([asked], is_refusal=True)
     base = resolve(
         profile,

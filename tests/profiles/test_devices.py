@@ -70,6 +70,7 @@ def test_requests(given: object, inventory: Sequence[GpuFacts] | None, request_:
     ("given", "inventory", "text"),
     [
         ("5", FOUR, "5 GPUs asked for, this machine has 4; use --gpus 4 instead"),
+        ("4", WITH_MIG, "4 GPUs asked for, this machine has 3 without GPU 3, in MIG mode; use --gpus 3 instead"),
         ("4,1", FOUR, "GPU 4 does not exist; this machine has 0, 1, 2, 3"),
         (UUIDS[1][:-1] + "e", FOUR, f"GPU {UUIDS[1][:-1]}e does not exist; did you mean {UUIDS[1]}?"),
         ("1", [], "no NVIDIA GPU is visible on this machine; use --gpus 0 to run on the CPU"),

@@ -33,24 +33,31 @@ def command(session: Session, folder: Path, name: str | None, as_json: bool) -> 
     if len(found) > MAX_RUNS:
         fail(f"{folder} holds {len(found)} runs; import at most {MAX_RUNS} at once", Exit.USAGE)
     session.need_agent()
-    ids = [submit(session, copy_spec(each), name or each.name) for each in found]
-    if as_json:
-        print_json([{"id": run_id, "state": RunState.QUEUED} for run_id in ids])
-        return
-    for run_id, each in zip(ids, found, strict=True):
-        say(f"{run_id} copies {each.source} ({each.kind}); once it has succeeded, gputui metrics {run_id} shows it")
+    ids: list[str] = []
+    try:
+        for each in found:
+            ids.append(run_id := submit(session, copy_spec(each), name or each.name))
+            if not as_json:
+                shown = f"once it has succeeded, gputui metrics {run_id} shows it"
+                say(f"{run_id} copies {each.source} ({each.kind}); {shown}")
+    finally:
+        # One may be refused after others were queued.
+        if as_json:
+            print_json([{"id": run_id, "state": RunState.QUEUED} for run_id in ids])
 
 
 def copy_spec(run: TrackedRun) -> RunSpec:
     """A run that copies the metrics of another tracker."""
-    source, output = str(run.source), "{run_dir}/metrics.jsonl"
+    output = "{run_dir}/metrics.jsonl"
     return RunSpec(
         name=fitting_name(run.name),
         launcher="command",
         # -P: modules in the folder must not be imported.
-        program=(sys.executable, "-P", "-m", "gputui.metrics.trackers", run.kind, source, output),
-        workdir=str(run.source if run.source.is_dir() else run.source.parent),
+        program=(sys.executable, "-P", "-m", "gputui.metrics.trackers", run.kind, "{source}", output),
+        workdir="{run_dir}",
         args=(),
+        # A parameter, because a folder's name may contain braces.
+        params={"source": str(run.source)},
         metrics=(MetricsSpec("jsonl", output),),
         recovery={"policy": "off"},
         alerts="off",

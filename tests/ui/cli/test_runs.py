@@ -184,11 +184,11 @@ def test_steps_are_put_together_from_all_files(tmp_path: Path) -> None:
 
 
 def test_an_imported_run_has_ended_and_its_metrics(machine: Machine) -> None:
-    folder = machine.folder / "a {odd} name"
+    folder = machine.folder / "a {run_dir} name"
     append(events_of(folder), event(1, loss=0.5) + event(2, loss=0.25))
     append(events_of(folder, "run-x1.wandb"), chunked([history(1, 0.75)]))
     ids = [found["id"] for found in machine.json("import", str(folder))]
-    assert ids == ["x1-1", "a-odd-name-1"]
+    assert ids == ["x1-1", "a-run_dir-name-1"]
     for run_id, points in zip(ids, ([(1, 0.75)], [(1, 0.5), (2, 0.25)]), strict=True):
         machine.wait_for(run_id, "succeeded")
         assert [(each["step"], each["value"]) for each in machine.json("metrics", run_id, "loss")] == points

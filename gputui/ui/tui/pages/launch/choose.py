@@ -71,7 +71,7 @@ def _row(entry: ProfileEntry, used: Mapping[str, float], gpu_count: int, environ
     wanted = profile.form.gpus
     count = 1 if wanted.is_all else wanted.count or len(wanted.devices)
     gpus = "all GPUs" if wanted.is_all else "CPU" if not count else "1 GPU" if count == 1 else f"{count} GPUs"
-    missing = f"needs {count} GPUs, this machine has {gpu_count}" if count > gpu_count else ""
+    missing = f"needs {gpus}, this machine has {gpu_count}" if count > gpu_count else ""
     if not missing:
         missing = _missing_data(entry, environ)
     return ProfileRow(entry.path, clean(entry.name), clean(profile.description), gpus, at, missing)
