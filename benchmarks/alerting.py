@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.alone import alone
 from benchmarks.percentiles import percentile
 from gputui.agent.context import AgentContext
-from gputui.agent.health.alerting import Alerting
+from gputui.agent.health.alert_evaluation import Alerting
 from gputui.agent.health.watched import begin
 from gputui.agent.lifecycle.live_attempt import LiveAttempt
 from gputui.agent.lifecycle.run_files import ResolvedRun

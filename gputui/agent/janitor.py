@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from gputui.agent.recording import run_energy
-from gputui.agent.recording.pruning import Pruning
 from gputui.agent.recording.recorder import Recorder
+from gputui.agent.recording.retention import Pruning
 from gputui.agent.recording.sample_rollups import Rollups
 from gputui.core.config import Workspace, file_identity
 from gputui.core.units import bytes_text

@@ -21,11 +21,11 @@ from gputui.agent.commands import dispatch
 from gputui.agent.context import AgentContext
 from gputui.agent.doorbell import Doorbell
 from gputui.agent.error_barrier import roll_back
-from gputui.agent.health.alerting import Alerting
-from gputui.agent.housekeeping import Housekeeping, note_predecessor
+from gputui.agent.health.alert_evaluation import Alerting
 from gputui.agent.lifecycle.execution import note_report, read_rest
 from gputui.agent.lifecycle.rebuild import rebuild
 from gputui.agent.lifecycle.supervisor import Supervisor
+from gputui.agent.maintenance import Housekeeping, note_predecessor
 from gputui.agent.recording.output import FileOutput
 from gputui.agent.sinks import Sinks
 from gputui.agent.studies import Studies

@@ -19,8 +19,8 @@ from gputui.core.config import shipped_profiles
 from gputui.core.yaml_forms.problems import nearest, shown_path
 from gputui.machine.gpu_model import GpuFacts
 from gputui.profiles.devices import SelectionError, parse_selection, request_gpus
-from gputui.profiles.loading import Profile
 from gputui.profiles.params import ParameterError, apply, unknown_parameter
+from gputui.profiles.profile_file import Profile
 from gputui.profiles.schema import Metrics, ProfileForm
 from gputui.reports.export.formats import FORMATS, is_format
 from gputui.runs.command import format_value, substitute, values_for

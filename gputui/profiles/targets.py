@@ -20,7 +20,7 @@ from gputui.runs.executors import LOCAL, REMOTE_KINDS, Executors
 from gputui.runs.executors.options import OPTIONS
 
 if TYPE_CHECKING:
-    from gputui.profiles.loading import Profile
+    from gputui.profiles.profile_file import Profile
 
 
 class TargetNotFoundError(LookupError):

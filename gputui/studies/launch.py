@@ -13,8 +13,8 @@ from gputui.core import units
 from gputui.core.config import Workspace
 from gputui.profiles.devices import machine_has
 from gputui.profiles.gpu_checks import GpuSituation
-from gputui.profiles.loading import Profile
 from gputui.profiles.preflight import check, check_elsewhere, quick_checks
+from gputui.profiles.profile_file import Profile
 from gputui.profiles.resolve import ResolveError, resolve
 from gputui.runs.checks import CheckResult
 from gputui.runs.spec import RunSpec, Scalar
@@ -23,9 +23,9 @@ from gputui.store.gpu_use import past_peaks
 from gputui.store.rows import json_mapping
 from gputui.store.studies import SECONDS_PER_HOUR
 from gputui.studies import decide
-from gputui.studies.loading import gpus_of
 from gputui.studies.pbt import first_point
 from gputui.studies.spec import StudySpec
+from gputui.studies.study_file import gpus_of
 
 SHOWN_POINTS = 10
 

@@ -1,7 +1,7 @@
 """A study: the form of its file, and the record that the screen, the agent and the study's process
 work with.
 
-Only `gputui.studies.loading` checks a file, with pydantic, which the other processes do without.
+Only `gputui.studies.study_file` checks a file, with pydantic, which the other processes do without.
 Therefore these are dataclasses, and what a key may hold stands in their metadata.
 """
 
@@ -357,7 +357,7 @@ _TARGET = Reads(lambda given: given, lambda _: _TEXT)
 
 @dataclass(frozen=True)
 class StudySpec(Section):
-    """Many runs of one profile to find good parameters. `gputui.studies.loading` puts what the
+    """Many runs of one profile to find good parameters. `gputui.studies.study_file` puts what the
     profile says in place of names of parameters, and the target in place of its name."""
 
     name: str = key("what it is called; the file's name when left out", pattern=NAME_PATTERN)

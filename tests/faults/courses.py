@@ -27,7 +27,7 @@ from typing import Any
 
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle import checkpoint_survey
-from gputui.agent.lifecycle.waiting import start_check
+from gputui.agent.lifecycle.start_conditions import start_check
 from gputui.core.config import Workspace, locate
 from gputui.recovery.checkpoints import ledger
 from gputui.recovery.checkpoints.attempt_spans import WORKED_SECONDS

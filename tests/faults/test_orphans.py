@@ -13,7 +13,7 @@ from contextlib import closing
 import pytest
 
 from gputui.agent.context import AgentContext
-from gputui.agent.housekeeping import LOOK_SECONDS, OrphanWatch
+from gputui.agent.maintenance import LOOK_SECONDS, OrphanWatch
 from gputui.runs.identity import ProcessIdentity, identify
 from gputui.runs.orphans import MarkedProcess, RunStatus, orphans, without_ancestors
 from gputui.store.run_states import RunState

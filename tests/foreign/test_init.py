@@ -12,7 +12,7 @@ from gputui.profiles.init.draft import Draft, draft
 from gputui.profiles.init.presets import PRESETS
 from gputui.profiles.init.script_survey import SurveyError
 from gputui.profiles.init.typed_command import DraftError
-from gputui.profiles.loading import Profile, read_profile
+from gputui.profiles.profile_file import Profile, read_profile
 from tests import forkserver
 from tests.tables import table
 

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from gputui.profiles.loading import load
 from gputui.profiles.preflight import quick_checks
+from gputui.profiles.profile_file import load
 from gputui.profiles.resolve import resolve
 from tests.foreign.matrix import PAGE, PARTS, PLAYED, RESULTS, ROWS, can_be_tried, prepare
 from tests.foreign.matrix import table as results_table

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from gputui.core.yaml_forms.problems import ProfileError
-from gputui.profiles.loading import load, read_profile
 from gputui.profiles.preflight import check
+from gputui.profiles.profile_file import load, read_profile
 from gputui.profiles.resolve import resolve
 from gputui.profiles.schema import Checkpoints, Metrics, ParameterForm, ProfileForm, Requires, json_schema
 from gputui.runs.command import build_launch

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gputui.core.yaml_forms.problems import Problem, ProfileError
-from gputui.profiles.loading import read_profile
+from gputui.profiles.profile_file import read_profile
 from tests.tables import table
 
 FILE = Path("mine.yaml")

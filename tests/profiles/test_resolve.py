@@ -11,7 +11,7 @@ import pytest
 from gputui.machine.gpu_model import GpuFacts
 from gputui.profiles import resolve as resolving
 from gputui.profiles.describe import preview_launch
-from gputui.profiles.loading import load
+from gputui.profiles.profile_file import load
 from gputui.profiles.resolve import ResolveError, resolve, wants_gpus
 from gputui.runs.command import build_launch
 from gputui.runs.launchers.base import Placement

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gputui.core.config import shipped_profiles
-from gputui.profiles.loading import load
+from gputui.profiles.profile_file import load
 from gputui.profiles.resolve import resolve
 from gputui.recovery.batches import EFFECTIVE_BATCH_TOLERANCE, shrink_batch
 from gputui.recovery.classify import Incident

@@ -10,8 +10,8 @@ import pytest
 
 from gputui.core.yaml_forms.problems import ProfileError
 from gputui.profiles.describe import describe, preview_launch
-from gputui.profiles.loading import load, read_profile
 from gputui.profiles.preflight import quick_checks
+from gputui.profiles.profile_file import load, read_profile
 from gputui.profiles.resolve import resolve
 from gputui.reports.export.formats import FORMATS
 from gputui.runs.redaction import redact_spec

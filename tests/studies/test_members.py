@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from gputui.core.config import Workspace
-from gputui.profiles.loading import load
+from gputui.profiles.profile_file import load
 from gputui.profiles.resolve import resolve
 from gputui.runs.spec import Phase
 from gputui.store.run_states import RunState

@@ -11,12 +11,12 @@ from functools import partial
 
 from gputui.agent.context import AgentContext
 from gputui.agent.error_barrier import Parts
-from gputui.agent.lifecycle.ending import give_up
+from gputui.agent.lifecycle.attempt_end import give_up
 from gputui.agent.lifecycle.gpus import GpuHolds, foreign_bytes, gpu_availability
 from gputui.agent.lifecycle.preparation import Grant, LaunchError, UnusableSpecError, prepare_attempt
 from gputui.agent.lifecycle.run_files import living_attempt, policy_of
 from gputui.agent.lifecycle.scheduler import GpuAvailability, Start, Wait, gpus_wanted, schedule
-from gputui.agent.lifecycle.waiting import check_before_start
+from gputui.agent.lifecycle.start_conditions import check_before_start
 from gputui.core.units import bytes_text
 from gputui.recovery.actions import go_on_with_fewer
 from gputui.recovery.effects import SkippedAction, apply_changes

@@ -22,13 +22,13 @@ from gputui.agent.error_barrier import Parts
 from gputui.agent.health.monitor import HealthMonitor
 from gputui.agent.lifecycle import execution, run_files
 from gputui.agent.lifecycle.admission import Admission
+from gputui.agent.lifecycle.attempt_end import end_attempt, machine_context
 from gputui.agent.lifecycle.checkpoint_survey import CheckpointSurveys
-from gputui.agent.lifecycle.ending import end_attempt, machine_context
 from gputui.agent.lifecycle.execution import finish_postmortem
 from gputui.agent.lifecycle.gpus import GpuHolds
 from gputui.agent.lifecycle.live_attempt import LiveAttempt, Postmortem, Serving, Sweeping
 from gputui.agent.lifecycle.run_files import attempt_dir, resolved_run
-from gputui.agent.lifecycle.waiting import RecoveryWaits
+from gputui.agent.lifecycle.start_conditions import RecoveryWaits
 from gputui.agent.outbox import Outbox
 from gputui.machine.gpu_model import Occupant
 from gputui.runs import notices, repository

@@ -19,7 +19,7 @@ from gputui.reports.pages import render
 from gputui.reports.summary import story
 from gputui.reports.summary.facts import RunFacts, Spread, rounded
 from gputui.reports.summary.gates import GateVerdict, judge
-from gputui.reports.summary.scaling import Scaling, efficiency_of, scalability_shape, scalings
+from gputui.reports.summary.speedup import Scaling, efficiency_of, scalability_shape, scalings
 from gputui.store.json_shapes import iso
 
 MAX_PICTURED = 20

@@ -7,9 +7,9 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 
 from gputui.core.text import clean
-from gputui.metrics.curves.drawing import drawing, hardware_drawing
 from gputui.metrics.curves.live_curves import read_charts
 from gputui.metrics.curves.model import ChartRequest
+from gputui.metrics.curves.plot import drawing, hardware_drawing
 from gputui.metrics.draw.picture import Drawing
 from gputui.recovery.costs import costs, total
 from gputui.recovery.watch.course import expected_rate

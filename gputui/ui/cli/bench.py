@@ -15,7 +15,7 @@ from gputui.ui.cli.context import Exit, Session, fail, json_option, print_json, 
 
 if TYPE_CHECKING:
     from gputui.reports.summary.facts import RunFacts
-    from gputui.reports.summary.scaling import ScalingRow
+    from gputui.reports.summary.speedup import ScalingRow
     from gputui.runs.spec import RunSpec
 
 
@@ -46,7 +46,7 @@ def scaling(
     specs = _specs(session, profile, changes, counts, on_gpus=gpus is not None)
     what = "GPUs" if gpus is not None else "processes"
     runs = [_measure(session, spec, count, what, quiet=as_json) for spec, count in zip(specs, counts, strict=True)]
-    from gputui.reports.summary.scaling import scaling_rows
+    from gputui.reports.summary.speedup import scaling_rows
 
     rows = scaling_rows(runs)
     if as_json:

@@ -11,7 +11,7 @@ from gputui.profiles.init.draft import draft
 from gputui.profiles.init.presets import PRESETS
 from gputui.profiles.init.script_survey import SurveyError
 from gputui.profiles.init.typed_command import DraftError
-from gputui.profiles.loading import read_profile
+from gputui.profiles.profile_file import read_profile
 from gputui.ui.cli.context import Exit, fail, say
 
 

@@ -14,8 +14,8 @@ import click
 from gputui.core.text import clean
 from gputui.core.yaml_forms.problems import ProfileError
 from gputui.profiles.gpu_checks import GpuSituation
-from gputui.profiles.loading import Profile, ProfileNotFoundError, find, load
 from gputui.profiles.params import ParameterError, split_assignments
+from gputui.profiles.profile_file import Profile, ProfileNotFoundError, find, load
 from gputui.profiles.resolve import ResolveError, resolve
 from gputui.profiles.situation import situation_of
 from gputui.runs.checks import CheckResult

@@ -12,7 +12,7 @@ from gputui.metrics.draw.export import plot_text
 from gputui.metrics.draw.glyphs import sparkline
 from gputui.metrics.formats import Reading, line_format
 from gputui.metrics.log_trial import Trial, try_log
-from gputui.profiles.loading import Profile
+from gputui.profiles.profile_file import Profile
 from gputui.ui.cli.context import Exit, fail, print_json, print_table, say
 
 MAX_BYTES = 64 << 20

@@ -12,9 +12,9 @@ import click
 from gputui.core import units
 from gputui.core.text import clean
 from gputui.core.yaml_forms.problems import did_you_mean
-from gputui.metrics.curves.drawing import drawing
 from gputui.metrics.curves.live_curves import read_charts
 from gputui.metrics.curves.model import AXES, ChartData, ChartRequest
+from gputui.metrics.curves.plot import drawing
 from gputui.metrics.draw import export as files
 from gputui.runs.spec import known_spec
 from gputui.store.metrics import intake, queries

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from gputui.core.redaction import redact_params
 from gputui.core.yaml_forms.problems import did_you_mean
-from gputui.profiles.loading import ProfileNotFoundError
-from gputui.profiles.loading import find as find_profile
+from gputui.profiles.profile_file import ProfileNotFoundError
+from gputui.profiles.profile_file import find as find_profile
 from gputui.recovery import policy_simulation
 from gputui.recovery.effects import Result
 from gputui.recovery.policies import POLICIES, Policy, PolicyAction, PolicyError, policy_from

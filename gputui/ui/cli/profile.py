@@ -11,7 +11,7 @@ from gputui.runs.manifests import MANIFESTS, ManifestError, write_manifest
 from gputui.ui.cli.context import Exit, Session, fail, json_option, print_json, print_table, say
 
 if TYPE_CHECKING:
-    from gputui.profiles.loading import ProfileEntry
+    from gputui.profiles.profile_file import ProfileEntry
 
 
 @click.group("profile")
@@ -24,7 +24,7 @@ def command() -> None:
 @click.pass_obj
 def list_(session: Session, as_json: bool) -> None:
     """List the profiles here, in the home, and those that ship with gputui."""
-    from gputui.profiles.loading import list_profiles
+    from gputui.profiles.profile_file import list_profiles
 
     entries = list_profiles(session.workspace, Path.cwd())
     if as_json:

@@ -418,8 +418,8 @@ def _find(
 def _run_words(session: Session, study: StudyRecord, spec: StudySpec) -> list[str]:
     """The words of `gputui run` that name the study's profile, by its path where its name means none or another one
     here, its target, and the GPUs of a trial where they differ from the profile's."""
-    from gputui.profiles.loading import ProfileNotFoundError, find, load
-    from gputui.studies.loading import gpus_of
+    from gputui.profiles.profile_file import ProfileNotFoundError, find, load
+    from gputui.studies.study_file import gpus_of
 
     there = [] if spec.target is None else ["--on", str(spec.target["name"])]
     try:

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from gputui.core import units
 from gputui.core.yaml_forms.problems import ProfileError
-from gputui.profiles.loading import Profile
 from gputui.profiles.params import ParameterError, split_assignments
+from gputui.profiles.profile_file import Profile
 from gputui.profiles.resolve import ResolveError
 from gputui.runs.launch_shell import capture
 from gputui.runs.spec import RunSpec
@@ -21,7 +21,8 @@ from gputui.runs.submission import submit_ticket
 from gputui.store.database import data_version
 from gputui.store.studies import StudyState, TrialRecord, TrialState, get_study, read_trials
 from gputui.studies import launch as plans
-from gputui.studies.loading import (
+from gputui.studies.spec import StudySpec, missing_library
+from gputui.studies.study_file import (
     StudyFile,
     StudyFileNotFoundError,
     find_study_file,
@@ -29,7 +30,6 @@ from gputui.studies.loading import (
     load_study,
     read_study,
 )
-from gputui.studies.spec import StudySpec, missing_library
 from gputui.ui.cli import launch_spec
 from gputui.ui.cli.context import Exit, Session, actor, fail, print_json, print_result, say
 from gputui.ui.cli.gpus import wait_for_gpus

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gputui.core.config import PRIVATE_FILE_MODE, Workspace, locate
 from gputui.machine.simulated import SimulatedSource
-from gputui.profiles.loading import load
+from gputui.profiles.profile_file import load
 from gputui.profiles.resolve import resolve
 from gputui.runs.agent_process import AgentUnreachableError, ensure_agent, stop_agent
 from gputui.runs.submission import submit_run
@@ -22,7 +22,7 @@ from gputui.store import commands
 from gputui.store.database import StoreError, open_commander
 from gputui.store.runs import read_runs
 from gputui.store.studies import StudyRecord, read_studies
-from gputui.ui.demo import simulated_training
+from gputui.ui.demo import simulated_trainer
 from gputui.ui.demo.past import STORIES, DemoPast
 from gputui.ui.demo.study import STUDY, STUDY_FILE
 
@@ -95,7 +95,7 @@ def demo_home() -> Iterator[Workspace]:
 def write_profiles(workspace: Workspace) -> None:
     """Write the demo's profiles, the script that they start, and the file of a study."""
     folder = workspace.profiles
-    shutil.copyfile(simulated_training.__file__, folder / "train.py")
+    shutil.copyfile(simulated_trainer.__file__, folder / "train.py")
     for name, (description, gpus, steps, step_seconds, batch_size, loss) in TRAININGS.items():
         text = PROFILE.format(
             name=name, description=description, gpus=gpus, steps=steps, step_seconds=step_seconds,

@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.agent.context import AgentContext
-from gputui.agent.lifecycle.ending import end_attempt
+from gputui.agent.lifecycle.attempt_end import end_attempt
 from gputui.agent.lifecycle.execution import examine, postmortem_task, read_rest
 from gputui.agent.lifecycle.preparation import Grant, prepare_attempt
 from gputui.agent.lifecycle.run_files import attempt_dir, open_metrics, resolved_run
@@ -26,7 +26,7 @@ from gputui.machine.gpu_model import GpuEvent, GpuFacts, Occupant
 from gputui.machine.host_sample import HostSampler
 from gputui.machine.simulated import SimulatedSource
 from gputui.machine.xid import xid_text
-from gputui.profiles.loading import load
+from gputui.profiles.profile_file import load
 from gputui.profiles.resolve import resolve
 from gputui.recovery.effects import MachineContext
 from gputui.runs import repository
@@ -41,7 +41,7 @@ from gputui.store.database import open_writer
 from gputui.store.events import add_event
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run, get_run
-from gputui.ui.demo.simulated_training import CHECKPOINT_STEPS, VALIDATION_STEPS, lines, save, tuned_end
+from gputui.ui.demo.simulated_trainer import CHECKPOINT_STEPS, VALIDATION_STEPS, lines, save, tuned_end
 from gputui.ui.demo.study import STUDY, play_study
 
 HOUR = 3600.0

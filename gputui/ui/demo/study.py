@@ -22,9 +22,9 @@ from gputui.store.rows import insert
 from gputui.store.studies import StudyState, TrialState, get_study, read_trials
 from gputui.studies import decide, pbt, rows
 from gputui.studies.importances import importances
-from gputui.studies.loading import load_study
 from gputui.studies.spec import Objective, StudySpec
-from gputui.ui.demo.simulated_training import VALIDATION_STEPS, tuned_end, validation_loss
+from gputui.studies.study_file import load_study
+from gputui.ui.demo.simulated_trainer import VALIDATION_STEPS, tuned_end, validation_loss
 
 if TYPE_CHECKING:
     from gputui.ui.demo.past import DemoPast

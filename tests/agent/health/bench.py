@@ -9,7 +9,7 @@ from typing import Any
 
 from gputui.agent.context import AgentContext
 from gputui.agent.health import watched
-from gputui.agent.health.alerting import Alerting
+from gputui.agent.health.alert_evaluation import Alerting
 from gputui.agent.lifecycle.live_attempt import LiveAttempt
 from gputui.agent.lifecycle.run_files import ResolvedRun
 from gputui.core.config import Workspace, locate

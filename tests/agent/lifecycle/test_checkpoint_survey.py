@@ -24,7 +24,7 @@ from gputui.agent.lifecycle.checkpoint_survey import TWO_HOMES, scan, search_now
 from gputui.agent.lifecycle.execution import examine
 from gputui.agent.lifecycle.live_attempt import PostmortemTask
 from gputui.agent.lifecycle.run_files import ResolvedRun
-from gputui.agent.lifecycle.waiting import check_before_start
+from gputui.agent.lifecycle.start_conditions import check_before_start
 from gputui.core.config import Workspace, locate
 from gputui.core.redaction import Redactor
 from gputui.recovery.checkpoints import ledger, resumable

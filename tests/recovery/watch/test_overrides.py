@@ -9,7 +9,7 @@ import pytest
 
 from gputui.core.yaml_forms.problems import ProfileError
 from gputui.profiles.home_files import read_alerts
-from gputui.profiles.loading import read_profile
+from gputui.profiles.profile_file import read_profile
 from gputui.recovery.watch.overrides import overrides_from, parse_seconds, with_overrides
 from gputui.recovery.watch.rules import RULES
 from tests.tables import table

@@ -10,7 +10,7 @@ import pytest
 from gputui.recovery.costs import Cost
 from gputui.reports.summary.facts import GpuUse, Measured, spread
 from gputui.reports.summary.report import Prices, cost_of, together
-from gputui.reports.summary.scaling import efficiency_of, scaling_rows, scalings
+from gputui.reports.summary.speedup import efficiency_of, scaling_rows, scalings
 from gputui.reports.summary.tally import measured
 from gputui.store.attempts import Attempt, RunCost
 from gputui.store.metrics.queries import StoredLine

@@ -15,7 +15,7 @@ import pytest
 from gputui.store.database import open_reader
 from gputui.store.runs import find_run
 from gputui.store.studies import read_studies
-from gputui.ui.demo import past, simulated_training
+from gputui.ui.demo import past, simulated_trainer
 from gputui.ui.demo.home import demo_home
 from gputui.ui.demo.past import STORIES, DemoPast
 from gputui.ui.tui.commands import start_study
@@ -60,7 +60,7 @@ def test_the_script_saves_when_it_is_asked_to_end(tmp_path: Path) -> None:
     metrics = tmp_path / "metrics.jsonl"
     environment = {**os.environ, "GPUTUI_METRICS": str(metrics), "CUDA_VISIBLE_DEVICES": "0,1"}
     argv = [
-        sys.executable, simulated_training.__file__, "--out", str(tmp_path), "--steps", "100000",
+        sys.executable, simulated_trainer.__file__, "--out", str(tmp_path), "--steps", "100000",
         "--step-seconds", "0.01",
     ]  # fmt: skip
     process = subprocess.Popen([*argv, "--loss", "6", "1"], env=environment, stdout=subprocess.DEVNULL)

@@ -156,5 +156,5 @@ def profile(workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     path = folder / "tiny.yaml"
     path.write_text(PROFILE.format(python=sys.executable))
     monkeypatch.chdir(folder.parent)
-    monkeypatch.setattr("gputui.profiles.loading.shipped_profiles", lambda: tmp_path / "none")
+    monkeypatch.setattr("gputui.profiles.profile_file.shipped_profiles", lambda: tmp_path / "none")
     return path

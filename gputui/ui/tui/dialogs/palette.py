@@ -26,7 +26,7 @@ from gputui.ui.tui.widgets.line_edit import LineEdit
 from gputui.ui.tui.widgets.page import ActionScreen, Choice
 
 if TYPE_CHECKING:
-    from gputui.profiles.loading import ProfileEntry
+    from gputui.profiles.profile_file import ProfileEntry
 
 
 Thing = TypeVar("Thing")

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from gputui.core.text import cell_width
 from gputui.core.units import count, gibibytes, metric_value, short_number
-from gputui.metrics.curves.drawing import values_at
 from gputui.metrics.curves.model import (
     Axis,
     ChartData,
@@ -21,6 +20,7 @@ from gputui.metrics.curves.model import (
     MarkerKind,
     RankCurves,
 )
+from gputui.metrics.curves.plot import values_at
 from gputui.metrics.draw.axes import AxisKind, log_bounds
 from gputui.metrics.draw.chart import chart
 from gputui.metrics.draw.envelope import Bin

@@ -8,9 +8,9 @@ from msgspec import Struct
 
 from gputui.core.text import clean, clip_middle
 from gputui.core.units import aligned, count, duration, metric_value, short_number
-from gputui.metrics.curves.drawing import values_at
 from gputui.metrics.curves.model import Axis, ChartData, Frame
 from gputui.metrics.curves.names import is_more_better
+from gputui.metrics.curves.plot import values_at
 from gputui.metrics.draw.chart import chart
 from gputui.metrics.draw.parts import Curve, Line, XAxis, YAxis
 from gputui.metrics.draw.raster import Span

@@ -25,7 +25,7 @@ from gputui.ui.tui.pages.launch.plan import is_same_file, profile_path, read_pro
 from gputui.ui.tui.widgets.file_list import FileListScreen
 
 if TYPE_CHECKING:
-    from gputui.profiles.loading import ProfileEntry
+    from gputui.profiles.profile_file import ProfileEntry
 
 
 class ProfileRow(NamedTuple):

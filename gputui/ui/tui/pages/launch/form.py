@@ -18,8 +18,8 @@ from gputui.ui.tui.widgets.line_edit import LineEdit
 
 if TYPE_CHECKING:
     # pydantic comes with it; it is imported where it is used, in a thread.
-    from gputui.profiles.loading import ProfileEntry
     from gputui.profiles.params import Parameter
+    from gputui.profiles.profile_file import ProfileEntry
 
 # Fields beside the parameters. Names of parameters have no spaces, so these cannot clash.
 GPUS = "the GPUs"

@@ -37,7 +37,7 @@ from gputui.ui.tui.widgets.page import ActionScreen
 from gputui.ui.tui.widgets.pane import Pane
 
 if TYPE_CHECKING:
-    from gputui.profiles.loading import ProfileEntry
+    from gputui.profiles.profile_file import ProfileEntry
 
 
 @dataclass

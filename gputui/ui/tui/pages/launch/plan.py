@@ -26,7 +26,7 @@ from gputui.ui.tui.pages.launch.form import GPUS, PRIORITY, Form, priority_of
 
 if TYPE_CHECKING:
     # pydantic comes with these; they are imported where they are used, in a thread.
-    from gputui.profiles.loading import Profile, ProfileEntry
+    from gputui.profiles.profile_file import Profile, ProfileEntry
     from gputui.runs.checks import CheckResult
 
 
@@ -53,7 +53,7 @@ class Plan(Struct, frozen=True):
 def read_profiles(workspace: Workspace, cwd: Path, files: Sequence[str] = ()) -> tuple[ProfileEntry, ...]:
     """All named profiles and the existing ``files``, valid ones first. The first call is slow: it imports pydantic."""
     from gputui.core.yaml_forms.problems import ProfileError, shown_path
-    from gputui.profiles.loading import ProfileEntry, list_profiles, load
+    from gputui.profiles.profile_file import ProfileEntry, list_profiles, load
 
     entries = list_profiles(workspace, cwd)
     known = {entry.path.resolve() for entry in entries}

@@ -11,8 +11,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.core.config import PRIVATE_DIR_MODE
-from gputui.metrics.curves.drawing import COLOURS
 from gputui.metrics.curves.model import ChartData
+from gputui.metrics.curves.plot import COLOURS
 from gputui.metrics.draw.parts import Curve
 from gputui.metrics.draw.picture import Drawing
 from gputui.ui.tui.layout.charts import ChartLook, drawn_markers, is_by_rank, panel_curves, within, x_axis, y_axis

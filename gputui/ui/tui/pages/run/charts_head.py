@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from gputui.core.text import clean
 from gputui.core.units import count, short_number
-from gputui.metrics.curves.drawing import values_at
 from gputui.metrics.curves.model import ChartData
+from gputui.metrics.curves.plot import values_at
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.ui.tui.layout.charts import (

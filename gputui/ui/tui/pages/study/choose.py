@@ -85,7 +85,7 @@ class FirstTrialChecked(Message):
 def study_file_rows(workspace: Workspace, cwd: Path) -> list[StudyFileRow]:
     """All study files that have a name. The first call is slow: it imports pydantic."""
     from gputui.core.yaml_forms.problems import ProfileError
-    from gputui.studies.loading import list_study_files, load_study
+    from gputui.studies.study_file import list_study_files, load_study
 
     rows = []
     for path in list_study_files(workspace, cwd):
@@ -106,8 +106,8 @@ def make_plan(path: Path, workspace: Workspace, cwd: Path, situation: GpuSituati
     from gputui.core.yaml_forms.problems import ProfileError
     from gputui.profiles.resolve import ResolveError
     from gputui.studies import launch
-    from gputui.studies.loading import load_study
     from gputui.studies.spec import missing_library
+    from gputui.studies.study_file import load_study
 
     try:
         found = load_study(path, workspace, cwd)

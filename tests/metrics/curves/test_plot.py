@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from gputui.metrics.curves.drawing import drawing, values_at
 from gputui.metrics.curves.model import ChartData, ChartRequest
+from gputui.metrics.curves.plot import drawing, values_at
 from gputui.metrics.draw.envelope import reduce
 from gputui.metrics.draw.export import csv_text, export
 

@@ -17,9 +17,9 @@ from gputui.core.yaml_forms.file import given_twice, parse_file, problem_at, rea
 from gputui.core.yaml_forms.forms import findings
 from gputui.core.yaml_forms.problems import Problem, ProfileError, did_you_mean, nearest, shown_value
 from gputui.profiles.crosscheck import CrossFinding
-from gputui.profiles.loading import SUFFIXES, Profile, ProfileNotFoundError, load
-from gputui.profiles.loading import find as find_profile
 from gputui.profiles.params import Parameter, ParameterError, UnfitValueError, unknown_parameter
+from gputui.profiles.profile_file import SUFFIXES, Profile, ProfileNotFoundError, load
+from gputui.profiles.profile_file import find as find_profile
 from gputui.profiles.targets import TargetNotFoundError, find_target
 from gputui.recovery.policies import policy_from
 from gputui.runs.spec import ROLE_NAMES, Scalar

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from gputui.agent.context import AgentContext
-from gputui.agent.housekeeping import note_predecessor
 from gputui.agent.log_sizes import LOOK_SECONDS, LogBounds, Quota, rotate, trim
+from gputui.agent.maintenance import note_predecessor
 from gputui.agent.startup import HidingFormatter
 from gputui.core.config import Workspace
 from gputui.core.secret_patterns import REDACTED

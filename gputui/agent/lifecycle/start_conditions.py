@@ -18,8 +18,8 @@ import msgspec
 
 from gputui.agent.context import AgentContext
 from gputui.agent.error_barrier import Parts
+from gputui.agent.lifecycle.attempt_end import give_up
 from gputui.agent.lifecycle.checkpoint_survey import CheckpointScan, scan, search_now, write_ledger
-from gputui.agent.lifecycle.ending import give_up
 from gputui.core import units
 from gputui.recovery.checkpoints.choices import CheckpointChoice, choose, is_unchanged
 from gputui.recovery.checkpoints.removal import prune

@@ -9,13 +9,13 @@ import pytest
 
 from gputui.core.config import Workspace, shipped_studies
 from gputui.core.yaml_forms.problems import ProfileError
-from gputui.profiles.loading import load
 from gputui.profiles.params import ParameterError
+from gputui.profiles.profile_file import load
 from gputui.profiles.targets import find_target
 from gputui.store.studies import StudyRecord, StudyState
 from gputui.studies.launch import impossible_budget
-from gputui.studies.loading import grid_source, json_schema, load_study, read_study
 from gputui.studies.spec import Budget, Dimension, StudySpec, study_spec
+from gputui.studies.study_file import grid_source, json_schema, load_study, read_study
 from tests.tables import table
 
 PROFILE = """

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from gputui.core.config import Workspace, shipped_profiles
 from gputui.core.yaml_forms.document import MAX_BYTES
 from gputui.core.yaml_forms.problems import ProfileError
-from gputui.profiles import loading
-from gputui.profiles.loading import ProfileNotFoundError, find, list_profiles, load, read_profile
 from gputui.profiles.params import Parameter
+from gputui.profiles.profile_file import ProfileNotFoundError, find, list_profiles, load, read_profile
+from gputui.profiles.schema import ProfileForm
 from tests.tables import table
 
 FILE = Path("x.yaml")
@@ -145,7 +145,7 @@ def test_what_is_written_never_drives_the_terminal() -> None:
 
 @given(
     st.dictionaries(
-        st.sampled_from([*loading.ProfileForm.model_fields, "other"]),
+        st.sampled_from([*ProfileForm.model_fields, "other"]),
         st.recursive(
             st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
             lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
