@@ -5,9 +5,8 @@ All text is escaped and without control characters; a page needs no script and n
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -17,6 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from markupsafe import Markup
 
 from gputui.core import units
+from gputui.core.files import replaced
 from gputui.core.text import clean
 from gputui.metrics.draw.export import svg_text
 from gputui.metrics.draw.picture import Drawing, picture
@@ -85,25 +85,18 @@ def is_numbers(texts: Sequence[object]) -> bool:
 
 
 def write_files(folder: Path, contents: Mapping[str, bytes]) -> None:
-    """Write files into a folder, which is created if necessary. All of them are on the disk under
-    other names before the first is renamed. Raises ReportError."""
-    beside = {name: folder / f".{name}.{os.getpid()}.new" for name in contents}
+    """Write files into a folder, which is created if necessary. All of them are
+    written under other names before the first is renamed. Raises ReportError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, content in contents.items():
-            with beside[name].open("wb") as file:
+        taken = next((name for name in contents if (folder / name).is_dir()), None)
+        if taken is not None:
+            raise IsADirectoryError(None, f"{taken} is a folder")
+        with ExitStack() as files:
+            for name, content in contents.items():
+                file = files.enter_context(replaced(folder / name))
                 file.write(content)
                 file.flush()
-                os.fsync(file.fileno())
-        taken = next((folder / name for name in contents if (folder / name).is_dir()), None)
-        if taken is not None:
-            raise IsADirectoryError(None, f"{taken.name} is a folder")
-        for name, path in beside.items():
-            path.replace(folder / name)
     except OSError as error:
         why = error.strerror or error
         raise ReportError(f"cannot write into {folder}: {why}; choose another folder with --out") from error
-    finally:
-        for path in beside.values():
-            with suppress(OSError):
-                path.unlink()

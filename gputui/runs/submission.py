@@ -5,7 +5,6 @@ database."""
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import sqlite3
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from gputui.core.config import PRIVATE_DIR_MODE, PRIVATE_FILE_MODE, Workspace, read_regular
+from gputui.core.files import replaced
 from gputui.runs.code_version import read_code
 from gputui.runs.identity import asker
 from gputui.runs.launch_shell import capture
@@ -98,14 +98,5 @@ def read_spec(path: Path) -> RunSpec:
 
 def write_private(path: Path, record: dict[str, Any]) -> None:
     """Write JSON atomically and durably, readable by its owner only. Raises OSError."""
-    temporary = path.with_name(path.name + ".tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, PRIVATE_FILE_MODE)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(record, file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    with replaced(path, PRIVATE_FILE_MODE) as file:
+        file.write(json.dumps(record).encode())

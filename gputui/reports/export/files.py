@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
+from gputui.core.files import replaced
 from gputui.reports.export.sink import ExportError, Position, Sink, TargetTakenError
 from gputui.reports.export.subject import Subject
 from gputui.store.metrics.exported import Item
@@ -71,7 +71,9 @@ class WholeFileSink(Sink):
     """A file that is written again and replaced, so that readers always find a complete one: once a
     minute, later less often, and at the end. Subclasses define `fill`."""
 
-    _is_behind = True
+    def __init__(self, subject: Subject, target: str) -> None:
+        super().__init__(subject, target)
+        self._is_behind = True
 
     @abstractmethod
     def fill(self, subject: Subject, file: IO[bytes]) -> int:
@@ -89,17 +91,8 @@ class WholeFileSink(Sink):
         self._is_behind = True
         if has_more:
             return
-        target = Path(self._target)
-        beside = target.with_name(f".{target.name}.{os.getpid()}.new")
-        try:
-            with beside.open("wb") as file:
-                self.written = self.fill(self._subject, file)
-                file.flush()
-                os.fsync(file.fileno())
-            beside.replace(target)
-        finally:
-            with contextlib.suppress(OSError):
-                beside.unlink()
+        with replaced(Path(self._target)) as file:
+            self.written = self.fill(self._subject, file)
         self._is_behind = False
 
     def position(self) -> Position:

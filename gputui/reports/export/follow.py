@@ -6,7 +6,6 @@ position. So a process can be killed at any time, and the next one continues.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import sqlite3
@@ -20,6 +19,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from gputui.core.config import PRIVATE_DIR_MODE, Workspace
+from gputui.core.files import replaced
 from gputui.reports.export.files import cannot_write, refuse_full_file, refuse_other_than_files
 from gputui.reports.export.formats import FORMATS, Format, missing_package
 from gputui.reports.export.sink import ExportError, Sink
@@ -71,16 +71,11 @@ def export(subject: Subject, name: Format, target: str, *, replaces: bool) -> in
         return _write_all(sink, subject, Path(target))
     path = Path(target)
     (refuse_other_than_files if replaces else refuse_full_file)(path)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
-        written = _write_all(make_sink(name, subject, str(beside)), subject, path)
-        beside.replace(path)
+        with replaced(path) as file:
+            return _write_all(make_sink(name, subject, file.name), subject, path)
     except OSError as error:
         raise cannot_write(path, error) from error
-    finally:
-        with contextlib.suppress(OSError):
-            beside.unlink()
-    return written
 
 
 def _write_all(sink: Sink, subject: Subject, shown: Path) -> int:

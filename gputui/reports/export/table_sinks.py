@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import os
@@ -10,9 +11,11 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
+from gputui.core.files import replaced
 from gputui.reports.export.files import LineFile, WholeFileSink, refuse_full_file
 from gputui.reports.export.sink import ExportError, Position, Sink
 from gputui.reports.export.subject import Subject
+from gputui.reports.export.texts import valid_unicode
 from gputui.store.metrics.exported import Item
 from gputui.store.metrics.queries import StoredLine
 
@@ -48,13 +51,13 @@ class CsvSink(Sink):
                 return False
         self._file.open()
         self._file.cut(0)
-        self._names, self._rows = list(dict.fromkeys(map(_unicode, self._subject.metrics()))), 0
+        self._names, self._rows = list(dict.fromkeys(map(valid_unicode, self._subject.metrics()))), 0
         self._file.append(_encoded([(*KEYS, *self._names)]))
         return True
 
     def write(self, items: Sequence[Item], has_more: bool) -> None:
         lines = [
-            (item, {_unicode(name): value for name, value in values.items()})
+            (item, {valid_unicode(name): value for name, value in values.items()})
             for item in items
             if isinstance(item, StoredLine) and (values := self._subject.values(item))
         ]
@@ -78,34 +81,20 @@ class CsvSink(Sink):
         if len(names) > MAX_COLUMNS:
             raise ExportError(f"more than {MAX_COLUMNS} metrics do not fit in a table; use jsonl, or name those wanted")
         path = self._file.path
-        beside, count = path.with_name(f".{path.name}.new"), 0
-        try:
-            with (
-                path.open(encoding="utf-8", newline="") as old,
-                beside.open("w", encoding="utf-8", newline="") as fresh,
-            ):
-                rows, write = csv.reader(old), csv.writer(fresh, lineterminator="\n").writerow
-                width, new_width = len(next(rows)), len(KEYS) + len(names)
-                write((*KEYS, *names))
-                for row in islice(rows, most):
-                    if len(row) != width:  # cut off
-                        break
-                    write([*row, *[""] * (new_width - width)])
-                    count += 1
-                fresh.flush()
-                os.fsync(fresh.fileno())
-                os.fchmod(fresh.fileno(), path.stat().st_mode & 0o777)
-            beside.replace(path)
-        finally:
-            beside.unlink(missing_ok=True)
+        count = 0
+        with path.open(encoding="utf-8", newline="") as old, replaced(path) as fresh:
+            os.fchmod(fresh.fileno(), path.stat().st_mode & 0o777)
+            rows, write = csv.reader(old), csv.writer(codecs.getwriter("utf-8")(fresh), lineterminator="\n").writerow
+            width, new_width = len(next(rows)), len(KEYS) + len(names)
+            write((*KEYS, *names))
+            for row in islice(rows, most):
+                if len(row) != width:  # cut off
+                    break
+                write([*row, *[""] * (new_width - width)])
+                count += 1
         self._names = names
         self._file.open()
         return count
-
-
-def _unicode(name: str) -> str:
-    """A name as it is read back from the file."""
-    return name.encode("utf-8", "replace").decode("utf-8")
 
 
 def _encoded(rows: Sequence[Sequence[Any]]) -> bytes:

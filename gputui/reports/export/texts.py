@@ -21,15 +21,16 @@ STORY_SENTENCES = 100
 def cleaned(value: Any) -> Any:
     """Plain JSON without secrets and without invalid Unicode, such as a file name in another
     encoding."""
-    return _unicode(BY_LOOK.value(value))
+    return valid_unicode(BY_LOOK.value(value))
 
 
-def _unicode(value: Any) -> Any:
+def valid_unicode(value: Any) -> Any:
+    """Plain JSON, or a text, that can be written as UTF-8."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode("utf-8")
     if isinstance(value, Mapping):
-        return {_unicode(name): _unicode(item) for name, item in value.items()}
-    return [_unicode(item) for item in value] if isinstance(value, list | tuple) else value
+        return {valid_unicode(name): valid_unicode(item) for name, item in value.items()}
+    return [valid_unicode(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def sentence(note: Note) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from gputui.core.config import Workspace, locate
+from gputui.core.files import replaced
 from gputui.machine.systemd import MARK, NAME, unit_path, unit_text
 from gputui.ui.cli.context import Exit, Session, actor, fail, json_option, print_json, say
 
@@ -41,9 +42,8 @@ def install(session: Session, interval: float, print_only: bool, yes: bool) -> N
         fail("nothing was changed", Exit.REFUSED)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_name(path.name + ".new")
-        new.write_text(text, "utf-8")
-        new.replace(path)
+        with replaced(path) as file:
+            file.write(text.encode())
     except OSError as error:
         fail(f"cannot write {path}: {error.strerror}", Exit.REFUSED)
     for words in (("daemon-reload",), ("enable", NAME), ("restart", NAME)):

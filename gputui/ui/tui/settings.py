@@ -7,10 +7,8 @@ an editor survive. A broken file is set aside, never overwritten.
 from __future__ import annotations
 
 import json
-import os
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.core.config import PRIVATE_DIR_MODE, PRIVATE_FILE_MODE
+from gputui.core.files import replaced
 from gputui.core.text import clean
 
 MOST_BYTES = 1 << 18
@@ -98,7 +97,6 @@ def save(path: Path, changes: Mapping[str, Any]) -> str | None:
 
     Returns a sentence if the old file was broken and was set aside. Raises OSError.
     """
-    import tempfile
 
     problem = None
     try:
@@ -112,20 +110,8 @@ def save(path: Path, changes: Mapping[str, Any]) -> str | None:
         problem = f"The settings could not be read; they were set aside as {aside}."
     known.update(changes)
     path.parent.mkdir(parents=True, exist_ok=True, mode=PRIVATE_DIR_MODE)
-    # mkstemp makes the file 0600.
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            os.fchmod(file.fileno(), PRIVATE_FILE_MODE)
-            json.dump(known, file, indent=2, ensure_ascii=False)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        with suppress(OSError):
-            Path(name).unlink()
-        raise
+    with replaced(path, PRIVATE_FILE_MODE) as file:
+        file.write(json.dumps(known, indent=2, ensure_ascii=False).encode() + b"\n")
     return problem
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import zlib
 from pathlib import Path
@@ -11,6 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.core.config import PRIVATE_DIR_MODE
+from gputui.core.files import replaced
 from gputui.metrics.curves.model import ChartData
 from gputui.metrics.curves.plot import COLOURS
 from gputui.metrics.draw.parts import Curve
@@ -97,11 +97,7 @@ def write(file: ChartFile) -> str:
         except export.ChartExportError as error:
             hint = f" No .{kind}: {error}."
             continue
-        beside = file.folder / f".{file.name}.{os.getpid()}.new"
-        try:
-            beside.write_bytes(content)
-            beside.replace(file.folder / f"{file.name}.{kind}")
-        finally:
-            beside.unlink(missing_ok=True)
+        with replaced(file.folder / f"{file.name}.{kind}") as written:
+            written.write(content)
         kinds.append(f".{kind}")
     return f"Wrote {file.folder / file.name} ({', '.join(kinds)}).{hint}"
