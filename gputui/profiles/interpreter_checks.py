@@ -57,22 +57,22 @@ def environment_of(spec: RunSpec, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _torch(spec: RunSpec, answer: InterpreterAnswer, simulated_gpus: bool) -> CheckResult:
-    version, cuda = answer.torch, answer.cuda
-    if version is None:
-        if not LAUNCHERS[spec.launcher].modules:
-            return CheckResult("torch", "skip", f"not installed there, and launcher {spec.launcher} does not need it")
+    needs_torch = bool(LAUNCHERS[spec.launcher].modules)
+    if answer.torch is None and not needs_torch:
+        return CheckResult("torch", "skip", f"not installed there, and launcher {spec.launcher} does not need it")
+    if answer.torch is None:
         package = "'gputui[train]'" if spec.python == sys.executable else "torch"
         remedy = f"install it there ({spec.python} -m pip install {package}), or set python: to one that has it"
         return CheckResult("torch", "fail", f"{spec.python} has no torch, which launcher {spec.launcher} needs", remedy)
-    built = f"torch {version} built for CUDA {cuda}" if cuda else f"torch {version} without CUDA"
+    build = f"torch {answer.torch} " + (f"built for CUDA {answer.cuda}" if answer.cuda else "without CUDA")
     if spec.gpus.count and simulated_gpus:
-        return CheckResult("torch", "pass", f"{built}; the GPUs are simulated, the processes work on the CPU")
-    if spec.gpus.count and cuda is None and not LAUNCHERS[spec.launcher].modules:
-        return CheckResult("torch", "warn", f"{built}; if the program uses torch, it works on the CPU")
-    if spec.gpus.count and cuda is None:
-        remedy = "install a build of torch with CUDA there, or use --gpus 0"
-        return CheckResult("torch", "fail", f"{built}, but the run asks for GPUs", remedy)
-    return CheckResult("torch", "pass", built)
+        return CheckResult("torch", "pass", f"{build}; the GPUs are simulated, the processes work on the CPU")
+    if answer.cuda or not spec.gpus.count:
+        return CheckResult("torch", "pass", build)
+    if not needs_torch:
+        return CheckResult("torch", "warn", f"{build}; if the program uses torch, it works on the CPU")
+    remedy = "install a build of torch with CUDA there, or use --gpus 0"
+    return CheckResult("torch", "fail", f"{build}, but the run asks for GPUs", remedy)
 
 
 def _launcher(spec: RunSpec, answer: InterpreterAnswer) -> Iterator[CheckResult]:

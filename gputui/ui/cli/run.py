@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
+from typing import TYPE_CHECKING
 
 import click
 from msgspec.structs import replace
@@ -15,6 +16,9 @@ from gputui.store.run_states import RunState
 from gputui.store.runs import get_run
 from gputui.ui.cli.context import Exit, Session, actor, fail, json_option, print_json, say
 from gputui.ui.cli.gpus import wait_for_gpus
+
+if TYPE_CHECKING:
+    from gputui.profiles.profile_file import Profile
 
 DECISION_SECONDS = 1.0
 """How long to wait for the agent to decide whether a new run starts."""
@@ -57,68 +61,60 @@ def command(
 
     It is queued when its GPUs are busy, and survives the end of this terminal.
     """
-    from gputui.profiles.preflight import check as preflight
-    from gputui.profiles.resolve import wants_gpus
     from gputui.ui.cli import check, launch_spec
 
     chosen = launch_spec.load_profile(session, profile)
     asked = {"time": time_limit, "partition": partition, "account": account}
     job = {key: value for key, value in asked.items() if value is not None}
-    if job and target is None:
-        fail(f"--{next(iter(job))} goes with --on TARGET", Exit.USAGE)
     if target is not None:
         found = launch_spec.target_of(session, chosen, target, job)
         spec = launch_spec.resolve_on_target(session, chosen, changes, gpus, found)
         if dry_run:
             print_preview(session, spec)
             return
-        session.need_agent()
-        _launch(session, spec, name, priority, predecessors, wait=wait, as_json=as_json)
-        return
-    if dry_run:
+    elif job:
+        fail(f"--{next(iter(job))} goes with --on TARGET", Exit.USAGE)
+    elif dry_run:
         situation = launch_spec.gpu_situation(session)
-        spec = launch_spec.resolve_spec(chosen, changes, gpus, situation)
-        check.print_plan(session, spec, situation, as_json)
+        check.print_plan(session, launch_spec.resolve_spec(chosen, changes, gpus, situation), situation, as_json)
         return
+    else:
+        spec = _resolve_here(session, chosen, changes, gpus)
     session.need_agent()
-    if wants_gpus(chosen, gpus):
-        with closing(session.reader()) as connection:
-            wait_for_gpus(connection)
-    situation = launch_spec.gpu_situation(session)
-    spec = launch_spec.resolve_spec(chosen, changes, gpus, situation)
-    past = launch_spec.earlier_peaks(session, spec)
-    launch_spec.refuse_failed(preflight(spec, state=session.workspace.state, gpus=situation, past=past))
-    _launch(session, spec, name, priority, predecessors, wait=wait, as_json=as_json)
-
-
-def _launch(
-    session: Session,
-    spec: RunSpec,
-    name: str | None,
-    priority: int | None,
-    predecessors: tuple[str, ...],
-    *,
-    wait: bool,
-    as_json: bool,
-) -> None:
     if priority is not None:
         spec = replace(spec, priority=priority)
     if predecessors:
         with closing(session.reader()) as connection:
-            spec = replace(
-                spec, after=tuple(session.find_run(connection, each, only=True).run_id for each in predecessors)
-            )
+            after = [session.find_run(connection, each, only=True).run_id for each in predecessors]
+        spec = replace(spec, after=tuple(after))
     run_id = submit(session, spec, name)
-    if not wait:
-        if as_json:
-            print_json({"id": run_id, "state": RunState.QUEUED})
-        else:
-            state = first_state(session, run_id)
-            say(f"{run_id} {state}; gputui logs {run_id} -f follows it, gputui stop {run_id} ends it")
-        return
-    from gputui.ui.cli.wait import wait_until_over
+    if wait:
+        from gputui.ui.cli.wait import wait_until_over
 
-    raise SystemExit(wait_until_over(session, run_id, as_json))
+        raise SystemExit(wait_until_over(session, run_id, as_json))
+    if as_json:
+        print_json({"id": run_id, "state": RunState.QUEUED})
+    else:
+        state = first_state(session, run_id)
+        say(f"{run_id} {state}; gputui logs {run_id} -f follows it, gputui stop {run_id} ends it")
+
+
+def _resolve_here(session: Session, profile: Profile, changes: tuple[str, ...], gpus: str | None) -> RunSpec:
+    """The specification of a run on this machine, whose GPUs an agent reads first; ends the command
+    if a check fails."""
+    from gputui.profiles.preflight import check as preflight
+    from gputui.profiles.resolve import wants_gpus
+    from gputui.ui.cli import launch_spec
+
+    session.need_agent()
+    if wants_gpus(profile, gpus):
+        with closing(session.reader()) as connection:
+            wait_for_gpus(connection)
+    situation = launch_spec.gpu_situation(session)
+    spec = launch_spec.resolve_spec(profile, changes, gpus, situation)
+    past = launch_spec.earlier_peaks(session, spec)
+    launch_spec.refuse_failed(preflight(spec, state=session.workspace.state, gpus=situation, past=past))
+    return spec
 
 
 def first_state(session: Session, run_id: str) -> str:
