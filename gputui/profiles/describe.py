@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gputui.core.redaction import Redactor
 from gputui.core.text import clean
-from gputui.core.units import bytes_text
+from gputui.core.units import bytes_text, count_of
 from gputui.machine.gpu_model import GpuFacts
 from gputui.profiles.gpu_checks import GpuSituation, likely_gpus
 from gputui.profiles.sink_checks import shown_sinks
@@ -96,7 +96,7 @@ def _metrics(spec: RunSpec) -> list[str]:
         if source.path is not None:
             sources.append(f"{source.kind} from {source.path}")
         else:
-            patterns = f"{len(source.patterns)} pattern{'' if len(source.patterns) == 1 else 's'}"
+            patterns = count_of(len(source.patterns), "pattern")
             stream = {"stdout": "its output", "stderr": "its error output"}.get(source.kind, "all that it prints")
             sources.append(f"from {stream}, by {patterns}")
     return sources

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gputui.core.text import clean
-from gputui.core.units import duration
+from gputui.core.units import count_of, duration
 from gputui.recovery.costs import Cost, in_words, total
 from gputui.recovery.history import queued_by_person, resumptions
 from gputui.recovery.plans import Resumption
@@ -90,7 +90,7 @@ def _ran(run: Run, attempt: Attempt, now: float, went_on: Resumption | None) -> 
     ranks = json_mapping(run.spec_json).get("nproc")
     where = f"{ranks} CPU ranks" if isinstance(ranks, int) and ranks > 1 else "the CPU"
     if attempt.gpus:
-        where = f"{len(attempt.gpus)} GPU{'' if len(attempt.gpus) == 1 else 's'}"
+        where = count_of(len(attempt.gpus), "GPU")
     began = attempt.started_at if attempt.started_at is not None else attempt.created_at
     is_over = attempt.ended_at is not None
     lasted = duration(max(0.0, (now if attempt.ended_at is None else attempt.ended_at) - began))
@@ -170,7 +170,7 @@ def _ended(attempt: Attempt, transitions: Sequence[TransitionView]) -> str:
 
 def _state(run: Run, attempts: Sequence[Attempt], now: float, is_explained: bool) -> str:
     """The run's state; ``is_explained``: an attempt's paragraph has the reason."""
-    tries = f"{len(attempts)} attempt{'' if len(attempts) == 1 else 's'}"
+    tries = count_of(len(attempts), "attempt")
     match run.state:
         case RunState.SUCCEEDED:
             took = ended_seconds(attempts)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from gputui.core.units import index_ranges
+from gputui.core.units import count_of, index_ranges
 from gputui.runs.spec import spec_of
 from gputui.store.runs import Run
 
@@ -211,4 +211,4 @@ def _wait_reason(candidates: Sequence[GpuAvailability], blocks: Mapping[str, str
             gpus = [gpu for gpu in gpus if gpu.index is None]
         parts += [f"{gpu.name} {reason}" for gpu in gpus]
     detail = "; ".join(parts[:4]) + ("; …" if len(parts) > 4 else "")
-    return f"waits for {wanted} GPU{'s' if wanted > 1 else ''} ({detail})"
+    return f"waits for {count_of(wanted, 'GPU')} ({detail})"

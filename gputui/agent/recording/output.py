@@ -195,7 +195,7 @@ def record_line(shape: Shape) -> str:
         f"cpu {units.percent(shape['cpu_percent'])}  ram {units.gibibytes(shape['host_memory_used_bytes'])}"
         f"/{units.gibibytes(shape['host_memory_total_bytes'])} GiB"
     )
-    runs = f"{shape['active_runs']} run{'' if shape['active_runs'] == 1 else 's'} active"
+    runs = f"{units.count_of(shape['active_runs'], 'run')} active"
     if not shape["gpus"]:
         return f"{shape['time']}  no GPUs  {host}  {runs}"
     hottest = (

@@ -79,7 +79,7 @@ def _specs(session: Session, name: str, changes: tuple[str, ...], counts: list[i
         with closing(session.reader()) as connection:
             gpus, problem = wait_for_gpus(connection)
         if len(gpus) < counts[-1]:
-            seen = f"this machine shows {len(gpus)} GPU{'' if len(gpus) == 1 else 's'}" if gpus else problem
+            seen = f"this machine shows {units.count_of(len(gpus), 'GPU')}" if gpus else problem
             hint = "" if gpus else f"; gputui bench scaling {name} --processes 1,2 compares processes on the CPU"
             fail(f"--gpus {counts[-1]}: {seen or 'no GPU is visible on this machine'}{hint}", Exit.REFUSED)
     chosen = launch_spec.load_profile(session, name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from gputui.core.text import clean
-from gputui.core.units import UNKNOWN, byte_rate, celsius, count, duration, gibibytes, metric_value, percent
+from gputui.core.units import UNKNOWN, byte_rate, celsius, count, count_of, duration, gibibytes, metric_value, percent
 from gputui.machine.aggregate import GpuTotals, totals
 from gputui.metrics.draw.chart import chart
 from gputui.metrics.draw.envelope import Bin
@@ -151,7 +151,7 @@ def aggregate_line(snapshot: Snapshot, width: int) -> Line:
     memory = f"{gibibytes(total.memory_used_bytes, 0)}/{gibibytes(total.memory_total_bytes, 0)} GiB"
     unified = " unified" if any(gpu.facts.get("memory_is_unified") for gpu in snapshot.gpus) else ""
     parts: list[list[Span]] = [
-        [(f" {total.gpu_count} GPU{'s' if total.gpu_count != 1 else ''}", "label")],
+        [(f" {count_of(total.gpu_count, 'GPU')}", "label")],
         [(f"  util {percent(total.utilization_percent)} ", base)],
         [(sparkline(history, SPARK_BUCKETS, 0.0, 100.0), "bar")],
         [(f"  mem {memory}{unified}", base)],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gputui.core.units import UNKNOWN, age, bytes_text, duration, index_ranges, percent
+from gputui.core.units import UNKNOWN, age, bytes_text, count_of, duration, index_ranges, percent
 from gputui.metrics.draw.glyphs import sparkline
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
@@ -65,14 +65,14 @@ def total_line(rows: Sequence[ProcessRow], snapshot: Snapshot, width: int) -> Li
     hidden = sum(gpu.processes is None and gpu.state == "ok" for gpu in snapshot.gpus)
     parts: list[Span] = [
         (f" {len(rows)} process{'' if len(rows) == 1 else 'es'}", "label"),
-        (f" · {ours} of gputui runs · {len(rows) - ours} other{'' if len(rows) - ours == 1 else 's'}", "text"),
+        (f" · {ours} of gputui runs · {count_of(len(rows) - ours, 'other')}", "text"),
     ]
     if cpu:
         parts.append((f" · CPU {percent(sum(cpu))}", "text"))
     if ram:
         parts.append((f" · RAM {bytes_text(sum(ram))}", "text"))
     if hidden:
-        parts.append((f" · {hidden} GPU{'' if hidden == 1 else 's'} without a list from the driver", "warn"))
+        parts.append((f" · {count_of(hidden, 'GPU')} without a list from the driver", "warn"))
     return fit_line(parts, width)
 
 
