@@ -75,7 +75,7 @@ def test_a_log_that_is_written_on_loses_its_middle_and_nothing_else(tmp_path: Pa
         offset = window.end
     assert lines[0] == LINE.decode().rstrip("\n")
     assert lines[-1] == "the last line"
-    assert sum("bytes of this log were dropped here" in line for line in lines) == 1
+    assert sum("dropped here" in line for line in lines) == 1
     # The marker takes the place of the end of the head; the line that the gap ends in is cut.
     assert 3 * MIB // len(LINE) - 5 <= lines.count(LINE.decode().rstrip("\n")) < count
     assert "\0" not in tail_text(path, 8 * MIB)
@@ -123,8 +123,8 @@ def test_a_new_agent_does_not_drop_metrics_that_nobody_has_read(
         now += LOOK_SECONDS
     looked(bounds, now, 1)
     ingest.close()
-    assert connection.execute("SELECT count(*), max(step) FROM metrics").fetchone() == (count, count - 1)
-    assert connection.execute("SELECT max(generation) FROM metrics").fetchone() == (0,)
+    stored = connection.execute("SELECT count(*), max(step), max(generation) FROM metrics").fetchone()
+    assert stored == (count, count - 1, 0)
     assert (folder / "output.log").stat().st_blocks * 512 <= 8 * MIB
 
 

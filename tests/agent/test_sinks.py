@@ -92,6 +92,5 @@ def test_a_failure_is_told_once_and_does_not_keep_an_agent_that_nobody_needs(ben
         is_busy = agent.is_busy()
         bench.later(agent)
     assert not is_busy and len(bench.started) == 5
-    assert bench.filler.connection.execute("SELECT kind, message FROM events").fetchall() == [
-        ("exporter_failed", "exporter: no room; runs continue; it will be restarted")
-    ]
+    [(kind, message)] = bench.filler.connection.execute("SELECT kind, message FROM events")
+    assert kind == "exporter_failed" and "no room" in message

@@ -51,7 +51,7 @@ def test_an_incidents_evidence_is_kept_named_and_removed_with_the_run(machine: M
     run = machine.json("run", machine.profile(), "--set", "fail_at=25", "--wait")["id"]
     folder = machine.workspace.run_dir(run) / "incidents" / "1"
     wait_until((folder / "logs" / "launcher-output.txt").exists, what="the evidence")
-    assert "the dog ate the gradients" in (folder / "logs" / "launcher-output.txt").read_text()
+    assert "dog ate" in (folder / "logs" / "launcher-output.txt").read_text()
     assert json.loads((folder / "decision.json").read_text())["incident"]["kind"] == "user_exception"
     assert machine.gputui("explain", run, "--evidence").split() == [str(folder)]
     assert str(folder.parent) in machine.gputui("explain", run).splitlines()[-1]

@@ -139,9 +139,7 @@ def test_a_rank_that_the_kernel_kills_for_memory_goes_on_with_fewer_workers(mach
     first, second = machine.json("show", "fills-1")["attempts"]
     assert (first["incident"]["kind"], first["incident"]["rank"]) == ("host_oom", 1)
     evidence = first["incident"]["evidence"]
-    assert any(
-        re.search(r"the OOM killer struck shortly before: \d+ in its control group", line) for line in evidence
-    ), evidence
+    assert any(re.search(r"OOM killer.*\d+.*control group", line) for line in evidence), evidence
     assert any("rank 1" in line and "SIGKILL" in line for line in evidence), evidence
     assert [action["action"] for action in first["decision"]["actions"] if action["applied"]] == ["fewer_workers"]
     assert second["params"] == {"meet": "group", "num_workers": 2}

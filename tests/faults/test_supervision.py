@@ -57,14 +57,14 @@ def test_a_crash_is_recovered_from_the_newest_checkpoint(machine: Machine) -> No
     shown = machine.json("show", "steps-1")
     first, second = shown["attempts"]
     assert first["incident"]["kind"] == "user_exception"
-    assert "the dog ate the gradients" in " ".join([first["incident"]["summary"], *first["incident"]["evidence"]])
+    assert "dog ate" in " ".join([first["incident"]["summary"], *first["incident"]["evidence"]])
     assert first["decision"]["reason"]
     assert Path(second["resumed_from"]).name == "step_000020.pt"
     assert (first["state"], second["state"]) == ("failed", "succeeded")
     assert machine.steps("steps-1")[26] == (2, 20)
     assert_each_step_once(machine, "steps-1", 50)
     story = " ".join(machine.gputui("explain", "steps-1").split())
-    assert "step_000020.pt" in story and "the dog ate the gradients" in story
+    assert "step_000020.pt" in story and "dog ate" in story
 
 
 def test_a_new_agent_adopts_what_the_killed_one_left(machine: Machine) -> None:
@@ -174,7 +174,7 @@ def test_record_ends_cleanly_on_a_signal(machine: Machine) -> None:
             _, errors = process.communicate(timeout=60)
             assert process.returncode == 0, errors
             assert "Traceback" not in errors
-    assert machine.rows("SELECT count(*) > 0 FROM host_samples") == [(1,)]
+    assert machine.rows("SELECT at FROM host_samples")
     wait_until(lambda: not machine.processes(), what="the end of every process")
 
 
@@ -190,9 +190,8 @@ def test_a_damaged_database_is_set_aside_and_the_live_run_is_kept(machine: Machi
     assert is_alive(shim)
     aside = list(machine.workspace.state.glob("gputui.db.corrupt-*"))
     assert len(aside) == 1
-    assert any(
-        aside[0].name in row[0] for row in machine.rows("SELECT message FROM events WHERE kind = 'database_replaced'")
-    )
+    told = machine.rows("SELECT message FROM events WHERE kind = 'database_replaced'")
+    assert any(aside[0].name in message for (message,) in told)
     assert_each_step_once(machine, "steps-1", machine.finish("steps-1"))
     assert len(machine.json("show", "steps-1")["attempts"]) == 1
 
@@ -269,7 +268,7 @@ def test_a_run_that_fails_while_no_agent_lives_is_recovered_with_nobody_there(ma
     wait_until(lambda: machine.steps("steps-1"), what="a step")
     machine.kill_agent(is_followed=True)
     machine.wait_for("steps-1", "succeeded")
-    assert [row[0] for row in machine.rows("SELECT state FROM attempts ORDER BY number")] == ["failed", "succeeded"]
+    assert [one["state"] for one in machine.json("show", "steps-1")["attempts"]] == ["failed", "succeeded"]
 
 
 def test_an_agent_that_is_killed_after_it_was_ended_on_purpose_is_followed_by_none(machine: Machine) -> None:

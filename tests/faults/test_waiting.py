@@ -45,7 +45,7 @@ def test_a_run_waits_until_its_gpu_has_cooled_down(machine: Machine) -> None:
     assert [action["action"] for action in first["decision"]["actions"] if action["applied"]] == ["wait_cool"]
     assert second["gpus"] == first["gpus"] and second["params"] == first["params"]
     assert second["resumed_from"].endswith("step_000010.pt")
-    assert not machine.rows("SELECT 1 FROM events WHERE kind = 'wait_timed_out'")
+    assert ("wait_timed_out",) not in machine.rows("SELECT kind FROM events")
 
 
 # --- a disk that is full ----------------------------------------------------------------------------------------------

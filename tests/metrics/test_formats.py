@@ -13,6 +13,7 @@ from gputui.metrics.contract import LineFormat, ParsedLine, Rejected
 from gputui.metrics.formats import CsvLines, JsonLines, Reading
 from gputui.metrics.printed import MAX_TIMEOUTS, OutputPatterns
 from tests.tables import table
+from tests.texts import mentions
 
 from .conftest import RUN, Bench
 
@@ -235,9 +236,8 @@ def test_csv(tmp_path: Path) -> None:
         {"step": 40, "epoch": 1, "train_loss": 1.0},
     ]
     assert [attempt for attempt, _ in bench.stored()] == [1, 1, 1, 2]
-    assert [reason for _, reason in bench.rejected()] == [
-        "step is not a whole number", "2 cells under a header of 5", "cut off: 3 cells under a header of 5",
-    ]  # fmt: skip
+    no_step, short, cut = (reason for _, reason in bench.rejected())
+    assert "step" in no_step and mentions(short, "2 cells", "5") and mentions(cut, "cut off", "3 cells", "5")
 
 
 @pytest.mark.parametrize("header", ["step,lr,loss", "epoch,step,lr,loss"])

@@ -102,9 +102,8 @@ def test_the_view_for_people_with_other_tools(bench: Bench, reader: sqlite3.Conn
     bench.begin()
     bench.append('{"step": 1, "loss": 0.5, "deep": {"a": 1}, "text": "x", "bad": NaN}\n')
     bench.pump()
-    assert reader.execute("SELECT run_id, attempt, step, name, value FROM metric_points").fetchall() == [
-        (RUN, 1, 1, "loss", 0.5)
-    ]
+    rows = reader.execute("SELECT run_id, attempt, step, name, value FROM metric_points").fetchall()
+    assert rows == [(RUN, 1, 1, "loss", 0.5)]
 
 
 def test_two_runs_are_kept_apart(bench: Bench, reader: sqlite3.Connection) -> None:

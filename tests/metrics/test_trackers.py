@@ -216,11 +216,8 @@ def test_event_files_of_several_attempts(bench: Bench, tmp_path: Path) -> None:
     bench.pump()
     assert bench.stored() == [(1, 1), (1, 2), (2, 2), (2, 3)]
     assert bench.rejected() == []
-    assert bench.connection.execute("SELECT min(at), max(at), max(rank) FROM metrics").fetchone() == (
-        1.6e9 + 1,
-        1.6e9 + 3,
-        None,
-    )
+    bounds = bench.connection.execute("SELECT min(at), max(at), max(rank) FROM metrics").fetchone()
+    assert bounds == (1.6e9 + 1, 1.6e9 + 3, None)
 
 
 def test_a_record_that_cannot_be_understood_is_set_aside_alone(bench: Bench, tmp_path: Path) -> None:

@@ -115,10 +115,8 @@ def test_everything_wrong_is_said_at_once() -> None:
     assert apply(parameters, {"batch_size": "64"}) == {"batch_size": 64, "lr": 0.1}
     with pytest.raises(ParameterError) as caught:
         apply(parameters, {"batch_sise": "64", "lr": "x", "zzz": 1})
-    assert caught.value.problems == (
-        "batch_sise: unknown parameter; did you mean batch_size?",
-        "lr: expected a number, found 'x'",
-        "zzz: unknown parameter; there are batch_size, lr",
-    )
+    close, wrong, odd = caught.value.problems
+    assert mentions(close, "batch_sise: ", "batch_size?") and mentions(wrong, "lr: ", "number", "'x'")
+    assert mentions(odd, "zzz: ", "batch_size, lr")
     with pytest.raises(ParameterError, match="this profile has none"):
         apply({}, {"lr": "1"})

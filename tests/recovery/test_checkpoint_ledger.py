@@ -261,7 +261,7 @@ def test_a_person_names_one_of_another_training() -> None:
     assert usable(rows, both) == ["step_10.pt", "theirs.pt"]
     assert usable(rows, [*both, span(3)]) == []
     gone = [replace(row, gone_at=1.0) if row.origin == "named" else row for row in rows if row.attempt == 1]
-    assert "theirs.pt, which a person chose, is gone" in (chosen(gone, ONE).unreadable or "")
+    assert mentions(chosen(gone, ONE).unreadable, "theirs.pt", "gone")
 
 
 # --- choosing ---------------------------------------------------------------------------------------------------------
@@ -313,7 +313,7 @@ def test_the_files_of_all_ranks_are_one_checkpoint() -> None:
     assert names(chosen(rows, ONE, 9)) == ["step_20_rank1", "step_10_rank1"]
     choice = chosen(rows, ONE, 9, step_20_rank0="empty")
     assert names(choice) == ["step_10_rank1"]
-    assert choice.refused[0].why == "belongs to step_20_rank0.pt, which is empty"
+    assert mentions(choice.refused[0].why, "step_20_rank0.pt", "empty")
     struck = [replace(row, verdict="struck", why="was bad") if row.name == "step_20_rank1.pt" else row for row in rows]
     assert names(chosen(struck, ONE, 9)) == ["step_10_rank1"]
-    assert whys(struck, ONE)["step_20_rank0.pt"] == "belongs to step_20_rank1.pt, which was bad"
+    assert mentions(whys(struck, ONE)["step_20_rank0.pt"], "step_20_rank1.pt", "was bad")

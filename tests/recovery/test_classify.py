@@ -14,6 +14,7 @@ from gputui.recovery.evidence import TAIL_BYTES, ErrorFile, Evidence, EvidenceLo
 from gputui.recovery.kinds import KINDS
 from tests.recovery.attempts import PEER_LOST, Case, lay_out, process_ended, rank_failed, recorded, report, traceback
 from tests.tables import table
+from tests.texts import mentions
 
 
 def error_file(message: str, at: int, callstack: str = "") -> str:
@@ -177,11 +178,12 @@ def test_any_text_gives_an_incident_and_never_an_error(
 
 
 def test_fingerprints_ignore_numbers_addresses_and_paths() -> None:
-    one = fingerprint("user_exception", "ValueError: bad value 17 at 0x7f00ab in /home/a/x.py (pid 4242)")
+    text = "ValueError: bad value 17 at 0x7f00ab in /home/a/x.py (pid 4242)"
+    one = fingerprint("user_exception", text)
     two = fingerprint("user_exception", "ValueError: bad value 4 at 0x55aa in /data/run-3/y.py (pid 9)")
     assert one == two
     assert fingerprint("user_exception", "ValueError: worse value 17") != one
-    assert fingerprint("nan_loss", "ValueError: bad value 17 at 0x7f00ab in /home/a/x.py (pid 4242)") != one
+    assert fingerprint("nan_loss", text) != one
 
 
 @table(
@@ -271,11 +273,9 @@ def test_the_rank_that_died_is_named_and_the_other_called_a_consequence(tmp_path
     assert (incident.kind, incident.rank) == ("cuda_oom", 1)
     assert "2.00 GiB" in incident.summary and "job.py:28 in main" in incident.summary
     assert incident.witnesses[0] == "exit" and len(incident.witnesses) == len(incident.evidence_lines)
-    assert any(
-        line.startswith("rank 1: torch.OutOfMemoryError: CUDA out of memory.") for line in incident.evidence_lines
-    )
-    assert any(line.startswith("rank 0, as a consequence: RuntimeError:") for line in incident.evidence_lines)
-    assert "rank 1: raised at job.py:28 in main" in incident.evidence_lines
+    told = ("rank 1: torch.OutOfMemoryError:", "rank 0, as a consequence: RuntimeError:", "rank 1: raised at job.py:28")
+    for start in told:
+        assert any(line.startswith(start) for line in incident.evidence_lines), start
 
 
 def test_the_same_trouble_has_the_same_fingerprint_with_or_without_error_files(tmp_path: Path) -> None:
@@ -291,4 +291,4 @@ def test_the_same_trouble_has_the_same_fingerprint_with_or_without_error_files(t
 def test_a_data_loaders_own_exception_is_quoted(tmp_path: Path) -> None:
     incident = classify(case_of("bad_sample").evidence(tmp_path))
     assert (incident.kind, incident.rank) == ("bad_sample", 1)
-    assert "KeyError: 'label of sample 20'" in incident.summary and "job.py:55 in main" in incident.summary
+    assert mentions(incident.summary, "KeyError: ", "sample 20") and "job.py:55" in incident.summary

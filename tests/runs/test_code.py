@@ -12,6 +12,7 @@ from gputui.runs.code_diff import run_code_diff
 from gputui.runs.code_version import code_words, read_code, without_diff
 from gputui.runs.spec import RunSpec
 from gputui.runs.submission import SPEC_FILE, write_private
+from tests.texts import mentions
 
 
 def git(folder: Path, *words: str) -> str:
@@ -40,7 +41,7 @@ def test_the_commit_and_what_differs_from_it(checkout: Path) -> None:
     code = read_code(checkout)
     assert code is not None and code["changed_files"] == 2
     assert "-lr = 0.1" in code["diff"] and "+lr = 0.2" in code["diff"]
-    assert code_words(code) == f"{commit[:8]} on main, 2 files changed"
+    assert mentions(code_words(code), commit[:8], "main", "2 files")
     assert "diff" not in (without_diff(code) or {"diff": 1})
     git(checkout, "checkout", "-q", "--detach")
     assert (read_code(checkout) or {})["branch"] is None

@@ -72,14 +72,9 @@ def test_a_script_that_resumes_by_a_step() -> None:
 
 def test_a_value_never_becomes_two_arguments_or_a_placeholder() -> None:
     spec = replace(SPEC, args=("--text={note}", "--dir", "{run_dir}", "{unknown}", "{}"))
-    made = launch(spec, params={"note": "a b; rm -rf $HOME {run_dir} '\""})
-    assert made.argv[-5:] == (
-        "--text=a b; rm -rf $HOME {run_dir} '\"",
-        "--dir",
-        "/state/runs/demo-1",
-        "{unknown}",
-        "{}",
-    )
+    note = "a b; rm -rf $HOME {run_dir} '\""
+    made = launch(spec, params={"note": note})
+    assert made.argv[-5:] == (f"--text={note}", "--dir", "/state/runs/demo-1", "{unknown}", "{}")
 
 
 @table("args, params, expected", [

@@ -164,4 +164,5 @@ def test_a_file_that_opens_and_cannot_be_locked_is_no_held_lock(
     monkeypatch.setattr(fcntl, "flock", refused)
     taken = locks.take(["GPU-a"])
     assert (taken.descriptors, taken.paths) == ((), ())
-    assert taken.problems == (f"{locks.path('GPU-a')} cannot be locked (No locks available); have it removed",)
+    [problem] = taken.problems
+    assert mentions(problem, locks.path("GPU-a"), os.strerror(errno.ENOLCK))

@@ -91,7 +91,7 @@ def test_a_report_names_every_failed_rank() -> None:
     assert found.root is not None
     assert (found.root.rank, found.root.exit_code) == (1, 1)
     assert found.root.traceback is not None
-    assert found.root.traceback.splitlines()[-1].startswith("torch.OutOfMemoryError: CUDA out of memory.")
+    assert found.root.traceback.splitlines()[-1].startswith("torch.OutOfMemoryError: ")
     assert [(other.rank, other.exit_code) for other in found.others] == [(0, -15)]
     assert found.asked == {found.others[0].pid} and found.forced == frozenset() and found.got_signal is None
     assert found.root.at is not None
@@ -137,15 +137,11 @@ def test_a_chain_is_read_from_the_first_cause_to_the_last_exception() -> None:
         + "\nDuring handling of the above exception, another exception occurred:\n\n"
         + traceback("ValueError: b", function="main")
         + "\nThe above exception was the direct cause of the following exception:\n\n"
-        + traceback("RuntimeError: c\n  with a second line")
+        + traceback("RuntimeError: c\n  more")
     )
     chain = last_chain(text)
     assert chain is not None
-    assert [raised.text for raised in chain.raised] == [
-        "KeyError: 'a'",
-        "ValueError: b",
-        "RuntimeError: c\n  with a second line",
-    ]
+    assert [raised.text for raised in chain.raised] == ["KeyError: 'a'", "ValueError: b", "RuntimeError: c\n  more"]
     assert chain.raised[0].where == "train.py:88 in load"
 
 
@@ -176,8 +172,5 @@ def test_the_fault_handlers_own_frames() -> None:
         '  File "/home/me/train.py", line 35 in main\n'
     )
     assert fatal_where(text) == "train.py:35 in main"
-    assert fatal_where("nothing\n") is None
-    assert (
-        fatal_where("Fatal Python error: Aborted\n\nCurrent thread 0x1 (most recent call first):\n  <no frame>\n")
-        is None
-    )
+    without_frames = "Fatal Python error: Aborted\n\nCurrent thread 0x1 (most recent call first):\n  <no frame>\n"
+    assert fatal_where("nothing\n") is fatal_where(without_frames) is None

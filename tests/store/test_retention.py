@@ -21,7 +21,8 @@ def test_what_is_not_said_is_the_standard() -> None:
     assert read("") == read("{}") == Retention()
     found = read("{raw: 36h, minutes: 8w, hours: 5y, events: 30d, size: 500MB}")
     assert found == Retention(36 * 3600.0, 56 * DAY_SECONDS, 5 * 365 * DAY_SECONDS, 30 * DAY_SECONDS, 500_000_000)
-    assert read("{raw: forever, minutes: off, size: unlimited}") == Retention(None, None, size_bytes=None)
+    unbounded = read("{raw: forever, minutes: off, size: unlimited}")
+    assert unbounded == Retention(None, None, size_bytes=None)
 
 
 def test_mistakes() -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.texts import mentions
 from tests.trainer.checkpoint_files import flip_a_byte, listing, pretend, save
 from trainer import checkpoints
 from trainer.checkpoints import best, hashes, names, rotation
@@ -26,7 +27,7 @@ def test_auto_takes_the_newest_that_is_whole_and_says_what_it_passed_over(folder
     flip_a_byte(paths[2])
     choice = checkpoints.choose("auto", folder)
     assert choice.path == paths[1]
-    assert choice.rejected == [f"checkpoint {paths[2]} is corrupt: sha256 mismatch"]
+    assert len(choice.rejected) == 1 and mentions(choice.rejected[0], paths[2], "sha256")
     for path in paths[:2]:
         flip_a_byte(path)
     assert checkpoints.choose("auto", folder).path is None

@@ -11,6 +11,7 @@ import torch
 
 from tests.conftest import wait_until
 from tests.tables import table
+from tests.texts import mentions
 from tests.trainer.ranks import Ranks
 from tests.trainer.running import (
     PATIENCE_SECONDS,
@@ -50,7 +51,7 @@ def test_two_resumed_halves_are_one_straight_run_bit_for_bit(two_ranks: Ranks, t
     states = two_ranks.run(random_state_after, tmp_path / "straight", *flags)
     crash = ("--inject", "crash@step=11,rank=0;crash@step=11,rank=1")
     said = two_ranks.run(train_and_fail, tmp_path / "halves", *flags, *crash)
-    assert said == ["injected crash at step 11 on rank 0", "injected crash at step 11 on rank 1"]
+    assert [text.split(" at ")[1] for text in said] == ["step 11 on rank 0", "step 11 on rank 1"]
     again = two_ranks.run(random_state_after, tmp_path / "halves", *flags, *crash, "--resume", "auto")
     straight, halves = (load(existing(tmp_path / name / "checkpoints")[0]) for name in ("straight", "halves"))
     assert straight["step"] == halves["step"] == 20
@@ -93,8 +94,8 @@ def test_one_failing_rank_ends_the_run_and_is_named_as_the_cause(tmp_path: Path)
     code, shown = torchrun("-m", "trainer", *flags, error_file=error_file)
     assert code == 1
     message = json.loads(error_file.read_text())["message"]["message"]
-    assert message == "RuntimeError: injected crash at step 5 on rank 1"
-    assert "rank      : 1 (local_rank: 1)" in shown.partition("Root Cause")[2]
+    assert mentions(message, "RuntimeError: ", "step 5", "rank 1")
+    assert "(local_rank: 1)" in shown.partition("Root Cause")[2]
 
 
 @pytest.mark.long

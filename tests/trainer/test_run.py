@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from tests.conftest import wait_until
+from tests.texts import mentions
 from tests.trainer.ranks import Ranks
 from tests.trainer.running import checkpoints, events, lines, settings, step_lines, train, train_on
 from tests.trainer.test_loop import same
@@ -119,7 +120,7 @@ def test_a_stop_in_a_phase_that_leaves_ranks_out_ends_all_of_them(
 def test_more_ranks_than_there_are_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     phases = json.dumps([{"name": "a", "steps": 2, "ranks": 3}])
     assert train(tmp_path, "--phases", phases) == 2
-    assert "--ranks 3 are more than the 1 that were started" in capsys.readouterr().err
+    assert mentions(capsys.readouterr().err, "--ranks 3", "the 1 ")
 
 
 LONG = (
@@ -170,14 +171,14 @@ def test_what_cannot_work_in_a_later_phase_is_said_before_the_first(
 ) -> None:
     phases = json.dumps([{"name": "a", "steps": 2}, {"name": "b", "steps": 2, "parallel": "fsdp", "cpu_offload": True}])
     assert train(tmp_path, "--phases", phases) == 2
-    assert "--cpu-offload needs a process group: start with torchrun --nproc-per-node 1" in capsys.readouterr().err
+    assert mentions(capsys.readouterr().err, "--cpu-offload", "torchrun --nproc-per-node 1")
     assert step_lines(tmp_path) == []
 
 
 def test_a_best_metric_that_is_not_measured_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ("--best-checkpoint", "--best-metric", "val/acuracy", "--steps", "4", "--validate-every", "2")
     assert train(tmp_path, *flags) == 2
-    assert "--best-metric val/acuracy is not measured; it can be val/accuracy, val/loss" in capsys.readouterr().err
+    assert mentions(capsys.readouterr().err, "--best-metric val/acuracy", "val/accuracy, val/loss")
 
 
 def test_a_checkpoint_of_another_optimizer_goes_on_only_with_a_fresh_state(
@@ -186,11 +187,10 @@ def test_a_checkpoint_of_another_optimizer_goes_on_only_with_a_fresh_state(
     assert train(tmp_path, "--steps", "2") == 0
     other = ("--steps", "4", "--resume", "auto", "--optimizer", "sgd")
     assert train(tmp_path, *other) == 1
-    assert "was made with --optimizer adamw, this run has sgd" in capsys.readouterr().err
+    assert mentions(capsys.readouterr().err, "--optimizer adamw", "sgd")
     assert train(tmp_path, *other, "--reset-optimizer", "--grad-accum", "3") == 0
     said = capsys.readouterr().out
-    assert "the optimizer's state starts afresh: sgd instead of adamw" in said
-    assert "24 samples per step instead of 16" in said
+    assert "sgd instead of adamw" in said and mentions(said, "24 samples per step", "16")
     assert [line["step"] for line in step_lines(tmp_path)] == [1, 2, 3, 4]
 
 

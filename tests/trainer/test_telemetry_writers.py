@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.texts import mentions
 from tests.trainer.running import lines
 from trainer.telemetry.writers import MetricsWriter, TextLog
 
@@ -63,7 +64,7 @@ def test_a_full_disk_is_reported_once_and_counted(capsys: pytest.CaptureFixture[
     writer.close()
     assert writer.failures == 3
     shown = capsys.readouterr().err
-    assert shown.count("\n") == 1 and "No space left on device; training goes on" in shown
+    assert shown.count("\n") == 1 and "No space left on device" in shown
 
 
 def test_after_a_cut_line_the_next_one_starts_afresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +89,7 @@ def test_lines_have_utc_times_and_a_level(tmp_path: Path) -> None:
     written = re.fullmatch(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)Z INFO step 1/3", first)
     assert written
     assert abs(time.mktime(time.strptime(written[1], "%Y-%m-%dT%H:%M:%S")) - time.mktime(time.gmtime())) < 60
-    assert second.endswith("Z ERROR disk full:   really")
+    assert second.partition("Z ERROR ")[2] == "disk full:   really"
 
 
 def test_a_new_day_begins_a_new_file_and_keeps_the_old_one(tmp_path: Path) -> None:
@@ -108,5 +109,4 @@ def test_a_full_disk_is_reported_once(tmp_path: Path, capsys: pytest.CaptureFixt
     for _ in range(3):
         log.write("step")
     shown = capsys.readouterr().err
-    assert shown.count("\n") == 1
-    assert "cannot write the text log" in shown and "No space left on device; training goes on" in shown
+    assert shown.count("\n") == 1 and mentions(shown, "text log", "No space left on device")

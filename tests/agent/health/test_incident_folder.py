@@ -18,6 +18,7 @@ from gputui.recovery.plans import RecoveryPlan
 from gputui.recovery.policies import POLICIES
 from gputui.store.attempts import Attempt
 from tests.agent.conftest import SPEC
+from tests.texts import mentions
 
 END = 1_790_000_000.0
 TOKEN = "hf_" + "a1B2" * 8
@@ -58,7 +59,7 @@ def test_everything_is_there_and_no_secret(workspace: Workspace, connection: sql
     for path in folder.rglob("*"):
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600)
     assert not [name for name, text in files.items() if TOKEN in text or "hush-hush" in text]
-    assert "rank 1 ran out of GPU memory" in files["README.txt"]
+    assert mentions(files["README.txt"], "rank 1", "GPU memory")
     told, found = json.loads(files["decision.json"]), json.loads(files["evidence.json"])
     assert told["incident"]["kind"] == "cuda_oom" and told["decision"]["params"]["batch_size"] == 12
     assert found["exit"]["code"] == 1 and "tails" not in found

@@ -50,10 +50,7 @@ def slow_changed(reading: GpuReading, **changes: Any) -> GpuReading:
 def test_a_fit_machine_passes_everything() -> None:
     for result in check_gpus(FIT, {}, has_hardware=True):
         assert result.status == "pass", result
-    assert (
-        check_topology(FIT).detail
-        == "1 of 1 pairs by NVLink (18 links active on each), all pairs reach each other directly"
-    )
+    assert mentions(check_topology(FIT).detail, "1 of 1 pairs", "NVLink", "18 links", "all pairs")
 
 
 def test_no_driver_fails_only_where_there_is_a_gpu() -> None:

@@ -74,13 +74,15 @@ def test_each_table_holds_the_run_alone_and_every_key_leads_somewhere(filler: Fi
         assert refers <= documented[name] and (refers or name in ("runs", "gpus")), name
     assert rows(target, "SELECT run_id FROM runs") == [(RUN,)]
     held = filler.connection.execute("SELECT count(*) FROM metric_points WHERE run_id = ?", (RUN,)).fetchone()[0]
-    assert rows(target, "SELECT count(*) FROM metrics WHERE not_finite IS NULL") == [(held,)]
-    assert rows(target, "SELECT name, value, not_finite FROM metrics WHERE not_finite IS NOT NULL ORDER BY name") == [
-        ("grad_norm", None, "Infinity"), ("loss", None, "NaN"),
-    ]  # fmt: skip
-    events = "SELECT kind, key, message FROM events WHERE key IS NOT NULL"
-    assert rows(target, events) == [("sink_failed", "csv", "no answer of https://me:[redacted]@host")]
-    assert rows(target, "SELECT count(*) FROM incidents JOIN decisions USING (incident_id)")[0][0] >= 2
-    assert rows(target, "SELECT attempt, modified_at FROM checkpoints") == [(None, 5.0)], "of no attempt that is there"
-    assert rows(target, "SELECT typeof(value), value FROM params WHERE attempt = 2 AND name = 'lr'") == [("integer", 1)]
+    for question, answer in (
+        ("count(*) FROM metrics WHERE not_finite IS NULL", [(held,)]),
+        ("name, value, not_finite FROM metrics WHERE not_finite IS NOT NULL ORDER BY name",
+         [("grad_norm", None, "Infinity"), ("loss", None, "NaN")]),
+        ("kind, key, message FROM events WHERE key IS NOT NULL",
+         [("sink_failed", "csv", "no answer of https://me:[redacted]@host")]),
+        ("count(*) >= 2 FROM incidents JOIN decisions USING (incident_id)", [(1,)]),
+        ("attempt, modified_at FROM checkpoints", [(None, 5.0)]),  # of no attempt that is there
+        ("typeof(value), value FROM params WHERE attempt = 2 AND name = 'lr'", [("integer", 1)]),
+    ):  # fmt: skip
+        assert rows(target, f"SELECT {question}") == answer, question
     assert "abc" not in str(rows(target, "SELECT * FROM params"))

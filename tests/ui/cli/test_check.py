@@ -12,6 +12,7 @@ from gputui.core.config import Workspace
 from gputui.metrics.log_trial import try_log
 from gputui.metrics.printed import OutputPatterns
 from tests.machines import Machine
+from tests.texts import mentions
 from tests.ui.cli.program import said, shape
 
 
@@ -22,7 +23,7 @@ def test_the_verdict_is_the_last_line_and_fits_the_exit_code(
     (tmp_path / "a.py").write_text("print(1)\n")
     (tmp_path / "a.yaml").write_text(f"script: a.py\nlauncher: python\npython: {sys.executable}\ngpus: 0\n")
     shown = said(workspace, "check", "./a.yaml", "--gpus", "0")
-    assert "gputui run ./a.yaml --gpus 0" in shown.splitlines()[-1]
+    assert mentions(shown.splitlines()[-1], "gputui run ./a.yaml", "--gpus 0")
     (tmp_path / "a.py").unlink()
     assert said(workspace, "check", "./a.yaml", code=2).splitlines()[-1].startswith("✗")
 

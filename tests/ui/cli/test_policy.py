@@ -37,7 +37,7 @@ def test_a_policy_in_words_and_as_data(machine: Machine) -> None:
     for name, kind in KINDS.items():
         assert name in text
         assert kind.deterministic == (name in text[text.index("never retried:") :])
-    assert "rollback 1 + tighter_clip 2" in text
+    assert mentions(text, "rollback 1 + ", "tighter_clip 2")
     found = shape(machine.workspace, "policy", "show", "off")
     assert not found["enabled"] and found["max_attempts"] == 1 and found["backoff"] is None
     assert shape(machine.workspace, "policy", "show")["name"] == "standard"

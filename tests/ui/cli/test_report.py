@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gputui.core.config import Workspace
+from tests.texts import mentions
 from tests.ui.cli.program import call
 from tests.ui.tui.filling import NOW, Filler, uuid
 
@@ -101,19 +102,15 @@ def test_the_verdict_and_the_story_of_each_recovery(workspace: Workspace, tmp_pa
     filler.connection.execute("UPDATE decisions SET actions = ? WHERE attempt = 2", (json.dumps([taken]),))
     filler.close()
     [stopped] = json.loads(call(workspace, "report", "resnet50-2", "--json").stdout)["performance_summary"]["runs"]
-    assert stopped["recoveries"] == ["Attempt 1: stopped, because KeyError 'labels', at step 12."]
+    [only] = stopped["recoveries"]
+    assert mentions(only, "Attempt 1: stopped", "KeyError 'labels'", "step 12")
     told = call(workspace, "report", "vit-b16-1", "--out", str(tmp_path)).stdout.splitlines()
-    assert told[0].startswith("vit-b16-1 is running at step 9 440 with 3 attempts that took ")
-    assert "; best loss 1.850 (step 8 870); 2 failures cost 422 steps, " in told[0]
+    assert mentions(told[0], "vit-b16-1 is running", "9 440", "3 attempts", "1.850", "8 870", "2 failures", "422 steps")
     [run] = json.loads((tmp_path / "performance_summary.json").read_text())["runs"]
     assert run["verdict"] == told[0]
     first, second = run["recoveries"]
-    assert first.startswith(
-        "Attempt 1 → 2: batch 512 × 1 → 384 × 2, from step_4000.pt (step 4 000), because CUDA ran out of memory"
-    )
-    assert second.startswith(
-        "Attempt 2 → 3: took another GPU in place of GPU 7, from step_8000.pt (step 8 000), because GPU 7 was"
-    )
+    assert mentions(first, "Attempt 1 → 2: ", "512 × 1 → 384 × 2", "step_4000.pt", "4 000", "CUDA ran out of memory")
+    assert mentions(second, "Attempt 2 → 3: ", "another GPU", "GPU 7", "step_8000.pt", "8 000", "because GPU 7 was")
     page = (tmp_path / "report.html").read_text()
     assert page.index(told[0]) < page.index("512 × 1 → 384 × 2") < page.index("<svg") < page.index("<h3>Cost")
     assert "Quality gates" not in page

@@ -45,9 +45,8 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
 def test_print_changes_nothing(desk: Desk) -> None:
     result = desk.run("install", "--print", "--interval", "0.5")
     assert result.exit_code == 0
-    assert f'ExecStart="{sys.executable}" "-m" "gputui" "--home" "{desk.home}" "--record" "--interval" "0.5"' in (
-        result.output
-    )
+    argv = (sys.executable, "-m", "gputui", "--home", desk.home, "--record", "--interval", "0.5")
+    assert "ExecStart=" + " ".join(f'"{word}"' for word in argv) in result.output
     assert "KillMode=process" in result.output
     assert not desk.unit.exists() and not desk.asked.exists()
 

@@ -139,7 +139,7 @@ def test_title_and_bell_tell_the_worst_and_are_taken_back(open_screen: Callable,
     with open_screen(title=True, bell=True) as app:
         assert not bells(app)
         titles = re.findall(rb"\x1b\]2;([^\x1b]*)\x1b\\", bytes(app.output))
-        assert titles == ["1 GPU lost · 2 running 1 queued · gputui ws-kepler".encode()]
+        assert len(titles) == 1 and titles[0].startswith("1 GPU lost · 2 running 1 queued · ".encode())
         assert app.output.count(b"\x1b[22;2t") == 1
         filler.connection.execute("UPDATE runs SET state = 'recovering' WHERE run_id = 'vit-b16-1'")
         filler.event("CUDA ran out of memory", subject="vit-b16-1", severity="error")

