@@ -10,29 +10,22 @@ from gputui.machine.gpu_model import GpuFacts
 from gputui.profiles.devices import Selection, SelectionError, parse_selection, request_gpus
 from gputui.runs.spec import GpuRequest
 from tests.tables import table
+from tests.texts import mentions
 
 UUIDS = [f"GPU-0000000{index}-aaaa-bbbb-cccc-dddddddddddd" for index in range(4)]
 FOUR = [GpuFacts(uuid=uuid, index=index, name="H200") for index, uuid in enumerate(UUIDS)]
-NO_LIST = (
-    "which GPUs those are is not known while the driver's list is missing; give a number or UUIDs, or see gputui doctor"
-)
 WITH_MIG = [*FOUR[:3], GpuFacts(uuid=UUIDS[3], index=3, name="H200", mig_mode=True)]
 
 
 @table(
     ("given", "selection"),
     [
-        (0, Selection()),
-        (2, Selection(count=2)),
-        ("2", Selection(count=2)),
-        ("all", Selection(is_all=True)),
-        ("0,1", Selection(devices=(0, 1))),
-        (" 3 , 1 ", Selection(devices=(3, 1))),
-        (["1", UUIDS[0]], Selection(devices=(1, UUIDS[0]))),
-        (UUIDS[0], Selection(devices=(UUIDS[0],))),
+        (0, Selection()), (2, Selection(count=2)), ("2", Selection(count=2)), ("all", Selection(is_all=True)),
+        ("0,1", Selection(devices=(0, 1))), (" 3 , 1 ", Selection(devices=(3, 1))),
+        (["1", UUIDS[0]], Selection(devices=(1, UUIDS[0]))), (UUIDS[0], Selection(devices=(UUIDS[0],))),
         (f"{UUIDS[0]},{UUIDS[1]}", Selection(devices=(UUIDS[0], UUIDS[1]))),
     ],
-)
+)  # fmt: skip
 def test_what_can_be_asked(given: object, selection: Selection) -> None:
     assert parse_selection(given) == selection
 
@@ -51,37 +44,29 @@ def test_what_cannot_be_asked(given: object) -> None:
 @table(
     ("given", "inventory", "request_"),
     [
-        (0, None, GpuRequest()),
-        (0, [], GpuRequest()),
-        (2, FOUR, GpuRequest(2)),
-        (2, None, GpuRequest(2)),
-        ("all", FOUR, GpuRequest(4)),
-        ("2,0", FOUR, GpuRequest(2, (UUIDS[2], UUIDS[0]))),
-        (UUIDS[1], FOUR, GpuRequest(1, (UUIDS[1],))),
-        (UUIDS[1], None, GpuRequest(1, (UUIDS[1],))),
+        (0, None, GpuRequest()), (0, [], GpuRequest()), (2, FOUR, GpuRequest(2)), (2, None, GpuRequest(2)),
+        ("all", FOUR, GpuRequest(4)), ("2,0", FOUR, GpuRequest(2, (UUIDS[2], UUIDS[0]))),
+        (UUIDS[1], FOUR, GpuRequest(1, (UUIDS[1],))), (UUIDS[1], None, GpuRequest(1, (UUIDS[1],))),
         (3, WITH_MIG, GpuRequest(3)),
     ],
-)
+)  # fmt: skip
 def test_requests(given: object, inventory: Sequence[GpuFacts] | None, request_: GpuRequest) -> None:
     assert request_gpus(parse_selection(given), inventory, None) == request_
 
 
 @table(
-    ("given", "inventory", "text"),
+    ("given", "inventory", "words"),
     [
-        ("5", FOUR, "5 GPUs asked for, this machine has 4; use --gpus 4 instead"),
-        ("4", WITH_MIG, "4 GPUs asked for, this machine has 3 without GPU 3, in MIG mode; use --gpus 3 instead"),
-        ("4,1", FOUR, "GPU 4 does not exist; this machine has 0, 1, 2, 3"),
-        (UUIDS[1][:-1] + "e", FOUR, f"GPU {UUIDS[1][:-1]}e does not exist; did you mean {UUIDS[1]}?"),
-        ("1", [], "no NVIDIA GPU is visible on this machine; use --gpus 0 to run on the CPU"),
-        ("all", WITH_MIG, "GPU 3 is in MIG mode and cannot be used; use --gpus 0,1,2"),
-        ("3,", WITH_MIG, "GPU 3 is in MIG mode and cannot be used; use --gpus 0,1,2"),
-        ("0,1", None, NO_LIST),
-        ("all", None, NO_LIST),
+        ("4", WITH_MIG, ("4 GPUs", "has 3", "GPU 3", "MIG", "--gpus 3")),
+        ("5", FOUR, ("5 GPUs", "has 4", "--gpus 4")), ("4,1", FOUR, ("GPU 4", "0, 1, 2, 3")),
+        (UUIDS[1][:-1] + "e", FOUR, (UUIDS[1][:-1] + "e", f"{UUIDS[1]}?")), ("1", [], ("no NVIDIA GPU", "--gpus 0")),
+        ("all", WITH_MIG, ("GPU 3", "MIG", "--gpus 0,1,2")), ("3,", WITH_MIG, ("GPU 3", "MIG", "--gpus 0,1,2")),
+        ("0,1", None, ("list is missing", "gputui doctor")), ("all", None, ("list is missing", "gputui doctor")),
     ],
 )  # fmt: skip
-def test_what_this_machine_cannot_serve(given: str, inventory: Sequence[GpuFacts] | None, text: str) -> None:
+def test_what_this_machine_cannot_serve(
+    given: str, inventory: Sequence[GpuFacts] | None, words: tuple[str, ...]
+) -> None:
     with pytest.raises(SelectionError) as caught:
         request_gpus(parse_selection(given), inventory, None)
-    assert str(caught.value) == text
-    assert caught.value.is_refusal
+    assert mentions(str(caught.value), *words) and caught.value.is_refusal

@@ -28,9 +28,8 @@ KEYS = [
 ]
 
 
-@table("key", KEYS)
-def test_every_key_is_documented(key: str) -> None:
-    assert key in FIRST_CELLS
+def test_every_key_is_documented() -> None:
+    assert set(KEYS) <= FIRST_CELLS
 
 
 @table("text", re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL))
@@ -60,9 +59,7 @@ def test_the_environment_that_gputui_sets_is_documented_and_refused(tmp_path: Pa
                 read_profile(text, Path("x.yaml"))
 
 
-class TestSchema:
-    def test_it_is_json_and_knows_every_key(self) -> None:
-        schema = json.loads(json.dumps(json_schema()))
-        assert set(schema["properties"]) == set(ProfileForm.model_fields)
-        assert schema["additionalProperties"] is False
-        assert schema["$schema"].startswith("https://json-schema.org/")
+def test_the_json_schema_knows_every_key() -> None:
+    schema = json.loads(json.dumps(json_schema()))
+    assert set(schema["properties"]) == set(ProfileForm.model_fields) and schema["additionalProperties"] is False
+    assert schema["$schema"].startswith("https://json-schema.org/")

@@ -69,45 +69,44 @@ def past(run: str, batch: int, gib: float | None, *, ran_out: bool = False, **ot
     return PastPeak(run, 1, params, 2, None if gib is None else round(gib * GIB), ran_out)
 
 
-def test_the_same_batch_size_takes_the_largest_peak_seen() -> None:
-    found = expect([past("a", 64, 40), past("b", 64, 42), past("c", 32, 22)], SPEC)
-    assert found == Expectation(42 * GIB, 3, is_scaled=False)
+@table(
+    ("runs", "expected"),
+    [
+        # The same batch size: the largest peak seen. Between two others: on their line.
+        ([past("a", 64, 40), past("b", 64, 42), past("c", 32, 22)], Expectation(42 * GIB, 3, is_scaled=False)),
+        ([past("a", 32, 22), past("b", 128, 70)], Expectation(38 * GIB, 2, is_scaled=True)),
+        # One other batch size is an upper bound.
+        ([past("a", 32, 22)], Expectation(44 * GIB, 1, is_scaled=True)),
+        ([past("a", 128, 30)], Expectation(30 * GIB, 1, is_scaled=True)),
+        # Another model tells nothing, another rate or length does.
+        ([past("a", 64, 40, layers=24)], None),
+        ([past("a", 64, 40, steps=7, lr=9.0)], Expectation(40 * GIB, 1, is_scaled=False)),
+    ],
+)
+def test_memory_expected_from_earlier_runs(runs: list[PastPeak], expected: Expectation | None) -> None:
+    assert expect(runs, SPEC) == expected
 
 
-def test_between_two_batch_sizes_it_is_on_their_line() -> None:
-    assert expect([past("a", 32, 22), past("b", 128, 70)], SPEC) == Expectation(38 * GIB, 2, is_scaled=True)
+@table(
+    ("runs", "status", "words"),
+    [
+        ([past("a", 64, 60)], "pass", ("60 GiB", "80 GiB", "1 earlier run")),
+        ([past("a", 32, 40)], "warn", ("another batch size",)),
+        ([], "skip", ()),
+        ([past("a", 64, None, ran_out=True), past("b", 32, 20)], "warn", ("a ", "batch_size 64")),
+        ([past("a", 128, None, ran_out=True), past("b", 64, 20)], "pass", ()),
+        ([past("a", 64, 70, ran_out=True, layers=24)], "skip", ()),
+    ],
+)
+def test_whether_memory_suffices(runs: list[PastPeak], status: str, words: tuple[str, ...]) -> None:
+    found = check_memory(runs, SPEC, OF_80_GIB)
+    assert found.status == status and mentions(found.detail, *words)
+    assert mentions(found.remedy, "lower batch_size") is (status == "warn")
 
 
-@table(("batch", "expected"), [(32, 44), (128, 30)])
-def test_one_other_batch_size_is_an_upper_bound(batch: int, expected: int) -> None:
-    gib = 22 if batch == 32 else 30
-    assert expect([past("a", batch, gib)], SPEC) == Expectation(expected * GIB, 1, is_scaled=True)
-
-
-def test_another_model_tells_nothing_and_another_rate_or_length_does() -> None:
-    assert expect([past("a", 64, 40, layers=24)], SPEC) is None
-    assert expect([past("a", 64, 40, steps=7, lr=9.0)], SPEC) is not None
-
-
-def test_the_check_in_words() -> None:
-    assert mentions(check_memory([past("a", 64, 60)], SPEC, OF_80_GIB).detail, "60 GiB", "80 GiB", "1 earlier run")
-    tight = check_memory([past("a", 32, 40)], SPEC, OF_80_GIB)
-    assert (tight.status, tight.remedy) == ("warn", "lower batch_size") and "with another batch size" in tight.detail
-    assert check_memory([], SPEC, OF_80_GIB).status == "skip"
-    assert check_memory([past("a", 64, 60)], replace(SPEC, gpus=GpuRequest(0)), None).status == "skip"
-    assert check_memory([past("a", 64, 60)], SPEC, None).status == "skip"
-
-
-def test_a_batch_size_that_ran_out_before_is_told() -> None:
-    found = check_memory([past("a", 64, None, ran_out=True), past("b", 32, 20)], SPEC, OF_80_GIB)
-    assert found.status == "warn" and mentions(found.detail, "a ", "batch_size 64")
-    assert check_memory([past("a", 128, None, ran_out=True), past("b", 64, 20)], SPEC, OF_80_GIB).status == "pass"
-    assert check_memory([past("a", 64, 70, ran_out=True, layers=24)], SPEC, OF_80_GIB).status == "skip"
-
-
-def indices(situation: GpuSituation, count: int, memory_bytes: int | None = None) -> list[int] | None:
-    found = recommend(count, situation, memory_bytes)
-    return None if found is None else [gpu.index for gpu in found]
+def test_memory_is_not_judged_without_gpus_or_their_figures() -> None:
+    for spec in (SPEC, replace(SPEC, gpus=GpuRequest(0))):
+        assert check_memory([past("a", 64, 60)], spec, None).status == "skip"
 
 
 def used(index: int, gib: float) -> dict[str, GpuSample]:
@@ -116,10 +115,11 @@ def used(index: int, gib: float) -> dict[str, GpuSample]:
 
 def test_free_ones_with_most_memory_in_the_order_of_their_indices() -> None:
     situation = GpuSituation(GPUS, {**used(0, 20), **used(1, 0.5)}, in_use={"GPU-2": "is used by vit-1"})
-    assert indices(situation, 2) == [1, 3]
-    assert indices(situation, 3) == [0, 1, 3]
-    assert indices(situation, 4) is None and indices(situation, 0) is None
-    assert indices(situation, 3, 70 * GIB) is None
+    for (count, memory), expected in {
+        (2, None): [1, 3], (3, None): [0, 1, 3], (4, None): None, (0, None): None, (3, 70 * GIB): None,
+    }.items():  # fmt: skip
+        found = recommend(count, situation, memory)
+        assert (found and [gpu.index for gpu in found]) == expected, (count, memory)
 
 
 def test_what_is_broken_is_never_and_what_is_doubtful_last() -> None:

@@ -58,11 +58,15 @@ def test_what_may_be_a_secret_is_not_shown() -> None:
 
 
 @table(
-    "recovery",
-    ["off", "standard", "{}", "{policy: off}", "{max_attempts: 10000, hang_after: 1}",
-     "{backoff: {base: 0, factor: 1.5, max: 60, jitter: 1}}", "{ends_on: []}", "{ladders: {default: restart}}",
-     "{ladders: {nan_loss: [{rollback: 2}, [lower_lr, tighter_clip], {wait: 5, lower_lr: }, stop]}}",
-     "{notify: {command: [mail, me], webhook: 'https://example.org/hook'}}"],
+    ("recovery", "policy"),
+    [("off", "off"), ("false", "off"), ("{policy: off}", "off"), ("restart-only", "restart-only"), *(
+        (text, "standard") for text in (
+            "standard", "{}", "{max_attempts: 10000, hang_after: 1}",
+            "{backoff: {base: 0, factor: 1.5, max: 60, jitter: 1}}", "{ends_on: []}", "{ladders: {default: restart}}",
+            "{ladders: {nan_loss: [{rollback: 2}, [lower_lr, tighter_clip], {wait: 5, lower_lr: }, stop]}}",
+            "{notify: {command: [mail, me], webhook: 'https://example.org/hook'}}",
+        )
+    )],
 )  # fmt: skip
-def test_what_may_be_written(recovery: str) -> None:
-    assert read_profile(f"script: a.py\nrecovery: {recovery}", FILE).form.recovery["policy"] in ("off", "standard")
+def test_what_may_be_written(recovery: str, policy: str) -> None:
+    assert read_profile(f"script: a.py\nrecovery: {recovery}", FILE).form.recovery["policy"] == policy

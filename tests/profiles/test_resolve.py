@@ -13,8 +13,6 @@ from gputui.profiles import resolve as resolving
 from gputui.profiles.describe import preview_launch
 from gputui.profiles.profile_file import load
 from gputui.profiles.resolve import ResolveError, resolve, wants_gpus
-from gputui.runs.command import build_launch
-from gputui.runs.launchers.base import Placement
 from gputui.runs.spec import GpuRequest, RunSpec, Scalar
 from tests.tables import table
 from tests.texts import mentions
@@ -78,22 +76,13 @@ recovery: standard
 """,
         overrides={"lr": "0.05"},
     )
-    assert spec.program == (str(project / "train.py"),)
-    assert spec.workdir == str(project)
-    assert spec.python == str(python)
-    assert spec.profile_path == str(project / "x.yaml")
-    assert (spec.nproc, spec.gpus) == (2, GpuRequest(2, (), 10 * 2**30))
-    assert spec.disk_bytes == 20 * 2**30
+    assert (spec.program, spec.workdir) == ((str(project / "train.py"),), str(project))
+    assert (spec.python, spec.profile_path) == (str(python), str(project / "x.yaml"))
+    assert (spec.nproc, spec.gpus, spec.disk_bytes) == (2, GpuRequest(2, (), 10 * 2**30), 20 * 2**30)
     assert spec.params == {"batch_size": 128, "lr": 0.05, "gradient_checkpointing": False}
-    assert spec.checkpoints is not None
-    assert spec.checkpoints.resume == ("--resume", "{checkpoint}")
-    launch = build_launch(
-        spec, run_id="r-1", run_dir="/runs/r-1", attempt=2, params=spec.params,
-        placement=Placement.here(tuple(UUIDS[:2]), 2, 1234), checkpoint="/runs/r-1/checkpoints/step_5.pt",
-    )  # fmt: skip
-    assert launch.argv[-6:] == (
-        "--batch-size", "128", "--lr", "0.05", "--resume", "/runs/r-1/checkpoints/step_5.pt",
-    )  # fmt: skip
+    assert spec.checkpoints is not None and spec.checkpoints.resume == ("--resume", "{checkpoint}")
+    argv = preview_launch(spec, runs=project).argv
+    assert argv[-4:] == ("--batch-size", "128", "--lr", "0.05")
 
 
 def test_a_specification_survives_being_stored(project: Path) -> None:
@@ -104,9 +93,7 @@ def test_a_specification_survives_being_stored(project: Path) -> None:
         "checkpoints: {pattern: '*.pt'}\ngpus: [1, 3]\n",
     )
     assert RunSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
-    assert spec.recovery == {"policy": "off"}
-    assert spec.alerts is None
-    assert spec.gates == {"gpu_utilization": 70.0}
+    assert (spec.recovery, spec.alerts, spec.gates) == ({"policy": "off"}, None, {"gpu_utilization": 70.0})
 
 
 @table(
@@ -132,105 +119,86 @@ def test_paths(project: Path, text: str, file: str, field: str, expected: str) -
     assert found[field] == expected.replace("PROJECT", str(project))
 
 
-class TestModules:
-    def test_a_package_around_a_folder_of_profiles(self, project: Path) -> None:
-        (project / "pkg" / "sub").mkdir(parents=True)
-        (project / "pkg" / "sub" / "__main__.py").write_text("")
-        spec = spec_of(project, "module: pkg.sub", file="profiles/x.yaml")
-        assert spec.workdir == str(project)
-
-    def test_a_shipped_profile_of_an_installed_gputui(
-        self, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Nothing is written beside the program; and another interpreter finds the module all the same."""
-        site = tmp_path / "site-packages"
-        shipped = site / "gputui" / "shipped_profiles"
-        (site / "trainer").mkdir(parents=True)
-        (site / "trainer" / "__main__.py").write_text("")
-        shipped.mkdir(parents=True)
-        monkeypatch.setattr(resolving, "shipped_profiles", lambda: shipped)
-        monkeypatch.setattr(resolving, "__file__", str(site / "gputui" / "profiles" / "resolve.py"))
-        assert spec_of(shipped, "module: trainer").workdir == "{run_dir}"
-        assert spec_of(shipped, "script: plain.py").workdir == "{run_dir}"
-        venv = tmp_path / "venv"
-        make_program(venv / "bin" / "python")
-        assert spec_of(shipped, "module: trainer", environ={"VIRTUAL_ENV": str(venv)}).workdir == str(site)
+def test_a_module_is_found_around_a_folder_of_profiles_or_where_gputui_is_installed(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (project / "pkg" / "sub", tmp_path / "site-packages" / "trainer"):
+        module.mkdir(parents=True)
+        (module / "__main__.py").touch()
+    assert spec_of(project, "module: pkg.sub", file="profiles/x.yaml").workdir == str(project)
+    # Nothing is written beside an installed program; and another interpreter finds the module all the same.
+    site = tmp_path / "site-packages"
+    shipped = site / "gputui" / "shipped_profiles"
+    shipped.mkdir(parents=True)
+    monkeypatch.setattr(resolving, "shipped_profiles", lambda: shipped)
+    monkeypatch.setattr(resolving, "__file__", str(site / "gputui" / "profiles" / "resolve.py"))
+    for text in ("module: trainer", "script: plain.py"):
+        assert spec_of(shipped, text).workdir == "{run_dir}"
+    make_program(tmp_path / "venv" / "bin" / "python")
+    environ = {"VIRTUAL_ENV": str(tmp_path / "venv")}
+    assert spec_of(shipped, "module: trainer", environ=environ).workdir == str(site)
 
 
-class TestInterpreters:
-    def test_the_active_environment_goes_before(self, project: Path, tmp_path: Path) -> None:
-        python = tmp_path / "venv" / "bin" / "python"
-        assert (
-            spec_of(project, "script: a.py", environ={"VIRTUAL_ENV": str(tmp_path / "venv")}).python == sys.executable
-        )
-        make_program(python)
-        assert spec_of(project, "script: a.py", environ={"VIRTUAL_ENV": str(tmp_path / "venv")}).python == str(python)
+def test_which_interpreter(project: Path, tmp_path: Path) -> None:
+    venv = tmp_path / "venv"
+    active = {"VIRTUAL_ENV": str(venv)}
+    assert spec_of(project, "script: a.py", environ=active).python == sys.executable
+    python = make_program(venv / "bin" / "python")
+    assert spec_of(project, "script: a.py", environ=active).python == str(python)
+    # A virtual environment is known by the path of its interpreter, which is a link to another one.
+    link = project / "linked" / "bin" / "python"
+    link.parent.mkdir(parents=True)
+    link.symlink_to(sys.executable)
+    assert spec_of(project, "script: a.py\npython: linked/bin/python").python == str(link)
+    # From the working directory, then from the folder of the profile; the first is named where neither is there.
+    inside, beside = (project / folder / "env" / "bin" / "python" for folder in ("sub", "."))
+    for expected, made in ((inside, None), (beside, beside), (inside, inside)):
+        if made is not None:
+            make_program(made)
+        assert spec_of(project, "script: a.py\nworkdir: sub\npython: env/bin/python").python == str(expected)
 
-    def test_links_stay_links(self, project: Path) -> None:
-        """A virtual environment is known by the path of its interpreter, which is a link to another one."""
-        link = project / "env" / "bin" / "python"
-        link.parent.mkdir(parents=True)
-        link.symlink_to(sys.executable)
-        assert spec_of(project, "script: a.py\npython: env/bin/python").python == str(link)
 
-    def test_from_the_workdir_then_from_the_profiles_folder(self, project: Path) -> None:
-        text = "script: a.py\nworkdir: sub\npython: env/bin/python"
-        assert spec_of(project, text).python == str(project / "sub" / "env" / "bin" / "python"), "for the message"
-        beside = make_program(project / "env" / "bin" / "python")
-        assert spec_of(project, text).python == str(beside)
-        inside = make_program(project / "sub" / "env" / "bin" / "python")
-        assert spec_of(project, text).python == str(inside)
-
-    def test_a_command_is_the_whole_command(self, project: Path) -> None:
-        """F6: ``make … EPOCHS=3000 --epochs 3000`` was what make refused."""
-        spec = spec_of(project, "command: make train 'EPOCHS={epochs}'\nparams: {epochs: 3000, lr: 0.1}")
+def test_a_command_is_the_whole_command(project: Path) -> None:
+    """F6: ``make … EPOCHS=3000 --epochs 3000`` was what make refused."""
+    for text in ("make train 'EPOCHS={epochs}'\nparams: {epochs: 3000, lr: 0.1}",
+                 "make train\nargs: 'EPOCHS={epochs}'\nparams: {epochs: 3000}"):  # fmt: skip
+        spec = spec_of(project, f"command: {text}")
         assert preview_launch(spec, runs=project).argv == ("make", "train", "EPOCHS=3000")
-        behind = spec_of(project, "command: make train\nargs: 'EPOCHS={epochs}'\nparams: {epochs: 3000}")
-        assert preview_launch(behind, runs=project).argv == ("make", "train", "EPOCHS=3000")
 
 
 @table(
-    ("text", "override", "nproc", "count"),
+    ("text", "override", "nproc", "count", "least"),
     [
-        ("gpus: 2", None, 2, 2),
-        ("gpus: [3, 1]", None, 2, 2),
-        ("gpus: 2\nnproc: 4", None, 4, 2),
-        ("gpus: 0", None, 1, 0),
-        ("gpus: 0\nnproc: 2", None, 2, 0),
-        ("gpus: 0\nnproc: 2", "3", 3, 3),
-        ("gpus: 2", "0", 1, 0),
-        ("gpus: 2", "all", 4, 4),
-        ("gpus: 2\nlauncher: python", None, 1, 2),
+        ("gpus: 2", None, 2, 2, None), ("gpus: [3, 1]", None, 2, 2, None), ("gpus: 2\nnproc: 4", None, 4, 2, None),
+        ("gpus: 0", None, 1, 0, None), ("gpus: 0\nnproc: 2", None, 2, 0, None), ("gpus: 0\nnproc: 2", "3", 3, 3, None),
+        ("gpus: 2", "0", 1, 0, None), ("gpus: 2", "all", 4, 4, None), ("gpus: 2\nlauncher: python", None, 1, 2, None),
+        # With how few GPUs recovery may go on.
+        ("gpus: 4\nmin_gpus: 2", "4", 4, 4, 2), ("gpus: 4\nmin_gpus: 2", "1", 1, 1, 1),
+        ("gpus: 4\nmin_gpus: 2", "0", 1, 0, None),
     ],
-)
-def test_processes(project: Path, text: str, override: str | None, nproc: int, count: int) -> None:
+)  # fmt: skip
+def test_processes_and_gpus(
+    project: Path, text: str, override: str | None, nproc: int, count: int, least: int | None
+) -> None:
     spec = spec_of(project, f"script: a.py\n{text}", gpus=override)
-    assert (spec.nproc, spec.gpus.count) == (nproc, count)
+    assert (spec.nproc, spec.gpus.count, spec.gpus.min_count) == (nproc, count, least)
 
 
-def test_indices_become_uuids_in_the_order_asked(project: Path) -> None:
+def test_gpus_that_are_there_and_that_are_not(project: Path) -> None:
     spec = spec_of(project, "script: a.py\nvisible: index", gpus="3,0")
-    assert spec.gpus.uuids == (UUIDS[3], UUIDS[0])
-    assert spec.visible == "index"
-
-
-def test_a_machine_without_gpus_refuses_with_a_way_out(project: Path) -> None:
+    assert (spec.gpus.uuids, spec.visible) == ((UUIDS[3], UUIDS[0]), "index")
     with pytest.raises(ResolveError) as caught:
         spec_of(project, "script: a.py\ngpus: 2", inventory=[])
-    assert mentions(str(caught.value), "gpus: ", "--gpus 0")
-    assert caught.value.is_refusal
+    assert mentions(str(caught.value), "gpus: ", "--gpus 0") and caught.value.is_refusal
     assert spec_of(project, "script: a.py\ngpus: 2", inventory=[], gpus="0").gpus == GpuRequest()
 
 
 def test_whether_gpus_are_wanted(project: Path) -> None:
-    (project / "x.yaml").write_text("script: a.py\ngpus: 0")
-    profile = load(project / "x.yaml")
-    assert [wants_gpus(profile, text) for text in (None, "0", "2", "all", "0,", "nonsense")] == [
-        False, False, True, True, True, False,
-    ]  # fmt: skip
-    (project / "x.yaml").write_text("script: a.py")
-    assert wants_gpus(load(project / "x.yaml"), None)
-    assert not wants_gpus(load(project / "x.yaml"), "0")
+    path = project / "x.yaml"
+    for gpus, wanted, not_wanted in (("gpus: 0", ("2", "all", "0,"), (None, "0", "nonsense")), ("", (None,), ("0",))):
+        path.write_text(f"script: a.py\n{gpus}")
+        assert all(wants_gpus(load(path), text) for text in wanted), gpus
+        assert not any(wants_gpus(load(path), text) for text in not_wanted), gpus
 
 
 def test_everything_wrong_at_once(project: Path) -> None:
@@ -240,10 +208,3 @@ def test_everything_wrong_at_once(project: Path) -> None:
     assert mentions(unknown, "lrr: ", "lr?") and mentions(wrong, "lr: ", "number", "'x'")
     assert mentions(gpu, "--gpus: ", "GPU 7", "0, 1, 2, 3")
     assert not caught.value.is_refusal
-
-
-@table(("asked", "least"), [("4", 2), ("1", 1), ("0", None)])
-def test_with_how_few_gpus_recovery_may_go_on(tmp_path: Path, asked: str, least: int | None) -> None:
-    path = tmp_path / "job.yaml"
-    path.write_text("launcher: command\ncommand: [a]\ngpus: 4\nmin_gpus: 2\n")
-    assert resolve(load(path), gpus_override=asked).gpus.min_count == least

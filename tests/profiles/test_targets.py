@@ -25,13 +25,9 @@ def test_a_run_has_other_options_than_its_target() -> None:
 
 @table(
     ("target", "seconds"),
-    [
-        ({"kind": "slurm"}, 5),
-        ({"kind": "slurm", "poll": 9}, 9),
-        ({"kind": "ssh", "host": "k"}, 2),
-        ({"kind": "ray", "address": "http://h:8265"}, 2),
-    ],
-)
+    [({"kind": "slurm"}, 5), ({"kind": "slurm", "poll": 9}, 9), ({"kind": "ssh", "host": "k"}, 2),
+     ({"kind": "ray", "address": "http://h:8265"}, 2)],
+)  # fmt: skip
 def test_the_pause_between_two_questions_is_stored_with_a_run(target: dict[str, Any], seconds: int) -> None:
     assert stored_target(target)["poll"] == seconds
 

@@ -1,14 +1,18 @@
-"""What is said of a driver and its GPUs."""
+"""What is said of a driver, its GPUs and how fast they are reached."""
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from benchmarks.fakenvml.build import FakeNvml
 from gputui.machine.gpu_model import GpuFacts
 from gputui.machine.topology import GpuPair
+from gputui.profiles.doctor.bandwidth import Bandwidth, check_bandwidth, free_gpus, measure
 from gputui.profiles.doctor.examine import check_interpreter
 from gputui.profiles.doctor.gpus import (
     GpuReading,
@@ -21,6 +25,7 @@ from gputui.profiles.doctor.gpus import (
 )
 from gputui.profiles.probe import InterpreterAnswer
 from gputui.store.series import GpuSample, GpuSlowSample
+from tests.machine.conftest import fake_library, fake_nvml  # noqa: F401 - fixtures
 from tests.texts import mentions
 
 FACTS = tuple(
@@ -37,10 +42,6 @@ FIT = GpuReading(
     pairs=(GpuPair(0, 1, p2p=True, nvlink=True),),
     nvlinks={0: 18, 1: 18},
 )
-
-
-def first_changed(reading: GpuReading, **changes: Any) -> GpuReading:
-    return replace(reading, facts=(replace(reading.facts[0], **changes), *reading.facts[1:]))
 
 
 def slow_changed(reading: GpuReading, **changes: Any) -> GpuReading:
@@ -69,7 +70,7 @@ def test_unhealthy_gpus() -> None:
         (FIT, {"GPU-1": "XID 79"}, "fail", "GPU 1 is in quarantine (XID 79)"),
         (slow_changed(FIT, row_remap_pending=True), {}, "warn", "waits for a reset"),
         (slow_changed(FIT, ecc_uncorrected=3), {}, "warn", "3 uncorrectable"),
-        (first_changed(FIT, mig_mode=True), {}, "warn", "MIG"),
+        (replace(FIT, facts=(replace(FACTS[0], mig_mode=True), FACTS[1])), {}, "warn", "MIG"),
         (GpuReading("nvml"), {}, "skip", "no GPUs"),
     ]:
         result = check_health(reading, quarantined)
@@ -113,7 +114,7 @@ def test_torch_and_the_driver() -> None:
         assert (torch.name, torch.status) == ("torch", status) and words in torch.detail, changes
 
 
-def test_the_driver_is_read_by_the_child(fake_nvml: FakeNvml) -> None:
+def test_the_driver_is_read_by_the_child(fake_nvml: FakeNvml) -> None:  # noqa: F811
     fake_nvml.configure(["gpus 2"])
     found = read_gpus(None)
     assert found.source == "nvml" and found.problem is None and found.driver_version
@@ -122,3 +123,50 @@ def test_the_driver_is_read_by_the_child(fake_nvml: FakeNvml) -> None:
     for gpu in found.facts:
         assert found.slow[gpu.uuid].pcie_generation is not None and found.slow[gpu.uuid].pcie_width is not None
     assert [(pair.first, pair.second) for pair in found.pairs] == [(0, 1)]
+
+
+# --- bandwidth
+
+FREE = replace(
+    FIT,
+    samples={gpu.uuid: GpuSample(gpu.uuid, utilization_percent=0.0, memory_used_bytes=2**20) for gpu in FACTS},
+)
+FAST = Bandwidth("nccl", 2, ((55e9, 54e9), (55e9, 54e9)), 360e9, 25e-6)
+
+
+def test_only_free_gpus_are_measured() -> None:
+    for changes, leased, free in [
+        ({}, [], (0, 1)), ({}, ["GPU-0"], (1,)), ({"memory_used_bytes": 2**34}, [], (1,)),
+        ({"memory_used_bytes": None}, [], (1,)), ({"utilization_percent": 40.0}, [], (1,)),
+        ({"state": "lost"}, [], (1,)),
+    ]:  # fmt: skip
+        reading = replace(FREE, samples={**FREE.samples, "GPU-0": replace(FREE.samples["GPU-0"], **changes)})
+        assert free_gpus(reading, leased) == free, (changes, leased)
+    for reading in (replace(FREE, facts=()), replace(FREE, source="simulated")):
+        assert free_gpus(reading, []) is None
+
+
+def test_figures_of_a_fit_machine() -> None:
+    copies, reduced = check_bandwidth(FAST, FREE, (0, 1))
+    assert (copies.status, reduced.status) == ("pass", "pass")
+    assert mentions(copies.detail, "GPU 1", "55.0 GB/s", "54.0")
+    assert mentions(reduced.detail, "360.0 GB/s", "25 µs", "2 GPUs", "nccl")
+
+
+def test_slow_copies_and_an_unused_nvlink() -> None:
+    slow = replace(FAST, copies=((55e9, 54e9), (12e9, 12e9)), bus_bytes_per_second=9e9)
+    copies, reduced = check_bandwidth(slow, FREE, (0, 1))
+    assert copies.status == "warn" and mentions(copies.detail, "GPU 1", "63 GB/s")
+    assert reduced.status == "warn" and "slower than PCIe" in reduced.detail and "NVLink" in (reduced.remedy or "")
+    without = replace(FREE, pairs=(GpuPair(0, 1, p2p=True, nvlink=False),))
+    assert check_bandwidth(slow, without, (0, 1))[1].status == "pass"
+
+
+@pytest.mark.long
+def test_two_real_processes_on_the_cpu() -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    found = measure(sys.executable, os.environ, None)
+    assert isinstance(found, Bandwidth), found
+    assert (found.backend, found.world, found.copies) == ("gloo", 2, ())
+    assert found.bus_bytes_per_second is not None and found.bus_bytes_per_second > 1e6
+    assert found.latency_seconds is not None and 0 < found.latency_seconds < 1

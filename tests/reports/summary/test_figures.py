@@ -1,4 +1,4 @@
-"""Costs, scaling, spreads, and what lines add up to."""
+"""Costs, scaling, spreads, what lines add up to, and how gates judge it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,37 @@ import math
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gputui.recovery.costs import Cost
-from gputui.reports.summary.facts import GpuUse, Measured, spread
+from gputui.reports.summary.facts import EpochLoss, GpuUse, Measured, RateCheck, RunFacts, Validation, spread
+from gputui.reports.summary.gates import judge
 from gputui.reports.summary.report import Prices, cost_of, together
 from gputui.reports.summary.speedup import efficiency_of, scaling_rows, scalings
 from gputui.reports.summary.tally import measured
 from gputui.store.attempts import Attempt, RunCost
 from gputui.store.metrics.queries import StoredLine
-from tests.reports.summary.making import facts, fast
+from gputui.store.run_states import RunState
+from gputui.store.runs import Run
+
+
+def facts(run_id: str = "net-1", on: int = 1, *, created_at: float = 100.0, like: str = "net", **more: Any) -> RunFacts:
+    """A run of which nothing is known but what is given."""
+    uuids = tuple(f"GPU-{number}" for number in range(on))
+    run = Run(run_id, 1, "net", "net", RunState.SUCCEEDED, 1, {}, "{}", created_at, gpus=uuids)
+    return RunFacts(run, 1, 10, {}, like, **{"cost": RunCost(None, None, False, ()), **more})
+
+
+def learned(**measured: Any) -> RunFacts:
+    return facts(measured=Measured(**measured))
+
+
+def used(*percents: float) -> RunFacts:
+    return facts(gpus=GpuUse(utilization_percent=spread((percent, 1) for percent in percents)))
+
+
+def fast(run_id: str, on: int, samples_per_second: float | None, **changes: Any) -> RunFacts:
+    return facts(run_id, on, measured=Measured(samples_per_second=samples_per_second), **changes)
 
 
 def attempt(number: int, first_step: int | None) -> Attempt:
@@ -125,3 +147,76 @@ def test_what_is_not_told_is_unknown() -> None:
     assert (last.speed, last.speed_up, last.efficiency, last.extra_comm_seconds) == (None, None, None, None)
     assert last.to_json()["step_seconds"] == 0.1 and last.to_json()["efficiency"] is None
     assert scaling_rows([]) == []
+
+
+# --- gates
+
+
+NAN = math.nan
+
+
+def epochs(*losses: float) -> RunFacts:
+    return learned(epochs=tuple(EpochLoss(number, loss, 5) for number, loss in enumerate(losses)))
+
+
+def norms(*values: float, bad: int = 0, scaled: bool = False) -> RunFacts:
+    found = spread((value, 1) for value in values)
+    return learned(gradient_norm=found, gradients_not_finite=bad, scales_loss=scaled)
+
+
+def rate(percent: float) -> RunFacts:
+    return learned(rate=RateCheck(percent, 7))
+
+
+def gap(held_out: float, train: float) -> RunFacts:
+    return learned(validation=Validation(9, held_out, train))
+
+
+def test_gate() -> None:
+    for gate, run, efficiency, outcome, figure in [
+        ("loss_rise", epochs(2.0, 1.0, 1.005), None, "pass", 0.5),
+        ("loss_rise", epochs(2.0, 1.0, 1.02), None, "fail", 2.0),
+        ("loss_rise", epochs(2.0, 1.0), None, "pass", -50.0),
+        ("loss_rise", epochs(-1.0, -0.5), None, "fail", 50.0),
+        ("loss_rise", epochs(2.0, NAN), None, "fail", math.inf),
+        ("loss_rise", epochs(2.0), None, "skip", None),
+        # A converged model's loss doubles by noise: next to the loss it began with, that is nothing.
+        ("loss_rise", epochs(2.0, 6e-4, 1.4e-3), None, "pass", 0.4),
+        ("gradients", norms(1.0, 1.0, 9.0), None, "pass", 9.0),
+        ("gradients", norms(1.0, 1.0, 11.0), None, "fail", 11.0),
+        ("gradients", norms(1.0, bad=1), None, "fail", math.inf),
+        ("gradients", norms(1.0, bad=1, scaled=True), None, "pass", 1.0),
+        ("gradients", facts(), None, "skip", None),
+        ("learning_rate", rate(0.9), None, "pass", 0.9),
+        ("learning_rate", rate(1.1), None, "fail", 1.1),
+        ("learning_rate", facts(), None, "skip", None),
+        ("validation_gap", gap(1.1, 1.0), None, "pass", 10.0),
+        ("validation_gap", gap(0.8, 1.0), None, "pass", -20.0),
+        ("validation_gap", gap(1.3, 1.0), None, "fail", 30.0),
+        ("validation_gap", gap(NAN, 1.0), None, "fail", math.inf),
+        ("validation_gap", facts(), None, "skip", None),
+        ("gpu_utilization", used(80.0, 94.0), None, "pass", 87.0),
+        ("gpu_utilization", used(80.0, 84.0), None, "fail", 82.0),
+        ("gpu_utilization", facts(), None, "skip", None),
+        ("parallel_efficiency", facts(), 0.85, "pass", 85.0),
+        ("parallel_efficiency", facts(), 0.75, "fail", 75.0),
+        ("parallel_efficiency", facts(), None, "skip", None),
+    ]:
+        [verdict] = [one for one in judge(run, efficiency, {}) if one.gate == gate]
+        assert verdict.outcome == outcome and verdict.text, (gate, run, efficiency, outcome, figure)
+        assert verdict.figure == (None if figure is None else pytest.approx(figure)), gate
+        assert {one.outcome for one in judge(run, efficiency, {}) if one.gate != gate} == {"skip"}, gate
+
+
+def test_the_validation_gap_names_what_it_is_a_share_of() -> None:
+    for first_loss, base in ((2.0, "1"), (55.0, "5.5")):
+        run = replace(
+            gap(1.3, 1.0), measured=replace(gap(1.3, 1.0).measured, epochs=epochs(first_loss).measured.epochs)
+        )
+        assert f" {base}, " in next(one.text for one in judge(run, None, {}) if one.gate == "validation_gap")
+
+
+def test_a_profile_has_thresholds_of_its_own_and_the_option_wins() -> None:
+    run = replace(used(80.0), thresholds={"gpu_utilization": 75.0})
+    assert {one.gate: one.outcome for one in judge(run, None, {})}["gpu_utilization"] == "pass"
+    assert {one.gate: one.outcome for one in judge(run, None, {"gpu_utilization": 81.0})}["gpu_utilization"] == "fail"

@@ -12,22 +12,12 @@ from pathlib import Path
 from gputui.core.config import Workspace
 from tests.machines import Machine
 from tests.stores import open_store
+from tests.texts import mentions
 from tests.ui.cli.program import refused, shape
 
 
 def no_run_was_made(workspace: Workspace) -> bool:
-    if any(entry.is_dir() for entry in workspace.runs.iterdir()):
-        return False
-    if not workspace.database.exists():
-        return True
-    with closing(sqlite3.connect(workspace.database)) as connection:
-        return connection.execute("SELECT count(*) FROM runs").fetchone() == (0,)
-
-
-def profile(folder: Path, name: str, text: str) -> str:
-    path = folder / f"{name}.yaml"
-    path.write_text(text)
-    return str(path)
+    return not any(entry.is_dir() for entry in workspace.runs.iterdir()) and shape(workspace, "ps") == []
 
 
 def test_exit_codes_of_the_program_itself(machine: Machine, tmp_path: Path) -> None:
@@ -46,20 +36,14 @@ def test_exit_codes_of_the_program_itself(machine: Machine, tmp_path: Path) -> N
     assert code(tmp_path / "file" / "home", "--record", "--duration", "1") == 4
 
 
-def test_an_unknown_profile(workspace: Workspace) -> None:
+def test_an_unknown_profile_and_each_mistake_of_one_with_its_line(workspace: Workspace, tmp_path: Path) -> None:
     text = refused(workspace, "run", "digits-dpp", code=2)
     assert "digits-ddp" in text and text.count("\n") == 1
     assert "nowhere.yaml" in refused(workspace, "check", "./nowhere.yaml", code=2)
+    (tmp_path / "bad.yaml").write_text("name: bad\nlaunchr: torchrun\nscript: steps.py\ngpus: -1\n")
+    first, second = refused(workspace, "check", str(tmp_path / "bad.yaml"), code=2).splitlines()
+    assert mentions(first, "bad.yaml:2", "launchr", "launcher") and mentions(second, "bad.yaml:4", "gpus")
     assert no_run_was_made(workspace)
-
-
-def test_every_error_of_a_profile_at_once_with_its_line(workspace: Workspace, tmp_path: Path) -> None:
-    text = "name: bad\nlaunchr: torchrun\nscript: steps.py\ngpus: -1\nparams: {a: [1]}\n"
-    lines = refused(workspace, "check", profile(tmp_path, "bad", text), code=2).splitlines()
-    assert len(lines) == 3
-    assert "bad.yaml:2" in lines[0] and "launchr" in lines[0] and "did you mean launcher" in lines[0]
-    assert "bad.yaml:4" in lines[1] and "gpus" in lines[1]
-    assert "bad.yaml:5" in lines[2] and "params" in lines[2]
 
 
 def test_an_unknown_parameter_and_a_wrong_value(machine: Machine) -> None:

@@ -16,10 +16,7 @@ from tests.texts import mentions
 from tests.ui.cli.program import said, shape
 
 
-def test_the_verdict_is_the_last_line_and_fits_the_exit_code(
-    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_verdict_is_the_last_line_and_fits_the_exit_code(workspace: Workspace, tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("print(1)\n")
     (tmp_path / "a.yaml").write_text(f"script: a.py\nlauncher: python\npython: {sys.executable}\ngpus: 0\n")
     shown = said(workspace, "check", "./a.yaml", "--gpus", "0")
@@ -54,10 +51,13 @@ def test_what_would_be_drawn(workspace: Workspace, tmp_path: Path) -> None:
     assert (found["first_step"], found["last_step"], found["steps_go_back_at_line"]) == (0, 49, None)
 
 
-def test_a_file_of_its_own(workspace: Workspace, tmp_path: Path) -> None:
+def test_a_file_of_its_own_and_a_total(workspace: Workspace, tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text("step,loss\n1,0.5\n2,0.25\n")
     found = shape(workspace, "check", profile(tmp_path, "{source: csv, path: log.csv}"), "--log", "log.csv")
     assert found["metrics"] == [{"name": "loss", "count": 2, "first": 0.5, "last": 0.25}]
+    (tmp_path / "a.log").write_text("step 3/100 loss 0.5\n")
+    words = {"source": "output", "patterns": [r"step (?P<step>\d+)/(?P<total_steps>\d+) loss (?P<loss>\S+)"]}
+    assert "step 3 of 100" in said(workspace, "check", profile(tmp_path, json.dumps(words)), "--log", "a.log")
 
 
 def test_which_lines_nearly_matched() -> None:
@@ -71,19 +71,12 @@ def test_which_lines_nearly_matched() -> None:
     assert near.fits.endswith(r"(?P<loss>[\d.]+)")
 
 
-def test_the_last_step_and_its_total_are_named(workspace: Workspace, tmp_path: Path) -> None:
-    (tmp_path / "a.log").write_text("step 3/100 loss 0.5\n")
-    words = {"source": "output", "patterns": [r"step (?P<step>\d+)/(?P<total_steps>\d+) loss (?P<loss>\S+)"]}
-    assert "step 3 of 100" in said(workspace, "check", profile(tmp_path, json.dumps(words)), "--log", "a.log")
-
-
 def test_this_machine_is_examined(machine: Machine) -> None:
     """A disk that is nearly full or a limit that is low may fail here; that every check answers may not."""
     machine.workspace.scenario.write_text("gpus: 2\nmemory: 80GiB\nseed: 3\n")
     machine.gputui("agent", "start")
-    found = {
-        result["name"]: result for result in json.loads(machine.gputui("doctor", "digits-ddp", "--json", code=None))
-    }
+    results = json.loads(machine.gputui("doctor", "digits-ddp", "--json", code=None))
+    found = {result["name"]: result for result in results}
     assert set(found) >= {"driver", "gpus", "interpreter", "disk speed", "database", "agent", "open files", "clock"}
     assert found["gpus"]["status"] == "pass" and found["gpus"]["detail"].startswith("2 × ")
     assert found["database"]["status"] == "pass" and found["agent"]["status"] == "pass"

@@ -82,13 +82,12 @@ def test_a_new_run_like_one_as_it_stands(machine: Machine) -> None:
 
 
 def test_what_is_refused(machine: Machine) -> None:
-    assert "did you mean cuda_oom" in refused(machine.workspace, "policy", "try", "--incident", "cudaoom", code=2)
-    assert "did you mean standard" in refused(machine.workspace, "policy", "show", "standrad", code=2)
-    assert "known are" in refused(machine.workspace, "policy", "try", "--incident", "killed", "--policy", "xyz", code=2)
-    assert "--incident" in refused(machine.workspace, "policy", "try", code=2)
-    both = ("--profile", "a", "--run", "b")
-    assert "not both" in refused(machine.workspace, "policy", "try", "--incident", "killed", *both, code=2)
-    refused(machine.workspace, "policy", "try", "--incident", "killed", "--profile", "nowhere", code=2)
-    refused(machine.workspace, "policy", "try", "--incident", "killed", "--run", "nobody-1", code=3)
-    profile = machine.profile("bad", PROFILE.replace("max_attempts: 4", "max_attempts: many"))
-    assert "max_attempts" in refused(machine.workspace, "policy", "show", profile, code=2)
+    killed = ("try", "--incident", "killed")
+    for words, code, named in (
+        (("try", "--incident", "cudaoom"), 2, "cuda_oom"), (("show", "standrad"), 2, "standard"),
+        ((*killed, "--policy", "xyz"), 2, "known are"), (("try",), 2, "--incident"),
+        ((*killed, "--profile", "a", "--run", "b"), 2, "not both"), ((*killed, "--profile", "nowhere"), 2, "nowhere"),
+        ((*killed, "--run", "nobody-1"), 3, "recorded"),
+        (("show", machine.profile("bad", PROFILE.replace("max_attempts: 4", "max_attempts: many"))), 2, "max_attempts"),
+    ):  # fmt: skip
+        assert named in refused(machine.workspace, "policy", *words, code=code), words
