@@ -46,32 +46,23 @@ def write(filler: Filler, form: Format, target: Path | str, *, replace: bool = F
     return export(subject, form, str(target), replaces=replace)
 
 
-def test_csv(filler: Filler, tmp_path: Path) -> None:
-    assert write(filler, "csv", tmp_path / "out.csv") == 4
+def test_files_hold_what_was_measured(filler: Filler, tmp_path: Path) -> None:
+    import pyarrow.parquet
+
+    counts = {form: write(filler, form, tmp_path / f"out.{form}") for form in ("csv", "jsonl", "parquet")}
+    assert counts == {"csv": 4, "jsonl": 8, "parquet": 4} and list(tmp_path.glob("*.new")) == []
     with (tmp_path / "out.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["loss"] for row in rows] == ["2.0", "", "nan", "1.5"]
     assert [row["attempt"] for row in rows] == ["1", "1", "1", "2"] and rows[1]["rank"] == "1"
     assert float(rows[3]["time"]) == NOW + 9.5 and rows[3]["val/acc,uracy"] == "0.75"
-    assert [path.name for path in tmp_path.glob("*.new")] == []
-
-
-def test_json_lines_are_those_that_were_written(filler: Filler, tmp_path: Path) -> None:
-    assert write(filler, "jsonl", tmp_path / "out.jsonl") == 8
+    # JSON lines are those that were written, between the events of the run.
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert lines[0]["event"] == "gputui.run" and lines[0]["params"]["lr"] == 0.5
     assert lines[2] == {"run": "net-1", "attempt": 1, "step": 0, "time": NOW, "rank": 0, "event": "start"}
     assert lines[5]["loss"] == "NaN" and lines[7]["attempt"] == 2
-    assert [(line["event"], line["attempt"]) for line in (lines[1], lines[6])] == [
-        ("gputui.attempt", 1),
-        ("gputui.attempt", 2),
-    ]
-
-
-def test_parquet(filler: Filler, tmp_path: Path) -> None:
-    import pyarrow.parquet
-
-    assert write(filler, "parquet", tmp_path / "out.parquet") == 4
+    begun = [(place, line["attempt"]) for place, line in enumerate(lines) if line.get("event") == "gputui.attempt"]
+    assert begun == [(1, 1), (6, 2)]
     table = pyarrow.parquet.read_table(tmp_path / "out.parquet")
     losses = table["loss"].to_pylist()
     assert losses[0] == 2.0 and losses[1] is None and math.isnan(losses[2])

@@ -48,20 +48,8 @@ def filler(workspace: Workspace) -> Iterator[Filler]:
 
 
 def steps(filler: Filler, attempt: int, first: int, last: int, **more: float) -> None:
-    filler.metrics(
-        "net-1",
-        attempt,
-        [{"step": step, "time": NOW + step, "rank": 0, "loss": 1 / step, **more} for step in range(first, last + 1)],
-    )
-
-
-def end(filler: Filler, state: str = "succeeded") -> None:
-    filler.connection.execute("UPDATE runs SET state = ?, ended_at = ? WHERE run_id = 'net-1'", (state, NOW + 50))
-    filler.connection.execute(
-        "INSERT INTO transitions (run_id, at, from_state, to_state, cause, actor) "
-        "VALUES ('net-1', ?, 'running', ?, 'finished', 'agent')",
-        (NOW + 50, state),
-    )
+    lines = [{"step": step, "time": NOW + step, "rank": 0, "loss": 1 / step, **more} for step in range(first, last + 1)]
+    filler.metrics("net-1", attempt, lines)
 
 
 def follower(filler: Filler, form: Format, target: Path | str, clock: Clock | None = None) -> Follower:
@@ -110,7 +98,7 @@ def test_a_run_as_it_grows_written_by_one_only(filler: Filler, tmp_path: Path) -
 
     steps(filler, 1, 1, 3)
     idle = [lambda: None] * 40
-    clock = Clock(look, lambda: steps(filler, 1, 4, 6), *idle, look, lambda: end(filler))
+    clock = Clock(look, lambda: steps(filler, 1, 4, 6), *idle, look, lambda: filler.end("net-1", "succeeded", -50))
     follower(filler, "jsonl", target, clock).run()
     assert seen == [[1, 2, 3], [1, 2, 3, 4, 5, 6]]
     # It ended by itself, and one that is started once more has nothing to do.
@@ -148,7 +136,7 @@ def test_killed_anywhere(form: Format, filler: Filler, tmp_path: Path, monkeypat
     for step in range(1, 31):
         steps(filler, 1, step, step, **({"val/loss": 1.0} if step == 12 else {}))
         killed(filler, form, target)
-    end(filler)
+    filler.end("net-1", "succeeded", -50)
     for _ in range(200):
         try:
             follower(filler, form, target).run()
@@ -172,7 +160,7 @@ def test_half_a_write_is_taken_back_and_what_vanished_is_written_again(filler: F
             with (torn if torn.is_file() else max(torn.iterdir())).open("ab") as file:
                 file.write(b'{"run":"net-1","att' if form == "jsonl" else b"1,0,4")
     steps(filler, 1, 4, 5)
-    end(filler)
+    filler.end("net-1", "succeeded", -50)
     for path in sorted(tmp_path.glob("*-[tg]*")):
         form = next(form for form in FILES if path.name.startswith(form))
         follower(filler, form, path).run()
@@ -185,7 +173,7 @@ def test_an_attempt_that_repeats_steps_and_the_story_between(filler: Filler, tmp
     filler.incident("net-1", 1, "cuda_oom", "out of memory on rank 0", step=5, reason="halved it", seconds_ago=1)
     filler.attempt("net-1", 2, resumed_step=3, params={"batch_size": 256, "lr": 0.001})
     steps(filler, 2, 4, 7)
-    end(filler)
+    filler.end("net-1", "succeeded", -50)
     both = [*((1, step) for step in range(1, 6)), *((2, step) for step in range(4, 8))]
     for form in FILES:
         follower(filler, form, tmp_path / form).run()
@@ -204,26 +192,26 @@ def test_an_attempt_that_repeats_steps_and_the_story_between(filler: Filler, tmp
 
 
 def test_a_lost_database_leaves_the_run_s_own_folder_to_its_sink(filler: Filler) -> None:
-    steps(filler, 1, 1, 3)
     target = filler.workspace.run_dir("net-1") / "sinks" / "metrics.csv"
+    steps(filler, 1, 1, 3)
     killed(filler, "csv", target)
     filler.connection.execute("DELETE FROM sink_cursors")
     steps(filler, 1, 4, 4)
-    end(filler)
+    filler.end("net-1", "succeeded", -50)
     follower(filler, "csv", target).run()
     assert [step for _, step in written_steps("csv", target)] == [1, 2, 3, 4]
 
 
 def test_a_target_that_is_taken_stays_as_it_is(filler: Filler, tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("mine")
-    for form in ("jsonl", "csv", "parquet", "tensorboard"):
+    for form in FILES:
         with pytest.raises(ExportError, match=r"exists already|is a file"):
             follower(filler, form, tmp_path / "mine").run()
     steps(filler, 1, 1, 3)
-    for form in ("jsonl", "csv"):
+    for form in FILES[:2]:
         killed(filler, form, tmp_path / form)
         (tmp_path / form).write_text("somebody put another file here\n" * 20)
         with pytest.raises(ExportError, match="move it away"):
             follower(filler, form, tmp_path / form).run()
+        assert (tmp_path / form).read_text().startswith("somebody")
     assert (tmp_path / "mine").read_text() == "mine"
-    assert (tmp_path / "csv").read_text().startswith("somebody")

@@ -30,26 +30,13 @@ def filler(workspace: Workspace) -> Iterator[Filler]:
     made = Filler(workspace)
     made.overnight()
     made.metrics(RUN, 3, [{"step": 9001, "time": NOW, "loss": math.nan, "grad_norm": math.inf, "lr": 0.5}])
-    add_event(
-        made.connection,
-        "sink_failed",
-        "no answer of https://me:hunter22@host",
-        now=NOW,
-        key="csv",
-        run_id=RUN,
-        attempt=3,
-    )
+    failed = "no answer of https://me:hunter22@host"
+    add_event(made.connection, "sink_failed", failed, now=NOW, key="csv", run_id=RUN, attempt=3)
     add_event(made.connection, "launched", "by me", now=NOW, run_id="resnet50-2")
     checkpoints.save(made.connection, RUN, (), [ledger_row("step_1.pt", 5, 99, 1), ledger_row("2", 6, gone_at=7.0)])
     made.connection.execute("UPDATE attempts SET params = ? WHERE number = 2", (json.dumps({"lr": 1, "token": "abc"}),))
     yield made
     made.close()
-
-
-def written(filler: Filler, target: Path, *names: str) -> int:
-    return export(
-        read_subject(filler.connection, RUN, "sqlite", str(target), names), "sqlite", str(target), replaces=False
-    )
 
 
 def rows(path: Path, question: str) -> list[Any]:
@@ -59,7 +46,8 @@ def rows(path: Path, question: str) -> list[Any]:
 
 def test_each_table_holds_the_run_alone_and_every_key_leads_somewhere(filler: Filler, tmp_path: Path) -> None:
     target = tmp_path / "run.sqlite"
-    count = written(filler, target)
+    subject = read_subject(filler.connection, RUN, "sqlite", str(target))
+    count = export(subject, "sqlite", str(target), replaces=False)
     tables = [name for (name,) in rows(target, "SELECT name FROM sqlite_master WHERE type = 'table'")]
     # The table of the page: its tables, and what each refers to.
     lines = re.findall(r"^\| (`[a-z_`, ]+) \| .* \| ([a-z_`, ]*) ?\|$", PAGE.read_text().split("## One run")[1], re.M)

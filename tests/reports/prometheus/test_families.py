@@ -47,26 +47,19 @@ def value(text: str, name: str, **labels: str) -> float | None:
     return None
 
 
-def test_units_are_base_units_and_labels_say_who(store: sqlite3.Connection) -> None:
+def test_units_are_base_units_labels_say_who_and_what_is_unknown_is_absent(store: sqlite3.Connection) -> None:
     text = exposed(store)
-    assert value(text, "gputui_gpu_utilization_ratio", gpu="0") == 0.97
-    assert value(text, "gputui_gpu_memory_total_bytes", gpu="0") == 80 * 2**30
-    assert value(text, "gputui_gpu_sm_clock_hertz", gpu="0") == 1.98e9
-    assert value(text, "gputui_gpu_lease", gpu="2", run="gpt2-124m-1") == 1
-    assert value(text, "gputui_gpu_throttled", gpu="3", reason="hardware thermal slowdown") == 1
-    assert value(text, "gputui_gpu_xid_errors_total", gpu="7", xid="79") == 1
-    assert value(text, "gputui_host_memory_used_bytes") == 88 * 2**30
-    assert value(text, "gputui_run_step", run="vit-b16-1", rank="0") == 9440
-    assert value(text, "gputui_runs", state="running") == 2
-    assert value(text, "gputui_run_incidents_total", run="vit-b16-1", kind="cuda_oom") == 1
-
-
-def test_what_is_unknown_is_absent(store: sqlite3.Connection) -> None:
-    text = exposed(store)
+    for name, labels, expected in (
+        ("gpu_utilization_ratio", {"gpu": "0"}, 0.97), ("gpu_memory_total_bytes", {"gpu": "0"}, 80 * 2**30),
+        ("gpu_sm_clock_hertz", {"gpu": "0"}, 1.98e9), ("gpu_lease", {"gpu": "2", "run": "gpt2-124m-1"}, 1),
+        ("gpu_throttled", {"gpu": "3", "reason": "hardware thermal slowdown"}, 1),
+        ("gpu_xid_errors_total", {"gpu": "7", "xid": "79"}, 1), ("host_memory_used_bytes", {}, 88 * 2**30),
+        ("run_step", {"run": "vit-b16-1", "rank": "0"}, 9440), ("runs", {"state": "running"}, 2),
+        ("run_incidents_total", {"run": "vit-b16-1", "kind": "cuda_oom"}, 1), ("gpu_up", {"gpu": "7"}, 0),
+        ("gpu_power_watts", {"gpu": "7"}, None), ("gpu_power_watts", {"gpu": "6"}, 540),
+    ):  # fmt: skip
+        assert value(text, f"gputui_{name}", **labels) == expected, (name, labels)
     assert "gputui_gpu_fan_ratio" not in text
-    assert value(text, "gputui_gpu_up", gpu="7") == 0
-    assert value(text, "gputui_gpu_power_watts", gpu="7") is None
-    assert value(text, "gputui_gpu_power_watts", gpu="6") == 540
     stale = exposed(store, NOW + 3600)
     assert "gputui_gpu_power_watts{" not in stale and "gputui_host_" not in stale and "gputui_gpu_info{" in stale
 
