@@ -14,8 +14,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from gputui.recovery.checkpoints.formats import CheckpointInfo
 from gputui.recovery.classify import Incident
+from gputui.runs.checkpoint_formats import CheckpointInfo
 from gputui.runs.spec import RunSpec, Scalar
 
 Params = Mapping[str, Scalar]

@@ -11,11 +11,11 @@ from msgspec import Struct
 
 from gputui.recovery.actions import ELSEWHERE, NO_CHECKPOINTS
 from gputui.recovery.checkpoints.attempt_spans import WORKED_SECONDS
-from gputui.recovery.checkpoints.formats import CheckpointInfo
 from gputui.recovery.checkpoints.ledger import rolled_back
 from gputui.recovery.classify import Incident
 from gputui.recovery.effects import NO_EFFECT, AppliedAction, Effect, MachineContext, Result, SkippedAction
 from gputui.recovery.policies import Policy
+from gputui.runs.checkpoint_formats import CheckpointInfo
 from gputui.runs.spec import RunSpec, Scalar
 from gputui.store.checkpoints import CheckpointRow
 

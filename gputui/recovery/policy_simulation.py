@@ -9,13 +9,13 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.recovery.checkpoints.formats import CheckpointInfo
 from gputui.recovery.classify import Incident
 from gputui.recovery.decide import decide
 from gputui.recovery.effects import AppliedAction, MachineContext, Result
 from gputui.recovery.kinds import KINDS
 from gputui.recovery.plans import UNDO, AttemptReach, FailedAttempt, PastDecision, RecoveryPlan
 from gputui.recovery.policies import STOP, Policy, PolicyAction
+from gputui.runs.checkpoint_formats import CheckpointInfo
 from gputui.runs.launchers import FOR_RANKS
 from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, RunSpec, Scalar
 
@@ -133,7 +133,7 @@ def _doubted(now: Situation) -> tuple[CheckpointInfo, ...]:
     """The checkpoints after an attempt that made no step from the one that it began from."""
     why = f"was resumed from by attempt {now.attempt}, which ended before its first step"
     return tuple(
-        replace(info, valid=False, why=why) if str(info.path) == now.resumed_from else info for info in now.checkpoints
+        info._replace(valid=False, why=why) if str(info.path) == now.resumed_from else info for info in now.checkpoints
     )
 
 

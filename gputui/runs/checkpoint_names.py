@@ -1,11 +1,10 @@
-"""The step in a checkpoint's name, for checkpoints whose step the metrics do not give."""
+"""The step in a checkpoint's name, for checkpoints whose step the metrics do not give. Standard
+library only but for `step_words`: also on targets."""
 
 from __future__ import annotations
 
 import re
 from pathlib import PurePath
-
-from gputui.core.units import count
 
 _MOST_DIGITS = 18
 # global_step500, step=900, step_2000_fp16, iter_0001000-of-8, iteration-7, checkpoint-40, ckpt_40
@@ -43,6 +42,8 @@ def explicit_step(name: str) -> int | None:
 
 def step_words(name: str, step: int) -> str:
     """``step 40``; ``about step 40`` if it was inferred and the name has another one."""
+    from gputui.core.units import count
+
     named = step_in_name(PurePath(name))
     return f"{'' if named is not None and abs(named - step) < 2 else 'about '}step {count(step)}"
 

@@ -21,8 +21,8 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from gputui.core.config import PRIVATE_DIR_MODE
-from gputui.recovery.checkpoints.formats import validate
 from gputui.recovery.checkpoints.resumable import newest_first
+from gputui.runs.checkpoint_formats import validate
 from gputui.runs.checkpoint_names import explicit_step
 from gputui.runs.repository import transaction
 from gputui.store import checkpoints

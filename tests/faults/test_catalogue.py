@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gputui.recovery.checkpoints.formats import CheckpointInfo
 from gputui.recovery.classify import classify, outcome
 from gputui.recovery.decide import decide
 from gputui.recovery.effects import AppliedAction
 from gputui.recovery.kinds import KINDS
 from gputui.recovery.plans import AttemptReach, FailedAttempt, PastDecision, RecoveryPlan
 from gputui.recovery.policies import POLICIES
+from gputui.runs.checkpoint_formats import CheckpointInfo
 from gputui.runs.spec import CheckpointSpec, MetricsSpec, RunSpec, Scalar
 from tests.faults.drills import DRILLS, LAST_STEP, Drill
 

@@ -10,11 +10,11 @@ from msgspec.structs import replace
 from gputui.recovery.checkpoints import ledger, resumable
 from gputui.recovery.checkpoints.attempt_spans import AttemptSpan
 from gputui.recovery.checkpoints.choices import CheckpointChoice, choose
-from gputui.recovery.checkpoints.files import FoundCheckpoint
-from gputui.recovery.checkpoints.formats import CheckpointInfo
 from gputui.recovery.checkpoints.ledger import UnsoundLoss
 from gputui.recovery.checkpoints.resumable import Rows
 from gputui.recovery.checkpoints.scans import FolderScan, after_scan
+from gputui.runs.checkpoint_files import FoundCheckpoint
+from gputui.runs.checkpoint_formats import CheckpointInfo
 from gputui.store.checkpoints import CheckpointRow, Neighbour
 from tests.ledgers import ledger_row
 from tests.tables import table

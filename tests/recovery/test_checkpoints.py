@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from gputui.recovery.checkpoints.files import files_of, list_checkpoints
-from gputui.recovery.checkpoints.formats import validate
+from gputui.runs.checkpoint_files import files_of, list_checkpoints
+from gputui.runs.checkpoint_formats import validate
 from tests.tables import table
 from tests.texts import mentions
 

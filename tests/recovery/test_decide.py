@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gputui.recovery.checkpoints.formats import CheckpointInfo
 from gputui.recovery.classify import Incident
 from gputui.recovery.decide import decide
 from gputui.recovery.effects import SkippedAction
 from gputui.recovery.kinds import KINDS
 from gputui.recovery.plans import AttemptReach, FailedAttempt, PastDecision, RecoveryPlan
 from gputui.recovery.policies import POLICIES, Backoff, Policy
+from gputui.runs.checkpoint_formats import CheckpointInfo
 from gputui.runs.spec import CheckpointSpec, MetricsSpec, RunSpec, Scalar
 from tests.tables import table
 from tests.texts import mentions

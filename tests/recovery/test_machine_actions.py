@@ -8,12 +8,12 @@ from typing import Any
 from msgspec.structs import replace
 
 from gputui.recovery.actions import ACTIONS, NCCL_DEBUG_ENV
-from gputui.recovery.checkpoints.formats import CheckpointInfo
 from gputui.recovery.classify import Incident
 from gputui.recovery.decide import decide
 from gputui.recovery.effects import ActionContext, AppliedAction, Effect, MachineContext, Precondition, SkippedAction
 from gputui.recovery.plans import AttemptReach, FailedAttempt
 from gputui.recovery.policies import policy_from
+from gputui.runs.checkpoint_formats import CheckpointInfo
 from gputui.runs.spec import CheckpointSpec, GpuRequest, RunSpec
 from tests.tables import table
 from tests.texts import mentions

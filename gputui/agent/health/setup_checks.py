@@ -11,12 +11,12 @@ from pathlib import Path
 from sqlite3 import Connection
 
 from gputui.agent.context import AgentContext
-from gputui.core.config import open_regular
+from gputui.core.regular_files import open_regular
 from gputui.metrics.formats import PRINTED_STREAMS
-from gputui.recovery.checkpoints.files import list_checkpoints
 from gputui.recovery.history import resumptions
 from gputui.recovery.watch.attempt import AttemptWatch
 from gputui.recovery.watch.rules import Observation
+from gputui.runs.checkpoint_files import list_checkpoints
 from gputui.runs.command import checkpoint_directory, in_run
 from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.logs import FIRST_NODE

@@ -22,7 +22,8 @@ from gputui.agent.context import AgentContext
 from gputui.agent.jobs import Job
 from gputui.agent.lifecycle.live_attempt import LiveAttempt
 from gputui.agent.lifecycle.run_files import attempt_dir
-from gputui.core.config import Workspace, read_regular
+from gputui.core.config import Workspace
+from gputui.core.regular_files import read_regular
 from gputui.recovery.checkpoints import ledger
 from gputui.recovery.checkpoints.attempt_spans import attempt_spans
 from gputui.recovery.checkpoints.ledger import NUMERIC_INCIDENTS
@@ -164,7 +165,7 @@ def restore(connection: Connection, run_id: str, run_dir: Path) -> None:
 def attempts_to_resume(connection: Connection, workspace: Workspace, run: Run) -> list[dict[str, Any]]:
     """The attempts whose checkpoints the next attempt may resume from, if only its target sees the
     checkpoints; none if it begins from the start or from a named checkpoint. See
-    `gputui.runs.executors.far_checkpoints.Course`."""
+    `gputui.runs.executors.far_checkpoints.resumed`."""
     if run.resume_from is not None:
         return []
     run_id, times = run.run_id, StepTimes(connection, run.run_id)

@@ -16,10 +16,10 @@ from gputui.core.units import count
 from gputui.recovery.checkpoints import ledger, resumable
 from gputui.recovery.checkpoints.attempt_spans import Spans
 from gputui.recovery.checkpoints.content import content_of, identified
-from gputui.recovery.checkpoints.files import measured
-from gputui.recovery.checkpoints.formats import CheckpointInfo, validate
 from gputui.recovery.checkpoints.resumable import AnyRows, Rows
 from gputui.recovery.checkpoints.search import CheckpointSearch, surveyed
+from gputui.runs.checkpoint_files import measured
+from gputui.runs.checkpoint_formats import CheckpointInfo, validate
 from gputui.runs.checkpoint_names import step_in_name
 from gputui.store.checkpoints import CheckpointRow, Verdict
 
@@ -111,12 +111,12 @@ class _Validated:
             self.whole.append(info)
         elif info.is_unknown and row.is_settled:
             why = "has a format that cannot be checked, and stopped growing"
-            self.unknown.append(replace(info, valid=True, why=why))
+            self.unknown.append(info._replace(valid=True, why=why))
         else:
             self.damaged.append(info)
             if info.is_unknown:
                 why = "has a format that cannot be checked"
-                self.unsettled.append(replace(info, valid=True, why=why))
+                self.unsettled.append(info._replace(valid=True, why=why))
         if not info.is_unreadable and row.verdict != "doubtful":
             verdict: Verdict = "valid" if info.valid else "unexamined" if info.is_unknown else "invalid"
             self.rows[row.path, row.seen] = replace(row, verdict=verdict, why=info.why)
@@ -175,11 +175,11 @@ def _checked_save(row: CheckpointRow, rows: AnyRows, check: Validate, is_same: I
     """The result of a check, with the other ranks' files of the save. Changed files are others."""
 
     def checked(one: CheckpointRow) -> CheckpointInfo:
-        info = replace(check(Path(one.path)), step=one.step, seen=one.seen)
+        info = check(Path(one.path))._replace(step=one.step, seen=one.seen)
         if info.is_unreadable or is_same(one):
             return info
         why = "was written over meanwhile"
-        return replace(info, valid=False, is_unknown=False, is_replaced=True, why=why)
+        return info._replace(valid=False, is_unknown=False, is_replaced=True, why=why)
 
     info = checked(row)
     for part in rows if row.is_written and row.ranks else ():
@@ -187,8 +187,7 @@ def _checked_save(row: CheckpointRow, rows: AnyRows, check: Validate, is_same: I
         if is_there and part.is_same_save_as(row) and (info.valid or info.is_unknown):
             found = checked(part)
             if not found.valid:
-                info = replace(
-                    info,
+                info = info._replace(
                     valid=False,
                     why=f"belongs to {part.name}, which {found.why}",
                     is_unknown=found.is_unknown,
@@ -243,7 +242,7 @@ def for_person(search: CheckpointSearch, path: Path | None, wall: Callable[[], f
     steps = (row.step for row in rows if row.content == file.content and row.step is not None)
     step = next(steps, step_in_name(real, search.real_folder))
     rows = ledger.chosen_by_person(rows, search.attempts, file, step, wall())
-    return CheckpointChoice(rows, (replace(info, valid=True, step=step),))
+    return CheckpointChoice(rows, (info._replace(valid=True, step=step),))
 
 
 def passed_over(refused: Sequence[CheckpointInfo]) -> str:

@@ -14,8 +14,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.recovery.checkpoints.attempt_spans import Spans
-from gputui.recovery.checkpoints.files import FoundCheckpoint
 from gputui.recovery.checkpoints.resumable import AnyRows, CheckpointCourse, Rows
+from gputui.runs.checkpoint_files import FoundCheckpoint
 from gputui.store.checkpoints import CheckpointRow
 
 NUMERIC_INCIDENTS = frozenset({"nan_loss", "loss_spike"})

@@ -9,10 +9,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from gputui.recovery.checkpoints.choices import is_unchanged
-from gputui.recovery.checkpoints.files import CHECKSUM_SUFFIX
-from gputui.recovery.checkpoints.formats import InvalidError, checksums_of, validate
 from gputui.recovery.checkpoints.resumable import candidates_by_age
 from gputui.recovery.checkpoints.search import CheckpointSearch, surveyed
+from gputui.runs.checkpoint_files import CHECKSUM_SUFFIX
+from gputui.runs.checkpoint_formats import InvalidError, checksums_of, validate
 from gputui.runs.checkpoint_names import explicit_step
 from gputui.store.checkpoints import CheckpointRow
 

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from gputui.recovery.checkpoints.attempt_spans import Spans
 from gputui.recovery.checkpoints.content import is_part_of
-from gputui.recovery.checkpoints.files import FoundCheckpoint
 from gputui.recovery.checkpoints.ledger import new_row
 from gputui.recovery.checkpoints.resumable import AnyRows, CheckpointCourse, Rows, newest_first
+from gputui.runs.checkpoint_files import FoundCheckpoint
 from gputui.runs.checkpoint_names import explicit_step, step_in_name
 from gputui.store.checkpoints import CheckpointRow
 

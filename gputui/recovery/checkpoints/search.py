@@ -17,16 +17,16 @@ from msgspec.structs import replace
 from gputui.recovery.checkpoints import ledger, resumable
 from gputui.recovery.checkpoints.attempt_spans import AttemptSpan, Spans
 from gputui.recovery.checkpoints.content import identified, kept_files
-from gputui.recovery.checkpoints.files import (
+from gputui.recovery.checkpoints.ledger import UnsoundLoss
+from gputui.recovery.checkpoints.resumable import Rows
+from gputui.recovery.checkpoints.scans import FolderScan, after_scan
+from gputui.recovery.checkpoints.steps import CheckpointSteps
+from gputui.runs.checkpoint_files import (
     SAVED_SUFFIXES,
     files_of,
     list_checkpoints,
     measured,
 )
-from gputui.recovery.checkpoints.ledger import UnsoundLoss
-from gputui.recovery.checkpoints.resumable import Rows
-from gputui.recovery.checkpoints.scans import FolderScan, after_scan
-from gputui.recovery.checkpoints.steps import CheckpointSteps
 from gputui.runs.checkpoint_names import explicit_step
 from gputui.store.checkpoints import CheckpointRow, Neighbour
 from gputui.store.database import open_reader

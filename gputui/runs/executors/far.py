@@ -35,7 +35,7 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gputui.runs.executors.far_checkpoints import Course, resumed
+from gputui.runs.executors.far_checkpoints import resumed
 from gputui.runs.shim import read_record, write_record
 
 if TYPE_CHECKING:
@@ -261,7 +261,7 @@ class Body:
             plan = read_record(self.folder / "attempt.json") or {}
             if plan.get("course"):
                 # Only this machine sees the checkpoints.
-                plan = resumed(plan, Course(self.folder, plan["course"]))
+                plan = resumed(plan, self.folder, plan["course"])
                 write_record(self.folder / "attempt.json", plan)
                 write_record(self.folder / RESUMED, {"path": plan["resume_from"]})
         if self.is_warned:
@@ -310,7 +310,7 @@ class Body:
         plan = read_record(self.folder / "attempt.json")
         if plan is not None:
             own = [{"attempt": plan["attempt"], "until": None, "failed": False}]
-            write_record(self.folder / "attempt.json", resumed(plan, Course(self.folder, own)))
+            write_record(self.folder / "attempt.json", resumed(plan, self.folder, own))
         for name in ("exit.json", "started.json", "exit.json.tmp"):
             with contextlib.suppress(OSError):
                 (self.folder / name).unlink()

@@ -1,75 +1,107 @@
 """The checkpoint from which an attempt resumes where only its target sees them. Standard library
 only, for any Python from 3.9 on: part of far.pyz.
 
-Read first: `newest_checkpoint`, then `Course`.
+`runs.checkpoint_formats` judges on both sides whether a checkpoint is whole. Which attempt wrote it
+is told by the ledger where the agent sees the folder, and here by file times. Read first: `resumed`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import os
 import time
-import zipfile
-import zlib
+from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from gputui.runs.checkpoint_files import list_checkpoints
+from gputui.runs.checkpoint_formats import validate
 from gputui.runs.shim import read_record
 
-CHUNK_BYTES = 1 << 20
 NEWEST_CHECKPOINT = "{newest checkpoint}"
 # A file server may show or stamp the last files of an attempt this long after its end.
 AFTER_END_SECONDS = 5.0
-# Files that each save of a checkpoint folder writes, as in gputui/recovery/checkpoints/files.py.
-SAVED_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".gz", ".distcp", ".metadata", ".pkl", ".npz", ".npy")
+
+Period = tuple[float, float]
+"""UTC seconds by the clock of these files."""
 
 
-def is_whole(path: Path) -> bool:
-    """Check that a file is complete, by its ``.sha256`` file, else by its archive's checksums. A
-    file that is not an archive need only be non-empty."""
-    try:
-        beside = path.with_name(path.name + ".sha256")
-        if beside.is_file():
-            digest = hashlib.sha256()
-            with path.open("rb") as file:
-                for chunk in iter(lambda: file.read(CHUNK_BYTES), b""):
-                    digest.update(chunk)
-            return beside.read_text("utf-8").split()[0].lower() == digest.hexdigest()
-        with path.open("rb") as file:
-            head = file.read(2)
-        if head == b"PK" or path.suffix in (".pt", ".pth", ".ckpt"):
-            with zipfile.ZipFile(path) as archive:
-                return archive.testzip() is None
-        return bool(head)
-    # A damaged archive: also an unknown compression, an encrypted member, offsets outside of the file.
-    except (OSError, ValueError, IndexError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError):
-        return False
+class WritePeriods(NamedTuple):
+    """When the attempts of a course, and other runs of this user, could write to its checkpoint
+    folder; and how many attempts resumed from a checkpoint (by path) and failed before a step."""
+
+    own: list[Period]
+    others: list[Period]
+    failures: Counter[str]
+
+    def are_own(self, at: float) -> bool:
+        """True if an attempt of the course could write at a time, and no other run."""
+        mine, others = (any(begun <= at <= end for begun, end in spans) for spans in (self.own, self.others))
+        return mine and not others
 
 
-def is_saved_whole(folder: Path) -> bool:
-    """Check that the index of each distributed checkpoint in a folder, which is written last, is
-    newer than its shards. An interrupted save over an earlier checkpoint leaves files of both."""
-    for place in {shard.parent for shard in folder.rglob("*.distcp")}:
-        try:
-            written_at = (place / ".metadata").stat().st_mtime_ns
-            if any(shard.stat().st_mtime_ns > written_at for shard in place.glob("*.distcp")):
-                return False
-        except OSError:
-            return False
-    return True
+def resumed(plan: dict[str, Any], folder: Path, course: list[dict[str, Any]]) -> dict[str, Any]:
+    """The plan of the attempt in ``folder``, resumed from the newest checkpoint of its course, else
+    from the one that a person chose; unchanged if there is neither.
+
+    The attempts of ``course`` have ``attempt`` (a number), ``until`` (checkpoints written later are
+    excluded; None for no limit), ``failed`` (before a step) and, in the first, ``base``, the
+    checkpoint that a person chose.
+    """
+    again = plan.get("resume")
+    if not again:
+        return plan
+    found = newest_checkpoint(Path(again["folder"]), again["pattern"], read_periods(folder, course))
+    found = found or course[0].get("base")
+    if found is None:
+        return plan
+    argv = [word.replace(NEWEST_CHECKPOINT, found) for word in again["argv"]]
+    env = {name: value.replace(NEWEST_CHECKPOINT, found) for name, value in again["env"].items()}
+    return {**plan, "argv": argv, "env": env, "resume_from": found}
 
 
-def written_at(path: Path) -> float:
-    """The time at which a checkpoint was written (UTC seconds): of a folder, that of the newest of
-    the files that each save writes. Raises OSError."""
-    saved = [each for each in path.rglob("*") if each.name.endswith(SAVED_SUFFIXES)] if path.is_dir() else []
-    return max((each.stat().st_mtime for each in saved), default=path.stat().st_mtime)
+def newest_checkpoint(folder: Path, pattern: str, periods: WritePeriods) -> str | None:
+    """The newest whole checkpoint of a course, else the newest of a format that cannot be checked.
+    Those from which attempts failed to begin come after all others. Raises OSError if the folder
+    cannot be read."""
+    found = [each.path for each in list_checkpoints(folder, pattern) if periods.are_own(each.modified_ns / 1e9)]
+    unknown: str | None = None
+    for path in sorted(found, key=lambda path: periods.failures[path]):
+        if unknown is not None and periods.failures[path] > periods.failures[unknown]:
+            break
+        info = validate(Path(path))
+        if info.valid and not is_partly_rewritten(Path(path)):
+            return path
+        if info.is_unknown:
+            unknown = unknown or path
+    return unknown
 
 
-def span_of(folder: Path) -> tuple[float, float] | None:
-    """The time span in which the attempt in a folder could write (UTC seconds), None if it never
-    began."""
+def is_partly_rewritten(path: Path) -> bool:
+    """True if a distributed checkpoint has a shard that is newer than its index, which each save
+    writes last: an interrupted save over an earlier checkpoint leaves files of both."""
+    return any(
+        shard.stat().st_mtime_ns > shard.with_name(".metadata").stat().st_mtime_ns for shard in path.rglob("*.distcp")
+    )
+
+
+def read_periods(folder: Path, course: list[dict[str, Any]]) -> WritePeriods:
+    """When the attempts of a course and other runs could write; ``folder`` is that of any attempt."""
+    periods = WritePeriods([], periods_of_others(folder), Counter())
+    for one in course:
+        there = folder.parents[1] / str(one["attempt"]) / folder.name
+        period = period_of(there)
+        if period is None:
+            continue
+        until = float("inf") if one["until"] is None else float(one["until"])
+        periods.own.append((period[0], min(period[1], until)))
+        base = (read_record(there / "attempt.json") or {}).get("resume_from")
+        if one["failed"] and base is not None:
+            periods.failures[base] += 1
+    return periods
+
+
+def period_of(folder: Path) -> Period | None:
+    """The period in which the attempt in a folder could write, None if it never began."""
     try:
         begun_at = (folder / "claim").stat().st_mtime
     except OSError:
@@ -78,90 +110,21 @@ def span_of(folder: Path) -> tuple[float, float] | None:
     return begun_at, float(ended_at) + AFTER_END_SECONDS
 
 
-def spans_of_others(folder: Path) -> list[tuple[float, float]]:
-    """The time spans in which other runs could write to the checkpoint folder of the attempt in
+def periods_of_others(folder: Path) -> list[Period]:
+    """The periods in which other runs could write to the checkpoint folder of the attempt in
     ``folder``. Runs are in …/<tag>/<run>, or in one folder on a shared file system."""
-    mine = checkpoints_of(folder)
-    run_dir = folder.parents[2]
-    found = []
-    for other in {*run_dir.parent.glob("*"), *run_dir.parents[1].glob("*/*")} if mine is not None else ():
-        if other != run_dir:
-            for attempt in other.glob(f"attempts/*/{folder.name}"):
-                span = span_of(attempt)
-                if span is not None and checkpoints_of(attempt) == mine:
-                    found.append(span)
-    return found
+    mine, run_dir = shared_checkpoints(folder), folder.parents[2]
+    if mine is None:
+        return []
+    others = {*run_dir.parent.glob("*"), *run_dir.parents[1].glob("*/*")} - {run_dir}
+    attempts = (path for other in others for path in other.glob(f"attempts/*/{folder.name}"))
+    found = (period_of(path) for path in attempts if shared_checkpoints(path) == mine)
+    return [period for period in found if period is not None]
 
 
-def checkpoints_of(folder: Path) -> str | None:
-    """The checkpoint folder of the attempt in ``folder``, with links resolved; None if it is the
-    run's own."""
+def shared_checkpoints(folder: Path) -> str | None:
+    """The real checkpoint folder of the attempt in ``folder``; None if it is the run's own."""
     found = (read_record(folder / "attempt.json") or {}).get("checkpoints")
     if found is None or Path(found).is_relative_to(folder.parents[2]):
         return None
     return str(os.path.realpath(found))
-
-
-def is_within(at: float, spans: list[tuple[float, float]]) -> bool:
-    return any(begun_at <= at <= until for begun_at, until in spans)
-
-
-class Course:
-    """The attempts of a course on this target: when each could write (UTC seconds, by the clock of
-    these files), and how many resumed from a checkpoint and failed before a step.
-
-    ``attempts`` have ``attempt`` (a number), ``until`` (checkpoints written later are excluded;
-    None for no limit), ``failed`` and, in the first, ``base``, the checkpoint that a person chose;
-    ``folder`` is that of any attempt. Checkpoints written while another run of this user had the
-    same folder may be that run's, and are excluded.
-    """
-
-    def __init__(self, folder: Path, attempts: list[dict[str, Any]]) -> None:
-        self.spans: list[tuple[float, float]] = []
-        self.failed: dict[str, int] = {}
-        self.others = spans_of_others(folder)
-        self.base: str | None = attempts[0].get("base") if attempts else None
-        for one in attempts:
-            there = folder.parents[1] / str(one["attempt"]) / folder.name
-            span = span_of(there)
-            if span is None:
-                continue
-            until = float("inf") if one["until"] is None else float(one["until"])
-            self.spans.append((span[0], min(span[1], until)))
-            base = (read_record(there / "attempt.json") or {}).get("resume_from")
-            if one["failed"] and base is not None:
-                self.failed[base] = self.failed.get(base, 0) + 1
-
-    def order(self, path: Path, written_at: float) -> tuple[int, float] | None:
-        """The sort key of a checkpoint, the best last; None for one that the course did not write."""
-        if not is_within(written_at, self.spans) or is_within(written_at, self.others):
-            return None
-        return (-self.failed.get(str(path), 0), written_at)
-
-
-def newest_checkpoint(folder: Path, pattern: str, course: Course) -> str | None:
-    """The newest complete checkpoint of a course, a file or a folder of files."""
-    found = []
-    for path in folder.glob(pattern):
-        with contextlib.suppress(OSError):
-            place = course.order(path, written_at(path))
-            if path.suffix not in (".tmp", ".sha256") and place is not None:
-                found.append((place, path))
-    for _, path in sorted(found, reverse=True):
-        files = [each for each in path.rglob("*") if each.is_file()] if path.is_dir() else [path]
-        if files and is_saved_whole(path) and all(is_whole(each) for each in files if each.suffix != ".sha256"):
-            return str(path)
-    return None
-
-
-def resumed(plan: dict[str, Any], course: Course) -> dict[str, Any]:
-    """The plan, resumed from the newest checkpoint of a course; unchanged if there is none."""
-    again = plan.get("resume")
-    if not again:
-        return plan
-    found = newest_checkpoint(Path(again["folder"]), again["pattern"], course) or course.base
-    if found is None:
-        return plan
-    argv = [word.replace(NEWEST_CHECKPOINT, found) for word in again["argv"]]
-    env = {name: value.replace(NEWEST_CHECKPOINT, found) for name, value in again["env"].items()}
-    return {**plan, "argv": argv, "env": env, "resume_from": found}

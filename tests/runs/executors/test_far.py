@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import io
 import json
 import os
@@ -14,9 +16,11 @@ from typing import Any
 
 import pytest
 
+from gputui.runs.checkpoint_formats import validate
 from gputui.runs.executors import far
 from gputui.runs.executors.courier import PROGRAM_MAIN, zipapp
-from gputui.runs.executors.far_checkpoints import Course, newest_checkpoint
+from gputui.runs.executors.far_checkpoints import newest_checkpoint, read_periods
+from tests.tables import table
 
 
 class There:
@@ -44,7 +48,7 @@ class There:
         os.utime(self.checkpoints / name, (at * 3600,) * 2)
 
     def found(self, *course: dict[str, Any]) -> str | None:
-        found = newest_checkpoint(self.checkpoints, "*.pt", Course(self.folder(9), list(course)))
+        found = newest_checkpoint(self.checkpoints, "*.pt", read_periods(self.folder(9), list(course)))
         return None if found is None else Path(found).name
 
 
@@ -99,14 +103,56 @@ def test_a_distributed_checkpoint_whose_save_was_cut_short_is_not_taken(
     assert there.found(of(1), of(2)) == expected
 
 
-def test_a_damaged_compressed_one_is_passed_over(there: There) -> None:
-    damaged = there.checkpoints / "latest.pt"
-    with zipfile.ZipFile(damaged, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("state", os.urandom(100) * 50)
-    content = damaged.read_bytes()
-    damaged.write_bytes(content[:60] + b"\xff" * 20 + content[80:])
-    os.utime(damaged, (5.1 * 3600,) * 2)
-    assert there.found(of(1), of(2)) == "step_20.pt"
+def saved_by_zip(method: int = zipfile.ZIP_STORED) -> bytes:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", method) as archive:
+        archive.writestr("state", bytes(range(256)) * 20)
+    return content.getvalue()
+
+
+WHOLE, DEFLATED = saved_by_zip(), saved_by_zip(zipfile.ZIP_DEFLATED)
+DAMAGED = DEFLATED[:60] + b"\xff" * 20 + DEFLATED[80:]
+SHA256 = hashlib.sha256(b"weights").hexdigest()
+
+
+@table("files, verdict", [
+    ({"a.pt": WHOLE}, "valid"), ({"a.pt": DEFLATED}, "valid"), ({"a.pt": DAMAGED}, "damaged"),
+    ({"a.pt": WHOLE[:-1]}, "damaged"), ({"a.pt": b""}, "damaged"),
+    # As torch.save wrote before its release 1.6.
+    ({"a.pt": b"\x80\x02\x8a\nl\xfc"}, "unknown"), ({"a.json": b"{}"}, "unknown"),
+    ({"a.raw": b"weights", "a.raw.sha256": SHA256.encode()}, "valid"),
+    ({"a.raw": b"weight", "a.raw.sha256": SHA256.encode()}, "damaged"),
+    ({"a.pt.gz": gzip.compress(b"weights")}, "valid"), ({"a.pt.gz": gzip.compress(b"weights")[:-4]}, "damaged"),
+    ({"a.safetensors": (2).to_bytes(8, "little") + b"{}"}, "valid"), ({"a.safetensors": b"{}"}, "damaged"),
+    ({"a/model.pt": WHOLE, "a/config.json": b"{}"}, "valid"), ({"a/model.pt": WHOLE, "a/optimizer.pt": b""}, "damaged"),
+    ({"a/model.pt": b"\x80\x02"}, "unknown"), ({"a/__0_0.distcp": b"w"}, "damaged"),
+    ({"a/.metadata": b"__0_0.distcp", "a/__0_0.distcp": b"w"}, "valid"), ({}, "missing"),
+])  # fmt: skip
+def test_both_sides_judge_a_checkpoint_alike(files: dict[str, bytes], verdict: str, tmp_path: Path) -> None:
+    for name, data in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+    path = tmp_path / next(iter(files), "gone.pt").partition("/")[0]
+    (tmp_path / far.PROGRAM).write_bytes(zipapp())
+    # Without the packages that gputui has here, and without gputui's own folder.
+    script = "import sys; sys.path[:0] = sys.argv[1:2]\nfrom gputui.runs.checkpoint_formats import validate, Path\n"
+    argv = [sys.executable, "-I", "-S", "-c", f"{script}print(validate(Path(sys.argv[2])))"]
+    done = subprocess.run([*argv, tmp_path / far.PROGRAM, path], capture_output=True, text=True, timeout=50, check=True)
+    here = validate(path)
+    assert done.stdout.strip() == str(here)
+    flags = {"valid": here.valid, "unknown": here.is_unknown, "missing": here.is_missing}
+    assert next((name for name, is_set in flags.items() if is_set), "damaged") == verdict
+
+
+@table("newest, expected", [(DAMAGED, "step_20.pt"), (b"\x80\x02", "step_20.pt"), (WHOLE, "latest.pt")])
+def test_one_that_can_be_checked_comes_before_a_newer_one_that_cannot(
+    there: There, newest: bytes, expected: str
+) -> None:
+    (there.checkpoints / "latest.pt").write_bytes(newest)
+    os.utime(there.checkpoints / "latest.pt", (5.1 * 3600,) * 2)
+    assert there.found(of(1), of(2)) == expected
+    if newest == b"\x80\x02":
+        assert there.found(of(2)) == "latest.pt"
 
 
 # Has its start warned of the limit, as Slurm does, and ends as one that was asked to.

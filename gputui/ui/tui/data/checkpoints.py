@@ -16,7 +16,7 @@ from gputui.core.text import clean
 from gputui.ui.tui.data.snapshot import Checkpoint, CheckpointList
 
 if TYPE_CHECKING:
-    from gputui.recovery.checkpoints.files import FoundCheckpoint
+    from gputui.runs.checkpoint_files import FoundCheckpoint
 
 LIST_SECONDS = 5.0
 MOST_LISTED = 50
@@ -81,8 +81,8 @@ class CheckpointReader:
 
     def _look(self, wish: _Wish) -> None:
         # Imported on first use: the archive and hash libraries would slow the start.
-        from gputui.recovery.checkpoints.files import list_checkpoints
-        from gputui.recovery.checkpoints.formats import validate
+        from gputui.runs.checkpoint_files import list_checkpoints
+        from gputui.runs.checkpoint_formats import validate
 
         try:
             lying = list_checkpoints(wish.folder, wish.pattern)

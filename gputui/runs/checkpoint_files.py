@@ -1,4 +1,5 @@
-"""Listing of checkpoint folders: what lies there, how large, and when it was written."""
+"""Listing of checkpoint folders: what lies there, how large, and when it was written. Standard
+library only, for any Python from 3.9 on: also on targets."""
 
 from __future__ import annotations
 
