@@ -15,7 +15,7 @@ from msgspec.structs import asdict, replace
 from gputui.core.redaction import redact_text
 from gputui.store.rows import insert, records
 
-# A courier reports every few seconds; silence beyond this means an unknown state.
+# A courier that is silent for so much longer than its poll means an unknown state.
 UNKNOWN_AFTER_SECONDS = 60.0
 PlacementState = Literal["submitting", "pending", "configuring", "running", "ending", "requeued", "ended"]
 _MAX_TEXT = 300
@@ -23,7 +23,8 @@ _MAX_TEXT = 300
 
 class PlacementView(Struct, frozen=True):
     """``reason`` is the target's message about the state, ``problem`` why the last contact failed.
-    ``limit_at`` is when the target will end the attempt. Times are UTC unix seconds."""
+    ``limit_at`` is when the target will end the attempt, ``contact_at`` when the last successful
+    contact began: what the attempt wrote until then is here. Times are UTC unix seconds."""
 
     state: PlacementState
     job: str | None = None
@@ -33,6 +34,7 @@ class PlacementView(Struct, frozen=True):
     limit_at: float | None = None
     restarts: int = 0
     contact_at: float | None = None
+    poll_seconds: float = 0.0
     problem: str | None = None
 
     @classmethod
@@ -47,14 +49,15 @@ class PlacementView(Struct, frozen=True):
 
     def is_seen_running(self, now: float) -> bool:
         """Whether a recent contact says that the attempt runs."""
-        is_fresh = self.contact_at is not None and now - self.contact_at < UNKNOWN_AFTER_SECONDS / 2
-        return self.state == "running" and self.problem is None and is_fresh
+        if self.state != "running" or self.problem is not None or self.contact_at is None:
+            return False
+        return now - self.contact_at < self.poll_seconds + UNKNOWN_AFTER_SECONDS / 2
 
     def is_unknown(self, now: float) -> bool:
         """Whether the target was reached before, but not recently."""
         if self.state == "ended" or self.contact_at is None:
             return False
-        return now - self.contact_at >= UNKNOWN_AFTER_SECONDS
+        return now - self.contact_at >= self.poll_seconds + UNKNOWN_AFTER_SECONDS
 
 
 def write(connection: sqlite3.Connection, run_id: str, attempt: int, placement: PlacementView) -> None:

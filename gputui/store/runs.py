@@ -117,6 +117,12 @@ class Run(Struct, frozen=True):
             return self.ended_seconds
         return (self.ended_seconds or 0.0) + max(0.0, now - self.attempt_started_at)
 
+    def seen_until(self, now: float) -> float:
+        """The time up to which its files are known here: on a target, until the last contact. A step
+        that was not fetched yet is not missing."""
+        contact_at = None if self.placement is None else self.placement.contact_at
+        return now if contact_at is None else min(now, contact_at)
+
     @property
     def told_reason(self) -> str | None:
         """The reason if it says more than the state; else None."""

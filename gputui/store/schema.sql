@@ -771,7 +771,8 @@ CREATE TABLE trial_rungs (
 
 -- Where an attempt is, where that is not this machine, as its executor reported it last. `state` is submitting, pending,
 -- configuring, running, ending, requeued or ended; `reason` and `problem` are the target's own words, `problem` why the
--- last try to reach it failed. `limit_at` is when the target ends it. Times are UTC unix seconds.
+-- last try to reach it failed. `limit_at` is when the target ends it; `contact_at` when the last successful contact began,
+-- up to which its files are known. Times are UTC unix seconds.
 CREATE TABLE placements (
     run_id TEXT NOT NULL REFERENCES runs (run_id) ON DELETE CASCADE,
     attempt INTEGER NOT NULL,
@@ -783,6 +784,7 @@ CREATE TABLE placements (
     limit_at REAL,
     restarts INTEGER NOT NULL DEFAULT 0,
     contact_at REAL,
+    poll_seconds REAL NOT NULL,
     problem TEXT,
     PRIMARY KEY (run_id, attempt)
 ) STRICT, WITHOUT ROWID;

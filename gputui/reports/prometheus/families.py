@@ -231,14 +231,14 @@ def _runs(connection: sqlite3.Connection, now: float) -> Iterator[Family]:
         [((*who, kind), number) for who, run in runs for kind, number in connection.execute(query, (run.run_id,))],
     )  # fmt: skip
     lines = [
-        ((*who, _rank(line.rank)), line)
+        ((*who, _rank(line.rank)), line, run.seen_until(now))
         for who, run in runs
         for line in queries.ranks(connection, run.run_id, run.attempt)
     ]
     labels = (*_RUN, "rank")
-    yield _gauge("run_step", "Newest step.", labels, [(who, line.step) for who, line in lines])
-    ages = [(who, None if line.at is None else max(0.0, now - line.at)) for who, line in lines]
-    yield _gauge("run_step_age_seconds", "Since that step was written.", labels, ages)
+    yield _gauge("run_step", "Newest step.", labels, [(who, line.step) for who, line, _ in lines])
+    ages = [(who, None if line.at is None else max(0.0, until - line.at)) for who, line, until in lines]
+    yield _gauge("run_step_age_seconds", "Since that step was written, up to the last contact.", labels, ages)
     for metric, name, text in _RANK_GAUGES:
-        rows = [(who, line.values.get(metric)) for who, line in lines]
+        rows = [(who, line.values.get(metric)) for who, line, _ in lines]
         yield _gauge(f"run_{name}", text, labels, rows)

@@ -248,7 +248,7 @@ class Courier(ABC):
 
     def turn(self) -> bool:
         """Do what is due; True once the attempt is over."""
-        now = time.monotonic()
+        now, asked_at = time.monotonic(), time.time()
         ended = read_record(self.far / "exit.json")
         if ended is not None and not ended.get("stop_requested") and self.status is not None:
             # It ended by itself, which no status of the target can change.
@@ -257,7 +257,7 @@ class Courier(ABC):
             return False
         try:
             is_over = self.attend()
-            self.contact_at, self.problem, self.failures = time.time(), None, 0
+            self.contact_at, self.problem, self.failures = asked_at, None, 0
             self.due = now + self.poll_seconds
         except (UnreachableError, OSError) as error:
             # An OSError is a full disk or quota of this machine, which may be freed.
@@ -423,6 +423,7 @@ class Courier(ABC):
             "limit_at": None if status is None else status.limit_at,
             "restarts": text_of(self.far / "starts.jsonl").count("\n"),
             "contact_at": self.contact_at,
+            "poll_seconds": self.poll_seconds,
             "problem": self.problem,
         }
         if record != self.placed:

@@ -18,6 +18,9 @@ from gputui.recovery.watch.rules import RULES as OWN_RULES
 from gputui.reports.prometheus import families as families_module
 from gputui.reports.prometheus.families import declared, families
 from gputui.reports.prometheus.server import Address, AddressError, parse_address
+from gputui.store import placements
+from gputui.store.placements import PlacementView
+from gputui.store.runs import read_runs
 from tests.ui.tui.filling import NOW, Filler
 
 
@@ -62,6 +65,13 @@ def test_units_are_base_units_labels_say_who_and_what_is_unknown_is_absent(store
     assert "gputui_gpu_fan_ratio" not in text
     stale = exposed(store, NOW + 3600)
     assert "gputui_gpu_power_watts{" not in stale and "gputui_host_" not in stale and "gputui_gpu_info{" in stale
+    # Steps that a target wrote after the last contact with it.
+    name, rank = "gputui_run_step_age_seconds", {"run": "vit-b16-1", "rank": "0"}
+    age = value(text, name, **rank)
+    assert age is not None and value(stale, name, **rank) == age + 3600
+    (run,) = [each for each in read_runs(store) if each.run_id == "vit-b16-1"]
+    placements.write(store, run.run_id, run.attempt, PlacementView("running", contact_at=NOW + 60))
+    assert value(exposed(store, NOW + 3600), name, **rank) == age + 60
 
 
 def test_a_divergence_is_told_and_hostile_names_stay_one_harmless_label(workspace: Workspace) -> None:

@@ -107,8 +107,9 @@ def stop_words(row: RunRow, now: float) -> Span:
         parts.append(lost)
     style = "text"
     newest, usual = row.progress.newest_at, _usual_seconds(row.progress)
-    if newest is not None and usual and now - newest > max(SILENT_SECONDS, SILENT_STEPS * usual):
-        parts.append(f"no step for {_since(now - newest)}")
+    silent = 0.0 if newest is None else row.run.seen_until(now) - newest
+    if usual and silent > max(SILENT_SECONDS, SILENT_STEPS * usual):
+        parts.append(f"no step for {_since(silent)}")
         style = "warn"
     if stop.grace_seconds is not None:
         left = stop.since + stop.grace_seconds - now
@@ -156,7 +157,7 @@ def silent_seconds(row: RunRow, now: float) -> float | None:
     newest, usual = row.progress.newest_at, _usual_seconds(row.progress)
     if row.run.state != "running" or newest is None or usual is None:
         return None
-    silent = now - newest
+    silent = row.run.seen_until(now) - newest
     return silent if silent > max(SILENT_SECONDS, SILENT_STEPS * usual) else None
 
 

@@ -7,11 +7,13 @@ from msgspec.structs import replace
 
 from gputui.core.config import Workspace
 from gputui.store import checkpoints
+from gputui.store.placements import PlacementView
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run, StopRequest
 from gputui.ui.tui.data.snapshot import Progress, RunRow
 from gputui.ui.tui.layout.run_words import outlook, silent_seconds, unsaved_words
 from tests.ledgers import ledger_row
+from tests.tables import table
 from tests.texts import mentions
 from tests.ui.tui.filling import NOW, Filler
 from tests.ui.tui.pages.overview.test_render import read
@@ -76,6 +78,23 @@ def test_a_script_that_tells_of_every_hundredth_step_is_not_silent_between_two_o
     assert silent_seconds(row, NOW + 60) is None
     assert silent_seconds(row, NOW + 200) == pytest.approx(240.0)
     assert "usually 40 s" in outlook(row, NOW + 200)[0]
+
+
+@table("contact, age, poll, problem, words", [
+    (30.0, 30.5, 60.0, None, None), (89.0, 89.5, 60.0, None, None), (1.0, 40.0, 2.0, None, "no step for 39 s"),
+    (30.0, 30.5, 60.0, "no route", "lab: running"), (33.0, 33.5, 2.0, None, "lab: running"),
+    (91.0, 91.5, 60.0, None, "lab: running"), (61.0, 61.5, 60.0, None, None), (63.0, 63.5, 2.0, None, "lab: unknown"),
+    (121.0, 121.5, 60.0, None, "lab: unknown"),
+])  # fmt: skip
+def test_a_step_that_was_not_fetched_yet_is_not_missing(
+    contact: float, age: float, poll: float, problem: str | None, words: str | None
+) -> None:
+    placed = PlacementView("running", contact_at=NOW - contact, poll_seconds=poll, problem=problem)
+    progress = Progress(step=40, steps_per_second=10.0, newest_at=NOW - age)
+    found = outlook(RunRow(replace(RUN, target="lab", placement=placed), progress), NOW)[0]
+    assert found.startswith(words) if words is not None else "no step" not in found
+    stopping = replace(RUN, state=RunState.STOPPING, stop=StopRequest(NOW - 9, 35.0), placement=placed)
+    assert ("no step" in outlook(RunRow(stopping, progress), NOW)[0]) == (age > contact + 1.0)
 
 
 def test_a_stop_says_what_is_not_saved(filler: Filler, workspace: Workspace) -> None:
