@@ -178,9 +178,9 @@ class Courier(ABC):
     def jobs(self, token: str) -> list[JobStatus]:
         """Every job of the token that the target lists, oldest first. Raises UnreachableError."""
 
-    def forgotten(self, job: str) -> JobStatus | None:
-        """The status in the target's history of a job that `jobs` does not list; None if there is
-        none. Raises UnreachableError."""
+    def unlisted_status(self, job: str) -> JobStatus | None:
+        """The status of a job that `jobs` does not list; None if the target has forgotten it. Raises
+        UnreachableError, also if its answers contradict each other."""
         return None
 
     @abstractmethod
@@ -318,7 +318,7 @@ class Courier(ABC):
     def status_of(self, job: str, listed: Sequence[JobStatus]) -> JobStatus:
         """The state of a job, ``listed`` or not. Raises UnreachableError."""
         status = next((status for status in listed if status.job == job), None)
-        return status or self.forgotten(job) or JobStatus(job, "ended", "its target has forgotten it")
+        return status or self.unlisted_status(job) or JobStatus(job, "ended", "its target has forgotten it")
 
     def claimed(self) -> str | None:
         """The job that has begun the attempt, or None."""

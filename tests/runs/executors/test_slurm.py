@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from gputui.profiles.targets import find_target
-from gputui.runs.executors.courier import CommandResult, TargetRefusalError, TargetShell
+from gputui.runs.executors.courier import CommandResult, TargetRefusalError, TargetShell, UnreachableError
 from gputui.runs.executors.slurm import SlurmExecutor, judge_partitions, probe
+from gputui.runs.executors.slurm.jobs import QueuedJob
 from gputui.runs.executors.slurm.slurm_courier import SlurmCourier
 from gputui.runs.executors.ssh import SshExecutor, environment_there
 from tests.conftest import wait_until
@@ -86,25 +87,78 @@ def test_the_trials_of_a_grid_are_jobs_beside_each_other(slurm: SlurmHome) -> No
     assert all(len(slurm.submitted(run_id)) == 1 for run_id in runs)
 
 
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, CommandResult]:
+    """What each of Slurm's commands prints."""
+    found: dict[str, CommandResult] = {}
+    monkeypatch.setattr(TargetShell, "call", lambda _, argv, *given: found[argv[0]])
+    return found
+
+
+@pytest.fixture
+def courier(tmp_path: Path) -> SlurmCourier:
+    plan = {"target": {"kind": "slurm"}, "run_id": "a-1", "attempt": 1, "asks": {"gpus": 0}, "argv": ["python"]}
+    folder = tmp_path / "attempts" / "1"
+    (folder / "far").mkdir(parents=True)
+    (folder / "attempt.json").write_text(json.dumps(plan))
+    return SlurmCourier(folder)
+
+
 @table("code, output, listed, expected", [
     (0, "4711\n", "", "4711"), (0, "4711;cluster\n", "", "4711"), (0, "Job 12 of 3\n--\n4711\nBye 2026\n", "", "4711"),
     (0, "Submitted\n", "", None), (1, "4711\n", "", "refused"),
     (1, "4711\n", "4711|PENDING|None|||N/A|gputui:T\n", "4711"),
 ])  # fmt: skip
 def test_the_job_is_found_in_whatever_sbatch_prints(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, output: str, listed: str, expected: str | None
+    courier: SlurmCourier, answers: dict[str, CommandResult], code: int, output: str, listed: str, expected: str | None
 ) -> None:
-    answers = {"sbatch": CommandResult(code, output, ""), "squeue": CommandResult(0, f"Hello\n{listed}", "")}
-    monkeypatch.setattr(TargetShell, "call", lambda _, argv, *given: answers[argv[0]])
-    plan = {"target": {"kind": "slurm"}, "run_id": "a-1", "attempt": 1, "asks": {"gpus": 0}, "argv": ["python"]}
-    folder = tmp_path / "attempts" / "1"
-    (folder / "far").mkdir(parents=True)
-    (folder / "attempt.json").write_text(json.dumps(plan))
+    answers |= {"sbatch": CommandResult(code, output, ""), "squeue": CommandResult(0, f"Hello\n{listed}", "")}
     try:
-        found = SlurmCourier(folder).submit("T")
+        found = courier.submit("T")
     except TargetRefusalError:
         found = "refused"
     assert found == expected
+
+
+RENAMED = CommandResult(0, "Hello\n7|RUNNING|None|||N/A|another comment\n", "")
+NO_JOB = CommandResult(1, "", "slurm_load_jobs error: Invalid job id specified\n")
+NO_HISTORY = CommandResult(1, "", "Slurm accounting storage is disabled\n")
+FAILED = CommandResult(1, "", "squeue: error: something new\n")
+
+
+@table("squeue, sacct, expected", [
+    (RENAMED, FAILED, "running"), (NO_JOB, NO_HISTORY, None), (CommandResult(0, "", ""), NO_HISTORY, None),
+    (NO_JOB, CommandResult(0, "", ""), None), (NO_JOB, CommandResult(0, "7|COMPLETED|n1\n", ""), "ended"),
+    (NO_JOB, CommandResult(0, "Hi | you\n77|RUNNING|n1\n7|CANCELLED by 0|n1\n", ""), "ended"),
+    (NO_JOB, CommandResult(0, "7|RUNNING|n1\n", ""), "unknown"), (NO_JOB, FAILED, "unknown"),
+    (FAILED, CommandResult(0, "7|RUNNING|n1\n", ""), "unknown"), (FAILED, NO_HISTORY, "unknown"),
+    (FAILED, CommandResult(0, "7|COMPLETED|n1\n", ""), "unknown"),
+])  # fmt: skip
+def test_a_job_has_ended_only_where_no_answer_says_that_it_lives(
+    courier: SlurmCourier, answers: dict[str, CommandResult], squeue: CommandResult, sacct: CommandResult,
+    expected: str | None,
+) -> None:  # fmt: skip
+    answers |= {"squeue": squeue, "sacct": sacct}
+    try:
+        status = courier.unlisted_status("7")
+        found = None if status is None else status.state
+    except UnreachableError:
+        found = "unknown"
+    assert found == expected
+
+
+@table("fields, expected", [
+    (("PENDING", "Priority", "2026-01-01T00:00:00"), ("pending", "Priority", None)),
+    (("RUNNING", "None"), ("running", None, None)), (("SUSPENDED", "None"), ("pending", "SUSPENDED", None)),
+    (("NEW_IN_SLURM_99", "None"), ("pending", "NEW_IN_SLURM_99", None)),
+    (("REQUEUE_HOLD", "held"), ("requeued", "REQUEUE_HOLD: held", None)),
+    (("COMPLETED", "None"), ("ended", "COMPLETED", None)), (("CANCELLED+",), ("ended", "CANCELLED+", "cancelled")),
+    (("TIMEOUT", "TimeLimit"), ("ended", "TIMEOUT: TimeLimit", "time_limit")),
+])  # fmt: skip
+def test_the_state_of_a_job_is_read_from_its_words(fields: tuple[str, ...], expected: tuple[str | None, ...]) -> None:
+    status = QueuedJob("7", *fields).status()
+    assert (status.state, status.reason, status.ended_by) == expected
+    assert (status.expected_start is not None) == (status.state == "pending" and len(fields) > 2)
 
 
 @table("target, status", [

@@ -7,7 +7,7 @@ import re
 import shlex
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from gputui.runs.executors.courier import EndedBy, JobStatus, python_of
 from gputui.runs.executors.far import PROGRAM
@@ -27,7 +27,7 @@ def nodes_of(target: Mapping[str, Any]) -> int:
     return int(target.get("nodes", 1))
 
 
-def comment(token: str) -> str:
+def job_comment(token: str) -> str:
     """The job's comment, by which a courier finds its job."""
     return f"gputui:{token}"
 
@@ -47,7 +47,7 @@ def batch_script(plan: Mapping[str, Any], folder: str, *, token: str) -> str:
 
 def _options(plan: Mapping[str, Any], target: Mapping[str, Any], folder: str, token: str) -> Iterator[str]:
     yield f"--job-name={job_name(plan['run_id'], plan['attempt'])}"
-    yield f"--comment={comment(token)}"
+    yield f"--comment={job_comment(token)}"
     yield f"--nodes={nodes_of(target)}"
     yield "--ntasks-per-node=1"
     gpus = int(plan["asks"]["gpus"])
@@ -86,9 +86,9 @@ def _quoted(text: str) -> str:
 
 # --- what Slurm answers -----------------------------------------------------------------------------------------------
 
-# Fields of squeue since release 22.05: id, state, reason, expected or real start, nodes, end by the
-# limit, comment.
-FORMAT = "%i|%T|%r|%S|%N|%e|%k"
+# Fields of squeue since release 22.05, those of QueuedJob; and of sacct.
+SQUEUE_FORMAT = "--format=%i|%T|%r|%S|%N|%e|%k"
+SACCT_FORMAT = "--format=JobIDRaw,State,NodeList"
 
 # All others of a living job wait.
 _STATES = {
@@ -97,7 +97,9 @@ _STATES = {
     **dict.fromkeys(("STAGE_OUT", "COMPLETING"), "ending"),
     **dict.fromkeys(("REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"), "requeued"),
 }
-_ENDED_BY: dict[str, EndedBy] = {
+_ENDED_BY: dict[str, EndedBy | None] = {
+    "COMPLETED": None,
+    "FAILED": None,
     "PREEMPTED": "preempted",
     "TIMEOUT": "time_limit",
     "DEADLINE": "time_limit",
@@ -109,50 +111,52 @@ _ENDED_BY: dict[str, EndedBy] = {
 }
 
 
-def status(job: str, word: str, reason: str, start: str, nodes: str, end: str) -> JobStatus:
-    """The status of a job from the fields of a listing. An unknown state counts as pending, never
-    as ended."""
-    first = word.split(" ")[0].rstrip("+")
-    if first in _ENDED_BY or first in ("COMPLETED", "FAILED"):
+class QueuedJob(NamedTuple):
+    """A job in Slurm's words. ``start`` is expected or real, ``end`` that of the limit."""
+
+    job: str
+    state: str
+    reason: str = ""
+    start: str = ""
+    nodes: str = ""
+    end: str = ""
+    comment: str = ""
+
+    def status(self) -> JobStatus:
+        """The job's status. An unknown state counts as pending, never as ended."""
+        word = self.state.split(" ")[0].rstrip("+")
+        reason = self.reason if self.reason not in ("None", "") else None
+        if word in _ENDED_BY:
+            shown = f"{self.state}: {reason}" if reason else self.state
+            return JobStatus(self.job, "ended", shown, ended_by=_ENDED_BY[word])
+        if word not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING"):
+            reason = f"{word}: {reason}" if reason else word
+        state = _STATES.get(word, "pending")
+        is_waiting = state in ("pending", "requeued")
         return JobStatus(
-            job, "ended", word if reason in ("None", "") else f"{word}: {reason}", ended_by=_ENDED_BY.get(first)
+            self.job,
+            state,
+            reason,
+            expected_start=_parse_time(self.start) if is_waiting else None,
+            nodes=tuple(node_names(self.nodes)),
+            limit_at=None if is_waiting else _parse_time(self.end),
         )
-    state = _STATES.get(first, "pending")
-    shown = reason if reason not in ("None", "") else None
-    if first not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING"):
-        shown = f"{first}: {shown}" if shown else first
-    is_waiting = state in ("pending", "requeued")
-    return JobStatus(
-        job,
-        state,
-        shown,
-        _parse_time(start) if is_waiting else None,
-        tuple(node_names(nodes)),
-        None if is_waiting else _parse_time(end),
-    )
 
 
-def jobs(output: str, comment: str | None = None) -> list[JobStatus]:
-    """The jobs of a listing in FORMAT that have a ``comment``, or all of them, oldest first."""
-    listed = []
-    for line in output.splitlines():
-        fields = line.split("|", 6)
-        if len(fields) == 7 and comment in (None, fields[6].strip()):
-            listed.append(status(*(field.strip() for field in fields[:6])))
-    return sorted(listed, key=lambda each: (len(each.job), each.job))
+def queued_jobs(output: str) -> list[QueuedJob]:
+    """The jobs in squeue's output in SQUEUE_FORMAT, oldest first."""
+    lines = (line.split("|", 6) for line in output.splitlines())
+    found = [QueuedJob(*(field.strip() for field in fields)) for fields in lines if len(fields) == 7]
+    return sorted(found, key=lambda each: (len(each.job), each.job))
 
 
-def recorded(job: str, output: str) -> JobStatus | None:
-    """The end of a job in the output of ``sacct --parsable2 --format=State,NodeList``, or None."""
-    for line in output.splitlines():
-        word, separator, nodes = line.strip().partition("|")
-        if word and separator:
-            result = status(job, word, "", "", nodes, "")
-            return result if result.state == "ended" else None
-    return None
+def recorded_job(job: str, output: str) -> QueuedJob | None:
+    """A job in the output of ``sacct --parsable2`` in SACCT_FORMAT, or None."""
+    found = re.search(rf"^\s*{re.escape(job)}\|([^|]+)\|(.*)$", output, re.M)
+    return None if found is None else QueuedJob(job, found[1], nodes=found[2].strip())
 
 
-def submitted(output: str) -> str | None:
+def submitted_job(output: str) -> str | None:
     """The job in the output of ``sbatch --parsable``, to which a site may add text; None if there
     is none."""
     found = re.findall(r"^\s*(\d+)(?:;\S+)?\s*$", output, re.M | re.A)

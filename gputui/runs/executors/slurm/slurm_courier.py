@@ -16,14 +16,16 @@ from gputui.runs.executors.courier import (
 )
 from gputui.runs.executors.slurm.jobs import (
     CONFIGURATION,
-    FORMAT,
+    SACCT_FORMAT,
+    SQUEUE_FORMAT,
+    QueuedJob,
     batch_script,
-    comment,
+    job_comment,
     job_name,
-    jobs,
     nodes_of,
-    recorded,
-    submitted,
+    queued_jobs,
+    recorded_job,
+    submitted_job,
 )
 from gputui.runs.executors.ssh.connection import LoginShell, SshShell
 from gputui.runs.executors.ssh.ssh_courier import SshMirror
@@ -34,6 +36,8 @@ _UNREACHABLE = (
     "Resource temporarily unavailable", "slurm_persist_conn", "Protocol authentication error", "Munge",
     "Connection timed out", "No route to host",
 )  # fmt: skip
+# Messages of squeue and sacct that are answers. After any other, the job's state is unknown.
+_NO_JOB, _NO_HISTORY = "Invalid job id specified", "accounting storage is disabled"
 SUBMIT_SECONDS = 60.0
 
 
@@ -59,29 +63,36 @@ class SlurmJobs(Courier):
         (self.far / "job.sh").write_text(script, "utf-8")
         done = self.call("sbatch", "--parsable", given=script, seconds=SUBMIT_SECONDS)
         if done.code == 0:
-            return submitted(done.output)
+            return submitted_job(done.output)
         # A site's own sbatch may fail after it has submitted the job.
         if listed := self.jobs(token):
             return listed[0].job
         raise TargetRefusalError(f"sbatch refused the job: {done.words.removeprefix('sbatch: error: ')}")
 
     def jobs(self, token: str) -> list[JobStatus]:
-        name = job_name(self.plan["run_id"], self.plan["attempt"])
-        done = self.call("squeue", "--noheader", f"--name={name}", "--states=all", f"--format={FORMAT}")
-        if done.code != 0:
-            raise UnreachableError(f"squeue: {done.words}")
-        return jobs(done.output, comment(token))
+        name, comment = job_name(self.plan["run_id"], self.plan["attempt"]), job_comment(token)
+        return [each.status() for each in self.queued(f"--name={name}") if each.comment == comment]
 
-    def forgotten(self, job: str) -> JobStatus | None:
-        # By its number: its name or comment may have been changed.
-        done = self.call("squeue", "--noheader", f"--jobs={job}", "--states=all", f"--format={FORMAT}")
-        listed = jobs(done.output) if done.code == 0 else []
-        if listed:
-            return listed[0]
-        done = self.call(
-            "sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={job}", "--format=State,NodeList"
-        )
-        return recorded(job, done.output) if done.code == 0 else None
+    def unlisted_status(self, job: str) -> JobStatus | None:
+        # By its number, because its name or comment may have been changed.
+        if listed := self.queued(f"--jobs={job}"):
+            return listed[0].status()
+        done = self.call("sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={job}", SACCT_FORMAT)
+        if done.code != 0:
+            if _NO_HISTORY in done.errors:
+                return None
+            raise UnreachableError(f"sacct: {done.words}")
+        recorded = recorded_job(job, done.output)
+        if recorded is not None and recorded.status().state != "ended":
+            raise UnreachableError(f"squeue does not know job {job}, which sacct calls {recorded.state}")
+        return None if recorded is None else recorded.status()
+
+    def queued(self, choice: str) -> list[QueuedJob]:
+        """The jobs that squeue lists by an option. Raises UnreachableError if it fails."""
+        done = self.call("squeue", "--noheader", choice, "--states=all", SQUEUE_FORMAT)
+        if done.code != 0 and _NO_JOB not in done.errors:
+            raise UnreachableError(f"squeue: {done.words}")
+        return queued_jobs(done.output)
 
     def signal_job(self, job: str, *, at_once: bool) -> None:
         self.call("scancel", "--batch", f"--signal={'USR2' if at_once else 'TERM'}", job)

@@ -174,7 +174,7 @@ class SshCourier(SshMirror):
         claim = self.claimed()
         return [] if claim is None else [self.state_of(claim)]
 
-    def forgotten(self, job: str) -> JobStatus | None:
+    def unlisted_status(self, job: str) -> JobStatus | None:
         return self.state_of(job)
 
     def state_of(self, job: str) -> JobStatus:
