@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gputui.core.regular_files import read_regular
+from gputui.core.files import read_regular
 from gputui.metrics.batch import BATCH_LINES, READ_SECONDS, Batch, SourceState
 from gputui.metrics.contract import Rejected, parse_values
 from gputui.metrics.files import Matches

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from gputui.core.regular_files import open_regular
+from gputui.core.files import open_regular
 from gputui.metrics.contract import LineFormat
 
 MAX_RECORD_BYTES = 64 << 20

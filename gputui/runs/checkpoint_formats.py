@@ -22,7 +22,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gputui.core.regular_files import open_regular, read_regular
+from gputui.core.files import open_regular, read_regular
 from gputui.runs.checkpoint_files import CHECKSUM_SUFFIX, files_of, is_unfinished
 from gputui.runs.checkpoint_names import step_in_name
 

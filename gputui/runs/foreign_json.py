@@ -8,7 +8,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from gputui.core.regular_files import read_regular
+from gputui.core.files import read_regular
 
 MAX_BYTES = 1 << 20
 # The integers of an SQLite column: https://www.sqlite.org/datatype3.html

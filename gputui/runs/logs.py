@@ -16,7 +16,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from gputui.core.regular_files import open_regular
+from gputui.core.files import open_regular
 from gputui.runs.foreign_json import read_foreign_json
 
 Stream = Literal["output", "stdout", "stderr", "job"]

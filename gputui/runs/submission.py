@@ -14,8 +14,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from gputui.core.config import PRIVATE_DIR_MODE, PRIVATE_FILE_MODE, Workspace
-from gputui.core.files import replaced
-from gputui.core.regular_files import read_regular
+from gputui.core.files import read_regular, replaced
 from gputui.runs.code_version import read_code
 from gputui.runs.identity import asker
 from gputui.runs.launch_shell import capture

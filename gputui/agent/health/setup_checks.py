@@ -11,7 +11,7 @@ from pathlib import Path
 from sqlite3 import Connection
 
 from gputui.agent.context import AgentContext
-from gputui.core.regular_files import open_regular
+from gputui.core.files import open_regular
 from gputui.metrics.formats import PRINTED_STREAMS
 from gputui.recovery.history import resumptions
 from gputui.recovery.watch.attempt import AttemptWatch

@@ -23,7 +23,7 @@ from gputui.agent.jobs import Job
 from gputui.agent.lifecycle.live_attempt import LiveAttempt
 from gputui.agent.lifecycle.run_files import attempt_dir
 from gputui.core.config import Workspace
-from gputui.core.regular_files import read_regular
+from gputui.core.files import read_regular
 from gputui.recovery.checkpoints import ledger
 from gputui.recovery.checkpoints.attempt_spans import attempt_spans
 from gputui.recovery.checkpoints.ledger import NUMERIC_INCIDENTS

@@ -18,8 +18,8 @@ from msgspec.structs import replace
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle import checkpoint_survey
 from gputui.agent.lifecycle.run_files import attempt_numbers, open_metrics, rank_output, read_record
+from gputui.core.files import read_regular
 from gputui.core.redaction import Redactor, redact_params
-from gputui.core.regular_files import read_regular
 from gputui.runs import repository
 from gputui.runs.command import Launch
 from gputui.runs.foreign_json import time_in

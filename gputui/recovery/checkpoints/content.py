@@ -14,7 +14,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from gputui.core.regular_files import open_regular
+from gputui.core.files import open_regular
 from gputui.runs.checkpoint_files import FoundCheckpoint, digest, files_of, saved_files
 
 # A smaller file is hashed as a whole (0.1 s). Of a larger one the ends, and short blocks between

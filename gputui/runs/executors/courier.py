@@ -44,7 +44,7 @@ UNSEEN_LOOKS = 3
 
 # The modules of the zipapp that runs on the target, below the package gputui.
 PROGRAM_MODULES = (
-    "core/regular_files.py", "runs/checkpoint_files.py", "runs/checkpoint_formats.py", "runs/checkpoint_names.py",
+    "core/files.py", "runs/checkpoint_files.py", "runs/checkpoint_formats.py", "runs/checkpoint_names.py",
     "runs/shim.py", "runs/executors/far.py", "runs/executors/far_checkpoints.py", "runs/executors/slurm/nodes.py",
 )  # fmt: skip
 PROGRAM_MAIN = "from gputui.runs.executors.far import main\n\nraise SystemExit(main())\n"
