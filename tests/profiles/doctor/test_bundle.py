@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from gputui.core.config import Workspace, locate
-from gputui.profiles.doctor.bundle import Scrubber, write_bundle
+from gputui.profiles.doctor.bundle import write_bundle
 from gputui.runs.checks import CheckResult
 from gputui.runs.spec import RunSpec
 from gputui.runs.submission import SPEC_FILE, write_spec
 from tests.stores import open_store
+from tests.texts import mentions
 
 HF = "hf_" + "aB3dE5gH7jK9mN1pQ3sT"
 ENVIRONMENT = {"HF_TOKEN": HF, "GPUTUI_API_KEY": "plain-words-key", "NCCL_DEBUG": "INFO", "DB_PASSWORD": "hunter22"}
@@ -41,7 +42,8 @@ def home(tmp_path: Path) -> Workspace:
         )
     workspace.agent_log.write_text(
         f"12:00 started with {HF}\n12:01 wandb {PARAMETER} refused\napi_key = '{IN_LOG}'\n"
-        f"Authorization: Bearer {IN_LOG}\nhttps://me:{IN_LOG}@host/x\ncommand --password {IN_LOG}\n12:02 all well\n"
+        f"Authorization: Bearer {IN_LOG}\nhttps://me:{IN_LOG}@host/x\ncommand --password {IN_LOG}\n"
+        f"12:02:03 read {Path.home()}/x, GPU 0: 81 °C, step=40\n"
     )
     workspace.alerts.write_text(
         f"notify: {{webhook: 'https://hooks.slack.com/services/{HOOK}', command: [tell, --api-key, {OPTION}]}}\n"
@@ -67,20 +69,8 @@ def test_planted_secrets_are_in_no_member(home: Workspace, tmp_path: Path) -> No
         assert not [secret for secret in SECRETS if secret in text], name
         assert not name.endswith(".json") or json.loads(text) is not None
     # What a reader of the bundle needs is still there.
-    assert "12:02 all well" in texts["agent.log"] and "could not log in" in texts["incidents.json"]
+    assert mentions(texts["agent.log"], "12:02:03", "~/x", "81 °C", "step=40")
+    assert "could not log in" in texts["incidents.json"]
     assert json.loads(texts["environment.json"])["NCCL_DEBUG"] == "INFO"
     assert json.loads(texts["settings.json"]) == {"theme": "dark"}
     assert json.loads(texts["versions.json"])["schema"] >= 1
-
-
-def test_texts() -> None:
-    scrubber = Scrubber(home="/home/anna")
-    shown = {
-        '{"HF_TOKEN": "abc def"}': '{"HF_TOKEN": "[redacted]"}',
-        "api_key=abc, lr=0.1": "api_key=[redacted], lr=0.1",
-        "run --password abc --lr 0.1": "run --password [redacted] --lr 0.1",
-        "Authorization: Bearer abc": "Authorization: [redacted] [redacted]",
-        "read /home/anna/x at 12:01:02": "read ~/x at 12:01:02",
-        "GPU 0: 81 °C, step=40": "GPU 0: 81 °C, step=40",
-    }
-    assert {text: scrubber.text(text) for text in shown} == shown

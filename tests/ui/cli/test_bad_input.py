@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 import subprocess
@@ -9,11 +10,15 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from gputui.core.config import Workspace
+from gputui.runs.agent_process import read_identity
 from tests.machines import Machine
-from tests.stores import open_store
+from tests.tables import table
 from tests.texts import mentions
 from tests.ui.cli.program import refused, shape
+from tests.ui.tui.filling import Filler
 
 
 def no_run_was_made(workspace: Workspace) -> bool:
@@ -36,31 +41,10 @@ def test_exit_codes_of_the_program_itself(machine: Machine, tmp_path: Path) -> N
     assert code(tmp_path / "file" / "home", "--record", "--duration", "1") == 4
 
 
-def test_an_unknown_profile_and_each_mistake_of_one_with_its_line(workspace: Workspace, tmp_path: Path) -> None:
-    text = refused(workspace, "run", "digits-dpp", code=2)
-    assert "digits-ddp" in text and text.count("\n") == 1
-    assert "nowhere.yaml" in refused(workspace, "check", "./nowhere.yaml", code=2)
+def test_each_mistake_of_a_profile_has_its_line(workspace: Workspace, tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("name: bad\nlaunchr: torchrun\nscript: steps.py\ngpus: -1\n")
     first, second = refused(workspace, "check", str(tmp_path / "bad.yaml"), code=2).splitlines()
     assert mentions(first, "bad.yaml:2", "launchr", "launcher") and mentions(second, "bad.yaml:4", "gpus")
-    assert no_run_was_made(workspace)
-
-
-def test_an_unknown_parameter_and_a_wrong_value(machine: Machine) -> None:
-    words = ("run", machine.profile(), "--set", "batchsize=3", "--set", "steps=many")
-    assert "NAME=VALUE" in refused(machine.workspace, *words, "--set", "nonsense", code=2)
-    text = refused(machine.workspace, *words, code=2)
-    assert "did you mean batch_size" in text and "steps" in text
-    assert no_run_was_made(machine.workspace)
-
-
-def test_an_unknown_run_and_nothing_recorded_yet(workspace: Workspace) -> None:
-    assert "nothing has been recorded" in refused(workspace, "show", "nobody-1", code=3)
-    assert shape(workspace, "ps") == []
-    open_store(workspace.database).close()
-    for verb in ("show", "logs", "metrics", "explain"):
-        text = refused(workspace, verb, "nobody-1", code=3)
-        assert "nobody-1" in text and text.count("\n") == 1, verb
 
 
 def test_what_cannot_run_here_is_refused_before_a_run_is_made(machine: Machine) -> None:
@@ -68,13 +52,13 @@ def test_what_cannot_run_here_is_refused_before_a_run_is_made(machine: Machine) 
     base = "launcher: python\ngpus: 0\nscript: "
     lost = machine.profile("lost", f"name: lost\n{base}gone.py\npython: {sys.executable}\n")
     bare = machine.profile("bare", f"name: bare\n{base}steps.py\npython: /no/python\n")
-    for words, named in (
-        (("run", machine.profile(), "--gpus", "0,5"), "5"),
-        (("run", machine.profile(), "--gpus", "3"), "2"),
-        (("run", lost), "gone.py"),
-        (("run", bare), "/no/python"),
-    ):
-        text = refused(machine.workspace, *words, code=3)
+    good = machine.profile()
+    for words, code, named in (
+        ((good, "--set", "nonsense"), 2, "NAME=VALUE"), ((good, "--set", "batchsize=3"), 2, "did you mean batch_size"),
+        ((good, "--set", "steps=many"), 2, "'many'"), ((good, "--gpus", "0,5"), 3, "5"),
+        ((good, "--gpus", "3"), 3, "2"), ((lost,), 3, "gone.py"), ((bare,), 3, "/no/python"),
+    ):  # fmt: skip
+        text = refused(machine.workspace, "run", *words, code=code)
         assert named in text and text.count("\n") == 1, words
     machine.gputui("agent", "start")
     for verb in ("stop", "restart", "resume", "rm"):
@@ -82,27 +66,65 @@ def test_what_cannot_run_here_is_refused_before_a_run_is_made(machine: Machine) 
     assert no_run_was_made(machine.workspace)
 
 
-def test_words_that_do_not_belong(workspace: Workspace) -> None:
-    for words, named in {
-        ("frobnicate",): "frobnicate",
-        ("rnu",): "did you mean run?",
-        ("ps", "--nope"): "--nope",
-        ("--duration", "3"): "--record",
-        (): "terminal",
-        ("--once", "--demo"): "do not go together",
-        ("--json",): "--json goes with --record and --once",
-        ("--at", "soon"): "the screen needs a terminal; gputui --once and gputui --record work without one",
-    }.items():
-        text = refused(workspace, *words, code=2)
-        assert named in text and text.count("\n") == 1, words
+KILLED, RUN = ("policy", "try", "--incident", "killed"), "vit-b16-1"
+REFUSED: list[tuple[tuple[str, ...], int, str]] = [
+    # the words, the exit code, and what the one line names
+    (("frobnicate",), 2, "frobnicate"), (("rnu",), 2, "did you mean run?"), (("ps", "--nope"), 2, "--nope"),
+    ((), 2, "terminal"), (("--duration", "3"), 2, "--record"), (("--once", "--demo"), 2, "do not go together"),
+    (("--json",), 2, "--record and --once"), (("--at", "soon"), 2, "--once and gputui --record work without"),
+    (("--once", "--at", "soon"), 2, "--at: 'soon'"), (("--prometheus", "9464"), 2, "--record"),
+    (("--record", "--prometheus", "nonsense"), 2, "HOST:PORT"),
+    (("run", "digits-dpp"), 2, "digits-ddp"), (("check", "./nowhere.yaml"), 2, "nowhere.yaml"),
+    (("show", "nobody-1"), 3, "nobody-1"), (("logs", "nobody-1"), 3, "nobody-1"),
+    (("explain", "nobody-1"), 3, "nobody-1"), (("metrics", "nobody-1"), 3, "nobody-1"),
+    (("metrics", RUN, "lss"), 3, "no metric"), (("metrics", RUN, "--export", "loss.pdf"), 2, ".csv, .svg or .png"),
+    (("metrics", RUN, "--export", "no/loss.svg"), 3, os.strerror(errno.ENOENT)),
+    (("resume", RUN, "--set", "batch=3"), 2, "did you mean batch_size"), (("resume", RUN, "--from", ""), 2, "--from"),
+    (("policy", "try", "--incident", "cudaoom"), 2, "cuda_oom"), (("policy", "show", "standrad"), 2, "standard"),
+    ((*KILLED, "--policy", "xyz"), 2, "known are"), (("policy", "try"), 2, "--incident"),
+    ((*KILLED, "--profile", "a", "--run", "b"), 2, "not both"), ((*KILLED, "--profile", "nowhere"), 2, "nowhere"),
+    ((*KILLED, "--run", "nobody-1"), 3, "nobody-1"), (("policy", "show", "./bad.yaml"), 2, "max_attempts"),
+    (("alerts", "ack"), 2, "numbers"), (("alerts", "silence", "1", "--for", "soon"), 2, "30min"),
+    (("alerts", "silence", "1", "--for", "90d"), 2, "30 days"), (("alerts", "--all", "rules"), 2, "alerts alone"),
+    (("report",), 2, "run names or --since"), (("report", RUN, "--since", "1h"), 2, "run names or --since"),
+    (("report", "--since", "soon"), 2, "--since"),
+    (("report", RUN, "--gate", "gpu_utilisation=3"), 2, "gpu_utilization?"),
+    (("report", RUN, "--gate", "gpu_utilization=much"), 2, "gpu_utilization=85"),
+    (("gpus", "--memory", "1GiB"), 2, "--recommend"),
+    (("export", "vitt-b16-1", "--to", "csv"), 3, RUN), (("export", RUN, "los", "--to", "csv"), 3, "loss?"),
+    (("export", "lr-sweep-3", "--to", "csv"), 3, "nothing"),
+    (("export", RUN, "--to", "jsonl", "--out", "no/such"), 3, os.strerror(errno.ENOENT)),
+    (("export", RUN, "--to", "csv", "--follow", "--force"), 2, "--force"),
+]  # fmt: skip
+
+
+@pytest.fixture
+def recorded(workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.yaml").write_text("script: a.py\nrecovery: {max_attempts: many}\n")
+    filler = Filler(workspace)
+    filler.overnight()
+    filler.close()
+    return workspace
+
+
+@table(("words", "code", "named"), REFUSED)
+def test_one_line_says_what_is_wrong(recorded: Workspace, words: tuple[str, ...], code: int, named: str) -> None:
+    runs = {run["id"] for run in shape(recorded, "ps")}
+    text = refused(recorded, *words, code=code)
+    assert named in text and text.count("\n") == 1
+    assert {run["id"] for run in shape(recorded, "ps")} == runs and read_identity(recorded) is None
+
+
+def test_where_nothing_has_been_recorded_yet(workspace: Workspace) -> None:
+    assert shape(workspace, "ps") == []
+    for words in (("show",), ("logs",), ("explain",), ("show", "nobody-1"), ("--once", "--readonly")):
+        assert "nothing has been recorded" in refused(workspace, *words, code=3), words
 
 
 def test_a_run_that_cannot_be_acted_on(machine: Machine) -> None:
     machine.gputui("run", machine.profile(), "--wait")
     assert "succeeded already" in refused(machine.workspace, "stop", "steps-1", code=3)
-    assert "did you mean steps" in refused(machine.workspace, "resume", "steps-1", "--set", "step=3", code=2)
-    assert "--from is empty" in refused(machine.workspace, "resume", "steps-1", "--from", "", code=2)
-    assert "no metric" in refused(machine.workspace, "metrics", "steps-1", "lss", code=3)
     machine.gputui("rm", "steps-1")
     assert shape(machine.workspace, "ps") == []
     assert not machine.workspace.run_dir("steps-1").exists()

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.machines import Machine
-from tests.texts import mentions
+from tests.ui.cli.program import refused
 
 SCRIPT = """
 import json, os, time
@@ -48,6 +48,5 @@ def test_ordinary_runs_one_after_the_other(machine: Machine) -> None:
 
 def test_what_cannot_be_compared_is_said(machine: Machine) -> None:
     path = profile(machine, "python")
-    assert "starts one process only" in machine.gputui("bench", "scaling", path, "--processes", "1,2", code=2)
-    assert mentions(machine.gputui("bench", "scaling", path, "--gpus", "2", code=2), "--gpus", "two")
-    assert "say --gpus 1,2,4" in machine.gputui("bench", "scaling", path, code=2)
+    for words, named in (("--processes", "1,2"), "one process only"), (("--gpus", "2"), "two"), ((), "--gpus 1,2,4"):
+        assert named in refused(machine.workspace, "bench", "scaling", path, *words, code=2), words

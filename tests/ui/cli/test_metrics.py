@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-import errno
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
@@ -12,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from gputui.core.config import locate
-from tests.ui.cli.program import refused, said
+from tests.ui.cli.program import said
 from tests.ui.tui.filling import Filler
 
 RUN = "vit-b16-1"
@@ -39,5 +37,3 @@ def test_files(filler: Filler, tmp_path: Path) -> None:
     assert {row["name"] for row in rows} >= {"loss"} and all(float(row["low"]) > 0 for row in rows)
     words = {each.text for each in ElementTree.parse(tmp_path / "loss.svg").iter() if each.tag.endswith("text")}
     assert RUN in words and "↻1" in words
-    for name, code, named in (("loss.pdf", 2, ".csv, .svg or .png"), ("no/loss.svg", 3, os.strerror(errno.ENOENT))):
-        assert named in refused(filler.workspace, "metrics", RUN, "--export", str(tmp_path / name), code=code)

@@ -12,7 +12,7 @@ from gputui.runs.agent_process import read_identity, stop_agent
 from gputui.studies.spec import Objective
 from gputui.ui.cli.once import WIDTH_WITHOUT_TERMINAL
 from tests.texts import mentions
-from tests.ui.cli.program import refused, said, shape
+from tests.ui.cli.program import said, shape
 from tests.ui.tui.filling import Filler
 
 
@@ -52,7 +52,6 @@ def test_a_past_moment_needs_no_agent_and_shows_what_was(filler: Filler) -> None
     assert "◀ " in first and first.endswith("· 6 min ago") and second.endswith("now")
     assert "lr-sweep-3" not in shown and mentions(shown, "after 47 s")
     assert read_identity(filler.workspace) is None
-    assert mentions(refused(filler.workspace, "--once", "--at", "soon", code=2), "--at: ", "'soon'")
 
 
 def test_json_is_one_object_of_the_known_shapes(filler: Filler) -> None:
@@ -101,7 +100,3 @@ def test_an_agent_is_started_so_that_the_values_are_of_now(filler: Filler) -> No
         assert read_identity(filler.workspace) is not None
     finally:
         stop_agent(filler.workspace)
-
-
-def test_without_any_record_a_read_only_look_says_so(workspace: Workspace) -> None:
-    assert "nothing has been recorded" in refused(workspace, "--once", "--readonly", code=3)

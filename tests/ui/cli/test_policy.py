@@ -8,7 +8,7 @@ from gputui.recovery.kinds import KINDS
 from gputui.recovery.policies import POLICIES
 from tests.machines import Machine
 from tests.texts import mentions
-from tests.ui.cli.program import refused, said, shape
+from tests.ui.cli.program import said, shape
 from tests.ui.tui.filling import Filler
 
 PROFILE = """
@@ -79,15 +79,3 @@ def test_a_new_run_like_one_as_it_stands(machine: Machine) -> None:
     assert (first["attempt"], first["step"]) == (1, 950)
     assert first["params_before"]["batch_size"] == 384
     assert shape(machine.workspace, "policy", "show", "vit-b16-1")["run"] == "vit-b16-1"
-
-
-def test_what_is_refused(machine: Machine) -> None:
-    killed = ("try", "--incident", "killed")
-    for words, code, named in (
-        (("try", "--incident", "cudaoom"), 2, "cuda_oom"), (("show", "standrad"), 2, "standard"),
-        ((*killed, "--policy", "xyz"), 2, "known are"), (("try",), 2, "--incident"),
-        ((*killed, "--profile", "a", "--run", "b"), 2, "not both"), ((*killed, "--profile", "nowhere"), 2, "nowhere"),
-        ((*killed, "--run", "nobody-1"), 3, "recorded"),
-        (("show", machine.profile("bad", PROFILE.replace("max_attempts: 4", "max_attempts: many"))), 2, "max_attempts"),
-    ):  # fmt: skip
-        assert named in refused(machine.workspace, "policy", *words, code=code), words

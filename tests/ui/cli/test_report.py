@@ -114,15 +114,3 @@ def test_the_verdict_and_the_story_of_each_recovery(workspace: Workspace, tmp_pa
     page = (tmp_path / "report.html").read_text()
     assert page.index(told[0]) < page.index("512 × 1 → 384 × 2") < page.index("<svg") < page.index("<h3>Cost")
     assert "Quality gates" not in page
-
-
-def test_mistakes_are_named(workspace_with_runs: Workspace) -> None:
-    for words, said in {
-        (): "give run names or --since",
-        ("net-1", "--since", "1h"): "give run names or --since",
-        ("--since", "soon"): "--since",
-        ("net-1", "--gate", "gpu_utilisation=3"): "did you mean gpu_utilization?",
-        ("net-1", "--gate", "gpu_utilization=much"): "gpu_utilization=85",
-    }.items():
-        result = call(workspace_with_runs, "report", *words)
-        assert result.code == 2 and said in result.stderr and result.stderr.count("\n") == 1, words

@@ -22,7 +22,7 @@ from tests.ledgers import ledger_row
 from tests.machines import Machine
 from tests.metrics.test_trackers import append, chunked, event, events_of, history
 from tests.stores import open_store
-from tests.ui.cli.program import refused, said, shape
+from tests.ui.cli.program import said, shape
 from tests.ui.tui.filling import Filler
 
 
@@ -40,8 +40,6 @@ def test_waiting_shows_the_incident_the_decision_and_the_story(machine: Machine)
 
 
 def test_commands_without_a_run_take_the_newest(workspace: Workspace) -> None:
-    for verb in ("show", "logs", "explain"):
-        assert "nothing has been recorded" in refused(workspace, verb, code=3)
     filler = Filler(workspace)
     assert "no runs yet" in said(workspace, "ps", "--active")
     for number in (1, 2):
