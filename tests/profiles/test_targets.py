@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gputui.profiles.targets import TargetOptionError, stored_target, with_job_options
-from gputui.runs.executors.courier import CommandResult
+from gputui.runs.executors.commands import CommandResult
 from gputui.runs.executors.ssh import judge_gpus
 from tests.tables import table
 from tests.texts import mentions

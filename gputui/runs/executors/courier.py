@@ -16,7 +16,6 @@ import os
 import re
 import secrets
 import signal
-import subprocess
 import sys
 import time
 import zipfile
@@ -29,13 +28,13 @@ from msgspec import Struct
 
 from gputui.runs import shim
 from gputui.runs.executors import far
+from gputui.runs.executors.commands import TargetRefusalError, UnreachableError, last_line
 from gputui.runs.identity import identify
 from gputui.runs.shim import read_record
 from gputui.runs.submission import write_private
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 LOOK_SECONDS = 0.5
-CALL_SECONDS = 30.0
 MAX_PAUSE_SECONDS = 60.0
 # A job that does not end when asked is cancelled this long after its grace.
 CANCEL_SECONDS = 15.0
@@ -54,35 +53,7 @@ PROGRAM_MAIN = "from gputui.runs.executors.far import main\n\nraise SystemExit(m
 PYTHON = "import sys; print(sys.version.split()[0]); sys.exit(sys.version_info < (3, 9))"
 UNUSABLE = (1, 126, 127)
 
-# The C library's messages for ENOSPC and EDQUOT, after which a program may print more.
-_NO_ROOM = ("No space left on device", "Disk quota exceeded")
-
 EndedBy = Literal["preempted", "time_limit", "node_fail", "cancelled", "host_oom"]
-
-
-class UnreachableError(Exception):
-    """The target gave no valid answer: the job's state is unknown, and nothing has failed. The text
-    says why."""
-
-
-class TargetRefusalError(Exception):
-    """The target permanently refuses the job; the text is the target's message."""
-
-
-class CommandResult(Struct, frozen=True):
-    """The result of an external command."""
-
-    code: int
-    output: str
-    errors: str
-
-    @property
-    def words(self) -> str:
-        """That the disk is full, or else the last line of its output."""
-        text = self.errors or self.output
-        if (no_room := next((message for message in _NO_ROOM if message in text), None)) is not None:
-            return no_room
-        return last_line(text) or f"it ended with code {self.code} and said nothing"
 
 
 def zipapp() -> bytes:
@@ -96,42 +67,6 @@ def zipapp() -> bytes:
         for name, text in files.items():
             archive.writestr(zipfile.ZipInfo(name), text, zipfile.ZIP_DEFLATED)
     return content.getvalue()
-
-
-def last_line(text: str) -> str:
-    """The last line that is not blank; empty if there is none. Text of a site or of ``setup`` may
-    come before."""
-    return (text.strip().splitlines() or [""])[-1].strip()[:300]
-
-
-class TargetShell:
-    """Runs the target's commands on this machine, with a few variables of the agent's environment
-    and those in ``variables``."""
-
-    def __init__(self, *variables: str) -> None:
-        self.variables = ("HOME", "PATH", "USER", "LOGNAME", "SHELL", "LANG", "TMPDIR", *variables)
-
-    def call(self, argv: Sequence[str], given: str = "", seconds: float = CALL_SECONDS) -> CommandResult:
-        """Run a command with ``given`` as its input. Raises UnreachableError if it cannot be run or
-        times out."""
-        environment = {name: os.environ[name] for name in self.variables if name in os.environ}
-        try:
-            done = subprocess.run(
-                list(argv),
-                input=given,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=seconds,
-                env=environment,
-                cwd="/",
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise UnreachableError(f"{argv[0]} did not answer within {seconds:.0f} s") from None
-        except OSError as error:
-            raise UnreachableError(f"{argv[0]}: {error.strerror or error}") from error
-        return CommandResult(done.returncode, done.stdout, done.stderr)
 
 
 class JobStatus(Struct, frozen=True):
@@ -261,7 +196,7 @@ class Courier(ABC):
             self.due = now + self.poll_seconds
         except (UnreachableError, OSError) as error:
             # An OSError is a full disk or quota of this machine, which may be freed.
-            is_over, self.problem = False, problem_of(error)
+            is_over, self.problem = False, str(error)
             self.failures += 1
             self.due = now + min(MAX_PAUSE_SECONDS, self.poll_seconds * 2 ** min(self.failures - 1, 6))
         except TargetRefusalError as error:
@@ -409,18 +344,15 @@ class Courier(ABC):
 
     def report(self) -> None:
         """Write placement.json if it has changed."""
-        status = self.status
-        has_begun = (self.far / "claim").exists()
-        state = "submitting" if status is None else status.state
-        if state == "pending" and has_begun:
-            state = "requeued"
+        status = self.status or JobStatus("", "submitting")
+        is_requeued = status.state == "pending" and self.claimed() is not None
         record = {
-            "job": None if status is None else status.job,
-            "state": state,
-            "reason": None if status is None else status.reason,
-            "expected_start": None if status is None else status.expected_start,
-            "nodes": [] if status is None else list(status.nodes),
-            "limit_at": None if status is None else status.limit_at,
+            "job": status.job or None,
+            "state": "requeued" if is_requeued else status.state,
+            "reason": status.reason,
+            "expected_start": status.expected_start,
+            "nodes": list(status.nodes),
+            "limit_at": status.limit_at,
             "restarts": text_of(self.far / "starts.jsonl").count("\n"),
             "contact_at": self.contact_at,
             "poll_seconds": self.poll_seconds,
@@ -449,13 +381,6 @@ def text_of(path: Path) -> str:
         return path.read_text("utf-8", "replace")
     except OSError:
         return ""
-
-
-def problem_of(error: Exception) -> str:
-    """The reason of an error, in one line."""
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
-    return str(error)
 
 
 def python_of(plan: Mapping[str, Any]) -> str:

@@ -32,6 +32,7 @@ import subprocess
 import sys
 import time
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,15 +81,13 @@ def unwritable(folder: Path) -> str | None:
 def served_by(folder: Path) -> int | None:
     """The living process that runs an attempt: its body, else the shim, checked by the folder in
     its command line."""
-    for find in (
-        lambda: (folder / "pid").read_text("ascii"),
-        lambda: (read_record(folder / "started.json") or {})["shim_pid"],
-    ):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            pid = int(find())
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    found: list[Any] = [path.read_text("ascii") for path in folder.glob("pid")]
+    found.append((read_record(folder / "started.json") or {}).get("shim_pid"))
+    for pid in found:
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            words = Path(f"/proc/{int(pid)}/cmdline").read_bytes().split(b"\0")
             if any(word.startswith(os.fsencode(folder)) for word in words):
-                return pid
+                return int(pid)
     return None
 
 
@@ -145,6 +144,15 @@ def framed(line: str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
+def with_texts(given: Any, change: Callable[[str], str]) -> Any:
+    """JSON data with each of its texts changed, but for the names of fields."""
+    if isinstance(given, str):
+        return change(given)
+    if isinstance(given, list):
+        return [with_texts(each, change) for each in given]
+    return {name: with_texts(each, change) for name, each in given.items()} if isinstance(given, dict) else given
+
+
 def settle(sent: Path, folder: Path) -> dict[str, Any]:
     """Copy the files that were ``sent`` to an attempt's folder, with this machine's paths in
     attempt.json. Returns its plan."""
@@ -153,15 +161,10 @@ def settle(sent: Path, folder: Path) -> dict[str, Any]:
         path.mkdir(parents=True, exist_ok=True)
     if folder.stat().st_uid != os.getuid():
         raise SystemExit(f"{PROGRAM}: {folder} is another user's")
-
-    def here(given: Any) -> Any:
-        if isinstance(given, str):
-            return given.replace(RUN_HERE, str(run_dir)).replace(CODE_HERE, str(sent.parent))
-        if isinstance(given, list):
-            return [here(each) for each in given]
-        return {name: here(each) for name, each in given.items()} if isinstance(given, dict) else given
-
-    plan = here(json.loads((sent / "attempt.json").read_text("utf-8")))
+    plan = with_texts(
+        json.loads((sent / "attempt.json").read_text("utf-8")),
+        lambda text: text.replace(RUN_HERE, str(run_dir)).replace(CODE_HERE, str(sent.parent)),
+    )
     write_record(folder / "attempt.json", plan)
     (folder / PROGRAM).write_bytes((sent / PROGRAM).read_bytes())
     return dict(plan)

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from gputui.runs.executors import far
-from gputui.runs.executors.courier import Courier, TargetRefusalError
+from gputui.runs.executors.commands import TargetRefusalError
+from gputui.runs.executors.courier import Courier
 from gputui.runs.shim import read_record
 from gputui.runs.submission import write_private
 
@@ -133,12 +134,5 @@ def moved(plan: Mapping[str, Any], paths: Mapping[str, str]) -> dict[str, Any]:
             text = re.sub(rf"(?<![^=:,]){re.escape(old)}(?=[/:,]|$)", paths[old].replace("\\", r"\\"), text)
         return text
 
-    def value(given: Any) -> Any:
-        if isinstance(given, str):
-            return word(given)
-        if isinstance(given, list):
-            return [value(each) for each in given]
-        return {name: value(each) for name, each in given.items()} if isinstance(given, dict) else given
-
-    parts = {name: value(plan[name]) for name in ("argv", "env", "cwd", "resume", "resume_from") if name in plan}
-    return {**plan, **parts}
+    fields = ("argv", "env", "cwd", "resume", "resume_from")
+    return {**plan, **{name: far.with_texts(plan[name], word) for name in fields if name in plan}}

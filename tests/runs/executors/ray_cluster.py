@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gputui.runs.executors.courier import UnreachableError
+from gputui.runs.executors.commands import UnreachableError
 from gputui.runs.executors.ray.jobs_api import JobsApi
 from tests.conftest import wait_until
 from tests.runs.executors.slurm_cluster import free_ports

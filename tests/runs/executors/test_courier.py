@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from gputui.runs.executors import far
-from gputui.runs.executors.courier import Courier, EndedBy, JobStatus, UnreachableError
+from gputui.runs.executors.commands import UnreachableError
+from gputui.runs.executors.courier import Courier, EndedBy, JobStatus
 
 JOB = "7"
 MOST_TURNS = 20

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gputui.profiles.targets import find_target
-from gputui.runs.executors.courier import CommandResult, TargetRefusalError, TargetShell, UnreachableError
+from gputui.runs.executors.commands import CommandResult, TargetRefusalError, TargetShell, UnreachableError
 from gputui.runs.executors.slurm import SlurmExecutor, judge_partitions, probe
 from gputui.runs.executors.slurm.jobs import QueuedJob
 from gputui.runs.executors.slurm.slurm_courier import SlurmCourier

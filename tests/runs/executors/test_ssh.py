@@ -14,7 +14,7 @@ import pytest
 from pydantic import ValidationError
 
 from gputui.runs.checks import CheckResult
-from gputui.runs.executors.courier import CommandResult, UnreachableError
+from gputui.runs.executors.commands import CommandResult, UnreachableError
 from gputui.runs.executors.options import SlurmOptions, SshOptions
 from gputui.runs.executors.ssh import SshExecutor
 from gputui.runs.executors.ssh.connection import LoginShell, SshShell

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from gputui.runs.checks import CheckResult
 from gputui.runs.executors.base import CourierExecutor
-from gputui.runs.executors.courier import UnreachableError, last_line
+from gputui.runs.executors.commands import UnreachableError, last_line
 from gputui.runs.executors.ray.jobs_api import JobsApi, preview
+from gputui.runs.executors.ssh import judge_clock
 
 if TYPE_CHECKING:
     from gputui.runs.command import Launch
     from gputui.runs.spec import RunSpec
 
-SKEW_SECONDS = 30.0
 PROBE_SECONDS = 30.0
 PROBE = (
     "import sys; print('python', sys.version.split()[0]); import torch; "
@@ -59,9 +59,7 @@ class RayExecutor(CourierExecutor):
             answer = api.call("GET", "/api/version")
             yield CheckResult("connection", "pass", f"Ray {answer.json().get('ray_version')} at {api.address}")
             date = email.utils.parsedate_tz(answer.date or "")
-            # The header has whole seconds.
-            skew = 0.0 if date is None else max(0.0, abs(asked - email.utils.mktime_tz(date)) - 1.0)
-            yield CheckResult("clock", "pass" if skew < SKEW_SECONDS else "warn", f"{skew:.0f} s from this machine's")
+            yield judge_clock("" if date is None else str(email.utils.mktime_tz(date)), asked)
             listed = api.call("GET", "/api/jobs/").json(list)
             states = [job.get("status") for job in listed if isinstance(job, dict)]
             yield CheckResult("jobs", "pass", f"{states.count('RUNNING')} run, {states.count('PENDING')} wait")

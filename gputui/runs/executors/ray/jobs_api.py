@@ -16,7 +16,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from gputui.runs.executors.courier import UnreachableError, last_line, python_of
+from gputui.runs.executors.commands import UnreachableError, last_line
+from gputui.runs.executors.courier import python_of
 from gputui.runs.executors.far import PROGRAM
 
 DEFAULT_TOKEN = "~/.ray/auth_token"  # noqa: S105 - a path

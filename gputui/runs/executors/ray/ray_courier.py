@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from gputui.runs.executors import far
-from gputui.runs.executors.courier import JobStatus, TargetRefusalError, UnreachableError, python_of, serve
+from gputui.runs.executors.commands import TargetRefusalError, UnreachableError
+from gputui.runs.executors.courier import JobStatus, python_of, serve
 from gputui.runs.executors.mirror import RUN_FOLDER, MirrorCourier
 from gputui.runs.executors.ray.jobs_api import SENT, JobsApi, entry_script, job_request, on_node, submission_id
 from gputui.runs.shim import read_record

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from gputui.runs.checks import CheckResult
 from gputui.runs.executors.base import CourierExecutor
-from gputui.runs.executors.courier import CommandResult, TargetShell, UnreachableError
+from gputui.runs.executors.commands import CommandResult, TargetShell, UnreachableError
 from gputui.runs.executors.slurm.jobs import CONFIGURATION, batch_script, nodes_of, sbatch_time
 from gputui.runs.executors.slurm.nodes import FIRST_NODE, FIRST_PORT, NODE_RANK
 from gputui.runs.executors.ssh import DATE, environment_there, judge_clock
@@ -91,7 +91,7 @@ class SlurmExecutor(CourierExecutor):
             test = shell.call(("sbatch", "--test-only"), script, 15.0)
             text = test.words.removeprefix("sbatch: ")
             yield CheckResult("submission", "pass" if test.code == 0 else "fail", text, "see what the target asks for")
-            yield judge_clock(ask(*DATE), time.time())
+            yield judge_clock(ask(*DATE).output, time.time())
             # The environment is on a file system that the nodes share.
             yield from environment_there(shell, target)
         except UnreachableError as error:

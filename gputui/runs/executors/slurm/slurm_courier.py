@@ -5,15 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from gputui.runs.executors.courier import (
-    CommandResult,
-    Courier,
-    JobStatus,
-    TargetRefusalError,
-    TargetShell,
-    UnreachableError,
-    serve,
-)
+from gputui.runs.executors.commands import CommandResult, TargetRefusalError, TargetShell, UnreachableError
+from gputui.runs.executors.courier import Courier, JobStatus, serve
 from gputui.runs.executors.slurm.jobs import (
     CONFIGURATION,
     SACCT_FORMAT,

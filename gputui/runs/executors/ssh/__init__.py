@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from gputui.runs.checks import CheckResult, graded
 from gputui.runs.executors.base import CourierExecutor
-from gputui.runs.executors.courier import PYTHON, CommandResult, TargetShell, UnreachableError, last_line
+from gputui.runs.executors.commands import CommandResult, TargetShell, UnreachableError, last_line
+from gputui.runs.executors.courier import PYTHON
 from gputui.runs.executors.ssh.connection import SshShell
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class SshExecutor(CourierExecutor):
         try:
             date = shell.call(DATE)
             yield CheckResult("connection", "pass", str(target["host"]))
-            yield judge_clock(date, time.time())
+            yield judge_clock(date.output, time.time())
             programs = ("bash", "rsync", "setsid", "nohup", "flock")
             missing = [name for name in programs if shell.call(["which", name]).code != 0]
             text = f"no {', '.join(missing)}" if missing else "all there"
@@ -68,13 +69,13 @@ class SshExecutor(CourierExecutor):
             )
 
 
-def judge_clock(date: CommandResult, now: float) -> CheckResult:
-    """Compare the answer to DATE with this machine's time ``now`` (UTC unix seconds). A login
-    shell's profile may print text before it."""
+def judge_clock(printed: str, now: float) -> CheckResult:
+    """Compare a machine's time, the last word that it ``printed``, with this one's time ``now`` (both
+    UTC unix seconds). A login may print text before it."""
     try:
-        skew = abs(now - float(date.output.split()[-1]))
+        skew = abs(now - float(printed.split()[-1]))
     except (IndexError, ValueError):
-        return CheckResult("clock", "warn", f"its time is unknown: {date.words}")
+        return CheckResult("clock", "warn", f"its time is unknown: {last_line(printed) or 'nothing was printed'}")
     return CheckResult("clock", "pass" if skew < SKEW_SECONDS else "warn", f"{skew:.0f} s from this machine's")
 
 

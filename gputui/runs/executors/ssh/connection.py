@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gputui.runs.executors.courier import CALL_SECONDS, CommandResult, TargetShell, UnreachableError
+from gputui.runs.executors.commands import CALL_SECONDS, CommandResult, TargetShell, UnreachableError
 
 CONNECT_SECONDS = 10
 COPY_SECONDS = 600.0

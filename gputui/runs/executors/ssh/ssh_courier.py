@@ -10,16 +10,8 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from gputui.runs.executors import far
-from gputui.runs.executors.courier import (
-    PYTHON,
-    UNUSABLE,
-    CommandResult,
-    JobStatus,
-    TargetRefusalError,
-    UnreachableError,
-    python_of,
-    serve,
-)
+from gputui.runs.executors.commands import CommandResult, TargetRefusalError, UnreachableError
+from gputui.runs.executors.courier import PYTHON, UNUSABLE, JobStatus, python_of, serve
 from gputui.runs.executors.mirror import RUN_FOLDER, MirrorCourier
 from gputui.runs.executors.ssh.connection import SshShell
 from gputui.runs.shim import read_record

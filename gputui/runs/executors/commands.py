@@ -1,0 +1,75 @@
+"""Commands of a target, each with a deadline: what they answer, and what it means that they do not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+CALL_SECONDS = 30.0
+
+# The C library's messages for ENOSPC and EDQUOT, after which a program may print more.
+_NO_ROOM = ("No space left on device", "Disk quota exceeded")
+
+
+class UnreachableError(Exception):
+    """The target gave no valid answer: the job's state is unknown, and nothing has failed. The text
+    says why."""
+
+
+class TargetRefusalError(Exception):
+    """The target permanently refuses the job; the text is the target's message."""
+
+
+class CommandResult(Struct, frozen=True):
+    """The result of an external command."""
+
+    code: int
+    output: str
+    errors: str
+
+    @property
+    def words(self) -> str:
+        """That the disk is full, or else the last line of its output."""
+        text = self.errors or self.output
+        if (no_room := next((message for message in _NO_ROOM if message in text), None)) is not None:
+            return no_room
+        return last_line(text) or f"it ended with code {self.code} and said nothing"
+
+
+class TargetShell:
+    """Runs the target's commands on this machine, with a few variables of the agent's environment
+    and those in ``variables``."""
+
+    def __init__(self, *variables: str) -> None:
+        self.variables = ("HOME", "PATH", "USER", "LOGNAME", "SHELL", "LANG", "TMPDIR", *variables)
+
+    def call(self, argv: Sequence[str], given: str = "", seconds: float = CALL_SECONDS) -> CommandResult:
+        """Run a command with ``given`` as its input. Raises UnreachableError if it cannot be run or
+        times out."""
+        environment = {name: os.environ[name] for name in self.variables if name in os.environ}
+        try:
+            done = subprocess.run(
+                list(argv),
+                input=given,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=seconds,
+                env=environment,
+                cwd="/",
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise UnreachableError(f"{argv[0]} did not answer within {seconds:.0f} s") from None
+        except OSError as error:
+            raise UnreachableError(f"{argv[0]}: {error.strerror or error}") from error
+        return CommandResult(done.returncode, done.stdout, done.stderr)
+
+
+def last_line(text: str) -> str:
+    """The last line that is not blank; empty if there is none. Text of a site or of ``setup`` may
+    come before."""
+    return (text.strip().splitlines() or [""])[-1].strip()[:300]
