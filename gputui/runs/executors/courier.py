@@ -97,6 +97,8 @@ class Courier(ABC):
         self.contact_at: float | None = None
         self.problem: str | None = None
         self.failures = 0
+        # Some of what its metrics grew by is not here yet, after the last contact.
+        self.is_behind = False
         self.unseen = 0
         self.nodes: tuple[str, ...] = ()
         self.due = 0.0
@@ -192,8 +194,10 @@ class Courier(ABC):
             return False
         try:
             is_over = self.attend()
-            self.contact_at, self.problem, self.failures = asked_at, None, 0
-            self.due = now + self.poll_seconds
+            self.problem, self.failures = None, 0
+            self.due = now
+            if not self.is_behind:
+                self.contact_at, self.due = asked_at, now + self.poll_seconds
         except (UnreachableError, OSError) as error:
             # An OSError is a full disk or quota of this machine, which may be freed.
             is_over, self.problem = False, str(error)

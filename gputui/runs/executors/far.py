@@ -94,14 +94,14 @@ def served_by(folder: Path) -> int | None:
 def report(folder: Path, wanted: dict[str, Any], most_bytes: int = CHUNK_BYTES) -> dict[str, Any]:
     """The state of an attempt: ``grown`` has the data of each growing file after its ``known``
     bytes, as base64, at most ``most_bytes`` of each; ``whole`` the small records of the attempt.
-    ``metrics`` are globs of more growing files. A file shorter than its known bytes was truncated,
-    which adds one to its ``cuts``, and is sent from its beginning."""
+    ``metrics`` are globs of more growing files; ``is_partial``: not all of these was sent. A file
+    shorter than its known bytes was truncated, which adds one to its ``cuts``, and is sent from its
+    beginning."""
     run_dir = folder.parents[2]
-    paths = [path for path in (folder.parent / "nodes").rglob("*.log") if path.is_file()]
-    paths += [path for glob in wanted["metrics"] for path in run_dir.glob(glob) if path.is_file()]
-    paths += [folder / "job.log", folder / "starts.jsonl"]
-    grown, left = {}, MOST_BYTES
-    for path in paths:
+    metrics = [path for glob in wanted["metrics"] for path in run_dir.glob(glob) if path.is_file()]
+    logs = [path for path in (folder.parent / "nodes").rglob("*.log") if path.is_file()]
+    grown, left, is_partial = {}, MOST_BYTES, False
+    for path in [*metrics, *logs, folder / "job.log", folder / "starts.jsonl"]:
         name = str(path.relative_to(run_dir))
         known = int(wanted["known"].get(name, 0))
         with contextlib.suppress(OSError), path.open("rb") as file:
@@ -110,6 +110,7 @@ def report(folder: Path, wanted: dict[str, Any], most_bytes: int = CHUNK_BYTES) 
             at = file.seek(0 if was_cut else known)
             data = file.read(min(most_bytes, left))
             left -= len(data)
+            is_partial = is_partial or (path in metrics and at + len(data) < size)
             if data or was_cut:
                 cut = int(wanted["cuts"].get(name, 0)) + was_cut
                 grown[name] = {"at": at, "data": base64.b64encode(data).decode("ascii"), "cut": cut}
@@ -120,6 +121,7 @@ def report(folder: Path, wanted: dict[str, Any], most_bytes: int = CHUNK_BYTES) 
     is_alive = served_by(folder) is not None
     return {
         "grown": grown,
+        "is_partial": is_partial,
         "whole": whole,
         "is_alive": is_alive,
         "unwritable": None if is_alive else unwritable(folder),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,19 @@ def test_a_job_whose_number_was_not_said_is_followed_and_none_is_submitted_besid
         pass
     assert not turn(courier) and courier.status is not None and courier.status.job == JOB
     assert len(there.submitted) == 1 and there.cancelled == []
+
+
+def test_a_contact_counts_once_all_metrics_are_here(folder: Path) -> None:
+    courier = Doctored(Target(folder, listed("running")))
+    turn(courier)
+    first, courier.is_behind = courier.contact_at, True
+    turn(courier)
+    assert first is not None and courier.contact_at == first and courier.due <= time.monotonic()
+    courier.is_behind = False
+    turn(courier)
+    assert courier.contact_at is not None and courier.contact_at > first and courier.due > time.monotonic()
+    placed = json.loads((folder / "placement.json").read_text())
+    assert (placed["contact_at"], placed["poll_seconds"]) == (courier.contact_at, courier.poll_seconds)
 
 
 def test_a_stop_ends_an_attempt_that_was_never_submitted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import hashlib
 import io
@@ -153,6 +154,27 @@ def test_one_that_can_be_checked_comes_before_a_newer_one_that_cannot(
     assert there.found(of(1), of(2)) == expected
     if newest == b"\x80\x02":
         assert there.found(of(2)) == "latest.pt"
+
+
+@table("known, most_bytes, sent, is_partial", [
+    ({}, 9, {"m.jsonl": b"0123456789"[:9], "n.log": b"abcdefghij"[:9]}, True),
+    ({"m.jsonl": 4}, 9, {"m.jsonl": b"456789", "n.log": b"abcdefghi"}, False),
+    ({"m.jsonl": 10, "n.log": 10}, 9, {}, False), ({"m.jsonl": 12, "n.log": 10}, 9, {"m.jsonl": b"012345678"}, True),
+])  # fmt: skip
+def test_a_report_says_whether_it_has_all_metrics(
+    there: There, known: dict[str, int], most_bytes: int, sent: dict[str, bytes], is_partial: bool
+) -> None:
+    (there.root / "m.jsonl").write_bytes(b"0123456789")
+    logs = there.folder(2).parent / "nodes"
+    logs.mkdir(exist_ok=True)
+    (logs / "n.log").write_bytes(b"abcdefghij")
+    names = {"m.jsonl": "m.jsonl", "n.log": str((logs / "n.log").relative_to(there.root))}
+    request = {"metrics": ["*.jsonl"], "cuts": {}, "known": {names[name]: count for name, count in known.items()}}
+    found = far.report(there.folder(2), request, most_bytes)
+    assert {name: base64.b64decode(part["data"]) for name, part in found["grown"].items()} == {
+        names[name]: data for name, data in sent.items()
+    }
+    assert found["is_partial"] is is_partial
 
 
 # Has its start warned of the limit, as Slurm does, and ends as one that was asked to.

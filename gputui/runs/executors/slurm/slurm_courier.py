@@ -77,7 +77,8 @@ class SlurmJobs(Courier):
             raise UnreachableError(f"sacct: {done.words}")
         recorded = recorded_job(job, done.output)
         if recorded is not None and recorded.status().state != "ended":
-            raise UnreachableError(f"squeue does not know job {job}, which sacct calls {recorded.state}")
+            remedy = "see sacctmgr show runawayjobs"
+            raise UnreachableError(f"squeue does not know job {job}, which sacct calls {recorded.state}; {remedy}")
         return None if recorded is None else recorded.status()
 
     def queued(self, choice: str) -> list[QueuedJob]:
