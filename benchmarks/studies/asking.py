@@ -27,8 +27,10 @@ from gputui.store.database import open_writer
 from gputui.store.studies import TrialState
 from gputui.studies import __main__ as _process  # noqa: F401 - its imports belong to the memory
 from gputui.studies import rows
-from gputui.studies.decide import PassedRung, Ruling
-from gputui.studies.journal import StudyJournal, open_storage
+from gputui.studies.decide import Ruling
+from gputui.studies.journal import StudyJournal
+from gputui.studies.journal_file import open_storage
+from gputui.studies.rungs import PassedRung
 from gputui.studies.spec import Objective, PrunerSpec, SamplerKind, SamplerSpec, StudySpec
 from gputui.studies.view import TrialView
 from gputui.studies.writer import StudyWriter

@@ -66,6 +66,7 @@ EventKind = Literal[
     # studies, which are the subject
     "study_moved",  # [state]
     "study_process_failed",
+    "study_journal_repaired",
     # alerts and notices
     "alert_raised",  # [rule]
     "alert_cleared",  # [rule]

@@ -46,22 +46,19 @@ def losses(trial: TrialRecord, objectives: Sequence[Objective]) -> tuple[float, 
     return tuple(objective.sign * value for value, objective in zip(trial.values, objectives, strict=False))
 
 
-def ranked(trials: Sequence[TrialRecord], objectives: Sequence[Objective]) -> list[TrialRecord]:
-    """The complete trials, best first, earlier ones before equal ones; with several objectives only
-    the Pareto front."""
+def ranked(
+    trials: Sequence[TrialRecord], objectives: Sequence[Objective], most: int | None = None
+) -> list[TrialRecord]:
+    """The ``most`` best of the complete trials, or all: the best first, the earlier of equals; with
+    several objectives the whole Pareto front."""
     if len(objectives) > 1:
         return pareto_front(trials, objectives)
-    return sorted(complete(trials), key=lambda trial: (objectives[0].sign * trial.values[0], trial.number))
-
-
-def best_trials(trials: Sequence[TrialRecord], objectives: Sequence[Objective]) -> list[TrialRecord]:
-    """The best of the complete trials; with several objectives the whole Pareto front."""
-    found = ranked(trials, objectives)
-    return found if len(objectives) > 1 else found[:1]
+    (objective,) = objectives
+    return sorted(complete(trials), key=lambda trial: (objective.sign * trial.values[0], trial.number))[:most]
 
 
 def best_trial(trials: Sequence[TrialRecord], objectives: Sequence[Objective]) -> TrialRecord | None:
-    """The best of the complete trials. None without one, and with several objectives, which have no
+    """The best of the complete trials; None without one, and with several objectives, which have no
     best trial."""
     return next(iter(ranked(trials, objectives)), None) if len(objectives) == 1 else None
 

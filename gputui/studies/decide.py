@@ -5,31 +5,20 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.core.units import bytes_text, count, duration, metric_value
-from gputui.core.yaml_forms.problems import nearest
 from gputui.runs.spec import RunSpec, Scalar
 from gputui.store.run_states import RunState
 from gputui.store.studies import OUTSIDE, TrialRecord, TrialState
 from gputui.studies.analysis import complete, in_order_of_ends, losses
-from gputui.studies.spec import Budget, Constraints, Objective, PrunerSpec, StudySpec
+from gputui.studies.spec import Budget, Constraints, Objective, StudySpec
 
 MOST_STARTS = 4
 """Starts of a point, the first included, if the machine and not the point causes the failures."""
-SAME_ERRORS = 2
-"""The study ends after so many trials with the same error before their first step, if no trial went
-better."""
-SAME_DIVERGED = 4
-"""As SAME_ERRORS, of trials without a number; where half of the space diverges, one study of 16
-begins so."""
-DIVERGED = "diverged"
-"""The cause of a trial whose loss or objective is not a number."""
-
 HEADROOM = 1.1
 """How much more GPU memory than the largest earlier trial a trial may use."""
 
@@ -42,90 +31,6 @@ OF_THE_POINT = frozenset(
 )  # fmt: skip
 """Kinds of incident that the point causes, so that they would repeat. The machine causes all
 others."""
-
-
-# --- what a trial has reached -----------------------------------------------------------------------------------------
-
-
-class ObjectivePoint(Struct, frozen=True):
-    """A value of an objective's metric. ``position`` is in units of the rungs; ``value`` may be NaN
-    or infinite."""
-
-    position: float
-    step: int
-    value: float
-    attempt: int
-
-
-@dataclass(slots=True)
-class ObjectiveCourse:
-    """The values of one metric over the attempts of a trial. An attempt that begins at an earlier
-    position replaces the values behind it."""
-
-    points: list[ObjectivePoint] = field(default_factory=list)
-
-    def add(self, point: ObjectivePoint) -> None:
-        if self.points and point.attempt > self.points[-1].attempt:
-            while self.points and self.points[-1].position >= point.position:
-                self.points.pop()
-        self.points.append(point)
-
-
-def objective_value(points: Sequence[ObjectivePoint], objective: Objective) -> float | None:
-    """The value that counts; None without values, the last one if it is not finite (diverged)."""
-    values = [point.value for point in points]
-    if not values:
-        return None
-    if objective.over == "last" or not math.isfinite(values[-1]):
-        return values[-1]
-    if objective.mean_of is not None:
-        newest = values[-objective.mean_of :]
-        return sum(newest) / len(newest)
-    numbers = [value for value in values if not math.isnan(value)]
-    return min(numbers) if objective.direction == "minimize" else max(numbers)
-
-
-class PassedRung(NamedTuple):
-    """The value of a trial at a rung, by the line that passed it. ``value`` is None if it is not a
-    number."""
-
-    rung: int
-    step: int
-    value: float | None
-    attempt: int
-
-
-def rungs_passed(
-    points: Sequence[ObjectivePoint], pruner: PrunerSpec, objective: Objective, *, behind: int
-) -> list[PassedRung]:
-    """Every rung after ``behind`` that the values have passed, in order. The result does not depend
-    on when it is computed."""
-    passed: list[PassedRung] = []
-    last = rung_passed(points[-1].position, pruner) if points else 0
-    index = 0  # of the point that passed the rung
-    for rung in range(behind + 1, last + 1):
-        while rung_passed(points[index].position, pruner) < rung:
-            index += 1
-        value = objective_value(points[: index + 1], objective)
-        number = None if value is None or math.isnan(value) else value
-        passed.append(PassedRung(rung, points[index].step, number, points[index].attempt))
-    return passed
-
-
-def rung_passed(position: float, pruner: PrunerSpec) -> int:
-    """The last rung at or before a position, 0 before the first."""
-    if not pruner.length:
-        return 0
-    return min(pruner.rungs, math.floor(position * pruner.rungs / pruner.length + 1e-9))
-
-
-def pruning_reason(rung: int, value: float, others: Iterable[float], objective: Objective) -> str:
-    """The reason of a pruned trial, such as ``pruned at rung 3: 7th of 9``: its place among those
-    that passed the rung."""
-    comparable = [other for other in others if not math.isnan(other)]
-    place = 1 + sum(objective.is_better(other, value) for other in comparable)
-    suffix = "th" if place % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(place % 10, "th")
-    return f"pruned at rung {rung}: {place}{suffix} of {len(comparable) + 1}"
 
 
 # --- a trial's verdict ------------------------------------------------------------------------------------------------
@@ -186,16 +91,6 @@ def _success_ruling(values: Sequence[float | None], constraints: tuple[float, ..
     if any(excess > 0 for excess in constraints):
         return Ruling(TrialState.INFEASIBLE, _broken_words(constraints, spec.constraints), reported, constraints)
     return Ruling(TrialState.COMPLETE, None, reported, constraints)
-
-
-def unreported_words(metric: str, pruner: PrunerSpec, names: Sequence[str]) -> str:
-    """What no line of a trial reports, and what is there instead. ``names`` are the metrics of its
-    run."""
-    if metric in names:
-        return f"{metric} together with {pruner.by}, which the pruner counts by"
-    meant = nearest(metric, names)
-    hint = f"did you mean {meant}?" if meant else f"there are {', '.join(names) or 'none'}"
-    return f"{metric}; {hint}"
 
 
 def _broken_words(constraints: Sequence[float], limits: Constraints) -> str:
@@ -336,13 +231,6 @@ def spent_words(budget: Budget, usage: Usage) -> str | None:
     if budget.wall_seconds is not None and usage.wall_seconds >= budget.wall_seconds:
         return f"budget: {duration(budget.wall_seconds)} are over"
     return None
-
-
-def same_cause(causes: Sequence[str | None]) -> bool:
-    """Whether every trial fails alike. ``causes`` are those of all that are over, in the order of
-    their ends: DIVERGED, the fingerprint of an incident before the first step, or None."""
-    wanted = SAME_DIVERGED if causes[-1] == DIVERGED else SAME_ERRORS
-    return None not in causes and len(causes) >= wanted and len(set(causes[-wanted:])) == 1
 
 
 def room_for(spec: StudySpec, gpus: int, others: int, cores: int, ranks: int, share: int = 1) -> int:

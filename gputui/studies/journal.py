@@ -8,45 +8,30 @@ processes outside. Only a study's process, reports and exports import this modul
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import shutil
-import sqlite3
-import time
 import warnings
-from collections.abc import Container, Generator, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Container, Iterator, Mapping, Sequence
 from copy import copy
 from datetime import datetime
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
+from uuid import uuid4
 
 import optuna
 from optuna.distributions import BaseDistribution
-from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from gputui.runs.spec import Scalar
-from gputui.store.studies import RungValue, StudyRecord, TrialRecord, read_rungs, read_trials
+from gputui.store.studies import OUTSIDE, RungValue, TrialRecord
 from gputui.store.studies import TrialState as Verdict
 from gputui.studies import samplers
 from gputui.studies.decide import Ruling
-from gputui.studies.rows import JOURNAL_FILE
-from gputui.studies.spec import StudySpec, study_spec
+from gputui.studies.spec import StudySpec
 
 OWN = "gputui"
-"""The attribute of a trial that gputui made: the study that it is of, its origin, and the run, request
-or parent behind it."""
-RUN = "gputui:run"
-"""The attribute with a trial's run, in an export."""
+"""The attribute of a trial that gputui made: the study that it is of, a key of its own, its origin,
+and the run, request or parent behind it."""
 VERDICT = "gputui:verdict"
 """The attribute with gputui's verdict, written before Optuna's state."""
-LOCK_SECONDS = 5
-"""A lock that one process holds for so long belongs to one that was killed: an append takes
-milliseconds."""
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -56,88 +41,6 @@ _OPTUNA_STATES = {
     Verdict.FAILED: TrialState.FAIL,
     Verdict.STOPPED: TrialState.FAIL,
 }
-
-
-def open_storage(folder: Path) -> JournalStorage:
-    """The storage in a study's folder."""
-    file = folder / JOURNAL_FILE
-    lock = _JournalLock(str(file), grace_period=LOCK_SECONDS)
-    if file.exists():
-        lock.acquire()
-        try:
-            _remove_broken_lines(file)
-        finally:
-            lock.release()
-    return JournalStorage(_JournalFile(str(file), lock))
-
-
-class _JournalLock(JournalFileSymlinkLock):
-    """Optuna's lock, also where a process that was killed has locked by a relative path: its link
-    leads nowhere from here, and Optuna would try for ever without a pause."""
-
-    def acquire(self) -> bool:
-        while Path(self._lock_file).is_symlink() and not Path(self._lock_file).exists():
-            with suppress(OSError):
-                if time.time() - os.lstat(self._lock_file).st_mtime > LOCK_SECONDS:
-                    Path(self._lock_file).unlink()
-            time.sleep(0.01)
-        return super().acquire()
-
-
-class _JournalFile(JournalFileBackend):
-    """A journal that is as safe as the database: kills lose nothing, and a power failure the newest
-    lines, which `gputui.studies.view` adds again."""
-
-    def __init__(self, file: str, lock: _JournalLock) -> None:
-        super().__init__(file, lock)
-        self._file, self._own_lock = Path(file), lock
-
-    def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:
-        # Optuna asks for the trials dozens of times for each point; mostly nothing is new.
-        size, read = self._file.stat().st_size, self._log_number_offset.get(log_number_from)
-        if read is not None and size < read:
-            raise OSError(f"{self._file} was cut by another process")
-        if size != read:
-            yield from super().read_logs(log_number_from)
-
-    def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        lines = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in logs)
-        self._own_lock.acquire()
-        try:
-            _remove_torn_tail(self._file)
-            with self._file.open("ab") as file:
-                file.write(lines.encode())
-        finally:
-            self._own_lock.release()
-
-
-def _remove_torn_tail(file: Path) -> None:
-    """Remove a last line that a full disk or a kill cut: what follows it would be lost."""
-    with file.open("r+b") as opened:
-        size = opened.seek(0, os.SEEK_END)
-        if size == 0:
-            return
-        opened.seek(size - 1)
-        if opened.read(1) != b"\n":
-            opened.seek(0)
-            opened.truncate(opened.read().rfind(b"\n") + 1)
-
-
-def _remove_broken_lines(file: Path) -> None:
-    """Remove lines that are no JSON, such as one that was cut and appended to: no process could read
-    on behind it. `gputui.studies.view` adds what the table has."""
-    content = file.read_bytes()
-    kept = [line for line in content.splitlines(keepends=True) if line.endswith(b"\n") and _is_json(line)]
-    if len(whole := b"".join(kept)) < len(content):
-        file.write_bytes(whole)
-
-
-def _is_json(line: bytes) -> bool:
-    try:
-        json.loads(line)
-    except ValueError:
-        return False
-    return True
 
 
 class StudyJournal:
@@ -165,11 +68,15 @@ class StudyJournal:
         """All trials by number, those of other processes included."""
         return self.study.get_trials(deepcopy=False)
 
-    def own(self, trial: FrozenTrial) -> Mapping[str, Any] | None:
-        """What gputui noted when it made a trial of this study; None for a trial of another process."""
-        noted = trial.user_attrs.get(OWN)
-        is_own = isinstance(noted, dict) and noted.get("study") == self._study_id and "origin" in noted
-        return noted if is_own else None
+    def own(self) -> dict[int, Mapping[str, Any]]:
+        """What gputui noted when it made its trials of this study, by number. All others belong to other
+        processes, those that copied one of gputui's included."""
+        found: dict[str, tuple[int, Mapping[str, Any]]] = {}
+        for trial in self.trials():
+            noted = trial.user_attrs.get(OWN)
+            if isinstance(noted, dict) and noted.get("study") == self._study_id and "origin" in noted:
+                found.setdefault(str(noted.get("key")), (trial.number, noted))
+        return dict(found.values())
 
     def is_told_outside(self, number: int) -> bool:
         """Whether another process has ended a trial."""
@@ -193,9 +100,12 @@ class StudyJournal:
     ) -> FrozenTrial:
         """A trial of gputui with the parameters that the space has."""
         known = {name: value for name, value in params.items() if name in self._distributions}
-        user_attrs = {OWN: {"study": self._study_id, **own}, **parts.pop("user_attrs", {})}
+        user_attrs = {OWN: self._noted(**own), **parts.pop("user_attrs", {})}
         distributions = {name: self._distributions[name] for name in known}
         return create_trial(state=state, params=known, distributions=distributions, user_attrs=user_attrs, **parts)
+
+    def _noted(self, **own: Any) -> dict[str, Any]:
+        return {"study": self._study_id, "key": uuid4().hex, **own}
 
     def restore(self, rows: Sequence[TrialRecord], rungs: Sequence[RungValue]) -> None:
         """Add the trials of the table that the journal lost, or never had. The table of a living
@@ -220,7 +130,7 @@ class StudyJournal:
         """End the trials whose rows are over, and those whose verdict a killed process had stored.
         One that was stopped with its study ends only ``with_stopped``: until then it may continue."""
         for trial, row in zip(self.trials(), rows, strict=False):
-            if trial.state is not TrialState.RUNNING:
+            if trial.state is not TrialState.RUNNING or row.origin == OUTSIDE:
                 continue
             if VERDICT in trial.user_attrs:
                 self.settle(trial)
@@ -231,7 +141,7 @@ class StudyJournal:
         """Add a trial at a point that the sampler draws."""
         trials = list(self._learned_from())
         draft = _Draft(self.study._storage, trials, number=len(self.trials()))
-        draft.trial.set_user_attr(OWN, {"study": self._study_id, "origin": "sampled"})
+        draft.trial.set_user_attr(OWN, self._noted(origin="sampled"))
         study = optuna.Study(self._study_id, draft, self._sampler(draft), self.study.pruner)  # type: ignore[arg-type]
         asked, point = Trial(study, draft.trial._trial_id), draft.trial.params
         for dimension in self.spec.space:
@@ -242,8 +152,9 @@ class StudyJournal:
     def _learned_from(self) -> Iterator[FrozenTrial]:
         """The trials that samplers see. They need the same distribution of a parameter everywhere, so
         trials of other processes have the study's own, and count only with a point of the space."""
+        own = self.own()
         for trial in self.trials():
-            if self.own(trial) is not None:
+            if trial.number in own:
                 yield trial
             elif self.spec.has_point(trial.params):
                 alike = copy(trial)
@@ -351,42 +262,3 @@ def _verdict(ruling: Ruling, at: float) -> dict[str, Any]:
         "reason": ruling.reason,
         "at": at,
     }
-
-
-class StudyExportError(Exception):
-    """The target exists or cannot be written; the text says so in one line. No part of it is left."""
-
-
-def export_study(connection: sqlite3.Connection, folder: Path, study: StudyRecord, target: Path) -> int:
-    """Copy a study to a new Optuna storage in SQLite; returns the number of trials. Raises
-    StudyExportError."""
-    from sqlalchemy.exc import SQLAlchemyError
-
-    study_id = study.study_id
-    try:
-        target.open("xb").close()
-    except FileExistsError as error:
-        raise StudyExportError(f"{target} exists; choose another name") from error
-    except OSError as error:
-        raise StudyExportError(f"cannot write {target}: {error.strerror or error}") from error
-    spec, rows = study_spec(study), read_trials(connection, study_id)
-    try:
-        exported = optuna.storages.RDBStorage(f"sqlite:///{target}")
-        with TemporaryDirectory() as temporary:
-            # The study's own journal is only read.
-            if (folder / JOURNAL_FILE).exists():
-                shutil.copyfile(folder / JOURNAL_FILE, Path(temporary) / JOURNAL_FILE)
-            journal = StudyJournal(spec, study_id, open_storage(Path(temporary)))
-            journal.restore(rows, read_rungs(connection, study_id))
-            journal.follow(rows, with_stopped=True)
-            trials = journal.study.get_trials()
-        into = StudyJournal(spec, study_id, exported).study
-        for trial in trials:
-            if trial.number < len(rows) and (run_id := rows[trial.number].run_id) is not None:
-                trial.set_user_attr(RUN, run_id)
-            into.add_trial(trial)
-        exported.engine.dispose()
-    except SQLAlchemyError as error:
-        target.unlink(missing_ok=True)
-        raise StudyExportError(f"cannot write {target}: {getattr(error, 'orig', None) or error}") from error
-    return len(trials)

@@ -85,7 +85,7 @@ def front(trials: Sequence[TrialRecord], objectives: Sequence[Objective], dot_he
 
 def courses(trials: Sequence[TrialRecord], rungs: Rungs, spec: StudySpec) -> Drawing:
     """The value of each trial over the steps: the best trials in colours, others grey."""
-    best = [trial.number for trial in ranked(trials, spec.objectives)[:COLOURED_COURSES]]
+    best = [trial.number for trial in ranked(trials, spec.objectives, most=COLOURED_COURSES)]
     others = [trial.number for trial in trials if trial.number not in best]
     points = {
         number: _finite((rung.step + 1.0, rung.value) for rung in rungs.get(number, ())) for number in (*others, *best)

@@ -28,10 +28,10 @@ from gputui.runs.repository import transaction
 from gputui.store import checkpoints
 from gputui.store.checkpoints import CheckpointRow
 from gputui.store.studies import OUTSIDE, TrialRecord, TrialState, read_rungs
-from gputui.studies import decide, pbt, rows
-from gputui.studies.decide import PassedRung
+from gputui.studies import pbt, rows
 from gputui.studies.journal import StudyJournal
 from gputui.studies.run_queries import CourseReader
+from gputui.studies.rungs import PassedRung, objective_value
 from gputui.studies.spec import PbtSpec, StudySpec
 from gputui.studies.writer import StudyWriter
 
@@ -85,7 +85,7 @@ class Population:
         found = []
         for milestone in range((trial.rung or 0) + 1, passed + 1):
             points = [point for point in since if point.position <= milestone * population.every]
-            value = decide.objective_value(points, objective)
+            value = objective_value(points, objective)
             if value is not None:
                 number = None if math.isnan(value) else value
                 found.append(PassedRung(milestone, points[-1].step, number, points[-1].attempt))

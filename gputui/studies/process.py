@@ -9,18 +9,16 @@ turn. The agent starts the process, and restarts it after a crash.
 from __future__ import annotations
 
 import json
-import math
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 from gputui.core.config import Workspace
-from gputui.recovery.checkpoints.ledger import NUMERIC_INCIDENTS
 from gputui.runs.repository import transaction
 from gputui.runs.spec import RunSpec, SpecError, spec_of
 from gputui.runs.submission import read_spec, write_ticket
 from gputui.store import commands
-from gputui.store.metrics.queries import metric_names
 from gputui.store.run_states import RunState
 from gputui.store.runs import get_run
 from gputui.store.studies import (
@@ -35,20 +33,21 @@ from gputui.store.studies import (
     study_wall_seconds,
 )
 from gputui.studies import decide, pbt, rows
-from gputui.studies.decide import PassedRung, Ruling, RunEnd, Usage
+from gputui.studies.decide import Ruling, RunEnd, Usage
+from gputui.studies.failures import common_failure
 from gputui.studies.importances import importances
-from gputui.studies.journal import StudyJournal, open_storage
+from gputui.studies.journal import StudyJournal
+from gputui.studies.journal_file import open_storage
 from gputui.studies.population import LINEAGE, Population
 from gputui.studies.run_queries import (
     CourseReader,
     constraint_values,
-    has_stepped,
-    last_incident,
     objective_values,
     run_end,
     trial_slots,
     warm_trials,
 )
+from gputui.studies.rungs import PassedRung, pruning_reason, rungs_passed
 from gputui.studies.spec import StudySpec, missing_library, study_spec
 from gputui.studies.view import TrialView
 from gputui.studies.writer import StudyWriter
@@ -93,10 +92,12 @@ class StudyProcess:
         if study.state is StudyState.RUNNING and (problem := missing_library(spec) or self._base_problem()) is not None:
             self.writer.move(study, StudyState.PAUSED, f"{problem}, then gputui study resume {self.study_id}")
             return True
+        if study.state is StudyState.STOPPING:
+            return self._stop(study, spec)
         trials = self._take_in(study, spec)
         told = [trial for trial in decide.living(trials) if self.journal.is_told_outside(trial.number)]
         if told:
-            self._stop_trials(study, told, "another process told its value")
+            self._stop_trials(told, "another process told its value", self._end)
             trials = self.view.read()
         for trial in decide.living(trials):
             self._follow(study, spec, trial)
@@ -104,20 +105,38 @@ class StudyProcess:
         assert study is not None
         trials = self.view.read()
         living = decide.living(trials)
-        if study.state is StudyState.STOPPING:
-            self._stop_trials(study, living, study.reason or "the study was stopped")
-            if not living:
-                self.writer.move(study, StudyState.STOPPED, study.reason or "stopped")
         if study.state is StudyState.RUNNING:
             return self._advance(study, spec, trials, living)
-        return bool(living) and not study.state.is_over
+        return study.state is StudyState.STOPPING or (bool(living) and not study.state.is_over)
+
+    def _stop(self, study: StudyRecord, spec: StudySpec) -> bool:
+        """Stop all trials, then the study, by the table alone: whatever the journal holds, it can be
+        stopped. Returns whether the study still needs a process."""
+        begun = [trial for trial in decide.living(self.view.read()) if trial.state is not TrialState.LAUNCHING]
+        for trial in begun:
+            end = run_end(self.connection, trial.run_id)
+            self._repeat_refused_stop(trial, end)
+            if end is not None:
+                # A person may have cut it short since it was read.
+                verdict = self._verdict(spec, self.view.read()[trial.number], end)
+                stopped = Ruling(TrialState.STOPPED, end.reason)
+                self.writer.end_open(trial, verdict if verdict.again is None else stopped)
+        living = decide.living(self.view.read())
+        reason = study.reason or "the study was stopped"
+        self._stop_trials(living, reason, self.writer.end_open)
+        if living:
+            return True
+        # The next process that needs the journal says what is wrong with it.
+        with suppress(Exception):
+            self.journal.follow(self.view.update(self.journal), with_stopped=False)
+        return not self.writer.move(study, StudyState.STOPPED, reason)
 
     @property
     def journal(self) -> StudyJournal:
         """The study in Optuna."""
         if self._opened is None:
             assert self.spec is not None
-            storage = open_storage(self.workspace.studies / self.study_id)
+            storage = open_storage(self.workspace.studies / self.study_id, self.writer.warn)
             self._opened = StudyJournal(self.spec, self.study_id, storage)
             self.view.restore(self._opened)
         return self._opened
@@ -126,7 +145,7 @@ class StudyProcess:
         """Put what was asked for into the journal, and bring the rows to what the journal has;
         returns them."""
         requests = rows.requested_trials(self.connection, self.study_id)
-        known = [own for trial in self.journal.trials() if (own := self.journal.own(trial)) is not None]
+        known = list(self.journal.own().values())
         for request_id, params in requests:
             if request_id not in [own.get("request") for own in known]:
                 self.journal.add(params, "enqueued", request=request_id)
@@ -181,10 +200,8 @@ class StudyProcess:
         if trial.run_id is not None and spec.pbt is not None:
             self._population().read_milestones(spec, spec.pbt, trial)
         elif trial.run_id is not None:
-            is_going = end is None and study.state is not StudyState.STOPPING
-            self._read_metrics(spec, trial, is_going=is_going)
-        is_continued = "exploit" in trial.population and study.state is not StudyState.STOPPING
-        if end is not None and is_continued and end.state is not RunState.SUCCEEDED:
+            self._read_metrics(spec, trial, is_going=end is None)
+        if end is not None and "exploit" in trial.population and end.state is not RunState.SUCCEEDED:
             self._population().continue_from_donor(trial)
         elif end is not None:
             self._end_trial(study, spec, trial, end)
@@ -197,7 +214,7 @@ class StudyProcess:
 
     def _follow_launch(self, study: StudyRecord, spec: StudySpec, trial: TrialRecord) -> None:
         """React to the agent's answer to the command that starts the trial's run."""
-        if study.state is StudyState.STOPPING or trial.command_id is None:
+        if trial.command_id is None:
             return
         answer = commands.answer(self.connection, trial.command_id)
         if answer is None:
@@ -211,7 +228,7 @@ class StudyProcess:
         elif answer.refusal == commands.NO_CHECKPOINT:
             self._start_run_again(trial, "restart")
         elif answer.verb != "run":
-            self._end(study, trial, Ruling(TrialState.FAILED, answer.reason))
+            self._end(trial, Ruling(TrialState.FAILED, answer.reason))
         elif trial.starts < MAX_LAUNCHES and study.state is StudyState.RUNNING:
             ticket = self._write_ticket(spec, trial.number, trial.params)
             with transaction(self.connection):
@@ -228,9 +245,7 @@ class StudyProcess:
             return
         course = courses.get(spec.objectives[0].metric)
         points = () if course is None else course.points
-        passed: Sequence[PassedRung] = decide.rungs_passed(
-            points, spec.pruner, spec.objectives[0], behind=trial.rung or 0
-        )
+        passed: Sequence[PassedRung] = rungs_passed(points, spec.pruner, spec.objectives[0], behind=trial.rung or 0)
         if not passed:
             return
         may_end = is_going and trial.origin != "rerun"
@@ -267,75 +282,29 @@ class StudyProcess:
                     (self.study_id, rung.rung, trial.number),
                 )
                 values = [value for (value,) in others]
-                return passed[: index + 1], decide.pruning_reason(rung.rung, rung.value, values, spec.objectives[0])
+                return passed[: index + 1], pruning_reason(rung.rung, rung.value, values, spec.objectives[0])
         return passed, None
 
     def _end_trial(self, study: StudyRecord, spec: StudySpec, trial: TrialRecord, end: RunEnd) -> None:
         """Store the verdict on a trial whose run is over, or start its run again."""
-        values = self._values(spec, trial)
-        verdict = decide.ruling(trial, end, values, constraint_values(self.connection, spec, trial.run_id), spec)
-        if verdict.again is not None and study.state is not StudyState.STOPPING:
+        verdict = self._verdict(spec, trial, end)
+        if verdict.again is not None:
             self._start_run_again(trial, "resume" if verdict.again == "resume" else "restart")
             return
-        if verdict.again is not None:
-            verdict = Ruling(TrialState.STOPPED, end.reason)
-        self._end(study, trial, verdict)
+        self._end(trial, verdict)
         self.courses.forget(trial.number)
         if study.state is StudyState.RUNNING and verdict.state is TrialState.FAILED:
-            self._check_for_common_error(study, spec, trial, end, values)
+            common = common_failure(self.connection, spec, self.view.read(), trial, end)
+            if common is not None:
+                self.writer.move(study, *common)
 
-    def _values(self, spec: StudySpec, trial: TrialRecord) -> list[float | None]:
-        """The value of each objective that counts; None where no line reports it."""
-        return objective_values(self.courses.read(spec, trial) if trial.run_id is not None else {}, spec)
+    def _verdict(self, spec: StudySpec, trial: TrialRecord, end: RunEnd) -> Ruling:
+        values = objective_values(self.courses.read(spec, trial) if trial.run_id is not None else {}, spec)
+        return decide.ruling(trial, end, values, constraint_values(self.connection, spec, trial.run_id), spec)
 
-    def _end(self, study: StudyRecord, trial: TrialRecord, verdict: Ruling) -> None:
-        """Store a verdict. A trial that is stopped with its study has none in the journal: it may
-        continue."""
-        if study.state is StudyState.STOPPING and verdict.state is TrialState.STOPPED:
-            self.writer.end_open(trial, verdict)
-        else:
-            self.journal.end(trial.number, verdict, self.now())
-            self.view.update(self.journal, stopped=trial.number)
-
-    def _check_for_common_error(
-        self, study: StudyRecord, spec: StudySpec, trial: TrialRecord, end: RunEnd, values: Sequence[float | None]
-    ) -> None:
-        """Pause or end the study if the failure of this trial will repeat in every other."""
-        trials = self.view.read()
-        if end.state is RunState.SUCCEEDED and None in values and not any(other.values for other in trials):
-            metric = spec.objectives[values.index(None)].metric
-            names = metric_names(self.connection, trial.run_id or "")
-            missing = decide.unreported_words(metric, spec.pruner, names)
-            self.writer.move(study, StudyState.PAUSED, f"no line of trial {trial.number} reports {missing}")
-            return
-        well = (TrialState.COMPLETE, TrialState.PRUNED)
-        trials = [other for other in trials if other.origin not in ("warm", OUTSIDE)]
-        others = [other for other in trials if other.state is not TrialState.FAILED]
-        if any(other.state in well for other in others):
-            return
-        failed = [other for other in trials if other.state is TrialState.FAILED]
-        causes = [self._cause(spec, other) for other in sorted(failed, key=lambda other: other.ended_at or 0.0)]
-        # Trials that fail end before those that work.
-        stepped = (other for other in others if has_stepped(self.connection, other.run_id))
-        if not decide.same_cause(causes) or any(self._cause(spec, other) != causes[-1] for other in stepped):
-            return
-        if causes[-1] == decide.DIVERGED:
-            what = f"{decide.SAME_DIVERGED} trials in a row diverged and none was complete"
-            reason = f"{what}: give smaller ranges, or fix the script (gputui logs {trial.run_id})"
-        else:
-            explain = f"gputui explain {trial.run_id}"
-            reason = f"{decide.SAME_ERRORS} trials failed alike at their start ({explain}): {end.reason}"
-        self.writer.move(study, StudyState.STOPPING if decide.living(trials) else StudyState.FAILED, reason)
-
-    def _cause(self, spec: StudySpec, trial: TrialRecord) -> str | None:
-        """The cause that failed a trial, or soon will, and may fail every other one; see
-        `decide.same_cause`."""
-        kind, fingerprint = last_incident(self.connection, trial.run_id) or (None, None)
-        values = self._values(spec, trial)
-        self.courses.forget(trial.number)
-        if kind in NUMERIC_INCIDENTS or any(value is not None and not math.isfinite(value) for value in values):
-            return decide.DIVERGED
-        return None if has_stepped(self.connection, trial.run_id) else fingerprint
+    def _end(self, trial: TrialRecord, verdict: Ruling) -> None:
+        self.journal.end(trial.number, verdict, self.now())
+        self.view.update(self.journal, stopped=trial.number)
 
     def _start_run_again(self, trial: TrialRecord, verb: Literal["resume", "restart"]) -> None:
         """Ask for another attempt at the same point, in the same run."""
@@ -372,7 +341,7 @@ class StudyProcess:
         ).fetchone()
         move = decide.next_move(spec, trials, usage, slots, exhausted=exhausted, reached=reached, since=since)
         if move.stop_trials is not None:
-            self._stop_trials(study, living, move.stop_trials)
+            self._stop_trials(living, move.stop_trials, self._end)
         if move.over is not None:
             return not self.writer.move(study, StudyState.FINISHED, move.over)
         if move.rerun:
@@ -423,8 +392,11 @@ class StudyProcess:
         else:
             self._start_run_again(trial, "resume" if end.has_checkpoints and end.has_stepped else "restart")
 
-    def _stop_trials(self, study: StudyRecord, living: Sequence[TrialRecord], reason: str) -> None:
-        """Ask each active trial once to stop; withdraw launches that no agent has carried out."""
+    def _stop_trials(
+        self, living: Sequence[TrialRecord], reason: str, end: Callable[[TrialRecord, Ruling], None]
+    ) -> None:
+        """Ask each active trial once to stop; withdraw launches that no agent has carried out, and
+        ``end`` their trials."""
         for trial in living:
             if trial.state is TrialState.LAUNCHING:
                 with transaction(self.connection):
@@ -436,7 +408,7 @@ class StudyProcess:
                     if not is_withdrawn:
                         self.writer.set_trial(trial, state=TrialState.RUNNING)
                 if is_withdrawn:
-                    self._end(study, trial, Ruling(TrialState.STOPPED, reason))
+                    end(trial, Ruling(TrialState.STOPPED, reason))
             elif trial.state is TrialState.RUNNING:
                 with transaction(self.connection):
                     self.writer.set_trial(trial, state=TrialState.STOPPING, reason=reason)

@@ -1,4 +1,4 @@
-"""A study's report: goal, results, pruned trials, and commands to train the best points. Pure.
+"""A study's report: goal, results, pruned trials, and commands to train the best points.
 
 The sections are data; the templates of `gputui.reports` say how a page and Markdown show them.
 """
@@ -7,24 +7,43 @@ from __future__ import annotations
 
 import re
 import shlex
+import sqlite3
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 from msgspec import Struct
 
+from gputui.core.config import Workspace
 from gputui.core.units import UNKNOWN, duration, gpu_hours, metric_value, percent
+from gputui.core.yaml_forms.problems import ProfileError
 from gputui.metrics.draw.export import svg_text
 from gputui.metrics.draw.picture import Drawing, picture
+from gputui.profiles.profile_file import ProfileNotFoundError, find, load
 from gputui.reports.pages import render
 from gputui.runs.command import assignments
-from gputui.runs.spec import Scalar
-from gputui.store.studies import OUTSIDE, RungValue, StudyRecord, TrialRecord, TrialState
+from gputui.runs.spec import Scalar, SpecError
+from gputui.runs.submission import read_spec
+from gputui.store.studies import (
+    OUTSIDE,
+    RungValue,
+    StudyRecord,
+    TrialRecord,
+    TrialState,
+    read_rungs,
+    read_trials,
+    study_gpu_hours,
+    study_wall_seconds,
+)
 from gputui.studies import pictures
 from gputui.studies.analysis import by_objective, counted, ranked
 from gputui.studies.importances import importances
-from gputui.studies.spec import Objective, StudySpec
+from gputui.studies.rows import SPEC_FILE
+from gputui.studies.spec import Objective, StudySpec, study_spec
+from gputui.studies.study_file import gpus_of
 
 BEST_SHOWN = 5
 TRAINED_AGAIN = 2
@@ -55,6 +74,42 @@ class _Section(Struct, frozen=True):
     rows: Sequence[Sequence[str]] = ()
     commands: Sequence[tuple[str, str]] = ()
     drawings: Mapping[str, Drawing] = {}
+
+
+def read_findings(
+    connection: sqlite3.Connection, workspace: Workspace, study: StudyRecord, now: float, at: float | None = None
+) -> StudyFindings:
+    """The findings of a study, now or at a past time. Raises sqlite3.Error."""
+    study_id, spec, until = study.study_id, study_spec(study), now if at is None else at
+    rungs: defaultdict[int, list[RungValue]] = defaultdict(list)
+    for one in read_rungs(connection, study_id, at):
+        rungs[one.number].append(one)
+    return StudyFindings(
+        study,
+        spec,
+        read_trials(connection, study_id, at),
+        rungs,
+        study_gpu_hours(connection, study_id, until),
+        study_wall_seconds(connection, study_id, until),
+        until,
+        _run_words(workspace, study_id, spec),
+    )
+
+
+def _run_words(workspace: Workspace, study_id: str, spec: StudySpec) -> list[str]:
+    """The words of `gputui run` that name the study's profile, by its path where its name means none
+    or another one here, its target, and the GPUs of a trial where they differ from the profile's."""
+    on = [] if spec.target is None else ["--on", str(spec.target["name"])]
+    try:
+        profile = load(Path(read_spec(workspace.studies / study_id / SPEC_FILE).profile_path or ""))
+    except (SpecError, ProfileError):
+        return [spec.profile, *on]
+    try:
+        is_found = find(spec.profile, workspace, Path.cwd()).resolve() == profile.path.resolve()
+    except ProfileNotFoundError:
+        is_found = False
+    gpus = [] if spec.gpus_per_trial == gpus_of(profile) else ["--gpus", str(spec.gpus_per_trial)]
+    return [spec.profile if is_found else str(profile.path), *on, *gpus]
 
 
 # --- rendering --------------------------------------------------------------------------------------------------------
@@ -148,7 +203,7 @@ def _sections(findings: StudyFindings) -> list[_Section]:
 
 def _best(findings: StudyFindings) -> Iterator[_Section]:
     spec = findings.spec
-    best = ranked(findings.trials, spec.objectives)
+    best = ranked(findings.trials, spec.objectives, most=BEST_SHOWN)
     if not best:
         yield _Section("No trial is complete yet")
         return
@@ -160,7 +215,7 @@ def _best(findings: StudyFindings) -> Iterator[_Section]:
             *map(metric_value, trial.values),
             *(_plain(trial.params.get(name)) for name in spec.tuned),
         ]
-        for trial in (best if is_front else best[:BEST_SHOWN])
+        for trial in best
     ]
     commands = []
     for place, trial in enumerate(best if is_front else best[:TRAINED_AGAIN]):

@@ -15,7 +15,8 @@ from gputui.store.metrics.queries import Cursor, latest, reported_values
 from gputui.store.run_states import RunState
 from gputui.store.studies import TrialRecord
 from gputui.studies import decide
-from gputui.studies.decide import ObjectiveCourse, ObjectivePoint, RunEnd
+from gputui.studies.decide import RunEnd
+from gputui.studies.rungs import ObjectiveCourse, ObjectivePoint, objective_value
 from gputui.studies.spec import StudySpec
 
 STEP_METRIC = "step_time"
@@ -55,7 +56,7 @@ def has_stepped(connection: sqlite3.Connection, run_id: str | None) -> bool:
 def objective_values(courses: Mapping[str, ObjectiveCourse], spec: StudySpec) -> list[float | None]:
     """The value of each objective that counts; None where no line reports it."""
     return [
-        decide.objective_value(courses.get(objective.metric, ObjectiveCourse()).points, objective)
+        objective_value(courses.get(objective.metric, ObjectiveCourse()).points, objective)
         for objective in spec.objectives
     ]
 

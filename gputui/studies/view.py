@@ -9,6 +9,7 @@ import sqlite3
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
 from optuna.trial import FrozenTrial
 from optuna.trial import TrialState as State
 
@@ -16,7 +17,9 @@ from gputui.core.yaml_forms.quantities import is_number
 from gputui.runs.repository import transaction
 from gputui.store.rows import insert, update
 from gputui.store.studies import OUTSIDE, TrialReader, TrialRecord, TrialState, read_rungs
+from gputui.studies.decide import Ruling
 from gputui.studies.journal import VERDICT, StudyJournal
+from gputui.studies.writer import verdict_columns
 
 _STATES = {
     State.WAITING: TrialState.ENQUEUED,
@@ -52,14 +55,14 @@ class TrialView:
     def update(self, journal: StudyJournal, stopped: int | None = None) -> list[TrialRecord]:
         """Bring the rows to what the journal has; returns all. A trial that another process ended is
         over once its run is: the one that is ``stopped``."""
-        known = self.read()
+        known, own = self.read(), journal.own()
         changes: dict[int, dict[str, Any]] = {}
         for trial in journal.trials():
             if trial.number in self._settled:
                 continue
             row = known[trial.number] if trial.number < len(known) else None
             if row is None:
-                changes[trial.number] = self._new_row(journal, trial)
+                changes[trial.number] = self._new_row(journal, trial, own.get(trial.number))
             elif row.origin == OUTSIDE and not row.state.is_over:
                 changes[trial.number] = self._outside_row(journal, trial)
             elif trial.state.is_finished() and (not row.state.is_over or row.state is TrialState.STOPPED):
@@ -79,8 +82,8 @@ class TrialView:
                     insert(self._connection, "trials", study_id=self._study_id, number=number, **values)
         return self.read()
 
-    def _new_row(self, journal: StudyJournal, trial: FrozenTrial) -> dict[str, Any]:
-        own = journal.own(trial)
+    def _new_row(self, journal: StudyJournal, trial: FrozenTrial, own: Mapping[str, Any] | None) -> dict[str, Any]:
+        """The row of a trial, with what gputui noted when it made it."""
         if own is None:
             return self._outside_row(journal, trial)
         # The run of an earlier trial may have been removed since.
@@ -97,46 +100,38 @@ class TrialView:
 
     def _outside_row(self, journal: StudyJournal, trial: FrozenTrial) -> dict[str, Any]:
         started = trial.datetime_start
-        params = {name: value if is_plain(value) else str(value) for name, value in trial.params.items()}
+        params = {name: value if _is_plain(value) else str(value) for name, value in trial.params.items()}
         return {
             "origin": OUTSIDE,
             "params": json.dumps(params),
             "rung": trial.last_step,
             "created_at": self._now() if started is None else started.timestamp(),
-            **(self._end(journal, trial) if trial.state.is_finished() else {"state": _STATES[trial.state]}),
+            **(self._told(journal, trial) if trial.state.is_finished() else {"state": _STATES[trial.state]}),
         }
 
     def _end(self, journal: StudyJournal, trial: FrozenTrial) -> dict[str, Any]:
-        """The columns of a verdict: gputui's own, else Optuna's state."""
-        verdict: Mapping[str, Any] | None = trial.user_attrs.get(VERDICT)
-        if verdict is None:
-            complete = trial.datetime_complete
-            at = self._now() if complete is None else complete.timestamp()
-            state, values, why = _STATES[trial.state], trial.values or (), None
-            if trial.state is not State.COMPLETE:
-                values, why = (), "ended by another process"
-            elif not all(map(math.isfinite, values)):
-                state, values, why = TrialState.FAILED, (), "another process told a value that is not finite"
-            elif not journal.spec.has_point(trial.params):
-                state, values, why = TrialState.FAILED, (), "its point is not one of the study's space"
-            verdict = {"state": state, "values": values, "constraints": (), "reason": why, "at": at}
-        return verdict_columns(verdict)
+        """The columns of one of gputui's trials that is over: its verdict, or what another process told."""
+        if VERDICT not in trial.user_attrs:
+            return self._told(journal, trial)
+        verdict = dict(trial.user_attrs[VERDICT])
+        at = verdict.pop("at")
+        return verdict_columns(msgspec.convert(verdict, Ruling), at)
+
+    def _told(self, journal: StudyJournal, trial: FrozenTrial) -> dict[str, Any]:
+        """The columns of what another process told of a trial."""
+        if trial.state is not State.COMPLETE:
+            ruling = Ruling(_STATES[trial.state], "ended by another process")
+        elif not all(map(math.isfinite, trial.values)):
+            ruling = Ruling(TrialState.FAILED, "another process told a value that is not finite")
+        elif not journal.spec.has_point(trial.params):
+            ruling = Ruling(TrialState.FAILED, "its point is not one of the study's space")
+        else:
+            ruling = Ruling(TrialState.COMPLETE, None, tuple(trial.values))
+        complete = trial.datetime_complete
+        return verdict_columns(ruling, self._now() if complete is None else complete.timestamp())
 
 
-def verdict_columns(verdict: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns of a trial that is over."""
-    values, constraints = list(verdict["values"]), list(verdict["constraints"])
-    return {
-        "state": verdict["state"],
-        "reason": verdict["reason"],
-        "value": values[0] if values else None,
-        "objective_values": json.dumps(values) if values else None,
-        "constraint_values": json.dumps(constraints) if constraints else None,
-        "ended_at": verdict["at"],
-    }
-
-
-def is_plain(value: object) -> bool:
+def _is_plain(value: object) -> bool:
     """Whether JSON knows a value."""
     return value is None or isinstance(value, str | bool) or is_number(value)
 

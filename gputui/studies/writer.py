@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping
@@ -13,10 +14,12 @@ from msgspec import Struct
 from gputui.core.config import PRIVATE_FILE_MODE, Workspace
 from gputui.runs.repository import transaction
 from gputui.store import commands
+from gputui.store.events import add_event
 from gputui.store.rows import insert, update
 from gputui.store.studies import StudyRecord, StudyState, TrialRecord, get_study
 from gputui.studies import rows
-from gputui.studies.decide import PassedRung, Ruling
+from gputui.studies.decide import Ruling
+from gputui.studies.rungs import PassedRung
 
 
 class StudyWriter(Struct, frozen=True):
@@ -65,9 +68,9 @@ class StudyWriter(Struct, frozen=True):
             )  # fmt: skip
 
     def end_open(self, trial: TrialRecord, ruling: Ruling) -> None:
-        """End a trial in the table alone, so that it may continue."""
+        """End a trial in the table alone, so that one that is stopped may continue."""
         with transaction(self.connection):
-            self.set_trial(trial, state=ruling.state, reason=ruling.reason, ended_at=self.now())
+            self.set_trial(trial, **verdict_columns(ruling, self.now()))
 
     def move(self, study: StudyRecord, target: StudyState, cause: str) -> bool:
         """Change the state of the study, unless a person has changed the study meanwhile or, where
@@ -86,7 +89,26 @@ class StudyWriter(Struct, frozen=True):
             rows.move_study(self.connection, study, target, cause=cause, actor=self.actor, now=self.now())
         return True
 
+    def warn(self, sentence: str) -> None:
+        """Record a warning about the study's journal."""
+        now = self.now()
+        add_event(
+            self.connection, "study_journal_repaired", sentence, now=now, severity="warning", subject=self.study_id
+        )
+
     def is_refused(self, command_id: int | None) -> bool:
         """Whether the agent has refused a command."""
         answer = None if command_id is None else commands.answer(self.connection, command_id)
         return answer is not None and answer.state == "refused"
+
+
+def verdict_columns(ruling: Ruling, at: float) -> dict[str, Any]:
+    """The columns of a trial that is over since ``at`` (UTC unix seconds)."""
+    return {
+        "state": ruling.state,
+        "reason": ruling.reason,
+        "value": ruling.values[0] if ruling.values else None,
+        "objective_values": json.dumps(ruling.values) if ruling.values else None,
+        "constraint_values": json.dumps(ruling.constraints) if ruling.constraints else None,
+        "ended_at": at,
+    }

@@ -13,7 +13,7 @@ from gputui.metrics.draw.chart import chart
 from gputui.metrics.draw.picture import Drawing
 from gputui.store.studies import OUTSIDE, RungValue, TrialRecord, TrialState
 from gputui.studies import pictures
-from gputui.studies.analysis import best_so_far, best_trial, best_trials, by_objective, complete
+from gputui.studies.analysis import best_so_far, best_trial, by_objective, complete, ranked
 from gputui.studies.importances import MIN_TRIALS, importances
 from gputui.studies.spec import Dimension, Objective, StudySpec
 
@@ -58,7 +58,7 @@ def test_the_best_so_far_counts_every_trial_that_is_over() -> None:
 def test_the_front_holds_what_nothing_beats_in_every_objective() -> None:
     objectives = (LOSS, ACCURACY)
     trials = [trial(0, 0.5, 0.9), trial(1, 0.2, 0.5), trial(2, 0.6, 0.8), trial(3, 0.2, 0.5), trial(4, 0.1, 0.1)]
-    assert [one.number for one in best_trials(trials, objectives)] == [4, 1, 3, 0]
+    assert [one.number for one in ranked(trials, objectives, most=1)] == [4, 1, 3, 0]
     assert best_trial(trials, objectives) is None
     (_, losses), (_, accuracies) = by_objective(trials, objectives)
     assert [one.values for one in losses] == [(one.values[0],) for one in trials]

@@ -16,27 +16,23 @@ from gputui.runs.spec import GpuRequest, RunSpec
 from gputui.store.run_states import RunState
 from gputui.store.studies import TrialRecord, TrialState
 from gputui.studies.decide import (
-    DIVERGED,
     MOST_STARTS,
-    SAME_DIVERGED,
     Next,
-    ObjectiveCourse,
-    ObjectivePoint,
     RunEnd,
     Usage,
     constraint_values,
     fruitless,
     grid_point,
     next_move,
-    objective_value,
     reruns,
     room_for,
     ruling,
-    same_cause,
     trial_spec,
     trials_on_gpu,
 )
+from gputui.studies.failures import DIVERGED, SAME_DIVERGED, same_cause
 from gputui.studies.pbt import first_point, perturbed
+from gputui.studies.rungs import ObjectiveCourse, ObjectivePoint, objective_value
 from gputui.studies.samplers import distribution
 from gputui.studies.spec import Budget, Constraints, Dimension, Objective, PbtSpec, SamplerSpec, StudySpec
 from tests.tables import table

@@ -16,9 +16,11 @@ import pytest
 
 from gputui.store.studies import TrialState
 from gputui.studies import journal as journals
+from gputui.studies import journal_file
 from gputui.studies import spec as specs
 from gputui.studies.decide import Ruling
-from gputui.studies.journal import OWN, StudyJournal, open_storage
+from gputui.studies.journal import OWN, StudyJournal
+from gputui.studies.journal_file import open_storage
 from gputui.studies.rows import JOURNAL_FILE
 from gputui.studies.spec import Constraints, Dimension, Objective, PrunerSpec, SamplerSpec, StudySpec, missing_library
 from tests.tables import table
@@ -140,7 +142,7 @@ def test_a_torn_line_is_removed_and_a_killed_holder_keeps_the_lock_for_seconds(t
         torn.write('{"op_code": 4, "study')
     file.with_name(JOURNAL_FILE + ".lock").symlink_to(file)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(journals, "LOCK_SECONDS", 3)
+        patched.setattr(journal_file, "LOCK_SECONDS", 3)
         journal = opened(study(), tmp_path)
     journal.add(POINT, "sampled")
     assert [trial.user_attrs[OWN]["origin"] for trial in opened(study(), tmp_path).trials()] == ["sampled"] * 2
@@ -159,11 +161,30 @@ def test_a_line_that_was_cut_and_appended_to_costs_that_line_alone(tmp_path: Pat
     assert len(opened(study(), tmp_path).trials()) == 2
 
 
+@table("line", [
+    b"[]", b"5", b'{"op_code": 99}', b'{"op_code": 4}', b'{"op_code": 4, "study_id": 0}',
+    b'{"op_code": 8, "trial_id": 0}', b"\xff", b"[" * 100_000, b"not json",
+])  # fmt: skip
+def test_a_line_that_is_no_entry_is_moved_away_and_named(line: bytes, tmp_path: Path) -> None:
+    opened(study(), tmp_path).add(POINT, "sampled")
+    file, said = tmp_path / JOURNAL_FILE, list[str]()
+    before = file.read_bytes()
+    file.write_bytes(before + line + b"\n")
+    ask = [json.loads(one) for one in before.splitlines()][-1]
+    with file.open("ab") as appended:
+        appended.write(json.dumps(ask).encode() + b"\n")
+    journal = StudyJournal(study(), "s-1", open_storage(tmp_path, said.append))
+    assert [trial.params for trial in journal.trials()] == [POINT] * 2
+    number = len(before.splitlines()) + 1
+    assert said == [f"{file}, line {number} is no entry of a journal; it was moved to journal.broken"]
+    assert (tmp_path / "journal.broken").read_bytes() == line + b"\n"
+
+
 def test_a_lock_by_a_relative_path_ends_with_its_holder(tmp_path: Path) -> None:
     opened(study(), tmp_path)
     (tmp_path / f"{JOURNAL_FILE}.lock").symlink_to(f"elsewhere/{JOURNAL_FILE}")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(journals, "LOCK_SECONDS", 3)
+        patched.setattr(journal_file, "LOCK_SECONDS", 3)
         opened(study(), tmp_path).add(POINT, "sampled")
     assert len(opened(study(), tmp_path).trials()) == 1
 
@@ -206,7 +227,7 @@ def test_a_python_process_asks_and_tells_beside_gputui(tmp_path: Path) -> None:
     assert ask_outside(tmp_path / JOURNAL_FILE, 0.5, 0.25) == "3"
     journal.sample()
     found = journal.trials()
-    assert [journal.own(trial) is not None for trial in found] == [True, False, False, True]
+    assert list(journal.own()) == [0, 3]
     assert [trial.value for trial in found[1:3]] == [0.5, 0.25] and journal.study.best_trial.number == 2
 
 

@@ -17,7 +17,8 @@ from gputui.profiles.resolve import resolve
 from gputui.runs.spec import Phase
 from gputui.store.run_states import RunState
 from gputui.store.studies import StudyState, TrialState, read_rungs
-from gputui.studies.lineage import LineageError, ProfileChangedError, lineage, phased_profile
+from gputui.studies.export import StudyExportError, phased_profile
+from gputui.studies.lineage import LineageError, lineage
 from gputui.studies.pbt import Exploit
 from gputui.studies.population import pin
 from gputui.studies.rows import PINS
@@ -205,7 +206,7 @@ def test_a_lineage_is_a_profile_with_phases(tmp_path: Path) -> None:
     assert list(again.phases) == phases and dict(again.params) == {"rate": 0.1, "steps": 50}
     assert (again.program, again.workdir, again.checkpoints) == (base.program, base.workdir, base.checkpoints)
     for changed in ("name: [net", "- net", "", "params: [rate]"):
-        with pytest.raises(ProfileChangedError):
+        with pytest.raises(StudyExportError):
             phased_profile(base, changed, "s-1-t2", {"steps": 50}, phases)
     assert "rate: 0.1" in phased_profile(base, "name: net\nparams:\n", "s-1-t2", {}, phases)
     kept = "name: net\nenv: {VERSION: 1.10, FLAG: yes, MASK: 0x10}\nparams: {seed: 010}\n"

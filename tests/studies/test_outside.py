@@ -24,8 +24,8 @@ from gputui.runs.repository import transaction
 from gputui.store.run_states import RunState
 from gputui.store.runs import get_run
 from gputui.store.studies import StudyState
-from gputui.studies import journal as journals
 from gputui.studies import rows
+from gputui.studies.export import export_storage
 from gputui.studies.spec import Budget, Dimension, SamplerSpec, StudySpec
 from tests.stores import open_store
 from tests.studies.desk import BASE, GRID, POPULATION, STUDY, Desk
@@ -164,10 +164,11 @@ def test_a_member_whose_trial_another_process_has_ended_is_stopped(begin: Begin)
     assert [desk.trial(number).state for number in (0, 3)] == ["complete"] * 2
 
 
-def test_trials_that_were_copied_from_another_study_are_not_this_ones(begin: Begin) -> None:
+def test_trials_that_were_copied_from_any_study_are_not_gputuis(begin: Begin) -> None:
     desk = begin(RANDOM)
     desk.work()
-    for noted in ({"origin": "sampled", "study": "s-2"}, {"origin": "sampled"}, 5):
+    own = outside(desk).trials[0].user_attrs["gputui"]
+    for noted in ({"origin": "sampled", "study": "s-2"}, {"origin": "sampled"}, 5, own):
         distributions: dict[str, Any] = {"rate": FloatDistribution(0.0, 1.0)}
         copied = create_trial(
             params={"rate": 0.1}, distributions=distributions, value=0.3, user_attrs={"gputui": noted}
@@ -175,7 +176,8 @@ def test_trials_that_were_copied_from_another_study_are_not_this_ones(begin: Beg
         outside(desk).add_trial(copied)
     finish_all(desk)
     origins = [trial.origin for trial in desk.trials]
-    assert (origins.count("outside"), origins.count("sampled")) == (3, 3)
+    assert (origins.count("outside"), origins.count("sampled")) == (4, 3)
+    assert len({trial.run_id for trial in desk.trials}) == 4  # None is one
 
 
 def test_what_another_process_told_of_a_stopped_trial_is_its_value(begin: Begin) -> None:
@@ -212,6 +214,42 @@ def test_a_journal_that_is_emptied_ends_the_process_and_is_made_again(begin: Beg
     finish_all(desk)
     assert [trial.params for trial in outside(desk).trials] == [dict(trial.params) for trial in desk.trials]
     assert [dict(trial.params) for trial in desk.trials][:2] == before and len(desk.trials) == 3
+
+
+@pytest.mark.parametrize("content", [
+    b"[]\n{}\n", b'{"op_code": 99}\n5\n', b"\xff\n\xff\n", None,
+    b'{"op_code": 8, "worker_id": "x", "trial_id": 0, "user_attr": {"gputui": 5}}\n',
+    b'{"op_code": 8, "worker_id": "x", "trial_id": 0, "user_attr": {"gputui:verdict": 5}}\n',
+    b'{"op_code": 1, "worker_id": "x", "study_id": 0}\n',
+])  # fmt: skip
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_study_can_be_stopped_whatever_its_journal_holds(content: bytes | None, restarts: bool, begin: Begin) -> None:
+    desk = begin(RANDOM)
+    desk.work()
+    if content is None:
+        file_of(desk).unlink()
+        file_of(desk).mkdir()
+    else:
+        with file_of(desk).open("ab") as file:
+            file.write(content)
+    desk.ask("study_stop")
+    if restarts:
+        desk.restart()
+    desk.work()
+    run = get_run(desk.connection, desk.trial(0).run_id or "")
+    assert run is not None and run.state is RunState.STOPPED
+    assert (desk.study.state, desk.trial(0).state) == ("stopped", "stopped")
+
+
+def test_a_trial_that_ends_well_while_its_study_stops_is_complete_in_the_journal_too(begin: Begin) -> None:
+    desk = begin(RANDOM)
+    desk.work()
+    desk.ask("study_stop")
+    desk.report(0, 99, 0.5)
+    desk.end(0, RunState.SUCCEEDED)
+    desk.work()
+    assert (desk.study.state, desk.trial(0).state, desk.trial(0).values) == ("stopped", "complete", (0.5,))
+    assert [(trial.state.name, trial.value) for trial in outside(desk).trials] == [("COMPLETE", 0.5)]
 
 
 # --- warm starts ------------------------------------------------------------------------------------------------------
@@ -282,7 +320,7 @@ def test_an_export_leaves_the_journal_as_it_is(begin: Begin, tmp_path: Path) -> 
     desk.ask("study_stop")
     desk.work()
     before, target = file_of(desk).read_bytes(), tmp_path / "out.db"
-    assert journals.export_study(desk.connection, file_of(desk).parent, desk.study, target) == 1
+    assert export_storage(desk.connection, file_of(desk).parent, desk.study, target) == 1
     exported = optuna.load_study(study_name=STUDY, storage=f"sqlite:///{target}")
     assert [trial.state.name for trial in exported.trials] == ["FAIL"]
     assert file_of(desk).read_bytes() == before

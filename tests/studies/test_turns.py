@@ -17,7 +17,7 @@ from gputui.store import commands
 from gputui.store.run_states import RunState
 from gputui.store.studies import StudyState, read_rungs, study_gpu_hours, study_wall_seconds
 from gputui.studies import rows
-from gputui.studies.decide import SAME_DIVERGED
+from gputui.studies.failures import SAME_DIVERGED
 from gputui.studies.spec import Budget, Dimension, PrunerSpec, SamplerSpec, StudySpec
 from gputui.ui.cli.study_shapes import show_shape
 from tests.stores import open_store
@@ -333,7 +333,7 @@ def test_a_verdict_that_only_the_journal_has_is_taken_over(begin: Begin) -> None
     desk.work()
     finish(desk, 0)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(desk.process, "_end", lambda _, trial, verdict: desk.process.journal.end(0, verdict, 5.0))
+        patched.setattr(desk.process, "_end", lambda trial, verdict: desk.process.journal.end(0, verdict, 5.0))
         desk.process.turn()
     assert desk.trial(0).state.value == "running"
     desk.restart()

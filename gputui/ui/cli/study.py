@@ -12,27 +12,9 @@ from typing import Any
 import click
 
 from gputui.core import units
-from gputui.core.yaml_forms.problems import ProfileError
 from gputui.core.yaml_forms.quantities import parse_duration
-from gputui.runs.spec import SpecError
-from gputui.runs.submission import read_spec
-from gputui.store.studies import (
-    OUTSIDE,
-    RungValue,
-    StudyLookupError,
-    StudyRecord,
-    TrialRecord,
-    TrialState,
-    find_study,
-    read_rungs,
-    read_studies,
-    read_trials,
-    study_gpu_hours,
-    study_wall_seconds,
-)
-from gputui.studies.analysis import best_trial, best_trials
-from gputui.studies.rows import SPEC_FILE
-from gputui.studies.spec import StudySpec, missing_library, study_spec
+from gputui.store.studies import StudyLookupError, StudyRecord, find_study, read_studies, read_trials
+from gputui.studies.spec import missing_library, study_spec
 from gputui.ui.cli.context import (
     Exit,
     Session,
@@ -44,7 +26,7 @@ from gputui.ui.cli.context import (
     say,
     typed_moment,
 )
-from gputui.ui.cli.study_shapes import report_shape, show_shape, study_shape
+from gputui.ui.cli.study_shapes import report_shape, show_shape, study_row, study_shape, trial_row
 
 
 @click.group("study")
@@ -78,7 +60,7 @@ def run(
     --grid: run each combination of some values of a PROFILE's parameters; the file of such a study
     is kept (study show --source).
     """
-    from gputui.ui.cli.study_launch import launch, load_file, load_grid, plan_json
+    from gputui.ui.cli.study_launch import launch, load_file, load_grid, print_plan
 
     if options["grid"]:
         found = load_grid(session, file, target, **options)
@@ -87,8 +69,7 @@ def run(
     else:
         found = load_file(session, file, target)
     if dry_run:
-        plan = plan_json(session, found.spec)
-        print_json(plan) if as_json else print_plan(plan)
+        print_plan(session, found.spec, as_json=as_json)
         return
     raise SystemExit(launch(session, found.spec, found.profile, found.source, wait=wait, as_json=as_json))
 
@@ -100,47 +81,17 @@ def run(
 @click.pass_obj
 def check(session: Session, file: str, dry_run: bool, as_json: bool) -> None:
     """Check a study's file and its profile."""
-    from gputui.ui.cli.study_launch import load_file, plan_json, resolve_study
+    from gputui.ui.cli.study_launch import load_file, print_plan, resolve_study
 
     found = load_file(session, file)
     spec, _ = resolve_study(session, found.spec, found.profile)
     if (missing := missing_library(spec)) is not None:
         fail(missing, Exit.REFUSED)
     if dry_run:
-        plan = plan_json(session, spec)
-        print_json(plan) if as_json else print_plan(plan)
+        print_plan(session, spec, as_json=as_json)
     else:
         text = f"{spec.name} is valid: {spec.method} over {', '.join(spec.tuned)} of {spec.profile}"
         print_result({"name": spec.name, "profile": spec.profile, "valid": True}, text, as_json)
-
-
-def print_plan(plan: dict[str, Any]) -> None:
-    """Print the plan of a study for a person."""
-    from gputui.studies.launch import plan_cost, plan_head, point_words
-
-    say(plan_head(plan))
-    for number, point in enumerate(plan["first_points"]):
-        say(f"  {number}  {point_words(point)}")
-    say(plan_cost(plan))
-
-
-def _remark(trial: TrialRecord) -> str:
-    """What a person should know about a trial beside its state and values."""
-    origins = {
-        "enqueued": "by hand",
-        "warm": "an earlier run",
-        "rerun": f"trial {trial.parent} again, to the end",
-        "outside": "run by another process",
-    }
-    parts = [origins[trial.origin]] if trial.origin in origins else []
-    if trial.generation is not None:
-        parent = "itself" if trial.parent is None else f"trial {trial.parent}"
-        parts.append(f"from {parent} after milestone {trial.generation}")
-    if trial.wish == "keep" and not trial.state.is_over:
-        parts.append("kept")
-    if trial.reason:
-        parts.append(trial.reason)
-    return "; ".join(parts)
 
 
 @command.command("list")
@@ -149,7 +100,6 @@ def _remark(trial: TrialRecord) -> str:
 @click.pass_obj
 def list_command(session: Session, at: str | None, as_json: bool) -> None:
     """The studies, newest first."""
-
     moment = None if at is None else typed_moment(at)
     connection = session.reader_or_none()
     found = [] if connection is None else read_studies(connection, moment)
@@ -161,21 +111,7 @@ def list_command(session: Session, at: str | None, as_json: bool) -> None:
     if connection is None or not found:
         say("no study yet; gputui study run FILE begins one, gputui study run PROFILE --grid lr=0.1,0.05 a grid")
         return
-    rows = []
-    for study in found:
-        trials = read_trials(connection, study.study_id, moment)
-        over = sum(trial.state.is_over for trial in trials)
-        pruned = sum(trial.state is TrialState.PRUNED for trial in trials)
-        spec = study_spec(study)
-        best = best_trials(trials, spec.objectives)
-        value = units.metric_value(best[0].value) if best else "–"
-        if len(spec.objectives) > 1:
-            value = f"Pareto front: {units.count_of(len(best), 'trial')}"
-        wanted = spec.wanted_trials
-        # Points that a person added, reruns and earlier runs count beyond the budget.
-        progress = f"{over}/{max(wanted, len(trials))}" if wanted is not None else str(over)
-        took = units.duration(study_wall_seconds(connection, study.study_id, now))
-        rows.append((study.study_id, study.state, progress, str(pruned), value, took, study.reason or ""))
+    rows = [study_row(connection, one, now, moment) for one in found]
     print_table(("STUDY", "STATE", "TRIALS", "PRUNED", "BEST", "TIME", ""), rows)
 
 
@@ -187,8 +123,6 @@ def list_command(session: Session, at: str | None, as_json: bool) -> None:
 @click.pass_obj
 def show(session: Session, study: str | None, source: bool, at: str | None, as_json: bool) -> None:
     """One study with its trials, the newest where none is named."""
-    from gputui.studies.launch import point_words
-
     moment = None if at is None else typed_moment(at)
     with closing(session.reader()) as connection:
         found = _find(connection, study, moment)
@@ -207,18 +141,8 @@ def show(session: Session, study: str | None, source: bool, at: str | None, as_j
         say(f"{goal} · {spec.method}{pruner}{on} · {units.gpu_hours(shape['gpu_hours'])} GPU-hours")
         say(f"optuna-dashboard {shape['storage']}")
         best = {one["number"] for one in shape["best"]}
-        rows = [
-            (
-                ("★ " if trial.number in best else "  ") + str(trial.number),
-                trial.run_id or "–",
-                trial.state,
-                "–" if trial.rung is None else str(trial.rung),
-                ", ".join(units.metric_value(value) for value in trial.values) or "–",
-                point_words(trial.params),
-                _remark(trial),
-            )
-            for trial in read_trials(connection, found.study_id, moment)
-        ]
+        trials = read_trials(connection, found.study_id, moment)
+        rows = [trial_row(trial, is_best=trial.number in best) for trial in trials]
         print_table(("  TRIAL", "RUN", "STATE", "RUNG", "VALUE", "POINT", ""), rows)
 
 
@@ -260,7 +184,6 @@ def extend(
     session: Session, study: str, trials: int | None, gpu_hours: float | None, wall: str | None, as_json: bool
 ) -> None:
     """Add to the budget while it goes on; a study that is over goes on."""
-
     seconds = None if wall is None else parse_duration(wall)
     if wall is not None and not seconds:
         fail(f"--wall: expected a time such as 30m, 10h or 2d, found {wall!r}", Exit.USAGE)
@@ -317,51 +240,26 @@ def keep(session: Session, study: str, trial: int, undo: bool, as_json: bool) ->
 @click.pass_obj
 def export(session: Session, study: str, file: Path, lineage: bool, trial: int | None, as_json: bool) -> None:
     """Copy a study to an Optuna storage in SQLite."""
-    if lineage:
-        _export_lineage(session, study, file, trial, as_json=as_json)
-        return
-    if trial is not None:
-        fail("--trial goes with --lineage", Exit.USAGE)
-    from gputui.studies.journal import StudyExportError, export_study
+    from gputui.studies.export import StudyExportError, export_lineage, export_storage
 
+    if trial is not None and not lineage:
+        fail("--trial goes with --lineage", Exit.USAGE)
     with closing(session.reader()) as connection:
         found = _find(connection, study)
+        study_id, folder = found.study_id, session.workspace.studies / found.study_id
         try:
-            count = export_study(connection, session.workspace.studies / found.study_id, found, file)
+            if lineage:
+                number, phases = export_lineage(connection, folder, found, file, trial)
+                shape = {"id": study_id, "trial": number, "file": str(file), "phases": phases}
+                course = f"the course of trial {number} of {study_id}, in {units.count_of(phases, 'phase')}"
+                text = f"{file}: {course}; {shlex.join(['gputui', 'run', str(file)])}"
+            else:
+                count = export_storage(connection, folder, found, file)
+                shape = {"id": study_id, "file": str(file), "trials": count}
+                text = f"{units.count_of(count, 'trial')} of {study_id} written; optuna-dashboard sqlite:///{file}"
         except StudyExportError as error:
             fail(str(error), Exit.REFUSED)
-    text = f"{units.count_of(count, 'trial')} of {found.study_id} written; optuna-dashboard sqlite:///{file}"
-    print_result({"id": found.study_id, "file": str(file), "trials": count}, text, as_json)
-
-
-def _export_lineage(session: Session, study: str, file: Path, number: int | None, *, as_json: bool) -> None:
-    from gputui.studies.lineage import LineageError, ProfileChangedError, lineage, phased_profile
-
-    with closing(session.reader()) as connection:
-        found = _find(connection, study)
-        spec, trials = study_spec(found), read_trials(connection, found.study_id)
-        if spec.pbt is None:
-            fail(f"{found.study_id} trains no population; gputui study report names the command", Exit.REFUSED)
-        members = [trial for trial in trials if trial.origin != OUTSIDE]
-        if number is None and (best := best_trial(members, spec.objectives)) is not None:
-            number = best.number
-        if number is None or number >= len(trials):
-            why = "no member is complete yet; choose one with --trial" if number is None else f"has no trial {number}"
-            fail(f"{found.study_id}: {why}", Exit.REFUSED)
-        try:
-            base = read_spec(session.workspace.studies / found.study_id / SPEC_FILE)
-            phases = lineage(connection, trials, number)
-            name = f"{found.study_id}-t{number}"
-            text = phased_profile(base, Path(base.profile_path or "").read_text("utf-8"), name, spec.params, phases)
-            with file.open("x", encoding="utf-8") as written:
-                written.write(text)
-        except FileExistsError:
-            fail(f"{file} exists; choose another name", Exit.REFUSED)
-        except (LineageError, SpecError, ProfileChangedError, OSError) as error:
-            fail(str(error), Exit.REFUSED)
-    course = f"the course of trial {number} of {found.study_id}, in {units.count_of(len(phases), 'phase')}"
-    shape = {"id": found.study_id, "trial": number, "file": str(file), "phases": len(phases)}
-    print_result(shape, f"{file}: {course}; {shlex.join(['gputui', 'run', str(file)])}", as_json)
+    print_result(shape, text, as_json)
 
 
 @command.command("report")
@@ -376,20 +274,12 @@ def report(session: Session, study: str | None, out: Path | None, at: str | None
     Prints Markdown; with --out it writes report.md and report.html with pictures.
     """
     from gputui.reports.pages import ReportError, write_files
-    from gputui.studies.report import StudyFindings, contents, markdown
+    from gputui.studies.report import contents, markdown, read_findings
 
     moment = None if at is None else typed_moment(at)
-    now = time.time() if moment is None else moment
     with closing(session.reader()) as connection:
         found = _find(connection, study, moment)
-        spec = study_spec(found)
-        trials = read_trials(connection, found.study_id, moment)
-        hours = study_gpu_hours(connection, found.study_id, now)
-        running = study_wall_seconds(connection, found.study_id, now)
-        rungs: dict[int, list[RungValue]] = {}
-        for rung in read_rungs(connection, found.study_id, moment):
-            rungs.setdefault(rung.number, []).append(rung)
-    findings = StudyFindings(found, spec, trials, rungs, hours, running, now, _run_words(session, found, spec))
+        findings = read_findings(connection, session.workspace, found, time.time(), moment)
     if out is not None:
         try:
             write_files(out, contents(findings))
@@ -408,31 +298,10 @@ def _find(
     connection: sqlite3.Connection, wanted: str | None, at: float | None = None, *, only: bool = False
 ) -> StudyRecord:
     """The named study, the newest for None; ends the command if it is not there."""
-
     try:
         return find_study(connection, wanted, at, only=only)
     except StudyLookupError as error:
         fail(str(error), Exit.REFUSED)
-
-
-def _run_words(session: Session, study: StudyRecord, spec: StudySpec) -> list[str]:
-    """The words of `gputui run` that name the study's profile, by its path where its name means none or another one
-    here, its target, and the GPUs of a trial where they differ from the profile's."""
-    from gputui.profiles.profile_file import ProfileNotFoundError, find, load
-    from gputui.studies.study_file import gpus_of
-
-    there = [] if spec.target is None else ["--on", str(spec.target["name"])]
-    try:
-        path = Path(read_spec(session.workspace.studies / study.study_id / SPEC_FILE).profile_path or "")
-        profile = load(path)
-    except (SpecError, ProfileError):
-        return [spec.profile, *there]
-    try:
-        is_found = find(spec.profile, session.workspace, Path.cwd()).resolve() == path.resolve()
-    except ProfileNotFoundError:
-        is_found = False
-    gpus = [] if spec.gpus_per_trial == gpus_of(profile) else ["--gpus", str(spec.gpus_per_trial)]
-    return [spec.profile if is_found else str(path), *there, *gpus]
 
 
 def _act(session: Session, verb: str, wanted: str, as_json: bool, **args: Any) -> None:

@@ -106,11 +106,18 @@ def launch(session: Session, spec: StudySpec, profile: Profile, source: str, *, 
     return wait_until_over(session, study_id, as_json=as_json)
 
 
-def plan_json(session: Session, spec: StudySpec) -> dict[str, Any]:
-    """`gputui.studies.launch.study_plan` of this home."""
+def print_plan(session: Session, spec: StudySpec, *, as_json: bool) -> None:
+    """Print what a study would run in this home, and its expected cost."""
     connection = session.reader_or_none()
     with nullcontext() if connection is None else closing(connection):
-        return plans.study_plan(connection, spec)
+        plan = plans.study_plan(connection, spec)
+    if as_json:
+        print_json(plan)
+        return
+    say(plans.plan_head(plan))
+    for number, point in enumerate(plan["first_points"]):
+        say(f"  {number}  {plans.point_words(point)}")
+    say(plans.plan_cost(plan))
 
 
 def wait_until_over(session: Session, study_id: str, *, as_json: bool) -> int:
@@ -146,7 +153,7 @@ def _follow(session: Session, connection: sqlite3.Connection, study_id: str, *, 
 
 
 def _print_end(connection: sqlite3.Connection, study_id: str, *, as_json: bool) -> int:
-    from gputui.studies.analysis import best_trials
+    from gputui.studies.analysis import ranked
     from gputui.studies.spec import study_spec
     from gputui.ui.cli.study_shapes import study_shape
 
@@ -158,7 +165,7 @@ def _print_end(connection: sqlite3.Connection, study_id: str, *, as_json: bool) 
     else:
         say(f"{study_id} {study.state}: {study.reason}")
         objectives = study_spec(study).objectives
-        for trial in best_trials(trials, objectives):
+        for trial in ranked(trials, objectives, most=1):
             say(f"{'Pareto front' if len(objectives) > 1 else 'best'}: {trial_line(trial)}")
     is_well = study.state is StudyState.FINISHED and any(one.state is TrialState.COMPLETE for one in trials)
     return Exit.OK if is_well else Exit.RUN_FAILED

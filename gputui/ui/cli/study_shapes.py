@@ -1,4 +1,4 @@
-"""JSON of studies and trials. Stable: fields are only ever added.
+"""Studies and trials as rows of tables, and as JSON, which is stable: fields are only ever added.
 
 ``trials`` is a count by state in a list of studies, and a list of trials for one study.
 """
@@ -13,15 +13,72 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from gputui.core import units
 from gputui.core.config import Workspace
 from gputui.store.json_shapes import iso, number_or_word
-from gputui.store.studies import StudyRecord, TrialRecord, TrialState, read_rungs, read_trials, study_gpu_hours
-from gputui.studies.analysis import best_trials, ranked
+from gputui.store.studies import (
+    StudyRecord,
+    TrialRecord,
+    TrialState,
+    read_rungs,
+    read_trials,
+    study_gpu_hours,
+    study_wall_seconds,
+)
+from gputui.studies.analysis import ranked
 from gputui.studies.rows import JOURNAL_FILE
 from gputui.studies.spec import StudySpec, study_spec
 
 if TYPE_CHECKING:
     from gputui.studies.report import StudyFindings
+
+
+def study_row(
+    connection: sqlite3.Connection, study: StudyRecord, now: float, at: float | None = None
+) -> tuple[str, ...]:
+    """Id, state, trials, pruned ones, best value, time and reason of a study in a list."""
+    spec, trials = study_spec(study), read_trials(connection, study.study_id, at)
+    over = sum(trial.state.is_over for trial in trials)
+    pruned = sum(trial.state is TrialState.PRUNED for trial in trials)
+    best = ranked(trials, spec.objectives)
+    value = units.metric_value(best[0].value) if best else units.UNKNOWN
+    if len(spec.objectives) > 1:
+        value = f"Pareto front: {units.count_of(len(best), 'trial')}"
+    # Points that a person added, reruns and earlier runs count beyond the budget.
+    wanted = spec.wanted_trials
+    progress = str(over) if wanted is None else f"{over}/{max(wanted, len(trials))}"
+    took = units.duration(study_wall_seconds(connection, study.study_id, now))
+    return study.study_id, study.state, progress, str(pruned), value, took, study.reason or ""
+
+
+def trial_row(trial: TrialRecord, *, is_best: bool) -> tuple[str, ...]:
+    """Number, run, state, rung, values, point and a remark of a trial in a list."""
+    # Lists of studies need no profiles.
+    from gputui.studies.launch import point_words
+
+    origins = {
+        "enqueued": "by hand",
+        "warm": "an earlier run",
+        "rerun": f"trial {trial.parent} again, to the end",
+        "outside": "run by another process",
+    }
+    remarks = [origins[trial.origin]] if trial.origin in origins else []
+    if trial.generation is not None:
+        parent = "itself" if trial.parent is None else f"trial {trial.parent}"
+        remarks.append(f"from {parent} after milestone {trial.generation}")
+    if trial.wish == "keep" and not trial.state.is_over:
+        remarks.append("kept")
+    if trial.reason:
+        remarks.append(trial.reason)
+    return (
+        f"{'★' if is_best else ' '} {trial.number}",
+        trial.run_id or units.UNKNOWN,
+        trial.state,
+        units.UNKNOWN if trial.rung is None else str(trial.rung),
+        ", ".join(map(units.metric_value, trial.values)) or units.UNKNOWN,
+        point_words(trial.params),
+        "; ".join(remarks),
+    )
 
 
 def study_shape(
@@ -108,7 +165,7 @@ def _study_shape(
         "trials": {state.value: states[state] for state in TrialState},
         "target": None if spec.target is None else spec.target["name"],
         "gpu_hours": None if spec.target is not None else gpu_hours,
-        "best": [_trial_shape(one) for one in best_trials(trials, objectives)],
+        "best": [_trial_shape(one) for one in ranked(trials, objectives, most=1)],
     }
 
 

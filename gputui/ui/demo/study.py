@@ -22,6 +22,7 @@ from gputui.store.rows import insert
 from gputui.store.studies import StudyState, TrialState, get_study, read_trials
 from gputui.studies import decide, pbt, rows
 from gputui.studies.importances import importances
+from gputui.studies.rungs import pruning_reason
 from gputui.studies.spec import Objective, StudySpec
 from gputui.studies.study_file import load_study
 from gputui.ui.demo.simulated_trainer import VALIDATION_STEPS, tuned_end, validation_loss
@@ -118,7 +119,7 @@ def _course(spec: StudySpec, params: Mapping[str, Any], begin: float, others: Se
         complete = [one for one in others if one.reason is None and one.at(spec.pruner.rungs) <= now]
         known = [one.best(rung) for one in others if len(one.values) >= rung and one.at(rung) <= now]
         if len(complete) >= spec.pruner.startup and course.best(rung) > statistics.median(known):
-            reason = decide.pruning_reason(rung, course.best(rung), known, Objective("val/loss"))
+            reason = pruning_reason(rung, course.best(rung), known, Objective("val/loss"))
             return _Course(begin, values[:rung], reason)
     return course
 

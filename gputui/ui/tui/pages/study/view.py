@@ -21,7 +21,7 @@ from gputui.metrics.draw.raster import Span
 from gputui.store.run_states import RunState
 from gputui.store.studies import StudyState, TrialRecord, TrialState
 from gputui.studies import pictures
-from gputui.studies.analysis import best_trial, best_trials, by_objective, counted
+from gputui.studies.analysis import best_trial, by_objective, counted, ranked
 from gputui.studies.spec import Dimension, Objective, StudySpec
 from gputui.ui.tui.data.progress import LOSS
 from gputui.ui.tui.data.snapshot import Progress, StudyPage
@@ -129,7 +129,7 @@ def trial_rows(
 ) -> list[TrialRow]:
     """The filtered and sorted trials. ``progress`` and ``states`` are those of their runs, by run."""
     objective = page.spec.objectives[0]
-    best = {trial.number for trial in best_trials(page.trials, page.spec.objectives)}
+    best = {trial.number for trial in ranked(page.trials, page.spec.objectives, most=1)}
     words = table.filter_text.lower().split()
     farthest = max((one.rung for values in page.rungs.values() for one in values), default=0)
     rows = []
@@ -199,7 +199,7 @@ def _results(page: StudyPage) -> list[list[Span]]:
             parts.append([(f" · {states[state]} {TRIAL_SIGNS[state].word}", TRIAL_SIGNS[state].style)])
     best = best_trial(page.trials, page.spec.objectives)
     if len(page.spec.objectives) > 1:
-        front = best_trials(page.trials, page.spec.objectives)
+        front = ranked(page.trials, page.spec.objectives)
         parts.insert(1, [(f" · Pareto front: {count_of(len(front), 'trial')}", "dim")])
     elif best is not None:
         parts.insert(1, [(" · best ", "dim"), (metric_value(best.value), "accent"), (f" trial {best.number}", "dim")])

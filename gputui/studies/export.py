@@ -1,0 +1,129 @@
+"""The files that a study is exported to: an Optuna storage in SQLite, and a population's member as a
+profile with phases."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import optuna
+import yaml
+from sqlalchemy.exc import SQLAlchemyError
+
+from gputui.core.yaml_forms.file import parse_file
+from gputui.core.yaml_forms.problems import ProfileError
+from gputui.profiles.resolve import RUN_DIR
+from gputui.profiles.schema import is_literal
+from gputui.runs.spec import Phase, RunSpec, Scalar, SpecError
+from gputui.runs.submission import read_spec
+from gputui.store.studies import OUTSIDE, StudyRecord, read_rungs, read_trials
+from gputui.studies.analysis import best_trial
+from gputui.studies.journal import StudyJournal
+from gputui.studies.journal_file import open_storage
+from gputui.studies.lineage import LineageError, lineage
+from gputui.studies.rows import JOURNAL_FILE, SPEC_FILE
+from gputui.studies.spec import study_spec
+
+RUN = "gputui:run"
+"""The attribute of an exported trial with its run."""
+
+
+class StudyExportError(Exception):
+    """The study cannot be exported; the text says why in one line. No part of the target is left."""
+
+
+def export_storage(connection: sqlite3.Connection, folder: Path, study: StudyRecord, target: Path) -> int:
+    """Copy a study to a new Optuna storage in SQLite; returns the number of trials. ``folder`` is
+    the study's. Raises StudyExportError."""
+    _create(target, "")
+    study_id, spec = study.study_id, study_spec(study)
+    rows = read_trials(connection, study_id)
+    try:
+        exported = optuna.storages.RDBStorage(f"sqlite:///{target}")
+        with TemporaryDirectory() as temporary:
+            # The study's own journal is only read.
+            if (folder / JOURNAL_FILE).exists():
+                shutil.copyfile(folder / JOURNAL_FILE, Path(temporary) / JOURNAL_FILE)
+            journal = StudyJournal(spec, study_id, open_storage(Path(temporary)))
+            journal.restore(rows, read_rungs(connection, study_id))
+            journal.follow(rows, with_stopped=True)
+            trials = journal.study.get_trials()
+        into = StudyJournal(spec, study_id, exported).study
+        for trial in trials:
+            if trial.number < len(rows) and (run_id := rows[trial.number].run_id) is not None:
+                trial.set_user_attr(RUN, run_id)
+            into.add_trial(trial)
+        exported.engine.dispose()
+    except SQLAlchemyError as error:
+        target.unlink(missing_ok=True)
+        raise StudyExportError(f"cannot write {target}: {getattr(error, 'orig', None) or error}") from error
+    return len(trials)
+
+
+def export_lineage(
+    connection: sqlite3.Connection, folder: Path, study: StudyRecord, target: Path, number: int | None
+) -> tuple[int, int]:
+    """Write the training of a population's member, by default the best one, as a profile with
+    phases; returns its trial's number and the number of phases. Raises StudyExportError."""
+    study_id, spec = study.study_id, study_spec(study)
+    trials = read_trials(connection, study_id)
+    if spec.pbt is None:
+        raise StudyExportError(f"{study_id} trains no population; gputui study report names the command")
+    if number is None:
+        best = best_trial([trial for trial in trials if trial.origin != OUTSIDE], spec.objectives)
+        if best is None:
+            raise StudyExportError(f"{study_id}: no member is complete yet; choose one with --trial")
+        number = best.number
+    if number >= len(trials):
+        raise StudyExportError(f"{study_id}: has no trial {number}")
+    try:
+        phases = lineage(connection, trials, number)
+        base = read_spec(folder / SPEC_FILE)
+        source = Path(base.profile_path or "").read_text("utf-8")
+    except (LineageError, SpecError, OSError) as error:
+        raise StudyExportError(str(error)) from error
+    _create(target, phased_profile(base, source, f"{study_id}-t{number}", spec.params, phases))
+    return number, len(phases)
+
+
+def _create(target: Path, text: str) -> None:
+    try:
+        with target.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise StudyExportError(f"{target} exists; choose another name") from error
+    except OSError as error:
+        with suppress(OSError):
+            target.unlink()
+        raise StudyExportError(f"cannot write {target}: {error.strerror or error}") from error
+
+
+def phased_profile(base: RunSpec, source: str, name: str, fixed: Mapping[str, Scalar], phases: Sequence[Phase]) -> str:
+    """The text of a profile, ``source``, with the new ``name``, the study's ``fixed`` values and
+    ``phases``, to be read from any folder. ``base`` is the specification that the study made of the
+    profile. Raises StudyExportError if the file is no profile any more."""
+    try:
+        # As a profile is read, which keeps 1.10 and yes in env as they are written.
+        data = parse_file(source, Path(base.profile_path or ""), is_literal).data
+    except ProfileError:
+        data = None
+    if not isinstance(data, dict) or not isinstance(data.get("params") or {}, dict):
+        raise StudyExportError(f"{base.profile_path} has changed and is no profile; gputui check names the line")
+    data["name"] = name
+    if "script" in data:
+        data["script"] = base.program[0]
+    if base.workdir != RUN_DIR:
+        data["workdir"] = base.workdir
+    if "python" in data:
+        data["python"] = base.python
+    params = data["params"] = dict(data.get("params") or {})
+    for key, value in fixed.items():
+        params[key] = {**params[key], "default": value} if isinstance(params.get(key), dict) else value
+    data["phases"] = [
+        {**({} if phase.until is None else {"until": phase.until}), "params": dict(phase.params)} for phase in phases
+    ]
+    return yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=150)

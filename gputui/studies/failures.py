@@ -1,0 +1,92 @@
+"""Failures that would repeat in every other trial of a study, and end or pause it."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from gputui.core.yaml_forms.problems import nearest
+from gputui.recovery.checkpoints.ledger import NUMERIC_INCIDENTS
+from gputui.store.metrics.queries import metric_names
+from gputui.store.run_states import RunState
+from gputui.store.studies import OUTSIDE, StudyState, TrialRecord, TrialState
+from gputui.studies.decide import RunEnd, living
+from gputui.studies.run_queries import CourseReader, has_stepped, last_incident, objective_values
+from gputui.studies.spec import PrunerSpec, StudySpec
+
+SAME_ERRORS = 2
+"""The study ends after so many trials with the same error before their first step, if no trial went
+better."""
+SAME_DIVERGED = 4
+"""As SAME_ERRORS, of trials without a number; where half of the space diverges, one study of 16
+begins so."""
+DIVERGED = "diverged"
+"""The cause of a trial whose loss or objective is not a number."""
+
+
+class StudyEnd(NamedTuple):
+    """The state that a study is to have, and why."""
+
+    state: StudyState
+    reason: str
+
+
+def common_failure(
+    connection: sqlite3.Connection, spec: StudySpec, trials: Sequence[TrialRecord], failed: TrialRecord, end: RunEnd
+) -> StudyEnd | None:
+    """What ends or pauses the study once the trial ``failed``, whose run ended so; None if its failure
+    need not repeat."""
+    values = _values(connection, spec, failed)
+    if end.state is RunState.SUCCEEDED and None in values and not any(other.values for other in trials):
+        metric = spec.objectives[values.index(None)].metric
+        missing = _unreported(metric, spec.pruner, metric_names(connection, failed.run_id or ""))
+        return StudyEnd(StudyState.PAUSED, f"no line of trial {failed.number} reports {missing}")
+    own = [other for other in trials if other.origin not in ("warm", OUTSIDE)]
+    others = [other for other in own if other.state is not TrialState.FAILED]
+    if any(other.state in (TrialState.COMPLETE, TrialState.PRUNED) for other in others):
+        return None
+    ended = sorted((other for other in own if other not in others), key=lambda other: other.ended_at or 0.0)
+    causes = [_cause(connection, spec, other) for other in ended]
+    # Trials that fail end before those that work.
+    stepped = (other for other in others if has_stepped(connection, other.run_id))
+    if not same_cause(causes) or any(_cause(connection, spec, other) != causes[-1] for other in stepped):
+        return None
+    if causes[-1] == DIVERGED:
+        what = f"{SAME_DIVERGED} trials in a row diverged and none was complete"
+        reason = f"{what}: give smaller ranges, or fix the script (gputui logs {failed.run_id})"
+    else:
+        explain = f"gputui explain {failed.run_id}"
+        reason = f"{SAME_ERRORS} trials failed alike at their start ({explain}): {end.reason}"
+    return StudyEnd(StudyState.STOPPING if living(own) else StudyState.FAILED, reason)
+
+
+def _values(connection: sqlite3.Connection, spec: StudySpec, trial: TrialRecord) -> list[float | None]:
+    return objective_values(CourseReader(connection).read(spec, trial) if trial.run_id is not None else {}, spec)
+
+
+def _cause(connection: sqlite3.Connection, spec: StudySpec, trial: TrialRecord) -> str | None:
+    """The cause that failed a trial, or soon will, and may fail every other one; see `same_cause`."""
+    kind, fingerprint = last_incident(connection, trial.run_id) or (None, None)
+    values = _values(connection, spec, trial)
+    if kind in NUMERIC_INCIDENTS or any(value is not None and not math.isfinite(value) for value in values):
+        return DIVERGED
+    return None if has_stepped(connection, trial.run_id) else fingerprint
+
+
+def same_cause(causes: Sequence[str | None]) -> bool:
+    """Whether every trial fails alike. ``causes`` are those of all that are over, in the order of
+    their ends: DIVERGED, the fingerprint of an incident before the first step, or None."""
+    wanted = SAME_DIVERGED if causes[-1] == DIVERGED else SAME_ERRORS
+    return None not in causes and len(causes) >= wanted and len(set(causes[-wanted:])) == 1
+
+
+def _unreported(metric: str, pruner: PrunerSpec, names: Sequence[str]) -> str:
+    """What no line of a trial reports, and what is there instead. ``names`` are the metrics of its
+    run."""
+    if metric in names:
+        return f"{metric} together with {pruner.by}, which the pruner counts by"
+    meant = nearest(metric, names)
+    hint = f"did you mean {meant}?" if meant else f"there are {', '.join(names) or 'none'}"
+    return f"{metric}; {hint}"
