@@ -51,10 +51,12 @@ class Child:
         """Follow the process, or start one that is due. Return the problem of one that has just
         failed."""
         if self.is_running:
+            if now - self.began_at >= STEADY_SECONDS:
+                self.failures = 0
             if self._lives():
                 return None
             problem = self._outcome()
-            if problem is None or now - self.began_at >= STEADY_SECONDS:
+            if problem is None:
                 self.failures = 0
         elif now >= self.next_start:
             self.began_at = now

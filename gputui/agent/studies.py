@@ -34,6 +34,10 @@ class Studies:
     reported: dict[str, str] = field(default_factory=dict)
     states: dict[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        # Failures are counted anew.
+        self.context.connection.execute("UPDATE studies SET trouble = NULL WHERE trouble IS NOT NULL")
+
     def turn(self) -> None:
         """Start and restart what is due; called once a second. Raises sqlite3.Error."""
         needed: dict[str, str] = dict(self.context.connection.execute(_NEEDED).fetchall())
@@ -46,10 +50,13 @@ class Studies:
         for study_id, child in list(self.served.items()):
             if study_id not in needed and not child.is_running:
                 del self.served[study_id]
-                continue
-            problem = child.turn(self.context.monotonic())
+                child.failures, problem = 0, None
+            else:
+                problem = child.turn(self.context.monotonic())
             if problem is not None:
                 self._note_failure(study_id, child, problem)
+            elif not child.failures and self.reported.pop(study_id, None) is not None:
+                self._set_trouble(study_id, None)
 
     def is_busy(self) -> bool:
         """Whether any study runs."""
@@ -77,3 +84,9 @@ class Studies:
             self.reported[study_id] = problem
             text = f"study process: {problem}; its trials continue; it will be restarted"
             self.context.note("study_process_failed", text, severity="warning", subject=study_id)
+        if child.failures > 1:
+            often = f"its process failed {child.failures} times in a row"
+            self._set_trouble(study_id, f"{often}: {problem}; its output is in {child.log}")
+
+    def _set_trouble(self, study_id: str, trouble: str | None) -> None:
+        self.context.connection.execute("UPDATE studies SET trouble = ? WHERE study_id = ?", (trouble, study_id))

@@ -699,7 +699,8 @@ CREATE TABLE studies (
     importances TEXT NOT NULL DEFAULT '[]',
     created_at REAL NOT NULL,
     ended_at REAL,
-    removed_gpu_seconds REAL NOT NULL DEFAULT 0
+    removed_gpu_seconds REAL NOT NULL DEFAULT 0,
+    trouble TEXT  -- while its process fails again and again: how often, why, where its log is
 ) STRICT;
 
 CREATE TABLE study_moves (

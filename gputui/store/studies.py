@@ -83,7 +83,8 @@ Wish = Literal["keep", "prune"]
 class StudyRecord(Struct, frozen=True):
     """A study. ``spec_json`` is the resolved specification (`gputui.studies.spec`), ``source`` the
     text of its file. ``reason`` is why it ended or is paused, ``milestone`` the last one at which a
-    population was compared, ``importances`` those of its parameters. Times are UTC unix seconds."""
+    population was compared, ``importances`` those of its parameters, ``trouble`` a sentence while its
+    process fails again and again. Times are UTC unix seconds."""
 
     study_id: str
     sequence: int
@@ -97,6 +98,12 @@ class StudyRecord(Struct, frozen=True):
     ended_at: float | None
     milestone: int = 0
     importances: tuple[Mapping[str, Any], ...] = ()
+    trouble: str | None = None
+
+    @property
+    def remark(self) -> str:
+        """Its reason and its trouble."""
+        return "; ".join(filter(None, (self.reason, self.trouble)))
 
     def importances_for(self, metric: str) -> list[Importance]:
         """What mattered for an objective, most important first."""
@@ -290,7 +297,8 @@ def _study_at(connection: sqlite3.Connection, study: StudyRecord, at: float) -> 
     word, cause, since = row or (StudyState.RUNNING, None, None)
     state = StudyState(word)
     reason = None if state is StudyState.RUNNING else cause
-    return replace(study, state=state, reason=reason, ended_at=since if state.is_over else None)
+    ended_at = since if state.is_over else None
+    return replace(study, state=state, reason=reason, ended_at=ended_at, trouble=None)
 
 
 def _trial_at(

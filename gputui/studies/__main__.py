@@ -11,6 +11,7 @@ import os
 import sqlite3
 import sys
 import time
+import traceback
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -67,6 +68,7 @@ def serve(workspace: Workspace, study_id: str) -> tuple[int, str]:
         return EXIT_FAILED, _one_line(str(error))
     except Exception as error:
         # A sampler may raise anything.
+        sys.stderr.write(redact_text(traceback.format_exc()))
         return EXIT_FAILED, _one_line(f"{type(error).__name__}: {error}")
     return EXIT_OK, ""
 

@@ -14,6 +14,7 @@ from gputui.agent.context import AgentContext
 from gputui.agent.studies import AGAIN_SECONDS, Studies
 from gputui.core.config import Workspace
 from gputui.runs.repository import transaction
+from gputui.store.studies import get_study
 from gputui.studies import __main__ as studies_main
 from gputui.studies import rows
 from tests.agent.processes import FakeProcess
@@ -49,6 +50,11 @@ class Service:
             self.studies.turn()
         return self.seconds - began
 
+    def trouble(self) -> str | None:
+        study = get_study(self.connection, STUDY)
+        assert study is not None
+        return study.trouble
+
     def reported(self) -> int:
         found: int = self.connection.execute(
             "SELECT count(*) FROM events WHERE kind = 'study_process_failed'"
@@ -72,6 +78,12 @@ def test_failures_in_a_row_are_tried_again_less_and_less_often(service: Service)
         service.lives_for(0.0)
         assert service.seconds_to_next() == seconds
     assert service.reported() == 1
+    failures = len(AGAIN_SECONDS) + 1
+    assert (service.trouble() or "").startswith(f"its process failed {failures} times in a row: was killed; ")
+    assert (service.trouble() or "").endswith(f"/{STUDY}/{rows.LOG_FILE}")
+    service.seconds += STEADY_SECONDS
+    service.studies.turn()
+    assert service.trouble() is None
 
 
 def test_the_end_of_a_process_that_worked_for_long_is_a_first_failure(service: Service) -> None:
@@ -87,7 +99,12 @@ def test_a_stop_does_not_wait_for_the_next_try(service: Service) -> None:
         service.seconds_to_next()
     service.lives_for(0.0)
     service.connection.execute("UPDATE studies SET state = 'stopping'")
-    assert service.seconds_to_next() == 0.0
+    assert service.seconds_to_next() == 0.0 and service.trouble() is not None
+    service.connection.execute("UPDATE studies SET state = 'stopped'")
+    service.started[-1].end()
+    service.studies.turn()
+    service.studies.turn()
+    assert service.trouble() is None
 
 
 def test_a_process_ends_when_its_database_was_replaced(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,7 +133,7 @@ def show(session: Session, study: str | None, source: bool, at: str | None, as_j
         if as_json:
             print_json(shape)
             return
-        say(f"{found.study_id} {found.state}" + (f": {found.reason}" if found.reason else ""))
+        say(f"{found.study_id} {found.state}" + (f": {found.remark}" if found.remark else ""))
         goal = ", ".join(f"{one['direction']} {one['metric']}" for one in shape["objectives"])
         spec = study_spec(found)
         pruner = "" if spec.pbt is not None else f" · pruner {spec.pruner.kind}"

@@ -48,7 +48,7 @@ def study_row(
     wanted = spec.wanted_trials
     progress = str(over) if wanted is None else f"{over}/{max(wanted, len(trials))}"
     took = units.duration(study_wall_seconds(connection, study.study_id, now))
-    return study.study_id, study.state, progress, str(pruned), value, took, study.reason or ""
+    return study.study_id, study.state, progress, str(pruned), value, took, study.remark
 
 
 def trial_row(trial: TrialRecord, *, is_best: bool) -> tuple[str, ...]:
@@ -156,6 +156,7 @@ def _study_shape(
         "profile": study.profile,
         "state": study.state,
         "reason": study.reason,
+        "trouble": study.trouble,
         "created_at": iso(study.created_at),
         "ended_at": iso(study.ended_at),
         "objectives": [{"metric": objective.metric, "direction": objective.direction} for objective in objectives],

@@ -184,6 +184,8 @@ def study_head(page: StudyPage, width: int) -> list[Line]:
     if study.reason:
         style = "bad" if study.state is StudyState.FAILED else "warn" if not study.state.is_over else "dim"
         lines += [fit_line([(f" {part}", style)], width) for part in wrap(clean(study.reason), width - 2)][:2]
+    if study.trouble is not None:
+        lines += [fit_line([(f" {part}", "bad")], width) for part in wrap(clean(study.trouble), width - 2)][:3]
     return lines
 
 

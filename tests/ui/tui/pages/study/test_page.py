@@ -121,6 +121,11 @@ def test_no_trial_is_the_best_of_several_objectives(found: StudyPage) -> None:
     assert "for val_loss" in pictures and "for seconds" in pictures
 
 
+def test_the_head_says_that_the_process_fails_again_and_again(found: StudyPage) -> None:
+    study = msgspec.structs.replace(found.study, trouble="its process failed 3 times in a row: no room")
+    assert text_of(study_head(found._replace(study=study), 170))[-1].strip() == study.trouble
+
+
 # --- keys
 
 
