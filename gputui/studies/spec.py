@@ -1,106 +1,59 @@
 """A study: the form of its file, and the record that the screen, the agent and the study's process
-work with.
-
-Only `gputui.studies.study_file` checks a file, with pydantic, which the other processes do without.
-Therefore these are dataclasses, and what a key may hold stands in their metadata.
-"""
+work with."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 import math
-import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import islice
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
 from gputui.core.yaml_forms.problems import NAME_PATTERN, ExpectedError
-from gputui.core.yaml_forms.quantities import SIZE_PATTERN, is_number, parse_duration, parse_size
+from gputui.core.yaml_forms.quantities import is_number
 from gputui.runs.spec import Scalar
 from gputui.store.studies import StudyRecord
+from gputui.studies.keys import (
+    A_NAME,
+    LIST,
+    NULL,
+    OVER,
+    Choices,
+    Duration,
+    Factors,
+    JsonSchema,
+    Length,
+    Number,
+    Over,
+    Positive,
+    Reads,
+    Section,
+    Size,
+    Switch,
+    Text,
+    Value,
+    Wanted,
+    key,
+    or_short,
+)
 
 DimensionKind = Literal["float", "int", "choice"]
 Direction = Literal["minimize", "maximize"]
 SamplerKind = Literal["grid", "random", "tpe", "cmaes", "qmc", "gp", "nsga2"]
 PrunerKind = Literal["none", "median", "percentile", "halving", "hyperband", "patient"]
-JsonSchema = dict[str, Any]
 
 MAX_POINTS = 10_000
 """The largest grid."""
 MAX_OBJECTIVES = 4
 NAME_KEY = "[key]"
 """The name of a dimension while a file is checked; in places of errors it means the key itself."""
-_OVER = re.compile(r"best|last|mean of ([1-9]\d{0,4})")
 
 
-# --- values of a file -------------------------------------------------------------------------------------------------
-
-
-class Reads:
-    """Metadata for pydantic: ``parse`` reads a value and raises ValueError, ``schema`` changes the
-    JSON Schema of its type."""
-
-    def __init__(self, parse: Callable[[Any], object], schema: Callable[[JsonSchema], JsonSchema] = dict) -> None:
-        self.parse, self.schema = parse, schema
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        from pydantic_core import core_schema
-
-        return core_schema.no_info_before_validator_function(self.parse, handler(source))
-
-    def __get_pydantic_json_schema__(self, core: Any, handler: Any) -> JsonSchema:
-        return self.schema(handler(core))
-
-
-def _or_short(schema: JsonSchema) -> Callable[[JsonSchema], JsonSchema]:
-    """The JSON Schema of a type that has a short form."""
-    return lambda own: {"anyOf": [schema, own]}
-
-
-def _checks(is_right: Callable[[Any], object], expected: str) -> Callable[[object], object]:
-    """A check of a value; ``expected`` says in words what is right."""
-
-    def check(given: object) -> object:
-        if not is_right(given):
-            raise ExpectedError(expected)
-        return given
-
-    return check
-
-
-def _converts(convert: Callable[[str], float | None], expected: str) -> Callable[[object], object]:
-    """A conversion of text to a number that is not 0."""
-
-    def read(given: object) -> object:
-        if not (value := convert(given) if isinstance(given, str) else None):
-            raise ExpectedError(expected)
-        return value
-
-    return read
-
-
-def _is_positive(given: Any) -> bool:
-    return is_number(given) and given > 0
-
-
-def _value(given: object) -> object:
-    if isinstance(given, (dict, list)):
-        raise ExpectedError("a single value: text, a number, true, false or null")
-    if isinstance(given, float) and not math.isfinite(given):
-        raise ExpectedError("a finite number (put it in quotes to pass it as text)")
-    return given
-
-
-def _values(given: object) -> object:
-    if not isinstance(given, list):
-        raise ExpectedError("a list")
-    if not given:
-        raise ExpectedError("at least 1 of them")
-    return given
+# --- short forms ------------------------------------------------------------------------------------------------------
 
 
 def _by_kind(given: object) -> object:
@@ -135,38 +88,7 @@ def _objectives(given: object) -> object:
     return [given] if isinstance(given, dict) else given
 
 
-_SIZE_WORDS = "a size with its unit such as 10GiB or 500MB"
-_OVER_WORDS = "best, last, or mean of a number of values such as mean of 5"
-_LENGTH_WORDS = "a number greater than 0, or the name of the parameter that is it"
-_TEXT = {"type": "string"}
-
-Number = Annotated[float, Reads(_checks(is_number, "a number"))]
-Positive = Annotated[float, Reads(_checks(_is_positive, "a number greater than 0"))]
-Switch = Annotated[bool, Reads(_checks(lambda given: isinstance(given, bool), "true or false"))]
-Text = Annotated[str, Reads(_checks(lambda given: "\0" not in str(given), "text without NUL characters"))]
-Duration = Annotated[float, Reads(_converts(parse_duration, "a time such as 30m, 10h or 2d"), lambda _: _TEXT)]
-Size = Annotated[int, Reads(_converts(parse_size, _SIZE_WORDS), lambda _: {**_TEXT, "pattern": SIZE_PATTERN})]
-Over = Annotated[str, Reads(_checks(lambda given: _OVER.fullmatch(str(given)), _OVER_WORDS))]
-Length = Annotated[float, Reads(_checks(_is_positive, _LENGTH_WORDS), _or_short(_TEXT))]
-Value = Annotated[Scalar, Reads(_value)]
-Values = Annotated[tuple[Value, ...], Reads(_values)]
-Wanted = Annotated[Values, Reads(lambda given: given if isinstance(given, list) else [given], lambda _: {})]
-
-
 # --- sections ---------------------------------------------------------------------------------------------------------
-
-
-def key(description: str, default: Any = MISSING, *, name: str | None = None, **limits: float | str) -> Any:
-    """A field that is a key of the file, called ``name`` there; ``limits`` are those of pydantic."""
-    made: dict[str, Any] = {"default_factory": dict} if default == {} else {"default": default}
-    strict = {"strict": True} if limits else {}
-    return field(**made, metadata={"description": description, **({"alias": name} if name else {}), **strict, **limits})
-
-
-class Section:
-    """A mapping of the file that has no other keys."""
-
-    __pydantic_config__: ClassVar[Mapping[str, Any]] = {"extra": "forbid"}
 
 
 @dataclass(frozen=True)
@@ -179,7 +101,7 @@ class Dimension(Section):
     high: Number | None = key("the largest value", None, name="max")
     log: Switch = key("draw on a logarithmic scale", False)
     step: Positive | None = key("draw multiples of it above min", None)
-    choices: Values = key("for choice: the values", (), name="values")
+    choices: Choices = key("for choice: the values", (), name="values")
     when: Mapping[str, Wanted] = key("only points that have these values of parameters above it have it", {})
 
     def __post_init__(self) -> None:
@@ -191,7 +113,8 @@ class Dimension(Section):
             return "choice needs values"
         if (self.low, self.high, self.step) != (None, None, None) or self.log:
             return "choice has values, and no range"
-        return "a value is given twice" if len(set(map(repr, self.choices))) < len(self.choices) else None
+        is_twice = any(_is_among(value, self.choices[:place]) for place, value in enumerate(self.choices))
+        return "a value is given twice" if is_twice else None
 
     def _range_problem(self) -> str | None:
         if self.choices:
@@ -263,7 +186,7 @@ class Objective(Section):
     @property
     def mean_of(self) -> int | None:
         """How many of the last values make the mean; None where the best or the last one counts."""
-        match = _OVER.fullmatch(self.over)
+        match = OVER.fullmatch(self.over)
         return int(match[1]) if match is not None and match[1] else None
 
     @property
@@ -333,7 +256,7 @@ class PbtSpec(Section):
     every: int = key("steps between two comparisons", ge=1, le=100_000)
     quantile: Positive = key("the share of members that continues from a better one", 0.25, le=0.5)
     resample: Number = key("how often a parameter is drawn again; else it is multiplied by a factor", 0.25, ge=0, le=1)
-    factors: Annotated[tuple[Positive, ...], Reads(_values)] = key("what a parameter is multiplied by", (0.8, 1.2))
+    factors: Factors = key("what a parameter is multiplied by", (0.8, 1.2))
     length: Length | None = key(
         "steps of a full run, or the parameter that says so; steps or max_steps if left out", None
     )
@@ -341,18 +264,45 @@ class PbtSpec(Section):
 
 # --- the file ---------------------------------------------------------------------------------------------------------
 
-_CHOICE = {"type": "array", "minItems": 1}
+_DIMENSION_RULES = [
+    {
+        "if": {"properties": {"type": {"const": "choice"}}},
+        "then": {
+            "required": ["values"],
+            "properties": {"min": NULL, "max": NULL, "step": NULL, "log": {"const": False}},
+        },
+        "else": {
+            "required": ["min", "max"],
+            "properties": {"min": {"not": NULL}, "max": {"not": NULL}, "values": False},
+        },
+    },
+    {
+        "if": {"properties": {"type": {"const": "int"}}},
+        "then": {"properties": {limit: {"multipleOf": 1} for limit in ("min", "max", "step")}},
+    },
+    {
+        "if": {"required": ["log"], "properties": {"log": {"const": True}}},
+        "then": {"properties": {"min": {"exclusiveMinimum": 0}, "step": NULL}},
+    },
+]
+_PRUNER_RULE = {
+    "if": {"properties": {"kind": {"enum": ["none"]}}},
+    "else": {"required": ["length"], "properties": {"length": {"not": NULL}}},
+}
 
 
 def _space_schema(own: JsonSchema) -> JsonSchema:
-    return {"type": "object", "minProperties": 1, "additionalProperties": {"anyOf": [_CHOICE, own["items"]]}}
+    of_one = {"anyOf": [{**LIST, "uniqueItems": True}, {**own["items"], "allOf": _DIMENSION_RULES}]}
+    return {"type": "object", "minProperties": 1, "additionalProperties": of_one}
 
 
 _SPACE = Reads(_dimensions, _space_schema)
-_OBJECTIVES = Reads(_objectives, lambda own: {"anyOf": [own["items"], own]})
-_SAMPLER = Reads(_by_kind, _or_short({"enum": list(get_args(SamplerKind))}))
-_PRUNER = Reads(_by_kind, _or_short({"enum": ["none", False]}))
-_TARGET = Reads(lambda given: given, lambda _: _TEXT)
+_OBJECTIVES = Reads(
+    _objectives, lambda own: {"anyOf": [own["items"], {**own, "minItems": 1, "maxItems": MAX_OBJECTIVES}]}
+)
+_SAMPLER = Reads(_by_kind, or_short({"enum": list(get_args(SamplerKind))}))
+_PRUNER = Reads(_by_kind, lambda own: {"anyOf": [{"enum": ["none", False]}, {**own, **_PRUNER_RULE}]})
+_TARGET = Reads(lambda given: given, lambda _: A_NAME)
 
 
 @dataclass(frozen=True)

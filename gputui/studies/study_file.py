@@ -61,6 +61,8 @@ def json_schema() -> dict[str, Any]:
     del dimension["properties"][NAME_KEY]
     dimension["required"].remove(NAME_KEY)
     schema["required"].remove("name")
+    for name in _MAY_BE_EMPTY:
+        schema["properties"][name] = {"anyOf": [schema["properties"][name], {"type": "null"}]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "gputui study"}
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gputui.core.config import Workspace, shipped_studies
+from gputui.core.yaml_forms.file import parse_file
 from gputui.core.yaml_forms.problems import ProfileError
 from gputui.profiles.params import ParameterError
 from gputui.profiles.profile_file import load
@@ -221,11 +222,72 @@ def test_a_budget_into_which_no_run_fits_is_refused() -> None:
         assert [one.partition(":")[0] for one in impossible_budget(spec, seconds)] == [f"budget.{key}" for key in keys]
 
 
-def test_the_json_schema_has_the_keys_and_limits_of_the_file() -> None:
-    schema = json.loads(json.dumps(json_schema()))
-    assert set(schema["required"]) == {"profile", "space", "objective"} and "pbt" in schema["properties"]
-    assert set(schema["$defs"]["Dimension"]["properties"]) == {"type", "min", "max", "log", "step", "values", "when"}
-    assert schema["$defs"]["PrunerSpec"]["properties"]["eta"]["maximum"] == 10
+def both(text: str, folder: Path, workspace: Workspace) -> tuple[bool, bool]:
+    """Whether the loader takes a study's file, and whether its JSON Schema does."""
+    validator = pytest.importorskip("jsonschema").Draft202012Validator(json.loads(json.dumps(json_schema())))
+    data = json.loads(json.dumps(parse_file(text, folder / "study.yaml").data))
+    try:
+        read(text, folder, workspace)
+    except ProfileError:
+        return False, validator.is_valid(data)
+    return True, validator.is_valid(data)
+
+
+FLOAT = "lr: {type: float, min:"
+
+
+@table("takes, old, new", [
+    (True, "", [
+        "name:", "gpus_per_trial:", "name: a-b", "parallel:", "description:", "target:", "pbt:", "sampler: qmc",
+        "pruner: off", "pruner: none", "pruner: {kind: none}", "pruner: {kind: median, length: 9}", "stop_after:",
+        "pruner: {kind: patient, length: steps, by: epoch}", "sampler: {kind: tpe, startup:}", "constraints: {}",
+        "constraints: {memory: 1.5 GB, step_time: 0.1}", "constraints: {memory: ' 10gib '}", "params: {seed: 3}",
+    ]),
+    (False, "", [
+        "name: -a", "name: ''", "nme: a", "seed:", "priority: 0", "parallel: 0", "rerun: -1", "trials_per_gpu: 0",
+        "pruner:", "pruner: median", "pruner: {kind: median}", "pruner: {kind: median, length:}", "pruner: on",
+        *(f"pruner: {{kind: median, length: {length}}}" for length in ("0", "-1", "''", "[]", "true")),
+        "pruner: {kind: percentile, length: 9, percentile: 0}", "pruner: {kind: halving, length: 9, eta: 11}",
+        "sampler: {startup: 3}", "sampler: off", "sampler: tpee", "sampler: {kind: tpe, startup: 0}", "target: ''",
+        "constraints: {memory: 0GiB}", "constraints: {memory: 10}", "constraints: {step_time: 0}", "constraints:",
+        "params: {seed: [1]}", "params: {seed: {a: 1}}", "params: [seed]", "target: 3", 'description: "\\0"',
+        *(f"{PBT}, {key}}}" for key in ("quantile: 0", "factors: []", "factors: [0]", "length: 0")),
+    ]),
+    (True, LR, [
+        "lr: [0.1, 0.2]", "lr: {type: choice, values: [0.1], log: false, min:}", "steps: {type: int, min: 1, max: 9}",
+        f"{FLOAT} 0, max: 1, step: 0.1}}", "optimizer: {type: choice, values: [adam], when: {}}",
+    ]),
+    (False, LR, [
+        "lr: []", "lr: [0.1, 0.1]", "lr: [0.1, [0.2]]", "lr: {type: choice}", "lr: {values: [0.1]}", "lr:",
+        "lr: {type: choice, values: [0.1], min: 0}", "lr: {type: choice, values: [0.1], log: true}", "lr: [1, 1.0]",
+        f"{FLOAT} 0.1}}", f"{FLOAT}, max: 1}}", f"{FLOAT} 0, max: 1, log: true}}", f"{FLOAT} '1', max: 2}}",
+        f"{FLOAT} 1, max: 2, log: true, step: 0.1}}", f"{FLOAT} 1, max: 2, values: [1]}}",
+        f"{FLOAT} 1, max: 2, step: 0}}", "steps: {type: int, min: 1.5, max: 3}", f"{FLOAT} 1, max: 2, name: x}}",
+    ]),
+    (True, LOSS, ["objective: [{metric: loss}]\n", "objective: {metric: loss, over: mean of 5}\n"]),
+    (False, LOSS, [
+        "", "objective: loss\n", "objective: []\n", "objective: {metric: ''}\n", "objective:\n",
+        "objective: {metric: loss, over: mean of 0}\n", "objective: {metric: loss, over: first}\n",
+        "objective: [" + ", ".join(f"{{metric: m{number}}}" for number in range(5)) + "]\n",
+    ]),
+    (True, TRIALS, ["budget: {trials: 4, wall: 1.5 h}\n", "budget: {wall: 30m, trials:}\n"]),
+    (False, TRIALS, [
+        "budget: {wall: 0h}\n", "budget: {wall: soon}\n", "budget: {trials: 0}\n", "budget:\n",
+        "budget: {gpu_hours: 0}\n", "budget: {trials: 4, hours: 1}\n",
+    ]),
+])  # fmt: skip
+def test_loader_and_json_schema_take_the_same_files(
+    takes: bool, old: str, new: list[str], folder: Path, workspace: Workspace
+) -> None:
+    (folder / "net.yaml").write_text(PROFILE + CHECKPOINTS)
+    for one in new:
+        text = STUDY.replace(old, one) if old else f"{STUDY}{one}\n"
+        assert both(text, folder, workspace) == (takes, takes), one
+
+
+def test_only_the_loader_compares_keys_with_each_other_and_with_the_profile(folder: Path, workspace: Workspace) -> None:
+    for line in ("params: {lr: 0.2}", "params: {gone: 1}", "parallel: 1.0", "sampler: nsga2", f"{PBT}}}"):
+        assert both(f"{STUDY}{line}\n", folder, workspace) == (False, True), line
 
 
 def test_members_of_the_shipped_population_have_a_value_and_a_checkpoint_at_each_milestone(
