@@ -35,11 +35,6 @@ from gputui.store.database import open_commander, open_reader, open_writer, room
 from gputui.store.run_states import RunState
 from gputui.store.runs import get_run
 
-AIM_TURN_SECONDS = 0.05
-AIM_HEARTBEAT_SECONDS = 1.5
-AIM_START_SECONDS = 2.0
-AIM_LIVE_PERCENT = 8.0
-
 LINES = 6_000_000
 QUEUED_RUNS = 1000
 LIVE_RUNS = 60

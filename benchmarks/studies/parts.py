@@ -28,7 +28,6 @@ from gputui.studies.spec import SamplerKind, SamplerSpec, StudySpec, missing_lib
 from tests.faults.chaos.studies import StudyChaos
 
 SAMPLERS: tuple[SamplerKind, ...] = ("tpe", "random", "qmc", "cmaes", "nsga2", "gp")
-MOVED_SECONDS = 120.0
 
 
 @dataclass(frozen=True)

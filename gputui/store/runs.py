@@ -212,12 +212,6 @@ def get_run(connection: sqlite3.Connection, run_id: str) -> Run | None:
     return next(iter(_read(connection, "WHERE r.run_id = ?", run_id)), None)
 
 
-def runs_in(connection: sqlite3.Connection, *states: str) -> list[Run]:
-    """The runs in any of these states, in the order of their launch."""
-    marks = ", ".join("?" * len(states))
-    return _read(connection, f"WHERE r.state IN ({marks}) ORDER BY r.sequence", *states)
-
-
 def active_run_count(connection: sqlite3.Connection) -> int:
     """Number of runs that are not over."""
     row = connection.execute(f"SELECT count(*) FROM runs WHERE state NOT IN {_OVER}").fetchone()  # noqa: S608
