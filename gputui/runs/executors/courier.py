@@ -53,6 +53,9 @@ PROGRAM_MAIN = "from gputui.runs.executors.far import main\n\nraise SystemExit(m
 PYTHON = "import sys; print(sys.version.split()[0]); sys.exit(sys.version_info < (3, 9))"
 UNUSABLE = (1, 126, 127)
 
+STOPPED_BEFORE = {"code": None, "signal": None, "stop_requested": True}
+"""exit.json of an attempt that was stopped before its job was submitted."""
+
 EndedBy = Literal["preempted", "time_limit", "node_fail", "cancelled", "host_oom"]
 
 
@@ -186,10 +189,8 @@ class Courier(ABC):
     def turn(self) -> bool:
         """Do what is due; True once the attempt is over."""
         now, asked_at = time.monotonic(), time.time()
-        ended = read_record(self.far / "exit.json")
-        if ended is not None and not ended.get("stop_requested") and self.status is not None:
-            # It ended by itself, which no status of the target can change.
-            self.due = 0.0 if self.due == 0.0 else min(self.due, now + 1.0)
+        if self.status is not None and ended_by_itself(read_record(self.far / "exit.json")):
+            self.due = min(self.due, now + 1.0)
         if now < self.due:
             return False
         try:
@@ -218,7 +219,7 @@ class Courier(ABC):
         if ticket is not None:
             listed = self.jobs(str(ticket["token"]))
         elif self.stop is not None:
-            return self.end({"code": None, "signal": None, "stop_requested": True})
+            return self.end(STOPPED_BEFORE)
         else:
             # The first answer may take minutes if much code is sent.
             self.report()
@@ -232,15 +233,22 @@ class Courier(ABC):
             if self.claimed() is None and self.stop is not None:
                 # A submission of an earlier courier may still reach the target.
                 self.mark_over()
-                return self.end({"code": None, "signal": None, "stop_requested": True})
+                return self.end(STOPPED_BEFORE)
             if self.claimed() is None and not ticket.get("is_accepted"):
                 handle = self.submit(token)
                 record = {"job": handle} if handle is not None else {**ticket, "is_accepted": True}
                 write_private(self.folder / ("submit.json" if handle is None else "handle.json"), record)
             listed = self.jobs(token)
         self.fetch()
+        self.status = self.status_of(self.chosen_job(handle, listed), listed)
+        self.nodes = self.status.nodes or self.nodes
+        self.pass_stop_on()
+        return self.check_end(token)
+
+    def chosen_job(self, handle: str | None, listed: Sequence[JobStatus]) -> str:
+        """The job that serves the attempt; others that are ``listed`` are cancelled. If a submission
+        that seemed lost was not, it is the first to begin. Raises UnreachableError."""
         numbers = [status.job for status in listed]
-        # If a submission that seemed lost was not, the first job to begin runs the attempt.
         job = self.claimed() or (numbers[0] if numbers and handle not in numbers else handle)
         if job is None:
             raise UnreachableError("it accepted the job without its number, and does not list it yet")
@@ -249,15 +257,14 @@ class Courier(ABC):
         for other in listed:
             if other.job != job and other.state != "ended":
                 self.cancel(other.job)
-        self.status = self.status_of(job, listed)
-        self.nodes = self.status.nodes or self.nodes
-        self.pass_stop_on()
-        return self.check_end(token)
+        return job
 
     def status_of(self, job: str, listed: Sequence[JobStatus]) -> JobStatus:
         """The state of a job, ``listed`` or not. Raises UnreachableError."""
         status = next((status for status in listed if status.job == job), None)
-        return status or self.unlisted_status(job) or JobStatus(job, "ended", "its target has forgotten it")
+        if status is None and not ended_by_itself(read_record(self.far / "exit.json")):
+            status = self.unlisted_status(job)
+        return status or JobStatus(job, "ended", "its target has forgotten it")
 
     def claimed(self) -> str | None:
         """The job that has begun the attempt, or None."""
@@ -269,8 +276,8 @@ class Courier(ABC):
         started, ended = (read_record(self.far / name) for name in ("started.json", "exit.json"))
         if started is not None and not self.start_reported:
             self.note_start(started.get("at"))
-        if ended is not None and not ended.get("stop_requested"):
-            # It ended by itself; a requeued job finds that record and ends.
+        if ended_by_itself(ended):
+            # A requeued job finds that record and ends.
             self.drain()
             return self.end(self.outcome(self.status, ended, started is not None))
         closing = read_record(self.folder / "closing.json")
@@ -366,7 +373,7 @@ class Courier(ABC):
             write_private(self.folder / "placement.json", record)
             self.placed = record
 
-    def end(self, record: dict[str, Any]) -> bool:
+    def end(self, record: Mapping[str, Any]) -> bool:
         """Write exit.json. Returns True: the attempt is over."""
         if self.status is not None:
             self.status = JobStatus(self.status.job, "ended", self.status.reason, nodes=self.nodes)
@@ -377,6 +384,11 @@ class Courier(ABC):
             {"started_at": self.began, "ended_at": time.time(), "stop_requested": False, **record},
         )
         return True
+
+
+def ended_by_itself(exit_record: Mapping[str, Any] | None) -> bool:
+    """True if an attempt has ended unasked, which no status of its job can change."""
+    return exit_record is not None and not exit_record.get("stop_requested")
 
 
 def text_of(path: Path) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 from gputui.runs.executors import far
 from gputui.runs.executors.commands import TargetRefusalError
-from gputui.runs.executors.courier import Courier
+from gputui.runs.executors.courier import Courier, text_of
 from gputui.runs.shim import read_record
 from gputui.runs.submission import write_private
 
@@ -43,10 +43,11 @@ class MirrorCourier(Courier):
         tag = hashlib.sha256(str(self.run_dir).encode()).hexdigest()[:8]
         return f"{self.target.get('folder') or 'gputui-runs'}/{tag}/{self.run_dir.name}"
 
-    def code_paths(self, there: str) -> dict[str, str]:
-        """The working directory mapped to ``there``; empty if it is inside the run's folder."""
-        workdir = str(self.plan["cwd"])
-        return {} if Path(workdir).is_relative_to(self.run_dir) else {workdir: there}
+    @property
+    def workdir(self) -> Path | None:
+        """The working directory, whose code is sent; None if it is inside the run's folder."""
+        workdir = Path(self.plan["cwd"])
+        return None if workdir.is_relative_to(self.run_dir) else workdir
 
     def code_files(self, workdir: Path) -> list[str]:
         """The files of the working directory to send: those of git, and the target's ``files``.
@@ -64,10 +65,8 @@ class MirrorCourier(Courier):
 
     def plan_there(self, run_dir: str, code: str) -> dict[str, Any]:
         """attempt.json with the target's paths."""
-        return {
-            **moved(self.plan, {str(self.run_dir): run_dir, **self.code_paths(code)}),
-            "mirrored": self.metrics_globs(),
-        }
+        paths = {str(self.run_dir): run_dir} | ({} if self.workdir is None else {str(self.workdir): code})
+        return {**moved(self.plan, paths), "mirrored": self.metrics_globs()}
 
     def known(self) -> dict[str, int]:
         """The number of bytes copied of each file as it is on the target now."""
@@ -99,7 +98,7 @@ class MirrorCourier(Courier):
                     file.write(data[copied - offset :])
         for name in RECORDS:
             text = whole.get(name)
-            if text is not None and (not (self.far / name).exists() or (self.far / name).read_text("utf-8") != text):
+            if text is not None and text_of(self.far / name) != text:
                 temporary = self.far / f"{name}.new"
                 temporary.write_text(text, "utf-8")
                 temporary.replace(self.far / name)

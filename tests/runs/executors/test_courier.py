@@ -168,6 +168,21 @@ def test_an_attempt_is_not_over_while_nobody_can_say_that_its_job_is_gone(folder
     assert end_of(courier)["ended_by"] == "node_fail"
 
 
+def test_one_that_ended_by_itself_is_over_whatever_is_known_of_its_job(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = Target(folder, listed("running"))
+    courier = Doctored(there)
+    turn(courier)
+    begin(courier)
+    there.states = [None]
+    monkeypatch.setattr(courier, "unlisted_status", unreachable)
+    assert not any(turn(courier) for _ in range(5)) and courier.problem is not None
+    (courier.far / "exit.json").write_text(json.dumps({"code": 3, "signal": None, "stop_requested": False}))
+    record = end_of(courier, within=1)
+    assert (record["code"], record.get("ended_by")) == (3, None)
+
+
 def test_a_job_that_comes_for_an_attempt_that_is_over_starts_nothing(folder: Path) -> None:
     courier = Doctored(Target(folder, listed("running")))
     turn(courier)

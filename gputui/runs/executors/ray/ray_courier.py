@@ -66,12 +66,11 @@ class RayCourier(MirrorCourier):
         temporary = self.code.with_name("code.zip.new")
         temporary.touch(mode=0o600)
         with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
-            for workdir in map(Path, self.code_paths(far.CODE_HERE)):
-                for name in self.code_files(workdir):
-                    # No file times: an archive cannot hold one before 1980.
-                    entry = zipfile.ZipInfo(name)
-                    entry.external_attr = ((workdir / name).stat().st_mode & 0xFFFF) << 16
-                    archive.writestr(entry, (workdir / name).read_bytes(), zipfile.ZIP_DEFLATED)
+            for name in [] if self.workdir is None else self.code_files(self.workdir):
+                # No file times: an archive cannot hold one before 1980.
+                entry, path = zipfile.ZipInfo(name), Path(self.plan["cwd"], name)
+                entry.external_attr = (path.stat().st_mode & 0xFFFF) << 16
+                archive.writestr(entry, path.read_bytes(), zipfile.ZIP_DEFLATED)
         temporary.replace(self.code)
 
     def package(self, job: str) -> str:

@@ -72,7 +72,7 @@ class SshMirror(MirrorCourier):
             )
         self.send_code(f"{root}/code")
         super().send()
-        self.sent(self.shell.send(self.far, None, self.far_folder))
+        self.check_copied(self.shell.send(self.far, None, self.far_folder))
 
     def plan_to_send(self) -> dict[str, Any]:
         return self.plan_there(self.root, f"{self.root}/code")
@@ -80,24 +80,25 @@ class SshMirror(MirrorCourier):
     def send_code(self, there: str) -> None:
         """Copy the working directory as it is now, unless the attempt runs the code of an earlier
         one. What was copied before and is gone here is removed there."""
-        sent = read_record(self.run_dir / CODE_SENT)
-        for workdir in self.code_paths(there):
-            # In recovery it runs the code of the attempt before.
-            if self.plan.get("keeps_code") and sent is not None and sent.get("is_whole", True):
-                continue
-            names = self.code_files(Path(workdir))
-            before = set() if sent is None else set(sent.get("names", ()))
-            # Until all of it is there, it is copied again, and what is there may be of both.
-            record = {"path": there, "names": sorted({*names, *before}), "is_whole": False}
-            write_private(self.run_dir / CODE_SENT, record)
-            folders = {str(parent) for name in names for parent in PurePath(name).parents}
-            if gone := sorted(before - {*names, *folders}):
-                remove = ["bash", "-c", 'cd -- "$1" && xargs -0 rm -f --', "bash", there]
-                self.sent(self.shell.call(remove, "\0".join(gone)))
-            self.sent(self.shell.send(Path(workdir), "\0".join(names), there))
-            write_private(self.run_dir / CODE_SENT, {"path": there, "names": names, "is_whole": True})
+        workdir, sent = self.workdir, read_record(self.run_dir / CODE_SENT)
+        # In recovery it runs the code of the attempt before.
+        is_kept = self.plan.get("keeps_code") and sent is not None and sent.get("is_whole", True)
+        if workdir is None or is_kept:
+            return
+        names = self.code_files(workdir)
+        before = set() if sent is None else set(sent.get("names", ()))
+        # Until all of it is there, it is copied again, and what is there may be of both.
+        record = {"path": there, "names": sorted({*names, *before}), "is_whole": False}
+        write_private(self.run_dir / CODE_SENT, record)
+        folders = {str(parent) for name in names for parent in PurePath(name).parents}
+        if gone := sorted(before - {*names, *folders}):
+            remove = ["bash", "-c", 'cd -- "$1" && xargs -0 rm -f --', "bash", there]
+            self.check_copied(self.shell.call(remove, "\0".join(gone)))
+        self.check_copied(self.shell.send(workdir, "\0".join(names), there))
+        write_private(self.run_dir / CODE_SENT, {"path": there, "names": names, "is_whole": True})
 
-    def sent(self, done: CommandResult) -> None:
+    def check_copied(self, done: CommandResult) -> None:
+        """Raise TargetRefusalError if a copy failed."""
         if done.code != 0:
             raise TargetRefusalError(f"not copied to {self.target['name']}: {done.words}")
 
@@ -158,8 +159,8 @@ class SshCourier(SshMirror):
         # begins.
         script = job_script(self.plan, self.far_folder, token)
         put = ["bash", "-c", 'umask 077; cat > "$1/job.sh"', "bash", self.far_folder]
-        self.sent(self.shell.call(put, script))
-        self.sent(self.shell.call(["bash", "-c", START, "bash", self.far_folder]))
+        self.check_copied(self.shell.call(put, script))
+        self.check_copied(self.shell.call(["bash", "-c", START, "bash", self.far_folder]))
         return token
 
     def jobs(self, token: str) -> list[JobStatus]:
