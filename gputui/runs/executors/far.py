@@ -199,7 +199,9 @@ def stream(folder: Path, claim: str) -> int:
             continue
         record = {"number": sent.lines, "host": found["host"], "folder": str(folder), "grown": grown, "whole": whole}
         try:
-            write_all((line_end + frame(record) + "\n").encode("ascii"))
+            data = (line_end + frame(record) + "\n").encode("ascii")
+            while data:
+                data = data[os.write(1, data) :]
         except OSError:
             # On a full disk, part of the line may be written: the next one begins by ending it.
             line_end = "\n"
@@ -230,12 +232,6 @@ class Sent:
 def program(folder: Path, *words: str) -> list[str]:
     """A command of the zipapp in an attempt's folder."""
     return [sys.executable, "-I", "-S", str(folder / PROGRAM), *words]
-
-
-def write_all(data: bytes) -> None:
-    """Write to standard output, unbuffered. Raises OSError."""
-    while data:
-        data = data[os.write(1, data) :]
 
 
 class Body:

@@ -138,9 +138,17 @@ class QueuedJob(NamedTuple):
             state,
             reason,
             expected_start=_parse_time(self.start) if is_waiting else None,
-            nodes=tuple(node_names(self.nodes)),
+            nodes=self.node_names,
             limit_at=None if is_waiting else _parse_time(self.end),
         )
+
+    @property
+    def node_names(self) -> tuple[str, ...]:
+        """The names in the node list. One with brackets, such as ``n[1-3,7],login``, stays one name,
+        because it may stand for a thousand."""
+        if not self.nodes or self.nodes.startswith("("):
+            return ()
+        return (self.nodes,) if "[" in self.nodes else tuple(self.nodes.split(","))
 
 
 def queued_jobs(output: str) -> list[QueuedJob]:
@@ -161,14 +169,6 @@ def submitted_job(output: str) -> str | None:
     is none."""
     found = re.findall(r"^\s*(\d+)(?:;\S+)?\s*$", output, re.M | re.A)
     return found[-1] if found else None
-
-
-def node_names(nodes: str) -> list[str]:
-    """The names in a node list. One with brackets, such as ``n[1-3,7],login``, stays one name,
-    because it may stand for a thousand."""
-    if not nodes or nodes.startswith("("):
-        return []
-    return [nodes] if "[" in nodes else nodes.split(",")
 
 
 def _parse_time(text: str) -> float | None:

@@ -107,14 +107,12 @@ def judge_gpus(done: CommandResult) -> CheckResult:
         return CheckResult("gpus", "warn", f"{_UNKNOWN}: {done.words}", _REMEDY)
     try:
         gpus = json.loads(done.output.strip().rpartition("\n")[2])  # a login may print text before it
-        free = sum(_is_free(gpu) for gpu in gpus)
+        # Not free: lost, leased, used by anybody, or in quarantine.
+        taken = [gpu["state"] != "ok" or gpu["run_id"] or gpu["processes"] or gpu["quarantine"] for gpu in gpus]
         users = dict.fromkeys(str(gpu["run_id"]) for gpu in gpus if gpu["run_id"] is not None)
     except (ValueError, KeyError, TypeError):
         return CheckResult("gpus", "warn", f"{_UNKNOWN}: the gputui there gives another answer", _REMEDY)
     by = f"; runs there: {', '.join(users)}" if users else ""
     remedy = "gputui asks nobody there: choose others with gpus:, or wait"
+    free = sum(not each for each in taken)
     return graded("gpus", f"{free} of {len(gpus)} free by the gputui there{by}", remedy, warns=not free)
-
-
-def _is_free(gpu: dict[str, Any]) -> bool:
-    return gpu["state"] == "ok" and gpu["run_id"] is None and not gpu["processes"] and gpu["quarantine"] is None
