@@ -46,7 +46,8 @@ from gputui.store.runs import Run, get_run
 log = logging.getLogger(__name__)
 
 SCAN_SECONDS = 10.0
-# Lines of a remote run without a timestamp get the time of their transfer, at most this much later.
+# Lines of a remote run without a timestamp get the time of their transfer, which is later by this
+# much, or by the pause between two transfers.
 FETCHED_SECONDS = 5.0
 # A file system that does not answer for this long hangs.
 DEADLINE_SECONDS = 60.0
@@ -173,18 +174,19 @@ def attempts_to_resume(connection: Connection, workspace: Workspace, run: Run) -
     since = training_began_at(read_transitions(connection, run_id))
     attempts = [row for row in read_attempts(connection, run_id) if row.created_at >= since]
     incidents = {row.attempt: row for row in read_incidents(connection, run_id)}
+    late = max(FETCHED_SECONDS, (spec_of(run).target or {}).get("poll", 0.0))
     course: list[dict[str, Any]] = []
     for span in attempt_spans(attempts, has_metrics=bool(spec_of(run).metrics), now=0.0):
         incident, until = incidents.get(span.number), None
         if (unsound := times.unsound_since(span.number)) is not None:
-            until = unsound[1] - FETCHED_SECONDS
+            until = unsound[1] - late
         elif incident is not None and incident.kind in NUMERIC_INCIDENTS:
             # The last time at which its numbers were sound before they went wrong at a step.
             at = None
             if incident.step is not None:
                 at = times.done_at(span.number, incident.step)
                 at = times.last_at(span.number, incident.step - 1) if at is None else at
-            until = span.begun_at if at is None else at - FETCHED_SECONDS
+            until = span.begun_at if at is None else at - late
         is_external = incident is None or incident.kind in ledger.EXTERNAL_INCIDENTS
         plan = read_record(attempt_dir(workspace, run_id, span.number) / "attempt.json") or {}
         # Only a checkpoint named by a person is in this attempt.json, not the target's own choice.

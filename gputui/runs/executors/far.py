@@ -161,8 +161,6 @@ def settle(sent: Path, folder: Path) -> dict[str, Any]:
     run_dir = folder.parents[2]
     for path in (folder, folder.parent / "nodes" / "0", run_dir / "checkpoints"):
         path.mkdir(parents=True, exist_ok=True)
-    if folder.stat().st_uid != os.getuid():
-        raise SystemExit(f"{PROGRAM}: {folder} is another user's")
     plan = with_texts(
         json.loads((sent / "attempt.json").read_text("utf-8")),
         lambda text: text.replace(RUN_HERE, str(run_dir)).replace(CODE_HERE, str(sent.parent)),

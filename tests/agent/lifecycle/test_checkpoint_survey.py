@@ -388,8 +388,9 @@ def test_the_far_side_hears_whose_checkpoints_it_may_take(bench: Bench) -> None:
         with transaction(bench.connection) as connection:
             repository.move(connection, run, state, cause=cause, now=bench.now)
 
-    def elsewhere() -> list[dict[str, Any]]:
-        fresh = replace(bench.run(), resume_from=None)
+    def elsewhere(poll: int = 2) -> list[dict[str, Any]]:
+        spec = json.loads(bench.run().spec_json) | {"target": {"name": "k", "kind": "ssh", "host": "k", "poll": poll}}
+        fresh = replace(bench.run(), resume_from=None, spec_json=json.dumps(spec))
         return checkpoint_survey.attempts_to_resume(bench.connection, bench.workspace, fresh)
 
     bench.begin(1)
@@ -409,6 +410,8 @@ def test_the_far_side_hears_whose_checkpoints_it_may_take(bench: Bench) -> None:
     )
     nan, cut = elsewhere()
     assert (nan["attempt"], nan["failed"]) == (2, False) and begun_at + 30 < nan["until"] < begun_at + 40
+    # What was fetched together may be as old as the pause before.
+    assert elsewhere(poll=30)[0]["until"] == nan["until"] - 25
     assert cut == {"attempt": 3, "until": None, "failed": True, "base": None}
 
 

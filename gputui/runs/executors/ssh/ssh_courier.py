@@ -123,7 +123,7 @@ class SshMirror(MirrorCourier):
             raise UnreachableError(f"no report from there: {why}") from None
         assert self.answer is not None
         self.apply(self.answer["grown"], self.answer["whole"])
-        self.is_behind = bool(self.answer["is_partial"])
+        self.is_behind = bool(self.answer.get("is_partial"))
 
     def unwritable(self) -> str | None:
         return None if self.answer is None else self.answer.get("unwritable")
