@@ -30,10 +30,10 @@ from gputui.studies import rows
 from gputui.studies.decide import Ruling
 from gputui.studies.journal import StudyJournal
 from gputui.studies.journal_file import open_storage
+from gputui.studies.rows import StudyWriter
 from gputui.studies.rungs import PassedRung
 from gputui.studies.spec import Objective, PrunerSpec, SamplerKind, SamplerSpec, StudySpec
 from gputui.studies.view import TrialView
-from gputui.studies.writer import StudyWriter
 
 STUDY = "asking-1"
 RUNGS = 10

@@ -6,6 +6,7 @@ import difflib
 import json
 import math
 import sqlite3
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from enum import StrEnum
 from typing import Any, Literal
@@ -250,6 +251,16 @@ def read_rungs(
         "AND (?2 IS NULL OR number IN (SELECT value FROM json_each(?2))) ORDER BY number, rung"
     )
     return records(connection, RungValue, query, study_id, None if numbers is None else json.dumps(list(numbers)), at)
+
+
+def rungs_by_trial(
+    connection: sqlite3.Connection, study_id: str, at: float | None = None
+) -> defaultdict[int, list[RungValue]]:
+    """The values at rungs of each trial."""
+    found: defaultdict[int, list[RungValue]] = defaultdict(list)
+    for one in read_rungs(connection, study_id, at):
+        found[one.number].append(one)
+    return found
 
 
 def study_gpu_hours(connection: sqlite3.Connection, study_id: str, now: float) -> float:

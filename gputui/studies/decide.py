@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -17,6 +17,7 @@ from gputui.store.studies import OUTSIDE, TrialRecord, TrialState
 from gputui.studies.analysis import complete, in_order_of_ends, losses
 from gputui.studies.spec import Budget, Constraints, Objective, StudySpec
 
+Verb = Literal["resume", "restart"]
 MOST_STARTS = 4
 """Starts of a point, the first included, if the machine and not the point causes the failures."""
 HEADROOM = 1.1
@@ -46,6 +47,11 @@ class RunEnd(Struct, frozen=True):
     has_stepped: bool = False
     has_checkpoints: bool = False
 
+    @property
+    def again(self) -> Verb:
+        """The command that starts its run again."""
+        return "resume" if self.has_checkpoints and self.has_stepped else "restart"
+
 
 class Ruling(Struct, frozen=True):
     """What happens to a trial whose run is over: a verdict with its reason and values, or with
@@ -55,7 +61,7 @@ class Ruling(Struct, frozen=True):
     reason: str | None = None
     values: tuple[float, ...] = ()
     constraints: tuple[float, ...] = ()
-    again: str | None = None
+    again: Verb | None = None
 
 
 def ruling(
@@ -77,7 +83,7 @@ def ruling(
         return Ruling(TrialState.FAILED, end.reason)
     if trial.starts >= MOST_STARTS:
         return Ruling(TrialState.FAILED, f"{end.reason or end.incident}; started {trial.starts} times")
-    return Ruling(TrialState.LAUNCHING, again="resume" if end.has_checkpoints and end.has_stepped else "restart")
+    return Ruling(TrialState.LAUNCHING, again=end.again)
 
 
 def _success_ruling(values: Sequence[float | None], constraints: tuple[float, ...], spec: StudySpec) -> Ruling:

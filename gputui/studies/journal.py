@@ -17,6 +17,7 @@ from typing import Any
 from uuid import uuid4
 
 import optuna
+from msgspec import to_builtins
 from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
@@ -255,10 +256,4 @@ def _ruling(row: TrialRecord) -> Ruling:
 
 
 def _verdict(ruling: Ruling, at: float) -> dict[str, Any]:
-    return {
-        "state": ruling.state,
-        "values": list(ruling.values),
-        "constraints": list(ruling.constraints),
-        "reason": ruling.reason,
-        "at": at,
-    }
+    return {**to_builtins(ruling), "at": at}

@@ -30,10 +30,10 @@ from gputui.store.checkpoints import CheckpointRow
 from gputui.store.studies import OUTSIDE, TrialRecord, TrialState, read_rungs
 from gputui.studies import pbt, rows
 from gputui.studies.journal import StudyJournal
+from gputui.studies.rows import StudyWriter
 from gputui.studies.run_queries import CourseReader
 from gputui.studies.rungs import PassedRung, objective_value
 from gputui.studies.spec import PbtSpec, StudySpec
-from gputui.studies.writer import StudyWriter
 
 LINEAGE = "lineage"
 """The key of a trial's ``population`` with its segments, oldest first."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any
 
 from gputui.core.config import Workspace
 from gputui.runs.repository import transaction
@@ -33,12 +33,13 @@ from gputui.store.studies import (
     study_wall_seconds,
 )
 from gputui.studies import decide, pbt, rows
-from gputui.studies.decide import Ruling, RunEnd, Usage
+from gputui.studies.decide import Ruling, RunEnd, Usage, Verb
 from gputui.studies.failures import common_failure
 from gputui.studies.importances import importances
 from gputui.studies.journal import StudyJournal
 from gputui.studies.journal_file import open_storage
 from gputui.studies.population import LINEAGE, Population
+from gputui.studies.rows import StudyWriter
 from gputui.studies.run_queries import (
     CourseReader,
     constraint_values,
@@ -50,7 +51,6 @@ from gputui.studies.run_queries import (
 from gputui.studies.rungs import PassedRung, pruning_reason, rungs_passed
 from gputui.studies.spec import StudySpec, missing_library, study_spec
 from gputui.studies.view import TrialView
-from gputui.studies.writer import StudyWriter
 
 MAX_LAUNCHES = 2
 """Refused launches of a trial before the study pauses."""
@@ -230,11 +230,7 @@ class StudyProcess:
         elif answer.verb != "run":
             self._end(trial, Ruling(TrialState.FAILED, answer.reason))
         elif trial.starts < MAX_LAUNCHES and study.state is StudyState.RUNNING:
-            ticket = self._write_ticket(spec, trial.number, trial.params)
-            with transaction(self.connection):
-                command_id = self.writer.ask_run(trial.number, ticket)
-                self.writer.set_trial(trial, command_id=command_id, starts=trial.starts + 1)
-            self.writer.ring()
+            self._ask_run(spec, trial, starts=trial.starts + 1)
         elif study.state is StudyState.RUNNING:
             reason = f"trial {trial.number} cannot be launched: {answer.reason}"
             self.writer.move(study, StudyState.PAUSED, f"{reason}; then gputui study resume {self.study_id}")
@@ -289,7 +285,7 @@ class StudyProcess:
         """Store the verdict on a trial whose run is over, or start its run again."""
         verdict = self._verdict(spec, trial, end)
         if verdict.again is not None:
-            self._start_run_again(trial, "resume" if verdict.again == "resume" else "restart")
+            self._start_run_again(trial, verdict.again)
             return
         self._end(trial, verdict)
         self.courses.forget(trial.number)
@@ -306,7 +302,7 @@ class StudyProcess:
         self.journal.end(trial.number, verdict, self.now())
         self.view.update(self.journal, stopped=trial.number)
 
-    def _start_run_again(self, trial: TrialRecord, verb: Literal["resume", "restart"]) -> None:
+    def _start_run_again(self, trial: TrialRecord, verb: Verb) -> None:
         """Ask for another attempt at the same point, in the same run."""
         with transaction(self.connection):
             command_id = self.writer.ask(verb, trial.run_id, {})
@@ -356,18 +352,22 @@ class StudyProcess:
 
     def _launch(self, spec: StudySpec, trials: Sequence[TrialRecord]) -> None:
         """Launch the next trial: one that waits in the journal, else a new point."""
-        waiting = next(_waiting(trials), None)
-        if waiting is None:
-            waiting = next(_waiting(self._add_point(spec, trials)), None)
+        waiting = _waiting(trials) or _waiting(self._add_point(spec, trials))
         if waiting is None:
             return
         if waiting.run_id is not None:
             self._continue_stopped(waiting)
-            return
-        ticket = self._write_ticket(spec, waiting.number, waiting.params)
+        else:
+            self._ask_run(spec, waiting, starts=1)
+
+    def _ask_run(self, spec: StudySpec, trial: TrialRecord, *, starts: int) -> None:
+        """Ask for the run of a trial."""
+        assert self._base is not None
+        run = decide.trial_spec(self._base, spec, self.study_id, trial.number, trial.params)
+        words = {"ticket": write_ticket(self.workspace, run), "name": f"{self.study_id}-t{trial.number}"}
         with transaction(self.connection):
-            command_id = self.writer.ask_run(waiting.number, ticket)
-            self.writer.set_trial(waiting, state=TrialState.LAUNCHING, command_id=command_id, starts=1)
+            command_id = self.writer.ask("run", None, words)
+            self.writer.set_trial(trial, state=TrialState.LAUNCHING, command_id=command_id, starts=starts)
         self.writer.ring()
 
     def _add_point(self, spec: StudySpec, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
@@ -390,7 +390,7 @@ class StudyProcess:
         elif "exploit" in trial.population:
             self._population().continue_from_donor(trial)
         else:
-            self._start_run_again(trial, "resume" if end.has_checkpoints and end.has_stepped else "restart")
+            self._start_run_again(trial, end.again)
 
     def _stop_trials(
         self, living: Sequence[TrialRecord], reason: str, end: Callable[[TrialRecord, Ruling], None]
@@ -415,12 +415,7 @@ class StudyProcess:
                     self.writer.ask_stop(trial, reason)
         self.writer.ring()
 
-    def _write_ticket(self, spec: StudySpec, number: int, params: Any) -> str:
-        """Write the specification of a trial's run to a private file, before its command."""
-        assert self._base is not None
-        return write_ticket(self.workspace, decide.trial_spec(self._base, spec, self.study_id, number, params))
 
-
-def _waiting(trials: Sequence[TrialRecord]) -> Iterator[TrialRecord]:
-    """gputui's trials that have not begun."""
-    return (trial for trial in trials if trial.state is TrialState.ENQUEUED and trial.origin != OUTSIDE)
+def _waiting(trials: Sequence[TrialRecord]) -> TrialRecord | None:
+    """The first of gputui's trials that has not begun."""
+    return next((one for one in trials if one.state is TrialState.ENQUEUED and one.origin != OUTSIDE), None)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import shlex
 import sqlite3
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,8 +32,8 @@ from gputui.store.studies import (
     StudyRecord,
     TrialRecord,
     TrialState,
-    read_rungs,
     read_trials,
+    rungs_by_trial,
     study_gpu_hours,
     study_wall_seconds,
 )
@@ -81,14 +80,11 @@ def read_findings(
 ) -> StudyFindings:
     """The findings of a study, now or at a past time. Raises sqlite3.Error."""
     study_id, spec, until = study.study_id, study_spec(study), now if at is None else at
-    rungs: defaultdict[int, list[RungValue]] = defaultdict(list)
-    for one in read_rungs(connection, study_id, at):
-        rungs[one.number].append(one)
     return StudyFindings(
         study,
         spec,
         read_trials(connection, study_id, at),
-        rungs,
+        rungs_by_trial(connection, study_id, at),
         study_gpu_hours(connection, study_id, until),
         study_wall_seconds(connection, study_id, until),
         until,

@@ -19,7 +19,7 @@ from gputui.store.rows import insert, update
 from gputui.store.studies import OUTSIDE, TrialReader, TrialRecord, TrialState, read_rungs
 from gputui.studies.decide import Ruling
 from gputui.studies.journal import VERDICT, StudyJournal
-from gputui.studies.writer import verdict_columns
+from gputui.studies.rows import verdict_columns
 
 _STATES = {
     State.WAITING: TrialState.ENQUEUED,

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -17,11 +17,12 @@ from gputui.core import units
 from gputui.core.config import Workspace
 from gputui.store.json_shapes import iso, number_or_word
 from gputui.store.studies import (
+    RungValue,
     StudyRecord,
     TrialRecord,
     TrialState,
-    read_rungs,
     read_trials,
+    rungs_by_trial,
     study_gpu_hours,
     study_wall_seconds,
 )
@@ -100,22 +101,15 @@ def show_shape(
     spec = study_spec(study)
     trials = read_trials(connection, study.study_id, at)
     hours = study_gpu_hours(connection, study.study_id, now if at is None else at)
-    rungs: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
-    for rung in read_rungs(connection, study.study_id, at):
-        passed = {
-            "rung": rung.rung,
-            "step": rung.step,
-            "value": number_or_word(rung.value),
-            "attempt": rung.attempt,
-            "at": iso(rung.at),
-        }
-        rungs[rung.number].append(passed)
+    rungs = rungs_by_trial(connection, study.study_id, at)
     return {
         **_study_shape(study, spec, trials, hours),
         "space": [asdict(dimension) for dimension in spec.space],
         "storage": str(workspace.studies / study.study_id / JOURNAL_FILE),
         "source": study.source,
-        "trials": [{**_trial_shape(trial), "rungs": rungs[trial.number]} for trial in trials],
+        "trials": [
+            {**_trial_shape(trial), "rungs": [_rung_shape(rung) for rung in rungs[trial.number]]} for trial in trials
+        ],
     }
 
 
@@ -168,6 +162,11 @@ def _study_shape(
         "gpu_hours": None if spec.target is not None else gpu_hours,
         "best": [_trial_shape(one) for one in ranked(trials, objectives, most=1)],
     }
+
+
+def _rung_shape(rung: RungValue) -> dict[str, Any]:
+    value, at = number_or_word(rung.value), iso(rung.at)
+    return {"rung": rung.rung, "step": rung.step, "value": value, "attempt": rung.attempt, "at": at}
 
 
 def _trial_shape(trial: TrialRecord) -> dict[str, Any]:

@@ -164,7 +164,7 @@ class StudyPage(NamedTuple):
     study: StudyRecord
     spec: StudySpec
     trials: tuple[TrialRecord, ...]
-    rungs: Mapping[int, tuple[RungValue, ...]]
+    rungs: Mapping[int, Sequence[RungValue]]
     gpu_hours: float
     running_seconds: float
     known: tuple[str, ...]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sqlite3
-from collections import defaultdict
 
 from gputui.store import studies
-from gputui.store.studies import RungValue, TrialState
+from gputui.store.studies import TrialState
 from gputui.studies.analysis import best_trial
 from gputui.studies.spec import study_spec
 from gputui.ui.tui.data.snapshot import StudyPage, StudyRow
@@ -48,15 +47,12 @@ def read_page(
     study = next((one for one in known if study_id in (None, one.study_id)), None)
     if study is None:
         return None
-    rungs: defaultdict[int, list[RungValue]] = defaultdict(list)
-    for one in studies.read_rungs(connection, study.study_id, at):
-        rungs[one.number].append(one)
     until = now if at is None else at
     return StudyPage(
         study,
         study_spec(study),
         tuple(studies.read_trials(connection, study.study_id, at)),
-        {number: tuple(values) for number, values in rungs.items()},
+        studies.rungs_by_trial(connection, study.study_id, at),
         studies.study_gpu_hours(connection, study.study_id, until),
         studies.study_wall_seconds(connection, study.study_id, until),
         tuple(one.study_id for one in known),

@@ -181,11 +181,9 @@ def study_head(page: StudyPage, width: int) -> list[Line]:
     if len(page.known) > 1:
         parts.append([(f" · study {place_of} of {len(page.known)}", "dim")])
     lines = [fitting(parts, width), fitting(_results(page), width)]
-    if study.reason:
-        style = "bad" if study.state is StudyState.FAILED else "warn" if not study.state.is_over else "dim"
-        lines += [fit_line([(f" {part}", style)], width) for part in wrap(clean(study.reason), width - 2)][:2]
-    if study.trouble is not None:
-        lines += [fit_line([(f" {part}", "bad")], width) for part in wrap(clean(study.trouble), width - 2)][:3]
+    of_state = "bad" if study.state is StudyState.FAILED else "warn" if not study.state.is_over else "dim"
+    for text, style in ((study.reason, of_state), (study.trouble, "bad")):
+        lines += [fit_line([(f" {part}", style)], width) for part in wrap(clean(text or ""), width - 2) if text][:2]
     return lines
 
 
