@@ -55,9 +55,10 @@ class TrialView:
     def update(self, journal: StudyJournal, stopped: int | None = None) -> list[TrialRecord]:
         """Bring the rows to what the journal has; returns all. A trial that another process ended is
         over once its run is: the one that is ``stopped``."""
-        known, own = self.read(), journal.own()
+        known, trials = self.read(), journal.trials()
+        own = journal.own() if len(trials) > len(known) else {}
         changes: dict[int, dict[str, Any]] = {}
-        for trial in journal.trials():
+        for trial in trials:
             if trial.number in self._settled:
                 continue
             row = known[trial.number] if trial.number < len(known) else None
@@ -119,14 +120,15 @@ class TrialView:
 
     def _told(self, journal: StudyJournal, trial: FrozenTrial) -> dict[str, Any]:
         """The columns of what another process told of a trial."""
+        values = tuple(trial.values or ())
         if trial.state is not State.COMPLETE:
             ruling = Ruling(_STATES[trial.state], "ended by another process")
-        elif not all(map(math.isfinite, trial.values)):
+        elif not values or not all(map(math.isfinite, values)):
             ruling = Ruling(TrialState.FAILED, "another process told a value that is not finite")
         elif not journal.spec.has_point(trial.params):
             ruling = Ruling(TrialState.FAILED, "its point is not one of the study's space")
         else:
-            ruling = Ruling(TrialState.COMPLETE, None, tuple(trial.values))
+            ruling = Ruling(TrialState.COMPLETE, None, values)
         complete = trial.datetime_complete
         return verdict_columns(ruling, self._now() if complete is None else complete.timestamp())
 
