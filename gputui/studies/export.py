@@ -12,7 +12,6 @@ from tempfile import TemporaryDirectory
 
 import optuna
 import yaml
-from sqlalchemy.exc import SQLAlchemyError
 
 from gputui.core.yaml_forms.file import parse_file
 from gputui.core.yaml_forms.problems import ProfileError
@@ -58,9 +57,10 @@ def export_storage(connection: sqlite3.Connection, folder: Path, study: StudyRec
                 trial.set_user_attr(RUN, run_id)
             into.add_trial(trial)
         exported.engine.dispose()
-    except SQLAlchemyError as error:
+    except Exception as error:
+        # Optuna checks nothing: what other processes wrote to the journal may raise any error.
         target.unlink(missing_ok=True)
-        raise StudyExportError(f"cannot write {target}: {getattr(error, 'orig', None) or error}") from error
+        raise StudyExportError(f"cannot export to {target}: {getattr(error, 'orig', None) or error}") from error
     return len(trials)
 
 

@@ -25,7 +25,7 @@ from gputui.store.run_states import RunState
 from gputui.store.runs import get_run
 from gputui.store.studies import StudyState
 from gputui.studies import rows
-from gputui.studies.export import export_storage
+from gputui.studies.export import StudyExportError, export_storage
 from gputui.studies.spec import Budget, Dimension, SamplerSpec, StudySpec
 from tests.stores import open_store
 from tests.studies.desk import BASE, GRID, POPULATION, STUDY, Desk
@@ -239,6 +239,12 @@ def test_a_study_can_be_stopped_whatever_its_journal_holds(content: bytes | None
     run = get_run(desk.connection, desk.trial(0).run_id or "")
     assert run is not None and run.state is RunState.STOPPED
     assert (desk.study.state, desk.trial(0).state) == ("stopped", "stopped")
+    target = desk.workspace.state / "out.db"
+    try:
+        assert export_storage(desk.connection, file_of(desk).parent, desk.study, target) == 1
+    except StudyExportError:
+        assert content is None or b"gputui" in content
+        assert not target.exists()
 
 
 def test_a_trial_that_ends_well_while_its_study_stops_is_complete_in_the_journal_too(begin: Begin) -> None:
