@@ -86,7 +86,7 @@ class Studies:
             self.context.note("study_process_failed", text, severity="warning", subject=study_id)
         if child.failures > 1:
             often = f"its process failed {child.failures} times in a row"
-            self._set_trouble(study_id, f"{often}: {problem}; its output is in {child.log}")
+            self._set_trouble(study_id, f"{often} (log: {child.log}): {problem}")
 
     def _set_trouble(self, study_id: str, trouble: str | None) -> None:
         self.context.connection.execute("UPDATE studies SET trouble = ? WHERE study_id = ?", (trouble, study_id))

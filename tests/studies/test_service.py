@@ -79,8 +79,8 @@ def test_failures_in_a_row_are_tried_again_less_and_less_often(service: Service)
         assert service.seconds_to_next() == seconds
     assert service.reported() == 1
     failures = len(AGAIN_SECONDS) + 1
-    assert (service.trouble() or "").startswith(f"its process failed {failures} times in a row: was killed; ")
-    assert (service.trouble() or "").endswith(f"/{STUDY}/{rows.LOG_FILE}")
+    log_file = service.studies.context.workspace.studies / STUDY / rows.LOG_FILE
+    assert service.trouble() == f"its process failed {failures} times in a row (log: {log_file}): was killed"
     service.seconds += STEADY_SECONDS
     service.studies.turn()
     assert service.trouble() is None
