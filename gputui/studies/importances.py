@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -41,20 +40,15 @@ def importances(trials: Sequence[TrialRecord], spec: StudySpec) -> list[Importan
 
 
 def _evaluator_and_study(trials: Sequence[TrialRecord], spec: StudySpec) -> tuple[Any, Any]:
-    """The evaluator, and the trials in memory. scikit-learn, which other evaluators use, would take
-    most of a process's memory."""
-    absent: Any = None
-    hidden = [name for name in ("sklearn", "scipy.stats") if sys.modules.setdefault(name, absent) is None]
-    try:
+    """The evaluator, and the trials in memory."""
+    from gputui.studies.samplers import distribution, hidden
+
+    # Other evaluators use scikit-learn.
+    with hidden("sklearn", "scipy.stats"):
         from optuna import create_study, logging
         from optuna.importance import PedAnovaImportanceEvaluator
         from optuna.samplers import RandomSampler
         from optuna.trial import create_trial
-
-        from gputui.studies.samplers import distribution
-    finally:
-        for name in hidden:
-            del sys.modules[name]
     logging.set_verbosity(logging.ERROR)
     distributions = {dimension.name: distribution(dimension) for dimension in spec.space}
     study = create_study(directions=[one.direction for one in spec.objectives], sampler=RandomSampler())

@@ -6,7 +6,8 @@ import hashlib
 import importlib
 import importlib.util
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import optuna
@@ -85,7 +86,9 @@ def _seed(spec: StudySpec, number: int) -> int:
 
 def cma_es(spec: StudySpec, trials: Sequence[FrozenTrial]) -> CmaEsSampler:
     """CMA-ES for one process, from the solutions among ``trials``."""
-    _import_cmaes()
+    # Only its variants with margin use scipy.stats.
+    with hidden("scipy.stats"):
+        importlib.import_module("cmaes")
     numbers = {one.name: distribution(one) for one in spec.space if one.kind != "choice" and not one.when}
     solutions = [
         optuna.trial.create_trial(
@@ -132,13 +135,13 @@ class _CmaEs(CmaEsSampler):
         return {}
 
 
-def _import_cmaes() -> None:
-    """Import cmaes without scipy.stats, which takes seconds and most of a process's memory. Only
-    its variants with margin use scipy.stats, and it is optional for them."""
+@contextmanager
+def hidden(*names: str) -> Iterator[None]:
+    """Import other modules without these, which take seconds and most of a process's memory."""
     absent: Any = None
-    is_hidden = sys.modules.setdefault("scipy.stats", absent) is None
+    unknown = [name for name in names if sys.modules.setdefault(name, absent) is None]
     try:
-        importlib.import_module("cmaes")
+        yield
     finally:
-        if is_hidden:
-            del sys.modules["scipy.stats"]
+        for name in unknown:
+            del sys.modules[name]

@@ -74,7 +74,7 @@ def _dimensions(given: object) -> object:
 def _dimension(given: Any) -> object:
     """Refuse 1.0 for 1 before it becomes a float, as limits are stored."""
     is_int = isinstance(given, dict) and given.get("type") == "int"
-    if is_int and any(isinstance(given.get(limit), float) for limit in ("min", "max", "step")):
+    if is_int and any(isinstance(given.get(limit), float) for limit in _RANGE):
         raise ValueError("int has whole numbers only")
     return given
 
@@ -264,21 +264,16 @@ class PbtSpec(Section):
 
 # --- the file ---------------------------------------------------------------------------------------------------------
 
+_RANGE, _GIVEN = ("min", "max", "step"), {"not": NULL}
 _DIMENSION_RULES = [
     {
         "if": {"properties": {"type": {"const": "choice"}}},
-        "then": {
-            "required": ["values"],
-            "properties": {"min": NULL, "max": NULL, "step": NULL, "log": {"const": False}},
-        },
-        "else": {
-            "required": ["min", "max"],
-            "properties": {"min": {"not": NULL}, "max": {"not": NULL}, "values": False},
-        },
+        "then": {"required": ["values"], "properties": {**dict.fromkeys(_RANGE, NULL), "log": {"const": False}}},
+        "else": {"required": ["min", "max"], "properties": {"min": _GIVEN, "max": _GIVEN, "values": False}},
     },
     {
         "if": {"properties": {"type": {"const": "int"}}},
-        "then": {"properties": {limit: {"multipleOf": 1} for limit in ("min", "max", "step")}},
+        "then": {"properties": {limit: {"multipleOf": 1} for limit in _RANGE}},
     },
     {
         "if": {"required": ["log"], "properties": {"log": {"const": True}}},
@@ -287,7 +282,7 @@ _DIMENSION_RULES = [
 ]
 _PRUNER_RULE = {
     "if": {"properties": {"kind": {"enum": ["none"]}}},
-    "else": {"required": ["length"], "properties": {"length": {"not": NULL}}},
+    "else": {"required": ["length"], "properties": {"length": _GIVEN}},
 }
 
 
