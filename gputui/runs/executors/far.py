@@ -352,7 +352,10 @@ def main() -> int:
     os.umask(0o077)
     verb, folder, words = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
     if verb == "body":
-        return Body(folder, words[0], words[1:]).run()
+        try:
+            return Body(folder, words[0], words[1:]).run()
+        except OSError as error:
+            raise SystemExit(f"{PROGRAM}: {error.filename or folder}: {error.strerror or error}") from None
     if verb == "stream":
         return stream(Path.home() / folder, words[0])
     if verb == "report":

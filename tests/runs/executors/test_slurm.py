@@ -133,6 +133,7 @@ FAILED = CommandResult(1, "", "squeue: error: something new\n")
     (NO_JOB, CommandResult(0, "7|RUNNING|n1\n", ""), "unknown"), (NO_JOB, FAILED, "unknown"),
     (FAILED, CommandResult(0, "7|RUNNING|n1\n", ""), "unknown"), (FAILED, NO_HISTORY, "unknown"),
     (FAILED, CommandResult(0, "7|COMPLETED|n1\n", ""), "unknown"),
+    (NO_JOB, CommandResult(127, "", "bash: sacct: command not found\n"), None),
 ])  # fmt: skip
 def test_a_job_has_ended_only_where_no_answer_says_that_it_lives(
     courier: SlurmCourier, answers: dict[str, CommandResult], squeue: CommandResult, sacct: CommandResult,
@@ -145,6 +146,14 @@ def test_a_job_has_ended_only_where_no_answer_says_that_it_lives(
     except UnreachableError:
         found = "unknown"
     assert found == expected
+
+
+def test_a_person_may_give_up_a_job_that_only_its_history_calls_alive(
+    courier: SlurmCourier, answers: dict[str, CommandResult]
+) -> None:
+    courier.stop = {"at": 0.0, "at_once": True, "asked": True}
+    answers |= {"squeue": NO_JOB, "sacct": CommandResult(0, "7|RUNNING|n1\n", "")}
+    assert courier.unlisted_status("7") is None
 
 
 @table("fields, expected", [

@@ -31,6 +31,8 @@ _UNREACHABLE = (
 )  # fmt: skip
 # Messages of squeue and sacct that are answers. After any other, the job's state is unknown.
 _NO_JOB, _NO_HISTORY = "Invalid job id specified", "accounting storage is disabled"
+# The exit code of a shell for a program that is not there.
+_MISSING_PROGRAM = 127
 SUBMIT_SECONDS = 60.0
 
 
@@ -72,11 +74,14 @@ class SlurmJobs(Courier):
             return listed[0].status()
         done = self.call("sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={job}", SACCT_FORMAT)
         if done.code != 0:
-            if _NO_HISTORY in done.errors:
+            if _NO_HISTORY in done.errors or done.code == _MISSING_PROGRAM:
                 return None
             raise UnreachableError(f"sacct: {done.words}")
         recorded = recorded_job(job, done.output)
         if recorded is not None and recorded.status().state != "ended":
+            if self.stop is not None:
+                # A person has given it up, and the controller, which would stop it, does not know it.
+                return None
             remedy = "see sacctmgr show runawayjobs"
             raise UnreachableError(f"squeue does not know job {job}, which sacct calls {recorded.state}; {remedy}")
         return None if recorded is None else recorded.status()
