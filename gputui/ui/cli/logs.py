@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -44,13 +45,11 @@ def command(session: Session, run: str | None, follow: bool, rank: int | None, a
         if not files and not follow:
             where = f"attempt {number}" + ("" if rank is None else f", rank {rank}")
             fail(f"{view.run_id} has no output of {where} in {attempts / str(number)}", Exit.REFUSED)
-        positions: dict[Path, int] = {}
-        for log in files:
-            positions[log.path] = log.path.stat().st_size
-            for line in last_lines(log.path, lines):
-                click.echo(label(log, len(files) > 1) + clean(line))
+        positions = {
+            log.path: print_tail(log.path, label(log, len(files) > 1), lines, with_rest=not follow) for log in files
+        }
         if follow:
-            number = _follow(connection, view.run_id, attempts, rank, positions)
+            number = _follow(connection, view.run_id, attempts, rank, number, positions)
         ended = get_attempt(connection, view.run_id, number)
         if ended is None or ended.state != "stopped":
             return
@@ -60,14 +59,24 @@ def command(session: Session, run: str | None, follow: bool, rank: int | None, a
 
 
 def _follow(
-    connection: sqlite3.Connection, run_id: str, attempts: Path, rank: int | None, positions: dict[Path, int]
+    connection: sqlite3.Connection,
+    run_id: str,
+    attempts: Path,
+    rank: int | None,
+    number: int,
+    positions: dict[Path, int],
 ) -> int:
-    """Print what is added until the run is over; returns its last attempt."""
+    """Print what is added from attempt ``number`` on until the run is over; returns its last attempt."""
     while True:
         run = find_run(connection, run_id)
-        if not follow_once(attempts / str(run.attempt), rank, positions):
-            if run.state.is_over:
-                return run.attempt
+        is_over = run.state.is_over or run.attempt != number
+        if follow_once(attempts / str(number), rank, positions, with_rest=is_over):
+            continue
+        if run.attempt != number:
+            number = run.attempt
+        elif is_over:
+            return number
+        else:
             time.sleep(FOLLOW_SECONDS)
 
 
@@ -82,31 +91,42 @@ def chosen(folder: Path, rank: int | None) -> list[RankLog]:
     return [log for log in shown_logs(folder) if rank is None or log.rank == rank]
 
 
-def last_lines(path: Path, count: int) -> Iterator[str]:
-    """The last lines of a file, all for 0."""
-    if count:
-        yield from tail_text(path, TAIL_BYTES).splitlines()[-count:]
-        return
-    offset = 0
+def print_tail(path: Path, prefix: str, count: int, *, with_rest: bool) -> int:
+    """Print the last lines of a file, all for 0; returns the offset of what was not printed."""
+    offset = max(0, path.stat().st_size - TAIL_BYTES) if count else 0
+    is_cut, kept = offset > 0, deque[str](maxlen=count)
     while True:
-        window = read_window(path, offset, WINDOW_BYTES, partial=True)
-        if window.end == offset:
-            return
-        yield from window.text.splitlines()
-        offset = window.end
+        lines, end = new_lines(path, offset, with_rest=with_rest)
+        if end == offset:
+            break
+        kept.extend(lines[is_cut:])
+        is_cut, offset = False, end
+        for line in () if count else lines:
+            click.echo(prefix + clean(line))
+    for line in kept:
+        click.echo(prefix + clean(line))
+    return offset
 
 
-def follow_once(folder: Path, rank: int | None, positions: dict[Path, int]) -> bool:
+def follow_once(folder: Path, rank: int | None, positions: dict[Path, int], *, with_rest: bool) -> bool:
     """Print what was added; returns whether there was something."""
     files = chosen(folder, rank)
     printed = False
     for log in files:
-        window = read_window(log.path, positions.get(log.path, 0), WINDOW_BYTES)
-        positions[log.path] = window.end
-        for line in window.text.splitlines():
+        lines, positions[log.path] = new_lines(log.path, positions.get(log.path, 0), with_rest=with_rest)
+        for line in lines:
             click.echo(label(log, len(files) > 1) + clean(line))
             printed = True
     return printed
+
+
+def new_lines(path: Path, offset: int, *, with_rest: bool) -> tuple[list[str], int]:
+    """The next whole lines of a file from an offset on, at most a window of them, and where they end.
+    Where there are none, a last line without an end counts too ``with_rest``."""
+    window = read_window(path, offset, WINDOW_BYTES)
+    if window.end == offset and with_rest:
+        window = read_window(path, offset, WINDOW_BYTES, partial=True)
+    return window.text.splitlines(), window.end
 
 
 def label(log: RankLog, several: bool) -> str:
