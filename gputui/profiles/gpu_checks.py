@@ -113,11 +113,11 @@ def check_gpus(spec: RunSpec, situation: GpuSituation | None) -> CheckResult:
     chosen = likely_gpus(request, situation)
     warnings = {gpu.index: why for gpu in chosen if (why := situation.warning(gpu)) is not None}
     named = "GPU " + ", ".join(str(gpu.index) for gpu in chosen)
-    if warnings:
-        return CheckResult("gpus", "warn", _sentence(f"{named} free", warnings), "reset it when nothing runs on it")
-    if request.count and spec.nproc > request.count:
+    if spec.nproc > request.count:
         detail = f"{named} free for {spec.nproc} processes; NCCL refuses two on one GPU"
         return CheckResult("gpus", "warn", detail, "write nproc: gpus, or use a backend other than NCCL")
+    if warnings:
+        return CheckResult("gpus", "warn", _sentence(f"{named} free", warnings), "gputui doctor says what to do")
     return CheckResult("gpus", "pass", f"{named} free")
 
 

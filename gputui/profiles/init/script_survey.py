@@ -103,7 +103,7 @@ def _survey_file(survey: Survey, path: Path) -> None:
         if len(raw) > MAX_BYTES:
             raise SurveyError(f"{path} is larger than {MAX_BYTES >> 20} MiB; write a profile by hand")
         text = raw.decode("utf-8", "replace")
-        tree = ast.parse(text)
+        tree = ast.parse(raw)
     except OSError as error:
         raise SurveyError(f"{path}: {error.strerror}") from error
     except (SyntaxError, ValueError, RecursionError) as error:
@@ -199,11 +199,15 @@ class _Surveyor:
         """Add the fields of a dataclass."""
         for item in node.body:
             if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
-                default = item.value
-                if isinstance(default, ast.Call):
-                    default = next((word.value for word in default.keywords if word.arg == "default"), None)
-                name = item.target.id
-                self._add(Option(f"--{name}", name, constant(default), is_required=item.value is None), "hf")
+                default, is_required, name = item.value, item.value is None, item.target.id
+                if isinstance(default, ast.Call) and last_name(default.func) == "field":
+                    keywords = {word.arg: word.value for word in default.keywords}
+                    is_required = not keywords.keys() & {"default", "default_factory"}
+                    default = keywords.get("default", keywords.get("default_factory"))
+                is_known = _is_known(default)
+                self._add(
+                    Option(f"--{name}", name, constant(default), is_known=is_known, is_required=is_required), "hf"
+                )
 
     def _add_globals(self) -> None:
         """Add nanoGPT's options: ``--name=value`` sets a global that is a literal."""
@@ -240,20 +244,25 @@ def _declared_option(call: ast.Call, style: Style) -> Option | None:
         name = str(literals.get("dest") or bare or name)
     is_flag = (
         action in ("store_true", "store_false")
+        or any("/" in text for text in names)
         or literals.get("is_flag") is True
         or ("action" in keywords and last_name(keywords["action"]) == "BooleanOptionalAction")
     )
     default = keywords.get("default")
-    value = constant(default)
     return Option(
         flag,
         name,
-        default=False if is_flag and default is None else value,
-        is_known=default is None or isinstance(default, ast.Constant) or value is not None,
+        default=False if is_flag and default is None else constant(default),
+        is_known=_is_known(default),
         is_flag=is_flag,
         is_required=literals.get("required") is True,
         others=tuple(each for each in flags if each != flag),
     )
+
+
+def _is_known(default: ast.expr | None) -> bool:
+    """Whether the source says which value a default has."""
+    return default is None or isinstance(default, ast.Constant) or constant(default) is not None
 
 
 def _saved_path(call: ast.Call, paths: PathResolver) -> str | None:
