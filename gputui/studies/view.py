@@ -139,8 +139,10 @@ def _is_plain(value: object) -> bool:
 
 
 def _differs(known: list[TrialRecord], number: int, values: Mapping[str, Any]) -> bool:
-    """Whether a row would change; that of a running trial outside is compared with each turn."""
+    """Whether a row would change. The row of a trial that another process runs is made at each turn."""
     if number >= len(known):
         return True
     row = known[number]
-    return values["state"] != row.state or ("params" in values and json.loads(values["params"]) != dict(row.params))
+    shown = {"state": row.state, "rung": row.rung}
+    is_told = any(values.get(name, was) != was for name, was in shown.items())
+    return is_told or ("params" in values and json.loads(values["params"]) != dict(row.params))

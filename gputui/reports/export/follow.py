@@ -186,19 +186,18 @@ class Follower:
             try:
                 piece = read_piece(subject.connection, self.run_id, cursor.progress, PIECE_LINES)
             except HistoryLostError:
-                cursor = self._begin(subject, sink, replace(cursor, position={}))
+                cursor = self._begin(subject, sink, replace(cursor, progress=ExportProgress(), position={}))
                 continue
-            is_last = piece.ended_at is not None and not piece.has_more
             if piece.items:
                 sink.write(piece.items, piece.has_more)
-            if is_last:
+            if piece.is_last:
                 sink.finish(piece.state, piece.ended_at or self.wall())
-            if piece.items or is_last:
-                at, ended_at = self.wall(), piece.ended_at if is_last else None
+            if piece.items or piece.is_last:
+                at, ended_at = self.wall(), piece.ended_at if piece.is_last else None
                 position = sink.position()
                 cursor = self._save(subject, SinkCursor(cursor.sink, piece.progress, position, at, ended_at))
                 self.on_write(at)
-            if is_last:
+            if piece.is_last:
                 return sink.written
             spent_seconds = self.cpu() - began
             if not piece.has_more:

@@ -53,10 +53,9 @@ class TargetShell:
         try:
             done = subprocess.run(
                 list(argv),
-                input=given,
+                # Names of files may be no UTF-8.
+                input=given.encode("utf-8", "surrogateescape"),
                 capture_output=True,
-                text=True,
-                errors="replace",
                 timeout=seconds,
                 env=environment,
                 cwd="/",
@@ -66,7 +65,8 @@ class TargetShell:
             raise UnreachableError(f"{argv[0]} did not answer within {seconds:.0f} s") from None
         except OSError as error:
             raise UnreachableError(f"{argv[0]}: {error.strerror or error}") from error
-        return CommandResult(done.returncode, done.stdout, done.stderr)
+        output, errors = (text.decode("utf-8", "replace") for text in (done.stdout, done.stderr))
+        return CommandResult(done.returncode, output, errors)
 
 
 def last_line(text: str) -> str:

@@ -105,6 +105,7 @@ class Courier(ABC):
         self.unseen = 0
         self.nodes: tuple[str, ...] = ()
         self.due = 0.0
+        self.has_end = False  # the record of an end is here, which brought the next contact forward
         self.stop: dict[str, Any] | None = read_record(folder / "stop.json")
         self.start_reported = False
         self.placed: dict[str, Any] | None = None
@@ -189,8 +190,8 @@ class Courier(ABC):
     def turn(self) -> bool:
         """Do what is due; True once the attempt is over."""
         now, asked_at = time.monotonic(), time.time()
-        if self.status is not None and ended_by_itself(read_record(self.far / "exit.json")):
-            self.due = min(self.due, now + 1.0)
+        if not self.has_end and self.status is not None and ended_by_itself(read_record(self.far / "exit.json")):
+            self.has_end, self.due = True, min(self.due, now + 1.0)
         if now < self.due:
             return False
         try:

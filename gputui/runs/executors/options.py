@@ -34,7 +34,7 @@ Host = Annotated[Word, matching(r"[^-].*", "a host name, which does not begin wi
 Folder = Annotated[Word, matching(r"[^~-].*", "a folder, absolute or below the home directory, without ~")]
 """A folder on a target, where no shell expands anything."""
 
-Inside = Annotated[Line, matching(r"(?!/)(?!(.*/)?\.\.(/|$)).*", "a path below the working directory")]
+PathInside = Annotated[Line, matching(r"(?!/)(?!(.*/)?\.\.(/|$)).*", "a path below the working directory")]
 """An untracked path to send to a target."""
 
 
@@ -45,7 +45,7 @@ class TargetOptions(Model):
     python: Line | None = Field(None, description="the interpreter of the training environment there")
     setup: list[Line] = Field(default_factory=list, description="shell lines that run there before the command")
     folder: Folder = Field("gputui-runs", description="where runs lie there, from the home directory")
-    files: list[Inside] = Field(
+    files: list[PathInside] = Field(
         default_factory=list, description="files and folders of the working directory that git does not know"
     )
     poll: Annotated[int, Field(ge=1, le=600)] = Field(2, description="seconds between two questions to the target")
@@ -55,15 +55,19 @@ class TargetOptions(Model):
         return {**self.model_dump(exclude_unset=True), "poll": self.poll}
 
 
-_TIME = matching(r"(\d+-)?\d{1,4}(:\d{1,2}){0,2}|\d+(m|h|d)", "a time such as 4h, 30m, 2d or 1-12:00:00")
+# Not 0, which is no limit to sbatch.
+_TIME = matching(
+    r"(?=.*[1-9])(([0-9]+-)?[0-9]{1,4}(:[0-5]?[0-9]){0,2}|[0-9]+[mhd])", "a time such as 4h, 30m, 2d or 1-12:00:00"
+)
 
 
 def sbatch_memory(text: str) -> str:
-    """A size in sbatch's form, whose units are binary. Raises PydanticCustomError."""
+    """A size in sbatch's form, whose units are binary: ``64G`` stays, ``64GB`` is ``61036M``. Raises
+    PydanticCustomError."""
     size = parse_size(text)
-    if size is None and not re.fullmatch(r"[0-9]{1,12}[KMGT]?", text, re.I):
+    if not size and not re.fullmatch(r"0*[1-9][0-9]{0,11}[KMGT]?", text, re.I):
         raise expected("a size such as 64G or 400GiB")
-    return text if size is None else f"{-(-size >> 20)}M"
+    return text if not size else f"{-(-size >> 20)}M"
 
 
 class SlurmOptions(TargetOptions):

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -81,16 +80,19 @@ def sbatch_time(text: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    return text if re.fullmatch(r"[A-Za-z0-9_./%:@+=,&|()\[\]-]+", text) else '"' + text.replace('"', '\\"') + '"'
+    is_plain = re.fullmatch(r"[A-Za-z0-9_./%:@+=,&|()\[\]-]+", text)
+    return text if is_plain else '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'
 
 
 # --- what Slurm answers -----------------------------------------------------------------------------------------------
 
-# Fields of squeue since release 22.05, those of QueuedJob; and of sacct.
+# Fields of squeue since release 22.05, those of QueuedJob; its times as UTC unix seconds; and fields
+# of sacct.
+SQUEUE_TIMES = "SLURM_TIME_FORMAT=%s"
 SQUEUE_FORMAT = "--format=%i|%T|%r|%S|%N|%e|%k"
 SACCT_FORMAT = "--format=JobIDRaw,State,NodeList"
 
-# All others of a living job wait.
+# The states of a living job; in all others, such as SUSPENDED, it waits.
 _STATES = {
     "CONFIGURING": "configuring",
     **dict.fromkeys(("RUNNING", "SIGNALING", "RESIZING"), "running"),
@@ -124,6 +126,7 @@ class QueuedJob(NamedTuple):
 
     def status(self) -> JobStatus:
         """The job's status. An unknown state counts as pending, never as ended."""
+        # As in "CANCELLED by 1000" and, cut short, "CANCELLED+".
         word = self.state.split(" ")[0].rstrip("+")
         reason = self.reason if self.reason not in ("None", "") else None
         if word in _ENDED_BY:
@@ -172,8 +175,5 @@ def submitted_job(output: str) -> str | None:
 
 
 def _parse_time(text: str) -> float | None:
-    """squeue's local time as UTC unix seconds."""
-    try:
-        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
-    except ValueError:
-        return None
+    """A time of squeue in UTC unix seconds; None for one that is unknown, such as ``N/A``."""
+    return float(text) if text.isascii() and text.isdigit() else None

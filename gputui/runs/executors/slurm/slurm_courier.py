@@ -11,6 +11,7 @@ from gputui.runs.executors.slurm.jobs import (
     CONFIGURATION,
     SACCT_FORMAT,
     SQUEUE_FORMAT,
+    SQUEUE_TIMES,
     QueuedJob,
     batch_script,
     job_comment,
@@ -48,7 +49,8 @@ class SlurmJobs(Courier):
 
     def call(self, *argv: str, given: str = "", seconds: float = 30.0) -> CommandResult:
         """Run a command of the cluster. Raises UnreachableError if its controller is unreachable."""
-        done = self.shell.call(argv, given, seconds)
+        settings = ("env", SQUEUE_TIMES) if argv[0] == "squeue" else ()
+        done = self.shell.call((*settings, *argv), given, seconds)
         if done.code != 0 and any(words in done.errors for words in _UNREACHABLE):
             raise UnreachableError(f"{argv[0]}: {done.words}")
         return done

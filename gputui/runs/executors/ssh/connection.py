@@ -56,7 +56,8 @@ class SshShell(TargetShell):
         by NUL; None copies all of it. Raises UnreachableError."""
         mark = f"gputui-{secrets.token_hex(8)}:"
         client = shlex.join(["bash", "-o", "pipefail", "-c", UNGREETED, "bash", mark, *_ssh_words(self.target)])
-        words = ["rsync", "--archive", "--no-owner", "--no-group", "-e", client]
+        # --force: a file may take the place of a folder.
+        words = ["rsync", "--archive", "--force", "--no-owner", "--no-group", "-e", client]
         words.append(f"--rsync-path=echo {mark}; exec rsync")
         if files is not None:
             words += ["--recursive", "--from0", "--files-from=-"]
