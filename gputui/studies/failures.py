@@ -36,30 +36,37 @@ class StudyEnd(NamedTuple):
 def common_failure(
     connection: sqlite3.Connection, spec: StudySpec, trials: Sequence[TrialRecord], failed: TrialRecord, end: RunEnd
 ) -> StudyEnd | None:
-    """What ends or pauses the study once the trial ``failed``, whose run ended so; None if its failure
+    """The end or pause of the study once the trial ``failed``, whose run ended so; None if its failure
     need not repeat."""
     values = _values(connection, spec, failed)
-    if end.state is RunState.SUCCEEDED and None in values and not any(other.values for other in trials):
+    if end.state is RunState.SUCCEEDED and None in values and not any(trial.values for trial in trials):
         metric = spec.objectives[values.index(None)].metric
         missing = _unreported(metric, spec.pruner, metric_names(connection, failed.run_id or ""))
         return StudyEnd(StudyState.PAUSED, f"no line of trial {failed.number} reports {missing}")
-    own = [other for other in trials if other.origin not in ("warm", OUTSIDE)]
-    others = [other for other in own if other.state is not TrialState.FAILED]
-    if any(other.state in (TrialState.COMPLETE, TrialState.PRUNED) for other in others):
+    own = [trial for trial in trials if trial.origin not in ("warm", OUTSIDE)]
+    cause = _shared_cause(connection, spec, own)
+    if cause is None:
         return None
-    ended = sorted((other for other in own if other not in others), key=lambda other: other.ended_at or 0.0)
-    causes = [_cause(connection, spec, other) for other in ended]
-    # Trials that fail end before those that work.
-    stepped = (other for other in others if has_stepped(connection, other.run_id))
-    if not same_cause(causes) or any(_cause(connection, spec, other) != causes[-1] for other in stepped):
-        return None
-    if causes[-1] == DIVERGED:
+    if cause == DIVERGED:
         what = f"{SAME_DIVERGED} trials in a row diverged and none was complete"
         reason = f"{what}: give smaller ranges, or fix the script (gputui logs {failed.run_id})"
     else:
         explain = f"gputui explain {failed.run_id}"
         reason = f"{SAME_ERRORS} trials failed alike at their start ({explain}): {end.reason}"
     return StudyEnd(StudyState.STOPPING if living(own) else StudyState.FAILED, reason)
+
+
+def _shared_cause(connection: sqlite3.Connection, spec: StudySpec, own: Sequence[TrialRecord]) -> str | None:
+    """The cause by which every trial fails; None while one works or may work."""
+    if any(trial.state in (TrialState.COMPLETE, TrialState.PRUNED) for trial in own):
+        return None
+    over = sorted((trial for trial in own if trial.state is TrialState.FAILED), key=lambda trial: trial.ended_at or 0.0)
+    causes = [_cause(connection, spec, trial) for trial in over]
+    if not same_cause(causes):
+        return None
+    # A trial that works takes longer than one that fails: those that have made a step must fail alike.
+    stepped = (trial for trial in own if trial not in over and has_stepped(connection, trial.run_id))
+    return causes[-1] if all(_cause(connection, spec, trial) == causes[-1] for trial in stepped) else None
 
 
 def _values(connection: sqlite3.Connection, spec: StudySpec, trial: TrialRecord) -> list[float | None]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -59,19 +59,11 @@ class TrialView:
         own = journal.own() if len(trials) > len(known) else {}
         changes: dict[int, dict[str, Any]] = {}
         for trial in trials:
-            if trial.number in self._settled:
-                continue
             row = known[trial.number] if trial.number < len(known) else None
             if row is None:
                 changes[trial.number] = self._new_row(journal, trial, own.get(trial.number))
-            elif row.origin == OUTSIDE and not row.state.is_over:
-                changes[trial.number] = self._outside_row(journal, trial)
-            elif trial.state.is_finished() and (not row.state.is_over or row.state is TrialState.STOPPED):
-                is_idle = row.state in (TrialState.ENQUEUED, TrialState.STOPPED) or trial.number == stopped
-                if VERDICT in trial.user_attrs or is_idle:
-                    changes[trial.number] = self._end(journal, trial)
-            elif trial.state.is_finished():
-                self._settled.add(trial.number)
+            elif trial.number not in self._settled:
+                changes[trial.number] = self._changed(journal, trial, row, is_stopped=trial.number == stopped)
         changes = {number: values for number, values in changes.items() if _differs(known, number, values)}
         if not changes:
             return known
@@ -82,6 +74,22 @@ class TrialView:
                 else:
                     insert(self._connection, "trials", study_id=self._study_id, number=number, **values)
         return self.read()
+
+    def _changed(
+        self, journal: StudyJournal, trial: FrozenTrial, row: TrialRecord, *, is_stopped: bool
+    ) -> dict[str, Any]:
+        """The columns of a row that follow from the journal; none while there is nothing new."""
+        if row.state.is_over and row.state is not TrialState.STOPPED:
+            if trial.state.is_finished():
+                self._settled.add(trial.number)
+            return {}
+        if row.origin == OUTSIDE:
+            return self._outside_row(journal, trial)
+        # Without a verdict another process has ended it, whose run must end first.
+        has_run = row.state not in (TrialState.ENQUEUED, TrialState.STOPPED) and not is_stopped
+        if not trial.state.is_finished() or (VERDICT not in trial.user_attrs and has_run):
+            return {}
+        return self._end(journal, trial)
 
     def _new_row(self, journal: StudyJournal, trial: FrozenTrial, own: Mapping[str, Any] | None) -> dict[str, Any]:
         """The row of a trial, with what gputui noted when it made it."""
@@ -138,11 +146,11 @@ def _is_plain(value: object) -> bool:
     return value is None or isinstance(value, str | bool) or is_number(value)
 
 
-def _differs(known: list[TrialRecord], number: int, values: Mapping[str, Any]) -> bool:
+def _differs(known: Sequence[TrialRecord], number: int, values: Mapping[str, Any]) -> bool:
     """Whether a row would change. The row of a trial that another process runs is made at each turn."""
-    if number >= len(known):
-        return True
+    if number >= len(known) or not values:
+        return bool(values)
     row = known[number]
-    shown = {"state": row.state, "rung": row.rung}
-    is_told = any(values.get(name, was) != was for name, was in shown.items())
-    return is_told or ("params" in values and json.loads(values["params"]) != dict(row.params))
+    was = {"state": row.state, "rung": row.rung, "params": dict(row.params)}
+    now = {**values, "params": json.loads(values["params"])} if "params" in values else values
+    return any(now.get(name, value) != value for name, value in was.items())

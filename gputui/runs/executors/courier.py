@@ -3,7 +3,18 @@ forwards a stop, and writes exit.json at the end. It may be killed at any line: 
 continues from the attempt's folder.
 
 On the target the shim runs in ``attempts/<n>/far``, so that its records are not taken for the
-courier's own. Read first: `Courier.run`, then `Courier.turn`.
+courier's own. Read first: `Courier.run`, then `Courier.turn`. What is known, in the order in which
+it is written:
+
+    submit.json      the token of the one submission; is_accepted: without the job's number
+    handle.json      the job that serves the attempt
+    stop.json        a person's request to stop
+    placement.json   the job's newest state, for the agent
+    closing.json     the end as it is known, while the last files are fetched
+    exit.json        the end, which nothing follows
+    far/claim        the job that has begun the attempt; a later job ends at once
+    far/over         no job may begin any more
+    far/started.json, far/exit.json    the shim's records on the target
 """
 
 from __future__ import annotations

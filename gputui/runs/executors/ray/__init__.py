@@ -12,6 +12,7 @@ import secrets
 import shlex
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ PROBE = (
     "import sys; print('python', sys.version.split()[0]); import torch; "
     "print('torch', torch.__version__, 'nccl', torch.cuda.is_available() and torch.cuda.nccl.version())"
 )
-REMEDY = "python: names the training environment's interpreter there"
+REMEDY = "set python: of the target to the training environment's interpreter there"
 
 
 class RayExecutor(CourierExecutor):
@@ -81,28 +82,36 @@ def _free(api: JobsApi) -> CheckResult:
 
 
 def _probed(api: JobsApi, target: Mapping[str, Any]) -> Iterator[CheckResult]:
-    """Run a job without resources that prints what it finds."""
+    """Check Python and torch by a job without resources that prints what it finds."""
     job, python = f"gputui-check-{secrets.token_hex(4)}", str(target.get("python") or "python3")
     script = "\n".join([*target.get("setup", ()), shlex.join(["exec", python, "-c", PROBE])])
-    done = api.submit(
-        {"entrypoint": shlex.join(["bash", "-c", script]), "submission_id": job, "entrypoint_num_cpus": 0}
-    )
+    entrypoint = shlex.join(["bash", "-c", script])
+    done = api.submit({"entrypoint": entrypoint, "submission_id": job, "entrypoint_num_cpus": 0})
     if done.status != 200:
         yield CheckResult("job", "fail", done.words, "see whether jobs may be submitted there")
         return
+    try:
+        state = _awaited_state(api, job)
+        printed = api.log(job) or ""
+    finally:
+        with suppress(UnreachableError):
+            api.stop(job)
+            api.call("DELETE", f"/api/jobs/{job}")
+    if state in ("PENDING", "RUNNING"):
+        late = "begun" if state == "PENDING" else "ended"
+        yield CheckResult("job", "warn", f"has not {late} within {PROBE_SECONDS:.0f} s", "the cluster may be full")
+        return
+    found = dict(re.findall(r"(?m)^(python|torch) (.+)$", printed))
+    last = last_line(printed) or "nothing was printed"
+    version = found.get("python", f"{python}: {last}")
+    yield CheckResult("python", "pass" if "python" in found else "fail", version, REMEDY)
+    yield CheckResult("torch", "pass" if "torch" in found else "warn", found.get("torch", f"none: {last}"), REMEDY)
+
+
+def _awaited_state(api: JobsApi, job: str) -> str | None:
+    """The state of a job at its end, or when the time is over; None for one that is not known."""
     deadline, state = time.monotonic() + PROBE_SECONDS, None
     while time.monotonic() < deadline and state not in ("SUCCEEDED", "FAILED", "STOPPED"):
         time.sleep(0.5)
         state = (api.job(job) or {}).get("status")
-    if state in ("PENDING", "RUNNING"):
-        api.stop(job)
-        has_not = "begun" if state == "PENDING" else "ended"
-        yield CheckResult("job", "warn", f"has not {has_not} within {PROBE_SECONDS:.0f} s", "the cluster may be full")
-        return
-    text = api.log(job) or ""
-    api.call("DELETE", f"/api/jobs/{job}")
-    found = dict(re.findall(r"(?m)^(python|torch) (.+)$", text))
-    last = last_line(text) or "nothing was printed"
-    text = found.get("python", f"{python}: {last}")
-    yield CheckResult("python", "pass" if "python" in found else "fail", text, REMEDY)
-    yield CheckResult("torch", "pass" if "torch" in found else "warn", found.get("torch", f"none: {last}"), REMEDY)
+    return state
