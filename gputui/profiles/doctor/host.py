@@ -29,7 +29,7 @@ FILES_TOO_FEW = 512
 
 
 def check_host() -> list[CheckResult]:
-    """All checks of the host, in the order in which they are shown. Only reads files."""
+    """All checks of the host, in the order in which they are shown. Changes nothing."""
     memory, swap = psutil.virtual_memory(), psutil.swap_memory()
     return [
         check_memory(memory.available, memory.total),
@@ -142,7 +142,8 @@ def disk_room(path: Path) -> tuple[int, int] | None:
 
 
 def _file_size_limit_bytes() -> int | None:
-    """The largest file of this user: the agent raises its soft limit to the hard one, root both."""
+    """The largest file that the agent can write, which raises its limit as far as it may: root without
+    end, others to the hard limit. None for no limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     return None if hard == resource.RLIM_INFINITY or os.geteuid() == 0 else hard
 

@@ -68,8 +68,8 @@ class LineFile:
 
 
 class WholeFileSink(Sink):
-    """A file that is written again and replaced, so that readers always find a complete one: once a
-    minute, later less often, and at the end. Subclasses define `fill`."""
+    """A file that is written again and replaced, so that readers always find a complete one.
+    Subclasses define `fill`."""
 
     def __init__(self, subject: Subject, target: str) -> None:
         super().__init__(subject, target)

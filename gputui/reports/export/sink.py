@@ -23,7 +23,8 @@ class TargetTakenError(ExportError):
 
 
 class Sink(ABC):
-    """A target. Every method may raise ExportError or OSError; then another one begins again.
+    """A target. Every method may raise ExportError or OSError; then a new Sink begins where this one
+    has stored its position.
 
     ``written`` counts what this object has written: lines of a file, or steps of a tracker.
     """
@@ -39,8 +40,8 @@ class Sink(ABC):
 
     @abstractmethod
     def begin(self, position: Position) -> bool:
-        """Open the target and remove what was written after ``position``. Returns whether it is
-        empty: everything must be written from the first line."""
+        """Open the target and remove what was written after ``position``. Returns whether everything
+        must be written, from the first line."""
 
     @abstractmethod
     def write(self, items: Sequence[Item], has_more: bool) -> None:
