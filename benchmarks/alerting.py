@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.alone import alone
 from benchmarks.percentiles import percentile
 from gputui.agent.context import AgentContext
-from gputui.agent.health.alert_evaluation import Alerting
+from gputui.agent.health.alert_evaluation import AlertEvaluation
 from gputui.agent.health.watched import begin
 from gputui.agent.lifecycle.live_attempt import LiveAttempt
 from gputui.agent.lifecycle.run_files import ResolvedRun
@@ -67,7 +67,7 @@ def _look(workspace: Workspace, connection: sqlite3.Connection, gpus: int, looks
     executor = ExecutorProcess(None, workspace.runs, context.executors.of(None))
     resolved = ResolvedRun(SPEC, POLICIES["standard"], None, BY_LOOK)
     live = LiveAttempt(record, executor, resolved, watched=watched)
-    alerting = Alerting(context, lambda: [live])
+    alerting = AlertEvaluation(context, lambda: [live])
     alerting.begin()
     spent: list[float] = []
     for step in range(looks):

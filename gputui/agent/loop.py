@@ -21,11 +21,11 @@ from gputui.agent.commands import dispatch
 from gputui.agent.context import AgentContext
 from gputui.agent.doorbell import Doorbell
 from gputui.agent.error_barrier import roll_back
-from gputui.agent.health.alert_evaluation import Alerting
+from gputui.agent.health.alert_evaluation import AlertEvaluation
 from gputui.agent.lifecycle.execution import note_report, read_rest
 from gputui.agent.lifecycle.rebuild import rebuild
 from gputui.agent.lifecycle.supervisor import Supervisor
-from gputui.agent.maintenance import Housekeeping, note_predecessor
+from gputui.agent.maintenance import Maintenance, note_predecessor
 from gputui.agent.recording.output import FileOutput
 from gputui.agent.sinks import Sinks
 from gputui.agent.studies import Studies
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 # Poll interval for commands, in case a notification was lost.
 COMMAND_SECONDS = 1.0
-HOUSEKEEPING_SECONDS = 1.0
+MAINTENANCE_SECONDS = 1.0
 # Poll interval for the metrics files of live runs; lines in between are stored in one transaction.
 INTAKE_SECONDS = 0.25
 # Budget for the files of live attempts in a turn that also reads those of ended ones.
@@ -95,14 +95,14 @@ class Agent:
         self.context = context = AgentContext.of(connection, workspace, wake=self._wake, interval_seconds=interval)
         self.doorbell = Doorbell(workspace.runs, self._wake)
         self.supervisor = Supervisor(context, self.selector)
-        self.alerting = Alerting(context, self.supervisor.running, interval)
-        self.supervisor.outbox.alerts_by = lambda: self.alerting.delivery
-        self.upkeep = Housekeeping(context)
+        self.alert_evaluation = AlertEvaluation(context, self.supervisor.running, interval)
+        self.supervisor.outbox.alerts_by = lambda: self.alert_evaluation.delivery
+        self.maintenance = Maintenance(context)
         self.sinks = Sinks(context)
         self.studies = Studies(context)
         self._began_at = self._needed_at = now = context.monotonic()
         # When each part is due, in monotonic seconds.
-        self._due = dict.fromkeys(("metrics", "commands", "housekeeping"), now)
+        self._due = dict.fromkeys(("metrics", "commands", "maintenance"), now)
         # A scenario file in the state directory replaces the GPUs by simulated ones.
         self.is_simulated = workspace.scenario.exists()
         if self.is_simulated:
@@ -160,9 +160,9 @@ class Agent:
 
         steps: dict[str, Callable[[], object]] = {
             "reading runs back": read_runs_back,
-            "upkeep": self.upkeep.begin,
+            "maintenance": self.maintenance.begin,
             "adoption": self.supervisor.adopt,
-            "alerting": self.alerting.begin,
+            "alerts": self.alert_evaluation.begin,
         }
         for name, step in steps.items():
             with self.supervisor.parts.around(name, is_run=False):
@@ -216,13 +216,13 @@ class Agent:
             if parts.do("commands", partial(dispatch.answer_all, self.supervisor)):
                 self._needed_at = now
         self.supervisor.advance()
-        if soon >= due["housekeeping"] and self.context.turn.postpones("housekeeping"):
-            due["housekeeping"] = now
-        elif soon >= due["housekeeping"]:
-            due["housekeeping"] = now + HOUSEKEEPING_SECONDS
+        if soon >= due["maintenance"] and self.context.turn.postpones("maintenance"):
+            due["maintenance"] = now
+        elif soon >= due["maintenance"]:
+            due["maintenance"] = now + MAINTENANCE_SECONDS
             if self.supervisor.attempts:
                 self._hasten("metrics", now + INTAKE_SECONDS)
-            self._housekeeping(now)
+            self._maintain(now)
         if self.is_simulated and now >= due["occupants"]:
             due["occupants"] = now + OCCUPANTS_SECONDS
             parts.do("occupants", lambda: self.sampler.send_occupants(self.supervisor.occupants()))
@@ -283,12 +283,12 @@ class Agent:
                 del self._unread_runs[0]
         return report.more or bool(self._unread_runs)
 
-    def _housekeeping(self, now: float) -> None:
+    def _maintain(self, now: float) -> None:
         parts = self.supervisor.parts
         living = [live.record for live in self.supervisor.attempts.values()]
         parts.do("the sampler", lambda: self._watch_sampler(now))
-        parts.do("upkeep", lambda: self.upkeep.turn(now, living))
-        parts.do("alerting", self.alerting.turn)
+        parts.do("maintenance", lambda: self.maintenance.turn(now, living))
+        parts.do("alerts", self.alert_evaluation.turn)
         parts.do("exports", self.sinks.turn)
         parts.do("studies", self.studies.turn)
         # Preconditions of queued runs (disk space, a file, a GPU) change without notice.

@@ -1,4 +1,4 @@
-"""Periodic upkeep: sizes of logs, orphaned processes, a warning about logouts."""
+"""Periodic maintenance: sizes of logs, orphaned processes, a warning about logouts."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ TICKET_SECONDS = 3600.0
 
 
 @dataclass(slots=True)
-class Housekeeping:
-    """The upkeep of one state directory."""
+class Maintenance:
+    """The maintenance of one state directory."""
 
     context: AgentContext
     files_at: float = 0.0

@@ -2,5 +2,5 @@
 
 In: stored metrics lines, process table, logs and GPU samples. Out: observations, alerts, an early
 end of an attempt with its cause, the stack dump taken before it, the incident folder, bounded logs.
-Read `monitor` and `alerting` first.
+Read `monitor` and `alert_evaluation` first.
 """

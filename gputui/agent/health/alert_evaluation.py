@@ -73,7 +73,7 @@ class Transition(NamedTuple):
 
 
 @dataclass(slots=True)
-class Alerting:
+class AlertEvaluation:
     """All alerts of one state directory. ``living`` returns the attempts that run."""
 
     context: AgentContext

@@ -3,5 +3,6 @@
 In: queued runs, free GPUs, exit records, evidence. Out: attempts started by executors, state
 transitions, incidents and the plans decided for them. In the order of an attempt's life:
 `admission` (what may start), `preparation` (its plan), `execution` (until it is known why it
-ended), `ending` (what to do), `gpus` (are they free), `waiting`. Read `live_attempt.py` first, then `supervisor.py`.
+ended), `attempt_end` (what to do), `gpus` (are they free), `start_conditions`. Read
+`live_attempt.py` first, then `supervisor.py`.
 """

@@ -9,7 +9,7 @@ from typing import Any
 
 from gputui.agent.context import AgentContext
 from gputui.agent.health import watched
-from gputui.agent.health.alert_evaluation import Alerting
+from gputui.agent.health.alert_evaluation import AlertEvaluation
 from gputui.agent.lifecycle.live_attempt import LiveAttempt
 from gputui.agent.lifecycle.run_files import ResolvedRun
 from gputui.core.config import Workspace, locate
@@ -47,8 +47,8 @@ class Bench:
         )
         self.recorder = self.context.recorder
         self.recorder.take([Inventory(self.wall(), "nvml", "580", (FACTS,))])
-        self.alerting = Alerting(self.context, lambda: self.living)
-        self.alerting.begin()
+        self.alert_evaluation = AlertEvaluation(self.context, lambda: self.living)
+        self.alert_evaluation.begin()
         for live in self.living:
             self.watch(live)
 
@@ -80,7 +80,7 @@ class Bench:
                 self.recorder.take([FastTick(self.wall(), (sample,))])
             if host:
                 self.recorder.take([HostSample(self.wall(), **host)])
-            self.alerting.turn()
+            self.alert_evaluation.turn()
 
     def lasting(self) -> list[str]:
         return [one.rule for one in alerts.lasting(self.connection)]
