@@ -44,29 +44,29 @@ ABOVE: Final = "↑"
 BELOW: Final = "↓"
 """Values that the value axis cannot hold."""
 
-BAR: Final = "▏▎▍▌▋▊▉█"
-"""Partly filled cells of a bar, from the least to the full one."""
+BAR: Final = "━"
+BAR_HALF: Final = "╸"
+TRACK: Final = "─"
+"""Cells of a bar: full, half full, and those up to its end. They are thin, so that bars below each other stay apart."""
 
-SPARK: Final = "▁▂▃▄▅▆▇█"
-"""Cells of a sparkline, from the lowest to the highest."""
+SPARK: Final = "▁▂▃▄▅▆"
+"""Cells of a sparkline, from the lowest to the highest; none is so high that it touches the row above."""
 
 QUARTERS: Final = (" ", "▝", "▗", "▐", "▘", "▀", "▚", "▜", "▖", "▞", "▄", "▟", "▌", "▛", "▙", "█")
 """Quarter blocks by mask: the right column in bits 0 (top) and 1, the left column in bits 2 and 3.
 """
 
 
-def bar(fraction: float | None, width: int) -> str:
-    """A bar filled to `fraction` (0 to 1, cut off beyond) by eighths of a cell, padded with blanks
-    to `width` cells. Anything above 0 shows, and only a full 1 fills the last cell. Unknown and NaN
-    are blank."""
-    if width < 1 or fraction is None or math.isnan(fraction) or fraction <= 0:
-        return " " * max(0, width)
-    parts = len(BAR)
-    total = width * parts
-    filled = total if fraction >= 1 else min(max(1, round(fraction * total)), total - 1)
-    whole, rest = divmod(filled, parts)
-    text = BAR[-1] * whole + (BAR[rest - 1] if rest else "")
-    return text + " " * (width - len(text))
+def bar(fraction: float | None, width: int) -> tuple[str, str]:
+    """The filled part of a bar of `width` cells and the track behind the rest. `fraction` (0 to 1, cut off beyond) is
+    rounded to half a cell; anything above 0 shows, and only a full 1 fills the last cell. Unknown and NaN are blank."""
+    if width < 1 or fraction is None or math.isnan(fraction):
+        return "", " " * max(0, width)
+    halves = 0
+    if fraction > 0:
+        halves = 2 * width if fraction >= 1 else min(max(1, round(fraction * 2 * width)), 2 * width - 1)
+    filled = BAR * (halves // 2) + BAR_HALF * (halves % 2)
+    return filled, TRACK * (width - len(filled))
 
 
 def sparkline(values: Sequence[float | None], width: int, low: float | None = None, high: float | None = None) -> str:
@@ -101,11 +101,11 @@ UNKNOWN: Final = "?"
 _ASCII: Final = dict(
     zip(
         # frames, signs, arrows, letters and punctuation, blocks
-        "─━┄┈╌═│┃║┆┊╎┌┐└┘├┤┬┴┼╭╮╰╯╞╡╪╔╗╚╝"
+        "─━╸┄┈╌═│┃║┆┊╎┌┐└┘├┤┬┴┼╭╮╰╯╞╡╪╔╗╚╝"
         "●◌◔◑○◐◉◆◇■□▪▫✓✔✗✘×▲△⚠▼▽▸▶►›»◂◀◄‹«▾▴⊘◈★☆✚✖"
         "↻↺↑↓←→↵⇧⇒⇐↔↕↗↘…–—−·•°µμ≤≥≈±∞½²³ΣσΔ‘’“”„ßæœøØłđ␛"
         "▁▂▃▄▅▆▇█▏▎▍▋▊▉░▒▓▝▗▐▘▀▚▜▖▞▟▌▛▙▔▕",
-        "------|||:::++++++++++++++++++++"
+        "-==----|||:::++++++++++++++++++++"
         "*.o%o%@&o#o#o++xxx!!!vv>>>>><<<<<v^%+*o+x"
         '@@^v<><^><=|/\\~---.* uu<>~~8523Ssd\'\'"""saooOld^'
         "_.-=+*%#---==#.:%'.|''\\'.//|'\\'|",

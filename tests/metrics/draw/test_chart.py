@@ -179,20 +179,20 @@ def test_empty_says_so() -> None:
 
 def test_bars() -> None:
     bars = {
-        None: "    ", -1.0: "    ", 0.0: "    ", 0.001: "▏   ", 0.5: "██  ", 0.53: "██▏ ", 0.999: "███▉", 1.0: "████",
-        7.0: "████",
+        None: ("", "    "), -1.0: ("", "────"), 0.0: ("", "────"), 0.001: ("╸", "───"), 0.5: ("━━", "──"),
+        0.6: ("━━╸", "─"), 0.999: ("━━━╸", ""), 1.0: ("━━━━", ""), 7.0: ("━━━━", ""),
     }  # fmt: skip
     assert {fraction: bar(fraction, 4) for fraction in bars} == bars
-    assert bar(math.nan, 4) == "    " and bar(0.5, 0) == ""
+    assert bar(math.nan, 4) == ("", "    ") and bar(0.5, 0) == ("", "")
 
 
 def test_sparklines() -> None:
-    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8) == "▁▂▃▄▅▆▇█"
-    assert sparkline([1, None, 3], 5) == "  ▁ █"
+    assert sparkline([0, 1, 2, 3, 4, 5], 6) == "▁▂▃▄▅▆"
+    assert sparkline([1, None, 3], 5) == "  ▁ ▆"
     assert sparkline([math.nan, math.inf, -math.inf, 1], 4) == "×↑↓▁"
     assert sparkline([5, 5], 2) == "▁▁"
-    assert sparkline([50, 150], 2, 0, 100) == "▅█"
-    assert sparkline([1, 2, 3], 2) == "▁█"
+    assert sparkline([50, 150], 2, 0, 100) == "▄▆"
+    assert sparkline([1, 2, 3], 2) == "▁▆"
     assert sparkline([], 3) == "   "
     assert sparkline([1], 0) == ""
     assert sparkline([None, None], 2) == "  "

@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 from msgspec import Struct
 
 from gputui.core.text import cell_width, char_width, clip, fit
+from gputui.metrics.draw.glyphs import bar
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.ui.tui.theme.looks import SELECTED
@@ -16,6 +17,9 @@ from gputui.ui.tui.theme.looks import SELECTED
 Row = TypeVar("Row")
 
 GAP = 2
+
+BOX_FROM_WIDTH, BOX_FROM_HEIGHT = 100, 30
+"""Least terminal whose panels have a frame; a smaller one has only their headings."""
 
 # A space inside a number in groups of three is no place to break a line.
 _BREAKS = re.compile(r"(?<![0-9]) | (?![0-9]{3}(?![0-9]))")
@@ -189,6 +193,24 @@ def styled_rule(title: str, width: int, notes: Sequence[Span]) -> Line:
             room -= size
     used = cell_width(head) + sum(cell_width(text) for text, _ in tail)
     return [(head, "title"), ("─" * (width - used), "rule"), *tail]
+
+
+def is_boxed(width: int, height: int) -> bool:
+    """Whether panels have a frame in a terminal of this size."""
+    return width >= BOX_FROM_WIDTH and height >= BOX_FROM_HEIGHT
+
+
+def box(lines: Sequence[Line], width: int) -> list[Line]:
+    """Lines of ``width - 2`` cells in a frame with round corners; the first one is a heading, as of `rule`."""
+    side: Span = ("│", "rule")
+    top: Line = [("╭", "rule"), *lines[0], ("╮", "rule")]
+    return [top, *([side, *line, side] for line in lines[1:]), [(f"╰{'─' * (width - 2)}╯", "rule")]]
+
+
+def bar_spans(fraction: float | None, width: int, style: str = "bar") -> Line:
+    """A bar of ``width`` cells over its track; blank if unknown."""
+    filled, track = bar(fraction, width)
+    return [(filled, style), (track, "track")]
 
 
 def wrap(text: str, width: int) -> list[str]:

@@ -18,9 +18,6 @@ PARKED = "gpu_parked"
 
 """A GPU without processes is free if it uses less memory than this."""
 
-TRACK = "░"
-"""The empty part of a bar."""
-
 
 class GpuRow(Struct, frozen=True):
     """A GPU and what belongs to it.

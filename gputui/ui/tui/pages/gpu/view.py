@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from gputui.core.text import clean
 from gputui.core.units import UNKNOWN, bytes_text, duration
 from gputui.metrics.draw.chart import chart
-from gputui.metrics.draw.glyphs import bar
 from gputui.metrics.draw.parts import Curve, Line, XAxis, YAxis
 from gputui.metrics.draw.raster import Span
 from gputui.store.hardware import GpuView, ProcessView
 from gputui.ui.tui.data.snapshot import GpuPage, Snapshot
-from gputui.ui.tui.layout.columns import between, fit_line, rule, wrap
-from gputui.ui.tui.layout.gpu_words import TRACK, GpuRow
+from gputui.ui.tui.layout.columns import bar_spans, between, fit_line, rule, wrap
+from gputui.ui.tui.layout.gpu_words import GpuRow
 from gputui.ui.tui.layout.moments import right_end
 from gputui.ui.tui.layout.sparklines import newest, shares, time_bins
 from gputui.ui.tui.layout.strips import power_unit
@@ -78,11 +77,9 @@ def _label(text: str) -> Span:
 
 def _gauge_line(gauge: Gauge, width: int, *, is_past: bool) -> Line:
     cells = max(6, min(GAUGE_MOST, width - LABEL_WIDTH - 2 - GAUGE_WORDS))
-    filled = bar(gauge.fraction, cells).rstrip(" ")
-    track = (" " if gauge.fraction is None else TRACK) * (cells - len(filled))
     text_style = "warn" if gauge.style == "warn" else "dim" if is_past else "text"
     bar_style = "dim" if is_past else gauge.style
-    spans = [_label(gauge.label), (filled, bar_style), (track, "track"), (f" {gauge.text}", text_style)]
+    spans = [_label(gauge.label), *bar_spans(gauge.fraction, cells, bar_style), (f" {gauge.text}", text_style)]
     return fit_line(spans, width)
 
 

@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping
 from msgspec.structs import replace
 
 from gputui.core.units import UNKNOWN, bytes_text, gibibytes, percent, rate
-from gputui.metrics.draw.glyphs import bar
 from gputui.metrics.draw.raster import Span
 from gputui.store.hardware import GpuView
-from gputui.ui.tui.layout.columns import Column, Placed
-from gputui.ui.tui.layout.gpu_words import TRACK, GpuRow, health, held_back, owner, pcie_link, traffic, who
+from gputui.ui.tui.layout.columns import Column, Placed, bar_spans
+from gputui.ui.tui.layout.gpu_words import GpuRow, health, held_back, owner, pcie_link, traffic, who
 from gputui.ui.tui.layout.sparklines import spark
 from gputui.ui.tui.layout.words import is_hot
 
@@ -60,7 +59,7 @@ def _utilization(row: GpuRow, width: int) -> list[Span]:
     value = row.gpu.utilization_percent
     if value is None:
         return _dash(4)
-    return [(f"{value:3.0f}% ", "text"), *_tracked(value / 100, width - 5, "bar")]
+    return [(f"{value:3.0f}% ", "text"), *bar_spans(value / 100, width - 5, "bar")]
 
 
 def _memory(row: GpuRow, width: int) -> list[Span]:
@@ -72,18 +71,12 @@ def _memory(row: GpuRow, width: int) -> list[Span]:
         (f"{_gigabytes(used):>3}", "warn" if is_full else "text"),
         (f"/{f'{_gigabytes(total)}G':<4} ", "dim"),
     ]
-    return [*text, *_tracked(used / total, width - 9, "warn" if is_full else "bar2")]
+    return [*text, *bar_spans(used / total, width - 9, "warn" if is_full else "bar2")]
 
 
 def _gigabytes(count_bytes: float | None) -> str:
     """``0.4`` or ``46``: GiB in three cells."""
     return gibibytes(count_bytes, 1 if count_bytes is not None and count_bytes < 9.95 * 2**30 else 0)
-
-
-def _tracked(fraction: float, width: int, style: str) -> list[Span]:
-    """A bar on a track that shows the length of a full one."""
-    text = bar(fraction, width).rstrip(" ")
-    return [(text, style), (TRACK * (width - len(text)), "track")]
 
 
 def _short_memory(row: GpuRow, width: int) -> list[Span]:

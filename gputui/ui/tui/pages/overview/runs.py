@@ -13,13 +13,22 @@ from msgspec import Struct
 
 from gputui.core.text import cell_width, clean, clip, clip_middle
 from gputui.core.units import ago, count, duration, index_ranges, metric_value, rate, short_number
-from gputui.metrics.draw.glyphs import bar
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.recovery.costs import in_words
 from gputui.store.queue import QueuePause
 from gputui.ui.tui.data.snapshot import RunRow, Snapshot
-from gputui.ui.tui.layout.columns import Column, Placed, fit_line, pad, place, row_line, selected, styled_rule
+from gputui.ui.tui.layout.columns import (
+    Column,
+    Placed,
+    bar_spans,
+    fit_line,
+    pad,
+    place,
+    row_line,
+    selected,
+    styled_rule,
+)
 from gputui.ui.tui.layout.run_words import outlook, run_colour, run_title, silent_seconds, tag_words
 from gputui.ui.tui.layout.sparklines import spark
 from gputui.ui.tui.layout.words import run_sign, run_state_text
@@ -273,9 +282,8 @@ def _done(shown: _Shown, width: int) -> list[Span]:
     if progress.step is None or not progress.total_steps:
         return []
     share = min(1.0, progress.step / progress.total_steps)
-    filled = bar(share, width - 5).rstrip(" ")
     style = "dim" if shown.row.run.state.is_over else "bar"
-    return [(filled, style), ("░" * (width - 5 - len(filled)), "track"), (f"{math.floor(share * 100):>4}%", "text")]
+    return [*bar_spans(share, width - 5, style), (f"{math.floor(share * 100):>4}%", "text")]
 
 
 def _metric(shown: _Shown, width: int) -> list[Span]:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from gputui.core.text import clean
 from gputui.core.units import UNKNOWN, aligned, count, count_of, duration, gpu_hours, metric_value, percent
 from gputui.metrics.draw.chart import chart
-from gputui.metrics.draw.glyphs import bar, sparkline
+from gputui.metrics.draw.glyphs import sparkline
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.picture import Drawing
 from gputui.metrics.draw.raster import Span
@@ -28,6 +28,7 @@ from gputui.ui.tui.data.snapshot import Progress, StudyPage
 from gputui.ui.tui.layout.charts import SHAPES
 from gputui.ui.tui.layout.columns import (
     Column,
+    bar_spans,
     fit_line,
     fitting,
     head_line,
@@ -435,7 +436,7 @@ def _values(page: StudyPage, objective: Objective, cursor: TrialRecord | None, w
             fit_line(
                 [
                     (f" {clean(one.name):<{name_width}.{name_width}} ", "text"),
-                    (bar(one.share, room), "accent"),
+                    *bar_spans(one.share, room),
                     (f" {percent(one.share * 100):>5}", "text"),
                 ],
                 width,
