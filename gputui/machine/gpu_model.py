@@ -58,6 +58,8 @@ class Inventory(Struct, frozen=True, tag="inventory", tag_field="kind"):
     driver_version: str | None
     gpus: tuple[GpuFacts, ...]
     problem: str | None = None
+    cuda_version: str | None = None
+    """The newest CUDA that the driver supports, as ``12.4``."""
 
 
 class FastTick(Struct, frozen=True, tag="fast", tag_field="kind"):

@@ -217,6 +217,8 @@ class NvmlSource:
         """Raises DriverGoneError."""
         nvml = session.nvml
         driver_version = session.run("", "nvmlSystemGetDriverVersion", nvml.nvmlSystemGetDriverVersion)
+        cuda = session.run("", "nvmlSystemGetCudaDriverVersion", nvml.nvmlSystemGetCudaDriverVersion_v2)
+        cuda_version = None if not cuda else f"{cuda // 1000}.{cuda % 1000 // 10}"
         handles: dict[str, Any] = {}
         unopened: list[str] = []
         for index in range(session.run("", "nvmlDeviceGetCount", nvml.nvmlDeviceGetCount) or 0):
@@ -239,7 +241,7 @@ class NvmlSource:
         self._lists = ProcessLists(session, self._reader)
         self._unopened = bool(unopened) or not self._gpus
         problem = "; ".join(unopened) or (None if self._gpus else _NO_GPU)
-        return self._inventory(at, str(driver_version) if driver_version else None, problem)
+        return self._inventory(at, problem, str(driver_version) if driver_version else None, cuda_version)
 
     def _miss(self, at: float, index: int, reason: str) -> None:
         """Keep a GPU that cannot be opened as a lost one, unless the one in its place was seen
@@ -261,13 +263,16 @@ class NvmlSource:
 
     def _without_driver(self, at: float, problem: str) -> Inventory:
         self._mark_driver_lost(at, problem)
-        return self._inventory(at, None, problem)
+        return self._inventory(at, problem)
 
-    def _inventory(self, at: float, driver_version: str | None, problem: str | None) -> Inventory:
+    def _inventory(
+        self, at: float, problem: str | None, driver_version: str | None = None, cuda_version: str | None = None
+    ) -> Inventory:
         return Inventory(
             at=at,
             source="nvml",
             driver_version=driver_version,
+            cuda_version=cuda_version,
             gpus=tuple(gpu.facts for gpu in self._gpus.values()),
             problem=problem,
         )

@@ -29,6 +29,7 @@ class AgentView(Struct, frozen=True):
     interval_seconds: float
     source: str | None
     driver_version: str | None
+    cuda_version: str | None
     gpu_problem: str | None
     sampler_state: str
     sampler_silent_seconds: float | None

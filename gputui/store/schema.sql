@@ -14,6 +14,7 @@ CREATE TABLE agent (
     interval_seconds REAL NOT NULL DEFAULT 1.0,
     source TEXT,
     driver_version TEXT,
+    cuda_version TEXT,
     gpu_problem TEXT,
     sampler_state TEXT NOT NULL DEFAULT 'starting',
     sampler_silent_seconds REAL,

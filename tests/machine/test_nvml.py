@@ -29,7 +29,8 @@ def sleeper() -> Iterator[int]:
 def test_facts_and_a_full_sample(remote: Begin, sleeper: int) -> None:
     source = remote("gpus 2", f"process 1 {sleeper} 4096 C 40")
     inventory = source.inventory()
-    assert (inventory.source, inventory.driver_version, inventory.problem) == ("nvml", "580.95.05", None)
+    assert (inventory.source, inventory.driver_version, inventory.cuda_version) == ("nvml", "580.95.05", "13.0")
+    assert inventory.problem is None
     facts = inventory.gpus[1]
     assert facts.index == 1
     assert facts.uuid.startswith("GPU-")

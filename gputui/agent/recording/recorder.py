@@ -235,8 +235,8 @@ class Recorder:
             )
         self._ids = dict(self._connection.execute("SELECT uuid, gpu_id FROM gpus").fetchall())
         self._connection.execute(
-            "UPDATE agent SET source = ?, driver_version = ?, gpu_problem = ?",
-            (inventory.source, inventory.driver_version, inventory.problem),
+            "UPDATE agent SET source = ?, driver_version = ?, cuda_version = ?, gpu_problem = ?",
+            (inventory.source, inventory.driver_version, inventory.cuda_version, inventory.problem),
         )
 
     def _write_event(self, event: GpuEvent) -> None:

@@ -96,7 +96,7 @@ def test_an_agent_is_started_so_that_the_values_are_of_now(filler: Filler) -> No
     filler.workspace.scenario.write_text("gpus: 2\nseed: 7\nfaults: []\n")
     try:
         shown = said(filler.workspace, "--once")
-        assert "simulated GPUs" in shown and "No agent runs" not in shown
+        assert "Simulated GPU · simulated" in shown and "No agent runs" not in shown
         assert read_identity(filler.workspace) is not None
     finally:
         stop_agent(filler.workspace)

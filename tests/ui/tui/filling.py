@@ -56,9 +56,17 @@ class Filler:
     def agent(self, *, problem: str | None = None, state: str = "ok", silent: float | None = None) -> None:
         self.connection.execute(
             "INSERT OR REPLACE INTO agent (id, pid, start_ticks, boot_id, version, started_at, heartbeat_at, source, "
-            "driver_version, gpu_problem, sampler_state, sampler_silent_seconds) "
-            "VALUES (1, 4242, 1, 'boot', '0.1.0', ?, ?, 'nvml', ?, ?, ?, ?)",
-            (self.now - 7200, self.now, None if problem else "580.95.05", problem, state, silent),
+            "driver_version, cuda_version, gpu_problem, sampler_state, sampler_silent_seconds) "
+            "VALUES (1, 4242, 1, 'boot', '0.1.0', ?, ?, 'nvml', ?, ?, ?, ?, ?)",
+            (
+                self.now - 7200,
+                self.now,
+                None if problem else "580.95.05",
+                None if problem else "13.0",
+                problem,
+                state,
+                silent,
+            ),
         )
 
     def gpus(self, count: int) -> None:

@@ -42,7 +42,7 @@ async def test_a_full_disk_is_told_instead_of_silence(
 
 
 def agent_seen(at: float) -> AgentView:
-    return AgentView(1, "0", at - 99, at, None, False, 1.0, "nvml", None, None, "ok", None)
+    return AgentView(1, "0", at - 99, at, None, False, 1.0, "nvml", None, None, None, "ok", None)
 
 
 def test_a_disk_counts_as_full_only_while_nothing_can_be_written(

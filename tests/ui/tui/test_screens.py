@@ -75,9 +75,12 @@ async def test_the_first_frame_is_full(app: GputuiApp) -> None:
         heights = [pane.size.height for pane in app.screen.query(Pane)]
         assert sum(heights) == 24
         await pilot.resize_terminal(*WIDE)
-        await until(pilot, lambda: "utilisation" in text(app, "trend-heads"))
+        await until(pilot, lambda: "utilisation" in text(app, "charts"))
         await pilot.pause()
-        assert sum(pane.outer_size.height + pane.styles.margin.top for pane in app.screen.query(Pane)) == 48
+        lower = app.screen.query_one("#lower").size.height
+        beside = {"processes", "events"}
+        assert lower + sum(pane.size.height for pane in app.screen.query(Pane) if pane.id not in beside) == 48
+        assert lower > 10 and "sweep.py" in text(app, "processes") and "EVENTS" in text(app, "events")
 
 
 async def test_the_cursor_moves_and_stays_on_its_run(app: GputuiApp, filler: Filler) -> None:
@@ -99,17 +102,17 @@ async def test_the_cursor_moves_and_stays_on_its_run(app: GputuiApp, filler: Fil
 async def test_the_filter_narrows_the_table_while_typing(app: GputuiApp) -> None:
     async with app.run_test(size=SMALL) as pilot:
         await pilot.press("slash", "v", "i", "t")
-        assert [row.run.run_id for row in overview(app).shown_rows] == ["vit-b16-1"]
+        assert overview(app).row_ids == ["vit-b16-1"]
         await pilot.press("backspace", "backspace", "backspace", "q", "q")  # q is text here, not a key
-        assert overview(app).shown_rows == [] and "No run matches" in text(app, "runs")
+        assert overview(app).row_ids == [] and "No run matches" in text(app, "runs")
         await pilot.press("escape")
-        assert len(overview(app).shown_rows) == 4
+        assert len(overview(app).row_ids) == 4
         await pilot.press("slash", "l", "r", "enter", "enter")
         assert isinstance(app.screen, RunScreen) and app.screen.run_id == "lr-sweep-3"
         await pilot.press("escape")
         assert "/lr" in text(app, "runs")
         await pilot.press("escape")
-        assert len(overview(app).shown_rows) == 4
+        assert len(overview(app).row_ids) == 4
 
 
 async def test_a_terminal_that_is_too_small_is_told(app: GputuiApp) -> None:
@@ -117,11 +120,11 @@ async def test_a_terminal_that_is_too_small_is_told(app: GputuiApp) -> None:
         await pilot.resize_terminal(30, 6)
         await until(pilot, lambda: text(app, "notice") != "")
         assert mentions(text(app, "notice"), "30×6", "\n", "40×9")
-        assert text(app, "gpus") == "" == text(app, "trends")
+        assert text(app, "gpus") == "" == text(app, "charts")
         await pilot.resize_terminal(160, 48)
         await until(pilot, lambda: text(app, "notice") == "")
         assert "gpt2-124m-1 r0" in text(app, "gpus")
-        assert "utilisation" in text(app, "trend-heads")
+        assert "utilisation" in text(app, "charts")
 
 
 # --- a run's page

@@ -176,8 +176,25 @@ def between(left: Sequence[Span], right: Sequence[Span], width: int) -> Line:
 def rule(title: str, width: int, note: str = "", *, style: str = "title") -> Line:
     """A heading in a horizontal rule: ``RUNS ────── 3 of 12 ──``."""
     head = clip(f" {title} ", width)
-    tail = f" {note} ─" if note and cell_width(note) + cell_width(head) + 6 <= width else ""
-    return [(head, style), ("─" * (width - cell_width(head) - cell_width(tail)) + tail, "rule")]
+    tail: list[Span] = []
+    if note and cell_width(note) + cell_width(head) + 6 <= width:
+        tail = [(f" {note} ", "dim"), ("─", "rule")]
+    used = cell_width(head) + sum(cell_width(text) for text, _ in tail)
+    return [(head, style), ("─" * (width - used), "rule"), *tail]
+
+
+def figures_rule(title: str, figures: Sequence[Sequence[Span]], width: int) -> Line:
+    """A heading in a rule with figures behind it: ``GPUS ─ util 36% ─ 2.1/5.6 kW ───``; those that do not fit are left
+    out, the last ones first."""
+    line: Line = [(f" {title} ", "title")] if title else []
+    room = width - sum(cell_width(text) for text, _ in line)
+    for figure in figures:
+        room -= 3 + sum(cell_width(text) for text, _ in figure)
+        if room < 0:
+            break
+        line += [("─ ", "rule"), *figure, (" ", "text")]
+    used = sum(cell_width(text) for text, _ in line)
+    return [*line, ("─" * (width - used), "rule")]
 
 
 def styled_rule(title: str, width: int, notes: Sequence[Span]) -> Line:
@@ -200,11 +217,16 @@ def is_boxed(width: int, height: int) -> bool:
     return width >= BOX_FROM_WIDTH and height >= BOX_FROM_HEIGHT
 
 
-def box(lines: Sequence[Line], width: int) -> list[Line]:
-    """Lines of ``width - 2`` cells in a frame with round corners; the first one is a heading, as of `rule`."""
+def box(lines: Sequence[Line], width: int, foot: Sequence[Span] = ()) -> list[Line]:
+    """Lines of ``width - 2`` cells in a frame with round corners; the first one is a heading, as of `rule`, and
+    ``foot`` stands in the lower edge."""
     side: Span = ("│", "rule")
-    top: Line = [("╭", "rule"), *lines[0], ("╮", "rule")]
-    return [top, *([side, *line, side] for line in lines[1:]), [(f"╰{'─' * (width - 2)}╯", "rule")]]
+    rest = width - 2 - sum(cell_width(text) for text, _ in foot)
+    return [
+        [("╭", "rule"), *lines[0], ("╮", "rule")],
+        *([side, *line, side] for line in lines[1:]),
+        [("╰", "rule"), *foot, (f"{'─' * rest}╯", "rule")],
+    ]
 
 
 def bar_spans(fraction: float | None, width: int, style: str = "bar") -> Line:

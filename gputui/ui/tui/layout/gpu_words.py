@@ -10,13 +10,11 @@ from gputui.machine.gpu_model import unseen_use
 from gputui.metrics.draw.raster import Span
 from gputui.store.hardware import GpuView, ProcessView, Quarantined
 from gputui.ui.tui.data.snapshot import RankRow, Snapshot
-from gputui.ui.tui.layout.run_words import title_of
+from gputui.ui.tui.layout.run_words import run_style, title_of
 from gputui.ui.tui.layout.words import dated_clock, is_alarming
 
 PARKED = "gpu_parked"
 """The alert rule about memory held by processes that compute nothing."""
-
-"""A GPU without processes is free if it uses less memory than this."""
 
 
 class GpuRow(Struct, frozen=True):
@@ -24,6 +22,7 @@ class GpuRow(Struct, frozen=True):
 
     Attributes:
         rank: the metrics of the rank on it.
+        style: the colour of its run.
         utilizations: its utilisation in the last minutes, percent.
         quarantined: why it is in quarantine.
         xids: the number of XIDs in the last day.
@@ -32,6 +31,7 @@ class GpuRow(Struct, frozen=True):
 
     gpu: GpuView
     rank: RankRow | None = None
+    style: str = "accent"
     utilizations: tuple[float | None, ...] = ()
     quarantined: Quarantined | None = None
     xids: int = 0
@@ -41,15 +41,13 @@ class GpuRow(Struct, frozen=True):
 def gpu_row(snapshot: Snapshot, gpu: GpuView) -> GpuRow:
     """The row of a GPU."""
     history = snapshot.gpu_history.get(gpu.uuid)
-    rank = None
-    if gpu.run_id is not None and gpu.rank is not None and not gpu.shared_with:
-        for candidate in snapshot.runs:
-            if candidate.run.run_id == gpu.run_id:
-                rank = candidate.progress.ranks.get(gpu.rank)
+    row = next((row for row in snapshot.runs if row.run.run_id == gpu.run_id), None)
+    rank = None if row is None or gpu.rank is None or gpu.shared_with else row.progress.ranks.get(gpu.rank)
     machine = snapshot.machine
     return GpuRow(
         gpu,
         rank,
+        "accent" if row is None else run_style(row.run),
         history.utilization_percent if history else (),
         machine.quarantined.get(gpu.uuid),
         machine.xids.get(gpu.uuid, 0),
@@ -82,7 +80,7 @@ def who(row: GpuRow, width: int) -> list[Span]:
         name = title_of(gpu.run_id, gpu.run_name)
         room = width - len(rank) - sum(len(text) for text, _ in slow)
         shown = clip_middle(name, max(1, room))
-        return [(shown, "accent"), (rank, "text"), *slow]
+        return [(shown, row.style), (rank, "text"), *slow]
     if row.quarantined is not None:
         return [("⊘ quarantine", "warn")]
     if is_free(gpu):

@@ -22,6 +22,11 @@ SLOW_END_SECONDS = 120.0
 RUN_COLOURS = 6
 
 
+def run_style(run: Run) -> str:
+    """The style of a run's name and curves."""
+    return f"series.{run_colour(run)}"
+
+
 def run_colour(run: Run) -> int:
     """The number of a run's colour, the same in all charts; runs launched one after the other differ."""
     return (run.sequence - 1) % RUN_COLOURS

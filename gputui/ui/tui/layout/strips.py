@@ -1,34 +1,30 @@
-"""The one-line summaries: head line, studies, notices, all GPUs together, host."""
+"""The one-line summaries: head, notices, all GPUs together, host."""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from gputui.core.text import clean
-from gputui.core.units import UNKNOWN, byte_rate, celsius, count, count_of, duration, gibibytes, metric_value, percent
+from gputui.core.units import UNKNOWN, byte_rate, celsius, count_of, duration, gibibytes, percent
 from gputui.machine.aggregate import GpuTotals, totals
-from gputui.metrics.draw.chart import chart
-from gputui.metrics.draw.envelope import Bin
-from gputui.metrics.draw.glyphs import sparkline
-from gputui.metrics.draw.parts import Curve, Line, XAxis, YAxis
+from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.store.hardware import GpuView
 from gputui.store.series import HostSample
-from gputui.ui.tui.data.snapshot import HISTORY_SECONDS, Snapshot, StudyRow
+from gputui.ui.tui.data.snapshot import HISTORY_SECONDS, Snapshot
 from gputui.ui.tui.layout.columns import between, fit_line, fitting, wrap
 from gputui.ui.tui.layout.gpu_words import is_free
 from gputui.ui.tui.layout.moments import past_notices, right_end
-from gputui.ui.tui.layout.sparklines import History, mean_history, peak_history, shares, spark, sum_history, time_bins
-from gputui.ui.tui.layout.words import STUDY_SIGNS, clock, dated_clock, is_hot, run_sign
+from gputui.ui.tui.layout.sparklines import mean_history, spark
+from gputui.ui.tui.layout.words import clock, dated_clock, is_hot, run_sign
 
 DEMO_BACK_SECONDS = 20 * 3600.0
 """The demo names a moment by its time of day, so it must lie within the last day."""
 
-SPARK_BUCKETS = 9
-"""Cells of the short utilisation history in the strip."""
-
-POWER_IN_KILOWATTS = 1000.0
-"""Least highest value, in watts, of a chart of power in kW."""
+SPARK_CELLS = 8
+"""Cells of a short history in a line."""
 
 AGENT_SILENT_SECONDS = 5.0
 """An agent is silent if its heartbeat is older than this plus its interval."""
@@ -36,46 +32,43 @@ AGENT_SILENT_SECONDS = 5.0
 _TIGHT = 110
 _CONCERNING = ("queued", "starting", "running", "recovering", "stopping")
 
+# Maker and brand, and what follows the memory: NVIDIA H100 80GB HBM3, NVIDIA GeForce RTX 4090.
+_MODEL = re.compile(r"^(?:NVIDIA )?(?:GeForce |Tesla )?(.*?\d+ ?GB|[^(]*)")
+
 
 def head_line(
     snapshot: Snapshot, width: int, host_name: str, *, demo: bool, readonly: bool, has_keys: bool = True
 ) -> Line:
-    """The host, the number of runs in each active state, and the time."""
-    left: list[Span] = [(" gputui", "title"), (f" · {clean(host_name)}", "text")]
+    """The host and its GPUs, the number of runs in each active state, and the time."""
     agent = snapshot.agent
+    is_simulated = demo or (agent is not None and agent.source == "simulated")
+    parts: list[Span] = [(clean(host_name), "text"), *((words, "text") for words in _models(snapshot.gpus))]
     # The past moment needs the room; the runs are listed below.
     is_tight = snapshot.past is not None and width < _TIGHT
-    if agent is not None and agent.driver_version and agent.source != "simulated" and not is_tight:
-        left.append((f" · driver {clean(agent.driver_version)}", "dim"))
-    if demo or (agent is not None and agent.source == "simulated"):
-        left.append((" · simulated GPUs", "warn"))
+    if agent is not None and not is_simulated and not is_tight:
+        versions = (("driver", agent.driver_version), ("CUDA", agent.cuda_version))
+        parts += [(f"{name} {clean(version)}", "dim") for name, version in versions if version]
+    if is_simulated:
+        parts.append(("simulated", "warn"))
     if readonly:
-        left.append((" · read only", "dim"))
-    counts: dict[str, int] = {}
-    for row in snapshot.runs:
-        counts[row.run.state] = counts.get(row.run.state, 0) + 1
+        parts.append(("read only", "dim"))
+    counts = Counter(str(row.run.state) for row in snapshot.runs)
     right: list[Span] = [
         (f"{counts[state]} {run_sign(state).word}  ", run_sign(state).style)
         for state in _CONCERNING
-        if counts.get(state) and not is_tight
+        if counts[state] and not is_tight
     ]
-    return between(left, [*right, *right_end(snapshot.at, snapshot.past, has_keys=has_keys)], width)
+    right = [("  ", "text"), *right, *right_end(snapshot.at, snapshot.past, has_keys=has_keys)]
+    room = width - sum(len(text) for text, _ in right)
+    shown = ([("  " if not number else " · ", "dim"), part] for number, part in enumerate(parts))
+    left = fitting([[(" gputui", "title")], *shown], room)
+    return between(left, right, width)
 
 
-def study_strip(rows: Sequence[StudyRow], width: int, *, has_keys: bool = True) -> list[Line]:
-    """A line per active study."""
-    lines = []
-    for number, row in enumerate(rows):
-        sign = STUDY_SIGNS[row.state]
-        left: list[Span] = [(f" {sign.glyph} ", sign.style), ("study ", "dim"), (clean(row.name), "label")]
-        left.append((f" {sign.word}", sign.style))
-        wanted = "" if row.wanted is None else f" of {count(row.wanted)}"
-        left.append((f" · {count(row.over)}{wanted} trials finished, {row.running} running", "text"))
-        if row.best is not None:
-            left += [(" · best ", "dim"), (metric_value(row.best), "accent"), (f" (trial {row.best_number})", "dim")]
-        right: list[Span] = [("  S", "key"), (" studies ", "dim")] if has_keys and not number else []
-        lines.append(between(left, right, width))
-    return lines
+def _models(gpus: Sequence[GpuView]) -> list[str]:
+    """``8 × H100 80GB``, for each model."""
+    models = Counter(match.group(1).strip() for gpu in gpus if (match := _MODEL.match(clean(gpu.name))))
+    return [f"{number} × {name}" for name, number in models.items()]
 
 
 def demo_line(snapshot: Snapshot, width: int) -> Line:
@@ -141,104 +134,40 @@ def driver_silence(snapshot: Snapshot) -> str | None:
     return f"driver silent for {words}"
 
 
-def aggregate_line(snapshot: Snapshot, width: int) -> Line:
-    """All GPUs in one line: utilisation now and in the last minutes, memory, power, the hottest GPU."""
-    if not snapshot.gpus:
-        return fit_line([], width)
+def gpu_figures(snapshot: Snapshot) -> list[list[Span]]:
+    """All GPUs together: utilisation now and in the last minutes, memory, power, the hottest, and how many are free;
+    the most important first."""
     total = gpu_totals(snapshot.gpus)
-    history = mean_history([each.utilization_percent for each in snapshot.gpu_history.values()])
+    history = tuple(mean_history([each.utilization_percent for each in snapshot.gpu_history.values()]))
     base = "dim" if all(gpu.state == "stale" for gpu in snapshot.gpus) else "text"
     memory = f"{gibibytes(total.memory_used_bytes, 0)}/{gibibytes(total.memory_total_bytes, 0)} GiB"
     unified = " unified" if any(gpu.facts.get("memory_is_unified") for gpu in snapshot.gpus) else ""
-    parts: list[list[Span]] = [
-        [(f" {count_of(total.gpu_count, 'GPU')}", "label")],
-        [(f"  util {percent(total.utilization_percent)} ", base)],
-        [(sparkline(history, SPARK_BUCKETS, 0.0, 100.0), "bar")],
-        [(f"  mem {memory}{unified}", base)],
-        [(f"  {_power(total)}", base)],
+    limit = "" if total.power_limit_watts is None else f"/{total.power_limit_watts / 1000:.1f}"
+    power = UNKNOWN if total.power_watts is None else f"{total.power_watts / 1000:.1f}"
+    figures: list[list[Span]] = [
+        [(f"util {percent(total.utilization_percent)}", base), (f" {spark(history, SPARK_CELLS, 0.0, 100.0)}", "bar")],
+        [(f"{memory}{unified}", base)],
+        [(f"{power}{limit} kW", base)],
     ]
     hottest = next((gpu for gpu in snapshot.gpus if gpu.uuid == total.hottest_uuid), None)
     if hottest is not None:
         hot = is_hot(hottest)
-        mark = "▲" if hot else ""
-        reading = f"{mark}GPU {hottest.index} {celsius(total.hottest_celsius)}"
-        parts.append([("  hottest ", base), (reading, "warn" if hot else base)])
-    if total.lost_count:
-        parts.insert(1, [(f" ✗{total.lost_count}", "bad")])
+        words = f"{'▲' if hot else ''}hottest GPU {hottest.index} {celsius(total.hottest_celsius)}"
+        figures.append([(words, "warn" if hot else base)])
     machine = snapshot.machine
     xids = sum(machine.xids.values())
-    if xids:
-        parts.append([(f"  XID {xids}", "warn")])
-    out = machine.quarantined
-    free = sum(is_free(gpu) and gpu.uuid not in out for gpu in snapshot.gpus)
-    parts.append([(f"  {free} free", "dim")])
+    free = sum(is_free(gpu) and gpu.uuid not in machine.quarantined for gpu in snapshot.gpus)
+    figures.append([(f"{free} free", "good" if free else "dim")])
+    figures += [[(f"{total.lost_count} lost", "bad")]] if total.lost_count else []
+    figures += [[(count_of(xids, "XID"), "warn")]] if xids else []
     if total.memory_reserved_bytes is not None:
-        parts.append([(f"  {gibibytes(total.memory_reserved_bytes)} GiB reserved by the driver", "dim")])
-    return fitting(parts, width)
+        figures.append([(f"{gibibytes(total.memory_reserved_bytes)} GiB reserved by the driver", "dim")])
+    return figures
 
 
 def gpu_totals(gpus: Sequence[GpuView]) -> GpuTotals:
     """Totals over all GPUs."""
     return totals(gpus, {gpu.uuid: gpu.index for gpu in gpus})
-
-
-def aggregate_heads(snapshot: Snapshot, width: int) -> Line:
-    """The headings of `aggregate_charts`, with the current values of `aggregate_line`."""
-    total = gpu_totals(snapshot.gpus)
-    full = _share(total.memory_used_bytes, total.memory_total_bytes)
-    power = total.power_watts
-    size, unit = power_unit(_powers(snapshot))
-    heads: list[list[Span]] = [
-        [
-            (f"● utilisation {percent(total.utilization_percent)}", "series.0"),
-            (f"  ■ memory {percent(full)}", "series.1"),
-        ],
-        [(f"power {UNKNOWN if power is None else f'{power / size:.{2 if size > 1 else 0}f}'} {unit}", "series.2")],
-        [(f"hottest {celsius(total.hottest_celsius)}", "series.3")],
-    ]
-    across = _trends_across(width)
-    each = (width - 1) // across
-    return fit_line([span for head in heads[:across] for span in [(" ", "text"), *fit_line(head, each - 1)]], width)
-
-
-def aggregate_charts(snapshot: Snapshot, width: int, height: int) -> list[Line]:
-    """Charts of all GPUs over the last minutes, side by side: utilisation and memory, power, temperature. Each ends
-    with the current value."""
-    histories = list(snapshot.gpu_history.values())
-    if not histories or width < 30 or height < 3:
-        return [fit_line([(f"  {no_samples(snapshot)}", "dim")], width)][:height]
-    total = gpu_totals(snapshot.gpus)
-    full = shares(sum_history([each.memory_used_bytes for each in histories]), total.memory_total_bytes)
-    busy = mean_history([each.utilization_percent for each in histories])
-    warm = peak_history([each.temperature_celsius for each in histories])
-    power = sum_history([each.power_watts for each in histories])
-    size, _ = power_unit(_powers(snapshot))
-    memory = _share(total.memory_used_bytes, total.memory_total_bytes)
-
-    def curve(values: History, now: float | None, number: int, *, is_filled: bool, shape: str = "") -> Curve:
-        bins = time_bins(values, HISTORY_SECONDS)
-        if now is not None:
-            bins.append(Bin(0.0, 0.0, now, now, now, now, 1))
-        return Curve(bins, f"series.{number}", area=f"area.{number}" if is_filled else "", shape=shape)
-
-    watts = [None if value is None else value / size for value in power]
-    drawn = None if total.power_watts is None else total.power_watts / size
-    panes = [
-        ([curve(busy, total.utilization_percent, 0, is_filled=True, shape="●"),
-          curve(full, memory, 1, is_filled=False, shape="■")], YAxis(low=0.0, high=100.0)),
-        ([curve(watts, drawn, 2, is_filled=True)], YAxis(low=0.0)),
-        ([curve(warm, total.hottest_celsius, 3, is_filled=False)], YAxis(low=20.0)),
-    ]  # fmt: skip
-    across = _trends_across(width)
-    each = (width - 1) // across - 1
-    axis = XAxis("min", -HISTORY_SECONDS / 60, 0.0, newest=0.0)
-    columns = [
-        chart(curves, width=each, height=height, x_axis=axis, y_axis=y_axis) for curves, y_axis in panes[:across]
-    ]
-    return [
-        fit_line([span for part in parts for span in [(" ", "text"), *part]], width)
-        for parts in zip(*columns, strict=True)
-    ]
 
 
 def no_samples(snapshot: Snapshot) -> str:
@@ -249,31 +178,17 @@ def no_samples(snapshot: Snapshot) -> str:
     return "no samples in the last ten minutes"
 
 
-def _trends_across(width: int) -> int:
-    return 3 if width >= _TIGHT else 2
-
-
-def _powers(snapshot: Snapshot) -> list[float | None]:
-    """All GPUs' power over the last minutes and now, in watts."""
-    history = sum_history([each.power_watts for each in snapshot.gpu_history.values()])
-    return [*history, gpu_totals(snapshot.gpus).power_watts]
-
-
 def power_unit(values_watts: Iterable[float | None]) -> tuple[float, str]:
     """The unit of a chart of power, in watts and in words: kW if the highest value is 1000 W or more."""
     highest = max((value for value in values_watts if value is not None), default=0.0)
-    return (1000.0, "kW") if highest >= POWER_IN_KILOWATTS else (1.0, "W")
+    return (1000.0, "kW") if highest >= 1000.0 else (1.0, "W")
 
 
-HOST_SPARK = 8
-"""Cells of the last ten minutes of the host's CPU and RAM, where there is room."""
-
-
-def host_line(snapshot: Snapshot, width: int) -> Line:
-    """The host in one line, the most important values first."""
+def host_figures(snapshot: Snapshot, width: int) -> list[list[Span]]:
+    """The host, the most important values first, for a line of ``width`` cells."""
     host = snapshot.host
     if host is None:
-        return fit_line([(" host", "label"), ("  no sample yet", "dim")], width)
+        return [[("no sample yet", "dim")]]
     memory = _share(host.memory_used_bytes, host.memory_total_bytes)
     disk = _share(host.disk_used_bytes, host.disk_total_bytes)
     shm = _share(host.shm_used_bytes, host.shm_total_bytes)
@@ -281,31 +196,27 @@ def host_line(snapshot: Snapshot, width: int) -> Line:
     past = snapshot.host_history
     cpu = ram = ""
     if past is not None and width >= _TIGHT:
-        cpu = f" {spark(past.cpu_percent, HOST_SPARK, 0.0, 100.0).strip()}".rstrip()
-        ram = f" {spark(past.memory_used_bytes, HOST_SPARK, 0.0, host.memory_total_bytes).strip()}".rstrip()
-    parts: list[Span] = [
-        (" host", "label"),
-        (f"  cpu {percent(host.cpu_percent)}{cpu}", _load_style(host.cpu_percent, 95)),
-        (f"  ram {used}/{total} GiB{ram}", _load_style(memory, 92)),
-        (f"  disk {percent(disk)} full", _load_style(disk, 95)),
-        (f"  shm {percent(shm)}", _load_style(shm, 90)),
-        *((words, "text") for words in _traffic(host)),
+        cpu = f" {spark(past.cpu_percent, SPARK_CELLS, 0.0, 100.0).strip()}".rstrip()
+        ram = f" {spark(past.memory_used_bytes, SPARK_CELLS, 0.0, host.memory_total_bytes).strip()}".rstrip()
+    figures: list[list[Span]] = [
+        [(f"cpu {percent(host.cpu_percent)}", _load_style(host.cpu_percent, 95)), (cpu, "bar")],
+        [(f"ram {used}/{total} GiB", _load_style(memory, 92)), (ram, "bar2")],
+        [(f"disk {percent(disk)}", _load_style(disk, 95))],
+        [(f"shm {percent(shm)}", _load_style(shm, 90))],
     ]
-    return fitting([[part] for part in parts], width)
+    return [*figures, *([(words, "text")] for words in _traffic(host))]
 
 
 def _traffic(host: HostSample) -> list[str]:
-    received = byte_rate(host.network_received_bytes_per_second)
+    received, sent = byte_rate(host.network_received_bytes_per_second), byte_rate(host.network_sent_bytes_per_second)
     words = [
-        f"  read {byte_rate(host.disk_read_bytes_per_second)}",
-        f"  write {byte_rate(host.disk_write_bytes_per_second)}",
-        f"  net ↓{received} ↑{byte_rate(host.network_sent_bytes_per_second)}",
+        f"read {byte_rate(host.disk_read_bytes_per_second)}",
+        f"write {byte_rate(host.disk_write_bytes_per_second)}",
+        f"net ↓{received} ↑{sent}",
     ]
     if host.load_1m is not None and host.cpu_count:
-        words.append(f"  load {host.load_1m:.1f} on {host.cpu_count} cores")
-    if host.swap_used_bytes:
-        words.append(f"  swap {gibibytes(host.swap_used_bytes)} GiB")
-    return words
+        words.append(f"load {host.load_1m:.1f} on {host.cpu_count} cores")
+    return [*words, f"swap {gibibytes(host.swap_used_bytes)} GiB"] if host.swap_used_bytes else words
 
 
 def _share(part: float | None, whole: float | None) -> float | None:
@@ -314,10 +225,3 @@ def _share(part: float | None, whole: float | None) -> float | None:
 
 def _load_style(value: float | None, limit: float) -> str:
     return "warn" if value is not None and value >= limit else "text"
-
-
-def _power(total: GpuTotals) -> str:
-    if total.power_watts is None:
-        return f"power {UNKNOWN}"
-    limit = "" if total.power_limit_watts is None else f"/{total.power_limit_watts / 1000:.1f}"
-    return f"{total.power_watts / 1000:.1f}{limit} kW"

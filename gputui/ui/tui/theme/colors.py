@@ -17,6 +17,9 @@ from rich.style import Style
 
 from gputui.ui.tui.theme.looks import LOOKS, SELECTED, Look
 
+FAINT: Final = ("dim", "rule", "track")
+"""Roles that are faint in a theme without a colour for them."""
+
 AREA_SHARE: Final = 0.4
 """Share of a curve's colour in the area below it."""
 
@@ -54,7 +57,7 @@ class Theme(Struct, frozen=True):
             bgcolor=self.background,
             bold=look.bold or None,
             # Not every terminal knows faint text, so that themes may give it a colour.
-            dim=(look.role == "dim" and colour is None) or None,
+            dim=(look.role in FAINT and colour is None) or None,
             underline=look.underline or None,
             reverse=look.reverse or None,
         )
@@ -83,13 +86,13 @@ ANSI = Theme(
         "warn": "yellow",
         "bad": "red",
         "accent": "cyan",
-        "second": "blue",
+        "second": "magenta",
         "series.0": "cyan",
         "series.1": "magenta",
-        "series.2": "green",
-        "series.3": "yellow",
-        "series.4": "blue",
-        "series.5": "red",
+        "series.2": "bright_blue",
+        "series.3": "bright_magenta",
+        "series.4": "bright_cyan",
+        "series.5": "blue",
     },
 )
 
@@ -101,17 +104,19 @@ DARK = Theme(
     {
         "text": "#d7dce2",
         "dim": "#9aa3ad",
+        "rule": "#5b6672",
+        "track": "#39424c",
         "good": "#5fd787",
         "warn": "#ffd75f",
         "bad": "#ff6b6b",
         "accent": "#5fd7ff",
-        "second": "#87afff",
+        "second": "#b69cff",
         "series.0": "#5fd7ff",
-        "series.1": "#ff87d7",
-        "series.2": "#5fd787",
-        "series.3": "#ffd75f",
-        "series.4": "#87afff",
-        "series.5": "#ff8787",
+        "series.1": "#ff9ad5",
+        "series.2": "#8ab4ff",
+        "series.3": "#ffb48a",
+        "series.4": "#5fd7c0",
+        "series.5": "#cfa6ff",
     },
     background="#101418",
     selection="#243447",
@@ -123,17 +128,19 @@ LIGHT = Theme(
     {
         "text": "#1c2024",
         "dim": "#5a626b",
+        "rule": "#a3abb3",
+        "track": "#cdd3d9",
         "good": "#006b2d",
         "warn": "#7a5200",
         "bad": "#b3001b",
         "accent": "#005f87",
-        "second": "#0044aa",
+        "second": "#6a3fb5",
         "series.0": "#005f87",
         "series.1": "#9b0080",
-        "series.2": "#006b2d",
-        "series.3": "#7a5200",
-        "series.4": "#0044aa",
-        "series.5": "#b3001b",
+        "series.2": "#0044aa",
+        "series.3": "#8a4600",
+        "series.4": "#006a60",
+        "series.5": "#6a3fb5",
     },
     background="#fafafa",
     selection="#d8e6f2",
@@ -148,16 +155,18 @@ COLOUR_BLIND = Theme(
     {
         "text": "#d7dce2",
         "dim": "#9aa3ad",
+        "rule": "#5b6672",
+        "track": "#39424c",
         "good": "#56b4e9",
         "warn": "#f0e442",
         "bad": "#ff7a33",
         "accent": "#56b4e9",
-        "second": "#9ecbff",
+        "second": "#e2a3c7",
         "series.0": "#56b4e9",
         "series.1": "#e69f00",
         "series.2": "#00b98a",
-        "series.3": "#f0e442",
-        "series.4": "#e2a3c7",
+        "series.3": "#e2a3c7",
+        "series.4": "#f0e442",
         "series.5": "#ff7a33",
     },
     background="#101418",

@@ -4,31 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gputui.core.text import clean
+from gputui.core.text import cell_width, clean
 from gputui.core.units import UNKNOWN
 from gputui.metrics.draw.parts import Line
 from gputui.store.events import EventView
-from gputui.ui.tui.layout.columns import clip_line, fit_line, rule, selected
+from gputui.ui.tui.layout.columns import box, clip_line, fit_line, pad, rule, selected
 from gputui.ui.tui.layout.words import SEVERITY_GLYPHS, SEVERITY_STYLES, clock, dated_clock, day_name
 
+NAME_MOST = 20
+"""Most cells of the column of names."""
 
-def events_lines(
-    events: Sequence[EventView], now: float, width: int, height: int, cursor: int | None = None
-) -> list[Line]:
+
+def events_panel(
+    events: Sequence[EventView], now: float, width: int, height: int, cursor: int | None = None, *,
+    is_framed: bool = False,
+) -> list[Line]:  # fmt: skip
     """A heading and the newest events; with a cursor, those around the event of that id."""
+    if is_framed:
+        lines = events_panel(events, now, width - 2, height - 1, cursor)
+        return box([*lines, *[fit_line([], width - 2)] * (height - 1 - len(lines))], width)
     shown = event_rows(events, now, height, cursor)
     numbers = [number for number, event in enumerate(events, 1) if event in shown]
     note = f"{numbers[0]}–{numbers[-1]} of {len(events)}" if cursor is not None and len(numbers) < len(events) else ""
     lines = [rule("EVENTS", width, note)]
     if not events and height > 1:
         lines.append(fit_line([("  Nothing has happened yet.", "dim")], width))
+    named = [clean(row.subject or row.run_id or "") for row in shown if not isinstance(row, str)]
+    name_width = min(NAME_MOST, max(map(cell_width, named), default=0))
+    # The name of the day may be above the first row.
+    first = dated_clock(shown[0].at, now) if shown and not isinstance(shown[0], str) else ""
     for number, row in enumerate(shown):
         if isinstance(row, str):
             lines.append(fit_line([(f" {row}", "dim")], width))
         else:
-            # The name of the day may be above the first row.
-            time = clock(row.at) if number else dated_clock(row.at, now)
-            lines.append(event_line(row, time, width, is_current=row.event_id == cursor))
+            time = f"{clock(row.at) if number else first:<{len(first)}}"
+            line = _event_line(row, time, name_width, width, is_current=row.event_id == cursor)
+            lines.append(selected(line) if row.event_id == cursor else line)
     return lines[:height]
 
 
@@ -52,21 +63,14 @@ def event_rows(
     return rows[max(0, end - room) : end]
 
 
-def event_line(event: EventView, time: str, width: int, *, is_current: bool) -> Line:
-    """``03:02:11  vit-b16-1  GPU 7 fell off the bus``."""
-    style = SEVERITY_STYLES.get(event.severity, "text")
-    subject = event.subject or event.run_id
-    line = fit_line(
-        clip_line(
-            [
-                ("▸" if is_current else " ", "cursor"),
-                (f"{time}  ", "dim"),
-                (SEVERITY_GLYPHS.get(event.severity, " ") + " ", style),
-                (f"{clean(subject)}  " if subject else "", "label"),
-                (clean(event.message) or UNKNOWN, "text"),
-            ],
-            width,
-        ),
-        width,
-    )
-    return selected(line) if is_current else line
+def _event_line(event: EventView, time: str, name_width: int, width: int, *, is_current: bool) -> Line:
+    """``03:02:11 ✗ vit-b16-1  GPU 7 fell off the bus``."""
+    spans = [
+        ("▸" if is_current else " ", "cursor"),
+        (f"{time} ", "dim"),
+        (SEVERITY_GLYPHS.get(event.severity, " ") + " ", SEVERITY_STYLES.get(event.severity, "text")),
+        *pad([(clean(event.subject or event.run_id or ""), "label")], name_width),
+        ("  ", "text"),
+        (clean(event.message) or UNKNOWN, "text"),
+    ]
+    return fit_line(clip_line(spans, width), width)

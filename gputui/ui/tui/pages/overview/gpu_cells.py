@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
-from msgspec.structs import replace
-
-from gputui.core.units import UNKNOWN, bytes_text, gibibytes, percent, rate
+from gputui.core.units import UNKNOWN, gibibytes, percent, rate
 from gputui.metrics.draw.raster import Span
 from gputui.store.hardware import GpuView
-from gputui.ui.tui.layout.columns import Column, Placed, bar_spans
-from gputui.ui.tui.layout.gpu_words import GpuRow, health, held_back, owner, pcie_link, traffic, who
+from gputui.ui.tui.layout.columns import Column, bar_spans
+from gputui.ui.tui.layout.gpu_words import GpuRow, health, held_back, pcie_link, traffic, who
 from gputui.ui.tui.layout.sparklines import spark
 from gputui.ui.tui.layout.words import is_hot
-
-WIDE = 150
-"""From this width on the bars are longer."""
 
 FULL_FRACTION = 0.95
 """A larger share of memory in use is marked: the next allocation may fail."""
@@ -23,8 +18,8 @@ FULL_FRACTION = 0.95
 WAITING_FRACTION = 0.2
 """A rank that waits longer than this share of its step for data is marked."""
 
-_BARS = {"UTIL": 5, "MEMORY": 9}
-"""Columns with a bar, and the cells before it."""
+WIDE = 150
+"""From this width on, headings are whole words."""
 
 OPTIONAL: Mapping[str, Callable[[GpuView], float | None]] = {
     "RSVD": lambda gpu: gpu.memory_reserved_bytes,
@@ -59,7 +54,8 @@ def _utilization(row: GpuRow, width: int) -> list[Span]:
     value = row.gpu.utilization_percent
     if value is None:
         return _dash(4)
-    return [(f"{value:3.0f}% ", "text"), *bar_spans(value / 100, width - 5, "bar")]
+    text: list[Span] = [(f"{value:3.0f}%", "text")]
+    return text if width < 8 else [*text, (" ", "text"), *bar_spans(value / 100, width - 5, "bar")]
 
 
 def _memory(row: GpuRow, width: int) -> list[Span]:
@@ -81,8 +77,8 @@ def _gigabytes(count_bytes: float | None) -> str:
 
 def _short_memory(row: GpuRow, width: int) -> list[Span]:
     total = row.gpu.memory_total_bytes
-    of_total: list[Span] = [] if total is None else [(f"/{_gigabytes(total)}G", "dim")]
-    return [(_gigabytes(row.gpu.memory_used_bytes), "text"), *of_total]
+    of_total: list[Span] = [(f"/{_gigabytes(total)}G", "dim")] if total is not None and width >= 7 else []
+    return [(f"{_gigabytes(row.gpu.memory_used_bytes):>3}", "text"), *of_total]
 
 
 def _temperature(row: GpuRow, width: int) -> list[Span]:
@@ -117,65 +113,51 @@ def _history(row: GpuRow, width: int) -> list[Span]:
     return [(spark(row.utilizations, width, 0.0, 100.0), "bar")]
 
 
-def _processes(row: GpuRow, width: int) -> list[Span]:
-    held = sorted(row.gpu.processes or (), key=lambda process: -(process.memory_bytes or 0))
-    words = [f"{process.pid} {owner(process)} {bytes_text(process.memory_bytes)}" for process in held]
-    return [(" · ".join(words), "dim")]
-
-
 _INDEX: Column[GpuRow] = Column("#", 2, lambda row, width: [(f"{row.gpu.index:>{width}}", "text")], ">")
 
-COLUMNS: tuple[Column[GpuRow], ...] = (
-    _INDEX,
-    Column("UTIL", 11, _utilization, grow=1, most=23),
-    Column("MEMORY", 15, _memory, grow=1, most=27),
-    Column("RSVD", 4, _number(OPTIONAL["RSVD"], gibibytes, "dim"), ">", importance=14, gap=1),
-    Column("MEM BW", 6, _number(OPTIONAL["MEM BW"], "{:.0f}%".format), ">", importance=7, gap=1),
-    Column("TEMP", 4, _temperature, ">", gap=1),
-    Column("LIMIT", 5, _number(OPTIONAL["LIMIT"], "{:.0f}".format, "dim"), ">", importance=13, gap=1),
-    Column("MEM TEMP", 8, _number(OPTIONAL["MEM TEMP"], "{:.0f}".format), ">", importance=9, gap=1),
-    Column("POWER", 8, _power, ">", gap=1),
-    Column("RUN / USER", 18, who, grow=3, most=30),
-    Column("STEP/S", 6, _step_rate, ">", importance=1),
-    Column("DATA", 4, _wait, ">", importance=2, gap=1),
-    Column("LAST 10 MIN", 12, _history, importance=3),
-    Column("CLOCK", 8, _number(lambda gpu: gpu.sm_clock_mhz, "{} MHz".format), ">", importance=5),
-    Column("P", 3, _number(lambda gpu: gpu.performance_state, "P{}".format, "dim"), importance=12, gap=1),
-    Column("THROTTLED BY", 16, held_back, importance=4, grow=1, most=30),
-    Column("HEALTH", 13, health, importance=6),
-    Column("PCIE", 13, lambda row, _: traffic(row.gpu, "pcie"), importance=8),
-    Column("LINK", 6, lambda row, _: pcie_link(row.gpu), importance=15, gap=1),
-    Column("NVLINK", 13, lambda row, _: traffic(row.gpu, "nvlink"), importance=10),
-    Column("PROCESSES", 24, _processes, importance=16, grow=4),
-)
-"""A row per GPU. The least important columns have the highest numbers."""
 
-_WIDER = {"UTIL": ("UTIL", 19), "MEMORY": ("MEMORY", 23), "DATA": ("DATA WAIT", 9)}
-WIDE_COLUMNS = tuple(
-    replace(column, head=_WIDER[column.head][0], width=_WIDER[column.head][1]) if column.head in _WIDER else column
-    for column in COLUMNS
-)
+def columns(gpus: Sequence[GpuView], width: int) -> list[Column[GpuRow]]:
+    """The columns of a row of so many cells, without those of `OPTIONAL` that no GPU has. The least important ones have
+    the highest numbers; the bars of utilisation and memory have the same length, so that they can be compared."""
+    bar = min(18, max(4, 6 + (width - 80) // 5))
+    listed = [
+        _INDEX,
+        Column("UTIL", 5 + bar, _utilization),
+        Column("MEMORY", 9 + bar, _memory),
+        Column("RSVD", 4, _number(OPTIONAL["RSVD"], gibibytes, "dim"), ">", importance=14, gap=1),
+        Column("MEM BW", 6, _number(OPTIONAL["MEM BW"], "{:.0f}%".format), ">", importance=7, gap=1),
+        Column("TEMP", 4, _temperature, ">", gap=1),
+        Column("LIMIT", 5, _number(OPTIONAL["LIMIT"], "{:.0f}°".format, "dim"), ">", importance=13, gap=1),
+        Column("MEM TEMP", 8, _number(OPTIONAL["MEM TEMP"], "{:.0f}°".format), ">", importance=9, gap=1),
+        Column("POWER", 8, _power, ">", gap=1),
+        Column("RUN / USER", 18, who, grow=3, most=34),
+        Column("STEP/S", 6, _step_rate, ">", importance=1),
+        Column("DATA WAIT" if width >= WIDE else "DATA", 9 if width >= WIDE else 4, _wait, ">", importance=2, gap=1),
+        Column("LAST 10 MIN", 12, _history, importance=3),
+        Column("CLOCK", 8, _number(lambda gpu: gpu.sm_clock_mhz, "{} MHz".format), ">", importance=5),
+        Column("P", 3, _number(lambda gpu: gpu.performance_state, "P{}".format, "dim"), importance=12, gap=1),
+        Column("THROTTLED BY", 16, held_back, importance=4, grow=1, most=30),
+        Column("HEALTH", 13, health, importance=6),
+        Column("PCIE", 13, lambda row, _: traffic(row.gpu, "pcie"), importance=8),
+        Column("LINK", 6, lambda row, _: pcie_link(row.gpu), importance=15, gap=1),
+        Column("NVLINK", 13, lambda row, _: traffic(row.gpu, "nvlink"), importance=10),
+    ]
+    return [
+        column
+        for column in listed
+        if column.head not in OPTIONAL or any(OPTIONAL[column.head](gpu) is not None for gpu in gpus)
+    ]
+
 
 SHORT_COLUMNS: tuple[Column[GpuRow], ...] = (
     _INDEX,
-    Column("UTIL", 9, _utilization, gap=1, grow=1, most=17),
-    Column("MEMORY", 7, _short_memory, ">", gap=1),
-    Column("TEMP", 4, _temperature, ">", gap=1),
-    Column("POWER", 6, _number(lambda gpu: gpu.power_watts, "{:.0f} W".format), ">", importance=2, gap=1),
-    Column("RUN / USER", 12, who, grow=1, most=30),
-    Column("STEP/S", 6, _step_rate, ">", importance=1, gap=1),
-    Column("DATA", 4, _wait, ">", importance=3, gap=1),
-    Column("LAST 10 MIN", 12, _history, importance=4, gap=1),
+    Column("UTIL", 4, _utilization, ">", gap=1, grow=1, most=17),
+    Column("MEM", 3, _short_memory, ">", gap=1, grow=1, most=7),
+    Column("TEMP", 4, _temperature, ">", importance=1, gap=1),
+    Column("POWER", 6, _number(lambda gpu: gpu.power_watts, "{:.0f} W".format), ">", importance=3, gap=1),
+    Column("RUN / USER", 9, who, gap=1, grow=4, most=30),
+    Column("STEP/S", 6, _step_rate, ">", importance=2, gap=1),
+    Column("DATA", 4, _wait, ">", importance=4, gap=1),
+    Column("LAST 10 MIN", 12, _history, importance=5, gap=1),
 )
-"""Short rows, for two columns of GPUs side by side."""
-
-
-def with_equal_bars(placed: Placed[GpuRow]) -> Placed[GpuRow]:
-    """Give the bars of utilisation and memory the same length, so that they can be compared; the spare cells go to the
-    run's column."""
-    widths = {column.head: width for column, width in placed}
-    bars = {head: widths[head] - text for head, text in _BARS.items() if head in widths}
-    shortest = min(bars.values())
-    spare = sum(bars.values()) - shortest * len(bars)
-    equal = {head: _BARS[head] + shortest for head in bars} | {"RUN / USER": widths["RUN / USER"] + spare}
-    return [(column, equal.get(column.head, width)) for column, width in placed]
+"""Short rows, for narrow screens and for two columns of GPUs side by side."""

@@ -1,4 +1,4 @@
-"""The GPU area of the overview: a row per GPU, in one or two columns."""
+"""The panel of GPUs: all of them in its heading, a row per GPU in one or two columns, and the host at its foot."""
 
 from __future__ import annotations
 
@@ -8,26 +8,38 @@ from typing import NamedTuple
 from gputui.core.text import clean
 from gputui.metrics.draw.parts import Line
 from gputui.ui.tui.data.snapshot import Snapshot
-from gputui.ui.tui.layout.columns import Placed, fit_line, head_line, place, row_line, selected, wrap
+from gputui.ui.tui.layout.columns import (
+    Placed,
+    box,
+    figures_rule,
+    fit_line,
+    fitting,
+    head_line,
+    place,
+    row_line,
+    selected,
+    wrap,
+)
 from gputui.ui.tui.layout.gpu_words import GpuRow, gpu_row, lost
+from gputui.ui.tui.layout.strips import gpu_figures, host_figures
 from gputui.ui.tui.layout.words import dated_clock
-from gputui.ui.tui.pages.overview.gpu_cells import COLUMNS, OPTIONAL, SHORT_COLUMNS, WIDE, WIDE_COLUMNS, with_equal_bars
+from gputui.ui.tui.pages.overview.gpu_cells import SHORT_COLUMNS, columns
 
-NO_GPU_MOST = 10
-"""Lines of the sentence that says why there is no GPU."""
-
-SHORT_ROW_WIDTH = 38
-"""Two columns of short rows need twice this."""
+SHORT_ROW_WIDTH = 24
+"""Least width of a short row; two columns of GPUs need twice this."""
 
 NARROW = 60
 """Below this width rows are short, so that the run stays in sight."""
 
+AROUND_ROWS = 3
+"""Lines of the panel beside rows and notes: its heading, the columns' heads, and the host."""
+
 
 class GpuCursor(NamedTuple):
-    """State of the area beyond the snapshot.
+    """State of the panel beyond the snapshot.
 
     Attributes:
-        uuid: the GPU under the cursor; None while the cursor is in another section.
+        uuid: the GPU under the cursor; None while the cursor is in another panel.
         top: index of the first GPU shown where not all fit.
         has_keys: whether there are keys to press; off for printed frames.
     """
@@ -37,44 +49,98 @@ class GpuCursor(NamedTuple):
     has_keys: bool = True
 
 
-def gpu_lines(snapshot: Snapshot, width: int, height: int, cursor: GpuCursor = GpuCursor()) -> list[Line]:  # noqa: B008
-    """A head and a row per GPU, in two columns if they do not fit below each other; then the GPUs in quarantine.
+NO_CURSOR = GpuCursor()
 
-    Without a GPU, a sentence that says why.
-    """
-    if not snapshot.gpus:
-        return no_gpu_lines(snapshot, width)[:height]
-    notes = quarantine_lines(snapshot, width, has_keys=cursor.has_keys)
-    count = len(snapshot.gpus)
-    least = 1 + ((count + 1) // 2 if width >= 2 * SHORT_ROW_WIDTH else count)
-    notes = notes[: max(0, height - least)]
-    room = height - len(notes)
-    rows = [gpu_row(snapshot, gpu) for gpu in snapshot.gpus]
-    if len(rows) > room - 1 and width >= 2 * SHORT_ROW_WIDTH:
-        return [*_two_columns(rows, snapshot.at, width, room, cursor.uuid), *notes]
-    columns = WIDE_COLUMNS if width >= WIDE else COLUMNS if width >= NARROW else SHORT_COLUMNS
-    shown = [
-        column
-        for column in columns
-        if column.head not in OPTIONAL or any(OPTIONAL[column.head](gpu) is not None for gpu in snapshot.gpus)
-    ]
-    placed = place(shown, width - 1)
-    if columns is not SHORT_COLUMNS:
-        placed = with_equal_bars(placed)
-    lines = [_indented(head_line(placed, width - 1))]
-    lines += [_gpu_line(placed, row, snapshot.at, width, cursor.uuid) for row in rows]
-    return [*_cut(lines, width, room, cursor.top), *notes]
+
+class GpuGrid(NamedTuple):
+    """The place of each GPU shown: ``down`` rows in each of ``across`` columns, from index ``top`` on."""
+
+    across: int
+    down: int
+    top: int
+
+    def index_at(self, x: int, y: int, width: int) -> int:
+        """The index of the GPU in a cell of the panel of ``width`` cells; -1 beside the rows."""
+        row, column = y - AROUND_ROWS + 1, x * self.across // max(1, width)
+        return self.top + column * self.down + row if 0 <= row < self.down else -1
+
+
+def gpu_grid(snapshot: Snapshot, width: int, height: int, top: int, cursor: str | None = None) -> GpuGrid:
+    """The grid of a panel of this size that shows the GPU under the cursor, scrolled as little as needed."""
+    uuids = [gpu.uuid for gpu in snapshot.gpus]
+    count = len(uuids)
+    room = max(1, height - AROUND_ROWS - len(quarantine_lines(snapshot, width)))
+    across = 2 if count > room and width >= 2 * SHORT_ROW_WIDTH else 1
+    down = min(room, -(-count // across))
+    shown, place_of = across * down, uuids.index(cursor) if cursor in uuids else top
+    return GpuGrid(across, down, max(0, min(max(min(top, place_of), place_of - shown + 1), count - shown)))
 
 
 def gpu_height(snapshot: Snapshot, width: int, most: int) -> int:
-    """How many lines the area takes if it may have ``most``."""
+    """How many lines the panel takes if it may have ``most``."""
     if not snapshot.gpus:
-        return min(most, max(1, len(no_gpu_lines(snapshot, width))))
-    count = len(snapshot.gpus)
-    notes = len(quarantine_lines(snapshot, width))
-    if count + 1 + notes <= most or width < 2 * SHORT_ROW_WIDTH:
-        return min(most, count + 1 + notes)
-    return min(most, (count + 1) // 2 + 1 + notes)
+        return min(most, 2 + len(no_gpu_lines(snapshot, width)))
+    grid = gpu_grid(snapshot, width, most, 0)
+    return min(most, AROUND_ROWS + grid.down + len(quarantine_lines(snapshot, width)))
+
+
+def gpu_panel(
+    snapshot: Snapshot,
+    width: int,
+    height: int,
+    cursor: GpuCursor = NO_CURSOR,
+    *,
+    is_framed: bool = False,
+) -> list[Line]:
+    """The panel in ``height`` lines. Without a GPU, a sentence that says why."""
+    inner = width - 2 if is_framed else width
+    if snapshot.gpus:
+        notes = quarantine_lines(snapshot, inner, has_keys=cursor.has_keys)
+        grid = gpu_grid(snapshot, inner, height, cursor.top, cursor.uuid)
+        rows = [*_rows(snapshot, grid, inner, cursor), *notes]
+        hidden = len(snapshot.gpus) - grid.across * grid.down
+        figures = gpu_figures(snapshot)
+        if hidden > 0:
+            last = grid.top + grid.across * grid.down
+            figures.insert(0, [(f"{grid.top + 1}–{last} of {len(snapshot.gpus)}", "warn")])
+    else:
+        rows, figures = no_gpu_lines(snapshot, inner), []
+    lines = [figures_rule("GPUS", figures, inner), *rows[: max(0, height - 2)]]
+    host = host_figures(snapshot, inner)
+    if is_framed:
+        foot = figures_rule("HOST", host, inner)
+        return box(lines, width, foot)
+    spans = [[("  " if number else " host  ", "label"), *figure] for number, figure in enumerate(host)]
+    return [*lines, fitting(spans, width)][:height]
+
+
+def _rows(snapshot: Snapshot, grid: GpuGrid, width: int, cursor: GpuCursor) -> list[Line]:
+    """The columns' heads and the rows of the GPUs shown."""
+    half = width if grid.across == 1 else (width - 2) // 2
+    wanted = SHORT_COLUMNS if grid.across > 1 or width < NARROW else columns(snapshot.gpus, width)
+    placed = place(wanted, half - 1)
+    shown = snapshot.gpus[grid.top : grid.top + grid.across * grid.down]
+    cells = [_gpu_line(placed, gpu_row(snapshot, gpu), snapshot.at, half, cursor.uuid) for gpu in shown]
+    head = _indented(head_line(placed, half - 1))
+    if grid.across == 1:
+        return [head, *cells]
+    gap = ("  ", "text")
+    beside: Sequence[Line] = [*cells[grid.down :], *[[] for _ in range(2 * grid.down - len(cells))]]
+    pairs = zip(cells[: grid.down], beside, strict=True)
+    return [fit_line([*left, gap, *right], width) for left, right in ((head, head), *pairs)]
+
+
+def _gpu_line(placed: Placed[GpuRow], row: GpuRow, now: float, width: int, cursor: str | None) -> Line:
+    gpu = row.gpu
+    if gpu.state == "lost":
+        line = fit_line([(f"{gpu.index:>2} ", "text"), *lost(row, now)], width - 1)
+    else:
+        line = row_line(placed, row, width - 1, "stale" if gpu.state == "stale" else None)
+    return _indented(line, gpu.uuid == cursor)
+
+
+def _indented(line: Line, is_current: bool = False) -> Line:
+    return selected([("▸", "cursor"), *line]) if is_current else [(" ", "text"), *line]
 
 
 def no_gpu_lines(snapshot: Snapshot, width: int) -> list[Line]:
@@ -88,7 +154,7 @@ def no_gpu_lines(snapshot: Snapshot, width: int) -> list[Line]:
         text = problem if "--demo" in problem else f"{problem.rstrip('.')}. `gputui --demo` simulates eight GPUs."
     else:
         text = "Looking for GPUs…"
-    return [fit_line([("  " + line, "text")], width) for line in wrap(text, width - 4)][:NO_GPU_MOST]
+    return [fit_line([("  " + line, "text")], width) for line in wrap(text, width - 4)]
 
 
 def quarantine_lines(snapshot: Snapshot, width: int, *, has_keys: bool = True) -> list[Line]:
@@ -109,68 +175,3 @@ def quarantine_lines(snapshot: Snapshot, width: int, *, has_keys: bool = True) -
         cut = reason if len(reason) <= room else reason[: room - 1] + "…"
         lines.append(fit_line([(head, "warn"), (cut, "text"), (tail, "dim")], width))
     return lines
-
-
-def row_at(count: int, width: int, height: int, top: int, x: int, y: int) -> int | None:
-    """The index of the GPU in this cell of the area, of ``count``; None in the head, a note or a gap."""
-    if y < 1:
-        return None
-    depth = (count + 1) // 2
-    if count > height - 1 and width >= 2 * SHORT_ROW_WIDTH:
-        place = y - 1 + (depth if x >= width // 2 else 0)
-        return place if y <= depth and place < count else None
-    place = top + y - 1
-    return place if place < count and (count <= height - 1 or y < height - 1) else None
-
-
-def first_shown(count: int, place_of_cursor: int, top: int, height: int, width: int) -> int:
-    """The index of the first GPU to show so that the one under the cursor is in sight."""
-    room = height - 1
-    if count <= room or width >= 2 * SHORT_ROW_WIDTH:
-        return 0
-    room = max(1, room - 1)
-    return max(0, min(max(min(top, place_of_cursor), place_of_cursor - room + 1), count - room))
-
-
-def _gpu_line(placed: Placed[GpuRow], row: GpuRow, now: float, width: int, cursor: str | None) -> Line:
-    gpu = row.gpu
-    is_current = gpu.uuid == cursor
-    if gpu.state == "lost":
-        return _indented(fit_line([(f"{gpu.index:>2} ", "text"), *lost(row, now)], width - 1), is_current)
-    base = "stale" if gpu.state == "stale" else None
-    return _indented(row_line(placed, row, width - 1, base), is_current)
-
-
-def _two_columns(rows: Sequence[GpuRow], now: float, width: int, height: int, cursor: str | None) -> list[Line]:
-    """Short rows, down the left column, then down the right."""
-    half = (width - 2) // 2
-    placed = place(SHORT_COLUMNS, half - 1)
-    head = _indented(head_line(placed, half - 1))
-    lines: list[Line] = [fit_line([*head, ("  ", "text"), *head], width)]
-    depth = max(1, min((len(rows) + 1) // 2, height - 1))
-    for number in range(depth):
-        left = _gpu_line(placed, rows[number], now, half, cursor)
-        right = rows[number + depth] if number + depth < len(rows) else None
-        line = [*left, ("  ", "text"), *(_gpu_line(placed, right, now, half, cursor) if right else [])]
-        lines.append(fit_line(line, width))
-    hidden = len(rows) - 2 * depth
-    if hidden > 0:
-        lines[-1] = fit_line([(f"  … {hidden + 2} more GPUs; a shows all together", "dim")], width)
-    return lines
-
-
-def _cut(lines: list[Line], width: int, height: int, top: int) -> list[Line]:
-    if len(lines) <= height:
-        return lines
-    rows = lines[1:]
-    room = max(0, height - 2)
-    hidden = len(rows) - room
-    return [
-        lines[0],
-        *rows[top : top + room],
-        fit_line([(f"  … {hidden} more GPUs; a shows all together", "dim")], width),
-    ]
-
-
-def _indented(line: Line, is_current: bool = False) -> Line:
-    return selected([("▸", "cursor"), *line]) if is_current else [(" ", "text"), *line]

@@ -7,26 +7,35 @@ from typing import ClassVar
 from msgspec.structs import replace
 from textual import events
 from textual.app import ComposeResult
+from textual.containers import Container
 from textual.widget import Widget
 
 from gputui.ui.tui.actions import Scope
 from gputui.ui.tui.layout.alerts import alert_strip
-from gputui.ui.tui.layout.strips import (
-    aggregate_charts,
-    aggregate_heads,
-    aggregate_line,
-    demo_line,
-    host_line,
-    study_strip,
+from gputui.ui.tui.layout.columns import is_boxed
+from gputui.ui.tui.layout.strips import demo_line
+from gputui.ui.tui.pages.overview.areas import Rows, Wanted, share_rows
+from gputui.ui.tui.pages.overview.charts import chart_panels
+from gputui.ui.tui.pages.overview.events import event_rows, events_panel
+from gputui.ui.tui.pages.overview.gpus import GpuCursor, GpuGrid, gpu_grid, gpu_height, gpu_panel
+from gputui.ui.tui.pages.overview.run_order import (
+    ORDERS,
+    RunOrder,
+    entry_id,
+    next_order,
+    order_named,
+    order_of_letter,
 )
-from gputui.ui.tui.pages.overview.areas import share_rows
-from gputui.ui.tui.pages.overview.events import event_rows, events_lines
-from gputui.ui.tui.pages.overview.gpu_cards import busy_gpus, card_grid, card_lines
-from gputui.ui.tui.pages.overview.gpus import GpuCursor, gpu_height, gpu_lines, row_at
-from gputui.ui.tui.pages.overview.run_order import ORDERS, RunOrder, next_order, order_named, order_of_letter
-from gputui.ui.tui.pages.overview.runs import RowContext, RunsState, runs_lines
+from gputui.ui.tui.pages.overview.runs import RowContext, RunsState, runs_panel
 from gputui.ui.tui.pages.overview.selection import OverviewCursor, Section
+from gputui.ui.tui.pages.processes.view import process_panel
 from gputui.ui.tui.widgets.pane import Pane, SlowPane
+
+DEMO_LINE_HEIGHT = 20
+"""Least height of a page with the demo's hint."""
+
+FOLDED_LEAST, FOLDED_MOST, FOLDED_SHARE = 7, 13, 3
+"""Lines of the charts in place of the GPUs' rows, and the share (1/n) of the page that they take."""
 
 
 class OverviewScreen(OverviewCursor):
@@ -38,18 +47,16 @@ class OverviewScreen(OverviewCursor):
         super().__init__()
         self.head = Pane(id="head")
         self.alerts = Pane(id="alerts")
-        self.aggregate = Pane(id="aggregate")
         self.gpus = Pane(id="gpus")
-        self.trend_heads = Pane(id="trend-heads")
-        self.trends = SlowPane(id="trends")
-        self.cards = SlowPane(id="cards")
-        self.host = Pane(id="host")
-        self.studies = Pane(id="studies")
         self.runs = Pane(id="runs")
+        self.charts = SlowPane(id="charts")
+        self.processes = Pane(id="processes")
         self.events = Pane(id="events")
+        self.lower = Container(self.processes, self.events, id="lower")
         self.is_folded = is_folded
         self.table = RunsState(order=order_named(order).name)
         self._awaits_letter = False
+        self._grid = GpuGrid(1, 0, 0)
 
     @property
     def crumb(self) -> str:
@@ -57,69 +64,80 @@ class OverviewScreen(OverviewCursor):
 
     def compose(self) -> ComposeResult:
         self.paint()
-        yield from (self.head, self.notice, self.alerts)
-        yield from (self.aggregate, self.gpus, self.trend_heads, self.trends, self.cards, self.host)
-        yield from (self.studies, self.runs, self.events, self.message, self.footer)
+        yield from (self.head, self.notice, self.alerts, self.gpus, self.runs, self.charts, self.lower)
+        yield from (self.message, self.footer)
 
     # --- drawing
 
     def draw(self, width: int, height: int) -> None:
         snapshot = self.snapshot
         self.keep_cursor()
-        focus = self.focus_at
+        is_framed = is_boxed(width, height)
         head = [self.machine_head(width)]
-        head += [demo_line(snapshot, width)] if self.shell.is_demo and snapshot.past is None else []
+        if self.shell.is_demo and snapshot.past is None and height >= DEMO_LINE_HEIGHT:
+            head.append(demo_line(snapshot, width))
         self.head.fit(head)
         strip = alert_strip(snapshot.alerts, snapshot.at, width)
         self.alerts.fit([] if strip is None else [strip])
-        studies = study_strip(snapshot.studies, width)
-        self.studies.fit(studies)
         passing = self.draw_frame(width) - 1 + (strip is not None)
-        around = len(head) + 1 + passing + len(studies)
-        cards = len(busy_gpus(snapshot))
-        rows = share_rows(
-            height - around,
-            gpus=lambda most: gpu_height(snapshot, width, most),
-            cards=lambda most: grid.height * grid.down if (grid := card_grid(cards, width, most)) else 0,
-            runs=len(self.shown_rows),
-            events=len(event_rows(snapshot.events, snapshot.at)),
-            has_gpus=bool(snapshot.gpus),
-            is_folded=self.is_folded,
-            passing=passing,
-        )
-        self.aggregate.fit([aggregate_line(snapshot, width)] if rows.aggregate else [])
-        cursor = GpuCursor(focus.gpu if focus.section == "gpus" else None, self.scroll_gpus(rows, width))
-        self.gpus.show(gpu_lines(snapshot, width, rows.gpus, cursor) if rows.gpus else [], height=rows.gpus)
-        heads, room = ([aggregate_heads(snapshot, width)], rows.trends - 1) if rows.trends else ([], 0)
-        self.trend_heads.fit(heads)
-        self.trends.show_when(
-            (width, room),
-            (snapshot.gpu_history,),
-            lambda: aggregate_charts(snapshot, width, room) if room else [],
-            height=room,
-        )
-        self._draw_cards(width, rows.cards)
-        self.host.fit([host_line(snapshot, width)] if rows.host else [])
-        for pane in (self.runs, self.events):
-            pane.set_space_above(rows.air // 2)
-        self.scroll_to_cursor(rows.runs - 1)
-        self.page_rows = rows.runs - 2
-        lines = runs_lines(self.shown_rows, self.table, RowContext.of(snapshot, self.folded_trials), width, rows.runs)
+        processes = sum(len(gpu.processes or ()) for gpu in snapshot.gpus)
+        wanted = Wanted(
+            lambda most: self._gpu_height(width, height, most), len(self.entries), processes,
+            len(event_rows(snapshot.events, snapshot.at)), has_charts=bool(snapshot.gpus) and not self.is_folded,
+        )  # fmt: skip
+        rows = share_rows(width, height - len(head) - 1 - passing, wanted, is_framed=is_framed, passing=passing)
+        self._draw_gpus(width, rows.gpus, is_framed)
+        frame = 2 if is_framed else 1
+        self.scroll_to_cursor(rows.runs - frame)
+        self.page_rows = rows.runs - frame - 1
+        context = RowContext.of(snapshot)
+        lines = runs_panel(self.entries, self.table, context, width, rows.runs, is_framed=is_framed)
         self.runs.show(self.with_filter(lines, width), height=rows.runs)
-        lines = events_lines(snapshot.events, snapshot.at, width, rows.events, self._current_event)
-        self.events.show(lines, height=rows.events)
+        self._draw_charts(width, rows.charts, is_framed)
+        self._draw_lower(width, rows, is_framed)
 
-    def _draw_cards(self, width: int, height: int) -> None:
+    def _gpu_height(self, width: int, height: int, most: int) -> int:
+        if self.is_folded and self.snapshot.gpus:
+            return min(most, max(FOLDED_LEAST, min(FOLDED_MOST, height // FOLDED_SHARE)))
+        return gpu_height(self.snapshot, width, most)
+
+    def _draw_gpus(self, width: int, height: int, is_framed: bool) -> None:
+        snapshot, focus = self.snapshot, self.focus_at
+        if self.is_folded and snapshot.gpus:
+            self.gpus.show(chart_panels(snapshot, width, height, is_framed=is_framed), height=height)
+            return
+        cursor = focus.gpu if focus.section == "gpus" else None
+        self._grid = gpu_grid(snapshot, width - 2 * is_framed, height, focus.gpu_top, cursor)
+        self.focus_at = replace(focus, gpu_top=self._grid.top)
+        shown = GpuCursor(cursor, self._grid.top)
+        self.gpus.show(gpu_panel(snapshot, width, height, shown, is_framed=is_framed), height=height)
+
+    def _draw_charts(self, width: int, height: int, is_framed: bool) -> None:
         snapshot = self.snapshot
-        busy = busy_gpus(snapshot)
-        grid = card_grid(len(busy), width, height)
-        occupants = tuple((gpu.uuid, gpu.state, gpu.run_ids, gpu.rank) for gpu in busy) if grid else ()
-        self.cards.show_when(
-            (width, height, occupants),
-            (snapshot.gpu_history,),
-            lambda: card_lines(snapshot, width, grid) if grid else [],
-            height=height,
-        )
+        if not height:
+            self.charts.clear()
+            return
+        self.charts.show_when(
+            (width, height, is_framed), (snapshot.gpu_history,),
+            lambda: chart_panels(snapshot, width, height, is_framed=is_framed), height=height,
+        )  # fmt: skip
+
+    def _draw_lower(self, width: int, rows: Rows, is_framed: bool) -> None:
+        """Processes and events, below each other or side by side."""
+        snapshot = self.snapshot
+        left = width // 2 if rows.is_beside else width if rows.processes else 0
+        right = width - left if rows.is_beside else width
+        styles = self.lower.styles
+        styles.layout = "horizontal" if rows.is_beside else "vertical"
+        styles.height = rows.events if rows.is_beside else rows.events + rows.processes
+        self.processes.styles.width, self.events.styles.width = left, right
+        lines = process_panel(snapshot, left, rows.processes, is_framed=is_framed) if rows.processes else []
+        self.processes.show(lines, height=rows.processes)
+        lines = events_panel(
+            snapshot.events, snapshot.at, right, rows.events, self._current_event,
+            is_framed=is_framed and rows.events > 2,
+        )  # fmt: skip
+        self.events.show(lines, height=rows.events)
 
     @property
     def _current_event(self) -> int | None:
@@ -140,22 +158,25 @@ class OverviewScreen(OverviewCursor):
         if event.widget is self.alerts:
             self.shell.perform("alerts")
             return
-        snapshot, width = self.snapshot, self.app.size.width
-        row = self.table.top + event.y - 1
-        if event.widget is self.gpus:
-            gpus = len(snapshot.gpus)
-            index = row_at(gpus, width, self.gpus.size.height, self.focus_at.gpu_top, event.x, event.y)
-            if index is None:
+        snapshot, width, top = self.snapshot, self.app.size.width, self.table.top
+        entries, gpus = self.entries, snapshot.gpus
+        if event.widget is self.gpus and not self.is_folded:
+            index = self._grid.index_at(event.x, event.y, width)
+            if not 0 <= index < len(gpus):
                 return
-            self.focus_at = replace(self.focus_at, section="gpus", gpu=snapshot.gpus[index].uuid)
-        elif event.widget is self.runs and event.y > 0 and row < len(self.shown_rows):
+            self.focus_at = replace(self.focus_at, section="gpus", gpu=gpus[index].uuid)
+        elif event.widget is self.runs and 0 < event.y <= len(entries) - top:
             self.focus_at = replace(self.focus_at, section="runs")
-            self.point_at(self.shown_rows[row].run.run_id)
+            self.point_at(entry_id(entries[top + event.y - 1]))
         elif event.widget is self.events:
-            rows = event_rows(snapshot.events, snapshot.at, self.events.size.height, self._current_event)
+            height = self.events.size.height - is_boxed(*self.app.size)
+            rows = event_rows(snapshot.events, snapshot.at, height, self._current_event)
             if not 1 <= event.y <= len(rows) or isinstance(clicked := rows[event.y - 1], str):
                 return
             self.focus_at = replace(self.focus_at, section="events", event=clicked.event_id)
+        elif event.widget is self.processes:
+            self.shell.perform("processes")
+            return
         else:
             return
         if event.chain == 2:

@@ -1,13 +1,15 @@
-"""The orders and the filter of the table of runs."""
+"""The rows of the table of runs: their orders, the filter, and studies in place of their trials."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from gputui.ui.tui.data.snapshot import RunRow
+from msgspec import Struct
+
+from gputui.ui.tui.data.snapshot import RunRow, StudyRow
 from gputui.ui.tui.layout.words import run_sign
 
 
@@ -36,12 +38,7 @@ ORDERS: tuple[RunOrder, ...] = (
     RunOrder("loss", "l", "by loss", _loss),
     RunOrder("left", "e", "by time left", lambda row: row.progress.seconds_left),
     RunOrder("pace", "p", "fastest first", lambda row: _negated(row.progress.steps_per_second)),
-    RunOrder(
-        "lost",
-        "f",
-        "by what failures cost",
-        lambda row: _negated(None if row.cost is None else row.cost.lost_seconds or 0.0),
-    ),
+    RunOrder("lost", "f", "by what failures cost", lambda row: _negated(row.cost.lost_seconds if row.cost else None)),
 )
 """All orders, in the order in which a key steps through them. The first keeps that of the snapshot: active runs, the
 queue, ended runs."""
@@ -81,18 +78,46 @@ def matching(rows: Sequence[RunRow], filter_text: str) -> list[RunRow]:
     return [row for row in rows if all(word in _haystack(row) for word in words)]
 
 
-def fold_trials(rows: Sequence[RunRow]) -> tuple[list[RunRow], Mapping[str, Sequence[RunRow]]]:
-    """Fold the ended trials of each study into the first of them, if there are several.
+class StudyEntry(Struct, frozen=True):
+    """A study in the table of runs: its trials that do not run now, and its progress while it is active."""
 
-    Returns the remaining rows, and by the run of each such row the trials that it summarises.
-    """
-    trials: defaultdict[str, list[RunRow]] = defaultdict(list)
+    study_id: str
+    trials: tuple[RunRow, ...] = ()
+    study: StudyRow | None = None
+
+
+Entry = RunRow | StudyEntry
+"""A row of the table of runs."""
+
+
+def entry_id(entry: Entry) -> str:
+    """The identity of a row: a run's id, or ``study <id>``."""
+    return f"study {entry.study_id}" if isinstance(entry, StudyEntry) else entry.run.run_id
+
+
+def with_studies(rows: Sequence[RunRow], studies: Sequence[StudyRow]) -> list[Entry]:
+    """The rows with one for each active study, and for each other study with several ended trials, above the trials
+    that run now; its other trials are folded into it."""
+    active = {study.study_id: study for study in studies}
+    idle: defaultdict[str, list[RunRow]] = defaultdict(list)
     for row in rows:
-        if row.run.study_id is not None and row.run.state.is_over:
-            trials[row.run.study_id].append(row)
-    folded = {ended[0].run.run_id: ended for ended in trials.values() if len(ended) > 1}
-    hidden = {row.run.run_id for ended in folded.values() for row in ended[1:]}
-    return [row for row in rows if row.run.run_id not in hidden], folded
+        study_id = row.run.study_id
+        if study_id is not None and (row.run.state.is_over or (study_id in active and row.run.state == "queued")):
+            idle[study_id].append(row)
+    folded = {study_id for study_id, trials in idle.items() if len(trials) > 1} | active.keys()
+    entries: list[Entry] = []
+    shown: set[str] = set()
+    for row in rows:
+        study_id = row.run.study_id
+        if study_id is None or study_id not in folded:
+            entries.append(row)
+            continue
+        if study_id not in shown:
+            shown.add(study_id)
+            entries.append(StudyEntry(study_id, tuple(idle[study_id]), active.get(study_id)))
+        if row not in idle[study_id]:
+            entries.append(row)
+    return [*(StudyEntry(each, (), study) for each, study in active.items() if each not in shown), *entries]
 
 
 def _haystack(row: RunRow) -> str:

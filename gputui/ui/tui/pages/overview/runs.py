@@ -22,6 +22,7 @@ from gputui.ui.tui.layout.columns import (
     Column,
     Placed,
     bar_spans,
+    box,
     fit_line,
     pad,
     place,
@@ -29,17 +30,17 @@ from gputui.ui.tui.layout.columns import (
     selected,
     styled_rule,
 )
-from gputui.ui.tui.layout.run_words import outlook, run_colour, run_title, silent_seconds, tag_words
+from gputui.ui.tui.layout.run_words import outlook, run_style, run_title, silent_seconds, tag_words
 from gputui.ui.tui.layout.sparklines import spark
-from gputui.ui.tui.layout.words import run_sign, run_state_text
-from gputui.ui.tui.pages.overview.run_order import order_named
+from gputui.ui.tui.layout.words import STUDY_SIGNS, run_sign, run_state_text
+from gputui.ui.tui.pages.overview.run_order import Entry, StudyEntry, entry_id, order_named
 
 
 class RunsState(Struct, frozen=True):
     """State of the table beyond the snapshot.
 
     Attributes:
-        cursor: the run under the cursor.
+        cursor: the id of the row under the cursor.
         top: index of the first row shown.
         filter_text: words that a shown row contains.
         order: a name of `run_order.ORDERS`.
@@ -63,7 +64,6 @@ class RowContext(Struct, frozen=True):
         gpu_index: the index of each GPU by its UUID.
         places: the place in the queue of each waiting run.
         pause: the pause of the queue.
-        folded: the ended trials that a row summarises, by its run (`run_order.fold_trials`).
         has_keys: whether there are keys to press; off for printed frames.
         is_past: whether a past moment is shown.
     """
@@ -72,19 +72,17 @@ class RowContext(Struct, frozen=True):
     gpu_index: Mapping[str, int] = msgspec.field(default_factory=dict)
     places: Mapping[str, int] = msgspec.field(default_factory=dict)
     pause: QueuePause | None = None
-    folded: Mapping[str, Sequence[RunRow]] = msgspec.field(default_factory=dict)
     has_keys: bool = True
     is_past: bool = False
 
     @classmethod
-    def of(cls, snapshot: Snapshot, folded: Mapping[str, Sequence[RunRow]], *, has_keys: bool = True) -> RowContext:
+    def of(cls, snapshot: Snapshot, *, has_keys: bool = True) -> RowContext:
         waiting = [row.run.run_id for row in snapshot.runs if row.run.state == "queued"]
         return cls(
             snapshot.at,
             {gpu.uuid: gpu.index for gpu in snapshot.gpus},
             {run_id: number for number, run_id in enumerate(waiting, 1)},
             snapshot.machine.queue_pause,
-            folded,
             has_keys,
             snapshot.past is not None,
         )
@@ -95,20 +93,21 @@ class _Shown(NamedTuple):
     context: RowContext
     state: RunsState
 
-    @property
-    def is_current(self) -> bool:
-        return self.row.run.run_id == self.state.cursor
 
-
-def runs_lines(rows: Sequence[RunRow], state: RunsState, context: RowContext, width: int, height: int) -> list[Line]:
-    """A heading, then a row per run. ``rows`` are filtered and sorted."""
-    shown = rows[state.top : state.top + max(0, height - 1)]
-    placed = place(_columns(rows, context, width), width)
-    lines = [_heading(rows, len(shown), state, context, placed, width, height)]
-    if not rows:
-        lines.append(fit_line([("  " + _empty_text(state, context), "dim")], width))
-    lines += [_row(placed, _Shown(row, context, state), width) for row in shown]
-    return lines[:height]
+def runs_panel(
+    entries: Sequence[Entry], state: RunsState, context: RowContext, width: int, height: int, *, is_framed: bool = False
+) -> list[Line]:
+    """A heading, then a row per run or study. ``entries`` are filtered and sorted."""
+    inner, room = (width - 2, height - 2) if is_framed else (width, height - 1)
+    shown = entries[state.top : state.top + max(0, room)]
+    placed = place(_columns(entries, inner), inner)
+    lines = [_heading(entries, len(shown), state, context, placed, inner)]
+    if not entries:
+        lines.append(fit_line([("  " + _empty_text(state, context), "dim")], inner))
+    lines += [_row(placed, entry, context, state, inner) for entry in shown]
+    if not is_framed:
+        return lines[:height]
+    return box([*lines, *[fit_line([], inner)] * (room + 1 - len(lines))][: room + 1], width)
 
 
 def _empty_text(state: RunsState, context: RowContext) -> str:
@@ -123,13 +122,7 @@ def _empty_text(state: RunsState, context: RowContext) -> str:
 
 
 def _heading(
-    rows: Sequence[RunRow],
-    shown: int,
-    state: RunsState,
-    context: RowContext,
-    placed: Placed[_Shown],
-    width: int,
-    height: int,
+    entries: Sequence[Entry], shown: int, state: RunsState, context: RowContext, placed: Placed[_Shown], width: int
 ) -> Line:
     """``RUNS ── STATE ── PROGRESS ── … queue paused ── 1–5 of 40``: notes, the most important first, and in the rest of
     the rule the columns' heads."""
@@ -143,10 +136,10 @@ def _heading(
         notes.append((f"queue paused by {clean(context.pause.actor)}{since}, {how}", "warn"))
     if state.marked:
         notes.append((f"{len(state.marked)} marked", "accent"))
-    if len(rows) > height - 1 and shown:
-        notes.append((f"{state.top + 1}–{state.top + shown} of {len(rows)}", "dim"))
+    if len(entries) > shown > 0:
+        notes.append((f"{state.top + 1}–{state.top + shown} of {len(entries)}", "dim"))
     line = styled_rule(title, width, notes)
-    return line if not rows else _with_heads(line, placed, cell_width(f" {title} "))
+    return line if not entries else _with_heads(line, placed, cell_width(f" {title} "))
 
 
 def _with_heads(line: Line, placed: Placed[_Shown], start: int) -> Line:
@@ -167,14 +160,14 @@ def _with_heads(line: Line, placed: Placed[_Shown], start: int) -> Line:
     return [*line[:rule], *heads, ("─" * (end - start), "rule"), *line[rule + 1 :]]
 
 
-def _row(placed: Placed[_Shown], shown: _Shown, width: int) -> Line:
-    if shown.row.run.run_id in shown.context.folded:
-        line = _study_row(placed, shown, width)
-    elif shown.row.run.state == "running":
-        line = row_line(placed, shown, width)
+def _row(placed: Placed[_Shown], entry: Entry, context: RowContext, state: RunsState, width: int) -> Line:
+    if isinstance(entry, StudyEntry):
+        line = _study_row(placed, entry, context, state, width)
+    elif entry.run.state == "running":
+        line = row_line(placed, _Shown(entry, context, state), width)
     else:
-        line = _idle_row(placed, shown, width)
-    return selected(line) if shown.is_current and shown.state.is_focused else line
+        line = _idle_row(placed, _Shown(entry, context, state), width)
+    return selected(line) if entry_id(entry) == state.cursor and state.is_focused else line
 
 
 def _idle_row(placed: Placed[_Shown], shown: _Shown, width: int) -> Line:
@@ -196,23 +189,37 @@ def _idle_row(placed: Placed[_Shown], shown: _Shown, width: int) -> Line:
     return [*_short_row(head, tail, width)]
 
 
-def _study_row(placed: Placed[_Shown], shown: _Shown, width: int) -> Line:
-    """The ended trials of a study: how many there are, how they ended, and when the last one did."""
-    trials = shown.context.folded[shown.row.run.run_id]
-    style = "cursor" if shown.is_current and shown.state.is_focused else "text"
-    cells: list[list[Span]] = [
-        [*_pointer(shown), ("□", "dim")],
-        [(clip_middle(clean(shown.row.run.study_id or ""), placed[1][1]), style)],
-        [("study", "dim")],
-    ]
-    head = tuple((tuple(cell), room, column) for cell, (column, room) in zip(cells, placed, strict=False))
-    # A pruned trial's run was stopped.
-    states = Counter(trial.run.trial_state or run_sign(trial.run.state).word for trial in trials)
-    parts = [f"{count(number)} {word}" for word, number in states.most_common()]
-    last = max((trial.run.ended_at for trial in trials if trial.run.ended_at is not None), default=None)
-    words = f"{count(len(trials))} trials: {', '.join(parts)}"
-    words += "" if last is None else f" · {ago(shown.context.now - last)}"
-    return [*_short_row(head, ((words, "dim"),), width)]
+def _study_row(placed: Placed[_Shown], entry: StudyEntry, context: RowContext, state: RunsState, width: int) -> Line:
+    """A study: how far it is and its best value, or how its trials ended."""
+    study = entry.study
+    style = "dim" if study is None else STUDY_SIGNS[study.state].style
+    cells: dict[str, list[Span]] = {
+        "": [*_pointer(entry_id(entry), state), ("◇" if study is None else "◆", style)],
+        "RUN": [(clean(entry.study_id if study is None else study.study_id), "text")],
+        "STATE": [("study", style)],
+    }
+    if study is not None and study.wanted:
+        share = min(1.0, study.over / study.wanted)
+        cells["PROGRESS"] = _share_bar(share, next((w for c, w in placed if c.head == "PROGRESS"), 0), "bar")
+        cells["STEP"] = [(f"{study.over}", "text"), (f"/{study.wanted} trials", "dim")]
+    head = tuple((tuple(cells[column.head]), room, column) for column, room in placed[:5] if column.head in cells)
+    return [*_short_row(head, _study_words(entry, context.now), width)]
+
+
+def _study_words(entry: StudyEntry, now: float) -> tuple[Span, ...]:
+    study = entry.study
+    if study is not None:
+        state = () if study.state == "running" else ((f"{STUDY_SIGNS[study.state].word} · ", "warn"),)
+        running = f"{study.running} running"
+        if study.best is None:
+            return (*state, (running, "dim"))
+        best = f" (trial {study.best_number}) · {running}"
+        return (*state, ("best ", "dim"), (metric_value(study.best), "label"), (best, "dim"))
+    states = Counter(trial.run.trial_state or run_sign(trial.run.state).word for trial in entry.trials)
+    words = " · ".join(f"{count(number)} {word.replace('complete', 'done')}" for word, number in states.most_common())
+    last = max((trial.run.ended_at for trial in entry.trials if trial.run.ended_at is not None), default=None)
+    ended = "" if last is None else f"{ago(now - last)} · "
+    return ((f"{ended}{count(len(entry.trials))} trials: {words}", "dim"),)
 
 
 @lru_cache(1024)
@@ -242,21 +249,21 @@ def _queue_words(shown: _Shown) -> str:
 
 def _sign(shown: _Shown, width: int) -> list[Span]:
     sign = run_sign(shown.row.run.state)
-    return [*_pointer(shown), (sign.glyph, sign.style)]
+    return [*_pointer(shown.row.run.run_id, shown.state), (sign.glyph, sign.style)]
 
 
-def _pointer(shown: _Shown) -> list[Span]:
-    is_marked = shown.row.run.run_id in shown.state.marked
-    if shown.is_current:
-        pointer = "◈" if is_marked else "▸" if shown.state.is_focused else "›"
+def _pointer(row_id: str, state: RunsState) -> list[Span]:
+    is_marked = row_id in state.marked
+    if row_id == state.cursor:
+        pointer = "◈" if is_marked else "▸" if state.is_focused else "›"
     else:
         pointer = "◆" if is_marked else " "
-    return [(pointer, "cursor" if shown.state.is_focused or is_marked else "dim")]
+    return [(pointer, "cursor" if state.is_focused or is_marked else "dim")]
 
 
 def _name(shown: _Shown, width: int) -> list[Span]:
-    style = "cursor" if shown.is_current and shown.state.is_focused else "text"
-    return [(clip_middle(run_title(shown.row.run), width), style)]
+    run = shown.row.run
+    return [(clip_middle(run_title(run), width), "text" if run.state.is_over else run_style(run))]
 
 
 def _state(shown: _Shown, width: int) -> list[Span]:
@@ -282,7 +289,10 @@ def _done(shown: _Shown, width: int) -> list[Span]:
     if progress.step is None or not progress.total_steps:
         return []
     share = min(1.0, progress.step / progress.total_steps)
-    style = "dim" if shown.row.run.state.is_over else "bar"
+    return _share_bar(share, width, "dim" if shown.row.run.state.is_over else "bar")
+
+
+def _share_bar(share: float, width: int, style: str) -> list[Span]:
     return [*bar_spans(share, width - 5, style), (f"{math.floor(share * 100):>4}%", "text")]
 
 
@@ -310,7 +320,7 @@ def _curve(shown: _Shown, width: int) -> list[Span]:
     progress = shown.row.progress
     # Beside another metric it would be taken for the curve of that one.
     losses = progress.losses if progress.listed_metric[0] == "loss" else ()
-    return [(spark(losses, width), f"series.{run_colour(shown.row.run)}")]
+    return [(spark(losses, width), run_style(shown.row.run))]
 
 
 def _time_left(shown: _Shown, width: int) -> list[Span]:
@@ -354,16 +364,16 @@ def _labels(shown: _Shown, width: int) -> list[Span]:
 _LEAST_NAME = 13
 
 
-def _columns(rows: Sequence[RunRow], context: RowContext, width: int) -> tuple[Column[_Shown], ...]:
+def _columns(entries: Sequence[Entry], width: int) -> tuple[Column[_Shown], ...]:
     """The columns for these rows; long names get up to a sixth of the width."""
+    rows = [entry for entry in entries if isinstance(entry, RunRow)]
     widest = max((cell_width(run_title(row.run)) for row in rows), default=0)
     name = min(max(_LEAST_NAME, widest), max(_LEAST_NAME, width // 6))
-    has_labels = any(row.run.tags or row.run.note for row in rows)
-    has_own = any(row.progress.has_own_metric for row in rows if row.run.run_id not in context.folded)
+    has_own = any(row.progress.has_own_metric for row in rows)
     others = [_METRIC if has_own and column is _LOSS else column for column in _OTHERS]
-    if has_labels:
+    if any(row.run.tags or row.run.note for row in rows):
         others.insert(-1, _LABELS)
-    return (_SIGN, Column("run", name, _name, gap=1, grow=2, most=max(30, min(widest, 60))), *others)
+    return (_SIGN, Column("RUN", name, _name, gap=1, grow=2, most=max(30, min(widest, 60))), *others)
 
 
 _SIGN: Column[_Shown] = Column("", 2, _sign)

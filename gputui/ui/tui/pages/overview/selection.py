@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partialmethod
 from typing import Literal
 
@@ -13,10 +13,7 @@ from gputui.store.events import EventView
 from gputui.store.hardware import GpuView
 from gputui.store.runs import Run
 from gputui.ui.tui.actions import Context
-from gputui.ui.tui.data.snapshot import RunRow
-from gputui.ui.tui.pages.overview.areas import Rows
-from gputui.ui.tui.pages.overview.gpus import first_shown
-from gputui.ui.tui.pages.overview.run_order import fold_trials, in_order, matching
+from gputui.ui.tui.pages.overview.run_order import Entry, StudyEntry, entry_id, in_order, matching, with_studies
 from gputui.ui.tui.pages.overview.runs import RunsState
 from gputui.ui.tui.widgets.list_page import ListPage, moved
 
@@ -45,24 +42,21 @@ class OverviewCursor(ListPage):
         self.table = RunsState()
         self.focus_at = Focus()
         self._awaited: str | None = None
-        self.folded_trials: Mapping[str, Sequence[RunRow]] = {}
-        self._sorted: tuple[object, str, str, list[RunRow]] = (None, "", "", [])
+        self._entries: tuple[object, str, str, list[Entry]] = (None, "", "", [])
 
     @property
-    def shown_rows(self) -> list[RunRow]:
-        """The filtered and sorted runs. Without a filter the ended trials of a study share a row."""
-        runs, table = self.snapshot.runs, self.table
-        if self._sorted[0] is not runs or self._sorted[1:3] != (table.filter_text, table.order):
-            found = in_order(matching(runs, table.filter_text), table.order)
-            self.folded_trials = {}
-            if not table.filter_text:
-                found, self.folded_trials = fold_trials(found)
-            self._sorted = (runs, table.filter_text, table.order, found)
-        return self._sorted[3]
+    def entries(self) -> list[Entry]:
+        """The filtered and sorted runs. Without a filter, studies stand for their trials."""
+        snapshot, table = self.snapshot, self.table
+        if self._entries[0] is not snapshot or self._entries[1:3] != (table.filter_text, table.order):
+            rows = in_order(matching(snapshot.runs, table.filter_text), table.order)
+            found: list[Entry] = [*rows] if table.filter_text else with_studies(rows, snapshot.studies)
+            self._entries = (snapshot, table.filter_text, table.order, found)
+        return self._entries[3]
 
     @property
     def row_ids(self) -> list[str]:
-        return [row.run.run_id for row in self.shown_rows]
+        return [entry_id(entry) for entry in self.entries]
 
     @property
     def marked_runs(self) -> tuple[str, ...]:
@@ -90,25 +84,21 @@ class OverviewCursor(ListPage):
 
     @property
     def study_in_question(self) -> str | None:
-        """The study whose ended trials are the row under the cursor."""
-        trials = self.folded_trials.get(self.table.cursor or "") if self.focus_at.section == "runs" else None
-        return trials[0].run.study_id if trials else None
+        """The study under the cursor."""
+        at_cursor = [entry for entry in self.entries if entry_id(entry) == self.table.cursor]
+        study_ids = [entry.study_id for entry in at_cursor if isinstance(entry, StudyEntry)]
+        return study_ids[0] if study_ids and self.focus_at.section == "runs" else None
 
     @property
     def run_in_question(self) -> Run | None:
         """The run under the cursor, or the run of the GPU or event under it; none on the row of a study, whose trials
         are not shown."""
-        if self.study_in_question is not None:
-            return None
-        section, wanted = self.focus_at.section, self.table.cursor
-        if section == "gpus":
-            gpu = self.gpu_in_question
-            wanted = gpu.run_id if gpu else None
-        elif section == "events":
-            event = self.event_in_question
-            wanted = event.run_id if event else None
-        rows = self.shown_rows if section == "runs" else self.snapshot.runs
-        return next((row.run for row in rows if row.run.run_id == wanted), None)
+        wanted = self.table.cursor
+        if self.focus_at.section == "gpus":
+            wanted = gpu.run_id if (gpu := self.gpu_in_question) else None
+        elif self.focus_at.section == "events":
+            wanted = event.run_id if (event := self.event_in_question) else None
+        return self.snapshot.run_of(wanted)
 
     def context(self) -> Context:
         held, study_id = self.snapshot.machine, self.study_in_question
@@ -123,10 +113,9 @@ class OverviewCursor(ListPage):
 
     def replacement(self, ids: Sequence[str]) -> str:
         """The row of the study that the run under the cursor has joined, else the first row."""
-        for row, trials in self.folded_trials.items():
-            if any(trial.run.run_id == self.table.cursor for trial in trials):
-                return row
-        return ids[0]
+        run = self.snapshot.run_of(self.table.cursor)
+        study = f"study {run.study_id}" if run is not None else ""
+        return study if study in ids else ids[0]
 
     def keep_cursor(self) -> None:
         """Keep the cursor on its run, GPU or event; when that is gone, move it to the first one."""
@@ -159,13 +148,6 @@ class OverviewCursor(ListPage):
         self._awaited = run_id
         self.focus_at = replace(self.focus_at, section="runs")
         self.changed()
-
-    def scroll_gpus(self, rows: Rows, width: int) -> int:
-        uuids = [gpu.uuid for gpu in self.snapshot.gpus]
-        place = uuids.index(self.focus_at.gpu) if self.focus_at.gpu in uuids else 0
-        top = first_shown(len(uuids), place, self.focus_at.gpu_top, rows.gpus, width)
-        self.focus_at = replace(self.focus_at, gpu_top=top)
-        return top
 
     def move(self, by: int) -> None:
         snapshot, focus = self.snapshot, self.focus_at

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from gputui.core.config import Workspace, locate
 from gputui.ui.tui.layout.gpu_words import gpu_row, health, who
-from gputui.ui.tui.layout.strips import aggregate_line
+from gputui.ui.tui.layout.strips import gpu_figures
 from gputui.ui.tui.pages.gpu.view import fact_lines
-from gputui.ui.tui.pages.overview.gpus import gpu_height, gpu_lines
+from gputui.ui.tui.pages.overview.gpus import gpu_height, gpu_panel
 from tests.texts import mentions
 from tests.ui.tui.filling import NOW, Filler
 from tests.ui.tui.pages.overview.test_render import read, styles_of, text_of, widths
@@ -23,9 +23,9 @@ def test_every_width_is_filled_exactly(tmp_path: Path) -> None:
         filler.quarantine(count - 1, "it fell off the bus twice")
         snapshot = read(workspace)
         filler.close()
-        for width, height in itertools.product((40, 60, 80, 100, 120, 160, 200, 240), (4, 12, 30)):
+        for width, height in itertools.product((40, 60, 80, 100, 120, 160, 200, 240), (4, 14, 30)):
             most = gpu_height(snapshot, width, height)
-            lines = gpu_lines(snapshot, width, most)
+            lines = gpu_panel(snapshot, width, most)
             assert widths(lines) == {width} and len(lines) == most, (count, width, height)
             text = "\n".join(text_of(lines))
             if height == 30:
@@ -36,12 +36,12 @@ def test_a_gpu_in_quarantine_says_so_and_how_it_ends(filler: Filler, workspace: 
     filler.overnight()
     filler.quarantine(4, "XID 48: double bit ECC error, the GPU needs a reset")
     snapshot = read(workspace)
-    text = text_of(gpu_lines(snapshot, 80, 10))
-    assert "⊘ quarantine" in text[5]
-    assert mentions(text[9], " ⊘ GPU 4 ", "03:01:04: XID 48: ", "err… · C clears it")
+    text = text_of(gpu_panel(snapshot, 80, 12))
+    assert "⊘ quarantine" in text[6]
+    assert mentions(text[10], " ⊘ GPU 4 ", "03:01:04: XID 48: ", "err… · C clears it")
     for index in (0, 1):
         filler.quarantine(index, "the same")
-    assert mentions(text_of(gpu_lines(read(workspace), 80, 10))[-1], "GPUs 0, 1, 4", "quarantine")
+    assert mentions(text_of(gpu_panel(read(workspace), 80, 12))[-2], "GPUs 0, 1, 4", "quarantine")
     row = gpu_row(snapshot, snapshot.gpus[4])
     facts = "\n".join(text_of(fact_lines(row, None, NOW, 100)))
     assert mentions(facts, "vit-b16-1", "attempt 2", "XID 48") and "`gputui gpus --clear 4`" in facts
@@ -63,7 +63,7 @@ def test_health_names_the_worst_first(filler: Filler, workspace: Workspace) -> N
     assert words(0).split(" · ") == ["row remap failed", "3 ECC uncorr.", "XID 48"]
     assert words(1) == "2 XIDs · remap due"
     assert words(2) == "–"  # the driver says nothing, which is not "ok"
-    assert "XID 3" in text_of([aggregate_line(snapshot, 120)])[0]
+    assert "3 XIDs" in text_of(gpu_figures(snapshot))
 
 
 def test_a_gpu_is_free_where_nobody_is_seen_and_its_memory_is_empty(filler: Filler, workspace: Workspace) -> None:
@@ -75,7 +75,7 @@ def test_a_gpu_is_free_where_nobody_is_seen_and_its_memory_is_empty(filler: Fill
         filler.connection.execute("UPDATE gpus SET processes = ?", (processes,))
         snapshot = read(workspace)
         said = "".join(text for text, _ in who(gpu_row(snapshot, snapshot.gpus[0]), 20))
-        found[memory, processes] = said, "1 free" in text_of([aggregate_line(snapshot, 100)])[0]
+        found[memory, processes] = said, "1 free" in text_of(gpu_figures(snapshot))
     assert found == {
         (0.4, "[]"): ("free", True),
         (0.4, None): ("free", True),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gputui.store import commands
 from gputui.ui.tui.app import GputuiApp
+from gputui.ui.tui.data.snapshot import RunRow
 from gputui.ui.tui.pages.gpu.page import GpuScreen
 from gputui.ui.tui.pages.run.page import RunScreen
 from gputui.ui.tui.pages.study.page import StudyScreen
@@ -19,9 +20,9 @@ async def test_tab_moves_the_focus_and_arrows_move_in_it(app: GputuiApp) -> None
     async with app.run_test(size=SMALL) as pilot:
         assert overview(app).focus_at.section == "runs" and "▸● vit-b16-1" in text(app, "runs")
         await pilot.press("tab")
-        assert "▸03:12:14    lr-sweep-3" in text(app, "events") and "›● vit-b16-1" in text(app, "runs")
+        assert "▸03:12:14   lr-sweep-3" in text(app, "events") and "›● vit-b16-1" in text(app, "runs")
         await pilot.press("up", "up", "up")
-        assert "▸03:02:11  ✗ vit-b16-1" in text(app, "events")
+        assert "▸03:02:11 ✗ vit-b16-1" in text(app, "events")
         await pilot.press("tab", "j", "j", "k")
         assert "▸ 1   96" in text(app, "gpus") and "▸" not in text(app, "events")
         await pilot.press("G")
@@ -41,9 +42,9 @@ async def test_marks_and_orders(app: GputuiApp) -> None:
         assert overview(app).marked_runs == ("gpt2-124m-1",)
         await pilot.press("o")
         assert "RUNS newest first" in text(app, "runs")
-        assert overview(app).shown_rows[0].run.run_id == "resnet50-2"
+        assert overview(app).row_ids[0] == "resnet50-2"
         await pilot.press("o", "o")
-        losses = [row.progress.loss for row in overview(app).shown_rows]
+        losses = [row.progress.loss for row in overview(app).entries if isinstance(row, RunRow)]
         assert losses[:2] == sorted(loss for loss in losses if loss is not None) and losses[2:] == [None, None]
         await pilot.press("o", "o", "o", "o")
         assert text(app, "runs").startswith(" RUNS ─")
@@ -134,13 +135,14 @@ async def test_ended_trials_of_a_study_share_a_row_that_opens_it(filler: Filler,
     app = make_app()
     async with app.run_test(size=LARGE) as pilot:
         table = overview(app)
-        (stands_for,) = table.folded_trials.values()
-        ended = {row.run.run_id for row in app.snapshot.runs if row.run.study_id and row.run.state.is_over}
-        assert {row.run.run_id for row in stands_for} == ended and len(ended) > 2
-        assert ended & set(table.row_ids) == {stands_for[0].run.run_id}
-        (line,) = [line for line in text(app, "runs").splitlines() if "trials:" in line]
-        assert f"{len(ended)} trials" in line and "pruned" in line and "stopped" not in line
-        table.point_at(stands_for[0].run.run_id)
+        rows = [row.run for row in app.snapshot.runs if row.run.study_id]
+        ended, running = ({run.run_id for run in rows if run.state.is_over == over} for over in (True, False))
+        assert len(ended) > 2 and running and not ended & set(table.row_ids)
+        study = table.row_ids.index("study lr-search-1")
+        assert set(table.row_ids[study + 1 : study + 1 + len(running)]) == running
+        (line,) = [line for line in text(app, "runs").splitlines() if "lr-search-1 " in line]
+        assert "12/40 trials" in line and "30%" in line and "best " in line and "2 running" in line
+        table.point_at("study lr-search-1")
         # No key reaches a trial that no line shows.
         assert table.run_in_question is None and table.study_in_question == "lr-search-1"
         await pilot.press("u", "X", "delete", "d", "plus", "space", "c")
@@ -153,13 +155,14 @@ async def test_ended_trials_of_a_study_share_a_row_that_opens_it(filler: Filler,
             ("study_pause", None, study),
             ("study_extend", None, {**study, "trials": 12}),
         ]
-        table.point_at(stands_for[1].run.run_id)
+        trial = min(ended)
+        table.point_at(trial)
         table.keep_cursor()
         assert table.study_in_question == "lr-search-1"
         await pilot.press("enter")
         await pilot.pause()
-        assert isinstance(app.screen, StudyScreen) and app.screen.study_id == stands_for[0].run.study_id
-        await pilot.press("escape", "slash", *stands_for[1].run.run_id, "enter")
-        assert stands_for[1].run.run_id in table.row_ids and not table.folded_trials
+        assert isinstance(app.screen, StudyScreen) and app.screen.study_id == "lr-search-1"
+        await pilot.press("escape", "slash", *trial, "enter")
+        assert trial in table.row_ids and "study lr-search-1" not in table.row_ids
         await pilot.press("u", "n")
         assert app.screen is table and len(asked(filler)) == 3

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterable, Sequence
 from contextlib import closing
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -19,13 +17,13 @@ from gputui.store.events import EventView
 from gputui.store.rollups import HostHistory
 from gputui.ui.tui.data.reader import SnapshotReader
 from gputui.ui.tui.data.snapshot import Interest, Snapshot
-from gputui.ui.tui.layout.strips import head_line, host_line, notice_lines
+from gputui.ui.tui.layout.strips import head_line, host_figures, notice_lines
 from gputui.ui.tui.layout.words import dated_clock
-from gputui.ui.tui.pages.overview.areas import share_rows
-from gputui.ui.tui.pages.overview.events import event_rows, events_lines
-from gputui.ui.tui.pages.overview.gpus import gpu_lines
+from gputui.ui.tui.pages.overview.areas import Rows, Wanted, share_rows
+from gputui.ui.tui.pages.overview.events import event_rows, events_panel
+from gputui.ui.tui.pages.overview.gpus import gpu_panel
 from gputui.ui.tui.pages.overview.run_order import matching
-from gputui.ui.tui.pages.overview.runs import RowContext, RunsState, runs_lines
+from gputui.ui.tui.pages.overview.runs import RowContext, RunsState, runs_panel
 from tests.texts import mentions
 from tests.ui.tui.filling import NOW, Filler
 
@@ -61,33 +59,43 @@ def snapshot(overnight: None, workspace: Workspace) -> Snapshot:
 
 
 def test_gpu_rows_at_80_columns(snapshot: Snapshot) -> None:
-    lines = gpu_lines(snapshot, 80, 9)
+    lines = gpu_panel(snapshot, 80, 11)
     assert widths(lines) == {80}
     assert text_of(lines) == [
+        " GPUS ─ util 55% ▄▄▃▃▄▃▃▄ ─ 347/560 GiB ─ 2.9/4.9 kW ─ ▲hottest GPU 3 88°C ─────",
         "  #  UTIL         MEMORY          TEMP    POWER  RUN / USER          STEP/S DATA",
-        "  0   97% █████▉   71/80G  █████▍  64° 612/700W  gpt2-124m-1 r0        3.33   2%",
-        "  1   96% █████▊   71/80G  █████▍  66° 608/700W  gpt2-124m-1 r1        3.33   2%",
-        "  2   12% ▊░░░░░   71/80G  █████▍  58° 310/700W  gpt2-…4m-1 r2 slow    2.22  27%",
-        "  3   95% █████▊   71/80G  █████▎ ▲88° 655/700W  gpt2-124m-1 r3        3.33   2%",
-        "  4    0% ░░░░░░  0.4/80G  ▏░░░░░  34°  71/700W  free",
-        "  5    0% ░░░░░░   22/80G  █▋░░░░  36°  72/700W  alice · python",
-        "  6   88% █████▎   40/80G  ███░░░  61° 540/700W  vit-b16-1 r0          3.33   2%",
+        "  0   97% ━━━━━╸   71/80G  ━━━━━╸  64° 612/700W  gpt2-124m-1 r0        3.33   2%",
+        "  1   96% ━━━━━╸   71/80G  ━━━━━╸  66° 608/700W  gpt2-124m-1 r1        3.33   2%",
+        "  2   12% ╸─────   71/80G  ━━━━━╸  58° 310/700W  gpt2-…4m-1 r2 slow    2.22  27%",
+        "  3   95% ━━━━━╸   71/80G  ━━━━━╸ ▲88° 655/700W  gpt2-124m-1 r3        3.33   2%",
+        "  4    0% ──────  0.4/80G  ╸─────  34°  71/700W  free",
+        "  5    0% ──────   22/80G  ━╸────  36°  72/700W  alice · sweep.py",
+        "  6   88% ━━━━━╸   40/80G  ━━━───  61° 540/700W  vit-b16-1 r0          3.33   2%",
         "  7 ✗ lost 03:02:11 · XID 79: GPU has fallen off the bus",
+        " host  cpu 34%  ram 88/256 GiB  disk 71%  shm 4%  read 1.2 GB/s  write 30 MB/s",
     ]
+
+
+def test_gpus_are_seen_on_the_smallest_screens(snapshot: Snapshot) -> None:
+    lines = gpu_panel(snapshot, 50, 7)
+    assert widths(lines) == {50}
+    assert [line.split()[0] for line in text_of(lines)[2:6]] == ["0", "1", "2", "3"]
+    assert [line[26:].split()[0] for line in text_of(lines)[2:6]] == ["4", "5", "6", "7"]
+    assert "1–3 of 8" in text_of(gpu_panel(snapshot, 40, 6))[0]
 
 
 def test_unknown_values_are_dashes_and_never_zero(filler: Filler, workspace: Workspace) -> None:
     filler.agent()
     filler.gpus(1)
     filler.sample(0, utilization=None, memory_gib=None, temperature=None, power=None, throttle=None)
-    assert text_of(gpu_lines(read(workspace), 80, 5))[1].split() == ["0", "–", "–", "–", "–", "free"]
+    assert text_of(gpu_panel(read(workspace), 80, 5))[2].split() == ["0", "–", "–", "–", "–", "free"]
 
 
 def test_stale_rows_are_dim_as_a_whole_and_the_silence_is_told(filler: Filler, workspace: Workspace) -> None:
     filler.overnight()
     filler.connection.execute("UPDATE agent SET heartbeat_at = ?", (NOW + 14,))
     later = read(workspace, now=NOW + 14)
-    assert {style for _, style in gpu_lines(later, 80, 9)[1]} <= {"stale", "text"}
+    assert {style for _, style in gpu_panel(later, 80, 11)[2]} <= {"stale", "text"}
     [silence] = text_of(notice_lines(later, None, 80))
     assert mentions(silence, " ▲ driver silent", "14 s", "03:12:44")
     filler.connection.execute("UPDATE agent SET gpu_problem = 'it ended'")
@@ -104,28 +112,38 @@ def test_an_agent_that_stopped_is_not_blamed_on_the_driver(filler: Filler, works
 # --- strips
 
 
-def shared(height: int, *, gpus: int = 8, runs: int = 7, events: int = 2, **more: Any) -> Any:
+def shared(width: int, height: int, *, gpus: int = 8, runs: int = 7, events: int = 2, processes: int = 0) -> Rows:
     """How so many lines are shared out."""
-    given = {"cards": lambda most: 0, "has_gpus": gpus > 0, "is_folded": False, **more}
-    return share_rows(height, gpus=lambda most: min(most, gpus + 1 if gpus else 2), runs=runs, events=events, **given)
-
-
-def cards(most: int) -> int:
-    return 12 if most >= 12 else 0
+    wanted = Wanted(lambda most: min(most, gpus + 3 if gpus else 3), runs, processes, events, has_charts=gpus > 0)
+    return share_rows(width, height, wanted)
 
 
 def test_head_and_host(snapshot: Snapshot) -> None:
-    assert text_of([head_line(snapshot, 80, "ws-kepler", demo=False, readonly=False)]) == [
-        " gputui · ws-kepler · driver 580.95.05            1 queued  2 running  03:12:44"
-    ]
-    assert "simulated GPUs" in text_of([head_line(snapshot, 80, "x", demo=True, readonly=True)])[0]
-    assert text_of([host_line(snapshot, 80)]) == [
-        " host  cpu 34%  ram 88/256 GiB  disk 71% full  shm 4%  read 1.2 GB/s"
-    ]
-    assert text_of([host_line(Snapshot(NOW), 80)]) == [" host  no sample yet"]
+    heads = {
+        width: text_of([head_line(snapshot, width, "ws-kepler", demo=False, readonly=False)])[0] for width in (80, 120)
+    }
+    assert heads[80].startswith(" gputui  ws-kepler · 8 × H100 80GB · CUDA 13.0")
+    assert "1 queued  2 running  03:12:44" in heads[80] and " · driver 580.95.05 · CUDA 13.0" in heads[120]
+    assert "simulated" in text_of([head_line(snapshot, 80, "x", demo=True, readonly=True)])[0]
+
+    def host(shown: Snapshot, width: int) -> str:
+        return "  ".join("".join(text for text, _ in figure) for figure in host_figures(shown, width))
+
+    assert host(snapshot, 80).startswith("cpu 34%  ram 88/256 GiB  disk 71%  shm 4%  read 1.2 GB/s")
+    assert host(Snapshot(NOW), 80) == "no sample yet"
     busy = HostHistory((None, 0.0, 50.0, 100.0), (None, 0.0, 128.0 * 2**30, 256.0 * 2**30), *[(None,) * 4] * 4)
-    [wide] = text_of([host_line(replace(snapshot, host_history=busy), 160)])
-    assert re.search(r"cpu 34% [▁▂▃▄▅▆▇█]+ ", wide) and re.search(r"256 GiB [▁▂▃▄▅▆▇█]+ ", wide)
+    assert "cpu 34% ▁▄▆  ram 88/256 GiB ▁▄▆" in host(replace(snapshot, host_history=busy), 160)
+
+
+def test_models_are_short_and_counted(snapshot: Snapshot) -> None:
+    names = {
+        "NVIDIA H100 80GB HBM3": "H100 80GB", "NVIDIA A100-SXM4-40GB": "A100-SXM4-40GB", "Tesla V100-PCIE-16GB":
+        "V100-PCIE-16GB", "NVIDIA GeForce RTX 4090": "RTX 4090", "NVIDIA H100 80GB HBM3 (simulated)": "H100 80GB",
+    }  # fmt: skip
+    for name, short in names.items():
+        gpus = tuple(replace(gpu, name=name) for gpu in snapshot.gpus[:2])
+        [head] = text_of([head_line(replace(snapshot, gpus=gpus), 120, "x", demo=False, readonly=False)])
+        assert f" 2 × {short} · " in head
 
 
 # --- runs and events
@@ -136,7 +154,7 @@ def test_losses_and_steps_are_never_cut(snapshot: Snapshot) -> None:
 
     def line(width: int, **progress: float) -> str:
         changed = replace(row, progress=replace(row.progress, **progress))
-        return text_of(runs_lines([changed], RunsState(), RowContext.of(snapshot, {}), width, 2))[1]
+        return text_of(runs_panel([changed], RunsState(), RowContext.of(snapshot), width, 2))[1]
 
     losses = {1.9421: "1.942", 0.012345: "0.01235", 0.004332: "0.00433", 0.00043: "4.3e-4", 123456.0: "123456",
               0.2052: "0.205", 3.0: "3.000", 0.0: "0"}  # fmt: skip
@@ -151,8 +169,8 @@ def test_the_filter_needs_every_word(snapshot: Snapshot) -> None:
     assert [row.run.run_id for row in matching(snapshot.runs, "running vit")] == ["vit-b16-1"]
     assert [row.run.run_id for row in matching(snapshot.runs, "KeyError")] == ["resnet50-2"]
     assert matching(snapshot.runs, "nothing like it") == []
-    assert "No run matches" in text_of(runs_lines([], RunsState(None, 0, "x"), RowContext(NOW), 80, 3))[1]
-    assert "Press n" in text_of(runs_lines([], RunsState(), RowContext(NOW), 80, 3))[1]
+    assert "No run matches" in text_of(runs_panel([], RunsState(None, 0, "x"), RowContext(NOW), 80, 3))[1]
+    assert "Press n" in text_of(runs_panel([], RunsState(), RowContext(NOW), 80, 3))[1]
 
 
 # --- layout
@@ -160,12 +178,25 @@ def test_the_filter_needs_every_word(snapshot: Snapshot) -> None:
 
 def test_the_lines_are_shared_out_without_rest() -> None:
     wrong = []
-    areas = [(8, 4, 3), (0, 0, 0), (16, 40, 50), (1, 1, 0)]
-    for height, (gpus, runs, events), is_folded in itertools.product(range(2, 60), areas, (False, True)):
-        rows = shared(height, gpus=gpus, runs=runs, events=events, cards=cards, is_folded=is_folded)
-        if sum(rows) != height or min(rows) < 0 or (height >= 16 and min(rows.runs, rows.events) < 2):
-            wrong.append((height, gpus, runs, events, is_folded, rows))
+    areas = [(8, 4, 3, 0), (8, 0, 3, 5), (0, 0, 0, 0), (16, 40, 50, 16), (1, 1, 0, 1)]
+    for width, height, (gpus, runs, events, processes) in itertools.product((50, 80, 120, 200), range(4, 70), areas):
+        rows = shared(width, height, gpus=gpus, runs=runs, events=events, processes=processes)
+        used = rows.gpus + rows.runs + rows.charts + rows.events + (0 if rows.is_beside else rows.processes)
+        if used != height or min(rows) < 0 or (height >= 20 and min(rows.runs, rows.events) < 2):
+            wrong.append((width, height, gpus, runs, events, rows))
     assert wrong == []
+
+
+def test_no_row_is_blank_while_something_is_hidden() -> None:
+    assert shared(80, 21) == Rows(11, 7, events=3)
+    assert shared(120, 34, runs=8, events=40) == Rows(11, 10, charts=7, events=6)
+    assert shared(120, 34, runs=0, processes=8, events=3) == Rows(11, 3, charts=10, processes=5, events=5)
+    assert shared(200, 48, runs=8, processes=5, events=40) == Rows(
+        11, 10, charts=11, processes=16, events=16, is_beside=True
+    )
+    # Runs never begin below the middle, and an alert takes no chart.
+    assert all(shared(width, height).gpus <= height // 2 + 1 for width in (80, 200) for height in range(20, 60))
+    assert share_rows(120, 32, Wanted(lambda _: 11, 8, 0, 40), passing=2).charts > 0
 
 
 def test_a_time_of_another_day_has_its_day() -> None:
@@ -186,5 +217,5 @@ def test_events_name_each_day_once() -> None:
     assert rows(6) == [1, 2, days[2], 3, 4] and rows(3) == [3, 4]
     assert rows(4, cursor=0) == [days[0], 0, days[1]]
     # Unless it is of today, an event in the first row has its day.
-    tops = [text_of(events_lines(events, NOW, 40, *shown))[1] for shown in ((6,), (2, 2), (3, 3))]
+    tops = [text_of(events_panel(events, NOW, 40, *shown))[1] for shown in ((6,), (2, 2), (3, 3))]
     assert [top[1:10] for top in tops] == ["Thu 23:26", "Thu 23:59", "03:11:44 "]

@@ -131,8 +131,8 @@ def test_the_head_says_that_the_process_fails_again_and_again(found: StudyPage) 
 
 async def test_the_overview_names_the_study_and_its_trials_open_and_are_compared(app: GputuiApp) -> None:
     async with app.run_test(size=SIZE) as pilot:
-        strip = text(app, "studies")
-        assert "lr-search" in strip and "12 of 40 trials" in strip and "0.4044" in strip
+        (row,) = [line for line in text(app, "runs").splitlines() if " lr-search-1 " in line]
+        assert "12/40 trials" in row and "best 0.4044" in row
         await opened(pilot)
         assert page(app).row_ids == list(range(14))
         await pilot.press("down", "down", "enter")
