@@ -17,6 +17,7 @@ from gputui.store.metrics import queries
 from gputui.store.runs import find_run
 from gputui.ui.cli.context import Exit, Session, fail, json_option, print_json, print_table, say
 from gputui.ui.tui.layout.gpu_words import is_free
+from gputui.ui.tui.layout.process_words import process_words
 
 FIRST_SAMPLE_SECONDS = 10.0
 XID_SECONDS = 86_400.0
@@ -133,7 +134,7 @@ def gpu_user(gpu: GpuView) -> str:
         return f"{len(gpu.run_ids)} runs: {', '.join(gpu.run_ids)}"
     if gpu.run_id is not None:
         return gpu.run_id + (f" rank {gpu.rank}" if gpu.rank is not None else "")
-    names = [f"{process.user or '–'}:{process.command or process.pid}" for process in gpu.processes or ()]
+    names = [process_words(process) for process in gpu.processes or ()]
     if not names and gpu.state in ("lost", "error"):
         return "–"
     if not names:

@@ -26,18 +26,16 @@ class ProcessReader:
 
     def read(self, gpus: Sequence[GpuView]) -> ProcessSet:
         """The processes on these GPUs and of our runs."""
-        now = self._clock()
-        if self._newest is None or now - self._read_at >= AGAIN_SECONDS:
+        import psutil  # not needed by screens that never show the page
+
+        now, newest = self._clock(), self._newest
+        # The first reading knows no load yet: the second follows with the next snapshot.
+        if newest is None or not newest.core_percents or now - self._read_at >= AGAIN_SECONDS:
             self._read_at = now
             listed = (process for gpu in gpus for process in gpu.processes or ())
             hosts = self._table.read(each.pid for each in listed if each.start_ticks is not None)
-            self._newest = ProcessSet(hosts, self._core_percents())
-        return self._newest
-
-    def _core_percents(self) -> tuple[float, ...]:
-        """The busy percent of each core since the last read; empty at the first, and where their number changed."""
-        import psutil  # not needed by screens that never show the page
-
-        before, percents = self._cores, psutil.cpu_percent(percpu=True)
-        self._cores = len(percents)
-        return tuple(percents) if before == self._cores else ()
+            percents = psutil.cpu_percent(percpu=True)
+            # Loads are since the reading before, and cores may come and go.
+            newest = self._newest = ProcessSet(hosts, tuple(percents) if len(percents) == self._cores else ())
+            self._cores = len(percents)
+        return newest

@@ -8,8 +8,9 @@ from gputui.core.text import cell_width, clean, clip_middle
 from gputui.core.units import UNKNOWN, age, byte_rate
 from gputui.machine.gpu_model import unseen_use
 from gputui.metrics.draw.raster import Span
-from gputui.store.hardware import GpuView, ProcessView, Quarantined
+from gputui.store.hardware import GpuView, Quarantined
 from gputui.ui.tui.data.snapshot import RankRow, Snapshot
+from gputui.ui.tui.layout.process_words import process_words
 from gputui.ui.tui.layout.run_words import run_style, title_of
 from gputui.ui.tui.layout.words import dated_clock, is_alarming
 
@@ -93,9 +94,10 @@ def who(row: GpuRow, width: int) -> list[Span]:
         return [("no visible process", "warn")]
     first = max(gpu.processes, key=lambda process: process.memory_bytes or 0)
     more = f" +{len(gpu.processes) - 1}" if len(gpu.processes) > 1 else ""
-    words = f"{owner(first)} · {program(first)}{more}"
+    words = process_words(first) + more
     idle = "" if row.parked_seconds is None else f" · idle {age(row.parked_seconds)}"
-    for name in (words, owner(first)):
+    # With its arguments, without them, or only the user.
+    for name in (words, " ".join(words.split()[:3]), clean(first.user or words)):
         if idle and cell_width(name) + len(idle) <= width:
             return [(name, "text"), (idle, "warn")]
     return [(words, "text")]
@@ -108,17 +110,6 @@ def is_free(gpu: GpuView) -> bool:
     if gpu.own_used_bytes is None and gpu.processes is None:
         return False
     return unseen_use(gpu.own_used_bytes, gpu.utilization_percent) is None
-
-
-def owner(process: ProcessView) -> str:
-    """The user of a process, as harmless text."""
-    return clean(process.user) if process.user else f"pid {process.pid}"
-
-
-def program(process: ProcessView) -> str:
-    """The name of a process's program without its path, as harmless text."""
-    words = clean(process.command or "").split()
-    return words[0].rsplit("/", 1)[-1] if words else f"pid {process.pid}"
 
 
 def held_back(row: GpuRow, width: int = 0) -> list[Span]:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Hashable, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from msgspec.structs import replace
 from textual import events
+from textual.app import ComposeResult
 
 from gputui.metrics.draw.parts import Line
-from gputui.ui.tui.layout.columns import fit_line
+from gputui.metrics.draw.raster import Span
+from gputui.ui.tui.data.snapshot import Snapshot
+from gputui.ui.tui.layout.columns import between, box, fit_line, is_boxed
+from gputui.ui.tui.layout.lists import Listing, ListState
+from gputui.ui.tui.layout.moments import right_end
 from gputui.ui.tui.widgets.line_edit import LineEdit
 from gputui.ui.tui.widgets.page import ActionScreen
+from gputui.ui.tui.widgets.pane import Pane
 
 Id = TypeVar("Id")
 
@@ -127,3 +134,99 @@ class ListPage(ActionScreen):
             self.changed()
             return True
         return False
+
+
+class ListingPage(ListPage):
+    """A page whose list is a `Listing`, in a frame where the terminal has room for one."""
+
+    OPENS: ClassVar[str]
+    """The action of a double click."""
+
+    table: ListState
+
+    def __init__(self, table: ListState) -> None:
+        super().__init__()
+        self.head = Pane(id="head")
+        self.list = Pane(id="list")
+        self.detail = Pane(id="detail")
+        self.table = table
+        self._made: tuple[Snapshot, ListState, Listing[Any]] | None = None
+        self._place = 0
+
+    def compose(self) -> ComposeResult:
+        self.paint()
+        yield from (self.head, self.notice, self.list, self.detail, self.message, self.footer)
+
+    @abstractmethod
+    def make_listing(self) -> Listing[Any]:
+        """The list of the snapshot, with the filter and order of ``table``."""
+
+    @property
+    def listing(self) -> Listing[Any]:
+        """The list, made anew when the snapshot, the filter or the order changed."""
+        snapshot, state = self.snapshot, replace(self.table, cursor=None, top=0)
+        if self._made is None or self._made[0] is not snapshot or self._made[1] != state:
+            self._made = (snapshot, state, self.make_listing())
+        return self._made[2]
+
+    @property
+    def row_ids(self) -> list[Hashable]:
+        listing = self.listing
+        return [listing.key(row) for row in listing.rows]
+
+    @property
+    def current(self) -> Any:
+        """The row under the cursor; None without one."""
+        listing, cursor = self.listing, self.table.cursor
+        return next((row for row in listing.rows if listing.key(row) == cursor), None)
+
+    def replacement(self, ids: Sequence[Any]) -> Any:
+        """The row that took the place of the one that is gone."""
+        return ids[min(self._place, len(ids) - 1)]
+
+    def set_filter(self, text: str) -> None:
+        super().set_filter(text)
+        self._place = 0
+
+    def do_back(self) -> None:
+        if self.filter_text:
+            self.set_filter("")
+            self.changed()
+        else:
+            super().do_back()
+
+    # --- drawing
+
+    def page_head(self, words: Sequence[Span], width: int) -> Line:
+        """The page's name behind the trail of pages, a summary, and the time."""
+        end = right_end(self.snapshot.at, self.snapshot.past)
+        name: list[Span] = [(f" {self.crumb}", "title"), *words]
+        return self.with_trail(lambda room: between(name, end, room), width)
+
+    def framed(self, lines: list[Line], width: int) -> list[Line]:
+        """Lines of `inner_width` in a frame, if panels have one."""
+        return box(lines, width) if is_boxed(*self.app.size) and lines else lines
+
+    def inner_width(self, width: int) -> int:
+        """The width of the lines of a panel."""
+        return width - 2 if is_boxed(*self.app.size) else width
+
+    def list_lines(self, width: int, height: int) -> list[Line]:
+        """The list in exactly ``height`` lines, with the cursor in sight."""
+        self.keep_cursor()
+        rows = height - is_boxed(*self.app.size)
+        ids, listing = self.row_ids, self.listing
+        self._place = ids.index(self.table.cursor) if self.table.cursor in ids else 0
+        self.table = listing.scrolled(self.table, rows)
+        self.page_rows = rows - listing.head_lines - 1
+        inner = self.inner_width(width)
+        return self.framed(self.with_filter(listing.lines(self.table, inner, rows), inner), width)
+
+    def on_click(self, event: events.Click) -> None:
+        """Move the cursor to the clicked row; a double click opens it."""
+        row = self.listing.row_at(self.table, event.y) if event.widget is self.list else None
+        if row is not None:
+            self.point_at(self.listing.key(row))
+            self.changed()
+            if event.chain == 2:
+                self.shell.perform(self.OPENS)

@@ -10,9 +10,10 @@ from textual.app import ComposeResult
 from textual.containers import Container
 from textual.widget import Widget
 
+from gputui.metrics.draw.parts import Line
 from gputui.ui.tui.actions import Scope
 from gputui.ui.tui.layout.alerts import alert_strip
-from gputui.ui.tui.layout.columns import is_boxed
+from gputui.ui.tui.layout.columns import box, is_boxed
 from gputui.ui.tui.layout.strips import demo_line
 from gputui.ui.tui.pages.overview.areas import Rows, Wanted, share_rows
 from gputui.ui.tui.pages.overview.charts import chart_panels
@@ -131,7 +132,11 @@ class OverviewScreen(OverviewCursor):
         styles.layout = "horizontal" if rows.is_beside else "vertical"
         styles.height = rows.events if rows.is_beside else rows.events + rows.processes
         self.processes.styles.width, self.events.styles.width = left, right
-        lines = process_panel(snapshot, left, rows.processes, is_framed=is_framed) if rows.processes else []
+        lines: list[Line] = []
+        if rows.processes:
+            frame = 1 if is_framed else 0
+            lines = process_panel(snapshot, left - 2 * frame, rows.processes - frame)
+            lines = box(lines, left) if is_framed else lines
         self.processes.show(lines, height=rows.processes)
         lines = events_panel(
             snapshot.events, snapshot.at, right, rows.events, self._current_event,

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from msgspec.structs import replace
 from textual import events
-from textual.app import ComposeResult
 from textual.message import Message
 
 from gputui.core.redaction import Redactor, secrets_in
@@ -19,28 +17,17 @@ from gputui.runs import identity
 from gputui.runs.identity import environment_of, identify
 from gputui.store.runs import Run
 from gputui.ui.tui.actions import Context, Scope
-from gputui.ui.tui.data.snapshot import Interest, Snapshot
+from gputui.ui.tui.data.snapshot import Interest
 from gputui.ui.tui.dialogs.sheet import SheetScreen
 from gputui.ui.tui.dialogs.signals import SignalScreen
-from gputui.ui.tui.pages.processes.rows import (
-    GROUPINGS,
-    ORDERS,
-    Key,
-    ProcessGroup,
-    ProcessRow,
-    TableState,
-    arranged,
-    order_named,
-    order_of_letter,
-    process_rows,
-)
-from gputui.ui.tui.pages.processes.view import cores_line, detail_texts, items_of, table_lines, total_line
-from gputui.ui.tui.widgets.list_page import ListPage
+from gputui.ui.tui.layout.lists import Listing
+from gputui.ui.tui.pages.processes.rows import GROUPINGS, ORDERS, ProcessesState, ProcessRow, arranged, process_rows
+from gputui.ui.tui.pages.processes.view import detail_lines, facts, listing, totals
+from gputui.ui.tui.widgets.list_page import ListingPage
 from gputui.ui.tui.widgets.page import Copyable
-from gputui.ui.tui.widgets.pane import Pane
 
-CORES_HEIGHT = 30
-"""Least height of a page with a line for the CPU cores."""
+DETAIL_HEIGHT = 30
+"""Least height of a page with the details of the process under the cursor."""
 
 
 @dataclass
@@ -51,31 +38,19 @@ class EnvironmentRead(Message):
     texts: list[str]
 
 
-class ProcessesScreen(ListPage):
-    """All processes on the GPUs and of our runs in one table."""
+class ProcessesScreen(ListingPage):
+    """All processes on the GPUs and of our runs in one list."""
 
     SCOPE: ClassVar[Scope] = "processes"
+    OPENS = "process_detail"
 
-    table: TableState
+    table: ProcessesState
 
     def __init__(self) -> None:
-        super().__init__()
-        self.head = Pane(id="head")
-        self.total = Pane(id="total")
-        self.body = Pane(id="body")
-        self.table = TableState()
+        super().__init__(ProcessesState())
         self._awaited_gpu: int | None = None
         self._awaits_letter = False
-        self._made: tuple[Snapshot | None, TableState, list[ProcessRow], list[ProcessGroup]] = (
-            None,
-            self.table,
-            [],
-            [],
-        )
-
-    def compose(self) -> ComposeResult:
-        self.paint()
-        yield from (self.head, self.notice, self.total, self.body, self.message, self.footer)
+        self._rows: list[ProcessRow] = []
 
     def interest(self) -> Interest:
         return Interest(processes=True)
@@ -85,42 +60,26 @@ class ProcessesScreen(ListPage):
         self.table = replace(self.table, grouping="gpu")
         self._awaited_gpu = index
 
-    # --- drawing
+    def make_listing(self) -> Listing[ProcessRow]:
+        self._rows = process_rows(self.snapshot)
+        return listing(self.snapshot, self._rows, arranged(self._rows, self.table), self.table)
 
     def draw(self, width: int, height: int) -> None:
-        snapshot = self.snapshot
-        self.keep_cursor()
-        self.head.show([self.machine_head(width)])
-        rows, groups = self._arrange()
-        totals = [total_line(rows, snapshot, width)]
-        if snapshot.processes is not None and height >= CORES_HEIGHT:
-            totals.append(cores_line(snapshot.processes.core_percents, width))
-        self.total.fit(totals)
-        room = height - 1 - len(totals) - self.draw_frame(width)
-        self.page_rows = room - 4
-        self.scroll_to_cursor(room - 2)
-        lines = table_lines(snapshot, groups, self.table, width, room, listed=len(rows))
-        self.body.show(self.with_filter(lines, width), height=room)
-
-    def _arrange(self) -> tuple[list[ProcessRow], list[ProcessGroup]]:
-        """All rows, and the arranged ones. Cached until the snapshot, the filter or the order changes."""
-        state = replace(self.table, cursor=None, top=0)
-        if self._made[0] is not self.snapshot or self._made[1] != state:
-            rows = process_rows(self.snapshot)
-            self._made = (self.snapshot, state, rows, arranged(rows, state))
-        return self._made[2], self._made[3]
-
-    @property
-    def shown_rows(self) -> list[ProcessRow]:
-        """The rows in the order of the screen."""
-        return [row for group in self._arrange()[1] for row in group.rows]
+        room = height - 1 - self.draw_frame(width)
+        row = self.row_in_question
+        detail = detail_lines(row, self.inner_width(width)) if row is not None and height >= DETAIL_HEIGHT else []
+        detail = self.framed(detail, width)
+        self.list.show(self.list_lines(width, room - len(detail)), height=room - len(detail))
+        self.head.show([self.page_head(totals(self._rows, self.snapshot, width), width)])
+        self.detail.fit(detail)
 
     # --- the cursor
 
     @property
     def row_in_question(self) -> ProcessRow | None:
         """The process under the cursor."""
-        return next((row for row in self.shown_rows if row.key == self.table.cursor), None)
+        row = self.current
+        return row if isinstance(row, ProcessRow) else None
 
     @property
     def run_in_question(self) -> Run | None:
@@ -135,68 +94,33 @@ class ProcessesScreen(ListPage):
         row = self.row_in_question
         return [] if row is None else [Copyable("the PID", str(row.pid)), *super().copyable()]
 
-    @property
-    def row_ids(self) -> list[Key]:
-        return [row.key for row in self.shown_rows]
-
     def keep_cursor(self) -> None:
-        rows = self.shown_rows
-        if self._awaited_gpu is not None and rows:
-            wanted = next((row for row in rows if self._awaited_gpu in row.gpus), None)
+        if self._awaited_gpu is not None and self.listing.rows:
+            wanted = next((row for row in self.listing.rows if self._awaited_gpu in row.gpus), None)
             self._awaited_gpu = None
             if wanted is not None:
                 self.point_at(wanted.key)
-        if self.snapshot.processes is None and self.snapshot.past is None:
-            # Back on this page: the host's processes, and with them the keys of rows, are still being read.
-            return
-        super().keep_cursor()
-
-    def replacement(self, ids: Sequence[Key]) -> Key:
-        """The row that took the place of the ended process."""
-        return ids[min(max(0, self.table.top), len(ids) - 1)]
-
-    def scroll_to_cursor(self, room: int) -> None:
-        """As in a `ListPage`, but rows are under headings, and that of the cursor's group stays in sight."""
-        items = items_of(self._arrange()[1])
-        place = next(
-            (n for n, item in enumerate(items) if not isinstance(item, str) and item.key == self.table.cursor), 0
-        )
-        room = max(1, room)
-        top = min(self.table.top, place, max(0, len(items) - room))
-        top = max(top, place - room + 1)
-        if top == place and place > 0 and isinstance(items[place - 1], str):
-            top -= 1
-        self.table = replace(self.table, top=max(0, top))
-
-    def on_click(self, event: events.Click) -> None:
-        """Move the cursor to the clicked process; a double click shows its details."""
-        items = items_of(self._arrange()[1])
-        place = self.table.top + event.y - 2
-        if event.widget is self.body and event.y >= 2 and place < len(items):
-            item = items[place]
-            if not isinstance(item, str):
-                self.point_at(item.key)
-                if event.chain == 2:
-                    self.do_process_detail()
-                self.changed()
+        if self.snapshot.processes is not None or self.snapshot.past is not None or self.table.cursor is None:
+            # Else the host's processes, and perhaps the one under the cursor, are still being read.
+            super().keep_cursor()
 
     # --- what is shown
 
     def do_sort(self) -> None:
         """Sort by the next order; the following key may choose one by its letter."""
-        place = ORDERS.index(order_named(self.table.order))
-        self.table = replace(self.table, order=ORDERS[(place + 1) % len(ORDERS)].name)
+        place = ORDERS.index(self.table.order)
+        self.table = replace(self.table, order=ORDERS[(place + 1) % len(ORDERS)])
         self._awaits_letter = True
         letters = " · ".join(f"{order.letter} {order.words.removeprefix('by ')}" for order in ORDERS)
-        self.shell.say(f"Sorted {order_named(self.table.order).words}; a letter chooses: {letters}")
+        self.shell.say(f"Sorted {self.table.order.words}; a letter chooses: {letters}")
         self.changed()
 
     def take_key(self, event: events.Key) -> bool:
         awaits, self._awaits_letter = self._awaits_letter, False
-        order = order_of_letter(event.key) if awaits and self.line is None else None
-        if order is None:
+        order = next((each for each in ORDERS if each.letter == event.key), None)
+        if not awaits or self.line is not None or order is None:
             return super().take_key(event)
-        self.table = replace(self.table, order=order.name)
+        self.table = replace(self.table, order=order)
         self.shell.say(f"Sorted {order.words}.")
         self.changed()
         return True
@@ -219,7 +143,7 @@ class ProcessesScreen(ListPage):
     def do_process_detail(self) -> None:
         row = self.row_in_question
         if row is not None:
-            self.app.push_screen(SheetScreen(f"Process {row.pid}", detail_texts(row)))
+            self.app.push_screen(SheetScreen(f"Process {row.pid}", [f"{name:<12} {text}" for name, text in facts(row)]))
 
     def do_process_run(self) -> None:
         run = self.run_in_question

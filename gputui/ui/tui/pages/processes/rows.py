@@ -1,20 +1,19 @@
-"""The rows of the table of processes: filtered, sorted, grouped and arranged as a tree."""
+"""The processes of a snapshot as rows: filtered, sorted, grouped and arranged as a tree."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.core.text import clean
 from gputui.core.units import index_ranges
 from gputui.runs.processes import HostProcess
-from gputui.store.hardware import ProcessView
+from gputui.store.hardware import GpuView, ProcessView
 from gputui.ui.tui.data.snapshot import Snapshot
+from gputui.ui.tui.layout.lists import ListSection, ListState
 
 Grouping = Literal["", "gpu", "run"]
 GROUPINGS: tuple[Grouping, ...] = ("", "gpu", "run")
@@ -22,7 +21,6 @@ GROUPINGS: tuple[Grouping, ...] = ("", "gpu", "run")
 IDLE_SECONDS = 300.0
 """A process that has held memory of a GPU at 0 % for this long is marked as idle."""
 
-_GroupKey = tuple[bool, tuple[int, ...], str]
 Key = tuple[int, int | None]
 """A process for as long as it lives: PID and start ticks."""
 
@@ -32,6 +30,7 @@ class ProcessRow(Struct, frozen=True):
 
     Attributes:
         start_ticks: None if the PID is not visible on this machine.
+        gpu_memory_percent: of the memory of its GPUs.
         idle_seconds: how long it has held memory of GPUs that compute nothing.
         tree: the branches before its command in the tree.
     """
@@ -45,6 +44,7 @@ class ProcessRow(Struct, frozen=True):
     rank: int | None = None
     gpus: tuple[int, ...] = ()
     gpu_memory_bytes: int | None = None
+    gpu_memory_percent: float | None = None
     sm_percent: float | None = None
     cpu_percent: float | None = None
     memory_bytes: int | None = None
@@ -67,7 +67,6 @@ class ProcessRow(Struct, frozen=True):
 class ProcessOrder(NamedTuple):
     """A sort order and the letter that chooses it. Rows whose ``key`` is None go to the end."""
 
-    name: str
     words: str
     letter: str
     key: Callable[[ProcessRow], float | str | None]
@@ -78,78 +77,39 @@ def _down(value: float | None) -> float | None:
 
 
 ORDERS: tuple[ProcessOrder, ...] = (
-    ProcessOrder("memory", "by GPU memory", "m", lambda row: _down(row.gpu_memory_bytes)),
-    ProcessOrder("sm", "by SM", "s", lambda row: _down(row.sm_percent)),
-    ProcessOrder("cpu", "by CPU", "c", lambda row: _down(row.cpu_percent)),
-    ProcessOrder("ram", "by RAM", "r", lambda row: _down(row.memory_bytes)),
-    ProcessOrder("pid", "by PID", "p", lambda row: row.pid),
-    ProcessOrder("user", "by user", "u", lambda row: row.user),
-    ProcessOrder("time", "by time", "t", lambda row: _down(row.running_seconds)),
-    ProcessOrder("command", "by command", "n", lambda row: row.command),
+    ProcessOrder("by GPU memory", "m", lambda row: _down(row.gpu_memory_bytes)),
+    ProcessOrder("by SM", "s", lambda row: _down(row.sm_percent)),
+    ProcessOrder("by CPU", "c", lambda row: _down(row.cpu_percent)),
+    ProcessOrder("by RAM", "r", lambda row: _down(row.memory_bytes)),
+    ProcessOrder("by PID", "p", lambda row: row.pid),
+    ProcessOrder("by user", "u", lambda row: row.user),
+    ProcessOrder("by time", "t", lambda row: _down(row.running_seconds)),
+    ProcessOrder("by command", "n", lambda row: row.command),
 )
 
 
-class TableState(Struct, frozen=True):
-    """State of the table beyond the snapshot."""
+class ProcessesState(ListState, frozen=True):
+    """State of the list beyond the snapshot."""
 
-    cursor: Key | None = None
-    top: int = 0
-    filter_text: str = ""
-    order: str = "memory"
+    order: ProcessOrder = ORDERS[0]
     is_reversed: bool = False
     is_tree: bool = False
     grouping: Grouping = ""
 
 
-class ProcessGroup(Struct, frozen=True):
-    """Rows under a heading; the heading is empty where nothing is grouped."""
-
-    heading: str
-    rows: tuple[ProcessRow, ...] = msgspec.field(default=())
-
-
-def order_named(name: str) -> ProcessOrder:
-    """The order of this name; the first for an unknown name."""
-    return next((order for order in ORDERS if order.name == name), ORDERS[0])
-
-
-def order_of_letter(letter: str) -> ProcessOrder | None:
-    """The order that a column's letter chooses."""
-    return next((order for order in ORDERS if order.letter == letter), None)
-
-
-_FLAG_WITH_VALUE = ("-X", "-W")
-
-
-def short_command(command: str) -> str:
-    """A command line without the program's folder and the flags of the Python interpreter:
-    ``/opt/env/bin/python3.11 -u -m trainer`` → ``python -m trainer``."""
-    program, _, rest = command.partition(" ")
-    name = program.rsplit("/", 1)[-1] or program
-    if not re.fullmatch(r"python[\d.]*", name):
-        return f"{name} {rest}" if rest else name
-    words = rest.split(" ")
-    while words and re.fullmatch(r"-[BEIOPSbdqsuvx]+|-[XW].*", words[0]):
-        words = words[2:] if words[0] in _FLAG_WITH_VALUE else words[1:]
-    return " ".join(["python", *words])
-
-
 def process_rows(snapshot: Snapshot) -> list[ProcessRow]:
     """All processes of a snapshot, each once: those on the GPUs, and those of our runs on this machine."""
     hosts = dict(snapshot.processes.hosts) if snapshot.processes is not None else {}
-    held: dict[Key, list[tuple[int, ProcessView]]] = {}
-    idle: dict[Key, list[float | None]] = {}
+    held: dict[Key, list[tuple[GpuView, ProcessView]]] = {}
     for gpu in snapshot.gpus:
         for process in gpu.processes or ():
-            key = (process.pid, process.start_ticks)
-            held.setdefault(key, []).append((gpu.index, process))
-            idle.setdefault(key, []).append(snapshot.idle_since.get((gpu.uuid, process.pid)))
+            held.setdefault((process.pid, process.start_ticks), []).append((gpu, process))
     rows = []
     for (pid, ticks), places in held.items():
-        host = hosts.get(pid)
-        is_same = host is not None and host.start_ticks == ticks
+        is_same = pid in hosts and hosts[pid].start_ticks == ticks
         row = _row(pid, ticks, places, hosts.pop(pid) if is_same else None)
-        since = [at for at in idle[pid, ticks] if at is not None]
+        idle = [snapshot.idle_since.get((gpu.uuid, pid)) for gpu, _ in places]
+        since = [at for at in idle if at is not None]
         # A process is idle only if all its GPUs are.
         is_idle = len(since) == len(places) and not row.sm_percent
         rows.append(replace(row, idle_seconds=snapshot.at - max(since)) if is_idle else row)
@@ -157,22 +117,27 @@ def process_rows(snapshot: Snapshot) -> list[ProcessRow]:
 
 
 def _row(
-    pid: int, ticks: int | None, places: Sequence[tuple[int, ProcessView]], host: HostProcess | None
+    pid: int, ticks: int | None, places: Sequence[tuple[GpuView, ProcessView]], host: HostProcess | None
 ) -> ProcessRow:
     listed = [process for _, process in places]
-    run_id, rank = next(((each.run_id, each.rank) for each in listed if each.run_id is not None), (None, None))
+    sources: list[HostProcess | ProcessView] = [*([host] if host else []), *listed]
+    user = next((each.user for each in sources if each.user), None)
+    command = next((each.command for each in sources if each.command), None)
+    # The driver's list knows the run of a process that has overwritten its environment.
+    owned = next((each for each in [*listed, *sources] if each.run_id is not None), None)
+    sizes = [each.memory_bytes for each in listed if each.memory_bytes is not None]
+    total = sum(gpu.memory_total_bytes or 0 for gpu, _ in places)
     return ProcessRow(
         pid=pid,
         start_ticks=ticks,
         parent_pid=host.parent_pid if host else None,
-        user=_text((host.user if host else None) or next((each.user for each in listed if each.user), None)),
-        command=_text(
-            (host.command if host else None) or next((each.command for each in listed if each.command), None)
-        ),
-        run_id=_text(run_id if run_id is not None else host.run_id if host else None),
-        rank=rank if run_id is not None else host.rank if host else None,
-        gpus=tuple(sorted({index for index, _ in places})),
-        gpu_memory_bytes=_sum(each.memory_bytes for each in listed),
+        user=None if user is None else clean(user),
+        command=None if command is None else clean(command),
+        run_id=None if owned is None or owned.run_id is None else clean(owned.run_id),
+        rank=None if owned is None else owned.rank,
+        gpus=tuple(sorted({gpu.index for gpu, _ in places})),
+        gpu_memory_bytes=sum(sizes) if sizes else None,
+        gpu_memory_percent=100 * sum(sizes) / total if sizes and total else None,
         sm_percent=max((each.sm_percent for each in listed if each.sm_percent is not None), default=None),
         cpu_percent=host.cpu_percent if host else None,
         memory_bytes=host.memory_bytes if host else None,
@@ -181,26 +146,27 @@ def _row(
     )
 
 
-def arranged(rows: Iterable[ProcessRow], state: TableState) -> list[ProcessGroup]:
+def arranged(rows: Sequence[ProcessRow], state: ProcessesState) -> list[ListSection[ProcessRow]]:
     """The rows that match the filter, sorted, in groups; within a group as a tree if ``state`` says so."""
-    order = order_named(state.order)
     words = state.filter_text.lower().split()
     matching = [row for row in rows if all(word in _haystack(row) for word in words)]
-    found = _sorted(matching, order.key, reverse=state.is_reversed)
-    shape = _as_tree if state.is_tree else tuple
-    if state.grouping == "":
-        return [ProcessGroup("", shape(found))] if found else []
-    groups: dict[_GroupKey, list[ProcessRow]] = {}
+    found = _sorted(matching, state.order.key, reverse=state.is_reversed)
+    groups: dict[tuple[bool, tuple[int, ...], str], list[ProcessRow]] = {}
     for row in found:
         groups.setdefault(_group(row, state.grouping), []).append(row)
-    return [ProcessGroup(key[2], shape(groups[key])) for key in sorted(groups)]
+    return [
+        ListSection(heading and f"{heading} · {len(group)}", _as_tree(group) if state.is_tree else group)
+        for (_, _, heading), group in sorted(groups.items())
+    ]
 
 
-def _group(row: ProcessRow, grouping: Grouping) -> _GroupKey:
+def _group(row: ProcessRow, grouping: Grouping) -> tuple[bool, tuple[int, ...], str]:
     """Groups sort by GPU or run; processes without one come last."""
     if grouping == "gpu":
-        return not row.gpus, tuple(row.gpus), f"GPU {index_ranges(row.gpus)}" if row.gpus else "no GPU"
-    return row.run_id is None, (), row.run_id if row.run_id is not None else "no run of ours"
+        return not row.gpus, row.gpus, f"GPU {index_ranges(row.gpus)}" if row.gpus else "no GPU"
+    if grouping == "run":
+        return row.run_id is None, (), row.run_id or "no run of ours"
+    return False, (), ""
 
 
 def _haystack(row: ProcessRow) -> str:
@@ -219,7 +185,7 @@ def _sorted(
     return [row for _, row in known] + [row for row in by_pid if key(row) is None]
 
 
-def _as_tree(rows: Sequence[ProcessRow]) -> tuple[ProcessRow, ...]:
+def _as_tree(rows: Sequence[ProcessRow]) -> list[ProcessRow]:
     """Children behind their parents. Trees are ordered by the first of their rows; a row without a parent among the
     rows is a root."""
     by_pid = {row.pid: row for row in rows}
@@ -242,13 +208,4 @@ def _as_tree(rows: Sequence[ProcessRow]) -> tuple[ProcessRow, ...]:
         for number, child in reversed(list(enumerate(listed))):
             is_last = number == len(listed) - 1
             waiting.append((child, below + ("└ " if is_last else "├ "), below + ("  " if is_last else "│ ")))
-    return tuple(shown)
-
-
-def _text(text: str | None) -> str | None:
-    return None if text is None else clean(text)
-
-
-def _sum(values: Iterable[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
+    return shown

@@ -101,5 +101,5 @@ def test_memory_that_is_held_for_nothing_says_for_how_long(filler: Filler, works
     filler.bad_night()  # the alert was raised after half an hour, 90 minutes ago
     snapshot = read(workspace)
     row = gpu_row(snapshot, snapshot.gpus[5])
-    said = {28: "alice · python · idle 2 h", 20: "alice · idle 2 h", 15: "alice · python"}
+    said = {30: "alice · sweep.py · idle 2 h", 20: "alice · idle 2 h", 15: "alice · sweep.py"}
     assert {width: "".join(text for text, _ in who(row, width)) for width in said} == said

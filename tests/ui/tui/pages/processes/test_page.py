@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import subprocess
 import sys
@@ -14,12 +13,15 @@ from msgspec.structs import replace
 from textual.pilot import Pilot
 
 from gputui.machine.procfs import read_stat
+from gputui.metrics.draw.parts import Line
 from gputui.runs.processes import HostProcess
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.data.snapshot import ProcessSet, Snapshot
 from gputui.ui.tui.dialogs.signals import SignalScreen
+from gputui.ui.tui.layout.process_words import script_of
 from gputui.ui.tui.pages.processes.page import ProcessesScreen, environment_texts
-from gputui.ui.tui.pages.processes.rows import ProcessRow, TableState, arranged, process_rows
+from gputui.ui.tui.pages.processes.rows import ORDERS, ProcessesState, ProcessRow, arranged, process_rows
+from gputui.ui.tui.pages.processes.view import process_panel
 from tests.ui.tui import many_processes
 from tests.ui.tui.conftest import MakeApp
 from tests.ui.tui.filling import GIB, Filler
@@ -27,6 +29,10 @@ from tests.ui.tui.pages.overview.test_render import read
 from tests.ui.tui.test_screens import SMALL, feed_of, overview, text, until
 
 LARGE = (200, 50)
+
+
+def plain(lines: list[Line]) -> list[str]:
+    return ["".join(part for part, _ in line) for line in lines]
 
 
 @pytest.fixture
@@ -81,27 +87,60 @@ def test_orders_put_what_is_unknown_last() -> None:
         ProcessRow(3, 1, cpu_percent=9.0, user="amy"),
     ]
 
-    def pids(**state: Any) -> list[int]:
-        return [row.pid for group in arranged(rows, TableState(**state)) for row in group.rows]
+    def pids(words: str, *, is_reversed: bool = False) -> list[int]:
+        order = next(each for each in ORDERS if each.words == f"by {words}")
+        (section,) = arranged(rows, ProcessesState(order=order, is_reversed=is_reversed))
+        return [row.pid for row in section.rows]
 
-    assert pids(order="cpu") == [3, 1, 2] and pids(order="cpu", is_reversed=True) == [1, 3, 2]
-    assert pids(order="user") == [3, 1, 2] and pids(order="pid", is_reversed=True) == [3, 2, 1]
+    assert pids("CPU") == [3, 1, 2] and pids("CPU", is_reversed=True) == [1, 3, 2]
+    assert pids("user") == [3, 1, 2] and pids("PID", is_reversed=True) == [3, 2, 1]
 
 
 def test_the_tree_hangs_children_behind_their_parents(snapshot: Snapshot) -> None:
-    (group,) = arranged(process_rows(snapshot), TableState(is_tree=True))
-    rows = group.rows
+    (section,) = arranged(process_rows(snapshot), ProcessesState(is_tree=True))
+    rows = section.rows
     assert [(row.pid, row.tree) for row in rows[:4]] == [(100, ""), (101, "└ "), (1003, "  ├ "), (2300, "  │ ├ ")]
     assert rows[3 + many_processes.LOADERS - 1].tree == "  │ └ " and len(rows) == 298
 
 
 def test_groups_come_in_the_order_of_the_gpus(snapshot: Snapshot) -> None:
-    groups = arranged(process_rows(snapshot), TableState(grouping="gpu"))
-    assert [group.heading for group in groups] == [*(f"GPU {index}" for index in range(8)), "no GPU"]
-    runs = arranged(process_rows(snapshot), TableState(grouping="run"))
-    assert [(group.heading, len(group.rows)) for group in runs] == [("llama-1", 286), ("no run of ours", 12)]
-    found = arranged(process_rows(snapshot), TableState(filter_text="alice gpu5 part", grouping="gpu"))
-    assert [(group.heading, len(group.rows)) for group in found] == [("GPU 5", 3)]
+    def headings(state: ProcessesState) -> list[str]:
+        return [section.heading for section in arranged(process_rows(snapshot), state)]
+
+    found = headings(ProcessesState(grouping="gpu"))
+    assert found == [*(f"GPU {index} · 1" for index in range(4)), *(f"GPU {index} · 3" for index in range(4, 8)),
+                     "no GPU · 282"]  # fmt: skip
+    assert headings(ProcessesState(grouping="run")) == ["llama-1 · 286", "no run of ours · 12"]
+    assert headings(ProcessesState(filter_text="alice gpu5 part", grouping="gpu")) == ["GPU 5 · 3"]
+
+
+@pytest.mark.parametrize(
+    ("command", "script"),
+    [
+        ("/opt/env/bin/python3.11 -u -X dev /srv/burn.py --rank 3", "burn.py --rank 3"),
+        ("python -m trainer fit", "trainer fit"),
+        ("python -c import time", "python -c import time"),
+        ("/usr/bin/torchrun train.py", "torchrun train.py"),
+        ("python", "python"),
+        ("", ""),
+    ],
+)
+def test_a_script_is_named_without_its_interpreter(command: str, script: str) -> None:
+    assert script_of(command) == script
+
+
+def test_the_panel_has_what_every_snapshot_knows(filler: Filler) -> None:
+    many_processes.fill(filler)
+    filler.processes(7, {"pid": 4190777, "user": None, "command": None, "memory_bytes": GIB, "kind": "C"})
+    lines = plain(process_panel(read(filler.workspace), 100, 20))
+    assert {len(line) for line in lines} == {100} and len(lines) == 20
+    shown = [line.rstrip() for line in lines]
+    assert shown[0].startswith(" PROCESSES ─") and shown[0].endswith(" 4 of runs, 10 others ─")
+    assert shown[1].split() == ["PID", "USER", "GPU", "GPU", "MEM", "SM", "RUN", "COMMAND"]
+    assert shown[2].split() == ["1003", "me", "3", "63.0G", "79%", "93%", "llama-1", "r3", "train.py"]
+    assert [line.split() for line in shown if "4190777" in line] == [
+        ["4190777", "–", "7", "1.0G", "1%", "–", "cannot", "be", "read"]
+    ]
 
 
 # --- the page
@@ -111,21 +150,29 @@ async def test_the_page_opens_sorts_groups_and_goes_back(app: GputuiApp) -> None
     async with app.run_test(size=SMALL) as pilot:
         page = await open_page(pilot, app)
         assert feed_of(app).interest.processes
-        assert re.findall(r"\d+", text(app, "total"))[:3] == ["298", "286", "12"]
-        assert text(app, "body").split("\n")[2].startswith("▸   1003 me")
+        assert text(app, "head").startswith(" processes · 298 · CPU ")
+        assert text(app, "list").split("\n")[2].startswith("▸    1003 me")
         await pilot.press("o", "o")
-        assert "by CPU" in text(app, "body") and page.shown_rows[0].pid == 1003
+        assert "by CPU" in text(app, "list") and page.listing.rows[0].pid == 1003
         await pilot.press("O")
-        assert "upwards" in text(app, "body") and page.shown_rows[0].cpu_percent == 0.0
+        assert "upwards" in text(app, "list") and page.listing.rows[0].cpu_percent == 0.0
         await pilot.press("O", "v")
-        assert "└ torchrun" in text(app, "body") or "as a tree" in text(app, "body")
+        assert "└ torchrun" in text(app, "list") or "as a tree" in text(app, "list")
         await pilot.press("b", "home")
-        assert "GPU 0 · 1" in text(app, "body")
+        assert "GPU 0 · 1" in text(app, "list")
         await pilot.press("b", "home")
-        assert "llama-1 · 286" in text(app, "body")
+        assert "llama-1 · 286" in text(app, "list")
         await pilot.press("escape")
         await pilot.pause()
         assert app.screen is overview(app) and not feed_of(app).interest.processes
+
+
+async def test_a_large_page_names_the_process_in_frames(app: GputuiApp) -> None:
+    async with app.run_test(size=LARGE) as pilot:
+        await open_page(pilot, app)
+        shown, detail = text(app, "list").split("\n"), text(app, "detail").split("\n")
+        assert shown[0].startswith("╭ PROCESSES") and shown[-1].startswith("╰") and len(shown) + len(detail) == 48
+        assert detail[1].startswith("│ python train.py --rank 3 ") and "parent 101" in detail[2]
 
 
 async def test_a_signal_asks_twice_and_can_be_called_off(app: GputuiApp, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,9 +212,6 @@ async def test_a_confirmed_signal_ends_a_real_process(app: GputuiApp) -> None:
     finally:
         child.kill()
         child.wait()
-
-
-# --- commands, cores, environment, letters
 
 
 async def test_the_environment_is_shown_without_secrets(app: GputuiApp) -> None:

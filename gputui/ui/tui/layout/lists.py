@@ -1,0 +1,110 @@
+"""Lists as data: sections of rows below headings, with a cursor, a filter and scrolling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gputui.core.text import clean
+from gputui.metrics.draw.parts import Line
+from gputui.metrics.draw.raster import Span
+from gputui.ui.tui.layout.columns import Column, fit_line, head_line, place, row_line, rule, selected, styled_rule
+
+Row = TypeVar("Row")
+
+
+class ListState(Struct, frozen=True):
+    """The key of the row under the cursor, the number of the first item shown, and the filter."""
+
+    cursor: Any = None
+    top: int = 0
+    filter_text: str = ""
+
+
+class ListSection(NamedTuple, Generic[Row]):
+    """Rows, below a heading if there is one."""
+
+    heading: str
+    rows: Sequence[Row]
+
+
+class Listing(Struct, Generic[Row], frozen=True):
+    """The content of a list.
+
+    Attributes:
+        key: the identity of a row, on which the cursor stays.
+        notes: the end of the list's heading, the most important first.
+        empty: the line in place of rows.
+        base: the style of a whole row; None leaves its cells their own.
+    """
+
+    title: str
+    columns: Sequence[Column[Row]]
+    sections: Sequence[ListSection[Row]]
+    key: Callable[[Row], Hashable]
+    notes: Sequence[Span] = ()
+    empty: str = ""
+    base: Callable[[Row], str | None] = lambda row: None
+
+    @property
+    def head_lines(self) -> int:
+        """Lines above the first item."""
+        return 2 if any(column.head for column in self.columns) else 1
+
+    @property
+    def rows(self) -> list[Row]:
+        """All rows, in order."""
+        return [row for section in self.sections for row in section.rows]
+
+    @property
+    def items(self) -> list[tuple[str, Row | None]]:
+        """The lines of the list: a heading, or an empty text and a row."""
+        items: list[tuple[str, Row | None]] = []
+        for section in self.sections:
+            items += [(section.heading, None)] if section.heading else []
+            items += [("", row) for row in section.rows]
+        return items
+
+    def scrolled(self, state: ListState, height: int) -> ListState:
+        """Scroll as little as needed to show the cursor in ``height`` lines, below the heading of its section."""
+        items, room = self.items, max(1, height - self.head_lines)
+        at = next((n for n, (_, row) in enumerate(items) if row is not None and self.key(row) == state.cursor), 0)
+        top = max(min(state.top, at, max(0, len(items) - room)), at - room + 1)
+        if room > 1 and top == at > 0 and items[at - 1][0]:
+            top -= 1
+        return replace(state, top=top)
+
+    def row_at(self, state: ListState, y: int) -> Row | None:
+        """The row in line ``y``; None in a heading or below."""
+        number = state.top + y - self.head_lines
+        items = self.items
+        return items[number][1] if y >= self.head_lines and number < len(items) else None
+
+    def lines(self, state: ListState, width: int, height: int) -> list[Line]:
+        """The list in exactly ``height`` lines."""
+        items, room = self.items, max(0, height - self.head_lines)
+        shown = items[state.top : state.top + room]
+        notes: list[Span] = []
+        if state.filter_text:
+            notes.append((f"/{clean(state.filter_text)}", "accent"))
+        if len(shown) < len(items):
+            notes.append((f"{state.top + 1}–{state.top + len(shown)} of {len(items)}", "dim"))
+        lines = [styled_rule(self.title, width, [*notes, *self.notes])]
+        placed = place(self.columns, width - 1)
+        if self.head_lines > 1:
+            lines.append([(" ", "text"), *head_line(placed, width - 1)])
+        if not self.rows:
+            words = "Nothing matches the filter; esc clears it." if state.filter_text else self.empty
+            lines.append(fit_line([(f"  {words}", "dim")], width))
+        for heading, row in shown:
+            if row is None:
+                lines.append(rule(heading, width, style="label"))
+                continue
+            is_current = self.key(row) == state.cursor
+            mark: Span = ("▸" if is_current else " ", "cursor")
+            line = [mark, *row_line(placed, row, width - 1, self.base(row))]
+            lines.append(selected(line) if is_current else line)
+        return [*lines[:height], *[fit_line([], width)] * (height - len(lines))]
