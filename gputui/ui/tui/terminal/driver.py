@@ -12,12 +12,18 @@ from codecs import getincrementaldecoder
 from time import monotonic
 from typing import Any, Protocol, cast
 
-from textual import events
+from textual import constants, events
 from textual._xterm_parser import BRACKETED_PASTE_END, BRACKETED_PASTE_START, XTermParser
 from textual.drivers.linux_driver import LinuxDriver
 from textual.message import Message
 
 _READ_BYTES = 4096
+
+ESCAPE_SECONDS = 0.025
+"""Time for the rest of an escape sequence to arrive, unless ESCDELAY is set; escape acts after it."""
+
+if "ESCDELAY" not in os.environ:
+    setattr(constants, "ESCAPE_DELAY", ESCAPE_SECONDS)  # noqa: B010 - declared Final
 
 _PASTED_CHARACTERS = 64
 """Least characters in one read that are taken for a paste: a terminal without bracketed paste sends it unmarked."""

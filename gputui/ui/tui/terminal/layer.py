@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from time import monotonic, perf_counter
 from typing import Any, Final, TypeVar
 
+import textual.screen
 from rich.color import ColorSystem
 from rich.console import RenderableType
 from textual import events
@@ -41,6 +42,11 @@ PRIVATE_NAMES: Final = {
     "writer": ("_queue",),
 }
 """Private attributes this module relies on, beside the two update classes of the compositor."""
+
+PAINT_SECONDS: Final = 1 / 250
+"""Least time between two paints. Textual's 1/60 s would delay what a key changes, twice where a page opens."""
+
+setattr(textual.screen, "UPDATE_PERIOD", PAINT_SECONDS)  # noqa: B010 - declared Final
 
 _SYNC_START, _SYNC_END = "\x1b[?2026h", "\x1b[?2026l"
 _SYNC_FROM_BYTES = 1000

@@ -29,6 +29,12 @@ def test_only_the_layer_and_the_driver_use_private_names_of_textual() -> None:
     assert users == {"gputui/ui/tui/terminal/layer.py", "gputui/ui/tui/terminal/driver.py"}
 
 
+async def test_a_key_waits_for_no_tick() -> None:
+    app = layer.DisplayLayer[None]()
+    async with app.run_test(size=(20, 5)):
+        assert app.screen._update_timer._interval == layer.PAINT_SECONDS
+
+
 async def test_the_app_has_the_names_that_are_used() -> None:
     app: App[None] = App()
     assert [name for name in layer.PRIVATE_NAMES["app"] if not hasattr(app, name)] == []
