@@ -96,12 +96,12 @@ def state_words(alert: AlertView, now: float) -> str:
         return f"silenced for {units.duration(alert.silenced_until - now)}"
     if alert.acknowledged_at is not None:
         return f"acked by {alert.acknowledged_by}"
-    return "lasts"
+    return "active"
 
 
 @command.command("ack")
 @click.argument("ids", nargs=-1, type=int, metavar="[ALERT]…")
-@click.option("--all", "everything", is_flag=True, help="All that last.")
+@click.option("--all", "everything", is_flag=True, help="All active ones.")
 @json_option
 @click.pass_obj
 def acknowledge(session: Session, ids: tuple[int, ...], everything: bool, as_json: bool) -> None:

@@ -3,84 +3,78 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal
 
 from msgspec.structs import replace
-from textual import events
-from textual.app import ComposeResult
 
 from gputui.core.text import clean
+from gputui.core.units import duration
+from gputui.metrics.draw.parts import Line
+from gputui.metrics.draw.raster import Span
 from gputui.store.alerts import AlertView
 from gputui.store.runs import Run
 from gputui.ui.tui.actions import Context, Scope
-from gputui.ui.tui.data.snapshot import Interest, Moment, Snapshot
+from gputui.ui.tui.data.snapshot import AlertsState, Interest, Moment
 from gputui.ui.tui.dialogs.questions import Silence, SilenceScreen
-from gputui.ui.tui.layout.alerts import (
-    AlertsTable,
-    Order,
-    detail_lines,
-    room_for_rows,
-    row_of,
-    shown_alerts,
-    table_lines,
-)
-from gputui.ui.tui.widgets.list_page import ListPage
+from gputui.ui.tui.layout.alerts import SEVEREST_FIRST, SIGNS
+from gputui.ui.tui.layout.columns import Column, fit_line, rule, wrap
+from gputui.ui.tui.layout.lists import Listing, ListSection, ListState
+from gputui.ui.tui.layout.words import dated_clock
+from gputui.ui.tui.widgets.list_page import ListingPage
 from gputui.ui.tui.widgets.page import Copyable
-from gputui.ui.tui.widgets.pane import Pane
 
-# Lines of both parts; the detail is left out if the list would get fewer.
-LIST_LEAST = 4
+LIST_LEAST = 6
+"""The detail is left out if the list would get fewer lines."""
+
 DETAIL_LEAST, DETAIL_MOST = 4, 8
 
 
-class _Listed(NamedTuple):
-    """The listed alerts, and the snapshot and settings that they were computed from."""
+class AlertsList(ListState, frozen=True):
+    """State of the list beyond the snapshot."""
 
-    snapshot: Snapshot
-    filter_text: str
-    order: Order
-    alerts: list[AlertView]
+    order: Literal["severity", "time"] = "severity"
 
 
-class AlertsScreen(ListPage):
-    """A table with a cursor, and below it the alert under the cursor in full."""
+class AlertsScreen(ListingPage):
+    """A list of alerts, and below it the one under the cursor in full."""
 
     SCOPE: ClassVar[Scope] = "alerts"
+    OPENS = "alert_run"
 
-    table: AlertsTable
+    table: AlertsList
 
     def __init__(self) -> None:
-        super().__init__()
-        self.head = Pane(id="head")
-        self.list = Pane(id="alerts")
-        self.detail = Pane(id="detail")
-        self.table = AlertsTable()
-        self._listed: _Listed | None = None
-
-    def compose(self) -> ComposeResult:
-        self.paint()
-        yield from (self.head, self.notice, self.list, self.detail, self.message, self.footer)
+        super().__init__(AlertsList())
 
     def interest(self) -> Interest:
         return Interest(alerts=True)
 
-    # --- what it is about
+    def make_listing(self) -> Listing[AlertView]:
+        snapshot, state = self.snapshot, self.table
+        sections = sections_of(snapshot.alerts, state, snapshot.at)
+        columns = columns_at(snapshot.at)
+        notes: list[Span] = [(f"by {state.order}", "dim")]
+        return Listing("ALERTS", columns, sections, lambda one: one.alert_id, notes, "No active alerts.")
 
-    @property
-    def shown(self) -> list[AlertView]:
-        """The filtered and sorted alerts, computed once per snapshot."""
-        snapshot, filter_text, order = self.snapshot, self.table.filter_text, self.table.order
-        listed = self._listed
-        is_same = listed is not None and (listed.filter_text, listed.order) == (filter_text, order)
-        if listed is None or not is_same or listed.snapshot is not snapshot:
-            alerts = shown_alerts(snapshot.alerts, self.table, snapshot.at)
-            listed = self._listed = _Listed(snapshot, filter_text, order, alerts)
-        return listed.alerts
+    def draw(self, width: int, height: int) -> None:
+        snapshot, active = self.snapshot, self.snapshot.alerts.last
+        words = f" · {len(active)} active, {sum(one.is_news(snapshot.at) for one in active)} new"
+        self.head.show([self.page_head([(words, "text")], width)])
+        left = height - 1 - self.draw_frame(width)
+        room = min(DETAIL_MOST, max(DETAIL_LEAST, left // 3))
+        self.keep_cursor()
+        detail = self.framed(detail_lines(self.alert, snapshot.at, self.inner_width(width), room), width)
+        detail = detail if left - len(detail) >= LIST_LEAST else []
+        self.list.show(self.list_lines(width, left - len(detail)), height=left - len(detail))
+        self.detail.fit(detail)
+
+    # --- what it is about
 
     @property
     def alert(self) -> AlertView | None:
         """The alert under the cursor."""
-        return next((one for one in self.shown if one.alert_id == self.table.cursor), None)
+        alert = self.current
+        return alert if isinstance(alert, AlertView) else None
 
     @property
     def run_in_question(self) -> Run | None:
@@ -93,43 +87,7 @@ class AlertsScreen(ListPage):
         alert = self.alert
         return [] if alert is None else [Copyable("the alert", clean(alert.sentence))]
 
-    # --- drawing
-
-    def draw(self, width: int, height: int) -> None:
-        snapshot = self.snapshot
-        self.keep_cursor()
-        self.head.show([self.machine_head(width)])
-        left = height - 1 - self.draw_frame(width)
-        detail = detail_lines(self.alert, snapshot.at, width, min(DETAIL_MOST, max(DETAIL_LEAST, left // 3)))
-        detail = detail if left - len(detail) >= LIST_LEAST else []
-        room = left - len(detail)
-        self.page_rows = room_for_rows(room) - 1
-        self.scroll_to_cursor(room_for_rows(room))
-        lines = table_lines(self.shown, self.table, snapshot.at, width, room)
-        self.list.show(self.with_filter(lines, width), height=room)
-        self.detail.fit(detail)
-
-    @property
-    def row_ids(self) -> list[int]:
-        return [one.alert_id for one in self.shown]
-
-    def on_click(self, event: events.Click) -> None:
-        """Move the cursor to the clicked alert; a double click opens its run."""
-        chosen = row_of(self.shown, self.table, event.y) if event.widget is self.list else None
-        if chosen is not None:
-            self.point_at(chosen.alert_id)
-            self.changed()
-            if event.chain == 2 and self.run_in_question is not None:
-                self.do_alert_run()
-
     # --- actions
-
-    def do_back(self) -> None:
-        if self.table.filter_text:
-            self.set_filter("")
-            self.changed()
-        else:
-            self.app.pop_screen()
 
     def do_alert_run(self) -> None:
         run = self.run_in_question
@@ -164,3 +122,89 @@ class AlertsScreen(ListPage):
 
     def do_sort(self) -> None:
         self.table = replace(self.table, order="time" if self.table.order == "severity" else "severity", top=0)
+
+
+# --- the list
+
+
+def sections_of(alerts: AlertsState, state: AlertsList, now: float) -> list[ListSection[AlertView]]:
+    """The filtered alerts: active ones in the chosen order, then resolved ones. By severity, acknowledged and silenced
+    alerts follow new ones."""
+    words = state.filter_text.lower().split()
+    active = [one for one in alerts.last if _matches(one, words)]
+    active.sort(key=lambda one: (-one.raised_at, -one.alert_id))
+    if state.order == "severity":
+        active.sort(key=lambda one: (not one.is_news(now), SEVEREST_FIRST.index(one.severity)))
+    resolved = [one for one in alerts.over if _matches(one, words)]
+    return [ListSection("", active), *([ListSection("RESOLVED", resolved)] if resolved else [])]
+
+
+def _title(rule_name: str) -> str:
+    """The title of a rule; its name if this gputui does not know it."""
+    # Imported on first use: most screens show no alerts.
+    from gputui.recovery.watch.rules import RULES
+
+    return RULES[rule_name].title if rule_name in RULES else clean(rule_name)
+
+
+def _matches(alert: AlertView, words: Sequence[str]) -> bool:
+    parts = (alert.sentence, alert.rule, _title(alert.rule), alert.severity, alert.subject_name, alert.run_id or "")
+    text = " ".join(parts).lower()
+    return all(word in text for word in words)
+
+
+def columns_at(now: float) -> list[Column[AlertView]]:
+    """The columns of the list at a moment."""
+
+    def sign(alert: AlertView, width: int) -> list[Span]:
+        glyph, style = SIGNS[alert.severity]
+        return [(glyph, style if alert.lasts else "dim")]
+
+    def lasted(alert: AlertView, width: int) -> list[Span]:
+        seconds = (now if alert.cleared_at is None else alert.cleared_at) - alert.raised_at
+        # Rounded, so that it does not change with every second.
+        step = 60 if seconds >= 60 else 10
+        return [("<10 s" if seconds < 10 else duration(seconds // step * step), "dim")]
+
+    def state(alert: AlertView, width: int) -> list[Span]:
+        if not alert.lasts:
+            return [("resolved", "dim")]
+        if alert.is_silenced(now):
+            return [("silenced", "dim")]
+        return [("acked", "dim")] if alert.acknowledged_at is not None else [("new", "label")]
+
+    def sentence(alert: AlertView, width: int) -> list[Span]:
+        return [(clean(alert.sentence), "text" if alert.is_news(now) else "dim")]
+
+    return [
+        Column("", 1, sign),
+        Column("SINCE", 12, lambda alert, _: [(dated_clock(alert.raised_at, now), "dim")], gap=1),
+        Column("FOR", 11, lasted, gap=1, importance=1),
+        Column("STATE", 8, state, gap=1),
+        Column("ALERT", 20, sentence, gap=1, grow=1),
+    ]
+
+
+def detail_lines(alert: AlertView | None, now: float, width: int, height: int) -> list[Line]:
+    """The alert under the cursor in exactly ``height`` lines: sentence, remedy and history."""
+    if alert is None:
+        return []
+    lines = [rule(_title(alert.rule).upper(), width, f"{alert.rule} · {alert.severity}")]
+    history = " · ".join(_history(alert, now))
+    for text, style in ((alert.sentence, "text"), (f"To do: {alert.remedy}", "accent"), (history, "dim")):
+        lines += [fit_line([(f" {part}", style)], width) for part in wrap(clean(text), width - 2)]
+    return [*lines[:height], *[fit_line([], width)] * (height - len(lines))]
+
+
+def _history(alert: AlertView, now: float) -> list[str]:
+    words = [f"raised {dated_clock(alert.raised_at, now)}"]
+    if alert.cleared_at is not None:
+        lasted = duration(max(0.0, alert.cleared_at - alert.raised_at))
+        words.append(f"over {dated_clock(alert.cleared_at, now)} after {lasted}, {alert.cleared_because or ''}")
+    if alert.acknowledged_at is not None:
+        words.append(f"acked by {alert.acknowledged_by or '–'} {dated_clock(alert.acknowledged_at, now)}")
+    if alert.silenced_until is not None and alert.is_silenced(now):
+        words.append(f"silenced until {dated_clock(alert.silenced_until, now)} by {alert.silenced_by or '–'}")
+    if alert.run_id is not None:
+        words.append(f"run {alert.run_id}")
+    return words

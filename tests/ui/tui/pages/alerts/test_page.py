@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from gputui.store import alerts
@@ -33,11 +31,7 @@ def page(app: GputuiApp) -> AlertsScreen:
 
 
 def rules_shown(app: GputuiApp) -> list[str]:
-    return [one.rule for one in page(app).shown]
-
-
-def plain(lines: list[Any]) -> list[str]:
-    return ["".join(part for part, _ in line).rstrip() for line in lines]
+    return [one.rule for one in page(app).listing.rows]
 
 
 def test_there_is_a_strip_only_with_news(filler: Filler) -> None:
@@ -61,7 +55,7 @@ async def test_new_ones_first_then_what_is_seen_then_what_is_over(app: GputuiApp
         assert rules_shown(app) == [
             "disk", "gpu_hot", "data_wait", "xid_hardware", "gpu_parked", "slow_steps", "shm", "gradient_norm"
         ]  # fmt: skip
-        shown = text(app, "alerts")
+        shown = text(app, "list")
         assert mentions(shown, "▸✗ 02:47:44 ", " 25 min ", " new ", "State disk")
         assert "silenced GPU 5" in shown and "acked    GPU 7" in shown and " RESOLVED " in shown
         assert mentions(text(app, "detail"), "To do: ")
