@@ -57,7 +57,7 @@ def tell(
         ]
         sentences = [*asked[-1:], _ran(run, attempt, now, went_on.get(attempt.number))]
         if incident is None:
-            sentences.append(_ended(attempt, transitions))
+            sentences.append(_ended(run, attempt, transitions))
         else:
             sentences += [_met(incident, attempt), _evidence(incident)]
             if decision is not None:
@@ -137,7 +137,7 @@ def _evidence(incident: IncidentView) -> str:
     return f"Evidence: {'; '.join(quoted[:2])}." if quoted else ""
 
 
-def _ended(attempt: Attempt, transitions: Sequence[TransitionView]) -> str:
+def _ended(run: Run, attempt: Attempt, transitions: Sequence[TransitionView]) -> str:
     """The end of an attempt without an incident; "" while it lives."""
     record = attempt.exit or {}
     if attempt.state != "stopped" and not attempt.stop_requested:
@@ -149,17 +149,20 @@ def _ended(attempt: Attempt, transitions: Sequence[TransitionView]) -> str:
     if attempt.stop_requested == PHASE_OVER:
         return "Its phase of the profile is over." if attempt.ended_at is None else "Its phase of the profile ended."
     ended = attempt.ended_at if attempt.ended_at is not None else float("inf")
-    # A user's name is not capitalized, even at the beginning of a sentence.
-    who = next(
+    asked = next(
         (
-            move.actor
+            move
             for move in transitions
             if move.to_state in (RunState.STOPPING, RunState.STOPPED)
             and move.actor != AGENT
             and attempt.created_at <= move.at <= ended
         ),
-        "A person",
+        None,
     )
+    if asked is not None and run.study_id is not None and asked.actor == f"study {run.study_id}":
+        return f"Its study ended it as planned: {asked.cause}."
+    # A user's name is not capitalized, even at the beginning of a sentence.
+    who = "A person" if asked is None else asked.actor
     if attempt.ended_at is None:
         return f"{who} asked it to stop."
     if attempt.stop_requested == KILL:

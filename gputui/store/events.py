@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from msgspec import Struct
 
 from gputui.core.redaction import redact_text
-from gputui.store.rows import insert
+from gputui.store.rows import insert, records
 from gputui.store.run_history import appended
 
 # The meaning of ``key`` is in brackets; without brackets it is NULL.
@@ -65,6 +65,7 @@ EventKind = Literal[
     "priority_set",
     # studies, which are the subject
     "study_moved",  # [state]
+    "trial_ended",  # [state of the trial]
     "study_process_failed",
     "study_journal_repaired",
     # alerts and notices
@@ -93,6 +94,14 @@ DATA_KINDS: tuple[EventKind, ...] = (
     "checkpoints_unmatched", "checkpoints_unreadable", "no_checkpoint_there",
 )  # fmt: skip
 """Lasting conditions of a run's metrics, checkpoints and sinks, and their ends."""
+
+
+TRIAL_KINDS: tuple[EventKind, ...] = (
+    "launched", "attempt_started", "stop_requested", "stopped", "succeeded", "failed", "requeued", "placed", "incident",
+    "decision", "observation", "wait_timed_out", "gpus_released", "gpus_reduced", "gpus_replaced",
+    "no_checkpoint_there", "checkpoints_pruned", "checkpoints_not_pruned",
+)  # fmt: skip
+"""What a trial's run tells its own timeline alone: its study has one event of its end."""
 
 
 class EventView(Struct, frozen=True):
@@ -157,6 +166,18 @@ def read_events(
 ) -> list[EventView]:  # fmt: skip
     """Events, selected like `run_history.read_incidents`. Raises sqlite3.Error."""
     return appended(connection, EventView, "events", run_id, at, limit, after_id)
+
+
+def read_news(connection: sqlite3.Connection, at: float | None = None, *, limit: int) -> list[EventView]:
+    """The machine's newest events, oldest first, without those of `TRIAL_KINDS` of trials. Raises sqlite3.Error."""
+    order = "event_id" if at is None else "at DESC, event_id"
+    kinds = ", ".join(f"'{kind}'" for kind in TRIAL_KINDS)
+    query = (
+        f"SELECT * FROM events AS e WHERE (?1 IS NULL OR at <= ?1) AND NOT (kind IN ({kinds}) AND EXISTS "  # noqa: S608
+        "(SELECT 1 FROM runs AS r WHERE r.run_id = e.run_id AND r.study_id IS NOT NULL)) "
+        f"ORDER BY {order} DESC LIMIT ?2"
+    )
+    return records(connection, EventView, query, at, limit)[::-1]
 
 
 def newest_event_id(connection: sqlite3.Connection, run_id: str) -> int:

@@ -69,6 +69,11 @@ class TrialState(StrEnum):
     def is_over(self) -> bool:
         return self in _VERDICTS
 
+    @property
+    def word(self) -> str:
+        """The state as people read it."""
+        return "done" if self is TrialState.COMPLETE else self.value
+
 
 _VERDICTS = frozenset(
     {TrialState.COMPLETE, TrialState.PRUNED, TrialState.INFEASIBLE, TrialState.FAILED, TrialState.STOPPED}
@@ -127,6 +132,7 @@ class TrialRecord(Struct, frozen=True):
     is the last one passed. ``origin`` says who proposed it, ``parent`` and ``generation`` are of a
     population. ``starts`` is the number of launch commands, ``command_id`` the last of them.
     ``population`` is what a member keeps of its course. ``wish`` is what a person wants of it.
+    ``latest_value`` is that at its last rung.
     """
 
     study_id: str
@@ -147,11 +153,17 @@ class TrialRecord(Struct, frozen=True):
     created_at: float
     ended_at: float | None
     wish: Wish | None = None
+    latest_value: float | None = None
 
     @property
     def value(self) -> float | None:
         """The value of the first objective."""
         return self.values[0] if self.values else None
+
+    @property
+    def shown_value(self) -> float | None:
+        """Its value; of a trial without one that at its last rung."""
+        return self.value if self.values else self.latest_value
 
 
 class RungValue(Struct, frozen=True):
@@ -203,6 +215,11 @@ def find_study(
     raise StudyLookupError(f"no study {wanted!r}; {hint}" if wanted else "no study yet; gputui study run begins one")
 
 
+def get_trial(connection: sqlite3.Connection, study_id: str, number: int) -> TrialRecord:
+    """One trial, which exists."""
+    return _trials(connection, "study_id = ? AND number = ?", study_id, number)[0]
+
+
 def read_trials(connection: sqlite3.Connection, study_id: str, at: float | None = None) -> list[TrialRecord]:
     """The trials of a study, ordered by number."""
     trials = _trials(connection, "study_id = ?1 AND (?2 IS NULL OR created_at <= ?2) ORDER BY number", study_id, at)
@@ -214,9 +231,9 @@ def read_trials(connection: sqlite3.Connection, study_id: str, at: float | None 
         (study_id, at),
     )
     begun: dict[int, tuple[str, float | None]] = {number: (run_id, since) for number, run_id, since in rows}
-    passed = {passage.number: passage.rung for passage in read_rungs(connection, study_id, at)}
+    passed = {passage.number: passage for passage in read_rungs(connection, study_id, at)}
     return [
-        _trial_at(trial, *(begun.get(trial.number) or (None, None)), rung=passed.get(trial.number), at=at)
+        _trial_at(trial, *(begun.get(trial.number) or (None, None)), passed=passed.get(trial.number), at=at)
         for trial in trials
     ]
 
@@ -295,7 +312,11 @@ def _studies(connection: sqlite3.Connection, condition: str, *values: object) ->
 
 
 def _trials(connection: sqlite3.Connection, condition: str, *values: object) -> list[TrialRecord]:
-    columns = 'iif(value IS NULL, NULL, coalesce(objective_values, json_array(value))) AS "values"'
+    columns = (
+        'iif(value IS NULL, NULL, coalesce(objective_values, json_array(value))) AS "values", '
+        "(SELECT value FROM trial_rungs AS r WHERE r.study_id = trials.study_id AND r.number = trials.number "
+        "ORDER BY rung DESC LIMIT 1) AS latest_value"
+    )
     query = f"SELECT *, {columns}, constraint_values AS constraints FROM trials WHERE {condition}"  # noqa: S608
     return records(connection, TrialRecord, query, *values)
 
@@ -313,10 +334,11 @@ def _study_at(connection: sqlite3.Connection, study: StudyRecord, at: float) -> 
 
 
 def _trial_at(
-    trial: TrialRecord, run_id: str | None, since: float | None, *, rung: int | None, at: float
+    trial: TrialRecord, run_id: str | None, since: float | None, *, passed: RungValue | None, at: float
 ) -> TrialRecord:
     if trial.ended_at is not None and trial.ended_at <= at:
         return trial
     state = TrialState.ENQUEUED if run_id is None and trial.origin == "enqueued" else TrialState.LAUNCHING
     state = TrialState.RUNNING if since is not None and since <= at else state
-    return replace(trial, run_id=run_id, state=state, rung=rung, values=(), constraints=(), reason=None, ended_at=None)
+    then = {"rung": passed.rung, "latest_value": passed.value} if passed else {"rung": None, "latest_value": None}
+    return replace(trial, run_id=run_id, state=state, **then, values=(), constraints=(), reason=None, ended_at=None)

@@ -17,15 +17,25 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from gputui.core.config import PRIVATE_FILE_MODE, Workspace
+from gputui.core.units import count, metric_value
 from gputui.runs.repository import transaction
 from gputui.store import commands
 from gputui.store.attempts import alone_seconds, fellows, read_attempts
 from gputui.store.events import Severity, add_event
 from gputui.store.rows import insert, update
-from gputui.store.studies import Importance, StudyRecord, StudyState, TrialRecord, Wish, get_study
+from gputui.store.studies import (
+    Importance,
+    StudyRecord,
+    StudyState,
+    TrialRecord,
+    TrialState,
+    Wish,
+    get_study,
+    get_trial,
+)
 from gputui.studies.decide import Ruling
 from gputui.studies.rungs import PassedRung
-from gputui.studies.spec import StudySpec
+from gputui.studies.spec import StudySpec, study_spec
 
 SPEC_FILE = "spec.json"
 LOCK_FILE = "process.lock"
@@ -192,6 +202,7 @@ class StudyWriter(Struct, frozen=True):
         """End a trial in the table alone, so that one that is stopped may continue."""
         with transaction(self.connection):
             self.set_trial(trial, **verdict_columns(ruling, self.now()))
+            note_end(self.connection, self.study_id, trial.number, self.now())
 
     def move(self, study: StudyRecord, target: StudyState, cause: str) -> bool:
         """Change the state of the study, unless a person has changed the study meanwhile or, where
@@ -221,6 +232,26 @@ class StudyWriter(Struct, frozen=True):
         """Whether the agent has refused a command."""
         answer = None if command_id is None else commands.answer(self.connection, command_id)
         return answer is not None and answer.state == "refused"
+
+
+def note_end(connection: sqlite3.Connection, study_id: str, number: int, now: float) -> None:
+    """Record the end of a trial, the one event that its study has of it."""
+    trial = get_trial(connection, study_id, number)
+    study = get_study(connection, study_id)
+    assert study is not None
+    words = trial.reason or trial.state.word
+    if trial.state is TrialState.PRUNED:
+        (step,) = connection.execute(
+            "SELECT max(step) FROM trial_rungs WHERE study_id = ? AND number = ?", (study_id, number)
+        ).fetchone()
+        words = "pruned" if step is None else f"pruned at step {count(step)}"
+    elif not words.startswith(trial.state.word):
+        words = f"{trial.state}: {words}"
+    if trial.shown_value is not None:
+        words += f", {study_spec(study).objectives[0].metric} {metric_value(trial.shown_value)}"
+    severity: Severity = "warning" if trial.state is TrialState.FAILED else "info"
+    text = f"trial {number} · {words}"
+    add_event(connection, "trial_ended", text, now=now, key=trial.state, severity=severity, subject=study_id)
 
 
 def verdict_columns(ruling: Ruling, at: float) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from gputui.store.rows import insert, update
 from gputui.store.studies import OUTSIDE, TrialReader, TrialRecord, TrialState, read_rungs
 from gputui.studies.decide import Ruling
 from gputui.studies.journal import VERDICT, StudyJournal
-from gputui.studies.rows import verdict_columns
+from gputui.studies.rows import note_end, verdict_columns
 
 _STATES = {
     State.WAITING: TrialState.ENQUEUED,
@@ -71,6 +71,8 @@ class TrialView:
             for number, values in changes.items():
                 if number < len(known):
                     update(self._connection, "trials", {"study_id": self._study_id, "number": number}, **values)
+                    if not known[number].state.is_over and TrialState(values.get("state", "")).is_over:
+                        note_end(self._connection, self._study_id, number, self._now())
                 else:
                     insert(self._connection, "trials", study_id=self._study_id, number=number, **values)
         return self.read()

@@ -61,6 +61,13 @@ def test_the_end_of_an_attempt_without_an_incident(values: dict[str, Any], sente
     assert sentence in tell(run("stopped"), [attempt(1, at=2.0, last=9, **values)], [], [], [], now=NOW)[1]
 
 
+def test_a_study_ends_its_trials_as_planned() -> None:
+    moves = [move(18.0, "running", "stopping", "study s-1", "pruned at rung 3: 7th of 9")]
+    killed = attempt(1, at=2.0, last=9, state="stopped", stop_requested="kill", exit={"forced": True}, ended_at=20.0)
+    told = tell(run("stopped", study_id="s-1"), [killed], [], [], moves, now=NOW)
+    assert told[1].endswith("Its study ended it as planned: pruned at rung 3: 7th of 9.")
+
+
 def test_who_asked_for_a_restart_and_where_a_phase_ended() -> None:
     attempts = [attempt(1, at=2.0, last=9, state="stopped", stop_requested="phase", ended_at=20.0)]
     attempts += [attempt(2, at=31.0, last=9, state="stopped", stop_requested="restart", ended_at=50.0)]

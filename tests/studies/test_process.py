@@ -151,7 +151,7 @@ def test_a_bad_trial_is_cut_short_without_an_incident(lab: Machine) -> None:
     assert lab.rows("SELECT state, reason FROM runs WHERE run_id = ?", run_id) == [("stopped", reason)]
     assert lab.rows("SELECT count(*) FROM incidents") == [(0,)]
     shown = lab.json("study", "show", "s")["trials"][2]
-    assert shown["value"] is None and [one["rung"] for one in shown["rungs"]][-1] == rung
+    assert shown["value"] == shown["rungs"][-1]["value"] and [one["rung"] for one in shown["rungs"]][-1] == rung
 
 
 def test_faults_are_told_apart(lab: Machine) -> None:

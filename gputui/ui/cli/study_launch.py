@@ -172,8 +172,9 @@ def _print_end(connection: sqlite3.Connection, study_id: str, *, as_json: bool) 
 
 
 def trial_line(trial: TrialRecord) -> str:
-    """``trial 3: 0.98 · lr=0.01 batch_size=16 · complete``."""
-    values = ", ".join(units.metric_value(value) for value in trial.values) or "–"
+    """``trial 3: 0.98 · lr=0.01 batch_size=16 · done``."""
+    values = ", ".join(map(units.metric_value, trial.values or (trial.shown_value,)))
     names_state = trial.reason is not None and trial.reason.startswith(trial.state)
-    how = trial.state if trial.reason is None else trial.reason if names_state else f"{trial.state}: {trial.reason}"
+    word = trial.state.word
+    how = word if trial.reason is None else trial.reason if names_state else f"{word}: {trial.reason}"
     return f"trial {trial.number}: {values} · {plans.point_words(trial.params)} · {how}"

@@ -74,9 +74,9 @@ def trial_row(trial: TrialRecord, *, is_best: bool) -> tuple[str, ...]:
     return (
         f"{'★' if is_best else ' '} {trial.number}",
         trial.run_id or units.UNKNOWN,
-        trial.state,
+        trial.state.word,
         units.UNKNOWN if trial.rung is None else str(trial.rung),
-        ", ".join(map(units.metric_value, trial.values)) or units.UNKNOWN,
+        ", ".join(map(units.metric_value, trial.values or (trial.shown_value,))),
         point_words(trial.params),
         "; ".join(remarks),
     )
@@ -170,8 +170,9 @@ def _rung_shape(rung: RungValue) -> dict[str, Any]:
 
 
 def _trial_shape(trial: TrialRecord) -> dict[str, Any]:
-    """A trial. ``value`` is null with several objectives; ``parent`` is the member that it
-    continued from; ``wish`` is keep or prune where a person said so."""
+    """A trial. ``value`` is that at its last rung until it is complete, null with several
+    objectives; ``parent`` is the member that it continued from; ``wish`` is keep or prune where a
+    person said so."""
     return {
         "number": trial.number,
         "run": trial.run_id,
@@ -179,7 +180,7 @@ def _trial_shape(trial: TrialRecord) -> dict[str, Any]:
         "origin": trial.origin,
         "params": dict(trial.params),
         "rung": trial.rung,
-        "value": number_or_word(trial.value) if len(trial.values) == 1 else None,
+        "value": number_or_word(trial.shown_value) if len(trial.values) < 2 else None,
         "values": [number_or_word(value) for value in trial.values],
         "constraints": [number_or_word(value) for value in trial.constraints],
         "reason": trial.reason,

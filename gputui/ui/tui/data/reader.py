@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from gputui.core.config import Workspace
 from gputui.metrics.curves.model import ChartData
 from gputui.store.agent import AgentView, read_agent
-from gputui.store.events import read_events
+from gputui.store.events import read_news
 from gputui.store.hardware import GpuView, aged, gpu_history, host_history, read_gpus, read_host, stale_after_seconds
 from gputui.store.metrics import envelopes
 from gputui.store.rollups import GpuHistory, HostHistory
@@ -115,7 +115,7 @@ class SnapshotReader:
                 host=read_host(connection, at),
                 host_history=of_host,
                 runs=self._rows(connection, runs, interest, at),
-                events=tuple(read_events(connection, at=at, limit=EVENTS_KEPT)),
+                events=tuple(read_news(connection, at, limit=EVENTS_KEPT)),
                 page=self._page(connection, runs, interest, now, at),
                 compared=self._compared(connection, interest, now, at),
                 machine=machine_state(connection, now, at),
