@@ -42,7 +42,7 @@ def values_by_trial(
     best = _finite(best_so_far(trials, objective))
     curves = [
         Curve(pruned, style="dim", label="pruned"),
-        Curve(completed, label="complete"),
+        Curve(completed, label="done"),
         Curve(_line(best), style="good", label="best so far", value=best[-1][1] if best else None),
     ]
     x_axis = XAxis("finished trials", 1.0, float(max(2, len(places))), "count")

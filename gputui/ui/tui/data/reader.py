@@ -46,6 +46,7 @@ from gputui.ui.tui.data.snapshot import (
 if TYPE_CHECKING:
     from gputui.ui.tui.data.processes import ProcessReader
     from gputui.ui.tui.data.run_details import RunPageReader
+    from gputui.ui.tui.data.studies import StudyReader
 
 EVENTS_KEPT = 50
 RUNS_KEPT = 500
@@ -90,6 +91,7 @@ class SnapshotReader:
         """Progress and metric names of runs at the past moment being read."""
         self._curves = CurveReader()
         self._run_page: RunPageReader | None = None
+        self._studies: StudyReader | None = None
         self._costs = CostReader()
         self._gpu_page = GpuPageReader()
         self.processes: ProcessReader | None = None
@@ -266,18 +268,20 @@ class SnapshotReader:
         # Most homes have no study, and import nothing for one.
         if connection.execute("SELECT 1 FROM studies LIMIT 1").fetchone() is None:
             return ()
-        from gputui.ui.tui.data.studies import read_rows
-
-        return read_rows(connection, at)
+        return self._study_reader().active(connection, at)
 
     def _read_study_page(
         self, connection: sqlite3.Connection, interest: Interest, now: float, at: float | None
     ) -> StudyPage | None:
-        if not interest.studies:
-            return None
-        from gputui.ui.tui.data.studies import read_page
+        return self._study_reader().page(connection, interest.study_id, now, at) if interest.studies else None
 
-        return read_page(connection, interest.study_id, now, at)
+    def _study_reader(self) -> StudyReader:
+        """The reader of studies, imported on first use."""
+        if self._studies is None:
+            from gputui.ui.tui.data.studies import StudyReader
+
+            self._studies = StudyReader()
+        return self._studies
 
     def _page_reader(self) -> RunPageReader:
         """The reader of a run's page, imported on first use."""

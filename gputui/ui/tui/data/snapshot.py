@@ -143,23 +143,22 @@ class GpuPage(NamedTuple):
 
 
 class StudyRow(NamedTuple):
-    """An active study: how many of its trials are over and running, how many it will have (None if its budget counts
-    something else), and the best value so far with its trial."""
+    """A study: how many of its trials are over and running, how many it will have (None if its budget counts something
+    else), its objective, and the best value so far with its trial."""
 
     study_id: str
-    name: str
     state: StudyState
     over: int
     running: int
     wanted: int | None
+    metric: str
     best: float | None
     best_number: int | None
 
 
 class StudyPage(NamedTuple):
-    """The study whose page is open. ``rungs`` are the values of each
-    trial by its number; ``running_seconds`` is how long it ran, without its pauses; ``known`` are the ids of all
-    studies, newest first."""
+    """The study whose page is open. ``rungs`` are the values of each trial by its number; ``running_seconds`` is how
+    long it ran, without its pauses; ``known`` are all studies, newest first."""
 
     study: StudyRecord
     spec: StudySpec
@@ -167,7 +166,7 @@ class StudyPage(NamedTuple):
     rungs: Mapping[int, Sequence[RungValue]]
     gpu_hours: float
     running_seconds: float
-    known: tuple[str, ...]
+    known: tuple[StudyRow, ...]
 
 
 class ProcessSet(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 
 from gputui.store import studies
-from gputui.store.studies import TrialState
+from gputui.store.studies import StudyRecord, StudyState, TrialState
 from gputui.studies.analysis import best_trial
 from gputui.studies.spec import study_spec
 from gputui.ui.tui.data.snapshot import StudyPage, StudyRow
@@ -14,46 +14,56 @@ ROWS_KEPT = 2
 """Most studies on the overview."""
 
 
-def read_rows(connection: sqlite3.Connection, at: float | None = None) -> tuple[StudyRow, ...]:
-    """The active studies with their progress, newest first. Raises sqlite3.Error."""
-    going_on = [one for one in studies.read_studies(connection, at) if not one.state.is_over]
-    rows = []
-    for study in going_on[:ROWS_KEPT]:
+class StudyReader:
+    """Reads studies; the rows of those that have ended only once."""
+
+    def __init__(self) -> None:
+        self._ended: dict[tuple[str, StudyState, float | None], StudyRow] = {}
+
+    def active(self, connection: sqlite3.Connection, at: float | None = None) -> tuple[StudyRow, ...]:
+        """The active studies with their progress, newest first. Raises sqlite3.Error."""
+        going_on = [one for one in studies.read_studies(connection, at) if not one.state.is_over]
+        return tuple(self._row(connection, study, at) for study in going_on[:ROWS_KEPT])
+
+    def page(
+        self, connection: sqlite3.Connection, study_id: str | None, now: float, at: float | None = None
+    ) -> StudyPage | None:
+        """Everything about a study, the newest for None; None where there is none. ``now`` is UTC unix seconds. Raises
+        sqlite3.Error."""
+        known = studies.read_studies(connection, at)
+        study = next((one for one in known if study_id in (None, one.study_id)), None)
+        if study is None:
+            return None
+        until = now if at is None else at
+        return StudyPage(
+            study,
+            study_spec(study),
+            tuple(studies.read_trials(connection, study.study_id, at)),
+            studies.rungs_by_trial(connection, study.study_id, at),
+            studies.study_gpu_hours(connection, study.study_id, until),
+            studies.study_wall_seconds(connection, study.study_id, until),
+            tuple(self._row(connection, one, at) for one in known),
+        )
+
+    def _row(self, connection: sqlite3.Connection, study: StudyRecord, at: float | None) -> StudyRow:
+        key = (study.study_id, study.state, study.ended_at)
+        if key in self._ended:
+            return self._ended[key]
         spec = study_spec(study)
         trials = studies.read_trials(connection, study.study_id, at)
         states = [one.state for one in trials]
         best = best_trial(trials, spec.objectives)
-        rows.append(
-            StudyRow(
-                study.study_id,
-                study.name,
-                study.state,
-                over=sum(state.is_over for state in states),
-                running=states.count(TrialState.RUNNING),
-                wanted=spec.wanted_trials,
-                best=None if best is None else best.value,
-                best_number=None if best is None else best.number,
-            )
+        row = StudyRow(
+            study.study_id,
+            study.state,
+            over=sum(state.is_over for state in states),
+            running=states.count(TrialState.RUNNING),
+            # Points that a person added, reruns and earlier runs count beyond the budget.
+            wanted=None if spec.wanted_trials is None else max(spec.wanted_trials, len(trials)),
+            metric=spec.objectives[0].metric,
+            best=None if best is None else best.value,
+            best_number=None if best is None else best.number,
         )
-    return tuple(rows)
-
-
-def read_page(
-    connection: sqlite3.Connection, study_id: str | None, now: float, at: float | None = None
-) -> StudyPage | None:
-    """Everything about a study, the newest for None; None where there is none. ``now`` is UTC unix seconds. Raises
-    sqlite3.Error."""
-    known = studies.read_studies(connection, at)
-    study = next((one for one in known if study_id in (None, one.study_id)), None)
-    if study is None:
-        return None
-    until = now if at is None else at
-    return StudyPage(
-        study,
-        study_spec(study),
-        tuple(studies.read_trials(connection, study.study_id, at)),
-        studies.rungs_by_trial(connection, study.study_id, at),
-        studies.study_gpu_hours(connection, study.study_id, until),
-        studies.study_wall_seconds(connection, study.study_id, until),
-        tuple(one.study_id for one in known),
-    )
+        if study.state.is_over:
+            self._ended[key] = row
+        return row

@@ -143,6 +143,8 @@ class ListingPage(ListPage):
     """The action of a double click."""
 
     table: ListState
+    list_top = 0
+    """Lines of the list's pane above it."""
 
     def __init__(self, table: ListState) -> None:
         super().__init__()
@@ -224,7 +226,7 @@ class ListingPage(ListPage):
 
     def on_click(self, event: events.Click) -> None:
         """Move the cursor to the clicked row; a double click opens it."""
-        row = self.listing.row_at(self.table, event.y) if event.widget is self.list else None
+        row = self.listing.row_at(self.table, event.y - self.list_top) if event.widget is self.list else None
         if row is not None:
             self.point_at(self.listing.key(row))
             self.changed()

@@ -1,4 +1,4 @@
-"""The page of studies: the trials of one study as a table and as charts."""
+"""The page of studies: the trials of one study as a list and as charts."""
 
 from __future__ import annotations
 
@@ -8,65 +8,57 @@ from functools import partial, partialmethod
 from typing import ClassVar
 
 from msgspec.structs import replace
-from textual import events
-from textual.app import ComposeResult
 
 from gputui.core.text import clean
 from gputui.core.yaml_forms.document import plain_value
+from gputui.metrics.draw.parts import Line
 from gputui.runs.command import assignments
 from gputui.store.runs import Run
 from gputui.studies.analysis import ranked
 from gputui.ui.tui.actions import Context, Scope
 from gputui.ui.tui.data.snapshot import Interest, StudyPage
 from gputui.ui.tui.layout.columns import fit_line, rule
+from gputui.ui.tui.layout.lists import Listing
+from gputui.ui.tui.pages.study.charts import picture_lines, views_of
 from gputui.ui.tui.pages.study.view import (
-    HEAD_LINES,
-    SIDE_LEAST,
-    StudyTable,
+    TrialList,
     TrialRow,
     detail_lines,
-    picture_lines,
-    row_at,
-    study_head,
-    table_lines,
+    result_lines,
+    study_lines,
+    study_title,
+    trial_listing,
     trial_rows,
-    views_of,
 )
 from gputui.ui.tui.widgets.line_edit import LineEdit
-from gputui.ui.tui.widgets.list_page import ListPage
+from gputui.ui.tui.widgets.list_page import ListingPage
 from gputui.ui.tui.widgets.page import Copyable
-from gputui.ui.tui.widgets.pane import Pane
 
 COMPARED = 8
 """Most trials in a comparison, the best ones."""
 
-PICTURE_LEAST = 9
-TABLE_LEAST = 7
+SIDE_LEAST = 110
+"""Least width of a page with the charts beside the list."""
+
+PICTURE_LEAST, LIST_LEAST = 9, 7
+
+STUDIES_MOST = 5
+STUDIES_HEIGHT = 30
+"""Most studies in their list, and the least height of a page with that."""
 
 
-class StudyScreen(ListPage):
-    """The table of trials, charts beside or below it, and details of the trial under the cursor."""
+class StudyScreen(ListingPage):
+    """The list of trials, charts beside or below it, and details of the trial under the cursor."""
 
     SCOPE: ClassVar[Scope] = "studies"
+    OPENS = "open"
 
-    table: StudyTable
+    table: TrialList
 
     def __init__(self) -> None:
-        super().__init__()
-        self.head = Pane(id="head")
-        self.title_lines = Pane(id="study")
-        self.list = Pane(id="trials")
-        self.pictures = Pane(id="pictures")
-        self.detail = Pane(id="detail")
-        self.table = StudyTable()
+        super().__init__(TrialList())
         self.study_id: str | None = None
-        self._shown: list[TrialRow] = []
         self._point_line: LineEdit | None = None
-
-    def compose(self) -> ComposeResult:
-        self.paint()
-        yield from (self.head, self.notice, self.title_lines, self.list, self.pictures, self.detail, self.message)
-        yield self.footer
 
     def interest(self) -> Interest:
         return Interest(studies=True, study_id=self.study_id)
@@ -83,7 +75,8 @@ class StudyScreen(ListPage):
     @property
     def trial(self) -> TrialRow | None:
         """The trial under the cursor."""
-        return next((row for row in self._shown if row.trial.number == self.table.cursor), None)
+        row = self.current
+        return row if isinstance(row, TrialRow) else None
 
     @property
     def study_in_question(self) -> str | None:
@@ -92,10 +85,6 @@ class StudyScreen(ListPage):
     @property
     def run_in_question(self) -> Run | None:
         return None if self.trial is None else self.snapshot.run_of(self.trial.trial.run_id)
-
-    @property
-    def row_ids(self) -> list[int]:
-        return [row.trial.number for row in self._shown]
 
     def context(self) -> Context:
         return replace(super().context(), study=None if self.study is None else self.study.study.state)
@@ -107,75 +96,58 @@ class StudyScreen(ListPage):
         words = [word for each in assignments(row.trial.params) for word in ("--set", each)]
         return [Copyable("the trial's parameters", clean(shlex.join(words))), *super().copyable()]
 
+    def make_listing(self) -> Listing[TrialRow]:
+        page, runs = self.study, self.snapshot.runs
+        if page is None:
+            words = "No study yet. N starts one from a file; gputui study run PROFILE --grid lr=0.1,0.01 tries a grid."
+            is_reading = self.snapshot.agent is None or self.study_id is not None
+            return Listing("TRIALS", (), (), lambda row: row.trial.number, empty="reading…" if is_reading else words)
+        progress = {row.run.run_id: row.progress for row in runs}
+        states = {row.run.run_id: row.run.state for row in runs}
+        return trial_listing(page, trial_rows(page, progress, self.table, states), self.table)
+
     # --- drawing
 
     def draw(self, width: int, height: int) -> None:
-        snapshot, page = self.snapshot, self.study
-        self.head.show([self.machine_head(width)])
+        page, inner = self.study, self.inner_width(width)
+        self.head.show([self.page_head([] if page is None else study_title(page), width)])
         left = height - 1 - self.draw_frame(width)
         if page is None:
-            self._draw_empty(width, left)
+            self.list.show(self.list_lines(width, left), height=left)
+            self.detail.fit([])
             return
-        progress = {row.run.run_id: row.progress for row in snapshot.runs}
-        states = {row.run.run_id: row.run.state for row in snapshot.runs}
-        self._shown = trial_rows(page, progress, self.table, states)
         self.keep_cursor()
-        head = study_head(page, width)
-        detail = detail_lines(self.trial, snapshot.at, width) if left - len(head) >= TABLE_LEAST + 3 else []
-        self.title_lines.fit(head)
+        top = result_lines(page, width)
+        if height >= STUDIES_HEIGHT and len(page.known) > 1:
+            top += self.framed(study_lines(page, inner, STUDIES_MOST), width)
+        detail = detail_lines(self.trial, self.snapshot.at, inner)
         if self._point_line is not None:
-            spans = self._point_line.spans(max(8, width - 12))
-            detail = [
-                rule("NEXT TRIAL", width, "↵ adds it · esc cancels"),
-                fit_line([(" point ", "title"), *spans], width),
-            ]
-        left -= len(head) + len(detail)
+            spans = self._point_line.spans(max(8, inner - 12))
+            detail = [rule("NEXT TRIAL", inner, "↵ adds it · esc cancels")]
+            detail.append(fit_line([(" point ", "title"), *spans], inner))
+        detail = self.framed(detail, width) if left - len(top) >= LIST_LEAST + 3 or self._point_line else []
+        left -= len(detail)
+        self.list.show([*top, *self._body(page, width, left - len(top))], height=left)
+        self.list_top = len(top)
         self.detail.fit(detail)
-        is_beside = width >= SIDE_LEAST
-        table_width = width * 3 // 5 if is_beside else width
-        wanted = HEAD_LINES + max(1, len(self._shown))
-        room = left if is_beside else min(wanted, max(TABLE_LEAST, left - max(PICTURE_LEAST, left // 2)))
-        room = left if left - room < PICTURE_LEAST and not is_beside else room
-        self.scroll_to_cursor(room - HEAD_LINES)
-        self.page_rows = room - HEAD_LINES - 1
-        lines = self.with_filter(table_lines(page, self._shown, self.table, table_width, room), table_width)
-        if not is_beside:
-            self.list.show(lines, height=room)
-            self.pictures.show(picture_lines(page, self.table, width, left - room), height=left - room)
-            return
-        side = picture_lines(page, self.table, width - table_width - 1, room)
-        lines += [fit_line([], table_width)] * (room - len(lines))
-        joined = [[*line, (" ", "text"), *other] for line, other in zip(lines, side, strict=True)]
-        self.list.show(joined, height=room)
-        self.pictures.fit([])
 
-    def _draw_empty(self, width: int, height: int) -> None:
-        self._shown = []
-        words = "No study yet. N starts one from a file; gputui study run PROFILE --grid lr=0.1,0.01 tries a grid."
-        if self.snapshot.agent is None or self.study_id is not None:
-            words = "reading…"
-        self.title_lines.fit([fit_line([(f" {words}", "dim")], width)])
-        self.list.show([], height=max(0, height - 1))
-        for pane in (self.pictures, self.detail):
-            pane.fit([])
+    def _body(self, page: StudyPage, width: int, height: int) -> list[Line]:
+        """The list of trials with the charts beside or below it."""
+        if width >= SIDE_LEAST:
+            table_width = width * 3 // 5
+            pictures = self._pictures(page, width - table_width, height)
+            table = self.list_lines(table_width, height)
+            return [[*line, *other] for line, other in zip(table, pictures, strict=True)]
+        wanted = len(self.listing.items) + self.listing.head_lines
+        room = min(max(3, wanted), max(LIST_LEAST, height - PICTURE_LEAST))
+        room = height if height - room < PICTURE_LEAST else room
+        return [*self.list_lines(width, room), *self._pictures(page, width, height - room)]
 
-    def on_click(self, event: events.Click) -> None:
-        """Move the cursor to the clicked trial; a double click opens its run."""
-        chosen = row_at(self._shown, self.table, event.y) if event.widget is self.list else None
-        if chosen is not None:
-            self.point_at(chosen.trial.number)
-            self.changed()
-            if event.chain == 2 and self.run_in_question is not None:
-                self.do_open()
+    def _pictures(self, page: StudyPage, width: int, height: int) -> list[Line]:
+        is_framed = self.inner_width(width) < width
+        return self.framed(picture_lines(page, self.table, self.inner_width(width), height - is_framed), width)
 
     # --- actions
-
-    def do_back(self) -> None:
-        if self.table.filter_text:
-            self.set_filter("")
-            self.changed()
-        else:
-            self.app.pop_screen()
 
     def do_open(self) -> None:
         run = self.run_in_question
@@ -187,8 +159,8 @@ class StudyScreen(ListPage):
         if page is None or len(page.known) < 2:
             self.shell.say("There is no other study.")
             return
-        place_of = page.known.index(page.study.study_id)
-        self.turn_to(page.known[(place_of + by) % len(page.known)])
+        ids = [row.study_id for row in page.known]
+        self.turn_to(ids[(ids.index(page.study.study_id) + by) % len(ids)])
 
     do_study_next = partialmethod(_turn, 1)
     do_study_previous = partialmethod(_turn, -1)
@@ -197,7 +169,7 @@ class StudyScreen(ListPage):
         """Show this study."""
         if study_id != self.study_id:
             self.study_id = study_id
-            self.table = StudyTable(order=self.table.order, view=self.table.view)
+            self.table = TrialList(order=self.table.order, view=self.table.view)
 
     def do_study_view(self) -> None:
         page = self.study

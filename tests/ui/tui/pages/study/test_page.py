@@ -18,8 +18,9 @@ from gputui.ui.tui.data.snapshot import Interest, Moment, Progress, StudyPage
 from gputui.ui.tui.pages.compare.page import CompareScreen
 from gputui.ui.tui.pages.overview.page import OverviewScreen
 from gputui.ui.tui.pages.run.page import RunScreen
+from gputui.ui.tui.pages.study.charts import picture_lines
 from gputui.ui.tui.pages.study.page import StudyScreen
-from gputui.ui.tui.pages.study.view import StudyTable, picture_lines, study_head, table_lines, trial_rows
+from gputui.ui.tui.pages.study.view import TrialList, result_lines, study_lines, trial_listing, trial_rows
 from tests.ui.tui.conftest import MakeApp
 from tests.ui.tui.filling import NOW, Filler
 from tests.ui.tui.pages.overview.test_render import text_of
@@ -62,12 +63,12 @@ async def opened(pilot: Pilot[Any]) -> None:
 
 
 def test_trials_are_sorted_by_value_the_complete_ones_first_and_filtered(found: StudyPage) -> None:
-    rows = trial_rows(found, {}, StudyTable(order="value"))
+    rows = trial_rows(found, {}, TrialList(order="value"))
     assert len(rows) == 14 and rows[0].trial.number == 4
     assert {row.trial.state for row in rows[:8]} == {TrialState.COMPLETE}
     values = [row.trial.value for row in rows[:8]]
     assert values == sorted(value for value in values if value is not None)
-    pruned = trial_rows(found, {}, StudyTable(filter_text="pruned"))
+    pruned = trial_rows(found, {}, TrialList(filter_text="pruned"))
     assert {row.trial.state for row in pruned} == {TrialState.PRUNED} and len(pruned) < 14
 
 
@@ -79,14 +80,15 @@ def test_the_past_has_the_trials_of_then(filler: Filler) -> None:
 
 
 def test_the_same_rungs_of_trials_lie_below_each_other(found: StudyPage) -> None:
-    lines = text_of(table_lines(found, trial_rows(found, {}, StudyTable()), StudyTable(), 170, 20))
+    listing = trial_listing(found, trial_rows(found, {}, TrialList()), TrialList())
+    lines = text_of(listing.lines(TrialList(), 170, 20))
     column = lines[1].index("CURVE")
-    curves = {int(line[:7].replace("★", "")): line[column : column + 10].ljust(10) for line in lines[2:16]}
+    curves = {int(line[:5].replace("★", "")): line[column : column + 10].ljust(10) for line in lines[2:16]}
     assert curves[0].strip() and len(curves[0].rstrip()) == 10
     # Pruned at rung 5 of 27, and still at rung 3.
     assert curves[2][0] != " " and len(curves[2].rstrip()) == 2
     assert curves[12][0] != " " and len(curves[12].rstrip()) == 2
-    assert "rung 5: 7th of 9" in lines[4] and "pruned at" not in lines[4]
+    assert "✂ pruned" in lines[4] and "rung 5: 7th of 9" in lines[4] and "pruned at" not in lines[4]
 
 
 def test_losses_are_a_trials_curve_only_where_the_loss_is_what_is_searched(found: StudyPage) -> None:
@@ -95,14 +97,14 @@ def test_losses_are_a_trials_curve_only_where_the_loss_is_what_is_searched(found
     for metric, shown in (("loss", (3.0, 2.0, 1.0)), ("val/accuracy", ())):
         objective = replace(found.spec.objectives[0], metric=metric)
         without_rungs = found._replace(rungs={}, spec=replace(found.spec, objectives=(objective,)))
-        rows = {row.trial.number: row for row in trial_rows(without_rungs, progress, StudyTable())}
+        rows = {row.trial.number: row for row in trial_rows(without_rungs, progress, TrialList())}
         assert rows[trial.number].curve == shown, metric
 
 
 def test_a_trial_whose_run_is_queued_is_not_called_running(found: StudyPage) -> None:
     trial = next(trial for trial in found.trials if trial.state is TrialState.RUNNING)
     for state, word in ((RunState.QUEUED, "queued"), (RunState.RUNNING, "running"), (RunState.FAILED, "running")):
-        rows = trial_rows(found, {}, StudyTable(), {str(trial.run_id): state})
+        rows = trial_rows(found, {}, TrialList(), {str(trial.run_id): state})
         assert next(row for row in rows if row.trial.number == trial.number).sign.word == word
 
 
@@ -114,16 +116,26 @@ def test_no_trial_is_the_best_of_several_objectives(found: StudyPage) -> None:
         for one in found.trials
     )
     page = found._replace(spec=spec, trials=trials)
-    head = " ".join(text_of(study_head(page, 170)))
-    assert "Pareto front: 8" in head and "best" not in head and "best" in " ".join(text_of(study_head(found, 170)))
-    assert sum(row.is_best for row in trial_rows(page, {}, StudyTable())) == 8
-    pictures = " ".join(text_of(picture_lines(page, StudyTable(), 100, 60)))
+    head = " ".join(text_of(result_lines(page, 170)))
+    assert "Pareto front: 8" in head and " best " not in head
+    head = " ".join(text_of(result_lines(found, 170)))
+    assert "12 of 40 trials done" in head and " best 0.4044" in head and "val_loss, lower is better" in head
+    assert sum(row.is_best for row in trial_rows(page, {}, TrialList())) == 8
+    pictures = " ".join(text_of(picture_lines(page, TrialList(), 100, 60)))
     assert "for val_loss" in pictures and "for seconds" in pictures
 
 
 def test_the_head_says_that_the_process_fails_again_and_again(found: StudyPage) -> None:
     study = msgspec.structs.replace(found.study, trouble="its process failed 3 times in a row: no room")
-    assert text_of(study_head(found._replace(study=study), 170))[-1].strip() == study.trouble
+    assert text_of(result_lines(found._replace(study=study), 170))[-1].strip() == study.trouble
+
+
+def test_studies_are_listed_newest_first_with_their_best_value(filler: Filler) -> None:
+    filler.study("lr-search-1", state="finished")
+    filler.study("lr-search-2")
+    lines = text_of(study_lines(read(filler), 110, 5))
+    assert "1 of 2" in lines[0] and lines[1].startswith("▸lr-search-2") and "● running" in lines[1]
+    assert lines[2].startswith(" lr-search-1") and lines[2].split()[-2:] == ["val_loss", "0.4044"]
 
 
 # --- keys
