@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import islice, pairwise
 from typing import Final, Literal
 
 from msgspec import Struct
@@ -14,8 +14,10 @@ from msgspec import Struct
 from gputui.core.units import short_number
 from gputui.metrics.draw.envelope import Bin
 
-_STEPS: Final = (1.0, 2.0, 2.5, 5.0, 10.0)
+_UNITS: Final = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_STEPS: Final = (1.0, 2.0, 2.5, 5.0)
 _EVEN_STEPS: Final = (1.0, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)
+_WHOLE: Final = ("1", "2", "2.5", "3", "4", "5")
 _TIME_STEPS_SECONDS: Final = tuple(
     float(seconds)
     for seconds in (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
@@ -41,6 +43,16 @@ def linear_ticks(low: float, high: float, most: int) -> list[float]:
         if len(found[0]) >= min(2, most):
             break
     return max(found, key=len)
+
+
+def whole_ticks(low: float, high: float, most: int) -> list[float]:
+    """At most `most` ascending ticks with one at each end, if there are round ones; else those of
+    `linear_ticks`."""
+    for count in range(most - 1, 1, -1):
+        step = float(f"{(high - low) / count:.12g}")
+        if 0 < step < math.inf and f"{step:.12e}".split("e")[0].rstrip("0.") in _WHOLE and not (low / step) % 1:
+            return [float(f"{low + number * step:.12g}") for number in range(count + 1)]
+    return linear_ticks(low, high, most)
 
 
 RowTicks = tuple[tuple[int, float], ...]
@@ -84,7 +96,7 @@ def even_ticks(
 def _even_axes(low: float, high: float, rows: int, *, is_low_fixed: bool) -> Iterator[tuple[float, float, RowTicks]]:
     """Linear axes that hold `low` to `high`, as ends and ticks at multiples of a round step."""
     for apart in range(1, rows):
-        for step in itertools.islice(round_steps((high - low) / (rows - 1) * apart, _EVEN_STEPS), 4):
+        for step in islice(round_steps((high - low) / (rows - 1) * apart, _EVEN_STEPS), 4):
             in_row = step / apart
             first = math.floor(low / in_row + 1e-9)
             start, end = first * in_row, (first + rows - 1) * in_row
@@ -149,8 +161,9 @@ def log_time_ticks(low_seconds: float, high_seconds: float, most: int) -> list[f
 
 
 def tick_labels(ticks: Sequence[float]) -> list[str]:
-    """Short labels, all different, for ascending ticks: "0", "2k", "4k" or "0.25", "0.5"."""
-    labels = [short_number(tick) for tick in ticks]
+    """Short labels, all different, for ascending ticks; those of equally distant ones have the same
+    unit and decimals: "0", "0.5k", "1.0k"."""
+    labels = _even_labels(ticks) or [short_number(tick) for tick in ticks]
     if len(set(labels)) == len(labels):
         return labels
     # Ticks that differ beyond three digits are written out as far as they differ.
@@ -159,6 +172,22 @@ def tick_labels(ticks: Sequence[float]) -> list[str]:
         if len(set(labels)) == len(labels):
             break
     return labels
+
+
+def _even_labels(ticks: Sequence[float]) -> list[str]:
+    """Labels with one unit and number of decimals; none if the ticks are not equally distant, or
+    need more than three decimals."""
+    largest = max(map(abs, ticks), default=0.0)
+    step = (ticks[-1] - ticks[0]) / (len(ticks) - 1) if len(ticks) > 1 else largest
+    if not 0 < largest < 1e15 or any(abs(b - a - step) > 1e-6 * step for a, b in pairwise(ticks)):
+        return []
+    power = math.floor(math.log10(largest) + 1e-9)
+    units = [(10.0**power, f"e{power}")] if power < -3 else [*((u, s) for u, s in _UNITS if largest >= u), (1.0, "")]
+    for unit, suffix in units:
+        for decimals in range(4 if unit == 1 else 2):
+            if all(abs(round(tick / unit, decimals) - tick / unit) * unit < 1e-3 * step for tick in ticks):
+                return [f"{tick / unit:.{decimals}f}{suffix}" if tick else "0" for tick in ticks]
+    return []
 
 
 def time_labels(ticks_seconds: Sequence[float]) -> list[str]:
@@ -190,7 +219,7 @@ def _elapsed(seconds: float) -> str:
     return sign + text
 
 
-def round_steps(smallest: float, factors: Sequence[float] = _STEPS[:-1]) -> Iterable[float]:
+def round_steps(smallest: float, factors: Sequence[float] = _STEPS) -> Iterable[float]:
     """Round steps from about `smallest` upwards: these factors times a power of ten."""
     exponent = math.floor(math.log10(smallest)) if smallest > 0 else -323
     for power in range(exponent, exponent + 4):
@@ -219,7 +248,7 @@ AxisKind = Literal["linear", "log"]
 _NEARLY_EQUAL: Final = 1e-9
 """Values that differ by no more than this share are one value and what rounding made of it."""
 
-_ENDS: Final = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
+_ENDS: Final = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0)
 
 
 class LinearScale(Struct, frozen=True):

@@ -6,7 +6,7 @@ colours. Keys: "title", "text", "dim", "axis", "marker", "bad", and those of cur
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from gputui.core.text import cell_width, clip, clip_middle, fit
@@ -27,6 +27,7 @@ from gputui.metrics.draw.axes import (
     time_labels,
     time_ticks,
     value_scale,
+    whole_ticks,
     x_bounds,
 )
 from gputui.metrics.draw.envelope import Bin
@@ -37,8 +38,6 @@ _MOST_VALUE_TICKS = 6
 _LEAST_PLOT_COLUMNS = 8
 _MOST_X_TICKS = 8
 _LEAST_X_TICKS = 2
-_LEAST_FOR_NEWEST = 30
-"""Cells of an axis on which the newest value's place is labelled beside the ticks."""
 
 
 def _notes(bins: Sequence[Bin], axis: YAxis, *, as_asked: bool) -> Line:
@@ -93,7 +92,7 @@ def x_ticks(scale: Scale, axis: XAxis, most: int) -> tuple[list[float], list[str
     if axis.kind == "time":
         ticks = (log_time_ticks if isinstance(scale, LogScale) else time_ticks)(scale.low, scale.high, most)
         return ticks, time_labels(ticks)
-    ticks = (log_ticks if isinstance(scale, LogScale) else linear_ticks)(scale.low, scale.high, most)
+    ticks = (log_ticks if isinstance(scale, LogScale) else whole_ticks)(scale.low, scale.high, most)
     if axis.kind == "count":
         ticks = [tick for tick in ticks if tick == round(tick)]
     return ticks, tick_labels(ticks)
@@ -111,25 +110,19 @@ class _Plot(NamedTuple):
     gutter_width: int
 
     def axis_line(self, *, with_ticks: bool) -> Line:
-        """The x axis in one line. A label follows its tick, that of the newest value precedes it.
+        """The x axis in one line. A label follows its tick, that of the last one may precede it.
         The axis' name is below the value labels or, if that is too narrow, at the end."""
         width = self.canvas.width
         chars, styles = [glyphs.HORIZONTAL] * width, ["axis"] * width
         words = self.x_axis.words(self.x_scale)
         is_beside = bool(words) and cell_width(words) < self.gutter_width
-        name = f" {words}" if words and not is_beside else ""
-        taken = {column for column, marker in self.markers if marker.is_line} | {self.cursor}
-        if with_ticks and (newest := self._newest(name, taken)) is not None:
-            start, label = newest
-            chars[start : start + len(label)] = label
-            taken |= set(range(start - 1, start + len(label) + 1))
-            name = ""
-        free = width
-        if name and cell_width(name) == len(name) < width // 2:
-            free -= len(name)
-            chars[free:] = name
-        for column, label in self._ticks(free, taken) if with_ticks else ():
-            chars[column : column + 1 + len(label)] = glyphs.X_TICK + label
+        fits = len(words) == cell_width(words) < width // 2
+        name = f" {words}" if words and fits and not is_beside else ""
+        ticks = self._ticks(name, with_ticks=with_ticks)
+        # The last text, if it is at the end, covers markers and crosshair.
+        free = next((start for start, text in ticks if start + len(text) == width), width)
+        for start, text in ticks:
+            chars[start : start + len(text)] = text
         for column, marker in sorted(self.markers, key=lambda each: each[1].is_line):
             if column < free:
                 if marker.is_line:
@@ -143,39 +136,33 @@ class _Plot(NamedTuple):
         edge: Line = [(before + glyphs.CORNER, "axis")] if self.gutter_width >= 0 else []
         return [*edge, *spans(chars, styles)]
 
-    def _newest(self, name: str, taken: Set[int | None]) -> tuple[int, str] | None:
-        """The column and the label of the newest value's place, with its tick; None if it has no
-        room."""
-        newest = self.x_axis.newest
-        column = None if newest is None else self.canvas.column(newest, self.x_scale)
-        if newest is None or column is None or self.canvas.width < _LEAST_FOR_NEWEST:
-            return None
-        if self.x_axis.kind == "time":
-            words = time_labels([float(round(newest))])[0]
-        else:
-            words = str(round(newest)) if self.x_axis.kind == "count" else short_number(newest)
-        label = (f"{name} {words}" if name else words) + glyphs.X_TICK
-        start = column + 1 - len(label)
-        return (start, label) if start >= 0 and taken.isdisjoint(range(start, column + 1)) else None
-
-    def _ticks(self, free: int, taken: Set[int | None]) -> Sequence[tuple[int, str]]:
-        """Columns and labels of the ticks that fit. If fewer than two fit, closer ticks are tried."""
+    def _ticks(self, name: str, *, with_ticks: bool) -> Sequence[tuple[int, str]]:
+        """Starts and texts of the ticks that fit, and of the axis' name. If fewer than two fit,
+        closer ticks are tried."""
         width = self.canvas.width
+        taken = {column for column, marker in self.markers if marker.is_line} | {self.cursor}
         first = min(_MOST_X_TICKS, max(2, width // 10))
-        best: list[tuple[int, str]] = []
-        for most in range(first, max(first, width // 4) + 1):
+        best: list[tuple[int, str]] = [(width - len(name), name)] if name else []
+        for most in range(first, max(first, width // 4) + 1) if with_ticks else ():
             placed: list[tuple[int, str]] = []
-            next_free = 0
+            next_free, last = 0, name
             for tick, label in zip(*x_ticks(self.x_scale, self.x_axis, most), strict=True):
                 column = self.canvas.column(tick, self.x_scale)
-                if column is None or column < next_free or column + 1 + len(label) > free:
+                if column is None:
                     continue
-                if taken.isdisjoint(range(column, column + 1 + len(label))):
-                    placed.append((column, label))
-                    next_free = column + 2 + len(label)
+                start, text = column, glyphs.X_TICK + label
+                is_end = column + len(text) > width - len(last)
+                if is_end:
+                    text = f"{last} {label}{glyphs.X_TICK}" if last else label + glyphs.X_TICK
+                    start = column + 1 - len(text)
+                if start >= next_free and (is_end or taken.isdisjoint(range(start, start + len(text)))):
+                    placed.append((start, text))
+                    next_free, last = start + len(text) + 1, "" if is_end else last
+            if last:
+                placed.append((width - len(last), last))
             if len(placed) > len(best):
                 best = placed
-            if len(best) >= _LEAST_X_TICKS:
+            if len(best) >= _LEAST_X_TICKS + bool(last):
                 break
         return best
 

@@ -4,7 +4,7 @@ one point among a million stays a spike, and a NaN stays visible."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 
@@ -190,6 +190,30 @@ class Buckets:
         self._width *= 2
         self._lowest //= 2
         self._highest //= 2
+
+
+_AT_ONCE = 16
+"""Bins whose usual scatter is taken together."""
+
+
+def calmed(bins: Sequence[Bin]) -> Sequence[Bin]:
+    """The bins with noise as a line: one whose values scatter at most twice as much as is usual
+    around it has only their middle, or the mean if that is its first and last value."""
+    found: list[Bin] = []
+    for start in range(0, len(bins), _AT_ONCE):
+        some = bins[start : start + _AT_ONCE]
+        around = bins[max(0, start + len(some) - _AT_ONCE) : start + len(some)]
+        spreads = sorted(each.high - each.low for each in around if each.low is not None and each.high is not None)
+        most = 2 * spreads[len(spreads) // 2] if spreads else 0.0
+        for each in some:
+            if each.low is None or each.high is None or not 0 < each.high - each.low <= most:
+                found.append(each)
+                continue
+            line = each.copy()
+            middle = each.first if each.first == each.last else each.low / 2 + each.high / 2
+            line.low = line.high = line.first = line.last = middle
+            found.append(line)
+    return found
 
 
 def reduce(points: Iterable[tuple[float, float]], limit: int) -> list[Bin]:

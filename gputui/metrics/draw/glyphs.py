@@ -36,9 +36,6 @@ MARKER: Final = "┊"
 NOTCH: Final = "┴"
 """A marker without a line, on the x axis."""
 
-AREA: Final = "⢕"
-"""A cell below a curve."""
-
 NAN: Final = "×"
 ABOVE: Final = "↑"
 BELOW: Final = "↓"
@@ -137,8 +134,6 @@ def ascii_char(char: str) -> str:
 
 def block_char(char: str) -> str:
     """The cell's text with braille as quarter blocks, for fonts without braille."""
-    if char == AREA:
-        return "░"
     if len(char) == 1 and "\u2800" <= char <= "\u28ff":
         dots = ord(char) - 0x2800
         left = (dots & 0x03 > 0) | (dots & 0x44 > 0) << 1
@@ -152,8 +147,6 @@ def _stroke(dots: int) -> str:
     dot n + 1)."""
     if not dots:
         return " "
-    if dots == ord(AREA) - 0x2800:
-        return ":"
     left, right = (
         [row for row, bit in enumerate(bits) if dots & bit] for bits in ((1, 2, 4, 0x40), (8, 0x10, 0x20, 0x80))
     )

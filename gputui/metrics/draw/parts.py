@@ -18,10 +18,10 @@ Line = list[Span]
 
 
 class Curve(Struct, frozen=True):
-    """One series of a chart, with the keys of its styles. ``label`` and ``value`` are in the
-    legend, ``end`` is right of the newest value, ``shape`` a sign along the line, ``area`` the style
-    of the cells below it. A shadow is drawn only in cells that no other curve goes through, a
-    strong line is two dots thick."""
+    """One series of a chart, with the key of its style. ``label`` and ``value`` are in the legend,
+    ``end`` is right of the newest value, ``shape`` a sign at the line's end and in the legend. A
+    shadow is drawn whole, and only in cells that no other curve goes through; of others, what varies
+    within a bin as much as usual is a line. A strong line is two dots thick."""
 
     bins: Sequence[Bin]
     style: str = "series.0"
@@ -29,7 +29,6 @@ class Curve(Struct, frozen=True):
     value: float | None = None
     is_shadow: bool = False
     is_strong: bool = False
-    area: str = ""
     shape: str = ""
     end: str = ""
 
@@ -46,15 +45,13 @@ class Marker(Struct, frozen=True):
 
 class XAxis(Struct, frozen=True):
     """The horizontal axis; without a value above 0, a logarithmic one is drawn linear. Ends that
-    are None follow the curves; the x of the ``newest`` value is labelled beside the ticks;
-    ``names`` are labels at 0, 1, 2 … of characters one cell wide."""
+    are None follow the curves; ``names`` are labels at 0, 1, 2 … of characters one cell wide."""
 
     name: str = ""
     start: float | None = None
     end: float | None = None
     kind: XKind = "number"
     scale: AxisKind = "linear"
-    newest: float | None = None
     names: tuple[str, ...] = ()
 
     def words(self, scale: Scale) -> str:

@@ -1,5 +1,5 @@
-"""Curves as characters: dots become cells; areas and markers are drawn below the curves, signs and
-cursor above."""
+"""Curves as characters: dots become cells; markers are drawn below the curves, signs and cursor
+above."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gputui.metrics.draw import glyphs
 from gputui.metrics.draw.axes import Scale
-from gputui.metrics.draw.envelope import Bin
+from gputui.metrics.draw.envelope import Bin, calmed
 from gputui.metrics.draw.glyphs import DOTS_ACROSS, DOTS_DOWN
 
 if TYPE_CHECKING:
@@ -24,16 +24,6 @@ BAD_STYLE = "bad"
 
 CURSOR_STYLE = "cursor"
 """Style key of the crosshair."""
-
-SHAPE_APART = 24
-"""Cells from one sign of a curve's shape to the next."""
-
-_SHAPE_FIRST = 3
-"""Cells left of the first sign, so that it does not touch the axis."""
-
-_SHAPE_PHASES = 3
-"""Number of curves with signs in different columns: each starts a third of `SHAPE_APART` after the
-previous one."""
 
 
 class Layer:
@@ -77,11 +67,6 @@ class Layer:
         whole, lowest = (1 << self.down) - 1, 1 << (self.down - 1)
         self.columns = [(bits | bits << 1 | (bits & lowest) >> 1) & whole for bits in self.columns]
 
-    def by_cell(self) -> list[int]:
-        """The dots of each column of cells in one integer: its two columns of dots laid over each
-        other."""
-        return list(map(operator.or_, self.columns[0::2], self.columns[1::2]))
-
     def masks(self, row: int) -> list[int]:
         """The dots of each cell in a row of cells, as `glyphs.CELLS` is indexed."""
         shift, full = row * DOTS_DOWN, (1 << DOTS_DOWN) - 1
@@ -100,10 +85,9 @@ class Canvas:
         self._across = columns * DOTS_ACROSS
         self._down = rows * DOTS_DOWN
         self._layers: list[Layer] = []
-        # Signs by column and row of their cell: of bad values, and of curves' shapes.
+        # Signs by column and row of their cell: of bad values, and of curves' ends.
         self._signs: dict[tuple[int, int], Span] = {}
         self._shapes: dict[tuple[int, int], Span] = {}
-        self._shape_count = 0
         self._markers: dict[int, str] = {}
         self._cursor: int | None = None
 
@@ -138,13 +122,13 @@ class Canvas:
         if curve.is_strong:
             layer.thicken()
         if curve.shape:
-            phase = self._shape_count % _SHAPE_PHASES
-            self._shape_count += 1
-            columns = layer.by_cell()
-            for cell in range(_SHAPE_FIRST + SHAPE_APART * phase // _SHAPE_PHASES, self.width, SHAPE_APART):
-                if bits := columns[cell]:
-                    highest = (bits & -bits).bit_length() - 1
-                    self._shapes[cell, highest // DOTS_DOWN] = (curve.shape, curve.style)
+            # Of curves that end in the same cell, the later one's sign is further left.
+            for column in range(self._across - 1, -1, -1):
+                bits = layer.columns[column]
+                place = (column // DOTS_ACROSS, ((bits & -bits).bit_length() - 1) // DOTS_DOWN)
+                if bits and place not in self._shapes:
+                    self._shapes[place] = (curve.shape, curve.style)
+                    break
 
     def lines(self) -> list[list[Span]]:
         """The rows of the area, each in as few pieces as its styles allow, exactly `width` cells
@@ -156,7 +140,7 @@ class Canvas:
     def _trace(self, layer: Layer, x_scale: Scale, y_scale: Scale) -> None:
         """Draw a curve's bins and the lines between them."""
         before: tuple[int, int] | None = None  # where the last bin ended, None where nothing is joined to it
-        for each in layer.curve.bins:
+        for each in layer.curve.bins if layer.curve.is_shadow else calmed(layer.curve.bins):
             column = self._dot_column(each.first_x / 2 + each.last_x / 2, x_scale)
             if column is None:
                 before = None
@@ -232,17 +216,21 @@ class Canvas:
         signs = [(column, span) for (column, sign_row), span in self._signs.items() if sign_row == row]
         shapes = [(column, span) for (column, shape_row), span in self._shapes.items() if shape_row == row]
         is_plain = not (self._markers or signs or shapes or self._cursor is not None)
-        if is_plain and len(masks) == 1 and not self._layers[0].curve.area:
+        if is_plain and len(masks) == 1:
             return [("".join(map(glyphs.CELLS.__getitem__, masks[0])), self._layers[0].curve.style)]
         chars, styles = self._curves(masks)
-        self._draw_behind(row, masks, chars, styles)
+        for layer, layer_masks in zip(self._layers, masks, strict=True):
+            if layer.curve.is_shadow:
+                for column, mask in enumerate(layer_masks):
+                    if mask and not styles[column]:
+                        chars[column], styles[column] = glyphs.CELLS[mask], layer.curve.style
         for column, (shape, style) in shapes:
             chars[column], styles[column] = shape, style
         for column, style in self._markers.items():
-            if chars[column] in (" ", glyphs.AREA):
+            if chars[column] == " ":
                 chars[column], styles[column] = glyphs.MARKER, style
         if self._cursor is not None:
-            is_free = chars[self._cursor] in (" ", glyphs.MARKER, glyphs.AREA)
+            is_free = chars[self._cursor] in (" ", glyphs.MARKER)
             chars[self._cursor] = glyphs.VERTICAL if is_free else chars[self._cursor]
             styles[self._cursor] = CURSOR_STYLE
         for column, (sign, style) in signs:
@@ -261,20 +249,6 @@ class Canvas:
                     if mask:
                         styles[column] = layer.curve.style
         return [glyphs.CELLS[mask] for mask in merged], styles
-
-    def _draw_behind(self, row: int, masks: Sequence[Sequence[int]], chars: list[str], styles: list[str]) -> None:
-        """Fill areas and shadows into cells without a curve."""
-        # A cell lies below a curve that has a dot in its row or above.
-        here_or_above = (1 << (row + 1) * DOTS_DOWN) - 1
-        for layer, layer_masks in zip(self._layers, masks, strict=True):
-            if layer.curve.area:
-                for column, bits in enumerate(layer.by_cell()):
-                    if bits & here_or_above and not styles[column]:
-                        chars[column], styles[column] = glyphs.AREA, layer.curve.area
-            if layer.curve.is_shadow:
-                for column, mask in enumerate(layer_masks):
-                    if mask and not styles[column]:
-                        chars[column], styles[column] = glyphs.CELLS[mask], layer.curve.style
 
 
 def spans(chars: Sequence[str], styles: Sequence[str]) -> list[Span]:

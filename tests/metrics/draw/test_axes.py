@@ -15,7 +15,7 @@ SPANS = st.tuples(st.floats(-1e12, 1e12), st.floats(1e-6, 1e12)).map(lambda each
 POSITIVE = st.tuples(st.floats(1e-12, 1e12), st.floats(1.01, 1e9)).map(lambda each: (each[0], each[0] * each[1]))
 
 
-@pytest.mark.parametrize("find", [axes.linear_ticks, axes.time_ticks])
+@pytest.mark.parametrize("find", [axes.linear_ticks, axes.whole_ticks, axes.time_ticks])
 @given(span=SPANS, most=st.integers(0, 12))
 def test_linear_and_time_ticks(
     find: Callable[[float, float, int], list[float]], span: tuple[float, float], most: int
@@ -64,6 +64,9 @@ def test_a_log_scale_holds_what_it_was_made_for(span: tuple[float, float]) -> No
 def test_examples() -> None:
     assert axes.linear_ticks(0, 10, 6) == [0, 2, 4, 6, 8, 10]
     assert axes.linear_ticks(0.1, 0.5, 5) == [0.1, 0.2, 0.3, 0.4, 0.5]
+    ends = {9000: 3000, 50_000: 10_000, 7.0: 1.0, 1.2: 0.2, 0.8: 0.2}
+    assert {end: axes.whole_ticks(0.0, end, 8)[1] for end in ends} == ends
+    assert axes.whole_ticks(0.0, 8000, 3)[-1] == 8000 and axes.whole_ticks(-10.0, 0.0, 4)[0] == -10
     assert axes.log_ticks(0.9, 1100, 6) == [1, 10, 100, 1000]
     assert axes.log_ticks(1, 10, 6) == [1, 2, 5, 10]
     assert axes.log_ticks(1e-8, 1e8, 5) == [1e-8, 1e-4, 1, 1e4, 1e8]
@@ -71,9 +74,13 @@ def test_examples() -> None:
     assert axes.time_labels([0, 1800, 3600, 5400]) == ["0", "30m", "1h", "1h30"]
     assert axes.time_labels([0, 30, 60, 90]) == ["0", "30s", "1m", "1:30"]
     assert axes.time_labels([86400, 2 * 86400 + 7200]) == ["1d", "2d2h"]
-    assert axes.tick_labels([0, 2000, 4000]) == ["0", "2k", "4k"]
-    assert axes.tick_labels([10_000, 10_001, 10_002]) == ["10000", "10001", "10002"]
-    assert axes.stable_end(8110) == 10_000
+    labels = {
+        (0, 2000, 4000): "0 2k 4k", (0, 500, 1000): "0 0.5k 1.0k", (5, 7.5, 10): "5.0 7.5 10.0",
+        (0.008, 0.01, 0.012): "0.008 0.010 0.012", (0, 3e-4, 6e-4): "0 3e-4 6e-4", (1, 10, 1000): "1 10 1k",
+        (10_000, 10_001, 10_002): "10000 10001 10002", (90, 95, 100): "90 95 100", (): "",
+    }  # fmt: skip
+    assert {ticks: " ".join(axes.tick_labels(ticks)) for ticks in labels} == labels
+    assert axes.stable_end(8110) == 9000
     assert axes.stable_end(0) == 0
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Final
 
 from msgspec import Struct
@@ -28,7 +29,7 @@ from gputui.metrics.draw.parts import Curve, Line, Marker, XAxis, XKind, YAxis
 from gputui.metrics.draw.viewport import Extent
 from gputui.ui.tui.layout.chart_settings import ChartSettings
 from gputui.ui.tui.layout.columns import fit_line
-from gputui.ui.tui.layout.panels import FULL_HEIGHT, THROUGHPUT, Panel, PanelPlace
+from gputui.ui.tui.layout.panels import FULL_HEIGHT, Panel, PanelPlace
 from gputui.ui.tui.layout.words import clock, dated_clock
 
 GUTTER = 6
@@ -65,7 +66,7 @@ LOG_RATIO = 100.0
 MARKED_APART = 8
 """Checkpoints closer than this many columns, on average, are counted instead of marked."""
 
-_FILLED = frozenset({"utilization", "power", "host_cpu"})
+_TIMES = frozenset({"time", "seconds", "sec", "ms", "latency", "throughput"})
 _NOTCHES = frozenset({"checkpoint", "event", "end"})
 _GRAVITY: Sequence[MarkerKind] = ("incident", "alert", "restart", "end", "start", "checkpoint", "event")
 
@@ -202,14 +203,20 @@ def panel_curves(panel: Panel, data: ChartData, look: ChartLook, *, room: int | 
 def x_axis(data: ChartData, look: ChartLook) -> XAxis:
     axis = data.frame.axis
     scale: AxisKind = "log" if look.settings.is_log_x else "linear"
-    return XAxis(AXIS_NAMES[axis], *look.window, AXIS_KINDS[axis], scale, data.frame.end)
+    return XAxis(AXIS_NAMES[axis], *look.window, AXIS_KINDS[axis], scale)
 
 
 def y_axis(panel: Panel, look: ChartLook) -> YAxis:
     if panel.field is not None:
         return _hardware_axis(panel.field)
-    low = 0.0 if panel.key in THROUGHPUT else None
-    return YAxis("log" if panel.key in look.settings.logs else "linear", low=low)
+    return metric_axis(panel.key, look.settings.logs)
+
+
+def metric_axis(name: str, logs: Set[str]) -> YAxis:
+    """The value axis of a metric; rates and times begin at 0, so that one that hardly varies looks calm."""
+    is_log, words = name in logs, re.split(r"[^a-z]+", name.lower())
+    is_from_zero = name.endswith("_per_s") or not _TIMES.isdisjoint(words)
+    return YAxis("log" if is_log else "linear", low=0.0 if is_from_zero and not is_log else None)
 
 
 def _empty_text(panel: Panel, data: ChartData) -> str:
@@ -310,7 +317,7 @@ def _hardware_axis(field: HardwareField) -> YAxis:
         return YAxis(low=0.0, high=100.0)
     if field in ("memory", "host_memory"):
         return YAxis(low=0.0, label=lambda value: short_number(value / 2**30), unit=2.0**30)
-    return YAxis(low=0.0 if field in ("power", "sm_clock") else None)
+    return YAxis(low=20.0 if field == "temperature" else 0.0)
 
 
 def _value_words(field: HardwareField) -> Callable[[float | None], str]:
@@ -359,8 +366,7 @@ def _hardware_curves(
             bins,
             f"series.{(panel.colour + number) % 4}",
             labels[number],
-            area=f"area.{panel.colour % 4}" if is_alone and panel.field in _FILLED else "",
-            shape="" if is_alone else SHAPES[number],
+            shape="" if is_alone or ranged else SHAPES[number],
         )
         for number, bins in enumerate(drawn)
     ]

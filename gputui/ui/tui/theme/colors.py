@@ -12,16 +12,12 @@ from typing import Final
 
 import msgspec
 from msgspec import Struct
-from rich.color import Color
 from rich.style import Style
 
 from gputui.ui.tui.theme.looks import LOOKS, SELECTED, Look
 
 FAINT: Final = ("dim", "rule", "track")
 """Roles that are faint in a theme without a colour for them."""
-
-AREA_SHARE: Final = 0.4
-"""Share of a curve's colour in the area below it."""
 
 
 class Theme(Struct, frozen=True):
@@ -49,8 +45,6 @@ class Theme(Struct, frozen=True):
                 return Style(reverse=True, bold=plain.bold, underline=plain.underline)
             return plain + Style(bgcolor=self.selection)
         look = self.extra.get(key) or LOOKS.get(key) or LOOKS["text"]
-        if look.role.startswith("area."):
-            return self._area(look.role.replace("area", "series"))
         colour = self.colours.get(look.role)
         return Style(
             color=colour,
@@ -61,15 +55,6 @@ class Theme(Struct, frozen=True):
             underline=look.underline or None,
             reverse=look.reverse or None,
         )
-
-    def _area(self, series: str) -> Style:
-        """The style of the area below a curve: its colour, but fainter."""
-        colour = self.colours.get(series)
-        if colour is None or self.background is None:
-            return Style(color=colour, bgcolor=self.background, dim=True)
-        pairs = zip(Color.parse(colour).get_truecolor(), Color.parse(self.background).get_truecolor(), strict=True)
-        faint = [round(AREA_SHARE * own + (1 - AREA_SHARE) * behind) for own, behind in pairs]
-        return Style(color=Color.from_rgb(*faint), bgcolor=self.background)
 
     def styles(self) -> Mapping[str, Style]:
         """Every key's style."""

@@ -50,5 +50,4 @@ LOOKS: Final[Mapping[str, Look]] = {
     "series.4": Look("series.4"),
     "series.5": Look("series.5"),
     "shadow": Look("dim"),
-    **{f"area.{number}": Look(f"area.{number}") for number in range(6)},
 }

@@ -12,9 +12,18 @@ from gputui.metrics.curves.model import Axis, ChartData, Frame
 from gputui.metrics.curves.names import is_more_better
 from gputui.metrics.curves.plot import values_at
 from gputui.metrics.draw.chart import chart
-from gputui.metrics.draw.parts import Curve, Line, XAxis, YAxis
+from gputui.metrics.draw.parts import Curve, Line, XAxis
 from gputui.metrics.draw.raster import Span
-from gputui.ui.tui.layout.charts import AXIS_KINDS, AXIS_NAMES, GUTTER, SHAPES, log_note, place_words, within
+from gputui.ui.tui.layout.charts import (
+    AXIS_KINDS,
+    AXIS_NAMES,
+    GUTTER,
+    SHAPES,
+    log_note,
+    metric_axis,
+    place_words,
+    within,
+)
 from gputui.ui.tui.layout.columns import Column, fit_line, fitting, head_line, place, row_line, rule, selected
 from gputui.ui.tui.layout.panels import metric_title
 from gputui.ui.tui.layout.run_words import run_title
@@ -167,7 +176,7 @@ def overlay_lines(
         title=f"{pointer}{metric_title(metric or '')}{where}",
         x_axis=XAxis(AXIS_NAMES[look.axis], start, end, AXIS_KINDS[look.axis],
                      "log" if look.is_log_x else "linear"),
-        y_axis=YAxis("log" if is_log else "linear"),
+        y_axis=metric_axis(metric or "", look.logs),
         cursor=look.cursor,
         least_gutter=GUTTER,
         end_gutter=gutter,

@@ -135,10 +135,10 @@ def chart_lines(gpu: GpuView, page: GpuPage, width: int, height: int, *, across:
     if history is None:
         return [fit_line([(f"  No sample in the last {duration(page.span_seconds)}.", "dim")], width)]
     name, scale = ("min", 60.0) if page.span_seconds <= 3600 else ("h", 3600.0)
-    axis = XAxis(name, -page.span_seconds / scale, 0.0, newest=0.0)
+    axis = XAxis(name, -page.span_seconds / scale, 0.0)
 
-    def curve(values: Sequence[float | None], style: str, label: str, area: str = "", shape: str = "") -> Curve:
-        return Curve(time_bins(values, page.span_seconds, scale), style, label, area=area, shape=shape)
+    def curve(values: Sequence[float | None], style: str, label: str, shape: str = "") -> Curve:
+        return Curve(time_bins(values, page.span_seconds, scale), style, label, shape=shape)
 
     full = shares(history.memory_used_bytes, gpu.memory_total_bytes)
     warm, memory_warm = history.temperature_celsius, page.memory_temperatures
@@ -151,9 +151,9 @@ def chart_lines(gpu: GpuView, page: GpuPage, width: int, height: int, *, across:
     percents, from_zero = YAxis(low=0.0, high=100.0), YAxis(low=0.0, high=None if limit is None else limit / size)
     busy = history.utilization_percent
     panes = [
-        ([curve(busy, "series.0", "utilisation %", "area.0")], percents),
+        ([curve(busy, "series.0", "utilisation %")], percents),
         ([curve(full, "series.1", "memory %")], percents),
-        ([curve(watts_now, "series.2", f"power {unit}", "area.2")], from_zero),
+        ([curve(watts_now, "series.2", f"power {unit}")], from_zero),
         (heat, YAxis(low=20.0)),
     ]
     drawn = [
