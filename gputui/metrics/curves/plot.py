@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.metrics.curves.model import Axis, ChartData, HardwareCurve, MarkerKind, MetricCurve
+from gputui.metrics.curves.model import Axis, ChartData, HardwareCurve, MarkerKind, MetricCurve, RankCurve
 from gputui.metrics.draw.envelope import Bin
 from gputui.metrics.draw.parts import Curve as DrawnCurve
 from gputui.metrics.draw.parts import Marker, XAxis, YAxis
@@ -73,7 +73,9 @@ def drawing(data: ChartData, title: str, names: Sequence[str] | None = None, *, 
     )
 
 
-def hardware_drawing(data: ChartData, title: str, curves: Sequence[HardwareCurve], labels: Sequence[str]) -> Drawing:
+def hardware_drawing(
+    data: ChartData, title: str, curves: Sequence[HardwareCurve | RankCurve], labels: Sequence[str]
+) -> Drawing:
     """A drawing of hardware curves of one field, each with its label."""
     drawn = [
         DrawnCurve(curve.bins, f"series.{number % COLOURS}", label, curve.last)

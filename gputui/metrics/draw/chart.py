@@ -141,7 +141,7 @@ class _Plot(NamedTuple):
         closer ticks are tried."""
         width = self.canvas.width
         taken = {column for column, marker in self.markers if marker.is_line} | {self.cursor}
-        first = min(_MOST_X_TICKS, max(2, width // 10))
+        first = min(_MOST_X_TICKS, max(3, width // 7))
         best: list[tuple[int, str]] = [(width - len(name), name)] if name else []
         for most in range(first, max(first, width // 4) + 1) if with_ticks else ():
             placed: list[tuple[int, str]] = []

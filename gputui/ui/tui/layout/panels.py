@@ -13,7 +13,7 @@ from gputui.metrics.curves.names import NameFilter, filter_names, is_of_the_run,
 from gputui.store.metrics.queries import is_of_events
 from gputui.ui.tui.layout.chart_settings import ChartSettings, Layout
 
-LEAST_WIDTH, LEAST_HEIGHT = 32, 6
+LEAST_WIDTH, LEAST_HEIGHT = 31, 6
 """Least size of a useful chart."""
 
 MOST_COLUMNS = 3

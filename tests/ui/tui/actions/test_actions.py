@@ -27,7 +27,7 @@ from gputui.ui.tui.pages.launch.page import LaunchScreen
 from gputui.ui.tui.pages.overview.page import OverviewScreen
 from gputui.ui.tui.pages.processes.page import ProcessesScreen
 from gputui.ui.tui.pages.run.chart_pane import RunCharts
-from gputui.ui.tui.pages.run.log_pane import RunLog
+from gputui.ui.tui.pages.run.log import RunLog
 from gputui.ui.tui.pages.run.page import RunScreen
 from gputui.ui.tui.pages.study.choose import ChooseStudyScreen
 from gputui.ui.tui.pages.study.page import StudyScreen

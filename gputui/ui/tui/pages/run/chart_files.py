@@ -7,15 +7,13 @@ import zlib
 from pathlib import Path
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from gputui.core.config import PRIVATE_DIR_MODE
 from gputui.core.files import replaced
 from gputui.metrics.curves.model import ChartData
-from gputui.metrics.curves.plot import COLOURS
-from gputui.metrics.draw.parts import Curve
+from gputui.metrics.curves.plot import drawing, hardware_drawing
 from gputui.metrics.draw.picture import Drawing
-from gputui.ui.tui.layout.charts import ChartLook, drawn_markers, is_by_rank, panel_curves, within, x_axis, y_axis
+from gputui.ui.tui.layout.charts import ChartLook, is_by_rank
 from gputui.ui.tui.layout.panels import Panel
 
 FOLDER = "charts"
@@ -33,40 +31,20 @@ class ChartFile(Struct, frozen=True):
 
 
 def chart_file(folder: Path, run_id: str, panel: Panel, data: ChartData, look: ChartLook) -> ChartFile:
-    """The chart as it is on the screen, without the crosshair."""
-    look = replace(look, cursor=None, focus=None)
-    if is_by_rank(panel, data, look.settings) and panel.key in data.ranked:
-        drawn = [
-            Curve(
-                within(each.bins, look.window),
-                f"series.{each.rank % COLOURS}",
-                f"{panel.key} rank {each.rank}",
-                each.last,
-            )
-            for each in data.ranked[panel.key].curves
-        ]
-    elif panel.field is not None:
+    """The chart of the window that the screen shows."""
+    title = f"{run_id}: {panel.title}"
+    if panel.field is not None:
         devices = [curve for curve in data.hardware if curve.field == panel.field]
-        devices.sort(key=lambda curve: look.gpus.get(curve.uuid or "", 1 << 20))
         # A GPU that is gone is named by its UUID, the host by nothing.
-        names = [
-            panel.title if curve.uuid is None else f"{panel.title} GPU {look.gpus.get(curve.uuid, curve.uuid)}"
-            for curve in devices
-        ]
-        drawn = [
-            Curve(within(curve.bins, look.window), f"series.{number % COLOURS}", name, curve.last)
-            for number, (curve, name) in enumerate(zip(devices, names, strict=True))
-        ]
+        names = [f"{panel.title} GPU {look.gpus.get(one.uuid, one.uuid)}" if one.uuid else panel.title
+                 for one in devices]  # fmt: skip
+        drawn = hardware_drawing(data, title, devices, names)
+    elif is_by_rank(panel, data, look.settings) and panel.key in data.ranked:
+        ranks = data.ranked[panel.key].curves
+        drawn = hardware_drawing(data, title, ranks, [f"{panel.key} rank {each.rank}" for each in ranks])
     else:
-        drawn = [_named(curve, panel) for curve in panel_curves(panel, data, look)]
-    drawing = Drawing(
-        [curve for curve in drawn if curve.bins],
-        f"{run_id}: {panel.title}",
-        x_axis(data, look),
-        y_axis(panel, look),
-        [marker for marker in drawn_markers(data.markers, with_words=True) if marker.is_line],
-    )
-    return ChartFile(folder / FOLDER, f"{_file_name(panel.key)}-{data.frame.axis}", drawing)
+        drawn = drawing(data, title, [panel.key], is_log=panel.key in look.settings.logs)
+    return ChartFile(folder / FOLDER, f"{_file_name(panel.key)}-{data.frame.axis}", drawn)
 
 
 def _file_name(key: str) -> str:
@@ -75,14 +53,6 @@ def _file_name(key: str) -> str:
     if len(name) <= _NAME_MAX and name.replace(".", "/") == key:
         return name
     return f"{name[:_NAME_MAX]}-{zlib.crc32(key.encode(errors='surrogatepass')):08x}".lstrip("-")
-
-
-def _named(curve: Curve, panel: Panel) -> Curve:
-    """The curve with a name for the legend and the table; shadows get none in the legend."""
-    if curve.is_shadow:
-        return replace(curve, style="dim", label=f"{panel.key} (measured)" if curve.value is not None else
-                       f"{panel.key} (redone)")  # fmt: skip
-    return replace(curve, label=f"{panel.key} (smoothed)" if curve.label else panel.key)
 
 
 def write(file: ChartFile) -> str:

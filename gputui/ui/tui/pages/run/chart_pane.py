@@ -1,4 +1,4 @@
-"""The charts of a run's page: their actions, and the request to the feed."""
+"""The charts of a run's page: their actions, the line above them, and the request to the feed."""
 
 from __future__ import annotations
 
@@ -8,25 +8,48 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from gputui.core.text import cell_width, clean
+from gputui.core.units import count, short_number
 from gputui.metrics.curves.model import Axis, ChartData, ChartRequest, Frame, HardwareField
+from gputui.metrics.curves.plot import values_at
 from gputui.metrics.draw.envelope import Bin
 from gputui.metrics.draw.parts import Line
+from gputui.metrics.draw.raster import Span
 from gputui.metrics.draw.viewport import Extent, Viewport
 from gputui.store.hardware import GpuView
 from gputui.ui.tui.data.snapshot import RunPage
 from gputui.ui.tui.layout.chart_settings import ChartSettings
-from gputui.ui.tui.layout.charts import GUTTER, ChartLook, extent_of, grid_lines, is_by_rank, next_marker, plot_columns
-from gputui.ui.tui.layout.columns import fit_line
+from gputui.ui.tui.layout.charts import (
+    AXIS_NAMES,
+    GUTTER,
+    MARKER_STYLES,
+    ChartLook,
+    counted_checkpoints,
+    extent_of,
+    frame_clock,
+    grid_lines,
+    is_by_rank,
+    markers_near,
+    next_marker,
+    place_words,
+    plot_columns,
+)
+from gputui.ui.tui.layout.columns import clip_line, fit_line, fitting, styled_rule
 from gputui.ui.tui.layout.panels import USUAL, Panel, PanelPlace, Panels, panels, places
 from gputui.ui.tui.pages.run.chart_files import ChartFile, chart_file
-from gputui.ui.tui.pages.run.charts_head import chart_head, filter_head
+from gputui.ui.tui.pages.run.sections import framed
 from gputui.ui.tui.widgets.chart_controller import ChartController
 from gputui.ui.tui.widgets.line_edit import LineEdit
 from gputui.ui.tui.widgets.pane import SlowPane
 
-AT_CROSSHAIR: tuple[HardwareField, ...] = ("utilization", "power", "temperature")
-"""Fields read while there is a crosshair, shown by a chart or not."""
+AT_CROSSHAIR: dict[HardwareField, tuple[str, str]] = {
+    "utilization": ("util ", "%"),
+    "power": ("power ", " W"),
+    "temperature": ("", " °C"),
+}
+"""Fields whose values the line above the charts shows at the crosshair, with the words around them."""
 
+_GLYPHS = {"incident": "✗ ", "alert": "▲ "}
 _BINS_STEP = 128
 
 
@@ -52,6 +75,7 @@ class RunCharts(ChartController):
         self._unused_lines = 0
         self._has_step = True
         self._is_over = False
+        self._is_framed = False
 
     # --- drawing
 
@@ -59,17 +83,20 @@ class RunCharts(ChartController):
         """Request as many bins as fit into this width, before anything is known of the run."""
         self.request = replace(self.request, bins=_bins_for(width))
 
-    def draw(self, page: RunPage, gpus: Sequence[GpuView], width: int, height: int, *, is_focused: bool) -> None:
-        """Draw the known data, and update the request."""
+    def draw(
+        self, page: RunPage, gpus: Sequence[GpuView], size: tuple[int, int], *, is_focused: bool, is_framed: bool
+    ) -> None:
+        """Draw the known data in a pane of this width and height, and update the request."""
+        width, height = size if not is_framed else (size[0] - 2, size[1] - 1)
+        self._is_framed, self._is_over = is_framed, page.run.state.is_over
         self._unused_lines = page.intake.rejected if page.intake is not None else 0
-        self._is_over = page.run.state.is_over
         self._note_steps(page)
         data = self._data = page.charts or ChartData(self.request, Frame(self.request.axis))
         has_gpus = bool(page.run.gpus)
         self._panels = panels(data.names or page.metric_names, self.settings, has_gpus=has_gpus)
         self._choose_visible(width, height - 1)
         self.request = self._wanted(width, has_gpus=has_gpus)
-        look = ChartLook(
+        look = self._look = ChartLook(
             self.settings,
             self._window,
             self.cursor if self._is_on_axis else None,
@@ -77,20 +104,14 @@ class RunCharts(ChartController):
             {gpu.uuid: gpu.index for gpu in gpus},
             frozenset(number for number, rank in page.progress.ranks.items() if rank.is_slow),
         )
-        self._look = look
         shown = {panel.key for panel in self._visible}
-        looked_at = (look.settings, look.window, look.cursor, look.focus, look.slow_ranks, self.edit, self._visible)
+        drawn_as = (look.settings, look.window, look.cursor, look.focus, look.slow_ranks, self.edit, self._visible)
+        curves = (data.curves[name] for name in data.curves if name in shown)
         self.pane.show_when(
-            (width, height, page.run.gpus, looked_at, data.request, self._is_over),
-            (
-                self._unused_lines,
-                data.markers,
-                data.hardware,
-                *(data.curves[name] for name in data.curves if name in shown),
-                *data.ranked.values(),
-            ),
-            lambda: self._lines(data, look, width, height),
-            height=height,
+            (size, is_framed, page.run.gpus, drawn_as, data.request, self._is_over),
+            (self._unused_lines, data.markers, data.hardware, *curves, *data.ranked.values()),
+            lambda: self._lines(data, look, size),
+            height=size[1],
         )
 
     def _note_steps(self, page: RunPage) -> None:
@@ -114,26 +135,18 @@ class RunCharts(ChartController):
         at = keys.index(self._focus) if self._focus is not None else 0
         layout = "one" if self.is_maximised else self.settings.layout
         at_once = max(1, len(places(len(shown), width, height, layout)))
-        if layout == "one":
-            at_once = 1
-        elif layout == "two":
-            at_once = min(2, at_once)
         first = at // at_once * at_once
         self._places = places(min(at_once, len(shown) - first), width, height, layout)
         self._visible = shown[first : first + len(self._places)]
-        place = next(
-            (place for panel, place in zip(self._visible, self._places, strict=True) if panel.key == self._focus), None
-        )
-        self.columns = max(8, plot_columns(place.width, place.height) if place else 72)
+        if self._places:
+            place = self._places[at - first]
+            self.columns = max(8, plot_columns(place.width, place.height))
         extent = self._extent
         viewport = self.viewport if self._is_on_axis else Viewport()
         self._window = (0.0, 1.0) if extent is None else viewport.window(extent)
 
     def _wanted(self, width: int, *, has_gpus: bool) -> ChartRequest:
-        extent = self._extent
-        window = None
-        if self.viewport.span is not None and extent is not None and self._is_on_axis:
-            window = self.viewport.window(extent)
+        is_zoomed = self.viewport.span is not None and self.extent is not None
         fields = [panel.field for panel in self._visible if panel.field is not None]
         if self.cursor is not None and has_gpus:
             fields += [field for field in AT_CROSSHAIR if field not in fields]
@@ -141,7 +154,7 @@ class RunCharts(ChartController):
             # Until the run's own names are known, the usual ones are requested.
             names=tuple(panel.key for panel in self._visible if panel.field is None) if self._panels.shown else USUAL,
             axis=self._axis,
-            window=window,
+            window=self._window if is_zoomed else None,
             bins=_bins_for(width),
             smoothing=self.settings.smoothing,
             hardware=tuple(fields),
@@ -149,17 +162,80 @@ class RunCharts(ChartController):
             ranked=tuple(panel.key for panel in self._visible if is_by_rank(panel, self._data, self.settings)),
         )
 
-    def _lines(self, data: ChartData, look: ChartLook, width: int, height: int) -> list[Line]:
-        if self.edit is not None:
-            head = filter_head(self.edit, self._panels, width)
+    def _lines(self, data: ChartData, look: ChartLook, size: tuple[int, int]) -> list[Line]:
+        width, height = (size[0] - 2, size[1] - 1) if self._is_framed else size
+        head = self._head(data, look, width)
+        if self._visible:
+            lines = grid_lines(self._visible, self._places, data, look, width, height - 1)
         else:
-            head = chart_head(
-                data, self._panels, look, self._visible, width, unused_lines=self._unused_lines, is_over=self._is_over
-            )
-        if not self._visible:
             text = "No metric matches the filter; esc clears it." if self.settings.filter_text else "No metric yet."
-            return [head, fit_line([("  " + text, "dim")], width)][:height]
-        return [head, *grid_lines(self._visible, self._places, data, look, width, height - 1)]
+            lines = [fit_line([("  " + text, "dim")], width)]
+        return framed(head, lines, *size) if self._is_framed else [head, *lines][:height]
+
+    def _head(self, data: ChartData, look: ChartLook, width: int) -> Line:
+        """The filter being typed; or with a crosshair, what happened there; or the settings."""
+        if self.edit is not None:
+            note = f" {len(self._panels.shown)} of {self._panels.count} charts "
+            if self._panels.problem:
+                note = f" {clean(self._panels.problem)}"
+            typed = self.edit.spans(max(8, width - 9 - len(note)))
+            return self._filled(
+                [(" filter ", "title"), *typed, (note, "warn" if self._panels.problem else "dim")], width
+            )
+        if look.cursor is not None:
+            found = at_cursor(data, look, look.cursor, self._visible)
+            return self._filled([(f"{' · ' if number else ' '}{text}", style) for number, (text, style) in
+                                 enumerate(found)], width)  # fmt: skip
+        parts = self._settings_parts(data, look, width)
+        if self._is_framed:
+            return styled_rule("CHARTS", width, parts)
+        return fitting([[(f"{' · ' if number else ' '}{text}", style)] for number, (text, style) in enumerate(parts)],
+                       width)  # fmt: skip
+
+    def _filled(self, spans: Sequence[Span], width: int) -> Line:
+        """A head in the whole width; in a frame, its rest is the frame's upper side."""
+        line = clip_line(spans, width)
+        rest = width - sum(cell_width(text) for text, _ in line)
+        return [*line, ("─" * rest, "rule")] if self._is_framed else fit_line(line, width)
+
+    def _settings_parts(self, data: ChartData, look: ChartLook, width: int) -> list[Span]:
+        settings, panels_ = look.settings, self._panels
+        parts: list[Span] = [(f"x {AXIS_NAMES[data.frame.axis]}", "dim")]
+        if data.frame.axis == "time" and settings.axis in ("step", "epoch"):
+            parts.append(("no step known" if self._is_over else "no step yet", "dim"))
+        extent = extent_of(data, is_log=settings.is_log_x)
+        if settings.is_log_x:
+            is_log = extent is None or extent.kind == "log"
+            without = (
+                ", without 0" if extent and is_log and data.frame.start is not None and data.frame.start <= 0 else ""
+            )
+            parts.append((f"log x{without}" if is_log else "log x: nothing above 0", "accent"))
+        if extent is not None and look.window != extent.whole:
+            start, end = look.window
+            last = count(end) if data.frame.axis == "step" else place_words(data.frame, end)
+            parts.append((f"{place_words(data.frame, start)} to {last}", "accent"))
+        if settings.smoothing:
+            parts.append((f"smoothing {settings.smoothing:g}", "accent"))
+        if settings.filter_text:
+            parts.append((f"/{clean(settings.filter_text)}", "accent"))
+        if panels_.problem is not None:
+            parts.append((clean(panels_.problem), "warn"))
+        if self._visible and len(self._visible) < panels_.count:
+            first = panels_.shown.index(self._visible[0]) + 1
+            of_all = f" ({panels_.count} in all)" if len(panels_.shown) < panels_.count else ""
+            last_shown = first + len(self._visible) - 1
+            parts.append((f"charts {first}–{last_shown} of {len(panels_.shown)}{of_all}", "dim"))
+        if self._visible and (saved := counted_checkpoints(data.markers, look, width)):
+            parts.append((f"{saved} checkpoints", "good"))
+        if settings.axis in ("step", "epoch") and any(curve.redone for curve in data.curves.values()):
+            parts.append(("grey: redone", "dim"))
+        non_finite = sum(each.non_finite for curve in data.curves.values() for each in curve.bins)
+        if non_finite:
+            parts.append((f"× {short_number(non_finite)} values not finite", "bad"))
+        if self._unused_lines:
+            lines = "1 line" if self._unused_lines == 1 else f"{count(self._unused_lines)} lines"
+            parts.append((f"{lines} could not be used", "warn"))
+        return parts
 
     # --- what is there
 
@@ -213,17 +289,15 @@ class RunCharts(ChartController):
     @property
     def head_text(self) -> str:
         """The line above the charts, for copying: the values at the crosshair."""
-        return self.pane.text.partition("\n")[0].strip()
+        return self.pane.text.partition("\n")[0].strip("╭╮─ ")
 
     # --- the crosshair
 
     def point_at(self, x: float) -> None:
         """Move the crosshair to ``x``, and the window if ``x`` lies outside."""
-        extent = self.extent
-        if extent is None:
-            return
-        self.cursor = min(max(x, extent.first), extent.newest)
-        self.viewport = self.viewport.holding(extent, self.cursor)
+        if (extent := self.extent) is not None:
+            self.cursor = min(max(x, extent.first), extent.newest)
+            self.viewport = self.viewport.holding(extent, self.cursor)
 
     @property
     def cursor_at(self) -> float | None:
@@ -254,12 +328,10 @@ class RunCharts(ChartController):
     @property
     def bins(self) -> Sequence[Bin]:
         """The curve of the focused chart, or if that has none, the first curve."""
-        if self._data is None:
-            return ()
-        curve = self._data.curves.get(self._focus or "")
-        if curve is not None and curve.bins:
-            return curve.bins
-        return next((each.bins for each in self._data.curves.values() if each.bins), ())
+        curves = {} if self._data is None else self._data.curves
+        focused = curves.get(self._focus or "")
+        candidates = [*curves.values()] if focused is None else [focused, *curves.values()]
+        return next((each.bins for each in candidates if each.bins), ())
 
     # --- the settings
 
@@ -292,11 +364,33 @@ class RunCharts(ChartController):
 
     def click(self, x: int, y: int) -> None:
         """Focus the clicked chart, and move the crosshair there."""
+        x -= self._is_framed
         for panel, place in zip(self._visible, self._places, strict=False):
             column = x - place.left - GUTTER - 2
             if 0 <= y - 1 - place.top < place.height and 0 <= x - place.left < place.width:
                 self._focus, self._is_focus_chosen = panel.key, True
                 self.point_at_column(column, plot_columns(place.width, place.height))
+
+
+def at_cursor(data: ChartData, look: ChartLook, x: float, visible: Sequence[Panel]) -> list[Span]:
+    """The place of the crosshair, what happened there, and values of the hardware that no chart shows."""
+    frame = data.frame
+    parts: list[Span] = [(f"│ {place_words(frame, x)}", "cursor")]
+    moment = None if frame.axis == "time" else frame.moment_at(x)
+    if moment is not None:
+        parts.append((frame_clock(frame, moment), "cursor"))
+    reach = (look.window[1] - look.window[0]) / 60
+    for marker in markers_near(data.markers, x, reach)[:3]:
+        at = f" {frame_clock(frame, marker.at)}" if marker.at is not None and frame.axis != "time" else ""
+        parts.append((f"{_GLYPHS.get(marker.kind, '')}{marker.text or marker.word}{at}", MARKER_STYLES[marker.kind]))
+    for field, (title, unit) in AT_CROSSHAIR.items():
+        bins = [curve.bins for curve in data.hardware if curve.field == field and curve.uuid is not None]
+        near = (at for at in values_at(bins, x) if at.x is not None and abs(at.x - x) <= reach * 3)
+        known = [at.value for at in near if at.value is not None]
+        if known and field not in {panel.field for panel in visible}:
+            low, high = f"{min(known):.0f}", f"{max(known):.0f}"
+            parts.append((f"{title}{low}{unit}" if low == high else f"{title}{low}–{high}{unit}", "text"))
+    return parts
 
 
 def _bins_for(width: int) -> int:

@@ -1,4 +1,4 @@
-"""The head of a run's page, and helpers of its sections."""
+"""The top of a run's page: its state in one line, its labels, and why it failed."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from gputui.core.text import cell_width, clean, clip_middle
 from gputui.core.units import ago, count, duration, index_ranges, metric_value, short_number
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
+from gputui.recovery.kinds import KINDS
 from gputui.store.hardware import GpuView
+from gputui.store.run_history import IncidentView
 from gputui.store.runs import Run
+from gputui.ui.tui.actions import Context, actions_in
 from gputui.ui.tui.data.snapshot import Past, RunPage, RunRow
-from gputui.ui.tui.layout.columns import fit_line, fitting, rule
+from gputui.ui.tui.layout.columns import fit_line, fitting, wrap
 from gputui.ui.tui.layout.moments import right_end
 from gputui.ui.tui.layout.run_words import outlook, placement_words, run_title, tag_words
 from gputui.ui.tui.layout.words import run_sign, run_state_text
@@ -19,48 +22,67 @@ from gputui.ui.tui.layout.words import run_sign, run_state_text
 LEAST_NAME = 12
 """Least cells of a run's name in the head."""
 
+MOST_CAUSE_LINES = 3
+_DISPENSABLE = 3
+_HELPFUL = ("traceback", "section_log", "rerun", "restart", "clone")
+
 
 def run_head(page: RunPage, gpus: Sequence[GpuView], now: float, width: int, past: Past | None = None) -> Line:
-    """``vit-b16-1 · running ↻2 · attempt 3 · GPU 6 · step 8 110/90 000 · 9 h 10 left · loss 1.902``."""
+    """``vit-b16-1 · ● running ↻2 · step 8 110/90 000 · 9 h 10 left · loss 1.902 · GPU 6``."""
     run, progress = page.run, page.progress
-    sign = run_sign(run.state)
     tail = [(" ", "text"), *right_end(now, past)]
     room = width - _size(tail)
-    parts: list[list[Span]] = [[(" · ", "dim"), (f"{sign.glyph} {run_state_text(run)}", sign.style)]]
-    step_at = len(parts) + 1
-    shorter_steps: tuple[str, ...] = ()
-    if progress.step is not None:
-        total = f"/{count(progress.total_steps)}" if progress.total_steps else ""
-        parts.append([(" · ", "dim"), (f"step {count(progress.step)}{total}", "text")])
-        if progress.total_steps:
-            short = f"{count(progress.step)}/{short_number(progress.total_steps)}"
-            shorter_steps = (f"step {short}", short)
-    # A long name is clipped so that state and step stay in sight.
-    name = clip_middle(run_title(run), max(LEAST_NAME, room - 1 - sum(map(_size, parts))))
-    parts.insert(0, [(" " + name, "title")])
-    words, style = outlook(RunRow(run, progress), now) if run.state != "failed" else (_failed_words(page, now), "text")
-    parts.append([(" · ", "dim"), (words, style)] if words else [])
-    place: list[Span] = []
-    if run.target is None:
-        place = [(" · ", "dim"), (gpu_words(run.gpus, gpus), "text")]
-    # Where it runs is worth more than the whole number of steps.
-    for text in shorter_steps:
-        if room < sum(map(_size, [*parts, place])):
-            parts[step_at] = [(" · ", "dim"), (text, "text")]
-    if progress.loss is not None:
-        # The head is painted with every snapshot, the curves less often.
-        loss: list[Span] = [(" · ", "dim"), (f"loss {metric_value(progress.loss)}", "text")]
-        if sum(map(_size, [*parts, loss, place])) <= room:
-            parts.append(loss)
-    if run.target is None:
-        parts.append(place)
-    elif words != (elsewhere := placement_words(run, now))[0]:
-        parts.append([(" · ", "dim"), elsewhere])
-    if progress.steps_per_second:
-        parts.append([(" · ", "dim"), (f"{short_number(progress.steps_per_second)} steps/s", "text")])
-    if run.attempt > 1:
-        parts.append([(" · ", "dim"), (f"attempt {run.attempt}", "text")])
-    return [*fitting(parts, room), *tail]
+    told, style = outlook(RunRow(run, progress), now)
+    if run.state == "failed":
+        # The banner below has the reason.
+        told = _ended_words(run, now)
+        style = "text"
+    where: Span = (gpu_words(run.gpus, gpus), "text")
+    if run.target is not None:
+        placed = placement_words(run, now)
+        where = ("", "text") if placed[0] == told else placed
+    pace, loss = progress.steps_per_second, progress.loss
+    sign = run_sign(run.state)
+    parts: list[tuple[int, Span]] = []
+    for step in _step_words(page):
+        # Each with its importance: what matters least is left out first, a step shortened before the place.
+        parts = [
+            (0, (f"{sign.glyph} {run_state_text(run)}", sign.style)),
+            (1, (step, "text")),
+            (2, (told, style)),
+            (4, ("" if loss is None else f"loss {metric_value(loss)}", "text")),
+            (_DISPENSABLE, where),
+            (5, (f"{short_number(pace)} steps/s" if pace else "", "text")),
+            (6, (f"attempt {run.attempt}" if run.attempt > 1 else "", "text")),
+        ]
+        parts = [part for part in parts if part[1][0]]
+        name = 1 + min(cell_width(run_title(run)), LEAST_NAME)
+        while name + sum(3 + _size([span]) for _, span in parts) > room and max(parts)[0] > _DISPENSABLE:
+            parts.remove(max(parts))
+        if name + sum(3 + _size([span]) for _, span in parts) <= room:
+            break
+    known = sum(3 + _size([span]) for number, span in parts if number < 2)
+    title: Line = [(" " + clip_middle(run_title(run), max(LEAST_NAME, room - 1 - known)), "title")]
+    return [*fitting([title, *([(" · ", "dim"), span] for _, span in parts)], room), *tail]
+
+
+def _step_words(page: RunPage) -> list[str]:
+    """The step in words, and shorter ones."""
+    step, total = page.progress.step, page.progress.total_steps
+    if step is None:
+        return [""]
+    if not total:
+        return [f"step {count(step)}"]
+    short = f"{count(step)}/{short_number(total)}"
+    return [f"step {count(step)}/{count(total)}", f"step {short}", short]
+
+
+def _ended_words(run: Run, now: float) -> str:
+    """``after 19 s, 1 d ago``."""
+    if run.ended_at is None:
+        return ""
+    took = f"after {duration(run.ended_seconds)}, " if run.ended_seconds else ""
+    return took + ago(now - run.ended_at)
 
 
 def labels_line(run: Run, width: int) -> Line | None:
@@ -69,15 +91,6 @@ def labels_line(run: Run, width: int) -> Line | None:
     parts = [(clean(run.run_id) if run.is_renamed else "", "dim"), (tag_words(run), "label"), (note, "text")]
     spans = [(f" {words} ", style) for words, style in parts if words]
     return fit_line(spans, width) if spans else None
-
-
-def _failed_words(page: RunPage, now: float) -> str:
-    """``after 19 s, 1 d ago``; the banner below has the reason."""
-    ended = page.run.ended_at
-    if ended is None:
-        return ""
-    took = page.run.ended_seconds
-    return f"after {duration(took)}, {ago(now - ended)}" if took else ago(now - ended)
 
 
 def _size(spans: Sequence[Span]) -> int:
@@ -94,27 +107,37 @@ def gpu_words(uuids: Sequence[str], gpus: Sequence[GpuView]) -> str:
     return "GPU " + ", ".join([*([indices] if indices else []), *gone])
 
 
-def heading(title: str, width: int, note: str = "", *, is_focused: bool = False) -> Line:
-    """The heading of a section, marked if the section is focused."""
-    return rule(title, width, note, style="tab" if is_focused else "title")
+# --- a failed run
 
 
-def from_top(lines: Sequence[Line], offset: int, width: int, height: int) -> list[Line]:
-    """The lines from ``offset`` on; left-out lines at both ends are counted if there is room for it."""
-    if height < 1:
+def fatal_incident(page: RunPage) -> IncidentView | None:
+    """The incident that ended a failed run; None for other runs, or if none is known."""
+    return page.incidents[-1] if page.run.state == "failed" and page.incidents else None
+
+
+def title_of(incident: IncidentView) -> str:
+    """A short name of an incident, for places where the banner shows its summary."""
+    kind = KINDS.get(incident.kind)
+    return kind.title if kind is not None else incident.kind.replace("_", " ")
+
+
+def banner_lines(page: RunPage, context: Context, width: int) -> list[Line]:
+    """The cause, what recovery decided, and the keys that help; nothing for a run that did not fail."""
+    if page.run.state != "failed":
         return []
-    if len(lines) <= height:
-        return list(lines)
-    offset = min(max(0, offset), len(lines) - height)
-    shown = list(lines[offset : offset + height])
-    if offset and height > 2:
-        shown[0] = fit_line([(f"  … {offset + 1} above", "dim")], width)
-    below = len(lines) - offset - height
-    if below and height > 1:
-        shown[-1] = fit_line([(f"  … {below + 1} more", "dim")], width)
-    return shown
-
-
-def most_offset(lines: int, height: int) -> int:
-    """The largest offset of ``lines`` lines in ``height``."""
-    return max(0, lines - max(1, height))
+    incident, after = fatal_incident(page), []
+    cause = clean(page.run.told_reason or "no cause is known") if incident is None else clean(incident.summary)
+    if len(page.attempts) > 1:
+        after.append(f"{len(page.attempts)} attempts")
+    if incident is not None:
+        decided = (one for one in page.decisions if one.incident_id == incident.incident_id)
+        after += [clean(one.reason) for one in decided][:1]
+    texts = [(part, "bad") for part in wrap(cause[:1].upper() + cause[1:], width - 4)[:MOST_CAUSE_LINES]]
+    texts += [(part, "text") for part in wrap(" · ".join(filter(None, after)), width - 4)[:MOST_CAUSE_LINES]]
+    keys: list[list[Span]] = [[(" ┃ ", "bad")]]
+    helpful = (action for action in actions_in("run") if action.name in _HELPFUL and context.keys_of(action))
+    for action in sorted(helpful, key=lambda action: _HELPFUL.index(action.name)):
+        is_possible = action.why_not(context) is None
+        styles = ("key", "text") if is_possible else ("dim", "dim")
+        keys.append([(context.key_word(action), styles[0]), (f" {action.label}   ", styles[1])])
+    return [*(fit_line([(" ┃ ", "bad"), part], width) for part in texts), fitting(keys, width)]

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, get_args
 from msgspec.structs import replace
 from textual import events
 from textual.app import ComposeResult
-from textual.containers import Horizontal, Vertical
+from textual.containers import Container, Horizontal
 from textual.widget import Widget
 
 from gputui.core.text import clean
@@ -19,18 +19,17 @@ from gputui.store.runs import Run
 from gputui.ui.tui.actions import Context, Scope
 from gputui.ui.tui.data.snapshot import Interest, Moment, RunPage
 from gputui.ui.tui.layout.chart_settings import ChartMemory, ChartSettings
-from gputui.ui.tui.layout.columns import fit_line
+from gputui.ui.tui.layout.columns import BOX_FROM_WIDTH, fit_line, is_boxed, rule
 from gputui.ui.tui.pages.run import chart_files
 from gputui.ui.tui.pages.run.chart_pane import RunCharts
-from gputui.ui.tui.pages.run.failure import banner_lines, fatal_incident
-from gputui.ui.tui.pages.run.head import labels_line, run_head
-from gputui.ui.tui.pages.run.log_pane import RunLog
-from gputui.ui.tui.pages.run.sections import Sections, section_lines, side_heights
+from gputui.ui.tui.pages.run.head import banner_lines, fatal_incident, labels_line, run_head
+from gputui.ui.tui.pages.run.log import RunLog
+from gputui.ui.tui.pages.run.sections import SideSection, framed, share_lines, side_sections
 from gputui.ui.tui.widgets.line_edit import LineEdit
 from gputui.ui.tui.widgets.page import ActionScreen, Choice, Copyable
 from gputui.ui.tui.widgets.pane import Pane
 
-WIDE = 120
+WIDE = BOX_FROM_WIDTH
 """Least width of a page with all sections side by side."""
 
 Section = Literal["charts", "ranks", "log", "story", "params"]
@@ -61,18 +60,17 @@ class RunScreen(ActionScreen):
         self.labels = Pane(id="run-labels")
         self.banner = Pane(id="banner")
         self.tabs = Pane(id="tabs")
-        self.ranks = Pane(id="ranks")
-        self.story = Pane(id="story")
-        self.params = Pane(id="params")
-        self.side = Vertical(self.params, self.ranks, self.story, id="side")
-        self.middle = Horizontal(self.charts.pane, self.log_part.beside, self.side, id="middle")
+        self.beside = {name: Pane(id=name) for name in ("params", "ranks", "story")}
+        self.side = Container(*self.beside.values(), id="side")
+        self.middle = Horizontal(self.charts.pane, self.side, id="middle")
         self.is_maximised = False
         self.checkpoint_to_check: str | None = None
         self._memory = memory
         self._was_read = False
         self._has_sought_cause = False
         self._scrolled: dict[str, int] = dict.fromkeys(SECTIONS, 0)
-        self._rooms: dict[Section, int] = {}
+        self._drawn: dict[str, tuple[SideSection, int]] = {}
+        """The sections drawn last, with their lines' room."""
 
     def _keep_charts(self, settings: ChartSettings) -> None:
         self.section = "charts"
@@ -80,7 +78,7 @@ class RunScreen(ActionScreen):
 
     def compose(self) -> ComposeResult:
         self.paint()
-        yield from (self.head, self.labels, self.banner, self.notice, self.tabs, self.middle, self.log_part.below)
+        yield from (self.head, self.labels, self.banner, self.notice, self.tabs, self.middle, self.log_part.pane)
         yield from (self.message, self.footer)
 
     def on_screen_resume(self) -> None:
@@ -122,9 +120,6 @@ class RunScreen(ActionScreen):
     def run_in_question(self) -> Run | None:
         return self.page.run if self.page else None
 
-    def _sections(self, page: RunPage) -> Sections:
-        return Sections(page, self.snapshot.gpus, self.snapshot.at, self.section, dict(self._scrolled))
-
     # --- drawing
 
     def draw(self, width: int, height: int) -> None:
@@ -140,14 +135,12 @@ class RunScreen(ActionScreen):
             self._place(0, 0, 0, 0)
             self.charts.prepare(charts_width(width))
             return
-        if not self._was_read and self._has_only_log(page):
-            self.section = "log"
+        self._was_read = True
         if page.run.state != "failed":
             self._has_sought_cause = False
         elif not self._has_sought_cause:
             self._has_sought_cause = True
-            self._show_traceback(page)
-        self._was_read = True
+            self.do_traceback()
         self.head.show(
             [self.with_trail(lambda room: run_head(page, snapshot.gpus, snapshot.at, room, snapshot.past), width)]
         )
@@ -156,92 +149,97 @@ class RunScreen(ActionScreen):
         banner = banner_lines(page, self.context(), width)
         self.banner.fit(banner)
         around += len(banner) + (labels is not None)
-        is_wide = width >= WIDE and not self.is_maximised
+        is_wide, is_framed = width >= WIDE and not self.is_maximised, is_boxed(width, height)
         self.tabs.fit([] if is_wide else [self._tabs_line(width)])
-        body = max(0, height - around - (0 if is_wide else 1))
+        body = max(0, height - around - (not is_wide))
         self.charts.is_maximised = self.is_maximised
         if is_wide:
-            self._draw_wide(page, width, body)
+            self._draw_wide(page, width, body, is_framed=is_framed)
         else:
-            self._draw_section(page, width, body)
+            self._draw_section(page, width, body, is_framed=is_framed)
 
-    def _draw_wide(self, page: RunPage, width: int, height: int) -> None:
-        is_log_beside = self._has_only_log(page) and self.section != "charts"
-        log_height = 0 if is_log_beside else max(5, height // 4)
-        upper = height - log_height
-        left = charts_width(width)
-        side = width - left - 1
-        self._place(upper, left + 1, side, log_height, is_log_beside=is_log_beside)
-        if is_log_beside:
-            self._draw_log(page, left, upper)
-        else:
-            self.charts.draw(page, self.snapshot.gpus, left, upper, is_focused=self.section == "charts")
-        sections = self._sections(page)
+    def _draw_wide(self, page: RunPage, width: int, height: int, *, is_framed: bool) -> None:
+        """Charts and the other sections side by side, the log below. Without charts, the log gets their room."""
+        has_charts = bool(page.metric_names) or page.run.state in ("starting", "running", "recovering")
+        left = charts_width(width) if has_charts else 0
+        shown = [name for name in self.beside if has_charts or name in (self.section, "params", "story")]
+        side = (width - left) // (1 if has_charts else len(shown))
         inner = side - 2
-        heights = side_heights(sections, inner, upper)
-        for name, pane in self._side_panes():
-            room = self._rooms[name] = heights[name]
-            lines = section_lines(sections, name, inner, room, is_titled=True)
-            edge = ("│ ", "rule")
-            pane.show([[edge, *(lines[y] if y < len(lines) else [])] for y in range(room)], height=room)
-        if not is_log_beside:
-            self._draw_log(page, width, log_height)
-
-    def _draw_section(self, page: RunPage, width: int, height: int) -> None:
-        section = self.section
-        is_log, is_charts = section == "log", section == "charts"
-        self._place(
-            0 if is_log else height, width if is_charts else 0, 0 if is_charts else width, height if is_log else 0
-        )
-        self._rooms = {section: height}
-        sections = self._sections(page)
-        for name, pane in self._side_panes():
-            if name == section:
-                pane.show(section_lines(sections, name, width, height, is_titled=False), height=height)
+        sections = self._sections(page, inner, {self.section})
+        frame = 2 if is_framed else 1
+        wanted = {name: each.height + frame for name, each in sections.items()}
+        log_height = max(5 + frame, height // (2 if self.section == "log" else 4))
+        if not has_charts:
+            log_height = max(log_height, height - max(wanted.values()), height * 3 // 5)
+        upper = max(0, height - log_height)
+        if has_charts:
+            # What is left out elsewhere is shown where there is room.
+            opened = self._sections(page, inner, {*sections})
+            if sum(each.height + frame for each in opened.values()) <= upper:
+                sections, wanted = opened, {name: each.height + frame for name, each in opened.items()}
+        rooms = share_lines(wanted, self.section, upper) if has_charts else dict.fromkeys(sections, upper)
+        self._place(upper, left, width - left, log_height)
+        if has_charts:
+            is_focused = self.section == "charts"
+            self.charts.draw(page, self.snapshot.gpus, (left, upper), is_focused=is_focused, is_framed=is_framed)
+        self.side.styles.layout = "vertical" if has_charts else "horizontal"
+        self._drawn.clear()
+        for name, pane in self.beside.items():
+            pane.display = name in shown
+            section, room = sections[name], rooms[name]
+            self._drawn[name] = section, room - frame
+            title = rule(section.title, inner, style="tab" if name == self.section else "title")
+            lines = section.shown(inner, room - frame, self._scrolled[name])
+            if is_framed:
+                drawn = framed(title, lines, side, room)
             else:
-                pane.fit([])
+                drawn = [[("│ ", "rule"), *line] for line in (title, *lines)]
+            pane.show(drawn[:room], height=room)
+        self._draw_log(page, width, log_height, is_framed=is_framed)
+
+    def _draw_section(self, page: RunPage, width: int, height: int, *, is_framed: bool) -> None:
+        section, is_log, is_charts = self.section, self.section == "log", self.section == "charts"
+        upper = 0 if is_log else height
+        self._place(upper, width if is_charts else 0, 0 if is_charts or is_log else width, height - upper)
+        self._drawn.clear()
+        for name, pane in self.beside.items():
+            pane.display = name == section
+            if name == section:
+                found = self._sections(page, width, {section})[name]
+                self._drawn[name] = found, height
+                pane.show(found.shown(width, height, self._scrolled[name]), height=height)
         if is_charts:
-            self.charts.draw(page, self.snapshot.gpus, width, height, is_focused=True)
+            self.charts.draw(page, self.snapshot.gpus, (width, height), is_focused=True, is_framed=is_framed)
         if is_log:
-            self._draw_log(page, width, height)
+            self._draw_log(page, width, height, is_framed=is_framed)
 
-    def _side_panes(self) -> tuple[tuple[Section, Pane], ...]:
-        return ("params", self.params), ("ranks", self.ranks), ("story", self.story)
+    def _sections(self, page: RunPage, width: int, opened: set[str]) -> dict[str, SideSection]:
+        snapshot = self.snapshot
+        return side_sections(page, snapshot.gpus, snapshot.at, width, opened=opened, is_past=snapshot.past is not None)
 
-    @staticmethod
-    def _has_only_log(page: RunPage) -> bool:
-        """Whether the run failed without a metric, so that the log is more useful than empty charts."""
-        return page.run.state == "failed" and not page.metric_names
-
-    def _place(
-        self, upper: int, charts_width: int, side_width: int, log_height: int, *, is_log_beside: bool = False
-    ) -> None:
-        """Set the sizes of all parts; those of size 0 are hidden. ``is_log_beside``: the log replaces the charts."""
-        log = self.log_part
-        self.middle.display = upper > 0
-        self.middle.styles.height = upper
-        self.charts.pane.display = charts_width > 0 and not is_log_beside
-        self.charts.pane.styles.width = charts_width
-        log.beside.display = is_log_beside
-        log.beside.styles.width = charts_width
-        log.pane = log.beside if is_log_beside else log.below
-        self.side.display = side_width > 0
-        self.side.styles.width = side_width
-        log.below.display = log_height > 0
-        log.below.set_height(log_height)
-
-    def _draw_log(self, page: RunPage, width: int, height: int) -> None:
+    def _draw_log(self, page: RunPage, width: int, height: int, *, is_framed: bool) -> None:
         is_focused = self.section == "log" and width >= WIDE
         stopped = (attempt.number for attempt in page.attempts if attempt.state == "stopped")
         was_stopped = any(f"/attempts/{number}/" in page.log.source for number in stopped)
-        self.log_part.draw(page.log, width, height, is_focused=is_focused, was_stopped=was_stopped)
+        inner = (width - 2, height - 1) if is_framed else (width, height)
+        lines = self.log_part.lines(page.log, *inner, is_focused=is_focused, was_stopped=was_stopped)
+        self.log_part.pane.show(framed(lines[0], lines[1:], width, height) if is_framed else lines, height=height)
+
+    def _place(self, upper: int, charts_width: int, side_width: int, log_height: int) -> None:
+        """Set the sizes of all parts; those of size 0 are hidden."""
+        self.middle.display = upper > 0
+        self.middle.styles.height = upper
+        self.charts.pane.display = charts_width > 0
+        self.charts.pane.styles.width = charts_width
+        self.side.display = side_width > 0
+        self.side.styles.width = side_width
+        self.log_part.pane.display = log_height > 0
+        self.log_part.pane.set_height(log_height)
 
     def _tabs_line(self, width: int) -> Line:
         spans = [(" ", "text")]
         for number, section in enumerate(SECTIONS, 1):
-            current = section == self.section
-            spans.append((f"{number} {_NAMES[section]}", "tab" if current else "dim"))
-            spans.append(("   ", "text"))
+            spans += [(f"{number} {_NAMES[section]}", "tab" if section == self.section else "dim"), ("   ", "text")]
         return fit_line(spans, width)
 
     # --- typing
@@ -260,11 +258,7 @@ class RunScreen(ActionScreen):
     # --- the mouse
 
     def _section_of(self, pane: Widget | None) -> Section | None:
-        panes: dict[Widget | None, Section] = {
-            self.charts.pane: "charts", self.log_part.below: "log", self.log_part.beside: "log",
-            self.ranks: "ranks", self.story: "story", self.params: "params",
-        }  # fmt: skip
-        return panes.get(pane)
+        return next((name for name in SECTIONS if pane is not None and pane.id == name), None)
 
     def wheel(self, pane: Widget | None, by: int) -> None:
         """Scroll the section under the pointer, focused or not; zoom the charts."""
@@ -356,19 +350,14 @@ class RunScreen(ActionScreen):
             self.charts.move_focus(by)
         elif section == "log":
             self.log_part.scroll(by)
-        elif self.page is not None:
-            most = self._sections(self.page).most_offset(section, self._inner_width, self._rooms.get(section, 1))
+        elif section in self._drawn:
+            drawn, room = self._drawn[section]
             # The timeline is read from its end.
-            moved = self._scrolled[section] + (-by if section == "story" else by)
-            self._scrolled[section] = min(max(0, moved), most)
+            moved = self._scrolled[section] + (-by if drawn.is_from_end else by)
+            self._scrolled[section] = min(max(0, moved), drawn.most_offset(room))
 
     do_up = partialmethod(_scroll, -1)
     do_down = partialmethod(_scroll, 1)
-
-    @property
-    def _inner_width(self) -> int:
-        width = self.app.size.width
-        return width - charts_width(width) - 3 if width >= WIDE and not self.is_maximised else width
 
     def _scroll_page(self, by: int) -> None:
         if self.section == "charts":
@@ -376,7 +365,7 @@ class RunScreen(ActionScreen):
         elif self.section == "log":
             self.log_part.scroll(by * max(1, self.log_part.view.height - 1))
         else:
-            self._scroll(by * max(1, self._rooms.get(self.section, 1) - 2))
+            self._scroll(by * max(1, self._drawn[self.section][1] - 2 if self.section in self._drawn else 1))
 
     do_page_up = partialmethod(_scroll_page, -1)
     do_page_down = partialmethod(_scroll_page, 1)
@@ -435,12 +424,9 @@ class RunScreen(ActionScreen):
 
     def do_traceback(self) -> None:
         self.section = "log"
-        if self.page is not None:
-            self._show_traceback(self.page)
-
-    def _show_traceback(self, page: RunPage) -> None:
-        incident = fatal_incident(page)
-        self.log_part.show_traceback(page.log.labels, incident.rank if incident is not None else None)
+        if (page := self.page) is not None:
+            incident = fatal_incident(page)
+            self.log_part.show_traceback(page.log.labels, incident.rank if incident is not None else None)
 
     def do_check(self) -> None:
         page = self.page
@@ -450,5 +436,5 @@ class RunScreen(ActionScreen):
 
 
 def charts_width(width: int) -> int:
-    """Cells of the charts on a screen of this width; the cell beside them stays free."""
-    return width if width < WIDE else width - min(96, width * 9 // 20) - 1
+    """Cells of the charts on a screen of this width."""
+    return width if width < WIDE else width - min(96, width * 9 // 20)

@@ -1,125 +1,245 @@
-"""The sections beside the charts, each cut to its height."""
+"""The sections beside a run's charts: parameters with checkpoints, ranks, timeline."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Container, Mapping, Sequence
 
-import msgspec
 from msgspec import Struct
 
+from gputui.core.text import cell_width, clean, clip_middle
+from gputui.core.units import UNKNOWN, age, bytes_text, count, duration, percent, short_number
 from gputui.metrics.draw.parts import Line
+from gputui.metrics.draw.raster import Span
+from gputui.runs.checkpoint_names import is_step_named
 from gputui.store.hardware import GpuView
-from gputui.ui.tui.data.snapshot import RunPage
-from gputui.ui.tui.layout.columns import fit_line
-from gputui.ui.tui.pages.run.checkpoints import checkpoint_lines, checkpoint_note
-from gputui.ui.tui.pages.run.head import from_top, heading, most_offset
-from gputui.ui.tui.pages.run.parameters import parameter_lines
-from gputui.ui.tui.pages.run.ranks import ranks_lines
-from gputui.ui.tui.pages.run.timeline import begins_entry, cost_lines, day_of, timeline_lines
+from gputui.ui.tui.data.run_details import launched_code
+from gputui.ui.tui.data.snapshot import Checkpoint, RankRow, RunPage
+from gputui.ui.tui.layout.columns import Column, box, fit_line, head_line, place, row_line, rule
+from gputui.ui.tui.layout.words import dated_clock
+from gputui.ui.tui.pages.run.timeline import cost_lines, timeline_lines
 
-CHECKPOINTS_BESIDE = 3
-"""Rows of checkpoints shown beside other sections."""
+LEAST_LINES = 4
+"""Least lines of a section beside others, with its title and its frame."""
 
 
-class Sections(Struct, frozen=True):
-    """What the sections show. ``offsets`` are the lines that each is scrolled by: the timeline from its end, the others
-    from their beginning."""
+class SideSection(Struct, frozen=True):
+    """One section as lines. ``foot`` stays below the others; ``is_from_end``: it is read from its end, and scrolled
+    from there."""
 
-    page: RunPage
-    gpus: Sequence[GpuView]
-    now: float
-    focus: str
-    offsets: Mapping[str, int] = msgspec.field(default_factory=dict)
+    title: str
+    lines: Sequence[Line]
+    foot: Sequence[Line] = ()
+    is_from_end: bool = False
 
-    def most_offset(self, name: str, width: int, height: int) -> int:
-        """How far a section can be scrolled."""
-        if name == "params":
-            lines = [*parameter_lines(self.page, self.now, width), *checkpoint_lines(self.page, self.now, width)]
-            return most_offset(len(lines) + 2, height)
-        return 0 if name == "ranks" else most_offset(len(self.story(width)) + 2, height)
+    @property
+    def height(self) -> int:
+        return len(self.lines) + len(self.foot)
 
-    def story(self, width: int, *, with_evidence: bool = True) -> list[Line]:
-        return timeline_lines(self.page, self.gpus, self.now, width, with_evidence=with_evidence)
+    def most_offset(self, height: int) -> int:
+        """How far it can be scrolled in ``height`` lines."""
+        return max(0, len(self.lines) - max(1, height - len(self.foot)))
+
+    def shown(self, width: int, height: int, offset: int) -> list[Line]:
+        """The lines in view; the number of others stands in place of the first or last one."""
+        if height < 1:
+            return []
+        foot = list(self.foot)[: height - 1]
+        room, most = height - len(foot), self.most_offset(height)
+        offset = min(offset, most)
+        top = most - offset if self.is_from_end else offset
+        lines = list(self.lines[top : top + room])
+        below = len(self.lines) - top - len(lines)
+        if top and room > 2:
+            lines[0] = fit_line([(f"  … {top + 1} above", "dim")], width)
+        if below and room > 1:
+            lines[-1] = fit_line([(f"  … {below + 1} more", "dim")], width)
+        return [*lines, *foot]
 
 
-def side_heights(sections: Sections, width: int, height: int) -> dict[str, int]:
-    """Share ``height`` lines among the sections; the focused one comes first."""
-    page = sections.page
-    checkpoints = len(checkpoint_lines(page, sections.now, width))
-    wanted = {
-        "params": 3 + len(parameter_lines(page, sections.now, width)) + min(CHECKPOINTS_BESIDE, checkpoints),
-        "ranks": 2 + max(1, len(page.progress.ranks)),
-        "story": 1 + len(sections.story(width, with_evidence=False)) + len(cost_lines(page, width)),
+def side_sections(
+    page: RunPage, gpus: Sequence[GpuView], now: float, width: int, *, opened: Container[str], is_past: bool = False
+) -> dict[str, SideSection]:
+    """All sections; those ``opened`` with their details: the list of checkpoints, the evidence of incidents."""
+    words = checkpoint_words(page, now, is_past=is_past)
+    parameters = [*parameter_lines(page, now, width), rule("CHECKPOINTS", width, words)]
+    if "params" in opened:
+        parameters += checkpoint_lines(page, now, width)
+    story = timeline_lines(page, gpus, now, width, with_evidence="story" in opened)
+    return {
+        "params": SideSection("PARAMETERS", parameters),
+        "ranks": SideSection("RANKS", ranks_lines(page.progress.ranks, width)),
+        "story": SideSection("TIMELINE", story, cost_lines(page, width), is_from_end=True),
     }
-    least = {
-        "params": min(wanted["params"], max(6, height * 2 // 5)),
-        "ranks": min(wanted["ranks"], max(3, height // 5)),
+
+
+def share_lines(wanted: Mapping[str, int], focus: str, height: int) -> dict[str, int]:
+    """Lines for each section: the focused one gets up to three fifths and the others equal parts, then each what it
+    still wants. The last one fills the rest."""
+    order = sorted(wanted, key=lambda name: name != focus)
+    found: dict[str, int] = {}
+    for number, name in enumerate(order):
+        left = height - sum(found.values())
+        part = height * 3 // 5 if name == focus else left // (len(order) - number)
+        found[name] = min(wanted[name], max(part, min(left, LEAST_LINES)))
+    for name in (*order[:1], *reversed(order[1:])):
+        found[name] += min(max(0, height - sum(found.values())), wanted[name] - found[name])
+    last = [*wanted][-1]
+    return found | {last: found[last] + max(0, height - sum(found.values()))}
+
+
+def framed(title: Line, lines: Sequence[Line], width: int, height: int) -> list[Line]:
+    """A panel with round corners; title and lines have ``width - 2`` cells."""
+    blank: Line = [(" " * (width - 2), "text")]
+    return box([title, *lines[: height - 2], *[blank] * (height - 2 - len(lines))], width)
+
+
+# --- parameters
+
+
+def parameter_lines(page: RunPage, now: float, width: int) -> list[Line]:
+    """The name and value of each parameter, those first that recovery changed, with the reason; and the code."""
+    launched, current = page.launched, page.run.params
+    why = _changed_by(page, now)
+    names = [*launched, *(name for name in current if name not in launched)]
+    names.sort(key=lambda name: launched.get(name) == current.get(name))
+    items = [(clean(name), _value(current, name), "text", "") for name in names]
+    for place_in, name in enumerate(names):
+        if launched.get(name) != current.get(name):
+            value = f"{_value(launched, name)} → {_value(current, name)}"
+            items[place_in] = (clean(name), value, "warn", why.get(name, ""))
+    if (code := launched_code(page.run)) is not None:
+        items.append(("code", code, "text", ""))
+    if not items:
+        return [fit_line([("  This profile has no parameters.", "dim")], width)]
+    room = min(max(cell_width(name) for name, *_ in items), max(8, width // 2)) + 2
+    return [
+        fit_line([(f" {clip_middle(name, room - 2):<{room}}", "dim"), (value, style), (f"  {reason}", "dim")], width)
+        for name, value, style, reason in items
+    ]
+
+
+def _value(params: Mapping[str, object], name: str) -> str:
+    """A value as text; a long fraction with three digits."""
+    if name not in params:
+        return UNKNOWN
+    value = params[name]
+    text = clean(value) if isinstance(value, str) else json.dumps(value)
+    return f"{value:.3g}" if isinstance(value, float) and len(text) > 8 else text
+
+
+def _changed_by(page: RunPage, now: float) -> dict[str, str]:
+    """The incident because of which each parameter was changed: ``cuda oom 01:40:12``."""
+    kinds = {incident.incident_id: incident.kind for incident in page.incidents}
+    return {
+        name: clean(f"{kinds.get(each.incident_id, 'recovery').replace('_', ' ')} {dated_clock(each.at, now)}")
+        for each in page.decisions
+        for name in each.params
     }
-    if sections.focus in least:
-        least[sections.focus] = min(wanted[sections.focus], height * 3 // 5)
-    params = least["params"]
-    ranks = min(least["ranks"], max(0, height - params - 3))
-    found = {"params": params, "ranks": ranks, "story": max(0, height - params - ranks)}
-    spare = found["story"] - wanted["story"]
-    if spare > 0 and (missing := wanted["ranks"] - ranks) > 0:
-        found["ranks"] += min(spare, missing)
-        ranks, spare = found["ranks"], spare - min(spare, missing)
-    if spare > 0:
-        found["params"] += spare if (more := wanted["params"] - params) > spare else max(0, more)
-        found["story"] = height - found["params"] - found["ranks"]
-    return found
 
 
-def section_lines(sections: Sections, name: str, width: int, height: int, *, is_titled: bool) -> list[Line]:
-    """One section in ``height`` lines, with a title if it is one of several (``is_titled``)."""
-    is_focused = is_titled and sections.focus == name
-    offset = sections.offsets.get(name, 0)
-    if name == "params":
-        return _parameters(sections, width, height, offset, is_focused=is_focused, is_titled=is_titled)
-    title = "RANKS" if name == "ranks" else "TIMELINE"
-    lines = [heading(title, width, is_focused=is_focused)] if is_titled else []
-    room = height - len(lines)
-    if name == "ranks":
-        lines += ranks_lines(sections.page.progress.ranks, width, room)
-    else:
-        lines += _story(sections, width, room, offset, with_evidence=not is_titled or is_focused)
-    return lines[: max(0, height)]
+# --- checkpoints
 
 
-def _parameters(
-    sections: Sections, width: int, height: int, offset: int, *, is_focused: bool, is_titled: bool
-) -> list[Line]:
-    page = sections.page
-    parameters = parameter_lines(page, sections.now, width)
-    checkpoints = checkpoint_lines(page, sections.now, width)
-    note = checkpoint_note(page.checkpoints, sections.now)
-    if offset == 0 and is_titled:
-        # Beside other sections, both parts keep their most important lines.
-        below = 1 + min(len(checkpoints), CHECKPOINTS_BESIDE if len(parameters) + 3 > height else height)
-        below = min(below, max(2, height - 1 - len(parameters)))
-        above = max(0, height - below - 1)
-        lines = [heading("PARAMETERS", width, is_focused=is_focused), *from_top(parameters, 0, width, above)]
-        return [*lines, heading("CHECKPOINTS", width, note), *from_top(checkpoints, 0, width, below - 1)][:height]
-    every = [*parameters, fit_line([], width), heading("CHECKPOINTS", width, note), *checkpoints]
-    if is_titled:
-        return [heading("PARAMETERS", width, is_focused=is_focused), *from_top(every, offset, width, height - 1)]
-    return from_top(every, offset, width, height)
+def checkpoint_words(page: RunPage, now: float, *, is_past: bool = False) -> str:
+    """``newest step 8 000, 3 min ago, ✓``, or why there is none."""
+    found = page.checkpoints
+    if found is None:
+        return "its profile names no place"
+    if found.is_elsewhere:
+        return "on its target, not seen from here"
+    if not found.is_known:
+        return "reading…"
+    if not found.newest:
+        return "none of then is left" if is_past else "none" if page.run.state.is_over else "none yet"
+    newest = found.newest[0]
+    sign = {None: "", True: ", ✓", False: ", ✗ damaged"}[newest.is_valid]
+    ago = "" if newest.modified_at is None else f", {age(now - newest.modified_at)} ago".replace("now ago", "now")
+    return f"newest {_where(newest)}{ago}{sign}"
 
 
-def _story(sections: Sections, width: int, height: int, offset: int, *, with_evidence: bool) -> list[Line]:
-    """The end of the timeline, then the costs; left-out lines are counted."""
-    cost = cost_lines(sections.page, width)[: max(0, height - 1)]
-    lines = sections.story(width, with_evidence=with_evidence)
-    room = max(0, height - len(cost))
-    end = len(lines) - min(offset, most_offset(len(lines), room))
-    shown = lines[max(0, end - room) : end]
-    hidden = end - len(shown)
-    if hidden > 0 and shown:
-        # The lines begin with an entry, not inside one, unless there is only one.
-        begin = next((place for place, line in enumerate(shown) if place and begins_entry(line)), 1)
-        day = day_of(lines, hidden + begin)
-        before = [(f"  … {hidden + begin} lines before", "dim"), (f" · {day}" if day else "", "label")]
-        shown = [fit_line(before, width), *shown[begin:]]
-    if end < len(lines) and shown:
-        shown[-1] = fit_line([(f"  … {len(lines) - end + 1} lines below", "dim")], width)
-    return [*shown, *cost]
+def checkpoint_lines(page: RunPage, now: float, width: int) -> list[Line]:
+    """A row per checkpoint, the newest first."""
+    found = page.checkpoints
+    if found is None or not found.newest:
+        return []
+    resumed = {one.resumed_from.rsplit("/", 1)[-1]: one.number for one in page.attempts if one.resumed_from}
+    widest = max(cell_width(_where(each)) for each in found.newest)
+    columns: list[Column[Checkpoint]] = [
+        Column("", min(max(12, widest), 28), lambda each, _: [(_where(each), "text")]),
+        Column("", 8, lambda each, _: [(bytes_text(each.size_bytes), "text")], ">", gap=1),
+        Column("", 6, lambda each, _: [_age(each, now)], ">"),
+        Column("", 8, lambda each, _: _state(each, resumed.get(each.name)), grow=1),
+    ]
+    placed = place(columns, width - 1)
+    lines: list[Line] = [[(" ", "text"), *row_line(placed, each, width - 1)] for each in found.newest]
+    hidden = found.count - len(found.newest)
+    return [*lines, fit_line([(f"  … {count(hidden)} older ones", "dim")], width)] if hidden > 0 else lines
+
+
+def _where(found: Checkpoint) -> str:
+    if found.step is None:
+        return found.name
+    # Two files that are overwritten in turns may have the same step.
+    return f"step {count(found.step)}" if is_step_named(found.name) else f"{found.name} ~{count(found.step)}"
+
+
+def _age(found: Checkpoint, now: float) -> Span:
+    return (UNKNOWN if found.modified_at is None else age(now - found.modified_at), "text")
+
+
+def _state(found: Checkpoint, resumed_by: int | None) -> list[Span]:
+    words: Span = ("· not checked", "dim")
+    if found.refused:
+        words = (f"✗ {found.refused}", "dim")
+    elif found.is_gone:
+        words = ("· rotated away since", "dim")
+    elif found.is_valid is not None:
+        words = ("✓ valid", "good") if found.is_valid else (f"✗ {found.why}", "bad")
+    notes = "" if found.attempt is None else f", attempt {found.attempt}"
+    return [words, (notes + ("" if resumed_by is None else f"  ← attempt {resumed_by} resumed from it"), "dim")]
+
+
+# --- ranks
+
+
+def ranks_lines(ranks: Mapping[int, RankRow], width: int) -> list[Line]:
+    """A head and a row per rank; slow ranks come first and are marked."""
+    if not ranks:
+        return [fit_line([("  No rank has reported a step.", "dim")], width)]
+    rows = sorted(ranks.values(), key=lambda rank: (not rank.is_slow, rank.rank))
+    columns = [column for column in _RANK_COLUMNS if column.head != "PEAK" or any(each.memory_bytes for each in rows)]
+    placed = place(columns, width - 1)
+    lines: list[Line] = [[(" ", "text"), *head_line(placed, width - 1)]]
+    return [*lines, *([(" ", "text"), *row_line(placed, rank, width - 1)] for rank in rows)]
+
+
+def _work(rank: RankRow, width: int) -> list[Span]:
+    """The part of a step not spent waiting for other ranks. In lock-step all ranks have the same step time; this shows
+    which one sets it."""
+    seconds = rank.own_seconds
+    if seconds is None:
+        return [(UNKNOWN, "text")]
+    return [(f"{seconds * 1000:.0f} ms" if seconds < 9.995 else duration(seconds), "text")]
+
+
+def _data_wait(rank: RankRow, width: int) -> list[Span]:
+    share = rank.waiting_fraction
+    return [(percent(None if share is None else min(share, 1.0) * 100), "warn" if (share or 0) >= 0.2 else "text")]
+
+
+def _slowness(rank: RankRow, width: int) -> list[Span]:
+    if rank.is_slow and rank.slowdown is not None:
+        return [(f"▲ slow, {rank.slowdown:.1f}× the median", "warn")]
+    return []
+
+
+_RANK_COLUMNS: tuple[Column[RankRow], ...] = (
+    Column("RANK", 4, lambda rank, _: [(f"r{rank.rank}", "text")]),
+    Column("STEP", 9, lambda rank, _: [(count(rank.step), "text")], ">", gap=1),
+    Column("WORK", 7, _work, ">"),
+    Column("SAMPLES/S", 9, lambda rank, _: [(short_number(rank.samples_per_second), "text")], ">", importance=1),
+    Column("DATA", 4, _data_wait, ">"),
+    Column("PEAK", 9, lambda rank, _: [(bytes_text(rank.memory_bytes), "text")], ">", importance=2),
+    Column("", 6, _slowness, grow=1),
+)

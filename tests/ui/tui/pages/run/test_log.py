@@ -11,8 +11,7 @@ from gputui.runs.log_lines import Level
 from gputui.ui.tui.data import log_tail
 from gputui.ui.tui.data.log_tail import LogReader
 from gputui.ui.tui.data.snapshot import LogTail
-from gputui.ui.tui.pages.run.log import log_lines
-from gputui.ui.tui.pages.run.log_view import LogView, Search
+from gputui.ui.tui.pages.run.log import LogView, Search, log_lines
 
 
 @pytest.fixture
@@ -139,7 +138,7 @@ def test_the_end_is_followed_until_somebody_scrolls() -> None:
 def test_hits_are_found_as_lines_come_and_walked_through() -> None:
     view = view_of()
     view.look_for("warn")
-    assert view.hits == [0, 10, 20, 30, 40] and view.current_hit == 40 and view.hit_place == 5
+    assert view.hits == [0, 10, 20, 30, 40] and view.current_hit == 40 and view.hits_text == "5 of 5"
     assert 40 in view.line_numbers
     view.next_hit(-1)
     assert view.current_hit == 30 and 30 in view.line_numbers

@@ -34,11 +34,17 @@ from gputui.ui.tui.layout.charts import (
 )
 from gputui.ui.tui.layout.panels import Panel, panels
 from gputui.ui.tui.pages.run.chart_files import chart_file
-from gputui.ui.tui.pages.run.charts_head import chart_head
-from gputui.ui.tui.pages.run.checkpoints import checkpoint_lines, checkpoint_note
-from gputui.ui.tui.pages.run.head import from_top, run_head
-from gputui.ui.tui.pages.run.parameters import parameter_lines
-from gputui.ui.tui.pages.run.ranks import ranks_lines
+from gputui.ui.tui.pages.run.chart_pane import at_cursor
+from gputui.ui.tui.pages.run.head import run_head
+from gputui.ui.tui.pages.run.sections import (
+    SideSection,
+    checkpoint_lines,
+    checkpoint_words,
+    parameter_lines,
+    ranks_lines,
+    share_lines,
+    side_sections,
+)
 from gputui.ui.tui.pages.run.timeline import cost_lines, timeline_lines
 from tests.texts import mentions
 from tests.ui.tui.filling import NOW, Filler
@@ -74,21 +80,22 @@ def test_the_head_of_a_page_keeps_whole_words(page: RunPage, snapshot: Snapshot)
 
 
 def test_parameters_show_what_recovery_changed_and_why(page: RunPage) -> None:
-    text = text_of(parameter_lines(page, NOW, 80))
-    assert text[1].split() == ["batch_size", "512", "384", "←", "cuda", "oom", "01:41:05"]
-    assert text[2].split()[:3] == ["grad_accum", "1", "2"]
-    assert text[3].split() == ["lr", "0.001", "0.001"]
+    assert text_of(parameter_lines(page, NOW, 80))[:3] == [
+        " batch_size              512 → 384  cuda oom 01:41:05",
+        " grad_accum              1 → 2  cuda oom 01:41:05",
+        " lr                      0.001",
+    ]
+    long = replace(page, launched={}, run=replace(page.run, params={"lr": 0.0190956478, "steps": 120000}))
+    assert [line.split()[-1] for line in text_of(parameter_lines(long, NOW, 80))[:2]] == ["0.0191", "120000"]
 
 
-def test_slow_ranks_are_named() -> None:
+def test_slow_ranks_are_named_and_come_first() -> None:
     ranks = {n: RankRow(n, 100, NOW, 0.3, 0.006, slowdown=1.0) for n in range(4)}
     ranks[2] = RankRow(2, 100, NOW, 0.45, 0.12, slowdown=1.5)
-    text = text_of(ranks_lines(ranks, 80, 8))
-    assert text[3].endswith("▲ slow, 1.5× the median")
-    assert "slow" not in text[1]
-    few = text_of(ranks_lines(ranks, 80, 4))
-    assert any("r2" in line for line in few) and few[-1] == "  … 2 more, none slower"
-    assert mentions(*text_of(ranks_lines({}, 80, 4)), "No rank")
+    text = text_of(ranks_lines(ranks, 80))
+    assert text[1].startswith(" r2") and text[1].endswith("▲ slow, 1.5× the median") and "slow" not in text[2]
+    assert "PEAK" not in text[0], "nobody reports it"
+    assert mentions(*text_of(ranks_lines({}, 80)), "No rank")
 
 
 def test_the_rank_that_waits_least_for_others_is_the_slow_one() -> None:
@@ -99,8 +106,8 @@ def test_the_rank_that_waits_least_for_others_is_the_slow_one() -> None:
 
     rows = rank_rows([line(0, 0.5), line(1, 0.5), line(2, 0.9)])
     assert rows[2].is_slow and not rows[0].is_slow
-    work = [text.split()[2:4] for text in text_of(ranks_lines(rows, 80, 8))[1:]]
-    assert work == [["500", "ms"], ["500", "ms"], ["900", "ms"]], "the row shows what it is called slow by"
+    work = [text.split()[2:4] for text in text_of(ranks_lines(rows, 80))[1:]]
+    assert work == [["900", "ms"], ["500", "ms"], ["500", "ms"]], "the row shows what it is called slow by"
 
 
 def test_ranks_are_compared_over_the_newest_steps_that_all_have_written(filler: Filler, workspace: Workspace) -> None:
@@ -130,19 +137,21 @@ def test_the_timeline_tells_the_story_in_order(page: RunPage, snapshot: Snapshot
     assert text_of(timeline_lines(page, snapshot.gpus, NOW, 80)) == [
         " 00:09:22 queued",
         " 00:09:24 started on GPU 6–7",
-        " 01:41:04 attempt 1 ended with code 1 after 1 h 32 min at step 4 310",
+        " 01:41:04 attempt 1 exited with code 1 after 1 h 32 min at step 4 310",
         " 01:41:04 CUDA ran out of memory on rank 1 at step 4310",
         "          → batch_size 512 → 384 and grad_accum 1 → 2, the effective batch",
         "            stays within 2 %",
         "          cost 311 steps, 1 h 2 min and 2.1 GPU-hours",
-        " 01:41:54 attempt 2 from step 4 000 on GPU 6–7",
-        " 03:02:11 attempt 2 ended by signal 9 after 1 h 20 min at step 8 110",
+        " 01:41:54 attempt 2 resumed from step 4 000 on GPU 6–7",
+        " 03:02:11 attempt 2 was ended by SIGKILL after 1 h 20 min at step 8 110",
         " 03:02:11 GPU 7 was lost (XID 79) at step 8110",
         "          → left GPU 7 out and went on with one rank, for the other GPU is",
         "            healthy",
         "          cost 111 steps, 3 min 57 s and 0.076 GPU-hours",
-        " 03:02:58 attempt 3 from step 8 000 on GPU 6",
+        " 03:02:58 attempt 3 resumed from step 8 000 on GPU 6",
     ]
+    tomorrow = text_of(timeline_lines(page, snapshot.gpus, NOW + 86_400, 80))
+    assert tomorrow[:2] == [" Sat 00:09 queued", " Sat 00:09 started on GPU 6–7"]
     there = replace(page, run=replace(page.run, target="lab"), attempts=page.attempts[:1])
     assert " 00:09:24 started on lab" in text_of(timeline_lines(there, snapshot.gpus, NOW, 80))
     assert mentions(*text_of(cost_lines(page, 80)), "2 incidents", "422 steps, 1 h 6 min", "2.1 GPU-hours")
@@ -165,30 +174,64 @@ def test_checkpoints_tell_what_is_known_of_each(page: RunPage) -> None:
         count=8,
         is_known=True,
     )
-    shown = text_of(checkpoint_lines(replace(page, checkpoints=found), NOW, 80))
-    assert shown[0].split()[:6] == ["step", "9", "000", "3", "GiB", "1"] and "✓ whole: the CRC" in shown[0]
+    here = replace(page, checkpoints=found)
+    shown = text_of(checkpoint_lines(here, NOW, 80))
+    assert shown[0].split()[:6] == ["step", "9", "000", "3", "GiB", "1"] and shown[0].endswith("✓ valid")
     assert "✗ is damaged" in shown[1]
     assert mentions(shown[2], "–", "· not checked  ← attempt 3 ") and mentions(shown[3], "✗ was left", "attempt 2")
     assert shown[4] == "  … 4 older ones"
-    assert mentions(checkpoint_note(found, NOW), "8, ", "9 000, 1 min")
     # The step of a file that is written over is that of the metrics at its time.
     over = CheckpointList((Checkpoint("last.pth.tar", 9000, 3 << 30, NOW - 90),), count=1, is_known=True)
     assert text_of(checkpoint_lines(replace(page, checkpoints=over), NOW, 80))[0].startswith(" last.pth.tar ~9 000 ")
-    for nothing, words in (
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
         (None, "names no place"),
-        (CheckpointList(), "Looking"),
-        (CheckpointList(is_known=True), "None has been"),
+        (CheckpointList(), "reading"),
+        (CheckpointList(is_known=True), "none yet"),
         (CheckpointList(is_elsewhere=True), "on its target"),
-    ):  # fmt: skip
-        assert words in text_of(checkpoint_lines(replace(page, checkpoints=nothing), NOW, 80))[0]
+        (
+            CheckpointList((Checkpoint("step_9.pt", 9, 1, NOW - 90, True),), 1, is_known=True),
+            "newest step 9, 1 min ago, ✓",
+        ),
+    ],
+)
+def test_checkpoints_are_one_line_until_they_are_opened(
+    page: RunPage, snapshot: Snapshot, found: CheckpointList | None, words: str
+) -> None:
+    here = replace(page, checkpoints=found)
+    assert words in checkpoint_words(here, NOW)
+    closed, opened = (
+        side_sections(here, snapshot.gpus, NOW, 60, opened=names)["params"].height for names in ((), ("params",))
+    )
+    assert opened - closed == (len(found.newest) if found else 0)
+
+
+def test_checkpoints_of_the_past_say_that_they_are_gone(page: RunPage) -> None:
+    assert checkpoint_words(replace(page, checkpoints=CheckpointList(is_known=True)), NOW, is_past=True) == (
+        "none of then is left"
+    )
 
 
 def test_what_is_left_out_above_and_below_is_said() -> None:
     lines: list[Line] = [[(f"{number:<20}", "text")] for number in range(10)]
-    assert text_of(from_top(lines, 0, 20, 4)) == ["0", "1", "2", "  … 7 more"]
-    assert text_of(from_top(lines, 3, 20, 4)) == ["  … 4 above", "4", "5", "  … 4 more"]
-    assert text_of(from_top(lines, 99, 20, 4)) == ["  … 7 above", "7", "8", "9"]
-    assert from_top(lines, 0, 20, 0) == []
+    section = SideSection("X", lines)
+    assert text_of(section.shown(20, 4, 0)) == ["0", "1", "2", "  … 7 more"]
+    assert text_of(section.shown(20, 4, 3)) == ["  … 4 above", "4", "5", "  … 4 more"]
+    assert text_of(section.shown(20, 4, 99)) == ["  … 7 above", "7", "8", "9"]
+    assert section.shown(20, 0, 0) == []
+    story = SideSection("X", lines, [[("cost", "warn")]], is_from_end=True)
+    assert text_of(story.shown(20, 4, 0)) == ["  … 8 above", "8", "9", "cost"]
+
+
+def test_the_focused_section_comes_first_and_the_last_fills_the_rest() -> None:
+    wanted = {"params": 12, "ranks": 6, "story": 20}
+    shares = {name: share_lines(wanted, name, 25) for name in (*wanted, "log")}
+    assert all(sum(share.values()) == 25 for share in shares.values())
+    assert [shares[name][name] for name in wanted] == [12, 6, 15] and shares["params"]["story"] == 7
+    assert share_lines(wanted, "log", 60) == {"params": 12, "ranks": 6, "story": 42}
 
 
 # --- which charts, and where
@@ -293,9 +336,8 @@ def test_what_happened_stands_below_every_curve_and_is_named_at_the_crosshair() 
     assert "cuda oom" in tall[-1] and "┴" in tall[-2] and "┊" in tall[3]
     low = text_of(panel_lines(LOSS, data, look_of(), 60, 7))
     assert "cuda oom" not in "\n".join(low) and "┊" in low[1]
-    head = text_of([chart_head(data, panels(("loss",), ChartSettings(), has_gpus=False), look_of(cursor=5.0), (LOSS,),
-                               100)])[0]  # fmt: skip
-    assert mentions(head, " │ step 5 · ✗ CUDA", "rank 1 03:12:44 · ↻1")
+    at = [text for text, _ in at_cursor(data, look_of(cursor=5.0), 5.0, (LOSS,))]
+    assert at == ["│ step 5", "✗ CUDA ran out of memory on rank 1 03:12:44", "↻1"]
     assert [marker.kind for marker in markers_near(MARKERS, 5.0, 0.5)] == ["incident", "restart"]
     assert next_marker(MARKERS, 3.0, 1) is MARKERS[1] and next_marker(MARKERS, 3.0, -1) is None
     assert next_marker(MARKERS, None, -1) is MARKERS[2]
