@@ -1,4 +1,4 @@
-"""Makes the pictures of the documentation from the real screens over a made-up night: ``make screenshots``.
+"""Makes the pictures of the documentation from the screens of a demo that stands still: ``make screenshots``.
 
 Needs rsvg-convert (Debian: librsvg2-bin), Pillow (it comes with the trainer) and the font DejaVu Sans Mono
 (fonts-dejavu-core).
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -24,11 +25,11 @@ from PIL import Image
 from textual.pilot import Pilot
 
 from gputui.core.config import Workspace, locate
+from gputui.ui.demo.still import make_still_demo
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.pages.launch.page import LaunchScreen
 from gputui.ui.tui.settings import Settings
 from tests.ui.tui.conftest import StillFeed
-from tests.ui.tui.filling import Filler
 
 IMAGES = Path(__file__).resolve().parent / "images"
 WIDTH_PIXELS = 1400
@@ -42,51 +43,37 @@ class Picture:
     columns: int
     rows: int
     keys: tuple[str, ...] = ()
-    theme: str = "ansi"
+    theme: str = "dark"
 
 
 PICTURES: dict[str, Picture] = {
-    "overview": Picture(120, 34),
+    "overview": Picture(120, 36),
     "overview-80x24": Picture(80, 24),
     "overview-200x50": Picture(200, 50),
-    "gpus-together": Picture(120, 34, ("a",)),
-    "gpu": Picture(120, 34, ("i",)),
-    "run": Picture(150, 44, ("enter", "m", "m", *["left"] * 6)),
+    "gpus-together": Picture(120, 36, ("a",)),
+    "gpu": Picture(120, 36, ("i",)),
+    "run": Picture(150, 44, ("down", "enter")),
     "run-80x24": Picture(80, 24, ("enter",)),
-    "run-log": Picture(100, 30, ("enter", "3")),
-    "compare": Picture(120, 34, ("space", "space", "c")),
+    "run-log": Picture(100, 30, ("down", "down", "down", "down", "enter")),
+    "compare": Picture(120, 36, ("down", "c")),
     "study": Picture(150, 36, ("S",)),
-    "processes": Picture(120, 34, ("p",)),
+    "processes": Picture(120, 36, ("p",)),
     "alerts": Picture(120, 30, ("exclamation_mark",)),
-    "launch": Picture(120, 36, ("n", "enter")),
-    "launch-target": Picture(120, 36, ("n", "enter", "down", *"lab")),
-    "time-travel": Picture(120, 34, ("left_square_bracket", "left_square_bracket")),
-    "palette": Picture(100, 30, ("ctrl+p", *"theme")),
+    "launch": Picture(120, 36, ("n", *"gpt2", "enter")),
+    "launch-target": Picture(120, 36, ("n", *"gpt2", "enter", "down", *"lab")),
+    "time-travel": Picture(120, 36, ("left_square_bracket", "left_square_bracket")),
+    "palette": Picture(100, 30, ("ctrl+p", *"vit")),
     "settings": Picture(100, 30, ("comma",)),
-    "theme-dark": Picture(100, 30, theme="dark"),
+    "theme-dark": Picture(100, 30),
     "theme-light": Picture(100, 30, theme="light"),
     "theme-colour-blind": Picture(100, 30, theme="colour-blind"),
     "theme-mono": Picture(100, 30, theme="mono"),
 }
 
-SETTLE_SECONDS = 10.0
+NOW = 1_795_230_764.0  # 2026-11-21 03:12:44 UTC
 
-PROFILE = """\
-name: vit-b16
-description: Vision transformer, ImageNet-1k
-launcher: torchrun
-script: train.py
-python: .venv/bin/python
-gpus: 2
-requires: {gpu_memory: 30GiB, disk: 20GiB}
-params:
-  batch_size: {default: 512, min: 1, help: samples per step and rank}
-  grad_accum: 1
-  lr: {default: 0.001, help: peak learning rate}
-  gradient_checkpointing: false
-metrics: {source: jsonl, path: "{run_dir}/metrics.jsonl"}
-checkpoints: {dir: "{run_dir}/checkpoints", pattern: "step_*.pt", resume: "--resume {checkpoint}"}
-"""
+SETTLE_SECONDS = 10.0
+READS = 20
 
 # Rich draws each cell so wide, for Fira Code at size 20; DejaVu Sans Mono fills such a cell at this size.
 CELL_WIDTH = 12.2
@@ -110,28 +97,6 @@ def place_braille(match: re.Match[str]) -> str:
     )
 
 
-def fill(workspace: Workspace, *, has_targets: bool, has_study: bool) -> Filler:
-    """The made-up night, with what each page shows of it."""
-    filler = Filler(workspace)
-    filler.overnight()
-    filler.bad_night()
-    if has_study:
-        filler.study(trials=20)
-    for run_id, attempt in (("vit-b16-1", 3), ("gpt2-124m-1", 1)):
-        folder = workspace.run_dir(run_id) / "attempts" / str(attempt) / "ranks" / "x" / "attempt_0" / "0"
-        folder.mkdir(parents=True)
-        lines = [f"step {step} loss {1.9 + 40 / step:.3f} lr 9.8e-04 3021 img/s" for step in range(8010, 9441, 30)]
-        lines.insert(20, "WARNING: data loader waited 0.4 s")
-        (folder / "stdout.log").write_text("\n".join(lines) + "\n")
-    (workspace.profiles / "vit-b16.yaml").write_text(PROFILE)
-    (workspace.profiles / "train.py").touch()
-    if has_targets:
-        workspace.targets.write_text("lab: {kind: slurm, host: login.lab, partition: gpu, time: 4h}\n")
-    # The form shows where the interpreter is; that of whoever makes the pictures is nobody's business.
-    (workspace.profiles / ".venv").symlink_to(sys.prefix)
-    return filler
-
-
 async def settle(pilot: Pilot[object], app: GputuiApp) -> None:
     """Wait until nothing is read or checked any more."""
     end = time.monotonic() + SETTLE_SECONDS
@@ -145,22 +110,38 @@ async def settle(pilot: Pilot[object], app: GputuiApp) -> None:
     await pilot.pause(0.1)
 
 
-async def picture(name: str, what: Picture) -> None:
-    """Run the app over a filled store and save what it shows."""
-    with tempfile.TemporaryDirectory(prefix="night-") as folder, contextlib.chdir(folder):
+@contextlib.contextmanager
+def still_home() -> Iterator[Workspace]:
+    """The home of the demo, in a folder whose name tells nothing about the machine."""
+    with tempfile.TemporaryDirectory(prefix="demo-") as folder, contextlib.chdir(folder):
         workspace = locate(folder)
         workspace.create()
-        filler = fill(workspace, has_targets=name == "launch-target", has_study=name == "study")
-        feed = StillFeed(workspace)
-        settings = Settings(theme=what.theme)
-        app = GputuiApp(workspace, feed, feed.read(), host_name="ws-kepler", settings=settings)
-        async with app.run_test(size=(what.columns, what.rows)) as pilot:
-            for key in what.keys:
-                await pilot.press(key)
-                await pilot.pause()
-            await settle(pilot, app)
-            drawing = app.export_screenshot(title="gputui")
-        filler.close()
+        make_still_demo(workspace, NOW)
+        workspace.targets.write_text("lab: {kind: slurm, host: login.lab, partition: gpu, time: 4h}\n")
+        yield workspace
+
+
+@contextlib.asynccontextmanager
+async def shown(workspace: Workspace, what: Picture) -> AsyncIterator[GputuiApp]:
+    """The app with the screen of a picture."""
+    feed = StillFeed(workspace, NOW)
+    snapshot = feed.read()
+    for _ in range(READS):
+        # Curves of ended runs are read a few at a time.
+        snapshot = feed.read()
+    app = GputuiApp(workspace, feed, snapshot, host_name="ws-kepler", settings=Settings(theme=what.theme))
+    async with app.run_test(size=(what.columns, what.rows)) as pilot:
+        for key in what.keys:
+            await pilot.press(key)
+            await pilot.pause()
+        await settle(pilot, app)
+        yield app
+
+
+async def picture(workspace: Workspace, name: str) -> None:
+    """Save a screen."""
+    async with shown(workspace, PICTURES[name]) as app:
+        drawing = app.export_screenshot(title="gputui")
     save(drawing, name)
 
 
@@ -182,8 +163,9 @@ def main() -> None:
     """All pictures, or those named on the command line."""
     os.environ["TZ"] = "UTC"
     time.tzset()
-    for name in sys.argv[1:] or PICTURES:
-        asyncio.run(picture(name, PICTURES[name]))
+    with still_home() as workspace:
+        for name in sys.argv[1:] or PICTURES:
+            asyncio.run(picture(workspace, name))
 
 
 if __name__ == "__main__":

@@ -84,7 +84,9 @@ def demo_home() -> Iterator[Workspace]:
         workspace.scenario.chmod(PRIVATE_FILE_MODE)
         write_profiles(workspace)
         now = time.time()
-        DemoPast(workspace, SimulatedSource(workspace.scenario, epoch=now), now).make()
+        past = DemoPast(workspace, SimulatedSource(workspace.scenario, epoch=now), now)
+        past.make()
+        past.close()
         _start_runs(workspace)
         yield workspace
     finally:

@@ -7,6 +7,7 @@ processes never existed. So the screen, ``explain`` and the reports show what th
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -41,7 +42,17 @@ from gputui.store.database import open_writer
 from gputui.store.events import add_event
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run, get_run
-from gputui.ui.demo.simulated_trainer import CHECKPOINT_STEPS, VALIDATION_STEPS, lines, save, tuned_end
+from gputui.store.series import HostSample
+from gputui.ui.demo.simulated_trainer import (
+    CHECKPOINT_STEPS,
+    LOG_STEPS,
+    VALIDATION_STEPS,
+    lines,
+    log_line,
+    loss_at,
+    save,
+    tuned_end,
+)
 from gputui.ui.demo.study import STUDY, play_study
 
 HOUR = 3600.0
@@ -58,6 +69,9 @@ MAX_LINES, MAX_TRIAL_LINES = 1500, 200
 
 MAX_VALIDATIONS = 200
 """About how many validations an attempt writes."""
+
+RECENT_STEPS = 300
+"""Newest steps of a live attempt that all have lines."""
 
 OOM = """\
 [rank1]: Traceback (most recent call last):
@@ -83,7 +97,8 @@ BUS_ERROR = """\
 
 class Act(Struct, frozen=True):
     """One attempt: its last step and its end. ``log`` is the end of its output; ``xid`` is reported
-    for its last GPU; ``pruned`` says why a study pruned it."""
+    for its last GPU; ``pruned`` says why a study pruned it. A live one trains on at the end of the
+    history."""
 
     last_step: int
     log: str = ""
@@ -92,6 +107,7 @@ class Act(Struct, frozen=True):
     is_stopped: bool = False
     pruned: str | None = None
     max_lines: int = MAX_LINES
+    is_live: bool = False
 
 
 class Story(Struct, frozen=True):
@@ -115,6 +131,17 @@ STORIES = (
 )
 
 
+STILL_STORIES = (
+    *STORIES[:-1],
+    Story(
+        "vit-b16", 7.5 * HOUR, (4, 6), 0.5,
+        (Act(4_150, OOM, 1), Act(13_310, BUS_ERROR.replace("rank3", "rank1"), 1), Act(0, is_live=True)),
+    ),
+    Story("gpt2-124m", 5.5 * HOUR, (0, 1, 2, 3), 0.4, (Act(0, is_live=True),)),
+)  # fmt: skip
+"""The stories of a demo that stands still: in place of the run that the demo resumes, two that train on."""
+
+
 class Clock:
     """The clock of the agent's code, in UTC unix seconds."""
 
@@ -126,42 +153,51 @@ class Clock:
 
 
 class DemoPast:
-    """Makes the history of one home. ``source`` is its simulated machine."""
+    """Makes the history of one home. ``source`` is its simulated machine, ``host`` the host at all times; None for this
+    one as it is."""
 
-    def __init__(self, workspace: Workspace, source: SimulatedSource, now: float) -> None:
+    def __init__(
+        self, workspace: Workspace, source: SimulatedSource, now: float, host: HostSample | None = None
+    ) -> None:
         self.workspace = workspace
-        self._source = source
-        self._until = now
+        self._host = host or HostSampler(workspace.state).sample(now, now)
+        self.source = source
+        self.until = now
         self.clock = Clock(now)
         self.connection = open_writer(workspace.database)
-        self._context = AgentContext.of(
+        self.context = AgentContext.of(
             self.connection, workspace, wake=lambda: None, now=self.clock.now, monotonic=time.monotonic
         )
         self.gpus: tuple[GpuFacts, ...] = ()
-        self._busy: list[tuple[float, float, str, tuple[int, ...]]] = []
+        self.busy: list[tuple[float, float, str, tuple[int, ...]]] = []
 
-    def make(self, stories: Sequence[Story] = STORIES) -> None:
-        """Write the whole history, the oldest run first. Raises sqlite3.Error, OSError."""
-        self.clock.at = self._until - 7 * DAY
-        inventory = self._source.inventory(self.clock.at)
+    def make(self, stories: Sequence[Story] = STORIES, each_recent: Callable[[], object] = lambda: None) -> None:
+        """Write the whole history, the oldest run first; call ``each_recent`` after each sample of the last minutes.
+        Raises sqlite3.Error, OSError."""
+        self.clock.at = self.until - 7 * DAY
+        inventory = self.source.inventory(self.clock.at)
         self.gpus = inventory.gpus
-        self._context.recorder.take([inventory])
-        self._context.recorder.flush()
+        self.context.recorder.take([inventory])
+        self.context.recorder.flush()
         file = self.workspace.study_files / f"{STUDY}.yaml"
         plays: list[tuple[float, Callable[[], None]]] = [
-            (STUDY_AGO, partial(play_study, self, file, self._until - STUDY_AGO)),
+            (STUDY_AGO, partial(play_study, self, file, self.until - STUDY_AGO)),
             *((story.began_ago, partial(self._play, story)) for story in stories),
         ]
         for _, play in sorted(plays, key=lambda each: -each[0]):
             play()
-        self._sample()
-        self._context.ingest.close()
+        self.context.recorder.reported.clear()
+        self._sample(each_recent)
+
+    def close(self) -> None:
+        """Close the store."""
+        self.context.ingest.close()
         self.connection.close()
 
     # --- runs
 
     def _play(self, story: Story) -> None:
-        self.clock.at = self._until - story.began_ago
+        self.clock.at = self.until - story.began_ago
         profile = load(self.workspace.profiles / f"{story.profile}.yaml")
         run_id = self.begin_run(replace(resolve(profile, inventory=self.gpus), shell=None), story.actor)
         gpus = story.gpus
@@ -188,7 +224,7 @@ class DemoPast:
                 connection, run_id=run_id, sequence=sequence, name=name, spec=redact_spec(spec),
                 params=spec.params, now=clock.at, actor=actor,
             )  # fmt: skip
-            open_metrics(self._context.ingest, run_id, spec, folder)
+            open_metrics(self.context.ingest, run_id, spec, folder)
             add_event(connection, "launched", f"launched by {actor}", now=clock.at, run_id=run_id)
         return run_id
 
@@ -202,14 +238,14 @@ class DemoPast:
                 repository.move(connection, run, RunState.QUEUED, cause="the wait is over", now=clock.at)
             run = self._run(run_id)
         uuids = [self.gpus[index].uuid for index in gpus]
-        executor = self._context.executors.of(None)
-        attempt = prepare_attempt(self._context, Start(run, tuple(uuids)), Grant(executor, gpus))
+        executor = self.context.executors.of(None)
+        attempt = prepare_attempt(self.context, Start(run, tuple(uuids)), Grant(executor, gpus))
         began_at = clock.at
         with transaction(connection):
             repository.set_attempt_started(connection, run_id, attempt.number, clock.at)
-        self._train(run_id, attempt, act, len(gpus), step_seconds)
+        printed = self._train(run_id, attempt, act, len(gpus), step_seconds)
         log = attempt_dir(workspace, run_id, attempt.number) / FIRST_NODE / OUTPUT
-        log.write_text(f"training on {len(gpus)} GPUs\n{act.log}")
+        log.write_text("\n".join([f"training on {len(gpus)} GPUs", *printed, act.log]))
         if act.is_stopped:
             with transaction(connection):
                 repository.request_stop(connection, run_id, attempt.number, "stop")
@@ -217,19 +253,27 @@ class DemoPast:
                 repository.move(connection, run, RunState.STOPPING, cause=cause, actor=actor, now=clock.at)
         if act.xid is not None:
             event = GpuEvent(clock.at - 1, uuids[-1], "xid", act.xid, xid_text(act.xid))
-            self._context.recorder.take([event])
-            self._context.recorder.flush()
+            self.context.recorder.take([event])
+            self.context.recorder.flush()
+        if act.is_live:
+            read_rest(self.context, run_id, 60.0)
+            self.busy.append((began_at, math.inf, run_id, gpus))
+            return gpus
         self._end(run_id, attempt, act, began_at, tuple(uuids))
-        self._busy.append((began_at, clock.at, run_id, gpus))
+        self.busy.append((began_at, clock.at, run_id, gpus))
         quarantined = {uuid for (uuid,) in connection.execute("SELECT gpu_uuid FROM gpu_quarantine")}
         return tuple(index for index in gpus if self.gpus[index].uuid not in quarantined)
 
-    def _train(self, run_id: str, attempt: Attempt, act: Act, ranks: int, step_seconds: float) -> None:
-        """Write the metrics and checkpoints of an attempt, and move the clock to its end."""
+    def _train(self, run_id: str, attempt: Attempt, act: Act, ranks: int, step_seconds: float) -> list[str]:
+        """Write the metrics and checkpoints of an attempt, and move the clock to its end; returns what it printed."""
         clock, folder = self.clock, self.workspace.run_dir(run_id)
         first_step, first_at = attempt.resumed_step or 0, clock.at + 18.0
+        if act.is_live:
+            act = replace(act, last_step=first_step + int((self.until - first_at) / step_seconds))
         saved = _saved_steps(act, first_step)
         steps = _written_steps(act, first_step, saved)
+        if act.is_live:
+            steps = sorted({*steps, *range(max(first_step + 1, act.last_step - RECENT_STEPS), act.last_step + 1)})
         if steps:
             run = self._run(run_id)
             with transaction(self.connection):
@@ -237,10 +281,15 @@ class DemoPast:
         written: list[dict[str, object]] = []
         params = {name: float(str(value)) for name, value in attempt.params.items()}
         end = tuned_end(params["loss_end"], params["lr"], params["weight_decay"])
+        printed: list[str] = []
+        samples = int(params["batch_size"] * params["grad_accum"])
         for step in steps:
             at = first_at + (step - first_step) * step_seconds
+            if step % LOG_STEPS == 0:
+                loss = loss_at(step, int(params["steps"]), params["loss_begin"], end, int(params["loss_begin"] * 1000))
+                printed.append(log_line(step, int(params["steps"]), loss))
             written += lines(
-                step, at, total=int(params["steps"]), ranks=ranks, batch_size=int(params["batch_size"]),
+                step, at, total=int(params["steps"]), ranks=ranks, batch_size=samples,
                 step_seconds=step_seconds, loss=(params["loss_begin"], end), lr=params["lr"],
             )  # fmt: skip
         with (folder / "metrics.jsonl").open("a") as file:
@@ -248,10 +297,11 @@ class DemoPast:
         for step in saved:
             at = first_at + (step - first_step) * step_seconds + 0.5
             os.utime(save(folder / "checkpoints", step), (at, at))
-        clock.at = first_at + (act.last_step - first_step) * step_seconds + 1.0
+        clock.at = self.until if act.is_live else first_at + (act.last_step - first_step) * step_seconds + 1.0
+        return printed
 
     def _end(self, run_id: str, attempt: Attempt, act: Act, began_at: float, uuids: tuple[str, ...]) -> None:
-        context = self._context
+        context = self.context
         read_rest(context, attempt.run_id, 60.0)
         fresh = get_attempt(self.connection, run_id, attempt.number)
         assert fresh is not None
@@ -273,27 +323,28 @@ class DemoPast:
 
     # --- hardware
 
-    def _sample(self) -> None:
-        """Record GPUs and host up to now: a sample per minute, and one every two seconds in the last 15 minutes."""
-        begin, recent = self._until - SAMPLED_SECONDS, self._until - 900.0
+    def _sample(self, each_recent: Callable[[], object]) -> None:
+        """Record GPUs and host up to now: a sample per minute, and one every two seconds in the last 15 minutes, each
+        followed by ``each_recent``."""
+        begin, recent = self.until - SAMPLED_SECONDS, self.until - 900.0
         times = [begin + 60.0 * number for number in range(int((recent - begin) // 60.0))]
         times += [recent + 2.0 * number for number in range(450)]
-        host = HostSampler(self.workspace.state)
-        present = host.sample(self._until, self._until)
-        recorder = self._context.recorder
+        recorder = self.context.recorder
         pid = os.getpid()
         for number, at in enumerate(times):
             self.clock.at = at
             occupants = [
                 Occupant(self.gpus[index].uuid, pid, run_id, rank)
-                for began_at, ended_at, run_id, gpus in self._busy
+                for began_at, ended_at, run_id, gpus in self.busy
                 if began_at <= at < ended_at
                 for rank, index in enumerate(gpus)
             ]
-            self._source.occupy(occupants)
-            recorder.take([self._source.fast(at), replace(present, at=at)])
+            self.source.occupy(occupants)
+            recorder.take([self.source.fast(at), replace(self._host, at=at)])
             if number % 100 == 99:
                 recorder.flush()
+            if at >= recent:
+                each_recent()
         recorder.flush()
 
 

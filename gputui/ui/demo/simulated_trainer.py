@@ -20,6 +20,7 @@ from typing import Any
 CHECKPOINT_STEPS = 200
 KEPT_CHECKPOINTS = 3
 VALIDATION_STEPS = 100
+LOG_STEPS = 20
 LR, WEIGHT_DECAY = 6e-4, 0.1
 
 
@@ -60,8 +61,8 @@ def lines(
     loss: tuple[float, float],
     lr: float = LR,
 ) -> Iterator[dict[str, Any]]:
-    """The lines of all ranks about one step, rank 0 first. ``at`` is UTC unix seconds, ``loss`` are
-    the first and the last loss."""
+    """The lines of all ranks about one step, rank 0 first. ``at`` is UTC unix seconds, ``batch_size`` the samples of a
+    rank in a step, ``loss`` the first and the last loss."""
     seed = int(loss[0] * 1000)
     warm = max(1, total // 20)
     for rank in range(ranks):
@@ -82,6 +83,11 @@ def lines(
             if step % VALIDATION_STEPS == 0 and step:
                 line["val/loss"] = validation_loss(step, total, loss)
         yield line
+
+
+def log_line(step: int, total: int, loss: float) -> str:
+    """What rank 0 prints about a step."""
+    return f"step {step}/{total} loss {loss:.4f}"
 
 
 def save(folder: Path, step: int) -> Path:
@@ -159,13 +165,13 @@ def steps(options: argparse.Namespace, rank: int, ranks: int, should_stop: list[
     for step in range(begin + 1, options.steps + 1):
         time.sleep(max(0.0, began_at + (step - begin) * options.step_seconds - time.monotonic()))
         written = lines(
-            step, time.time(), total=options.steps, ranks=ranks, batch_size=options.batch_size,
+            step, time.time(), total=options.steps, ranks=ranks, batch_size=options.batch_size * options.grad_accum,
             step_seconds=options.step_seconds, loss=(options.loss[0], end), lr=options.lr,
         )  # fmt: skip
         line = next(one for one in written if one["rank"] == rank)
         os.write(out, f"{json.dumps(line)}\n".encode())
-        if rank == 0 and step % 20 == 0:
-            say(f"step {step}/{options.steps} loss {line['loss']:.4f}")
+        if rank == 0 and step % LOG_STEPS == 0:
+            say(log_line(step, options.steps, line["loss"]))
         if rank == 0 and (step % CHECKPOINT_STEPS == 0 or should_stop or step == options.steps):
             say(f"saved {save(folder, step).name}")
         if should_stop:

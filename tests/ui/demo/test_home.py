@@ -26,7 +26,7 @@ from tests.conftest import wait_until
 def test_a_run_goes_on_another_waits_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
-    monkeypatch.setattr(DemoPast.make, "__defaults__", (STORIES[-1:],))
+    monkeypatch.setattr(DemoPast.make, "__defaults__", (STORIES[-1:], lambda: None))
     monkeypatch.setattr(past, "SAMPLED_SECONDS", 3600.0)
     monkeypatch.setattr(past, "MAX_TRIAL_LINES", 20)
     with demo_home() as workspace, closing(open_reader(workspace.database)) as connection:

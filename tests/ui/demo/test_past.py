@@ -35,7 +35,9 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     workspace.create()
     workspace.scenario.write_text(SCENARIO.format(seed=5))
     write_profiles(workspace)
-    DemoPast(workspace, SimulatedSource(workspace.scenario, epoch=NOW), NOW).make()
+    past = DemoPast(workspace, SimulatedSource(workspace.scenario, epoch=NOW), NOW)
+    past.make()
+    past.close()
     return workspace
 
 

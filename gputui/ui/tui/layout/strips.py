@@ -145,7 +145,10 @@ def gpu_figures(snapshot: Snapshot) -> list[list[Span]]:
     limit = "" if total.power_limit_watts is None else f"/{total.power_limit_watts / 1000:.1f}"
     power = UNKNOWN if total.power_watts is None else f"{total.power_watts / 1000:.1f}"
     figures: list[list[Span]] = [
-        [(f"util {percent(total.utilization_percent)}", base), (f" {spark(history, SPARK_CELLS, 0.0, 100.0)}", "bar")],
+        [
+            (f"util {percent(total.utilization_percent)}", base),
+            (f" {spark(history, SPARK_CELLS, 0.0, 100.0)}", "history"),
+        ],
         [(f"{memory}{unified}", base)],
         [(f"{power}{limit} kW", base)],
     ]
@@ -199,8 +202,8 @@ def host_figures(snapshot: Snapshot, width: int) -> list[list[Span]]:
         cpu = f" {spark(past.cpu_percent, SPARK_CELLS, 0.0, 100.0).strip()}".rstrip()
         ram = f" {spark(past.memory_used_bytes, SPARK_CELLS, 0.0, host.memory_total_bytes).strip()}".rstrip()
     figures: list[list[Span]] = [
-        [(f"cpu {percent(host.cpu_percent)}", _load_style(host.cpu_percent, 95)), (cpu, "bar")],
-        [(f"ram {used}/{total} GiB", _load_style(memory, 92)), (ram, "bar2")],
+        [(f"cpu {percent(host.cpu_percent)}", _load_style(host.cpu_percent, 95)), (cpu, "history")],
+        [(f"ram {used}/{total} GiB", _load_style(memory, 92)), (ram, "history")],
         [(f"disk {percent(disk)}", _load_style(disk, 95))],
         [(f"shm {percent(shm)}", _load_style(shm, 90))],
     ]

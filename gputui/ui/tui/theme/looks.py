@@ -38,6 +38,7 @@ LOOKS: Final[Mapping[str, Look]] = {
     "key": Look(bold=True),
     "bar": Look("accent"),
     "bar2": Look("second"),
+    "history": Look("history"),
     "track": Look("track"),
     "input": Look(underline=True),
     "caret": Look(reverse=True),

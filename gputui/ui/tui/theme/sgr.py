@@ -10,7 +10,8 @@ from gputui.ui.tui.theme.looks import LOOKS
 
 _COLOURS = {
     "good": "32", "warn": "33", "bad": "31", "accent": "36", "second": "35", "series.0": "36", "series.1": "35",
-    "series.2": "94", "series.3": "95", "series.4": "96", "series.5": "34", "dim": "2", "rule": "2", "track": "2",
+    "series.2": "94", "series.3": "95", "series.4": "96", "series.5": "34", "dim": "2", "rule": "2",
+    "track": "2", "history": "36",
 }  # fmt: skip
 
 

@@ -110,7 +110,7 @@ def _wait(row: GpuRow, width: int) -> list[Span]:
 
 
 def _history(row: GpuRow, width: int) -> list[Span]:
-    return [(spark(row.utilizations, width, 0.0, 100.0), "bar")]
+    return [(spark(row.utilizations, width, 0.0, 100.0), "history")]
 
 
 _INDEX: Column[GpuRow] = Column("#", 2, lambda row, width: [(f"{row.gpu.index:>{width}}", "text")], ">")

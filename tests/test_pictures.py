@@ -1,0 +1,61 @@
+"""The pictures of the documentation: what each shows is there, and its parts say the same."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from docs.screenshots import IMAGES, PICTURES, shown, still_home
+from gputui.core.config import Workspace
+from gputui.ui.tui.app import GputuiApp
+from gputui.ui.tui.widgets.pane import Pane
+from tests.ui.tui.conftest import same_everywhere as same_everywhere  # noqa: PLC0414 - a fixture
+
+CURVE = re.compile("[\u2801-\u28ff]")
+WITH_CURVES = {"overview": 80, "overview-200x50": 150, "gpus-together": 80, "gpu": 150, "run": 250, "run-80x24": 60,
+               "compare": 200, "study": 40, "time-travel": 80}  # fmt: skip
+"""Pictures with charts, and the fewest cells that their curves go through."""
+
+
+@pytest.fixture(scope="module")
+def home() -> Iterator[Workspace]:
+    with still_home() as workspace:
+        yield workspace
+
+
+def text_of(app: GputuiApp) -> str:
+    return "\n".join(pane.text for screen in app.screen_stack[-1:] for pane in screen.query(Pane))
+
+
+def test_every_picture_is_made_and_named() -> None:
+    assert {path.stem for path in IMAGES.glob("*.png")} - {"slurm-done", "slurm-requeued"} == set(PICTURES)
+
+
+@pytest.mark.parametrize("name", PICTURES)
+async def test_a_picture_is_full_and_does_not_contradict_itself(home: Workspace, name: str) -> None:
+    async with shown(home, PICTURES[name]) as app:
+        text = text_of(app)
+        assert len(CURVE.findall(text)) >= WITH_CURVES.get(name, 0)
+        assert "no data" not in text and "reading" not in text and "Traceback" not in app.message[0]
+        runs = [row.run for row in app.snapshot.runs if row.run.study_id is None]
+        for state in ("running", "queued"):
+            count = sum(run.state == state for run in runs)
+            if name.startswith(("overview", "theme")):
+                assert f"{count} {state}" in text
+                assert len(re.findall(rf"^│?[ ▸].*\b{state}\b", text, re.MULTILINE)) >= count
+        if name == "overview":
+            used = [gpu.utilization_percent or 0.0 for gpu in app.snapshot.gpus]
+            assert f"util {sum(used) / len(used):.0f}%" in text
+            # Busy and idle GPUs do not have the same history.
+            rows = {line[2:4].strip(): line[-14:-2] for line in text.splitlines() if re.match(r"│[ ▸] *\d ", line)}
+            busy = {rows[str(gpu.index)] for gpu in app.snapshot.gpus if gpu.run_id is not None}
+            idle = {rows[str(gpu.index)] for gpu in app.snapshot.gpus if gpu.run_id is None}
+            assert len(rows) == 8 and not busy & idle
+
+
+async def test_the_picture_of_a_recovered_run_tells_both_reasons(home: Workspace) -> None:
+    async with shown(home, PICTURES["run"]) as app:
+        text = text_of(app)
+        assert "↻2" in text and "512 → 256" in text and "crashed in a GPU kernel" in text
