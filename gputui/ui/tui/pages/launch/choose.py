@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
@@ -13,15 +14,14 @@ from textual.message import Message
 from gputui.core.config import Workspace
 from gputui.core.text import clean, clip_middle
 from gputui.core.units import ago
-from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.store.runs import Run
 from gputui.ui.tui.actions import Scope
 from gputui.ui.tui.dialogs.palette import ranked
-from gputui.ui.tui.layout.columns import Column, head_line, place, row_line
+from gputui.ui.tui.layout.columns import Column
 from gputui.ui.tui.pages.launch.form import Prefill
 from gputui.ui.tui.pages.launch.page import LaunchScreen
-from gputui.ui.tui.pages.launch.plan import is_same_file, profile_path, read_profiles
+from gputui.ui.tui.pages.launch.plan import profile_path, read_profiles
 from gputui.ui.tui.widgets.file_list import FileListScreen
 
 if TYPE_CHECKING:
@@ -39,12 +39,11 @@ class ProfileRow(NamedTuple):
     missing: str
 
 
+@dataclass
 class RowsRead(Message):
     """The profiles were read."""
 
-    def __init__(self, rows: Sequence[ProfileRow]) -> None:
-        super().__init__()
-        self.rows = tuple(rows)
+    rows: Sequence[ProfileRow]
 
 
 def profile_rows(
@@ -54,10 +53,9 @@ def profile_rows(
     first call is slow: it imports pydantic."""
     used: dict[str, float] = {}
     for run in runs:
-        path = profile_path(run)
-        key = path or run.profile
+        key = profile_path(run) or run.profile
         used[key] = max(used.get(key, 0.0), run.created_at)
-    entries = list(read_profiles(workspace, cwd, tuple(path for path in used if path.startswith("/"))))
+    entries = read_profiles(workspace, cwd, tuple(path for path in used if path.startswith("/")))
     rows = [_row(entry, used, gpu_count, environ) for entry in entries]
     return sorted(rows, key=lambda row: (-(row.used_at or 0.0), bool(row.missing)))
 
@@ -66,14 +64,12 @@ def _row(entry: ProfileEntry, used: Mapping[str, float], gpu_count: int, environ
     at = max((used[key] for key in (str(entry.path.resolve()), entry.name) if key in used), default=None)
     profile = entry.profile
     if profile is None:
-        problem = str(entry.error).splitlines()[0] if str(entry.error) else "cannot be read"
+        problem = (str(entry.error).splitlines() or ["cannot be read"])[0]
         return ProfileRow(entry.path, clean(entry.name), "", "", at, clean(f"broken: {problem}"))
     wanted = profile.form.gpus
     count = 1 if wanted.is_all else wanted.count or len(wanted.devices)
     gpus = "all GPUs" if wanted.is_all else "CPU" if not count else "1 GPU" if count == 1 else f"{count} GPUs"
-    missing = f"needs {gpus}, this machine has {gpu_count}" if count > gpu_count else ""
-    if not missing:
-        missing = _missing_data(entry, environ)
+    missing = f"needs {gpus}, this machine has {gpu_count}" if count > gpu_count else _missing_data(entry, environ)
     return ProfileRow(entry.path, clean(entry.name), clean(profile.description), gpus, at, missing)
 
 
@@ -94,10 +90,12 @@ class ChooseProfileScreen(FileListScreen[ProfileRow]):
     """The list of profiles; the chosen one opens the launch form."""
 
     SCOPE: ClassVar[Scope] = "profiles"
+    TITLE = "Launch"
+    NOTE = "type to filter · ↵ choose · a path opens a file"
 
     def __init__(self, near: str | None = None) -> None:
         """``near``: the path of the profile that the cursor starts on."""
-        super().__init__("profiles")
+        super().__init__()
         self._near = near
 
     def on_mount(self) -> None:
@@ -110,51 +108,41 @@ class ChooseProfileScreen(FileListScreen[ProfileRow]):
         threading.Thread(target=work, name="profiles", daemon=True).start()
 
     def on_rows_read(self, message: RowsRead) -> None:
-        if self._near is not None:
-            near = self._near
-            self.place = next((n for n, row in enumerate(message.rows) if is_same_file(row.path, near)), 0)
-        self.rows_read(message.rows)
+        near = None if self._near is None else Path(self._near).resolve()
+        self.rows_read(message.rows, next((row.path for row in message.rows if row.path.resolve() == near), None))
 
     @property
     def found(self) -> Sequence[ProfileRow]:
         return ranked(self.rows or (), self.edit.text, lambda row: (row.name, f"{row.description} {row.path}", True))
 
-    def draw(self, width: int, height: int) -> None:
-        height -= self.draw_frame(width)
-        placed = place(_COLUMNS, width - 2)
-        rows: list[Line] = [
-            [("  ", "text"), *row_line(placed, (row, self.snapshot.at), width - 2)] for row in self.found
-        ]
-        head: Line = [("  ", "text"), *head_line(placed, width - 2)]
-        note = "type to filter · ↵ choose · a path opens a file"
-        lines = self.list_lines("Launch", note, head, rows, self._nothing(), width, height)
-        self.pane.show(lines, height=height)
+    @staticmethod
+    def path_of(row: ProfileRow) -> Path:
+        return row.path
 
-    def _nothing(self) -> str:
-        if self.rows is None:
-            return "Reading profiles…"
+    def columns(self) -> Sequence[Column[ProfileRow]]:
+        now = self.snapshot.at
+
+        def state(row: ProfileRow, width: int) -> list[Span]:
+            used = "" if row.used_at is None else f"used {ago(now - row.used_at)}"
+            return [(row.missing, "warn") if row.missing else (used, "dim")]
+
+        return (
+            Column("PROFILE", 18, lambda row, width: [(clip_middle(row.name, width), "accent")], grow=1, most=32),
+            Column("", 20, lambda row, _: [(row.description, "text")], importance=1, grow=3),
+            Column("GPUS", 8, lambda row, _: [(row.gpus, "text")]),
+            Column("LAST USED", 24, state, grow=2, most=60),
+        )
+
+    def empty_text(self) -> str:
         if not self.rows:
-            return "There is no profile; docs/profiles.md says how to write one."
-        return "↵ opens this file." if self.is_path else "No profile matches."
+            nothing = "There is no profile; docs/profiles.md says how to write one."
+            return "Reading profiles…" if self.rows is None else nothing
+        return "No profile matches." if self.chosen_path is None else "↵ opens this file."
 
-    def take(self, chosen: ProfileRow | Path) -> None:
-        path = chosen if isinstance(chosen, Path) else chosen.path
+    def draw(self, width: int, height: int) -> None:
+        left = height - 1 - self.draw_frame(width)
+        self.head.show([self.page_head([], width)])
+        self.list.show(self.list_lines(width, left), height=left)
+
+    def take(self, path: Path) -> None:
         self.app.push_screen(LaunchScreen(Prefill(path.stem, path=str(path))))
-
-
-_Row = tuple[ProfileRow, float]
-
-
-def _state(item: _Row, width: int) -> list[Span]:
-    row, now = item
-    if row.missing:
-        return [(row.missing, "warn")]
-    return [(f"used {ago(now - row.used_at)}" if row.used_at is not None else "", "dim")]
-
-
-_COLUMNS: tuple[Column[_Row], ...] = (
-    Column("PROFILE", 18, lambda item, width: [(clip_middle(item[0].name, width), "accent")], grow=1, most=32),
-    Column("", 20, lambda item, width: [(item[0].description, "text")], importance=1, grow=3),
-    Column("GPUS", 8, lambda item, width: [(item[0].gpus, "text")]),
-    Column("LAST USED", 24, _state, grow=2, most=60),
-)

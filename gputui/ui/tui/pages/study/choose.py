@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
@@ -14,14 +15,13 @@ from textual.message import Message
 from gputui.core.config import Workspace
 from gputui.core.text import clean, clip_middle
 from gputui.metrics.draw.parts import Line
-from gputui.metrics.draw.raster import Span
 from gputui.profiles.situation import situation_of
 from gputui.store.database import StoreError, open_reader
 from gputui.ui.tui import commands
 from gputui.ui.tui.actions import Scope
 from gputui.ui.tui.data.snapshot import Snapshot
 from gputui.ui.tui.dialogs.palette import ranked
-from gputui.ui.tui.layout.columns import Column, fit_line, head_line, place, row_line, rule, wrap
+from gputui.ui.tui.layout.columns import Column, fit_line, rule, wrap
 from gputui.ui.tui.widgets.file_list import FileListScreen
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ class StudyFileRow(NamedTuple):
 
 
 class StudyPlan(Struct, frozen=True):
-    """What a file would start: ``head`` and ``details`` in words, and the specifications; or its ``problems``."""
+    """What a file would start: ``head`` and ``details`` in words, and the specifications; or its ``problems``.
+    ``is_checked``: the slow checks of the first trial, which start a process, are among them."""
 
     path: Path
     head: str = ""
@@ -55,31 +56,21 @@ class StudyPlan(Struct, frozen=True):
     spec: StudySpec | None = None
     base: RunSpec | None = None
     source: str = ""
+    is_checked: bool = False
 
 
+@dataclass
 class FilesRead(Message):
     """The study files were read."""
 
-    def __init__(self, rows: Sequence[StudyFileRow]) -> None:
-        super().__init__()
-        self.rows = tuple(rows)
+    rows: Sequence[StudyFileRow]
 
 
+@dataclass
 class StudyPlanned(Message):
     """The plan of a file was made."""
 
-    def __init__(self, plan: StudyPlan) -> None:
-        super().__init__()
-        self.plan = plan
-
-
-class FirstTrialChecked(Message):
-    """All checks of a plan's first trial were made; ``problems`` are those that failed."""
-
-    def __init__(self, plan: StudyPlan, problems: Sequence[str]) -> None:
-        super().__init__()
-        self.plan = plan
-        self.problems = tuple(problems)
+    plan: StudyPlan
 
 
 def study_file_rows(workspace: Workspace, cwd: Path) -> list[StudyFileRow]:
@@ -100,9 +91,11 @@ def study_file_rows(workspace: Workspace, cwd: Path) -> list[StudyFileRow]:
     return sorted(rows, key=lambda row: bool(row.problem))
 
 
-def make_plan(path: Path, workspace: Workspace, cwd: Path, situation: GpuSituation | None) -> StudyPlan:
+def make_plan(
+    path: Path, workspace: Workspace, cwd: Path, situation: GpuSituation | None, *, with_process: bool
+) -> StudyPlan:
     """What the study of a file would start here, as ``gputui study check --dry-run``, with the checks of its first
-    trial that start no process."""
+    trial; those that start a process only ``with_process``."""
     from gputui.core.yaml_forms.problems import ProfileError
     from gputui.profiles.resolve import ResolveError
     from gputui.studies import launch
@@ -121,7 +114,7 @@ def make_plan(path: Path, workspace: Workspace, cwd: Path, situation: GpuSituati
             seconds = launch.usual_seconds(connection, found.spec)
             spec, base = launch.resolve_study(found.spec, found.profile, situation, seconds)
             plan = launch.study_plan(connection, spec)
-        checks = launch.check_first_trial(workspace, base, spec, situation, with_process=False)
+        checks = launch.check_first_trial(workspace, base, spec, situation, with_process=with_process)
     except (ProfileError, ResolveError) as error:
         return StudyPlan(path, problems=tuple(clean(line) for line in str(error).splitlines()))
     goal = " and ".join(f"{one.direction} {one.metric}" for one in spec.objectives)
@@ -140,6 +133,7 @@ def make_plan(path: Path, workspace: Workspace, cwd: Path, situation: GpuSituati
         spec,
         base,
         found.source,
+        with_process,
     )
 
 
@@ -147,13 +141,15 @@ class ChooseStudyScreen(FileListScreen[StudyFileRow]):
     """The list of study files; the chosen one is started after a question."""
 
     SCOPE: ClassVar[Scope] = "study_files"
+    TITLE = "New study"
+    NOTE = "type to filter · ↵ start · a path opens a file"
 
     def __init__(self) -> None:
-        super().__init__("study_files")
+        super().__init__()
         self._plans: dict[Path, StudyPlan] = {}
         self._planning: Path | None = None
-        self._chosen: Path | None = None
-        self._is_checking = False
+        self._wanted: Path | None = None
+        self._confirmed: Path | None = None
 
     def on_mount(self) -> None:
         workspace = self.shell.workspace
@@ -162,123 +158,111 @@ class ChooseStudyScreen(FileListScreen[StudyFileRow]):
     def on_files_read(self, message: FilesRead) -> None:
         self.rows_read(message.rows)
 
+    @staticmethod
+    def _in_thread(work: Callable[[], object]) -> None:
+        threading.Thread(target=work, name="study files", daemon=True).start()
+
     @property
     def found(self) -> Sequence[StudyFileRow]:
         return ranked(
             self.rows or (), self.edit.text, lambda row: (row.name, f"{row.profile} {row.search} {row.path}", True)
         )
 
+    @staticmethod
+    def path_of(row: StudyFileRow) -> Path:
+        return row.path
+
+    def columns(self) -> Sequence[Column[StudyFileRow]]:
+        return (
+            Column("STUDY FILE", 18, lambda row, width: [(clip_middle(row.name, width), "accent")], grow=1, most=32),
+            Column("PROFILE", 14, lambda row, width: [(clip_middle(row.profile, width), "text")], grow=1, most=28),
+            Column("SEARCH", 24, lambda row, _: [(row.problem, "warn") if row.problem else (row.search, "text")],
+                   grow=3),
+        )  # fmt: skip
+
+    def empty_text(self) -> str:
+        if not self.rows:
+            nothing = "There is no study file; docs/studies.md says how to write one."
+            return "Reading study files…" if self.rows is None else nothing
+        return "No study file matches." if self.chosen_path is None else "↵ starts this file."
+
     # --- the plan
 
-    @property
-    def _path(self) -> Path | None:
-        """The file whose plan is shown: that of the typed path, or of the row under the cursor."""
-        if self.current is not None:
-            return self.current.path
-        path = Path(self.edit.text.strip()).expanduser().absolute()
-        return path if self.is_path and path.is_file() else None
-
     def _plan_next(self) -> None:
-        """Make the plan of the file under the cursor, unless one is being made."""
-        path = self._path
-        if path is None or path in self._plans or self._planning is not None:
+        """Make the plan of the chosen file, unless one is being made."""
+        path = self.chosen
+        if path is None or path in self._plans or self._planning is not None or not path.is_file():
             return
         self._planning = path
         workspace, situation = self.shell.workspace, _situation(self.snapshot)
-        self._in_thread(lambda: self.post_message(StudyPlanned(make_plan(path, workspace, Path.cwd(), situation))))
+
+        def work() -> None:
+            for with_process in (False, True):
+                plan = make_plan(path, workspace, Path.cwd(), situation, with_process=with_process)
+                self.post_message(StudyPlanned(plan))
+                if plan.problems:
+                    return
+
+        self._in_thread(work)
 
     def on_study_planned(self, message: StudyPlanned) -> None:
-        self._planning = None
-        self._plans[message.plan.path] = message.plan
-        if self._chosen == message.plan.path:
-            self._ask(message.plan)
+        plan = message.plan
+        self._plans[plan.path] = plan
+        if plan.is_checked or plan.problems:
+            self._planning = None
+        if self._wanted == plan.path:
+            self.take(plan.path)
+        if self._confirmed == plan.path:
+            self._start(plan.path)
         self.changed()
-
-    @staticmethod
-    def _in_thread(work: Callable[[], object]) -> None:
-        threading.Thread(target=work, name="study files", daemon=True).start()
-
-    # --- drawing
 
     def draw(self, width: int, height: int) -> None:
         self._plan_next()
-        height -= self.draw_frame(width)
-        placed = place(_COLUMNS, width - 2)
-        rows: list[Line] = [[("  ", "text"), *row_line(placed, row, width - 2)] for row in self.found]
-        head: Line = [("  ", "text"), *head_line(placed, width - 2)]
-        foot = self._plan_lines(width)[: max(0, height - 2 - min(len(rows), LEAST_ROWS))]
-        note = "type to filter · ↵ start · a path opens a file"
-        lines = self.list_lines("New study", note, head, rows, self._nothing(), width, height - len(foot))
-        blanks = [fit_line([], width)] * (height - len(lines) - len(foot))
-        self.pane.show([*lines, *blanks[:1], *foot, *blanks[1:]], height=height)
-
-    def _nothing(self) -> str:
-        if self.rows is None:
-            return "Reading study files…"
-        if not self.rows:
-            return "There is no study file; docs/studies.md says how to write one."
-        return "↵ starts this file." if self._path is not None else "No study file matches."
+        left = height - 1 - self.draw_frame(width)
+        self.head.show([self.page_head([], width)])
+        room = max(0, left - 4 - min(len(self.listing.rows), LEAST_ROWS))
+        plan = self.framed(self._plan_lines(self.inner_width(width))[:room], width)
+        self.list.show(self.list_lines(width, left - len(plan)), height=left - len(plan))
+        self.detail.fit(plan)
 
     def _plan_lines(self, width: int) -> list[Line]:
-        path = self._path
-        if path is None:
-            return []
-        plan = self._plans.get(path)
+        path = self.chosen
+        if path is None or path not in self._plans:
+            return [] if path is None else [rule("WHAT IT STARTS", width), fit_line([("  checking…", "dim")], width)]
+        plan = self._plans[path]
         lines = [rule("WHAT IT STARTS", width)]
-        if plan is None:
-            return [*lines, fit_line([("  checking…", "dim")], width)]
-        if plan.head:
-            lines += [fit_line([(f" {part}", "text")], width) for part in wrap(plan.head, width - 2)]
-        for detail in plan.details:
-            lines += [fit_line([(f"   {part}", "dim")], width) for part in wrap(detail, width - 4)]
-        for problem in plan.problems:
-            for number, part in enumerate(wrap(problem, width - 4)):
-                lines.append(fit_line([(" ✗ " if not number else "   ", "bad"), (part, "text")], width))
+        texts = [(" ", "text", plan.head), *(("   ", "dim", detail) for detail in plan.details)]
+        texts += [(" ✗ ", "bad", problem) for problem in plan.problems]
         if not plan.problems:
-            lines.append(fit_line([(" ✓ ", "good"), ("checked", "dim")], width))
+            texts.append((" ✓ ", "good", "checked") if plan.is_checked else ("   ", "dim", "checking…"))
+        for lead, style, text in texts:
+            for number, part in enumerate(wrap(text, width - 4)):
+                shown = "text" if lead == " ✗ " else "dim" if lead == " ✓ " else style
+                lines.append(fit_line([(lead if not number else " " * len(lead), style), (part, shown)], width))
         return lines
 
     # --- starting
 
-    def take(self, chosen: StudyFileRow | Path) -> None:
-        path = chosen if isinstance(chosen, Path) else chosen.path
+    def take(self, path: Path) -> None:
+        """Ask whether to start the study of a file, as soon as its plan is made."""
         plan = self._plans.get(path)
+        self._wanted = path if plan is None else None
         if plan is None:
-            # Asked as soon as the plan is made.
-            self._chosen = path
             return
-        self._ask(plan)
-
-    def _ask(self, plan: StudyPlan) -> None:
-        """Ask whether to start a plan, or say why it cannot be."""
-        self._chosen = None
         if plan.problems:
             self.shell.say(plan.problems[0], "warning")
-        elif not self._is_checking:
-            self.shell.confirmed("Start the study", f"Start {plan.head}?", lambda: self._check(plan))
+        else:
+            self.shell.confirmed("Start the study", f"Start {plan.head}?", lambda: self._start(path))
 
-    def _check(self, plan: StudyPlan) -> None:
-        """Make the checks that start a process, then start the study."""
-        from gputui.studies.launch import check_first_trial
-
-        self._is_checking = True
-        self.shell.say("Checking the first trial…")
-        workspace, situation = self.shell.workspace, _situation(self.snapshot)
-        spec, base = plan.spec, plan.base
-        assert spec is not None and base is not None
-
-        def work() -> None:
-            checks = check_first_trial(workspace, base, spec, situation)
-            failed = [clean(f"{one.name}: {one.detail}; {one.remedy}") for one in checks if one.status == "fail"]
-            self.post_message(FirstTrialChecked(plan, failed))
-
-        self._in_thread(work)
-
-    def on_first_trial_checked(self, message: FirstTrialChecked) -> None:
-        self._is_checking = False
-        plan, workspace = message.plan, self.shell.workspace
-        if message.problems:
-            self.shell.say(message.problems[0], "error")
+    def _start(self, path: Path) -> None:
+        """Start the study of a file, as soon as its first trial is checked."""
+        plan, workspace = self._plans[path], self.shell.workspace
+        self._confirmed = None if plan.is_checked or plan.problems else path
+        if plan.problems:
+            self.shell.say(plan.problems[0], "error")
+            return
+        if not plan.is_checked:
+            self.shell.say("Checking the first trial…")
             return
         spec, base = plan.spec, plan.base
         assert spec is not None and base is not None
@@ -292,14 +276,3 @@ class ChooseStudyScreen(FileListScreen[StudyFileRow]):
 
 def _situation(snapshot: Snapshot) -> GpuSituation | None:
     return situation_of(snapshot.agent, snapshot.gpus, snapshot.machine.quarantined, snapshot.alerts.last)
-
-
-def _searched(row: StudyFileRow, width: int) -> list[Span]:
-    return [(row.problem, "warn")] if row.problem else [(row.search, "text")]
-
-
-_COLUMNS: tuple[Column[StudyFileRow], ...] = (
-    Column("STUDY FILE", 18, lambda row, width: [(clip_middle(row.name, width), "accent")], grow=1, most=32),
-    Column("PROFILE", 14, lambda row, width: [(clip_middle(row.profile, width), "text")], grow=1, most=28),
-    Column("SEARCH", 24, _searched, grow=3),
-)

@@ -57,7 +57,7 @@ async def test_what_was_used_last_comes_first_and_what_is_missing_is_said(
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("n")
         await until(pilot, lambda: choosing(app).rows is not None)
-        lines = text(app, "profiles").splitlines()
+        lines = text(app, "list").splitlines()
         assert "mine.yaml" in lines[2] and "used 1 h" in lines[2]
         by_name = {row.name: row for row in choosing(app).rows or ()}
         assert by_name["needy"].missing == "needs data_dir (data/none)"

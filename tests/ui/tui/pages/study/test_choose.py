@@ -44,8 +44,8 @@ async def test_a_study_is_started_from_its_file(filler: Filler, app: GputuiApp, 
         await until(pilot, lambda: choosing(app).rows is not None)
         current = row(app)
         assert current is not None and (current.name, current.profile) == ("lengths", "tiny")
-        await until(pilot, lambda: "3 trials of tiny" in text(app, "study_files"))
-        assert "steps=5" in text(app, "study_files")
+        await until(pilot, lambda: "3 trials of tiny" in text(app, "detail"))
+        assert "steps=5" in text(app, "detail")
         await pilot.press("enter", "y")
         await until(pilot, lambda: bool(asked(filler)))
         verb, _, args = asked(filler)[0]
