@@ -143,6 +143,7 @@ class ChooseProfileScreen(FileListScreen[ProfileRow]):
         left = height - 1 - self.draw_frame(width)
         self.head.show([self.page_head([], width)])
         self.list.show(self.list_lines(width, left), height=left)
+        self.detail.fit([])
 
     def take(self, path: Path) -> None:
         self.app.push_screen(LaunchScreen(Prefill(path.stem, path=str(path))))
