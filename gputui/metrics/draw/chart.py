@@ -225,7 +225,7 @@ def chart(
     if width - gutter_width - 1 < _LEAST_PLOT_COLUMNS:
         gutter, gutter_width = {}, -1
     room = width - gutter_width - 1
-    end_width = end_gutter if end_gutter <= room // 3 and rows >= 3 else 0
+    end_width = end_gutter if end_gutter <= room // 2 and rows >= 3 else 0
 
     canvas, x_scale = Canvas(room - end_width, rows), x_scale_of(bins, x_axis)
     columns = [(column, marker) for marker in markers if (column := canvas.column(marker.x, x_scale)) is not None]

@@ -229,6 +229,12 @@ def box(lines: Sequence[Line], width: int, foot: Sequence[Span] = ()) -> list[Li
     ]
 
 
+def framed(title: Line, lines: Sequence[Line], width: int, height: int) -> list[Line]:
+    """A panel in a frame, filled up with blank lines; title and lines have ``width - 2`` cells."""
+    blank: Line = [(" " * (width - 2), "text")]
+    return box([title, *lines[: height - 2], *[blank] * (height - 2 - len(lines))], width)
+
+
 def bar_spans(fraction: float | None, width: int, style: str = "bar") -> Line:
     """A bar of ``width`` cells over its track; blank if unknown."""
     filled, track = bar(fraction, width)

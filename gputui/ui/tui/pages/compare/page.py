@@ -18,6 +18,7 @@ from gputui.core.text import cell_width
 from gputui.metrics.curves.model import ChartData, ChartRequest
 from gputui.metrics.curves.names import filter_names
 from gputui.metrics.draw.envelope import Bin
+from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.viewport import Extent, Viewport
 from gputui.store.runs import Run
 from gputui.ui.tui.actions import Scope
@@ -25,7 +26,7 @@ from gputui.ui.tui.data.snapshot import Interest
 from gputui.ui.tui.dialogs.sheet import DiffScreen, SheetScreen
 from gputui.ui.tui.layout.chart_settings import SMOOTHINGS, ChartSettings
 from gputui.ui.tui.layout.charts import GUTTER, extent_of
-from gputui.ui.tui.layout.columns import fit_line
+from gputui.ui.tui.layout.columns import fit_line, framed, is_boxed, rule
 from gputui.ui.tui.layout.moments import right_end
 from gputui.ui.tui.layout.run_words import run_colour
 from gputui.ui.tui.pages.compare.comparison import (
@@ -34,19 +35,18 @@ from gputui.ui.tui.pages.compare.comparison import (
     Comparison,
     Group,
     compare,
-    grid_page,
-    group_next,
-    in_order,
     metric_names,
     param_texts,
 )
 from gputui.ui.tui.pages.compare.view import (
+    HEAD_LINES,
     CompareLook,
     cell_columns,
     compare_head,
+    first_shown,
     grid_lines,
     grid_size,
-    run_at,
+    table_items,
     table_lines,
 )
 from gputui.ui.tui.widgets.chart_controller import ChartController
@@ -144,6 +144,7 @@ class CompareScreen(ListPage):
         self._metric_line: LineEdit | None = None
         self._shown: Sequence[ComparedRun] = ()
         self._groups: Sequence[Group] = ()
+        self._frame = 0
         self._place = 0
 
     @property
@@ -181,57 +182,68 @@ class CompareScreen(ListPage):
     @property
     def run_in_question(self) -> Run | None:
         cursor = self.comparison.cursor
-        return next((each.row.run for each in self._shown if each.row.run.run_id == cursor), None)
+        return next((each.row.run for each in self._shown if each.run_id == cursor), None)
 
     # --- drawing
 
     def draw(self, width: int, height: int) -> None:
         body = max(0, height - 1 - self.draw_frame(width))
         charts, settings = self.charts, self.charts.settings
+        self._frame = int(is_boxed(width, height))
+        inner = width - 2 * self._frame
         self._give_colours()
         charts.compared, charts.comparison = self.snapshot.compared, self.comparison
         data = charts.data
         names = charts.names = metric_names(data) or charts.names
         if self.comparison.metric is None and names:
             self.comparison = replace(self.comparison, metric=names[0])
-        groups = compare(self.snapshot.runs, data, self.comparison, self.snapshot.at)
-        self._groups = groups
-        self._shown = in_order(groups)
+        self._groups = compare(self.snapshot.runs, data, self.comparison, self.snapshot.at)
+        self._shown = [run for group in self._groups for run in group.runs]
         self.keep_cursor()
         charts.comparison = self.comparison
         extent = charts.extent
         window = None if extent is None else charts.viewport.window(extent)
-        look = CompareLook(
-            settings.axis, window, charts.cursor, settings.smoothing, settings.logs, settings.is_log_x, charts.is_cut
-        )
-        if self._metric_line is None:
-            past = self.snapshot.past
-            end = right_end(self.snapshot.at, past) if past is not None else []
-            room = width - sum(cell_width(text) for text, _ in end)
-            head = self.with_trail(lambda cells: compare_head(self.comparison, look, len(names), cells), room)
-            self.head.show([[*head, *end]])
-        else:
-            found = filter_names(names, self._metric_line.text)
-            note = f" {found.problem or ', '.join(found.names[:4]) or 'no metric matches'} "
-            spans = self._metric_line.spans(max(8, width // 3))
-            self.head.show([fit_line([(" metric ", "title"), *spans, (note, "dim")], width)])
-        rows = min(len(self._shown) + sum(group.value is not None for group in groups) + 2, body // 2)
+        look = CompareLook(self.comparison, settings, window, charts.cursor, charts.is_cut)
+        self._show_head(look, width)
+        rows = min(len(table_items(self._groups)) + HEAD_LINES + self._frame, body // 2)
         rows = min(body, max(LEAST_TABLE_ROWS, rows))
-        chart_height = body - rows
-        self._grid = grid_size(width, chart_height, len(names)) if self._is_grid else (1, 1)
-        columns, down = self._grid
-        charts.columns = cell_columns(width, columns)[1]
-        self._metrics = grid_page(names, self.comparison.metric, columns * down)
+        tall = body - rows
+        size = (inner, tall - 2 * self._frame)
+        self._grid = columns, down = grid_size(*size, len(names)) if self._is_grid else (1, 1)
+        charts.columns = cell_columns(inner, columns)[1]
+        place = names.index(self.comparison.metric) if self.comparison.metric in names else 0
+        first = place // (columns * down) * columns * down
+        self._metrics = names[first : first + columns * down]
+        title = rule("CHARTS", inner, f"{first + 1}–{first + len(self._metrics)} of {len(names)} metrics")
         curves = tuple(curve for each in data.values() for curve in each.curves.values())
+
+        def drawn() -> list[Line]:
+            lines = grid_lines(self._shown, data, self._metrics, look, size, columns)
+            return framed(title, lines, width, tall) if self._frame else lines
+
         # The answer to another request is drawn at once.
         answered = tuple(each.request for each in data.values())
         self.chart.show_when(
-            (width, chart_height, look, self.comparison, self._metrics, answered),
+            (width, tall, look, self._metrics, answered),
             (*curves, *(each.frame for each in data.values())),
-            lambda: grid_lines(self._shown, data, self.comparison, self._metrics, look, width, chart_height, columns),
-            height=chart_height,
+            drawn,
+            height=tall,
         )
-        self.runs.show(table_lines(groups, self.comparison, width, rows), height=rows)
+        table = table_lines(self._groups, self.comparison, inner, rows - self._frame)
+        self.runs.show(framed(table[0], table[1:], width, rows) if self._frame else table, height=rows)
+
+    def _show_head(self, look: CompareLook, width: int) -> None:
+        """Show the metric being typed, or what is compared."""
+        if (line := self._metric_line) is not None:
+            found = filter_names(self.charts.names, line.text)
+            note = f" {found.problem or ', '.join(found.names[:4]) or 'no metric matches'} "
+            spans = [(" metric ", "title"), *line.spans(max(8, width // 3)), (note, "dim")]
+            self.head.show([fit_line(spans, width)])
+            return
+        end = right_end(self.snapshot.at, self.snapshot.past)
+        room = width - sum(cell_width(text) for text, _ in end) - 1
+        head = self.with_trail(lambda cells: compare_head(look, cells), room)
+        self.head.show([[*head, (" ", "text"), *end]])
 
     def _give_colours(self) -> None:
         """Give each run its own colour, as soon as the runs are known."""
@@ -245,7 +257,7 @@ class CompareScreen(ListPage):
 
     @property
     def row_ids(self) -> list[str]:
-        return [each.row.run.run_id for each in self._shown]
+        return [each.run_id for each in self._shown]
 
     def keep_cursor(self) -> None:
         super().keep_cursor()
@@ -282,16 +294,14 @@ class CompareScreen(ListPage):
             self.comparison = self.comparison.without(run.run_id)
 
     def do_sort(self) -> None:
-        params = next((tuple(each.params) for each in self._shown), ())
-        self.comparison = self.comparison.sorted_next(params)
+        self.comparison = self.comparison.sorted_next(self._params)
 
     def do_reverse(self) -> None:
         self.comparison = replace(self.comparison, is_reversed=not self.comparison.is_reversed)
 
     def do_params(self) -> None:
         """Show all parameters in which the runs differ; a narrow table leaves some out."""
-        texts = param_texts(self.snapshot.runs, self.comparison)
-        self.app.push_screen(SheetScreen("Parameters that differ", texts))
+        self.app.push_screen(SheetScreen("Parameters that differ", param_texts(self._shown)))
 
     def do_code(self) -> None:
         """Show how the code of the run under the cursor differs from that of the first other run."""
@@ -319,10 +329,14 @@ class CompareScreen(ListPage):
         self.app.push_screen(DiffScreen("Code", message.texts))
 
     def do_group(self) -> None:
-        found = group_next(self.comparison, self.snapshot.runs)
-        if found.group is None and self.comparison.group is None:
+        if not self._params:
             self.shell.say("These runs were launched with the same parameters.")
-        self.comparison = found
+        self.comparison = self.comparison.grouped_next(self._params)
+
+    @property
+    def _params(self) -> tuple[str, ...]:
+        """The parameters in which the runs differ."""
+        return next((tuple(each.params) for each in self._shown), ())
 
     def do_layout(self) -> None:
         """Toggle between a grid of metrics and one chart."""
@@ -361,10 +375,13 @@ class CompareScreen(ListPage):
         """In the table, move the cursor to the clicked run, and open it on a double click; in a chart, move the
         crosshair."""
         if event.widget is self.runs:
-            run_id = run_at(self._groups, self.comparison, self.runs.size.height, event.y)
-            if run_id is None:
+            items = table_items(self._groups)
+            room = max(1, self.runs.size.height - HEAD_LINES - self._frame)
+            number = first_shown(self._groups, self.comparison, room) + event.y - HEAD_LINES
+            item = items[number] if event.y >= HEAD_LINES and number < len(items) else None
+            if not isinstance(item, ComparedRun):
                 return
-            self.point_at(run_id)
+            self.point_at(item.run_id)
             if event.chain == 2:
                 self.shell.perform("open")
         elif event.widget is self.chart:
@@ -374,10 +391,11 @@ class CompareScreen(ListPage):
     def _click_chart(self, x: int, y: int) -> None:
         """Choose the metric of the clicked chart, and move the crosshair there."""
         columns, down = self._grid
-        cell, _ = cell_columns(self.chart.size.width, columns)
+        cell, _ = cell_columns(self.chart.size.width - 2 * self._frame, columns)
+        x, y = x - self._frame, y - self._frame
         across = min(x // (cell + 1), columns - 1)
-        number = y * down // max(1, self.chart.size.height) * columns + across
-        if number < len(self._metrics):
+        number = y * down // max(1, self.chart.size.height - 2 * self._frame) * columns + across
+        if 0 <= number < len(self._metrics):
             self.comparison = replace(self.comparison, metric=self._metrics[number])
         # The names at the curves' ends mark the newest place.
         column = min(x - across * (cell + 1) - GUTTER - 2, self.charts.columns - 1)

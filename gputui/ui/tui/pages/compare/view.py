@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 
 from gputui.core.text import clean, clip_middle
-from gputui.core.units import aligned, count, duration, metric_value, short_number
-from gputui.metrics.curves.model import Axis, ChartData, Frame
+from gputui.core.units import aligned, count, count_of, duration, metric_value, short_number
+from gputui.metrics.curves.model import ChartData, Frame
 from gputui.metrics.curves.names import is_more_better
 from gputui.metrics.curves.plot import values_at
 from gputui.metrics.draw.chart import chart
 from gputui.metrics.draw.parts import Curve, Line, XAxis
 from gputui.metrics.draw.raster import Span
+from gputui.ui.tui.layout.chart_settings import ChartSettings
 from gputui.ui.tui.layout.charts import (
     AXIS_KINDS,
     AXIS_NAMES,
@@ -28,56 +29,51 @@ from gputui.ui.tui.layout.columns import Column, fit_line, fitting, head_line, p
 from gputui.ui.tui.layout.panels import metric_title
 from gputui.ui.tui.layout.run_words import run_title
 from gputui.ui.tui.layout.words import run_sign, run_state_text
-from gputui.ui.tui.pages.compare.comparison import ComparedRun, Comparison, Group, best_of, best_words
+from gputui.ui.tui.pages.compare.comparison import UNSET, ComparedRun, Comparison, Group, best_of
 
 HEAD_LINES = 2
 """Lines of the table above its rows."""
 
-
-class CompareLook(Struct, frozen=True):
-    """The settings of the charts. ``logs`` are metrics on a logarithmic axis; ``is_cut``: the x axis ends with the
-    shortest run."""
-
-    axis: Axis
-    window: tuple[float, float] | None
-    cursor: float | None
-    smoothing: float
-    logs: frozenset[str] = frozenset()
-    is_log_x: bool = False
-    is_cut: bool = False
-
-
-def compare_head(comparison: Comparison, look: CompareLook, number: int, width: int) -> Line:
-    """What is compared, and how."""
-    runs = "1 run" if len(comparison.run_ids) == 1 else f"{len(comparison.run_ids)} runs"
-    runs += f", {comparison.curve_count} shown" if comparison.hidden else ""
-    parts: list[list[Span]] = [
-        [(" Compare ", "title"), (runs, "text")],
-        [(" · ", "dim"), (metric_title(comparison.metric or "–"), "accent"), (f" by {AXIS_NAMES[look.axis]}", "dim")],
-    ]
-    if number:
-        parts.append([(f" · {number} metrics", "dim")])
-    if look.smoothing:
-        parts.append([(f" · smoothing {look.smoothing:g}", "accent")])
-    if look.is_log_x:
-        parts.append([(" · log x", "accent")])
-    if look.is_cut:
-        parts.append([(" · cut to the shortest", "accent")])
-    if comparison.metric in look.logs:
-        parts.append([(" · log y", "accent")])
-    order = "" if comparison.sort == "chosen" else f" · by {clean(comparison.sort_param or comparison.sort)}"
-    if order or comparison.is_reversed:
-        parts.append([((order or " · ") + (" reversed" if comparison.is_reversed else ""), "dim")])
-    if comparison.group is not None:
-        parts.append([(f" · grouped by {clean(comparison.group)}", "accent")])
-    return fitting(parts, width)
-
-
-LEAST_CELL_WIDTH = 50
+LEAST_CELL_WIDTH = 48
 LEAST_CELL_HEIGHT = 7
 MOST_CELLS = 6
 MOST_END = 26
 """Most cells at a chart's right side for the curves' names."""
+
+_REACHES_END = 0.97
+"""Part of the window beyond which a curve ends beside its name, so that it needs no sign of its own."""
+
+
+class CompareLook(Struct, frozen=True):
+    """What is drawn, and how. ``is_cut``: the x axis ends with the shortest run."""
+
+    comparison: Comparison
+    settings: ChartSettings
+    window: tuple[float, float] | None
+    cursor: float | None
+    is_cut: bool = False
+
+
+def compare_head(look: CompareLook, width: int) -> Line:
+    """What is compared, and how."""
+    comparison, settings = look.comparison, look.settings
+    words = count_of(len(comparison.run_ids), "run")
+    if comparison.curve_count < len(comparison.run_ids):
+        words += f", {comparison.curve_count} shown"
+    parts: list[list[Span]] = [
+        [(" Compare ", "title"), (words, "text")],
+        [(" · ", "dim"), (metric_title(comparison.metric or "–"), "accent")],
+        [(f" by {AXIS_NAMES[settings.axis]}", "dim")],
+    ]
+    notes = [f"smoothing {settings.smoothing:g}"] if settings.smoothing else []
+    notes += ["log x"] if settings.is_log_x else []
+    notes += ["cut to the shortest"] if look.is_cut else []
+    notes += ["log y"] if comparison.metric in settings.logs else []
+    if comparison.sort != "chosen" or comparison.is_reversed:
+        order = clean(comparison.sort_param or comparison.sort)
+        notes.append(f"sorted by {order}" + (", reversed" if comparison.is_reversed else ""))
+    notes += [f"grouped by {clean(comparison.group)}"] if comparison.group is not None else []
+    return fitting([*parts, *([(" · ", "dim"), (note, "accent")] for note in notes)], width)
 
 
 def grid_size(width: int, height: int, metrics: int) -> tuple[int, int]:
@@ -94,41 +90,36 @@ def cell_columns(width: int, columns: int) -> tuple[int, int]:
 
 
 def end_gutter(width: int) -> int:
-    return min(MOST_END, max(0, width - GUTTER - 2) // 3)
+    return min(MOST_END, max(0, width - GUTTER - 2) * 2 // 5)
 
 
 def grid_lines(
     runs: Sequence[ComparedRun],
     data: Mapping[str, ChartData],
-    comparison: Comparison,
     metrics: Sequence[str],
     look: CompareLook,
-    width: int,
-    height: int,
+    size: tuple[int, int],
     columns: int,
 ) -> list[Line]:
     """A chart for each metric, row by row; of several, the current metric's is marked."""
+    width, height = size
     if len(metrics) <= 1:
-        return overlay_lines(runs, data, comparison, comparison.metric, look, width, height)
+        return overlay_lines(runs, data, look.comparison.metric, look, width, height)
     lines: list[Line] = []
     rows = -(-len(metrics) // columns)
     cell, _ = cell_columns(width, columns)
     for row in range(rows):
         tall = height * (row + 1) // rows - height * row // rows
-        charts = [
-            overlay_lines(runs, data, comparison, metric, look, cell, tall, is_one_of_many=True)
-            for metric in metrics[row * columns : (row + 1) * columns]
-        ]
-        for y in range(tall):
-            spans = [span for chart_of in charts for span in [*chart_of[y], (" ", "text")]]
-            lines.append(fit_line(spans[:-1], width))
+        some = metrics[row * columns : (row + 1) * columns]
+        charts = [overlay_lines(runs, data, metric, look, cell, tall, is_one_of_many=True) for metric in some]
+        for parts in zip(*charts, strict=True):
+            lines.append(fit_line([span for part in parts for span in [*part, (" ", "text")]][:-1], width))
     return lines
 
 
 def overlay_lines(
     runs: Sequence[ComparedRun],
     data: Mapping[str, ChartData],
-    comparison: Comparison,
     metric: str | None,
     look: CompareLook,
     width: int,
@@ -138,49 +129,53 @@ def overlay_lines(
 ) -> list[Line]:
     """The curves of a metric for all runs that are not hidden, each with the run's name at its end; that of the run
     under the cursor is on top."""
+    settings, cursor = look.settings, look.cursor
     shown = [(run, run.colour) for run in runs if run.colour is not None]
-    shown.sort(key=lambda each: each[0].row.run.run_id == comparison.cursor)
+    shown.sort(key=lambda each: each[0].run_id == look.comparison.cursor)
+    start, end = look.window or (None, None)
     curves: list[Curve] = []
-    gutter = end_gutter(width)
-    problem = None
+    gutter, problem = end_gutter(width), None
     for run, colour in shown:
-        found = data.get(run.row.run.run_id)
-        curve = found.curves.get(metric) if found is not None and metric is not None else None
+        found = data.get(run.run_id)
+        curve = found.curves.get(metric or "") if found is not None else None
         if curve is None or not curve.bins:
             problem = curve.problem if curve is not None else problem
             continue
         bins, smooth = within(curve.bins, look.window), within(curve.smooth, look.window)
-        style = f"series.{colour}"
-        value = curve.last
-        if look.cursor is not None:
-            [at] = values_at([smooth or bins], look.cursor)
-            value = at.value
         if smooth:
             curves.append(Curve(bins, "shadow", is_shadow=True))
-        is_current = run.row.run.run_id == comparison.cursor
-        text = metric_value(curve.last)
+        bins = smooth or bins
+        text, sign = metric_value(curve.last), SHAPES[colour]
         name = clip_middle(run_title(run.row.run), max(4, gutter - len(text) - 4))
+        reaches_end = bool(bins and end and bins[-1].last_x >= _REACHES_END * end)
+        [at] = values_at([bins], cursor or 0.0)
+        is_pointed = cursor is not None
         curves.append(
-            Curve(smooth or bins, style, SHAPES[colour] if look.cursor is not None else "",
-                  value if look.cursor is not None else None, is_strong=is_current, shape=SHAPES[colour],
-                  end=f"{SHAPES[colour]} {name} {text}")
-        )  # fmt: skip
-    start, end = look.window or (None, None)
-    where = f" at {place_words(Frame(look.axis), look.cursor)}" if look.cursor is not None else ""
-    is_log = metric in look.logs
-    pointer = "▸" if is_one_of_many and metric == comparison.metric else " "
+            Curve(
+                bins,
+                f"series.{colour}",
+                sign if is_pointed else "",
+                at.value if is_pointed else None,
+                is_strong=run.run_id == look.comparison.cursor,
+                shape="" if reaches_end and not is_pointed else sign,
+                end=f"{sign} {name} {text}",
+            )
+        )
+    where = f" at {place_words(Frame(settings.axis), cursor)}" if cursor is not None else ""
+    y_axis = metric_axis(metric or "", settings.logs)
+    pointer = "▸" if is_one_of_many and metric == look.comparison.metric else " "
     return chart(
         curves,
         width=width,
         height=height,
         title=f"{pointer}{metric_title(metric or '')}{where}",
-        x_axis=XAxis(AXIS_NAMES[look.axis], start, end, AXIS_KINDS[look.axis],
-                     "log" if look.is_log_x else "linear"),
-        y_axis=metric_axis(metric or "", look.logs),
-        cursor=look.cursor,
+        x_axis=XAxis(AXIS_NAMES[settings.axis], start, end, AXIS_KINDS[settings.axis],
+                     "log" if settings.is_log_x else "linear"),
+        y_axis=y_axis,
+        cursor=cursor,
         least_gutter=GUTTER,
         end_gutter=gutter,
-        note="" if is_log else log_note(curves),
+        note="" if y_axis.kind == "log" else log_note(curves),
         empty_text=problem or _empty_text(shown, data, metric),
     )  # fmt: skip
 
@@ -192,110 +187,84 @@ def _empty_text(shown: Sequence[object], data: Mapping[str, ChartData], metric: 
     return "none of the runs measured it" if data and is_read else "reading…"
 
 
+# --- the table
+
+
 def table_lines(groups: Sequence[Group], comparison: Comparison, width: int, height: int) -> list[Line]:
     """A row per run with the differing parameters, under headings of groups. The cursor stays in sight."""
     metric = comparison.metric or ""
     placed = place(_columns(groups, metric), width - 2)
-    items = _items(groups)
     lines: list[Line] = []
-    for item in items:
+    for item in table_items(groups):
         if isinstance(item, Group):
-            runs = "1 run" if len(item.runs) == 1 else f"{len(item.runs)} runs"
-            title = f"{clean(comparison.group or '')} {item.value}"
-            lines.append(
-                fit_line([(f" {title}", "label"), (f" · {runs} · {best_words([item], metric)}", "dim")], width)
-            )
+            best = best_of(item.runs, metric)
+            words = "nothing measured" if best is None else f"best {metric_value(best)}"
+            title = (f" {clean(comparison.group or '')} {item.value}", "label")
+            lines.append(fit_line([title, (f" · {count_of(len(item.runs), 'run')} · {words}", "dim")], width))
         else:
-            is_current = item.row.run.run_id == comparison.cursor
-            mark: Span = ("▸ " if is_current else "  ", "cursor")
-            line = [mark, *row_line(placed, item, width - 2, "dim" if item.colour is None else None)]
+            is_current = item.run_id == comparison.cursor
+            cells = row_line(placed, item, width - 2, "dim" if item.colour is None else None)
+            line: Line = [("▸ " if is_current else "  ", "cursor"), *cells]
             lines.append(selected(line) if is_current else line)
     if not lines:
         return [fit_line([("  None of these runs is there any more; esc goes back.", "dim")], width)][:height]
     room = max(1, height - HEAD_LINES)
-    top = _first_shown(items, comparison, room)
+    top = first_shown(groups, comparison, room)
     notes = [f"{top + 1}–{min(top + room, len(lines))} of {len(lines)}"] if len(lines) > room else []
     params = {name for group in groups for run in group.runs for name in run.params}
     if left_out := params - {column.head for column, _ in placed}:
-        words = "parameter" if len(left_out) == 1 else "parameters"
-        notes.append(f"{len(left_out)} more {words}: i")
-    note = " · ".join(notes)
+        notes.append(f"{len(left_out)} more {'parameter' if len(left_out) == 1 else 'parameters'}: i")
     head: Line = [("  ", "text"), *head_line(placed, width - 2)]
-    return [rule("RUNS", width, note), head, *lines[top : top + room]][:height]
+    return [rule("RUNS", width, " · ".join(notes)), head, *lines[top : top + room]][:height]
 
 
-def run_at(groups: Sequence[Group], comparison: Comparison, height: int, y: int) -> str | None:
-    """The run in line ``y`` of the table; None if there is none."""
-    items = _items(groups)
-    place = _first_shown(items, comparison, max(1, height - HEAD_LINES)) + y - HEAD_LINES
-    item = items[place] if y >= HEAD_LINES and place < len(items) else None
-    return item.row.run.run_id if isinstance(item, ComparedRun) else None
-
-
-def _items(groups: Sequence[Group]) -> list[Group | ComparedRun]:
+def table_items(groups: Sequence[Group]) -> list[Group | ComparedRun]:
     """The table's items: groups, for their headings, and runs."""
-    items: list[Group | ComparedRun] = []
-    for group in groups:
-        items += [group] if group.value is not None else []
-        items += group.runs
-    return items
+    return [item for group in groups for item in ([group] if group.value is not None else []) + [*group.runs]]
 
 
-def _first_shown(items: Sequence[Group | ComparedRun], comparison: Comparison, room: int) -> int:
+def first_shown(groups: Sequence[Group], comparison: Comparison, room: int) -> int:
     """The index of the first item shown, so that the cursor is in sight."""
-    places = (
-        number
-        for number, item in enumerate(items)
-        if isinstance(item, ComparedRun) and item.row.run.run_id == comparison.cursor
-    )
-    return min(max(0, next(places, 0) - room + 1), max(0, len(items) - room))
+    items = table_items(groups)
+    ids = [item.run_id if isinstance(item, ComparedRun) else None for item in items]
+    cursor = ids.index(comparison.cursor) if comparison.cursor in ids else 0
+    return min(max(0, cursor - room + 1), max(0, len(items) - room))
 
 
 def _columns(groups: Sequence[Group], metric: str) -> list[Column[ComparedRun]]:
-    best = "max" if is_more_better(metric) else "min"
-    leading = best_of(groups, metric)
     runs = [run for group in groups for run in group.runs]
-    ids = [run.row.run.run_id for run in runs]
+    ids = [run.run_id for run in runs]
+    leading = best_of(runs, metric) if sum(run.best is not None for run in runs) > 1 else None
     bests = dict(zip(ids, aligned([metric_value(run.best) for run in runs]), strict=True))
     lasts = dict(zip(ids, aligned([metric_value(run.last) for run in runs]), strict=True))
+
+    def mark(run: ComparedRun, _: int) -> list[Span]:
+        return [("·", "dim") if run.colour is None else (SHAPES[run.colour], f"series.{run.colour}")]
+
+    def best(run: ComparedRun, _: int) -> list[Span]:
+        is_leading = run.best is not None and run.best == leading
+        return [("★ " if is_leading else "", "good"), (bests[run.run_id], "good" if is_leading else "accent")]
+
+    def at(run: ComparedRun, _: int) -> list[Span]:
+        return [("" if run.is_best_x_exact else "~", "dim"), (short_number(run.best_x), "dim")]
+
+    def state(run: ComparedRun, _: int) -> list[Span]:
+        return [(run_state_text(run.row.run), run_sign(run.row.run.state).style)]
+
     columns: list[Column[ComparedRun]] = [
-        Column("", 1, _mark),
+        Column("", 1, mark),
         Column("run", 16, lambda run, room: [(clip_middle(run_title(run.row.run), room), "text")], grow=2, most=40),
-        Column(best, 10, lambda run, _: _best(run, bests[run.row.run.run_id], leading), align=">"),
-        Column(
-            "at",
-            8,
-            lambda run, _: [("" if run.is_best_x_exact else "~", "dim"), (short_number(run.best_x), "dim")],
-            align=">",
-            importance=3,
-        ),
-        Column("last", 9, lambda run, _: [(lasts[run.row.run.run_id], "text")], align=">", importance=1),
-        Column("step", 9, lambda run, _: [(count(run.row.progress.step), "text")], align=">", importance=2),
-        Column("state", 12, _state, importance=4),
-        Column("took", 11, lambda run, _: [(duration(run.seconds), "text")], align=">", importance=5),
+        Column("max" if is_more_better(metric) else "min", 10, best, ">"),
+        Column("at", 8, at, ">", importance=3),
+        Column("last", 9, lambda run, _: [(lasts[run.run_id], "text")], ">", importance=1),
+        Column("step", 9, lambda run, _: [(count(run.row.progress.step), "text")], ">", importance=2),
+        Column("state", 12, state, importance=4),
+        Column("took", 11, lambda run, _: [(duration(run.seconds), "text")], ">", importance=5),
     ]
-    names = next((tuple(run.params) for group in groups for run in group.runs), ())
-    for number, name in enumerate(names):
-        columns.append(_parameter(name, groups, 3 + number))
-    return columns
+    return [*columns, *(_parameter(name, runs, 3 + place) for place, name in enumerate(runs[0].params if runs else ()))]
 
 
-def _parameter(name: str, groups: Sequence[Group], importance: int) -> Column[ComparedRun]:
-    widest = max(len(run.params.get(name, "")) for group in groups for run in group.runs)
+def _parameter(name: str, runs: Sequence[ComparedRun], importance: int) -> Column[ComparedRun]:
+    widest = max(len(run.params.get(name, "")) for run in runs)
     width = min(max(len(name), widest, 3), 18)
-    return Column(name, width, lambda run, _: [(run.params.get(name, "–"), "text")], align=">", importance=importance)
-
-
-def _best(run: ComparedRun, text: str, leading: float | None) -> list[Span]:
-    is_leading = run.best is not None and run.best == leading
-    return [("★ " if is_leading else "", "good"), (text, "good" if is_leading else "accent")]
-
-
-def _mark(run: ComparedRun, _: int) -> list[Span]:
-    if run.colour is None:
-        return [("·", "dim")]
-    return [(SHAPES[run.colour], f"series.{run.colour}")]
-
-
-def _state(run: ComparedRun, _: int) -> list[Span]:
-    return [(run_state_text(run.row.run), run_sign(run.row.run.state).style)]
+    return Column(name, width, lambda run, _: [(run.params.get(name, UNSET), "text")], ">", importance)

@@ -34,10 +34,9 @@ from gputui.ui.tui.layout.charts import (
     place_words,
     plot_columns,
 )
-from gputui.ui.tui.layout.columns import clip_line, fit_line, fitting, styled_rule
+from gputui.ui.tui.layout.columns import clip_line, fit_line, fitting, framed, styled_rule
 from gputui.ui.tui.layout.panels import USUAL, Panel, PanelPlace, Panels, panels, places
 from gputui.ui.tui.pages.run.chart_files import ChartFile, chart_file
-from gputui.ui.tui.pages.run.sections import framed
 from gputui.ui.tui.widgets.chart_controller import ChartController
 from gputui.ui.tui.widgets.line_edit import LineEdit
 from gputui.ui.tui.widgets.pane import SlowPane

@@ -19,12 +19,12 @@ from gputui.store.runs import Run
 from gputui.ui.tui.actions import Context, Scope
 from gputui.ui.tui.data.snapshot import Interest, Moment, RunPage
 from gputui.ui.tui.layout.chart_settings import ChartMemory, ChartSettings
-from gputui.ui.tui.layout.columns import BOX_FROM_WIDTH, fit_line, is_boxed, rule
+from gputui.ui.tui.layout.columns import BOX_FROM_WIDTH, fit_line, framed, is_boxed, rule
 from gputui.ui.tui.pages.run import chart_files
 from gputui.ui.tui.pages.run.chart_pane import RunCharts
 from gputui.ui.tui.pages.run.head import banner_lines, fatal_incident, labels_line, run_head
 from gputui.ui.tui.pages.run.log import RunLog
-from gputui.ui.tui.pages.run.sections import SideSection, framed, share_lines, side_sections
+from gputui.ui.tui.pages.run.sections import SideSection, share_lines, side_sections
 from gputui.ui.tui.widgets.line_edit import LineEdit
 from gputui.ui.tui.widgets.page import ActionScreen, Choice, Copyable
 from gputui.ui.tui.widgets.pane import Pane

@@ -15,7 +15,7 @@ from gputui.runs.checkpoint_names import is_step_named
 from gputui.store.hardware import GpuView
 from gputui.ui.tui.data.run_details import launched_code
 from gputui.ui.tui.data.snapshot import Checkpoint, RankRow, RunPage
-from gputui.ui.tui.layout.columns import Column, box, fit_line, head_line, place, row_line, rule
+from gputui.ui.tui.layout.columns import Column, fit_line, head_line, place, row_line, rule
 from gputui.ui.tui.layout.words import dated_clock
 from gputui.ui.tui.pages.run.timeline import cost_lines, timeline_lines
 
@@ -86,12 +86,6 @@ def share_lines(wanted: Mapping[str, int], focus: str, height: int) -> dict[str,
         found[name] += min(max(0, height - sum(found.values())), wanted[name] - found[name])
     last = [*wanted][-1]
     return found | {last: found[last] + max(0, height - sum(found.values()))}
-
-
-def framed(title: Line, lines: Sequence[Line], width: int, height: int) -> list[Line]:
-    """A panel with round corners; title and lines have ``width - 2`` cells."""
-    blank: Line = [(" " * (width - 2), "text")]
-    return box([title, *lines[: height - 2], *[blank] * (height - 2 - len(lines))], width)
 
 
 # --- parameters

@@ -13,13 +13,13 @@ from gputui.store.run_states import RunState
 from gputui.store.runs import Run
 from gputui.ui.tui.data.snapshot import Progress, RunRow
 from gputui.ui.tui.pages.compare.comparison import (
+    ComparedRun,
     Comparison,
-    best_words,
+    best_of,
     compare,
     differing,
-    group_next,
-    in_order,
     metric_names,
+    param_texts,
 )
 
 
@@ -50,13 +50,17 @@ DATA = {"a": measured("loss", 3.0, 0.5, 1.0), "b": measured("loss", 2.0, 1.5, 0.
 ALL = Comparison.of(("a", "b", "c"), "loss")
 
 
+def compared(comparison: Comparison, rows: list[RunRow] = ROWS) -> list[ComparedRun]:
+    return [run for group in compare(rows, DATA, comparison, 200.0) for run in group.runs]
+
+
 def ids(comparison: Comparison) -> list[str]:
-    return [run.row.run.run_id for run in in_order(compare(ROWS, DATA, comparison, 200.0))]
+    return [run.run_id for run in compared(comparison)]
 
 
 def test_only_what_differs_is_told() -> None:
     assert differing(ROWS) == {
-        "lr": ("0.1", "0.01", "0.1"), "batch": ("64", "64", "32"), "extra": (None, None, "true"),
+        "lr": ("0.1", "0.01", "0.1"), "batch": ("64", "64", "32"), "extra": ("–", "–", "true"),
     }  # fmt: skip
     assert differing(ROWS[:1]) == {}
 
@@ -68,7 +72,8 @@ def test_the_best_value_and_where_it_was() -> None:
     assert (second.best, second.best_x) == (0.9, 2.0)
     assert (third.best, third.last) == (None, None)
     assert third.params == {"lr": "0.1", "batch": "32", "extra": "true"} and first.params["extra"] == "–"
-    assert best_words([group], "loss") == "best 0.5000"
+    assert best_of(group.runs, "loss") == 0.5 and best_of((), "loss") is None
+    assert param_texts(group.runs)[:3] == ["lr 0.1 · a, c", "lr 0.01 · b", ""]
 
 
 def test_orders_with_what_is_unknown_last_and_colours_kept() -> None:
@@ -77,34 +82,40 @@ def test_orders_with_what_is_unknown_last_and_colours_kept() -> None:
     assert ids(replace(ALL, sort="best", is_reversed=True)) == ["b", "a", "c"]
     assert ids(replace(ALL, is_reversed=True)) == ["c", "b", "a"]
     for sort in orders:
-        runs = in_order(compare(ROWS, DATA, replace(ALL, sort=sort), 0.0))
-        assert {run.row.run.run_id: run.colour for run in runs} == {"a": 0, "b": 1, "c": 2}, sort
+        runs = compared(replace(ALL, sort=sort))
+        assert {run.run_id: run.colour for run in runs} == {"a": 0, "b": 1, "c": 2}, sort
 
 
 def test_groups_by_a_parameter_one_after_the_other() -> None:
-    grouped = group_next(ALL, ROWS)
+    grouped = ALL.grouped_next(["lr", "batch"])
     assert grouped.group == "lr"
     groups = compare(ROWS, DATA, grouped, 200.0)
-    assert [(group.value, [run.row.run.run_id for run in group.runs]) for group in groups] == [
+    assert [(group.value, [run.run_id for run in group.runs]) for group in groups] == [
         ("0.1", ["a", "c"]), ("0.01", ["b"]),
     ]  # fmt: skip
-    names = []
-    for _ in range(4):
-        names.append(grouped.group)
-        grouped = group_next(grouped, ROWS)
-    assert names == ["lr", "batch", "extra", None]
+    after = grouped.grouped_next(["lr", "batch"])
+    assert (after.group, after.grouped_next(["lr", "batch"]).group) == ("batch", None)
 
 
 def test_as_many_curves_as_colours_and_all_runs_in_the_table() -> None:
     names = [f"run-{number}" for number in range(9)]
     comparison = Comparison.of(names)
-    assert comparison.hidden == set(names[6:]) and comparison.curve_count == 6
+    assert comparison.drawn == tuple(names[:6]) and comparison.curve_count == 6
     assert comparison.toggled("run-8") == comparison  # no colour is free
     changed = comparison.toggled("run-2").toggled("run-8")
-    assert changed.drawn[2] == "run-8" and changed.hidden == {"run-2", "run-6", "run-7"}
+    assert changed.drawn[2] == "run-8" and "run-2" not in changed.drawn
     assert changed.without("run-8").toggled("run-2") == replace(comparison, run_ids=tuple(names[:8]))
-    runs = in_order(compare([row(name) for name in names], {}, changed, 0.0))
-    assert [run.colour for run in runs] == [0, 1, None, 3, 4, 5, None, None, 2]
+    assert [run.colour for run in compared(changed, [row(name) for name in names])] == [
+        0,
+        1,
+        None,
+        3,
+        4,
+        5,
+        None,
+        None,
+        2,
+    ]
 
 
 def test_parameters_within_others_are_told_by_themselves() -> None:

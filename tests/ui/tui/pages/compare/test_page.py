@@ -78,7 +78,7 @@ async def test_metrics_axes_smoothing_and_the_crosshair(app: GputuiApp) -> None:
         await pilot.press("enter")
         assert page.comparison.metric == "val/accuracy"
         await pilot.press("left")
-        assert page.charts.cursor is not None and " at step " in text(app, "charts").splitlines()[0]
+        assert page.charts.cursor is not None and " at step " in text(app, "charts").splitlines()[1]
         before = page.charts.cursor
         await pilot.press("left")
         assert page.charts.cursor < before
