@@ -6,7 +6,8 @@ import sqlite3
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
@@ -34,85 +35,41 @@ if TYPE_CHECKING:
     from gputui.ui.tui.data.snapshot import Interest
 
 
+class RunStory(NamedTuple):
+    """What happened to a run: incidents with decisions and costs, its sinks, and its events of DATA_KINDS."""
+
+    incidents: tuple[IncidentView, ...] = ()
+    decisions: tuple[DecisionView, ...] = ()
+    costs: Mapping[int, Cost] = MappingProxyType({})
+    sinks: tuple[str, ...] = ()
+    events: tuple[EventView, ...] = ()
+
+
 class StoryReader:
-    """Reads the incidents and decisions of a run. Rows are only added, and a decision with an outcome never changes, so
-    that known rows are kept and only later ones are read."""
-
-    def __init__(self) -> None:
-        self._run: object = None
-        self._incidents: tuple[IncidentView, ...] = ()
-        self._decisions: tuple[DecisionView, ...] = ()
-
-    def read(
-        self, connection: sqlite3.Connection, run: Run
-    ) -> tuple[tuple[IncidentView, ...], tuple[DecisionView, ...]]:
-        """All of them, oldest first. Raises sqlite3.Error."""
-        if (run.run_id, run.created_at) != self._run:
-            self._run = (run.run_id, run.created_at)
-            self._incidents, self._decisions = (), ()
-        last = self._incidents[-1].incident_id if self._incidents else 0
-        self._incidents += tuple(read_incidents(connection, run.run_id, after_id=last))
-        settled = next((place for place, each in enumerate(self._decisions) if each.outcome is None),
-                       len(self._decisions))  # fmt: skip
-        kept = self._decisions[:settled]
-        last = kept[-1].decision_id if kept else 0
-        self._decisions = (*kept, *read_decisions(connection, run.run_id, after_id=last))
-        return self._incidents, self._decisions
-
-
-class DataEventReader:
-    """Reads the sinks of a run and its events of DATA_KINDS."""
-
-    def __init__(self) -> None:
-        self._run: object = None
-        self._names: tuple[str, ...] = ()
-        self._events: tuple[EventView, ...] = ()
-        self._seen_id = 0
-
-    def read(self, connection: sqlite3.Connection, run: Run) -> tuple[tuple[str, ...], tuple[EventView, ...]]:
-        """The sinks' names, and the events, oldest first. Raises sqlite3.Error."""
-        if (run.run_id, run.created_at) != self._run:
-            self._run = (run.run_id, run.created_at)
-            self._names, self._events, self._seen_id = tuple(sinks_of(run, Path())), (), 0
-        newest = newest_event_id(connection, run.run_id)
-        if newest != self._seen_id:
-            self._events += tuple(read_data_events(connection, run.run_id, after_id=self._seen_id))
-            self._seen_id = newest
-        return self._names, self._events
-
-
-class IncidentCostReader:
-    """Computes the cost of each incident of a run, again when an attempt starts, makes its first step or ends."""
+    """Reads the story of a run, again when an event is added or an attempt starts, makes its first step or ends."""
 
     def __init__(self) -> None:
         self._basis: object = None
-        self._costs: Mapping[int, Cost] = {}
+        self._story = RunStory()
 
-    def read(
-        self,
-        connection: sqlite3.Connection,
-        run: Run,
-        attempts: Sequence[Attempt],
-        incidents: Sequence[IncidentView],
-        decisions: Sequence[DecisionView],
-    ) -> Mapping[int, Cost]:
-        """Costs by incident. Raises sqlite3.Error."""
-        if not incidents:
-            return {}
-        moves = tuple(
+    def read(self, connection: sqlite3.Connection, run: Run, attempts: Sequence[Attempt], at: float | None) -> RunStory:
+        """The story until ``at`` (UTC unix seconds; None is now), oldest first. Raises sqlite3.Error."""
+        moves = [
             (each.number, each.started_at, each.first_step, each.first_step_at, each.ended_at) for each in attempts
-        )
-        basis = (run.run_id, moves, len(incidents), len(decisions))
-        if basis != self._basis:
-            self._costs = costs(
-                attempts,
-                incidents,
-                decisions,
-                StepTimes(connection, run.run_id),
-                start_is_chosen_there=chooses_start(known_spec(run)),
-            )
-            self._basis = basis
-        return self._costs
+        ]
+        basis = (run.run_id, run.created_at, newest_event_id(connection, run.run_id), moves, at)
+        if basis == self._basis:
+            return self._story
+        incidents = tuple(read_incidents(connection, run.run_id, at))
+        decisions = tuple(read_decisions(connection, run.run_id, at))
+        costs_: Mapping[int, Cost] = {}
+        if incidents:
+            is_chosen_there = chooses_start(known_spec(run))
+            steps = StepTimes(connection, run.run_id)
+            costs_ = costs(attempts, incidents, decisions, steps, start_is_chosen_there=is_chosen_there)
+        events = tuple(read_data_events(connection, run.run_id, at))
+        self._basis, self._story = basis, RunStory(incidents, decisions, costs_, tuple(sinks_of(run, Path())), events)
+        return self._story
 
 
 class RunCheckpoints:
@@ -121,9 +78,6 @@ class RunCheckpoints:
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
         self._reader = CheckpointReader()
-        self._spec_json = ""
-        self._place: tuple[Path, str] | None = None
-        self._is_elsewhere = False
         self._facts: tuple[str, Facts] = ("", {})
 
     def note_ledger(self, connection: sqlite3.Connection, run: Run, attempts: Sequence[Attempt]) -> None:
@@ -141,25 +95,18 @@ class RunCheckpoints:
 
     def read(self, run: Run, to_check: str | None) -> CheckpointList | None:
         """The known checkpoints; None if the run's profile names no place for them."""
-        if run.spec_json != self._spec_json:
-            self._spec_json = run.spec_json
-            self._find(run)
-        if self._is_elsewhere:
+        spec = known_spec(run)
+        folder = None if spec is None else checkpoint_directory(spec, self._workspace.run_dir(run.run_id))
+        if folder is None or spec is None or not spec.checkpoints:
+            return None
+        if chooses_start(spec):
             return CheckpointList(is_elsewhere=True)
         facts = self._facts[1] if self._facts[0] == run.run_id else {}
-        return None if self._place is None else self._reader.read(*self._place, to_check, facts)
+        return self._reader.read(folder, spec.checkpoints.pattern, to_check, facts)
 
     def wait(self, seconds: float) -> None:
         """Wait for the running search."""
         self._reader.wait(seconds)
-
-    def _find(self, run: Run) -> None:
-        """Find the folder of the run's checkpoints."""
-        spec = known_spec(run)
-        self._place, self._is_elsewhere = None, False
-        folder = None if spec is None else checkpoint_directory(spec, self._workspace.run_dir(run.run_id))
-        if folder is not None and spec is not None and spec.checkpoints:
-            self._place, self._is_elsewhere = (folder, spec.checkpoints.pattern), chooses_start(spec)
 
 
 class RunPageReader:
@@ -170,9 +117,7 @@ class RunPageReader:
         self._workspace = workspace
         self._curves = curves
         self._log = LogReader()
-        self._costs = IncidentCostReader()
         self._story = StoryReader()
-        self._data_events = DataEventReader()
 
     def read(
         self,
@@ -186,21 +131,16 @@ class RunPageReader:
     ) -> RunPage:
         """The page now, or at the past moment ``at`` (UTC unix seconds). Raises sqlite3.Error."""
         attempts = tuple(read_attempts(connection, run.run_id, at))
-        incidents, decisions = self._story.read(connection, run)
-        sinks, data_events = self._data_events.read(connection, run)
+        story = self._story.read(connection, run, attempts, at)
         if at is None:
             self.checkpoints.note_ledger(connection, run, attempts)
         listed = self.checkpoints.read(run, interest.checkpoint_to_check)
-        if at is not None:
-            incidents = tuple(one for one in incidents if one.at <= at)
-            decisions = tuple(one for one in decisions if one.at <= at)
-            data_events = tuple(one for one in data_events if one.at <= at)
-            if listed is not None:
-                gone = [
-                    Checkpoint(clean(Path(path).name), step, size_bytes, written_at, attempt=attempt, is_gone=True)
-                    for path, attempt, step, size_bytes, written_at in checkpoints.former(connection, run.run_id, at)
-                ]
-                listed = listed.at(at, gone)
+        if at is not None and listed is not None:
+            gone = [
+                Checkpoint(clean(Path(path).name), step, size_bytes, written_at, attempt=attempt, is_gone=True)
+                for path, attempt, step, size_bytes, written_at in checkpoints.former(connection, run.run_id, at)
+            ]
+            listed = listed.at(at, gone)
         log, request = self.log(run, interest), interest.charts
         if at is not None:
             from gputui.ui.tui.data.past import past_tail  # most screens never show the past
@@ -212,15 +152,15 @@ class RunPageReader:
             progress=progress,
             metric_names=metric_names,
             attempts=attempts,
-            incidents=incidents,
-            decisions=decisions,
+            incidents=story.incidents,
+            decisions=story.decisions,
             log=log,
             charts=None if request is None else self._curves.read(connection, run.run_id, request, now, at),
-            costs=self._costs.read(connection, run, attempts, incidents, decisions),
+            costs=story.costs,
             checkpoints=listed,
             intake=intake.intake(connection, run.run_id) if at is None else None,
-            sinks=sinks,
-            data_events=data_events,
+            sinks=story.sinks,
+            data_events=story.events,
         )
 
     def later(self, page: RunPage, interest: Interest) -> RunPage:

@@ -33,37 +33,16 @@ class ChartSettings(Struct, frozen=True):
     """Charts with a curve for each rank."""
     filter_text: str = ""
 
-    def with_next_layout(self) -> ChartSettings:
-        return replace(self, layout=_after(LAYOUTS, self.layout, 1))
-
-    def with_next_axis(self) -> ChartSettings:
-        return replace(self, axis=_after(AXES, self.axis, 1))
-
-    def with_smoothing(self, by: int) -> ChartSettings:
-        return replace(self, smoothing=_after(SMOOTHINGS, self.smoothing, by))
-
     def with_pin(self, name: str) -> ChartSettings:
         """With a chart pinned, or no longer."""
         pins = tuple(pin for pin in self.pins if pin != name)
         return replace(self, pins=pins if len(pins) < len(self.pins) else (*pins, name))
 
-    def with_log(self, name: str) -> ChartSettings:
-        """With a chart on a logarithmic value axis, or on a linear one again."""
-        return replace(self, logs=self.logs ^ {name})
-
-    def with_ranks(self, name: str) -> ChartSettings:
-        """With a curve per rank in a chart, or with one curve again."""
-        return replace(self, by_rank=self.by_rank ^ {name})
-
-    def with_log_x(self) -> ChartSettings:
-        """With a logarithmic x axis, or with a linear one again."""
-        return replace(self, is_log_x=not self.is_log_x)
-
 
 T = TypeVar("T")
 
 
-def _after(choices: Sequence[T], chosen: T, by: int) -> T:
+def after(choices: Sequence[T], chosen: T, by: int = 1) -> T:
     """The choice ``by`` places after ``chosen``, wrapping around."""
     place = choices.index(chosen) if chosen in choices else 0
     return choices[(place + by) % len(choices)]

@@ -176,10 +176,9 @@ def _with_ends(curves: Sequence[Curve], panel: Panel, look: ChartLook) -> list[C
     for curve in curves:
         last = next((each.last for each in reversed(curve.bins) if each.last is not None), None)
         if last is not None and not curve.is_shadow and curve.style != "shadow":
-            is_newest = curve.value is not None and curve.value == last
-            found.append(replace(curve, end=words(last), value=None if is_alone and is_newest else curve.value))
-        else:
-            found.append(curve)
+            is_repeated = is_alone and curve.value == last
+            curve = replace(curve, end=words(last), value=None if is_repeated else curve.value)
+        found.append(curve)
     return found
 
 
@@ -238,17 +237,14 @@ def _metric_curves(panel: Panel, data: ChartData, look: ChartLook) -> list[Curve
     bins, smooth = within(found.bins, look.window), within(found.smooth, look.window)
     value, average = found.last, smooth[-1].last if smooth else None
     if look.cursor is not None:
-        at, smooth_at = values_at((found.bins, found.smooth), look.cursor)
-        value, average = at.value, smooth_at.value
+        value, average = (at.value for at in values_at((found.bins, found.smooth), look.cursor))
     style = f"series.{panel.colour}"
     redone = Curve(within(found.redone, look.window), "shadow", is_shadow=True)
+    measured = Curve(bins, style, "", value, is_strong=True)
     if not smooth:
-        return [redone, Curve(bins, style, "", value, is_strong=True)]
-    return [
-        redone,
-        Curve(smooth, style, "~", average, is_strong=True),
-        Curve(bins, "shadow", "", value, is_shadow=True),
-    ]
+        return [redone, measured]
+    raw = replace(measured, style="shadow", is_strong=False, is_shadow=True)
+    return [redone, Curve(smooth, style, "~", average, is_strong=True), raw]
 
 
 # --- the ranks
@@ -339,36 +335,30 @@ def _hardware_curves(
         reach = (look.window[1] - look.window[0]) / 20
         found_at = values_at([curve.bins for curve in ordered], look.cursor)
         values = [at.value if at.x is not None and abs(at.x - look.cursor) <= reach else None for at in found_at]
-    drawn = [within(curve.bins, look.window) for curve in ordered]
-    if len(ordered) > MOST_GPU_LINES:
-        style = f"series.{panel.colour}"
-        known = [(value, curve) for value, curve in zip(values, ordered, strict=True) if value is not None]
-        if not known:
-            return [Curve(bins, style) for bins in drawn]
-        lowest, where = min(known, key=lambda each: each[0])
-        text = f"{words(lowest)} (GPU {_index(where, look)}) to {words(max(value for value, _ in known))}"
-        return [Curve(bins, style, text if number == 0 else "") for number, bins in enumerate(drawn)]
-    is_alone = len(ordered) == 1
+    is_alone, are_many = len(ordered) == 1, len(ordered) > MOST_GPU_LINES
     labels = [
         words(value) if curve.uuid is None or is_alone else f"{_index(curve, look)}: {words(value)}"
         for value, curve in zip(values, ordered, strict=True)
     ]
-    ranged: list[Curve] = []
-    if not is_alone and room is not None and room < 2 + cell_width(panel.title) + sum(4 + len(text) for text in labels):
-        known_values = [value for value in values if value is not None]
-        ends = (
-            dict.fromkeys((words(min(known_values)), words(max(known_values)))) if known_values else {words(None): None}
-        )
-        ranged = [Curve((), "text", "–".join(ends))]
+    legend: list[Curve] = []
+    if are_many or (room is not None and room < 2 + cell_width(panel.title) + sum(4 + len(text) for text in labels)):
+        known = [(value, number) for number, value in enumerate(values) if value is not None]
+        text = words(None)
+        if known:
+            (lowest, where), (highest, _) = min(known), max(known)
+            text = "–".join(dict.fromkeys((words(lowest), words(highest))))
+            if are_many:
+                text = f"{words(lowest)} (GPU {_index(ordered[where], look)}) to {words(highest)}"
+        legend = [Curve((), f"series.{panel.colour}" if are_many else "text", text)]
         labels = [""] * len(labels)
-    return ranged + [
+    return legend + [
         Curve(
-            bins,
-            f"series.{(panel.colour + number) % 4}",
-            labels[number],
-            shape="" if is_alone or ranged else SHAPES[number],
+            within(curve.bins, look.window),
+            f"series.{panel.colour if are_many else (panel.colour + number) % 4}",
+            label,
+            shape="" if is_alone or not label else SHAPES[number],
         )
-        for number, bins in enumerate(drawn)
+        for number, (curve, label) in enumerate(zip(ordered, labels, strict=True))
     ]
 
 

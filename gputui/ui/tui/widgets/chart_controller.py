@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partialmethod
 
+from msgspec.structs import replace
+
+from gputui.metrics.curves.model import AXES
 from gputui.metrics.draw.envelope import Bin
 from gputui.metrics.draw.viewport import Extent, Viewport, stepped
-from gputui.ui.tui.layout.chart_settings import ChartSettings
+from gputui.ui.tui.layout.chart_settings import SMOOTHINGS, ChartSettings, after
 
 
 class ChartController:
@@ -90,29 +93,26 @@ class ChartController:
         self.settings = settings
         self._set_up(settings)
 
-    def do_smoothing_next(self) -> None:
-        self.change(self.settings.with_smoothing(1))
+    def _smooth(self, by: int) -> None:
+        self.change(replace(self.settings, smoothing=after(SMOOTHINGS, self.settings.smoothing, by)))
 
-    def do_smoothing_previous(self) -> None:
-        self.change(self.settings.with_smoothing(-1))
+    do_smoothing_next = partialmethod(_smooth, 1)
+    do_smoothing_previous = partialmethod(_smooth, -1)
 
     def do_log_axis(self) -> None:
         if (key := self.focused_key) is not None:
-            self.change(self.settings.with_log(key))
+            self.change(replace(self.settings, logs=self.settings.logs ^ {key}))
 
     def do_x_axis(self) -> None:
         """Choose the next axis that the metrics have, and reset window and crosshair."""
-        has_epochs = self.has_epochs
-        settings = self.settings.with_next_axis()
-        if settings.axis == "epoch" and not has_epochs:
-            settings = settings.with_next_axis()
+        axes = [axis for axis in AXES if axis != "epoch" or self.has_epochs]
         self.viewport, self.cursor = Viewport(), None
-        self.change(settings)
+        self.change(replace(self.settings, axis=after(axes, self.settings.axis)))
 
     def do_log_x_axis(self) -> None:
         """Toggle the logarithmic x axis, and reset the window; the crosshair stays."""
         self.viewport = Viewport()
-        self.change(self.settings.with_log_x())
+        self.change(replace(self.settings, is_log_x=not self.settings.is_log_x))
         if self.cursor is not None:
             self.point_at(self.cursor)
 

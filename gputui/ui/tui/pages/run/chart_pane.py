@@ -18,7 +18,7 @@ from gputui.metrics.draw.raster import Span
 from gputui.metrics.draw.viewport import Extent, Viewport
 from gputui.store.hardware import GpuView
 from gputui.ui.tui.data.snapshot import RunPage
-from gputui.ui.tui.layout.chart_settings import ChartSettings
+from gputui.ui.tui.layout.chart_settings import LAYOUTS, ChartSettings, after
 from gputui.ui.tui.layout.charts import (
     AXIS_NAMES,
     GUTTER,
@@ -335,7 +335,7 @@ class RunCharts(ChartController):
     # --- the settings
 
     def do_layout(self) -> None:
-        self.change(self.settings.with_next_layout())
+        self.change(replace(self.settings, layout=after(LAYOUTS, self.settings.layout)))
 
     def do_pin(self) -> None:
         if (key := self.focused_key) is not None:

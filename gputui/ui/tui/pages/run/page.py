@@ -405,7 +405,8 @@ class RunScreen(ActionScreen):
         if why_not is not None:
             self.shell.say(why_not)
         elif (focus := self.charts.focus) is not None:
-            self.charts.change(self.charts.settings.with_ranks(focus.key))
+            settings = self.charts.settings
+            self.charts.change(replace(settings, by_rank=settings.by_rank ^ {focus.key}))
 
     def do_time_type(self) -> None:
         """Show the moment of the crosshair; without one, ask for the moment."""
