@@ -329,8 +329,12 @@ def round_outward(low: float, high: float, kind: AxisKind = "linear") -> tuple[f
     """Ends of a value axis moved outwards to round values, which hold still while the extremes
     wander a little."""
     if kind == "log":
-        start = _log_floor(low)
-        return start, max(_log_ceiling(high), min(start * 10, 1.7e308))
+        powers = (10.0 ** math.floor(math.log10(value)) for value in (low, high))
+        below, above = ([factor * power for factor in (1, 2, 5, 10)] for power in powers)
+        start = max((each for each in below if 0 < each <= low), default=low)
+        return start, max(
+            min((each for each in above if high <= each < math.inf), default=high), min(start * 10, 1.7e308)
+        )
     step = next(iter(round_steps(high / 4 - low / 4)), 0.0)
     if not step or not math.isfinite(low / step) or not math.isfinite(high / step):
         return low, high
@@ -350,17 +354,3 @@ def stable_end(value: float) -> float:
         if value <= step * power * (1 + 1e-9):
             return step * power
     return 10 * power
-
-
-def _log_floor(value: float) -> float:
-    """The largest of 1, 2 or 5 times a power of ten at or below a positive `value`."""
-    exponent = math.floor(math.log10(value))
-    found = (float(f"{factor}e{exponent}") for factor in (5, 2, 1))
-    return next((each for each in found if 0 < each <= value), value)
-
-
-def _log_ceiling(value: float) -> float:
-    """The smallest of 1, 2 or 5 times a power of ten at or above a positive `value`."""
-    exponent = math.floor(math.log10(value))
-    found = (float(f"{factor}e{exponent}") for factor in (1, 2, 5, 10))
-    return next((each for each in found if value <= each < math.inf), value)

@@ -348,20 +348,12 @@ def _end_labels(curves: Sequence[Curve], canvas: Canvas, scale: Scale, width: in
     return found
 
 
-def _value_labels(scale: Scale, rows: int, axis: YAxis) -> dict[int, str]:
-    """Labels by row of the plotting area."""
-    most = min(_MOST_VALUE_TICKS, rows // 2 + 1)
-    ticks, labels = value_ticks(scale, axis, most)
-    if len(ticks) < 2 and most < rows:
-        # A single label shows no scale: closer labels are better.
-        ticks, labels = value_ticks(scale, axis, most + 1)
+def _value_labels(scale: LogScale, rows: int, axis: YAxis) -> dict[int, str]:
+    """Labels of a logarithmic axis by row of the plotting area."""
     canvas = Canvas(1, rows)
-    placed: dict[int, str] = {}
-    for tick, label in zip(ticks, labels, strict=True):
-        row = canvas.row(tick, scale)
-        if row is not None:
-            placed.setdefault(row, label)
-    return placed
+    ticks, labels = value_ticks(scale, axis, max(2, min(_MOST_VALUE_TICKS, rows // 2 + 1)))
+    rows_of = ((canvas.row(tick, scale), label) for tick, label in zip(reversed(ticks), reversed(labels), strict=True))
+    return {row: label for row, label in rows_of if row is not None}
 
 
 def _empty(width: int, rows: int, text: str) -> list[Line]:
