@@ -165,21 +165,19 @@ class Commands:
     def do_restart(self) -> None:
         run = self._run()
         now = "" if run.state.is_over else " Its processes are stopped first."
-        text = f"Begin {run.run_id} again from the start, with the parameters of its launch?{now}"
+        text = f"Restart {run.run_id} from step 0, with the parameters of its launch?{now}"
         self._shell.confirmed("Restart", text, lambda: self.ask(f"Restart {run.run_id}", "restart", run.run_id, {}))
 
     def do_resume(self) -> None:
         run = self._run()
-
-        def resume() -> None:
-            self.ask(f"Resume {run.run_id}", "resume", run.run_id, {"set": {}})
-
+        resume = partial(self.ask, f"Resume {run.run_id}", "resume", run.run_id, {"set": {}})
+        is_over = all(study.study_id != run.study_id for study in self._shell.snapshot.studies)
         if run.state == "succeeded":
-            why = (
-                f"{run.run_id} is complete. Resume it from its newest checkpoint as it is? N launches it with changes."
-            )
+            why = f"{run.run_id} is complete. Resume it from its newest checkpoint as it is?"
         elif run.study_id is not None:
-            why = f"{run.run_id} is a trial that its study has ended; the study will not count it. Resume it?"
+            kind = "a pruned trial" if run.trial_state == "pruned" else "a trial"
+            over = " that is over" if is_over else ""
+            why = f"{run.run_id} is {kind} of a study{over}: its result will not count there. Resume it?"
         else:
             resume()
             return

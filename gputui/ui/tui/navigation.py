@@ -7,6 +7,7 @@ overview. The module of a page is imported when it is opened first.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,23 +15,19 @@ from msgspec.structs import replace
 from textual.app import App
 from textual.screen import Screen
 
+from gputui.core.text import clean
 from gputui.store.runs import Run
 from gputui.ui.tui.actions import find
 from gputui.ui.tui.data.feed import Feed
 from gputui.ui.tui.layout.chart_settings import ChartMemory
 from gputui.ui.tui.pages.overview.page import OverviewScreen
 from gputui.ui.tui.shell import Shell
-from gputui.ui.tui.widgets.page import ActionScreen
+from gputui.ui.tui.widgets.page import ActionScreen, Choice, ChoiceKind
 
 if TYPE_CHECKING:
-    from gputui.runs.labels import Labels
     from gputui.ui.tui.pages.launch.form import Prefill
-    from gputui.ui.tui.widgets.page import Choice
 
 P = TypeVar("P", bound=ActionScreen)
-
-RECENT = 6
-"""How many of the last choices come first in the palette."""
 
 
 class Navigation:
@@ -41,7 +38,6 @@ class Navigation:
         self._shell = shell
         self._feed = feed
         self._chart_memory = chart_memory
-        self._recent: list[str] = []
 
     @property
     def page(self) -> ActionScreen:
@@ -154,9 +150,6 @@ class Navigation:
         self._open_form(Prefill(profile))
 
     def do_clone(self) -> None:
-        if self.page.run_in_question is None:
-            self._extend()
-            return
         from gputui.ui.tui.data.run_details import launched_params
         from gputui.ui.tui.pages.launch.form import Prefill
         from gputui.ui.tui.pages.launch.plan import launched_gpu_count, profile_path
@@ -185,30 +178,54 @@ class Navigation:
 
         self._app.push_screen(ConfirmScreen(title, text), decide)
 
+    def do_rerun(self) -> None:
+        """Ask how the run is trained again, or how the study continues."""
+        from gputui.ui.tui.dialogs.questions import ExtendScreen, MenuItem, MenuScreen
+
+        page, shell = self.page, self._shell
+        study_id, run = page.study_in_question, page.run_in_question
+
+        def extend(trials: int | None) -> None:
+            if trials is not None:
+                shell.ask(f"Extend {study_id}", "study_extend", None, {"study": study_id, "trials": trials})
+
+        if study_id is not None:
+            title = study_id
+            items = [MenuItem("r", "resume", "continue with its next trials"),
+                     MenuItem("e", "extend", "add trials")]  # fmt: skip
+            study = {"study": study_id}
+            acts: dict[str, Callable[[], object]] = {
+                "r": lambda: shell.ask(f"Resume {study_id}", "study_resume", None, study),
+                "e": lambda: self._app.push_screen(ExtendScreen(study_id), extend),
+            }
+        else:
+            assert run is not None  # checked by the action's `why_not`
+            title, context = run.run_id, page.context()
+            words = {"r": ("resume", "from its newest valid checkpoint"), "0": ("restart", "from step 0"),
+                     "c": ("clone", "with changes")}  # fmt: skip
+            items = [
+                MenuItem(key, find(name, "run").label, text, find(name, "run").why_not(context))
+                for key, (name, text) in words.items()
+            ]
+            acts = {key: partial(shell.perform, name) for key, (name, _) in words.items()}
+
+        def decide(key: str | None) -> None:
+            if key is not None:
+                acts[key]()
+
+        self._app.push_screen(MenuScreen(clean(title), items), decide)
+
     def do_label(self) -> None:
-        from gputui.ui.tui.dialogs.labels import LabelsScreen, changes
+        from gputui.ui.tui.dialogs.questions import LabelsScreen
 
         run = self.page.run_in_question
         assert run is not None  # checked by the action's `why_not`
 
-        def save(labels: Labels | None) -> None:
-            if labels is not None and (changed := changes(run, labels)):
-                self._shell.ask(f"Label {run.run_id}", "label", run.run_id, changed)
+        def save(changes: dict[str, str | list[str]] | None) -> None:
+            if changes:
+                self._shell.ask(f"Label {run.run_id}", "label", run.run_id, changes)
 
         self._app.push_screen(LabelsScreen(run), save)
-
-    def _extend(self) -> None:
-        """Ask by how many trials the study is extended."""
-        from gputui.ui.tui.dialogs.questions import ExtendScreen
-
-        study_id = self.page.study_in_question
-        assert study_id is not None  # checked by the action's `why_not`
-
-        def extend(trials: int | None) -> None:
-            if trials is not None:
-                self._shell.ask(f"Extend {study_id}", "study_extend", None, {"study": study_id, "trials": trials})
-
-        self._app.push_screen(ExtendScreen(study_id), extend)
 
     def do_help(self) -> None:
         from gputui.ui.tui.dialogs.sheet import HelpScreen
@@ -221,22 +238,21 @@ class Navigation:
         self._app.push_screen(SettingsScreen())
 
     def do_palette(self) -> None:
-        from gputui.ui.tui.dialogs.palette import PaletteScreen, choices, launch_choice
+        from gputui.ui.tui.dialogs.palette import PaletteScreen
 
-        page, shell = self.page, self._shell
-        why_not_launch = find("launch", "overview").why_not(page.context())
+        shell, why_not = self._shell, find("launch", "overview").why_not(self.page.context())
 
         def profiles() -> list[Choice]:
             from gputui.ui.tui.pages.launch.plan import read_profiles
 
-            entries = read_profiles(shell.workspace, Path.cwd())
-            return [launch_choice(shell, entry, why_not_launch) for entry in entries]
+            return [
+                Choice(f"Launch {clean(entry.name)}", "broken profile" if entry.profile is None else "profile",
+                       partial(shell.launch_from, entry.name), why_not, kind=ChoiceKind.PROFILE)
+                for entry in read_profiles(shell.workspace, Path.cwd())
+            ]  # fmt: skip
 
         def take(choice: Choice | None) -> None:
             if choice is not None:
-                self._recent = [choice.title, *(title for title in self._recent if title != choice.title)][:RECENT]
                 choice.do()
 
-        place = {title: number for number, title in enumerate(self._recent)}
-        found = sorted(choices(shell, page), key=lambda choice: place.get(choice.title, RECENT))
-        self._app.push_screen(PaletteScreen(found, profiles), take)
+        self._app.push_screen(PaletteScreen(self.page, profiles), take)

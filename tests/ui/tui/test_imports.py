@@ -8,7 +8,7 @@ import sys
 PURE = (
     "gputui.store.runs", "gputui.store.json_shapes", "gputui.ui.tui.data.feed",
     "gputui.ui.tui.pages.overview.gpus", "gputui.ui.tui.pages.overview.runs", "gputui.ui.tui.pages.run.head",
-    "gputui.ui.tui.pages.launch.view", "gputui.ui.tui.actions.footer",
+    "gputui.ui.tui.pages.launch.view", "gputui.ui.tui.actions.shown",
 )  # fmt: skip
 
 
@@ -27,6 +27,6 @@ def test_the_screen_starts_without_what_only_launching_and_later_pages_need() ->
     assert not {"pydantic", "plotext", "yaml", "psutil", "pynvml", "torch"} & loaded
     assert not any(name.startswith("gputui.agent") for name in loaded)
     pages = {"pages.run.page", "pages.compare.page", "pages.alerts.page", "pages.gpu.page", "pages.launch.page"}
-    dialogs = {f"dialogs.{name}" for name in ("palette", "help", "confirm", "settings")}
+    dialogs = {f"dialogs.{name}" for name in ("palette", "questions", "sheet", "settings")}
     assert not {f"gputui.ui.tui.{name}" for name in pages | dialogs} & loaded
     assert not {"gputui.recovery.watch.rules", "gputui.ui.tui.data.past"} & loaded

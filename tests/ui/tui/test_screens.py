@@ -188,7 +188,7 @@ async def test_what_the_agent_does_not_answer_is_withdrawn(
 
 async def test_a_refusal_is_shown_with_its_reason(app: GputuiApp, filler: Filler) -> None:
     async with app.run_test(size=SMALL) as pilot:
-        await pilot.press("G", "u")
+        await pilot.press("G", "r", "r")
         await until(pilot, lambda: bool(feed_of(app).watched))
         assert asked(filler) == [("resume", "resnet50-2", {"set": {}})]
         commands.give_answer(filler.connection, 1, "refused", now=1.0, reason="no valid checkpoint in /x")
@@ -202,16 +202,16 @@ async def test_a_refusal_is_shown_with_its_reason(app: GputuiApp, filler: Filler
 async def test_restarting_removing_and_resuming_a_complete_run_ask_first(app: GputuiApp, filler: Filler) -> None:
     async with app.run_test(size=SMALL) as pilot:
         wanted: list[tuple[str, str, dict[str, Any]]] = []
-        for key, verb in (("X", "restart"), ("delete", "rm")):
-            await pilot.press("G", key)
-            assert isinstance(app.screen, ConfirmScreen), key
+        for keys, verb in (("r0", "restart"), (["delete"], "rm")):
+            await pilot.press("G", *keys)
+            assert isinstance(app.screen, ConfirmScreen), keys
             await pilot.press("y")
             wanted.append((verb, "resnet50-2", {}))
             await until(pilot, lambda: len(asked(filler)) == len(wanted))
             assert asked(filler) == wanted
         filler.end("resnet50-2", "succeeded")
         feed_of(app).refresh()
-        await pilot.press("G", "u")
+        await pilot.press("G", "r", "r")
         assert isinstance(app.screen, ConfirmScreen), "a complete run is resumed after a question"
 
 
@@ -235,19 +235,19 @@ async def test_the_help_is_about_the_screen_behind_it(app: GputuiApp) -> None:
         assert isinstance(app.screen, HelpScreen) and "Open the run or GPU" in text(app, "sheet")
         await pilot.press("down", "up", "pagedown", "escape")
         await pilot.press("enter", "question_mark")
-        assert "Zoom in, around the" in text(app, "sheet") and "Mark or unmark" not in text(app, "sheet")
+        assert "Filter the charts" in text(app, "sheet") and "Mark or unmark" not in text(app, "sheet")
         await pilot.press("escape")
         assert isinstance(app.screen, RunScreen)
 
 
 async def test_the_palette_finds_actions_and_runs(app: GputuiApp) -> None:
     async with app.run_test(size=SMALL) as pilot:
-        await pilot.press("ctrl+p", *"open gpt2")
+        await pilot.press("ctrl+p", *"gpt2")
         assert isinstance(app.screen, PaletteScreen)
         await pilot.press("enter")
         await pilot.pause()
         assert isinstance(app.screen, RunScreen) and app.screen.run_id == "gpt2-124m-1"
-        await pilot.press("colon", *"lr-sweep", "down", "up", "enter")
+        await pilot.press("colon", *"lr-sweep-3", "down", "up", "enter")
         await pilot.pause()
         assert isinstance(app.screen, RunScreen) and app.screen.run_id == "lr-sweep-3"
         assert len(app.screen_stack) == 2 and feed_of(app).interest.run_id == "lr-sweep-3"

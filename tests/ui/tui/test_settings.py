@@ -185,7 +185,7 @@ async def test_charts_order_and_fold_begin_as_they_were_left(filler: Filler, wor
     filler.overnight()
     app = make(workspace, Settings())
     async with app.run_test(size=(120, 36)) as pilot:
-        await pilot.press("a", "o", "enter", "v", "m", "asterisk", "y")
+        await pilot.press("a", "o", "enter", "m", "asterisk", "y")
         await pilot.pause()
         charts = app.chart_memory.usual
     app.preferences.finish()

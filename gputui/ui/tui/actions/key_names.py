@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-_SIGNS = {
-    "?": "question_mark", "/": "slash", ":": "colon", "!": "exclamation_mark", ",": "comma", ".": "full_stop",
-    "<": "less_than_sign", ">": "greater_than_sign", "[": "left_square_bracket", "]": "right_square_bracket",
-    "{": "left_curly_bracket", "}": "right_curly_bracket", "+": "plus", "-": "minus", "*": "asterisk",
-    "=": "equals_sign", "_": "underscore", "#": "number_sign", "@": "at", "$": "dollar_sign", "%": "percent_sign",
-    "^": "circumflex_accent", "&": "ampersand", "(": "left_parenthesis", ")": "right_parenthesis", "'": "apostrophe",
-    '"': "quotation_mark", "\\": "backslash", "|": "vertical_line", "~": "tilde", "`": "grave_accent",
-    ";": "semicolon",
-}  # fmt: skip
+import string
+import unicodedata
+
+# As Textual derives names from Unicode's.
+_OTHER_NAMES = {"solidus": "slash", "reverse_solidus": "backslash", "commercial_at": "at", "hyphen_minus": "minus",
+                "plus_sign": "plus", "low_line": "underscore"}  # fmt: skip
+_NAMES = {sign: unicodedata.name(sign).lower().replace("-", "_").replace(" ", "_") for sign in string.punctuation}
+_SIGNS = {sign: _OTHER_NAMES.get(name, name) for sign, name in _NAMES.items()}
 NAMED = frozenset(
     {"enter", "escape", "tab", "space", "backspace", "delete", "insert", "home", "end", "pageup", "pagedown"}
     | {"up", "down", "left", "right"}

@@ -8,7 +8,7 @@ from typing import get_args
 import msgspec
 from msgspec import Struct
 
-from gputui.ui.tui.actions import ACTIONS, Action, Scope, actions_in
+from gputui.ui.tui.actions import Action, Scope, actions_in
 from gputui.ui.tui.actions.key_names import NAMED, key_name
 
 TYPING: tuple[Scope, ...] = ("profiles", "launch", "study_files")
@@ -42,44 +42,31 @@ def resolve(wanted: Mapping[str, str]) -> Keys:
     """
     refused: list[str] = []
     changed: dict[tuple[Scope, str], tuple[str, ...]] = {}
-    wished_as: dict[tuple[Scope, str], str] = {}
     # A wish for one page overrides one for all.
     for name, words in sorted(wanted.items(), key=lambda item: "." in item[0]):
-        places = _places(name)
-        if not places:
-            import difflib
-
-            near = difflib.get_close_matches(name.rpartition(".")[2], [action.name for action in ACTIONS], 1)
-            hint = f"; the nearest is {near[0]}" if near else ""
-            refused.append(f"keys: no action is named {name}{hint}.")
-            continue
+        page, _, wished = name.rpartition(".")
+        places = [scope for scope in get_args(Scope) if page in ("", scope) and wished in _names(scope)]
         keys = [key_name(word) for word in words.split()]
-        if not keys or None in keys:
-            wrong = next((word for word, key in zip(words.split(), keys, strict=True) if key is None), words)
-            refused.append(f"keys: {name} cannot have {wrong or 'no key'}: there is no such key.")
-            continue
-        if any("+" not in str(key) and key not in NAMED for key in keys):
-            if all(scope in TYPING for scope, _ in places):
+        if any(key is not None and "+" not in key and key not in NAMED for key in keys):
+            typing, places = places, [scope for scope in places if scope not in TYPING]
+            if typing and not places:
                 refused.append(f"keys: {name} cannot have {words}: that is text there.")
-            places = [place for place in places if place[0] not in TYPING]
-        for place in places:
-            changed[place] = tuple(key for key in keys if key)
-            wished_as[place] = name
+                continue
+        if not places:
+            refused.append(f"keys: no action is named {name}.")
+        elif not keys or None in keys:
+            refused.append(f"keys: {name} cannot have {words or 'no key'}: there is no such key.")
+        else:
+            changed |= {(scope, wished): tuple(key for key in keys if key) for scope in places}
     while (clash := _clash(changed)) is not None:
         place, key, other = clash
         del changed[place]
-        refused.append(f"keys: {wished_as[place]} cannot have {key}: on the {place[0]} page that is {other}.")
-    return Keys(changed, tuple(dict.fromkeys(refused)))
+        refused.append(f"keys: {place[1]} cannot have {key}: on the {place[0]} page that is {other}.")
+    return Keys(changed, tuple(refused))
 
 
-def _places(name: str) -> list[tuple[Scope, str]]:
-    scope, _, action_name = name.rpartition(".")
-    return [
-        (each, action.name)
-        for each in get_args(Scope)
-        for action in actions_in(each)
-        if action_name == action.name and scope in ("", each)
-    ]
+def _names(scope: Scope) -> set[str]:
+    return {action.name for action in actions_in(scope)}
 
 
 def _clash(changed: Mapping[tuple[Scope, str], tuple[str, ...]]) -> tuple[tuple[Scope, str], str, str] | None:

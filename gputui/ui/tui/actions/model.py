@@ -15,26 +15,24 @@ from gputui.ui.tui.actions.key_names import key_word
 
 Scope = Literal[
     "overview", "run", "profiles", "launch", "alerts", "gpu", "compare", "processes", "studies", "study_files"
-]
+]  # fmt: skip
+Heading = Literal["Runs", "This page", "Go to", "Past", "Everywhere", "Move"]
+"""A heading of the help."""
 
 
 class Context(Struct, frozen=True):
     """The state of a page that decides whether an action is possible, and how keys are printed.
 
     Attributes:
-        scope: the page that is shown.
         run: the run that an action would apply to: the page's, or the one under the cursor.
         section: the section of the page in focus.
-        gpu: the GPU that an action would apply to.
-        alert: the alert under the cursor.
-        pid: the process under the cursor.
-        study: the state of the study that is shown.
+        study: the state of the study that is shown, or under the cursor.
         quarantined: UUIDs of the GPUs in quarantine.
+        has_studies: whether there is a study to open.
         is_readonly: whether this view changes nothing.
         past_at: the past moment that is shown, in words; None for live.
         blocked_by: why the launch form cannot be started; None if it can.
         connection_lag: the lag of a slow connection, in words; None if there is none.
-        is_ascii: whether only ASCII characters are shown.
         keys: keys from the settings, by action.
     """
 
@@ -46,6 +44,7 @@ class Context(Struct, frozen=True):
     pid: int | None = None
     study: str | None = None
     quarantined: frozenset[str] = frozenset()
+    has_studies: bool = False
 
     is_readonly: bool = False
     past_at: str | None = None
@@ -60,30 +59,23 @@ class Context(Struct, frozen=True):
         return self.keys.get(action.name, action.keys)
 
     def key_word(self, action: Action) -> str:
-        """The first key of an action, as it is printed."""
-        return key_word(self.keys_of(action)[0], is_ascii=self.is_ascii)
+        """The first key of an action, as it is printed; empty if only the palette has it."""
+        return "".join(key_word(key, is_ascii=self.is_ascii) for key in self.keys_of(action)[:1])
 
 
 WhyNot = Callable[[Context], str | None]
 """Why an action is not possible now, as a sentence; None if it is."""
 
 
-def is_possible(context: Context) -> None:
-    """The `WhyNot` of an action that is always possible."""
-
-
 class Action(Struct, frozen=True):
-    """One action.
+    """One action, carried out by a method ``do_<name>``.
 
     Attributes:
-        name: the method ``do_<name>`` carries it out.
-        keys: Textual's names of its keys.
-        label: one or two words for the footer.
-        tooltip: a phrase for the help and the palette.
-        scopes: the pages that have it.
-        why_not: why it is not possible now.
-        shown: whether the footer has it, if there is room; the help has every action.
-        in_palette: whether the palette has it.
+        keys: Textual's names of its keys; none if only the palette has it.
+        label: a word for the footer.
+        tooltip: a phrase for the palette.
+        help: the same for the help; actions with one phrase share a line.
+        in_footer: whether the footer has it, if there is room; the help has every key.
         sections: the focused sections of a run's page for which the footer has it; empty for all.
     """
 
@@ -93,28 +85,14 @@ class Action(Struct, frozen=True):
     tooltip: str
     scopes: tuple[Scope, ...]
     why_not: WhyNot
-    shown: bool
+    heading: Heading
+    help: str
+    in_footer: bool
     in_palette: bool
     sections: tuple[str, ...]
 
     def is_shown(self, context: Context) -> bool:
         """Whether the footer has it here, if there is room."""
-        return self.shown and (context.scope != "run" or not self.sections or context.section in self.sections)
-
-
-def row(
-    name: str,
-    keys: str,
-    label: str,
-    tooltip: str,
-    scopes: tuple[Scope, ...],
-    why_not: WhyNot = is_possible,
-    *,
-    shown: bool = True,
-    in_palette: bool = True,
-    sections: str = "",
-) -> Action:
-    """An action as a row of the table; spaces separate ``keys``, and ``sections``."""
-    return Action(
-        name, tuple(keys.split()), label, tooltip, scopes, why_not, shown, in_palette, tuple(sections.split())
-    )
+        if self.name == "studies":
+            return context.has_studies
+        return self.in_footer and (context.scope != "run" or not self.sections or context.section in self.sections)

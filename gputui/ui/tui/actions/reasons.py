@@ -85,13 +85,13 @@ def can_stop(context: Context) -> str | None:
     return _unless(context, lambda run: run.state.is_over or run.state == "stopping", " already.")
 
 
-def can_go_on(context: Context) -> str | None:
+def can_resume(context: Context) -> str | None:
     return _unless(context, lambda run: not run.state.is_over, "; only an ended run can be resumed.")
 
 
-def can_start_over(context: Context) -> str | None:
+def can_restart(context: Context) -> str | None:
     waits = ("queued", "recovering", "stopping")
-    return _unless(context, lambda run: run.state in waits, "; it cannot begin again now.")
+    return _unless(context, lambda run: run.state in waits, "; it cannot be restarted now.")
 
 
 def can_remove(context: Context) -> str | None:
@@ -102,7 +102,7 @@ def can_pause_queue(context: Context) -> str | None:
     return can_pause_study(context) if _is_study_row(context) else refused_here(context)
 
 
-def can_clone(context: Context) -> str | None:
+def can_rerun(context: Context) -> str | None:
     return changes_study(context) if _is_study_row(context) else changes_run(context)
 
 

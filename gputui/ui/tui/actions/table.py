@@ -1,275 +1,255 @@
-"""Every action, declared once: name, keys, words, pages, and the reason why it may be impossible.
+"""Every action, declared once; bindings, footer, help and palette are made from this table.
 
-Bindings, footer, help and palette are made from this table. Where several pages have the same action, each has a row
-with its own words.
+Where pages have one action with different words, each has a row. The footer takes what fits, in this order.
 """
 
 from __future__ import annotations
 
+import re
 from functools import partial
+from itertools import chain
 
-from gputui.ui.tui.actions.model import Action, Scope, row
-from gputui.ui.tui.actions.reasons import (
-    can_acknowledge,
-    can_clear,
-    can_clone,
-    can_go_on,
-    can_launch,
-    can_move,
-    can_open,
-    can_pause_queue,
-    can_pause_study,
-    can_remove,
-    can_signal,
-    can_start_over,
-    can_stop,
-    can_stop_study,
-    changes_alert,
-    changes_run,
-    changes_study,
-    has_run,
-    looks_back,
-    needs_alert,
-    needs_gpu,
-    needs_process,
-    needs_run,
-    refused_here,
-)
+from gputui.ui.tui.actions import reasons as why
+from gputui.ui.tui.actions.model import Action, Heading, Scope, WhyNot
 
-WATCHED: tuple[Scope, ...] = ("overview", "run", "gpu", "processes", "compare")
 OVERVIEW: tuple[Scope, ...] = ("overview",)
-PAGE: tuple[Scope, ...] = ("run",)
+RUN: tuple[Scope, ...] = ("run",)
 BOTH: tuple[Scope, ...] = ("overview", "run")
-PAGES: tuple[Scope, ...] = ("run", "gpu", "processes")
-TABLES: tuple[Scope, ...] = ("overview", "processes")
 PROCESSES: tuple[Scope, ...] = ("processes",)
 GPU: tuple[Scope, ...] = ("gpu",)
-ALL: tuple[Scope, ...] = ("overview", "alerts", "compare", "studies", *PAGES)
-FORM: tuple[Scope, ...] = ("launch",)
-PROFILES: tuple[Scope, ...] = ("profiles",)
-STUDY_FILES: tuple[Scope, ...] = ("study_files",)
-LISTS: tuple[Scope, ...] = ("profiles", "study_files")
-LAUNCHING: tuple[Scope, ...] = ("profiles", "launch", "study_files")
 ALERTS: tuple[Scope, ...] = ("alerts",)
 COMPARE: tuple[Scope, ...] = ("compare",)
 STUDIES: tuple[Scope, ...] = ("studies",)
 CHARTS: tuple[Scope, ...] = ("run", "compare")
+TABLES: tuple[Scope, ...] = ("overview", "processes", "alerts", "studies")
+SCROLLED: tuple[Scope, ...] = ("run", "gpu")
+ALL: tuple[Scope, ...] = (*TABLES, *SCROLLED, "compare")
+PROFILES: tuple[Scope, ...] = ("profiles",)
+STUDY_FILES: tuple[Scope, ...] = ("study_files",)
+LISTS: tuple[Scope, ...] = ("profiles", "study_files")
+FORM: tuple[Scope, ...] = ("launch",)
+LAUNCHING: tuple[Scope, ...] = (*LISTS, *FORM)
 
-minor = partial(row, shown=False)
+
+def row(
+    names: str,
+    keys: str,
+    label: str,
+    words: str,
+    scopes: tuple[Scope, ...],
+    why_not: WhyNot = lambda context: None,
+    *,
+    heading: Heading = "This page",
+    in_footer: bool = True,
+    in_palette: bool = True,
+    sections: str = "",
+) -> list[Action]:
+    """One action, or several in one line of the help: ``zoom_in zoom_out`` with the keys ``plus / minus`` and the
+    words ``Zoom {in|out}``. One without keys is in the palette only."""
+    found = []
+    for place, (name, own_keys) in enumerate(zip(names.split(), keys.split("/"), strict=True)):
+        own = partial(re.sub, "{(.*?)}", lambda part, place=place: part[1].split("|")[place])
+        all_words = re.sub(r"\|(\w)", lambda part: f", {part[1].lower()}", words).translate({123: "", 125: ""})
+        found.append(
+            Action(name, tuple(own_keys.split()), own(label), own(words), scopes, why_not, heading,
+                   all_words, in_footer and not place, in_palette, tuple(sections.split()))
+        )  # fmt: skip
+    return found
+
+
+minor = partial(row, in_footer=False)
 """An action that the footer leaves to the help."""
+movement = partial(minor, in_palette=False, heading="Move")
+of_run = partial(row, heading="Runs")
+go_to = partial(row, heading="Go to")
+past = partial(minor, heading="Past")
+everywhere = partial(minor, heading="Everywhere")
 
-movement = partial(row, shown=False, in_palette=False)
-"""An action that moves a cursor: neither in the footer nor in the palette."""
-
-# The footer takes what fits in this order.
 # fmt: off
-ACTIONS: tuple[Action, ...] = (
-    # the overview, and what the page of a run shares with it
-    row("help", "question_mark f1", "help", "Help", (*ALL, *LAUNCHING)),
-    row("open", "enter l right", "open", "Open the run or GPU under the cursor", OVERVIEW, can_open),
-    row("back", "escape backspace", "back", "Back: leave full page, crosshair, search, filter; then the page",
-        PAGE),
-    row("section_next", "tab", "section", "Next section", PAGE, in_palette=False),
-    row("launch", "n", "new", "Launch a run from a profile", BOTH, refused_here, sections="charts"),
-    row("clone", "N", "like it", "Launch another run like this one; extend a study", BOTH, can_clone,
-        sections="charts"),
-    minor("label", "d", "label", "Name, tags and note of the run", BOTH, changes_run),
-    row("stop", "s", "stop", "Stop the run: it saves a checkpoint and exits; a study with its trials", BOTH, can_stop),
-    row("fold", "a", "charts", "Switch between charts of all GPUs and a row for each", OVERVIEW),
-    row("filter", "slash", "filter", "Filter the rows", TABLES),
-    movement("up", "up k", "up", "Row up", (*TABLES, *COMPARE)),
-    movement("down", "down j", "down", "Row down", (*TABLES, *COMPARE)),
-    movement("first", "home g", "first", "The first row", (*TABLES, *COMPARE)),
-    movement("last", "end G", "last", "The last row", (*TABLES, *COMPARE)),
-    movement("page_up", "pageup", "page up", "A page of rows up", TABLES),
-    movement("page_down", "pagedown", "page down", "A page of rows down", TABLES),
-    movement("focus_next", "tab", "focus", "Move the focus on: GPUs, runs, events", OVERVIEW),
-    movement("focus_previous", "shift+tab", "focus back", "Move the focus back: events, runs, GPUs", OVERVIEW),
-    row("gpu_detail", "i", "GPU", "Everything about the GPU under the cursor", OVERVIEW, needs_gpu),
-    row("mark", "space", "mark", "Mark or unmark the run for a comparison", OVERVIEW, needs_run),
-    row("sort", "o", "sort", "Change the sort order", TABLES),
-    minor("queue_toggle", "P", "pause", "Pause or resume the queue, or a study", OVERVIEW, can_pause_queue),
-    minor("queue_up", "plus", "earlier", "Move a waiting run one place up in the queue", OVERVIEW, can_move),
-    minor("queue_down", "minus", "later", "Move a waiting run one place down in the queue", OVERVIEW, can_move),
-    minor("clear_gpu", "C", "clear", "Take the GPU out of quarantine", ("overview", "gpu"), can_clear),
+_ROWS: tuple[list[Action], ...] = (
+    # the overview and the page of a run
+    of_run("open", "enter l right", "open", "Open the run or GPU", OVERVIEW, why.can_open),
+    row("back", "escape backspace", "back", "Back, also from crosshair or full page", RUN),
+    row("section_next section_previous", "tab / shift+tab", "section", "{Next|Previous} section",
+        RUN, in_palette=False),
+    of_run("launch", "n", "new", "Launch a profile", BOTH, why.refused_here, sections="charts"),
+    of_run("rerun", "r", "rerun", "Resume, restart or copy the run", BOTH, why.can_rerun),
+    of_run("stop", "s", "stop", "Stop the run after a checkpoint; a study with its trials",
+           BOTH, why.can_stop),
+    of_run("resume", "", "resume", "Resume the run from its newest valid checkpoint",
+           BOTH, why.can_resume),
+    of_run("restart", "", "restart", "Restart the run from step 0", BOTH, why.can_restart),
+    of_run("clone", "", "copy", "Copy the run with changes", BOTH, why.changes_run),
+    of_run("label", "d", "labels", "Labels of the run: name, tags, note",
+           BOTH, why.changes_run, in_footer=False),
+    of_run("remove", "delete", "remove", "Remove the run and its files",
+           BOTH, why.can_remove, in_footer=False),
+    of_run("queue_toggle", "P", "pause", "Pause or resume the queue, or a study",
+           OVERVIEW, why.can_pause_queue, in_footer=False),
+    of_run("queue_up queue_down", "plus / minus", "{earlier|later}",
+           "Move a waiting run {up|down} in the queue", OVERVIEW, why.can_move, in_footer=False),
+    row("find", "slash", "filter", "Filter the charts, or search the log", RUN),
+    minor("clear_gpu", "C", "clear", "Take the GPU out of quarantine",
+          ("overview", "gpu"), why.can_clear),
+    movement("focus_next focus_previous", "tab / shift+tab", "focus",
+             "{Next|Previous} of GPUs, runs, events", OVERVIEW),
     # the page of a run
-    movement("section_previous", "shift+tab", "previous", "Previous section", PAGE),
-    minor("section_charts", "1", "charts", "The charts", PAGE),
-    minor("section_ranks", "2", "ranks", "Progress of each rank", PAGE),
-    minor("section_log", "3", "log", "The log", PAGE),
-    minor("section_story", "4", "timeline", "Timeline: attempts, incidents, decisions and their cost", PAGE),
-    minor("section_params", "5", "parameters", "Parameters as launched and as they are now, checkpoints", PAGE),
-    row("find", "slash", "filter", "Filter the charts by words, globs or ~expressions; in the log: search", PAGE),
-    row("cursor_right", "right l", "crosshair", "Move the crosshair right; scroll a log sideways", CHARTS,
-        sections="charts"),
-    minor("cursor_left", "left h", "left", "Move the crosshair left; scroll a log back", CHARTS),
-    row("zoom_in", "plus equals_sign", "zoom", "Zoom in, around the crosshair or towards the newest", CHARTS,
-        sections="charts"),
-    minor("zoom_out", "minus", "zoom out", "Zoom out", CHARTS),
-    minor("zoom_all", "0", "all", "The whole run", CHARTS),
-    minor("pan_left", "shift+left", "pan left", "Move the zoomed charts left", CHARTS),
-    minor("pan_right", "shift+right", "pan right", "Move them right; at the end they follow the newest point", CHARTS),
-    minor("marker_previous", "ctrl+left", "previous mark", "Previous checkpoint, incident or restart", PAGE),
-    minor("marker_next", "ctrl+right", "next mark", "Next checkpoint, incident or restart", PAGE),
-    row("smoothing_next", "m", "smooth", "Smooth the curves more; after the strongest, not at all", CHARTS,
-        sections="charts"),
-    minor("smoothing_previous", "M", "less", "Smooth the curves less", CHARTS),
-    row("maximise", "enter", "full", "Show the section or chart in focus on the whole page, or all again", PAGE),
-    minor("layout", "v", "layout", "Charts in a grid, two at once, or one", PAGE),
-    minor("x_axis", "x", "x axis", "Change the x axis: steps, time, training time, epochs", CHARTS),
-    minor("log_x_axis", "ctrl+x", "log x",
-        "Switch all x axes between linear and logarithmic", CHARTS),
-    minor("by_rank", "b", "by rank", "Show the metric in focus per rank, or as one curve", PAGE),
-    minor("log_axis", "y", "log y", "Switch the y axis of the chart in focus between linear and logarithmic", CHARTS),
-    minor("pin", "asterisk", "pin", "Pin the chart in focus to the top", PAGE),
-    minor("export", "E", "export", "Export the chart in focus as SVG, CSV and PNG to the run's folder", PAGE),
-    row("log_next", "r", "next log", "Next log: another rank, the launcher, an earlier attempt", PAGE,
-        sections="log"),
-    minor("log_previous", "R", "previous log", "Previous log", PAGE),
-    row("hit_next", "full_stop", "next hit", "Next match in the log", PAGE,
-        sections="log"),
-    minor("hit_previous", "semicolon", "previous hit", "Previous match in the log", PAGE),
-    row("grave_only", "w", "warnings", "Show only warnings and errors, or all lines", PAGE, sections="log"),
-    row("traceback", "e", "traceback", "Go to the latest traceback, that of the failed rank first", PAGE,
-        sections="log"),
-    row("check", "V", "check", "Check that the latest checkpoint is valid", PAGE, sections="params"),
-    row("follow", "f end G", "follow", "Follow the end of the log, timeline and curves", PAGE,
-        sections="log story"),
-    movement("beginning", "home g", "beginning",
-        "Go to the beginning of the log or timeline; the crosshair to the first step", PAGE),
-    movement("up", "up k", "up", "Previous chart; in other sections a line up", PAGE),
-    movement("down", "down j", "down", "Next chart; in other sections a line down", PAGE),
-    movement("page_up", "pageup", "page up", "Previous charts; in other sections a page up", PAGE),
-    movement("page_down", "pagedown space", "page down", "Next charts; in other sections a page down", PAGE),
+    movement("section_charts section_ranks section_log section_story section_params",
+             "1 / 2 / 3 / 4 / 5", "{charts|ranks|log|timeline|parameters}",
+             "{Charts|Ranks|Log|Timeline|Params}", RUN),
+    row("cursor_right cursor_left", "right l / left h", "crosshair",
+        "Crosshair {right|left}; a log sideways", CHARTS, sections="charts"),
+    row("zoom_in zoom_out", "plus / minus", "zoom", "Zoom {in|out} around the crosshair",
+        CHARTS, sections="charts"),
+    minor("zoom_all", "0", "all", "Zoom out to the whole run", CHARTS),
+    minor("pan_left pan_right", "shift+left / shift+right", "pan",
+          "Move the zoomed charts {left|right}", CHARTS),
+    minor("marker_previous marker_next", "ctrl+left / ctrl+right", "mark",
+          "{Previous|Next} checkpoint or incident", RUN),
+    row("smoothing_next", "m", "smooth", "Smooth the curves more, or not", CHARTS, sections="charts"),
+    row("maximise", "enter", "full", "Section or chart on the full page", RUN),
+    minor("x_axis", "x", "x axis", "X axis: steps, time, time trained, epochs", CHARTS),
+    minor("log_axis", "y", "log y", "Logarithmic y axis of the chart", CHARTS),
+    minor("pin", "asterisk", "pin", "Pin the chart to the top", RUN),
+    minor("export", "E", "export", "Export the chart: SVG, CSV, PNG", RUN),
+    minor("smoothing_previous", "", "less", "Smooth the curves less", CHARTS),
+    minor("layout", "", "layout", "Layout of the charts: a grid, or fewer at once", CHARTS),
+    minor("log_x_axis", "", "log x", "Logarithmic x axis of all charts", CHARTS),
+    minor("by_rank", "", "by rank", "The metric in focus per rank, or as one curve", RUN),
+    row("log_next log_previous", "o / O", "other", "{Next|Previous} log: rank, launcher, attempt",
+        RUN, sections="log"),
+    row("hit_next hit_previous", "full_stop / semicolon", "hit",
+        "{Next|Previous} match in the log", RUN, sections="log"),
+    row("grave_only", "w", "warnings", "Only warnings and errors, or all lines", RUN, sections="log"),
+    row("traceback", "e", "traceback", "Traceback of the rank that failed", RUN, sections="log"),
+    row("check", "V", "check", "Verify the newest checkpoint", RUN, sections="params"),
+    row("follow", "f end G", "follow", "Follow the end", RUN, sections="log story"),
+    movement("beginning", "home g", "beginning", "Go to the beginning", RUN),
     # the page of processes
-    row("processes", "p", "processes", "Processes on the GPUs and of runs", ("overview", "gpu", "run",
-        "compare", "alerts", "studies")),
-    row("back", "escape backspace h left", "back", "Back", PROCESSES),
-    row("process_detail", "enter i", "detail", "Details of the process", PROCESSES, needs_process),
-    row("signal", "s", "signal", "Send a signal to the process", PROCESSES, can_signal),
-    minor("kill", "K", "kill", "Kill the process (SIGKILL) after a question", PROCESSES, can_signal),
-    row("environment", "e", "environment", "The environment of the process, without secrets", PROCESSES, needs_process),
-    row("process_tree", "v", "tree", "Switch between a tree and a list", PROCESSES),
+    row("process_detail", "enter i", "detail", "Details of the process", PROCESSES, why.needs_process),
+    row("signal", "s", "signal", "Send a signal to the process", PROCESSES, why.can_signal),
+    minor("kill", "K", "kill", "Kill the process (SIGKILL) after a question",
+          PROCESSES, why.can_signal),
+    row("environment", "e", "environment", "Environment of the process, without secrets",
+        PROCESSES, why.needs_process),
+    row("process_run", "r l right", "run", "Open the run of the process", PROCESSES, why.needs_run),
+    row("process_tree", "v", "tree", "Processes as a tree, or a list", PROCESSES),
     row("process_group", "b", "group", "Group by GPU, by run, or not at all", PROCESSES),
-    minor("reverse", "O", "reverse", "Reverse the sort order", PROCESSES),
-    minor("process_run", "r l right", "run", "Open the run of the process", PROCESSES, needs_run),
     # the page of a GPU
-    row("open_run", "enter", "run", "Open the run on this GPU", GPU, needs_run),
-    row("back", "escape backspace h left", "back", "Back", GPU),
-    row("gpu_next", "tab", "next GPU", "Next GPU", GPU, in_palette=False),
-    movement("gpu_previous", "shift+tab", "previous GPU", "Previous GPU", GPU),
-    row("span_longer", "plus", "longer", "Longer time span: 10 min, 1 h, 6 h, 1 d", GPU),
-    minor("span_shorter", "minus", "shorter", "Shorter time span", GPU),
-    movement("up", "up k", "up", "A line up", GPU),
-    movement("down", "down j", "down", "A line down", GPU),
-    movement("page_up", "pageup", "page up", "A page up", GPU),
-    movement("page_down", "pagedown space", "page down", "A page down", GPU),
+    row("open_run", "enter", "run", "Open the run on this GPU", GPU, why.needs_run),
+    row("gpu_next gpu_previous", "tab / shift+tab", "next", "{Next|Previous} GPU",
+        GPU, in_palette=False),
+    row("span_longer span_shorter", "plus / minus", "longer",
+        "{Longer|Shorter} time span: 10 min, 1 h, 6 h, 1 d", GPU),
     # the comparison
-    row("compare", "c", "compare", "Compare the marked runs, or this one with others of its profile", BOTH, needs_run),
-    row("open", "enter", "open", "Open the page of the run", COMPARE, needs_run),
-    row("back", "escape backspace", "back", "Back: leave the crosshair; then the page", COMPARE),
-    row("metric_next", "tab full_stop", "metric", "Next metric", COMPARE),
-    minor("metric_previous", "shift+tab semicolon", "previous metric", "Previous metric", COMPARE),
-    row("metric_find", "slash", "metric", "Find a metric by name", COMPARE),
-    minor("layout", "v", "layout", "Switch between a grid of metrics and one", COMPARE),
-    row("cut", "w", "cut", "Cut the x axis at the end of the shortest run, or of the longest", COMPARE),
-    row("hide", "space", "hide", "Hide or show the curve of the run", COMPARE, needs_run),
-    minor("leave_out", "d delete", "leave out", "Remove the run from the comparison", COMPARE, needs_run),
-    row("sort", "o", "sort", "Change the sort order: best, last, steps, time, a parameter, as chosen", COMPARE),
-    minor("reverse", "O", "reverse", "Reverse the sort order", COMPARE),
-    minor("params", "i", "parameters", "Show the parameters that differ", COMPARE, needs_run),
-    minor("code", "e", "code", "Show how the code differs from that of the first other run", COMPARE, needs_run),
-    row("group", "b", "group", "Group by a parameter that differs", COMPARE),
-    # what changes a run
-    minor("resume", "u", "resume", "Resume from the latest valid checkpoint", BOTH, can_go_on),
-    minor("restart", "X", "restart", "Restart from the beginning", BOTH, can_start_over),
-    minor("remove", "delete", "remove", "Delete the run: its history, logs and checkpoints", BOTH, can_remove),
+    row("open", "enter", "open", "Open the page of the run", COMPARE, why.needs_run),
+    row("metric_next metric_previous", "tab full_stop / shift+tab semicolon", "metric",
+        "{Next|Previous} metric", COMPARE),
+    row("metric_find", "slash", "find", "Find a metric by name", COMPARE),
+    row("cut", "w", "cut", "End the x axis with the shortest run, or the longest", COMPARE),
+    row("hide", "space", "hide", "Hide or show the curve of the run", COMPARE, why.needs_run),
+    minor("leave_out", "d delete", "leave out", "Remove the run from the comparison",
+          COMPARE, why.needs_run),
+    row("sort", "o", "sort", "Sort by best, last, steps, time, a parameter, or as chosen", COMPARE),
+    minor("reverse", "O", "reverse", "Reverse the sort order", ("compare", "processes")),
+    minor("params", "i", "parameters", "The parameters that differ", COMPARE, why.needs_run),
+    minor("code", "e", "code", "The difference of the code from that of the first other run",
+          COMPARE, why.needs_run),
+    minor("group", "", "group", "Group the runs by a parameter that differs", COMPARE),
     # the page of alerts
-    row("alerts", "exclamation_mark", "alerts", "Active and resolved alerts", WATCHED),
-    row("alert_run", "enter l right", "run", "Open the run of the alert", ALERTS, has_run),
-    row("back", "escape backspace h left", "back", "Back", ALERTS),
-    row("acknowledge", "a space", "ack", "Acknowledge the alert; it stays until it clears", ALERTS, can_acknowledge),
-    minor("acknowledge_all", "A", "ack all", "Acknowledge all active alerts", ALERTS, refused_here),
-    row("silence", "z", "silence", "Mute its notifications for a while", ALERTS, changes_alert),
-    row("alert_moment", "t", "go to that time", "Go to the time when it was raised", ALERTS, needs_alert),
-    row("filter", "slash", "filter", "Filter the alerts", ALERTS),
-    row("sort", "o", "sort", "Change the sort order: severity or time", ALERTS),
-    movement("up", "up k", "up", "Alert up", ALERTS),
-    movement("down", "down j", "down", "Alert down", ALERTS),
-    movement("first", "home g", "first", "The first alert", ALERTS),
-    movement("last", "end G", "last", "The last alert", ALERTS),
-    movement("page_up", "pageup", "page up", "A page up", ALERTS),
-    movement("page_down", "pagedown", "page down", "A page down", ALERTS),
+    row("alert_run", "enter l right", "run", "Open the run of the alert", ALERTS, why.has_run),
+    row("acknowledge", "a space", "ack", "Acknowledge the alert; it stays until it clears",
+        ALERTS, why.can_acknowledge),
+    minor("acknowledge_all", "A", "ack all", "Acknowledge all active alerts",
+          ALERTS, why.refused_here),
+    row("silence", "z", "silence", "Mute its notifications for a while", ALERTS, why.changes_alert),
+    row("alert_moment", "t", "time", "Go to the time when it was raised",
+        ALERTS, why.needs_alert, heading="Past"),
     # the page of studies
-    minor("studies", "S", "studies", "Studies: trials, best values and parameter importance", (*WATCHED,
-        "alerts")),
-    row("open", "enter l right", "open", "Open the run of the trial", STUDIES, needs_run),
-    row("back", "escape backspace h left", "back", "Back", STUDIES),
-    row("study_new", "N ctrl+n", "new study", "Start a study from a file", STUDIES, refused_here),
-    minor("study_new", "ctrl+n", "new study", "Start a study from a file", OVERVIEW, refused_here),
-    row("study_next", "tab", "next study", "Next study", STUDIES),
-    minor("study_previous", "shift+tab", "previous study", "Previous study", STUDIES),
-    row("study_view", "v", "view", "Change the view: trials, parameters, curves, objectives", STUDIES),
-    row("sort", "o", "sort", "Change the sort order: value or number", STUDIES),
-    row("stop", "s", "stop trial", "Stop the trial's run; its point counts as stopped", STUDIES, can_stop),
-    row("prune", "x", "prune", "Cut the trial short now, as the pruner does", STUDIES, can_stop),
-    row("keep", "e", "keep", "Let the trial run to its end: the pruner does not cut it short", STUDIES, can_stop),
-    row("enqueue", "n", "new trial", "Add a trial, starting from the values of this one", STUDIES,
-        changes_study),
-    row("study_pause", "P", "pause", "Pause or resume the study", STUDIES, can_pause_study),
-    minor("study_stop", "X", "stop study", "Stop the study and its trials", STUDIES, can_stop_study),
-    row("compare", "c", "compare", "Compare the curves of the best trials", STUDIES, needs_run),
-    row("filter", "slash", "filter", "Filter the trials", STUDIES),
-    movement("up", "up k", "up", "Trial up", STUDIES),
-    movement("down", "down j", "down", "Trial down", STUDIES),
-    movement("first", "home g", "first", "The first trial", STUDIES),
-    movement("last", "end G", "last", "The last trial", STUDIES),
-    movement("page_up", "pageup", "page up", "A page up", STUDIES),
-    movement("page_down", "pagedown", "page down", "A page down", STUDIES),
+    row("open", "enter l right", "open", "Open the run of the trial", STUDIES, why.needs_run),
+    row("study_new", "N ctrl+n", "new", "Start a study from a file", STUDIES, why.refused_here),
+    minor("study_new", "ctrl+n", "new study", "Start a study from a file",
+          OVERVIEW, why.refused_here, heading="Runs"),
+    row("study_next study_previous", "tab / shift+tab", "next", "{Next|Previous} study", STUDIES),
+    row("study_view", "v", "view", "The trials by value, parameters, curves, objectives", STUDIES),
+    row("stop", "s", "stop", "Stop the trial; its point counts as stopped", STUDIES, why.can_stop),
+    row("prune", "x", "prune", "Cut the trial short, as the pruner does", STUDIES, why.can_stop),
+    row("keep", "e", "keep", "Keep the pruner from cutting the trial short", STUDIES, why.can_stop),
+    row("enqueue", "n", "add", "Add a trial, starting from the values of this one",
+        STUDIES, why.changes_study),
+    row("rerun", "r", "extend", "Resume the study, or extend it", STUDIES, why.changes_study),
+    row("study_pause", "P", "pause", "Pause or resume the study", STUDIES, why.can_pause_study),
+    minor("study_stop", "X", "stop all", "Stop the study and its trials",
+          STUDIES, why.can_stop_study),
+    row("compare", "c", "compare", "Compare the curves of the best trials", STUDIES, why.needs_run),
+    row("filter", "slash", "filter", "Filter the rows", TABLES),
+    row("fold", "a", "charts", "Charts of all GPUs, or a row for each", OVERVIEW),
+    row("mark", "space", "mark", "Mark the run for a comparison", OVERVIEW, why.needs_run),
+    row("sort", "o", "sort", "Change the sort order", TABLES),
+    # other pages
+    go_to("studies", "S", "studies", "Studies: trials, best values, importance",
+          ("overview", "alerts", "compare", *PROCESSES, *SCROLLED)),
+    go_to("processes", "p", "processes", "Processes on the GPUs and of runs",
+          ("overview", "alerts", "compare", "studies", *SCROLLED)),
+    go_to("gpu_detail", "i", "GPU", "Everything about the GPU", OVERVIEW, why.needs_gpu),
+    go_to("compare", "c", "compare", "Compare with other runs", BOTH, why.needs_run),
+    go_to("alerts", "exclamation_mark", "alerts", "Active and resolved alerts",
+          ("overview", "compare", *PROCESSES, *SCROLLED)),
+    row("back", "escape backspace", "back", "Leave the crosshair; then the page", COMPARE),
+    row("back", "escape backspace h left", "back", "Back", (*PROCESSES, *GPU, *ALERTS, *STUDIES)),
     # looking back
-    minor("time_back", "less_than_sign", "back 10 s", "Go back 10 s", ALL),
-    minor("time_forth", "greater_than_sign", "on 10 s", "Go forward 10 s", ALL, looks_back),
-    minor("time_back_far", "left_curly_bracket", "back 100 s", "Go back 100 s", ALL),
-    minor("time_forth_far", "right_curly_bracket", "on 100 s", "Go forward 100 s", ALL, looks_back),
-    row("time_type", "t", "past", "Go to a time: 03:12, -20m, 2026-11-20, or that of the crosshair",
-        ("overview", "compare", "studies", *PAGES)),
-    minor("tick_previous", "left_square_bracket", "previous event", "Go to the previous event, incident or alert", ALL),
-    minor("tick_next", "right_square_bracket", "next event", "Go to the next event, incident or alert", ALL,
-        looks_back),
-    minor("live", "L", "live", "Return to the present", ALL, looks_back),
-    # launching: which profile, then how
+    row("time_type", "t", "past", "Go to a time: 03:12, -20m, 2026-11-20, or the crosshair's",
+        ("overview", "compare", "studies", *PROCESSES, *SCROLLED), heading="Past"),
+    past("time_back", "less_than_sign", "back 10 s", "Go back 10 s", ALL),
+    past("time_forth", "greater_than_sign", "on 10 s", "Go forward 10 s", ALL, why.looks_back),
+    past("time_back_far", "", "back 100 s", "Go back 100 s", ALL),
+    past("time_forth_far", "", "on 100 s", "Go forward 100 s", ALL, why.looks_back),
+    past("tick_previous", "left_square_bracket", "previous", "Previous event, incident or alert", ALL),
+    past("tick_next", "right_square_bracket", "next", "Next event, incident or alert",
+         ALL, why.looks_back),
+    past("live", "L", "live", "Return to the present", ALL, why.looks_back),
+    # launching: which file, then how
     row("choose", "enter", "choose", "Open the form with this profile", PROFILES),
     row("choose", "enter", "start", "Start the study of this file, after a question", STUDY_FILES),
-    movement("up", "up", "up", "File up", LISTS),
-    movement("down", "down", "down", "File down", LISTS),
-    movement("page_up", "pageup", "page up", "A page of files up", LISTS),
-    movement("page_down", "pagedown", "page down", "A page of files down", LISTS),
-    row("start", "enter", "launch", "Launch the run with these values", FORM, can_launch),
-    movement("field_next", "down tab", "next", "Next field", FORM),
-    movement("field_previous", "up shift+tab", "previous", "Previous field", FORM),
-    row("value_next", "right", "change", "Next choice of the field; show more parameters", FORM),
-    movement("value_previous", "left", "change back", "Previous choice; fold the other parameters", FORM),
-    row("profile_next", "ctrl+n pagedown", "next profile", "Next profile", FORM),
-    minor("profile_previous", "pageup", "previous profile", "Previous profile", FORM),
-    row("preview", "ctrl+d", "dry run", "Show the command, environment and checks without starting", FORM),
+    row("start", "enter", "launch", "Launch the run with these values", FORM, why.can_launch),
+    movement("field_next field_previous", "down tab / up shift+tab", "field",
+             "{Next|Previous} field", FORM),
+    row("value_next value_previous", "right / left", "change",
+        "{Next|Previous} choice of the field; {show|fold} the other parameters",
+        FORM, in_palette=False),
+    row("profile_next profile_previous", "ctrl+n pagedown / pageup", "profile",
+        "{Next|Previous} profile", FORM),
+    row("preview", "ctrl+d", "dry run", "The command, environment and checks, without a start", FORM),
     row("choose_gpus", "ctrl+g", "GPUs", "Choose GPUs from a table of who is on them", FORM),
-    minor("ask_target", "ctrl+t", "ask target", "Show the queue and free GPUs of the target", FORM),
-    minor("last_values", "ctrl+r", "as last", "Use the values of the latest run of this profile", FORM),
+    minor("ask_target", "ctrl+t", "target", "The queue and free GPUs of the target", FORM),
+    minor("last_values", "ctrl+r", "last", "The values of the newest run of this profile", FORM),
     row("cancel", "escape ctrl+c", "back", "Back without launching", LAUNCHING),
     # everywhere
-    row("palette", "ctrl+p colon", "find", "Find actions, runs, profiles and GPUs", ALL, in_palette=False),
-    row("palette", "ctrl+p", "find", "Find actions, runs, profiles and GPUs", LAUNCHING, in_palette=False),
-    minor("copy", "ctrl+y Y", "copy", "Copy what is in focus to your clipboard", ALL),
-    minor("theme", "T", "theme", "Next theme", ALL),
-    minor("settings", "comma f2", "settings", "Settings: theme, characters, mouse, bell, title, refresh rate",
-        (*ALL, *FORM)),
-    minor("settings", "f2", "settings", "Settings: theme, characters, mouse, bell, title, refresh rate",
-        LISTS),
-    minor("mouse", "m", "mouse", "Turn the mouse on or off", OVERVIEW),
-    minor("suspend", "ctrl+z", "suspend", "Suspend to the shell; fg returns", (*ALL, *LAUNCHING)),
-    row("leave", "q ctrl+c", "quit", "Quit the screen; runs continue", ALL),
+    movement("up down", "up k / down j", "{up|down}", "{Up|Down} a row",
+             (*TABLES, *COMPARE, *SCROLLED)),
+    movement("page_up page_down", "pageup / pagedown", "page {up|down}", "{Up|Down} a page", TABLES),
+    movement("page_up page_down", "pageup / pagedown space", "page {up|down}", "{Up|Down} a page",
+             SCROLLED),
+    movement("first last", "home g / end G", "{first|last}", "{First|Last} row",
+             (*TABLES, *COMPARE)),
+    movement("up down", "up / down", "{up|down}", "{Up|Down} a row", LISTS),
+    movement("page_up page_down", "pageup / pagedown", "page {up|down}", "{Up|Down} a page", LISTS),
+    everywhere("palette", "ctrl+p colon", "find", "Find runs, studies, pages, actions",
+               ALL, in_palette=False, in_footer=True),
+    everywhere("palette", "ctrl+p", "find", "Find runs, studies, pages, actions",
+               LAUNCHING, in_palette=False, in_footer=True),
+    everywhere("help", "question_mark f1", "help", "Help", (*ALL, *LAUNCHING), in_footer=True),
+    everywhere("copy", "ctrl+y Y", "copy", "Copy to your clipboard", ALL),
+    everywhere("settings", "comma f2", "settings", "Settings: theme, characters, mouse, bell", ALL),
+    everywhere("settings", "f2", "settings", "Settings: theme, characters, mouse, bell", LAUNCHING),
+    everywhere("theme", "", "theme", "Next theme", ALL),
+    everywhere("mouse", "", "mouse", "Turn the mouse on or off", ALL),
+    everywhere("suspend", "ctrl+z", "suspend", "Suspend to the shell; fg returns",
+               (*ALL, *LAUNCHING)),
+    everywhere("leave", "q ctrl+c", "quit", "Quit the screen; runs continue", ALL, in_footer=True),
 )
 # fmt: on
+ACTIONS: tuple[Action, ...] = tuple(chain.from_iterable(_ROWS))
 
 
 def actions_in(scope: Scope) -> list[Action]:

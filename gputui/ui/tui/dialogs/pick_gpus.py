@@ -11,9 +11,8 @@ from textual.app import ComposeResult
 from gputui.core.text import clean
 from gputui.core.units import celsius, gibibytes, percent
 from gputui.metrics.draw.parts import Line
-from gputui.metrics.draw.raster import Span
-from gputui.ui.tui.layout.columns import Column, fit_line, head_line, place, row_line, selected
-from gputui.ui.tui.widgets.dialog import Content, Dialog
+from gputui.ui.tui.layout.columns import Column, head_line, place, row_line
+from gputui.ui.tui.widgets.dialog import Content, ListDialog
 
 if TYPE_CHECKING:
     from gputui.profiles.gpu_checks import GpuSituation
@@ -35,17 +34,6 @@ class GpuChoice:
     is_recommended: bool
 
 
-def picker_lines(choices: Sequence[GpuChoice], cursor: int, top: int, rows: int, width: int) -> list[Line]:
-    """The head and the rows from ``top`` on."""
-    placed = place(_COLUMNS, width - 2)
-    lines: list[Line] = [[("  ", "text"), *head_line(placed, width - 2)]]
-    for number, choice in enumerate(choices[top : top + rows], top):
-        mark: Span = ("▸ " if number == cursor else "  ", "cursor")
-        line = [mark, *row_line(placed, choice, width - 2)]
-        lines.append(selected(line) if number == cursor else line)
-    return lines
-
-
 _COLUMNS: tuple[Column[GpuChoice], ...] = (
     Column("", 3, lambda row, _: [("[x]" if row.is_chosen else "[ ]", "accent" if row.is_chosen else "dim")]),
     Column("#", 3, lambda row, _: [(str(row.index), "label")], align=">"),
@@ -63,20 +51,19 @@ _COLUMNS: tuple[Column[GpuChoice], ...] = (
 )
 
 
-class PickGpusScreen(Dialog[str]):
+class PickGpusScreen(ListDialog[str]):
     """Answers with a selection in the syntax of the form's field (``0,2``)."""
 
     WIDTH = 100
     PANE_ID = "sheet"
+    first_row = 1
     CLOSING: ClassVar = frozenset({"escape", "ctrl+c", "q"})
 
     def __init__(self, count: int, memory_bytes: int | None, chosen: Sequence[str] = ()) -> None:
         super().__init__()
-        self._count = max(1, count)
+        self._gpu_count = max(1, count)
         self._memory_bytes = memory_bytes
         self._chosen = set(chosen)
-        self._cursor = 0
-        self._top = 0
 
     def compose(self) -> ComposeResult:
         self._chosen = self._chosen or set(self._recommended())
@@ -92,7 +79,7 @@ class PickGpusScreen(Dialog[str]):
         from gputui.profiles.recommend import recommend
 
         situation = self._situation()
-        found = None if situation is None else recommend(self._count, situation, self._memory_bytes)
+        found = None if situation is None else recommend(self._gpu_count, situation, self._memory_bytes)
         return tuple(gpu.uuid for gpu in found or ())
 
     def choices(self) -> list[GpuChoice]:
@@ -123,43 +110,37 @@ class PickGpusScreen(Dialog[str]):
             )  # fmt: skip
         return found
 
+    @property
+    def count(self) -> int:
+        return len(self.shell.snapshot.gpus)
+
+    def choose(self) -> None:
+        """Take the GPU under the cursor, or leave it out."""
+        if self.count:
+            self._chosen ^= {self.shell.snapshot.gpus[self.place].uuid}
+
     def press(self, key: str) -> bool:
-        gpus = self.shell.snapshot.gpus
         if key == "enter":
-            indices = [str(gpu.index) for gpu in gpus if gpu.uuid in self._chosen]
+            indices = [str(gpu.index) for gpu in self.shell.snapshot.gpus if gpu.uuid in self._chosen]
             # A single index without a comma would be a number of GPUs.
             self.dismiss((",".join(indices) + ("," if len(indices) == 1 else "")) if indices else None)
-        elif key in ("down", "j"):
-            self.scroll(1)
-        elif key in ("up", "k"):
-            self.scroll(-1)
-        elif key == "space" and self._cursor < len(gpus):
-            self._chosen ^= {gpus[self._cursor].uuid}
+        elif key == "space":
+            self.choose()
         elif key == "r":
             self._chosen = set(self._recommended())
+        else:
+            super().press({"j": "down", "k": "up"}.get(key, key))
         return True
-
-    def scroll(self, by: int) -> None:
-        self._cursor = max(0, min(self._cursor + by, len(self.shell.snapshot.gpus) - 1))
-
-    def click(self, row: int) -> None:
-        """Move the cursor to the clicked row; a click on the row of the cursor toggles the GPU."""
-        gpus = self.shell.snapshot.gpus
-        place = self._top + row - 1
-        if row >= 1 and place < len(gpus):
-            if place == self._cursor:
-                self._chosen ^= {gpus[place].uuid}
-            self._cursor = place
 
     def content(self, width: int) -> Content:
         """The GPUs as they are in the newest snapshot."""
         choices = self.choices()
-        room = max(1, min(len(choices), self.app.size.height - 6))
-        self._top = min(max(self._top, self._cursor - room + 1), self._cursor)
-        lines: list[Line] = picker_lines(choices, self._cursor, self._top, room, width)
+        placed = place(_COLUMNS, width - 2)
+        lines: list[Line] = [[("  ", "text"), *head_line(placed, width - 2)]]
+        for number in self.rows_in_view(self.app.size.height - 6):
+            lines.append(self.row(number, row_line(placed, choices[number], width - 2)))
         if not choices:
-            lines = [fit_line([("No GPU is known; 0 runs on the CPU.", "dim")], width)]
+            lines = [[("No GPU is known; 0 runs on the CPU.", "dim")]]
         number = sum(choice.is_chosen for choice in choices)
-        chosen = "1 chosen" if number == 1 else f"{number} chosen"
-        note = f"{chosen} · space takes · r recommended · ↵ done · esc back"
-        return Content(f"Choose GPUs · the profile asks for {self._count}", lines, note)
+        note = f"{number} chosen · space takes · r recommended · ↵ done · esc back"
+        return Content(f"Choose GPUs · the profile asks for {self._gpu_count}", lines, note)

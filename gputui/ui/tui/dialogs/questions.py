@@ -1,7 +1,8 @@
-"""Dialogs that ask one question."""
+"""Dialogs that ask one question: yes or no, one of a few, or a line to type."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 from gputui.core.text import clean
@@ -9,12 +10,14 @@ from gputui.core.units import duration
 from gputui.metrics.draw.parts import Line
 from gputui.recovery.watch.overrides import parse_seconds
 from gputui.recovery.watch.rules import RULES
+from gputui.runs.labels import LabelError, checked_labels
 from gputui.store.alerts import AlertView
+from gputui.store.runs import Run
 from gputui.ui.tui.dialogs.typed_time import EXAMPLES, TypedTimeError, parse_moment
 from gputui.ui.tui.layout.columns import fit_line, wrap
 from gputui.ui.tui.layout.moments import day_and_clock
 from gputui.ui.tui.layout.words import dated_clock
-from gputui.ui.tui.widgets.dialog import Content, Dialog
+from gputui.ui.tui.widgets.dialog import Answer, Content, Dialog, ListDialog
 from gputui.ui.tui.widgets.line_edit import LineEdit
 
 
@@ -36,43 +39,180 @@ class ConfirmScreen(Dialog[bool]):
 
     def content(self, width: int) -> Content:
         body: list[Line] = [[(part, "text")] for part in wrap(self._text, width)]
-        choice: Line = [("y", "key"), (" yes   ", "text"), ("n", "key"), (" no", "text")]
-        return Content(self._title, [*body, fit_line([], width), choice])
+        return Content(self._title, [*body, [], [("y", "key"), (" yes   ", "text"), ("n", "key"), (" no", "text")]])
 
 
-class MomentScreen(Dialog[float]):
+# --- one of a few
+
+
+class MenuItem(NamedTuple):
+    """A choice and its key; ``why_not`` is a sentence if it is not possible."""
+
+    key: str
+    label: str
+    words: str
+    why_not: str | None = None
+
+
+class MenuScreen(ListDialog[str]):
+    """Answers with the key of the chosen item. One that is not possible is dim, with its reason."""
+
+    WIDTH = 76
+    PANE_ID = "confirm"
+    CLOSES_BESIDE = True
+
+    def __init__(self, title: str, items: Sequence[MenuItem], texts: Sequence[str] = ()) -> None:
+        super().__init__()
+        self.items = items
+        self.place = next((number for number, item in enumerate(items) if item.why_not is None), 0)
+        self._title = title
+        self._texts = texts
+
+    @property
+    def count(self) -> int:
+        return len(self.items)
+
+    def choose(self) -> None:
+        item = self.items[self.place]
+        if item.why_not is None:
+            self.dismiss(item.key)
+
+    def press(self, key: str) -> bool:
+        place = next((number for number, item in enumerate(self.items) if item.key == key), None)
+        if place is None:
+            return super().press(key)
+        self.place = place
+        self.choose()
+        return True
+
+    def content(self, width: int) -> Content:
+        lines: list[Line] = [[(part, "text")] for text in self._texts for part in wrap(text, width)]
+        self.first_row = len(lines)
+        label_width = max(len(item.label) for item in self.items) + 2
+        for number in self.rows_in_view(self.count):
+            item = self.items[number]
+            styles = ("key", "text") if item.why_not is None else ("dim", "dim")
+            label = [(f"{item.key}  ", styles[0]), (f"{item.label:<{label_width}}", styles[1])]
+            lines.append(self.row(number, fit_line([*label, (item.why_not or item.words, "dim")], width - 2)))
+        return Content(self._title, lines, "↵ or its key chooses   esc back")
+
+
+class SignalScreen(MenuScreen):
+    """Answers with the name of a chosen and confirmed signal."""
+
+    def __init__(self, about: str, warning: str = "") -> None:
+        items = [
+            MenuItem("t", "TERM", "asks it to end"),
+            MenuItem("i", "INT", "interrupts it, as ctrl+c would"),
+            MenuItem("k", "KILL", "ends it at once; it saves nothing"),
+            MenuItem("s", "STOP", "stops it where it is"),
+            MenuItem("c", "CONT", "continues it after a stop"),
+        ]
+        super().__init__("Signal", items, (about, warning))
+
+    def choose(self) -> None:
+        item = self.items[self.place]
+
+        def decide(is_sure: bool | None) -> None:
+            self.dismiss(f"SIG{item.label}" if is_sure else None)
+
+        self.app.push_screen(ConfirmScreen("Signal", f"Send {item.label}? It {item.words}."), decide)
+
+
+# --- a line to type
+
+
+class FormScreen(Dialog[Answer]):
+    """Lines to type; tab and the arrows choose one. A subclass judges them in ``check``."""
+
+    TITLE_WORDS: ClassVar[str]
+    NOTE: ClassVar[str]
+
+    def __init__(self, **fields: str) -> None:
+        super().__init__()
+        self.names = tuple(fields)
+        self.edits = [LineEdit.at_end(text) for text in fields.values()]
+        self.place = 0
+        self.edit = self.edits[0]
+
+    def check(self, texts: list[str]) -> tuple[Answer | None, str]:
+        """The answer, None if it is not valid, and words about it."""
+        raise NotImplementedError
+
+    @property
+    def text(self) -> str:
+        """A sentence above the lines."""
+        return ""
+
+    def edited(self) -> None:
+        assert self.edit is not None
+        self.edits[self.place] = self.edit
+
+    def click(self, row: int) -> None:
+        if 0 <= row < len(self.edits):
+            self.place = row
+            self.edit = self.edits[row]
+
+    def press(self, key: str) -> bool:
+        if key == "enter":
+            answer = self.check([edit.text for edit in self.edits])[0]
+            if answer is not None:
+                self.dismiss(answer)
+        elif key in ("tab", "down", "shift+tab", "up"):
+            self.click((self.place + (1 if key in ("tab", "down") else -1)) % len(self.edits))
+        else:
+            return False
+        return True
+
+    def content(self, width: int) -> Content:
+        lines: list[Line] = [[(part, "text")] for part in wrap(self.text, width)]
+        label_width = max(map(len, self.names)) + 1
+        for number, (name, edit) in enumerate(zip(self.names, self.edits, strict=True)):
+            is_chosen = number == self.place
+            shown = edit.spans(width - label_width) if is_chosen else [(clean(edit.text), "text")]
+            lines.append([(f"{name:<{label_width}}", "tab" if is_chosen else "label"), *shown])
+        texts = [edit.text for edit in self.edits]
+        answer, words = self.check(texts)
+        style = "dim" if answer is not None or not any(text.strip() for text in texts) else "warn"
+        lines += [[], *([(part, style)] for part in wrap(words, width))]
+        return Content(self.TITLE_WORDS, lines, self.NOTE)
+
+
+class MomentScreen(FormScreen[float]):
     """Answers with the typed moment in UTC unix seconds, and shows it while typing."""
 
     PANE_ID = "moment"
+    TITLE_WORDS = "Go to time"
+    NOTE = "↵ go   esc back"
 
     def __init__(self, now: float) -> None:
-        super().__init__()
+        super().__init__(time="")
         self._now = now
-        self.edit: LineEdit = LineEdit()
 
-    def press(self, key: str) -> bool:
-        if key == "enter" and (at := self._typed()[0]) is not None:
-            self.dismiss(at)
-        return key == "enter"
-
-    def _typed(self) -> tuple[float | None, str]:
-        """The typed moment, None if it is invalid, and a text about it."""
+    def check(self, texts: list[str]) -> tuple[float | None, str]:
+        if not texts[0].strip():
+            return None, f"for example {EXAMPLES}"
         try:
-            at = parse_moment(self.edit.text, self._now)
+            at = parse_moment(texts[0], self._now)
         except TypedTimeError as error:
             return None, str(error)
         return at, f"{day_and_clock(at)}, {duration(self._now - at)} ago"
 
-    def content(self, width: int) -> Content:
-        at, words = self._typed()
-        empty = not self.edit.text.strip()
-        style = "accent" if at is not None else "dim" if empty else "warn"
-        hint = f"for example {EXAMPLES}" if empty else words
-        lines: list[Line] = [
-            fit_line([("look at ", "text"), *self.edit.spans(width - 8)], width),
-            *([(part, style)] for part in wrap(hint, width)),
-        ]
-        return Content("A moment", lines, "↵ look   esc back")
+
+class ExtendScreen(FormScreen[int]):
+    """Answers with the typed number of trials."""
+
+    TITLE_WORDS = "Extend the study"
+    NOTE = "↵ extend   esc back"
+
+    def __init__(self, study_id: str) -> None:
+        super().__init__(trials="")
+        self._study_id = study_id
+
+    def check(self, texts: list[str]) -> tuple[int | None, str]:
+        number = int(texts[0]) if texts[0].strip().isdecimal() else 0
+        is_valid = 0 < number < 100_000
+        return number if is_valid else None, f"{self._study_id} continues with that many more trials."
 
 
 class Silence(NamedTuple):
@@ -82,71 +222,73 @@ class Silence(NamedTuple):
     is_everywhere: bool
 
 
-class SilenceScreen(Dialog[Silence]):
+class SilenceScreen(FormScreen[Silence]):
     """Answers with a typed duration. Tab switches between this subject and all subjects of the rule."""
 
     PANE_ID = "silence"
+    TITLE_WORDS = "Silence"
+    NOTE = "↵ silence   tab this / everywhere   esc back"
 
     def __init__(self, alert: AlertView, now: float) -> None:
-        super().__init__()
+        super().__init__(**{"for": "1h"})
         self._alert = alert
         self._now = now
-        self.edit: LineEdit = LineEdit.at_end("1h")
         self._is_everywhere = False
 
-    def press(self, key: str) -> bool:
-        if key == "enter":
-            if (seconds := self._seconds()) is not None:
-                self.dismiss(Silence(seconds, self._is_everywhere))
-        elif key in ("tab", "shift+tab"):
-            self._is_everywhere = not self._is_everywhere
-        else:
-            return False
-        return True
-
-    def _seconds(self) -> float | None:
-        text = self.edit.text.strip()
-        return 0.0 if text == "0" else parse_seconds(text)
-
-    def content(self, width: int) -> Content:
+    @property
+    def text(self) -> str:
         title = RULES[self._alert.rule].title if self._alert.rule in RULES else clean(self._alert.rule)
-        whose = "everywhere" if self._is_everywhere else f"for {clean(self._alert.subject_name)}"
-        seconds = self._seconds()
+        return f"{title} {'everywhere' if self._is_everywhere else f'for {clean(self._alert.subject_name)}'}"
+
+    def press(self, key: str) -> bool:
+        if key in ("tab", "shift+tab"):
+            self._is_everywhere = not self._is_everywhere
+            return True
+        return super().press(key)
+
+    def check(self, texts: list[str]) -> tuple[Silence | None, str]:
+        seconds = 0.0 if texts[0].strip() == "0" else parse_seconds(texts[0].strip())
         if seconds is None:
-            meant, style = "a time such as 30min, 2h or 1d, of at most 30 days; 0 ends it", "warn"
-        elif seconds == 0:
-            meant, style = "no longer silenced", "dim"
-        else:
-            until = dated_clock(self._now + seconds, self._now)
-            meant, style = f"no notifications until {until} ({duration(seconds)})", "dim"
-        body: list[Line] = [[(part, "text")] for part in wrap(f"{title} {whose}", width)]
-        body.append(fit_line([("for ", "dim"), *self.edit.spans(max(8, width - 4))], width))
-        body += [[(part, style)] for part in wrap(meant, width)]
-        return Content("Silence", body, "↵ silence   tab this / everywhere   esc back")
+            return None, "a time such as 30min, 2h or 1d, of at most 30 days; 0 ends it"
+        words = f"no notifications until {dated_clock(self._now + seconds, self._now)} ({duration(seconds)})"
+        return Silence(seconds, self._is_everywhere), words if seconds else "no longer silenced"
 
 
-class ExtendScreen(Dialog[int]):
-    """Answers with the typed number of trials."""
+class LabelsScreen(FormScreen[dict[str, str | list[str]]]):
+    """Answers with the changes of a run's labels, as arguments of the command ``label``."""
 
-    PANE_ID = "extend"
+    WIDTH = 78
+    TITLE_WORDS = "Labels"
+    NOTE = "tab field   ↵ save   esc back"
+    _HELP = (
+        "Its id stays; commands take either.",
+        "Separate tags with spaces. /#tag filters the runs by one.",
+        "One line: why it was launched, what came of it.",
+    )
 
-    def __init__(self, study_id: str) -> None:
-        super().__init__()
-        self._study_id = study_id
-        self.edit: LineEdit = LineEdit.at_end("")
+    def __init__(self, run: Run) -> None:
+        super().__init__(name=run.name, tags="".join(f"{tag} " for tag in run.tags), note=run.note or "")
+        self._run = run
+        self.click(1)
 
     @property
-    def _trials(self) -> int | None:
-        text = self.edit.text.strip()
-        number = int(text) if text.isdecimal() else 0
-        return number if 0 < number < 100_000 else None
+    def text(self) -> str:
+        return clean(self._run.run_id)
 
-    def press(self, key: str) -> bool:
-        if key == "enter" and self._trials is not None:
-            self.dismiss(self._trials)
-        return key == "enter"
-
-    def content(self, width: int) -> Content:
-        body = [[(part, "text")] for part in wrap(f"{self._study_id} continues with that many more trials.", width)]
-        body.append(fit_line([("trials ", "dim"), *self.edit.spans(max(8, width - 8))], width))
-        return Content("Extend the study", body, "↵ extend   esc back")
+    def check(self, texts: list[str]) -> tuple[dict[str, str | list[str]] | None, str]:
+        run, (name, tags, note) = self._run, texts
+        try:
+            new = checked_labels(name, tags.replace(",", " ").split(), note)
+        except LabelError as error:
+            return None, str(error)
+        added, removed = (sorted(set(a) - set(b)) for a, b in ((new.tags, run.tags), (run.tags, new.tags)))
+        changes: dict[str, str | list[str]] = {}
+        if new.name != run.name:
+            changes["name"] = new.name
+        if added:
+            changes["add"] = added
+        if removed:
+            changes["remove"] = removed
+        if new.note != (run.note or ""):
+            changes["note"] = new.note
+        return changes, self._HELP[self.place]

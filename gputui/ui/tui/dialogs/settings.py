@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 from gputui.metrics.draw.parts import Line
-from gputui.ui.tui.layout.columns import fit_line, selected, wrap
-from gputui.ui.tui.settings import CHOICES, Settings
-from gputui.ui.tui.widgets.dialog import Content, Dialog
+from gputui.ui.tui.layout.columns import fit_line, wrap
+from gputui.ui.tui.settings import CHOICES
+from gputui.ui.tui.widgets.dialog import Content, ListDialog
 
 
 class Item(NamedTuple):
@@ -44,45 +44,7 @@ ITEMS: tuple[Item, ...] = (
 )  # fmt: skip
 
 
-def turned(settings: Settings, item: Item, by: int) -> Any:
-    """The value of a setting ``by`` places after the current one, wrapping around."""
-    value = getattr(settings, item.name)
-    values = item.values
-    place = values.index(value) if value in values else min(range(len(values)), key=lambda n: _far(values[n], value))
-    return values[(place + by) % len(values)]
-
-
-def settings_lines(settings: Settings, place: int, width: int, overruled: Mapping[str, str]) -> list[Line]:
-    """A line for each setting, and the help of the one under the cursor. ``overruled`` says why a setting has no effect
-    now."""
-    label_width = max(len(item.label) for item in ITEMS) + 2
-    lines: list[Line] = []
-    for number, item in enumerate(ITEMS):
-        current = number == place
-        value = item.word(getattr(settings, item.name))
-        line = fit_line(
-            [
-                ("▸ " if current else "  ", "cursor"),
-                (f"{item.label:<{label_width}}", "text"),
-                ("← " if current else "  ", "dim"),
-                (value, "title" if current else "text"),
-                (" →" if current else "", "dim"),
-                (f"  {overruled[item.name]}" if item.name in overruled else "", "warn"),
-            ],
-            width,
-        )
-        lines.append(selected(line) if current else line)
-    lines.append(fit_line([], width))
-    help_parts = wrap(ITEMS[place].help, width - 2)
-    lines += [fit_line([("  ", "text"), (part, "dim")], width) for part in help_parts]
-    return lines + [fit_line([], width)] * (2 - len(help_parts))
-
-
-def _far(one: Any, other: Any) -> float:
-    return abs(float(one) - float(other)) if isinstance(one, float) and isinstance(other, float) else 1.0
-
-
-class SettingsScreen(Dialog[None]):
+class SettingsScreen(ListDialog[None]):
     """Arrows choose and change; escape, enter or the key that opened it close."""
 
     WIDTH = 72
@@ -90,38 +52,39 @@ class SettingsScreen(Dialog[None]):
     CLOSING: ClassVar = frozenset({"escape", "enter", "comma", "f2", "q", "ctrl+c"})
     CLOSES_BESIDE = True
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._place = 0
+    @property
+    def count(self) -> int:
+        return len(ITEMS)
 
     def press(self, key: str) -> bool:
-        if key in ("down", "j", "tab"):
-            self._place = (self._place + 1) % len(ITEMS)
-        elif key in ("up", "k", "shift+tab"):
-            self._place = (self._place - 1) % len(ITEMS)
-        elif key in ("right", "l", "space"):
-            self._turn(1)
+        if key in ("right", "l", "space"):
+            self.choose()
         elif key in ("left", "h"):
-            self._turn(-1)
+            self.choose(-1)
+        else:
+            super().press({"j": "down", "k": "up"}.get(key, key))
         return True
 
-    def scroll(self, by: int) -> None:
-        self._place = min(max(self._place + by, 0), len(ITEMS) - 1)
-
-    def click(self, row: int) -> None:
-        """Move the cursor to the clicked setting; a click on the one under the cursor changes its value."""
-        if 0 <= row < len(ITEMS):
-            if row == self._place:
-                self._turn(1)
-            self._place = row
-
-    def _turn(self, by: int) -> None:
-        item = ITEMS[self._place]
-        self.shell.change(**{item.name: turned(self.shell.settings, item, by)})
+    def choose(self, by: int = 1) -> None:
+        """Change the setting under the cursor to the next value, or the previous one with -1."""
+        item = ITEMS[self.place]
+        value = getattr(self.shell.settings, item.name)
+        place = item.values.index(value) if value in item.values else 0
+        self.shell.change(**{item.name: item.values[(place + by) % len(item.values)]})
 
     def content(self, width: int) -> Content:
         overruled = {"theme": "NO_COLOR is set"} if self.app.no_color else {}
         if os.environ.get("GPUTUI_ASCII", "0") not in ("", "0"):
             overruled["characters"] = "GPUTUI_ASCII is set"
-        lines = settings_lines(self.shell.settings, self._place, width, overruled)
+        label_width = max(len(item.label) for item in ITEMS) + 2
+        lines: list[Line] = []
+        for number in self.rows_in_view(self.count):
+            item, is_current = ITEMS[number], number == self.place
+            value = item.word(getattr(self.shell.settings, item.name))
+            spans = [(f"{item.label:<{label_width}}", "text"), ("← " if is_current else "  ", "dim"),
+                     (value, "title" if is_current else "text"), (" →" if is_current else "", "dim"),
+                     (f"  {overruled.get(item.name, '')}", "warn")]  # fmt: skip
+            lines.append(self.row(number, fit_line(spans, width - 2)))
+        help_parts = wrap(ITEMS[self.place].help, width - 2)
+        lines += [[], *([(f"  {part}", "dim")] for part in help_parts), *([[]] * (2 - len(help_parts)))]
         return Content("Settings", lines, "↑↓ choose  ←→ change  esc closes")

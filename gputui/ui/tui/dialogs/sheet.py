@@ -8,7 +8,7 @@ from typing import ClassVar
 from gputui.core.text import clean, clip
 from gputui.metrics.draw.parts import Line
 from gputui.ui.tui.actions import Context
-from gputui.ui.tui.actions.help import help_lines
+from gputui.ui.tui.actions.shown import help_lines
 from gputui.ui.tui.layout.columns import wrap
 from gputui.ui.tui.widgets.dialog import Content, Dialog
 from gputui.version import VERSION
@@ -84,8 +84,6 @@ class DiffScreen(SheetScreen):
 
 class HelpScreen(SheetScreen):
     """The help of one page."""
-
-    WIDTH: ClassVar = 110
 
     def __init__(self, about: Context) -> None:
         super().__init__(f"Keys · gputui {VERSION} · docs/screen.md")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar, NamedTuple, TypeVar, cast
 
 from textual import events
@@ -11,7 +10,7 @@ from textual.screen import ModalScreen
 
 from gputui.core.text import cell_width, clip
 from gputui.metrics.draw.parts import Line
-from gputui.ui.tui.layout.columns import fit_line
+from gputui.ui.tui.layout.columns import box, fit_line, rule, selected
 from gputui.ui.tui.shell import Shell, passed_to_top
 from gputui.ui.tui.widgets.line_edit import LineEdit
 from gputui.ui.tui.widgets.pane import Pane
@@ -118,18 +117,61 @@ class Dialog(ModalScreen[Answer | None]):
     def draw(self) -> None:
         """Draw the frame in the middle of the screen."""
         width = min(self.WIDTH, self.app.size.width)
-        content = self.content(width - 4)
-        shown = box(content.title, content.lines, width, content.note)
+        title, lines, note = self.content(width - 4)
+        body: list[Line] = [[(" ", "text"), *fit_line(line, width - 4), (" ", "text")] for line in lines]
+        shown = box([rule(title, width - 2), *body], width)
+        if note:
+            foot = clip(f" {note} ", width - 2)
+            shown[-1] = [("╰" + "─" * (width - 2 - cell_width(foot)), "rule"), (foot, "dim"), ("╯", "rule")]
         self.pane.styles.width = width
         self.pane.fit(shown)
 
 
-def box(title: str, lines: Sequence[Line], width: int, note: str = "") -> list[Line]:
-    """``lines`` in a frame of ``width`` cells with a title above and a note below."""
-    inner = width - 2
-    head = clip(f" {title} ", inner)
-    foot = clip(f" {note} ", inner) if note else ""
-    top: Line = [("╭", "rule"), (head, "title"), ("─" * (inner - cell_width(head)) + "╮", "rule")]
-    bottom: Line = [("╰" + "─" * (inner - cell_width(foot)), "rule"), (foot, "dim"), ("╯", "rule")]
-    body: list[Line] = [[("│ ", "rule"), *fit_line(line, inner - 2), (" │", "rule")] for line in lines]
-    return [top, *body, bottom]
+class ListDialog(Dialog[Answer]):
+    """A dialog with a cursor in a list. Enter, or a click on the row of the cursor, calls ``choose``."""
+
+    first_row = 0
+    """Lines of the content above the list."""
+    place = 0
+    top = 0
+    room = 1
+
+    @property
+    def count(self) -> int:
+        """The number of rows."""
+        raise NotImplementedError
+
+    def choose(self) -> None:
+        """Take the row of the cursor."""
+        raise NotImplementedError
+
+    def press(self, key: str) -> bool:
+        steps = {"down": 1, "tab": 1, "up": -1, "shift+tab": -1, "pagedown": self.room, "pageup": -self.room}
+        if key == "enter":
+            self.choose()
+        elif key in steps:
+            self.scroll(steps[key])
+        else:
+            return False
+        return True
+
+    def scroll(self, by: int) -> None:
+        self.place = min(max(0, self.place + by), max(0, self.count - 1))
+
+    def click(self, row: int) -> None:
+        number = self.top + row - self.first_row
+        if self.top <= number < min(self.count, self.top + self.room):
+            if number == self.place:
+                self.choose()
+            self.place = number
+
+    def rows_in_view(self, most: int) -> range:
+        """The rows to show in at most ``most`` lines, with that of the cursor."""
+        self.room = max(1, min(most, self.count))
+        self.top = min(max(self.top, self.place - self.room + 1), self.place)
+        return range(self.top, min(self.count, self.top + self.room))
+
+    def row(self, number: int, line: Line) -> Line:
+        """The line of a row, marked if the cursor is on it."""
+        marked: Line = [("▸ " if number == self.place else "  ", "cursor"), *line]
+        return selected(marked) if number == self.place else marked

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from enum import IntEnum
 from typing import ClassVar, NamedTuple, cast
 
 from msgspec import Struct
@@ -17,7 +18,7 @@ from gputui.metrics.draw.parts import Line
 from gputui.store.hardware import GpuView
 from gputui.store.runs import Run
 from gputui.ui.tui.actions import Context, Scope, actions_in
-from gputui.ui.tui.actions.footer import footer_action, footer_line, message_lines
+from gputui.ui.tui.actions.shown import footer_action, footer_line, message_lines
 from gputui.ui.tui.data.snapshot import Interest, Moment, Snapshot
 from gputui.ui.tui.layout.columns import fit_line, wrap
 from gputui.ui.tui.layout.moments import time_at, time_line
@@ -40,24 +41,38 @@ class Copyable(NamedTuple):
     text: str
 
 
+class ChoiceKind(IntEnum):
+    """What is chosen; of choices that match equally well, the lower kind comes first."""
+
+    STUDY = 0
+    RUN = 1
+    PROFILE = 2
+    GPU = 3
+    PAGE = 4
+    ACTION = 5
+    OTHER = 6
+
+
 class Choice(Struct, frozen=True):
     """One thing to choose. ``why_not`` is a sentence when it is not possible now; ``name`` is a short one by which it
-    is found too, for example that of the footer."""
+    is found too; it is offered only once ``after`` is typed."""
 
     title: str
     hint: str
     do: Callable[[], object]
     why_not: str | None = None
     name: str = ""
+    kind: ChoiceKind = ChoiceKind.OTHER
+    after: str = ""
 
     @property
     def searched(self) -> str:
         """What is typed is looked for in this; its beginning counts most."""
-        return f"{self.name} {self.title}" if self.name else self.title
+        return f"{self.name} {self.title}".strip()
 
 
-TRAIL_WIDTH = 90
-"""Cells that a page's own head has before the trail of pages gets any."""
+NARROW = 100
+"""Below this width the trail of pages has only the overview, or an ellipsis."""
 
 
 class ActionScreen(Screen[None]):
@@ -89,20 +104,27 @@ class ActionScreen(Screen[None]):
         """The page's name in the trail of pages; harmless text."""
         return self.SCOPE
 
-    def with_trail(self, draw: Callable[[int], Line], width: int) -> Line:
-        """A page's head behind the trail of pages that escape leads back through, if there is room for both."""
+    def trail(self, width: int) -> str:
+        """``gputui › vit-b16-1 ›``: the pages below this one, that escape leads back through."""
         stack = self.app.screen_stack
         below = stack[: stack.index(self)] if self in stack else []
-        trail = " › ".join(screen.crumb for screen in below if isinstance(screen, ActionScreen))
-        if not trail or width < TRAIL_WIDTH + cell_width(trail):
-            return draw(width)
-        lead = f" {trail} ›"
-        return [(lead, "dim"), *draw(width - cell_width(lead))]
+        crumbs = [screen.crumb for screen in below if isinstance(screen, ActionScreen)]
+        if width < NARROW and len(crumbs) > 1:
+            crumbs = ["…"]
+        return "".join(f" {crumb} ›" for crumb in crumbs)
+
+    def with_trail(self, draw: Callable[[int], Line], width: int) -> Line:
+        """A page's head behind the trail of pages."""
+        trail = self.trail(width)
+        return [(trail, "dim"), *draw(width - cell_width(trail))]
 
     def machine_head(self, width: int) -> Line:
-        """The head of a page about the whole machine: its host, its agent and the time."""
-        app = self.shell
-        return head_line(self.snapshot, width, app.host_name, demo=app.is_demo, readonly=app.is_readonly)
+        """The head of a page about the whole machine: its place, its host, its agent and the time."""
+        app, trail = self.shell, self.trail(width)
+        place = f" {self.crumb}" if trail else " gputui"
+        extra = cell_width(" gputui") - cell_width(f"{trail}{place}")
+        head = head_line(self.snapshot, width + extra, app.host_name, demo=app.is_demo, readonly=app.is_readonly)
+        return [(trail, "dim"), (place, "title"), *head[1:]]
 
     @property
     def run_in_question(self) -> Run | None:
@@ -125,6 +147,7 @@ class ActionScreen(Screen[None]):
         return Context(
             scope=self.SCOPE,
             run=self.run_in_question,
+            has_studies=any(row.run.study_id for row in self.snapshot.runs) or bool(self.snapshot.studies),
             is_readonly=app.is_readonly,
             past_at=None if past is None else dated_clock(self.snapshot.at, past.now),
             is_ascii=app.is_ascii,

@@ -13,9 +13,8 @@ from msgspec.structs import replace
 from gputui.core.text import cell_width
 from gputui.store.runs import find_run
 from gputui.ui.tui.actions import ACTIONS, Context, Scope, actions_in, find, key_word, refused_here
-from gputui.ui.tui.actions.footer import footer_line
-from gputui.ui.tui.actions.help import help_lines
 from gputui.ui.tui.actions.reasons import NO_RUN
+from gputui.ui.tui.actions.shown import footer_line, help_lines
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.commands import Commands
 from gputui.ui.tui.navigation import Navigation
@@ -84,47 +83,47 @@ def test_every_action_can_be_carried_out() -> None:
     assert missing == []
 
 
-def test_the_help_has_every_key_and_ends_with_those_that_do_nothing_now() -> None:
+def test_the_help_has_every_key_and_fits_36_rows() -> None:
     for scope, width in itertools.product(SCOPES, (40, 76, 116)):
-        context = Context(scope)
+        context = Context(scope, has_studies=True)
         lines = ["".join(text for text, _ in line).rstrip() for line in help_lines(context, width)]
         assert max(map(cell_width, lines)) <= width, (scope, width)
         for action in actions_in(scope):
-            if action.why_not(context) is None:
-                assert any(context.key_word(action) in line for line in lines), (scope, width, action.name)
-            else:
-                assert lines[-1].startswith("Not now: "), (scope, width, action.name)
+            assert any(context.key_word(action) in line for line in lines), (scope, width, action.name)
+        # Below them are two lines of the frame.
+        assert width < 116 or len(lines) <= 34, scope
+
+
+def footer(context: Context, width: int) -> str:
+    return "".join(text for text, _ in footer_line(context, width)).rstrip()
 
 
 def test_the_footer_uses_the_width_in_three_parts() -> None:
-    wide = "".join(text for text, _ in footer_line(Context("overview"), 120)).rstrip()
-    assert wide == (
-        " ↵ open  n new  N like it  s stop │ p processes  i GPU  c compare  ! alerts  t past │ / filter  ^p find  "
-        "? help  q quit"
-    )
-    narrow = "".join(text for text, _ in footer_line(Context("overview"), 80)).rstrip()
-    middle, end = wide.split(" │ ")[1:]
-    assert narrow == wide.replace(f" │ {middle}", "") and end.startswith("/ filter")
+    start, end = " ↵ open  n new  r rerun  s stop │ ", " │ / filter  ^p find  ? help  q quit"
+    assert footer(Context("overview"), 120) == f"{start}p processes  i GPU  c compare  ! alerts  t past{end}"
+    assert footer(Context("overview"), 80) == f"{start[:-2]}{end[1:]}"
+    for scope in ("overview", "run", "gpu", "processes", "alerts", "compare"):
+        assert "S studies" in footer(Context(scope, has_studies=True), 80), scope
+        assert "S studies" not in footer(Context(scope), 120), scope
 
 
 def test_what_is_possible_depends_on_the_run(filler: Filler) -> None:
-    filler.run("a-1", "running")
-    filler.run("b-1", "failed", ended_ago=5.0)
-    filler.run("c-1", "stopping")
+    for run_id, state in (("a-1", "running"), ("b-1", "failed"), ("c-1", "stopping")):
+        filler.run(run_id, state, ended_ago=5.0 if state == "failed" else None)
     running, failed, stopping = (find_run(filler.connection, run_id) for run_id in ("a-1", "b-1", "c-1"))
     here = Context("overview")
-    assert find("stop", "overview").why_not(here) == NO_RUN
-    assert find("stop", "overview").why_not(replace(here, run=running)) is None
-    assert find("stop", "overview").why_not(replace(here, run=failed)) == "b-1 is failed already."
-    assert find("stop", "overview").why_not(replace(here, run=stopping)) == "c-1 is stopping already."
-    assert find("resume", "overview").why_not(replace(here, run=failed)) is None
-    assert "only an ended run" in str(find("resume", "overview").why_not(replace(here, run=running)))
-    assert "stop it first" in str(find("remove", "overview").why_not(replace(here, run=running)))
-    assert find("remove", "overview").why_not(replace(here, run=failed)) is None
-    assert find("restart", "overview").why_not(replace(here, run=running)) is None
-    assert "cannot begin again" in str(find("restart", "overview").why_not(replace(here, run=stopping)))
-    for name in ("stop", "resume", "restart", "remove", "launch"):
-        assert find(name, "overview").why_not(replace(here, run=failed, is_readonly=True)) == "This view is read only."
+    for name, run, words in (
+        ("stop", None, NO_RUN), ("stop", running, None), ("stop", failed, "b-1 is failed already."),
+        ("stop", stopping, "c-1 is stopping already."), ("resume", failed, None),
+        ("resume", running, "a-1 is running; only an ended run can be resumed."),
+        ("remove", running, "a-1 is running; stop it first."), ("remove", failed, None), ("restart", running, None),
+        ("restart", stopping, "c-1 is stopping; it cannot be restarted now."), ("rerun", None, NO_RUN),
+        ("rerun", running, None),
+    ):  # fmt: skip
+        assert find(name, "overview").why_not(replace(here, run=run)) == words, (name, words)
+    readonly = replace(here, run=failed, is_readonly=True)
+    for name in ("stop", "resume", "restart", "rerun", "remove", "launch", "clone"):
+        assert find(name, "overview").why_not(readonly) == "This view is read only."
 
 
 def test_whatever_a_read_only_view_refuses_is_refused_while_looking_back(filler: Filler) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gputui.runs.labels import Labels, store_labels
 from gputui.ui.tui.app import GputuiApp
-from gputui.ui.tui.dialogs.labels import LabelsScreen
+from gputui.ui.tui.dialogs.questions import LabelsScreen
 from tests.ui.tui.conftest import MakeApp
 from tests.ui.tui.filling import Filler
 from tests.ui.tui.test_screens import SMALL, asked, until

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from textual.pilot import Pilot
 
 from gputui.core.config import Workspace
-from gputui.ui.tui.actions import Context, Scope, actions_in
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.dialogs.palette import PaletteScreen, cost, ranked
 from gputui.ui.tui.pages.launch.page import LaunchScreen
+from gputui.ui.tui.pages.study.page import StudyScreen
+from gputui.ui.tui.widgets.page import ChoiceKind
 from tests.ui.tui.conftest import MakeApp
 from tests.ui.tui.filling import Filler
 from tests.ui.tui.test_screens import until
 
 SIZE = (100, 30)
-
-CHANGES = {
-    "stop", "restart", "resume", "remove", "launch", "clone", "start", "pause", "queue_pause", "move_up", "move_down",
-    "signal", "acknowledge", "silence", "study_new",
-}  # fmt: skip
-"""Actions that change something outside of the screen."""
 
 
 def test_beginnings_come_before_middles_and_those_before_letters() -> None:
@@ -75,18 +70,37 @@ async def test_settings_themes_copies_and_profiles_are_found(
         assert app.settings.theme == "light"
         await choose(pilot, "set bell on")
         assert app.settings.bell
-        await choose(pilot, "copy run")
+        await choose(pilot, "copy the run's id")
         assert "\x1b]52;c;" in told[-1]
         await choose(pilot, "launch mine")
         await until(pilot, lambda: isinstance(app.screen, LaunchScreen))
 
 
-def test_every_action_that_changes_something_says_no_to_a_mere_view() -> None:
-    said = {
-        (scope, action.name): action.why_not(Context(scope, is_readonly=True))
-        for scope in get_args(Scope)
-        if scope != "launch"
-        for action in actions_in(scope)
-        if action.name in CHANGES
-    }
-    assert said == dict.fromkeys(said, "This view is read only.")
+async def test_a_study_comes_before_its_trials(filler: Filler, make_app: MakeApp) -> None:
+    filler.overnight()
+    filler.study()
+    app = make_app()
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.press("ctrl+p", *"search")
+        palette = app.screen
+        assert isinstance(palette, PaletteScreen)
+        assert [choice.title for choice in palette.found][:1] == ["Study lr-search-1"]
+        assert not any("Run lr-search" in choice.title for choice in palette.found)
+        await pilot.press("ctrl+u", *"lr-search-1")
+        titles = [choice.title for choice in palette.found]
+        assert titles[0] == "Study lr-search-1" and titles[1].startswith("Run lr-search-1")
+        await pilot.press("enter")
+        await until(pilot, lambda: isinstance(app.screen, StudyScreen))
+
+
+async def test_studies_runs_gpus_and_pages_come_before_actions(filler: Filler, make_app: MakeApp) -> None:
+    filler.overnight()
+    filler.study()
+    app = make_app()
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.press("ctrl+p")
+        palette = app.screen
+        assert isinstance(palette, PaletteScreen)
+        await until(pilot, lambda: any(choice.kind is ChoiceKind.PROFILE for choice in palette.found))
+        kinds = [choice.kind for choice in palette.found]
+        assert kinds == sorted(kinds) and set(kinds) == set(ChoiceKind)

@@ -155,7 +155,7 @@ async def test_the_theme_key_goes_round_and_repaints_everything(filler: Filler, 
         text = terminal.text
         seen = []
         for _ in THEMES:
-            await pilot.press("T")
+            app.perform("theme")
             await pilot.pause()
             await pilot.pause()
             assert not terminal.wrong_cells(app._cell_grid)

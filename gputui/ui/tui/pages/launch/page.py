@@ -116,7 +116,13 @@ class LaunchScreen(ActionScreen):
         rows = height - self.draw_frame(width)
         snapshot = self.snapshot
         view = LaunchView(
-            self.form, self.plan, snapshot.gpus, snapshot.machine.quarantined, snapshot.at, self._is_reading
+            self.form,
+            self.plan,
+            snapshot.gpus,
+            snapshot.machine.quarantined,
+            snapshot.at,
+            self._is_reading,
+            self.trail(width),
         )
         self.page.show(launch_lines(view, width, rows), height=rows)
 

@@ -48,6 +48,7 @@ class LaunchView(Struct, frozen=True):
         quarantined: UUIDs of those that no run gets.
         now: UTC unix seconds.
         is_reading: whether the profiles are still being read.
+        trail: the pages that lead here.
     """
 
     form: Form
@@ -56,6 +57,7 @@ class LaunchView(Struct, frozen=True):
     quarantined: Collection[str]
     now: float
     is_reading: bool
+    trail: str = ""
 
 
 class _Row(NamedTuple):
@@ -86,7 +88,7 @@ def launch_lines(view: LaunchView, width: int, height: int) -> list[Line]:
 
 def _head(view: LaunchView, width: int) -> Line:
     form = view.form
-    left: list[Span] = [(" Launch  ", "title")]
+    left: list[Span] = [(view.trail, "dim"), (" Launch  ", "title")]
     if form.entry is not None:
         left += [
             ("◂ ", "dim"), (form.entry.name, "accent"), (" ▸", "dim"),

@@ -18,8 +18,8 @@ from gputui.runs.identity import environment_of, identify
 from gputui.store.runs import Run
 from gputui.ui.tui.actions import Context, Scope
 from gputui.ui.tui.data.snapshot import Interest
+from gputui.ui.tui.dialogs.questions import SignalScreen
 from gputui.ui.tui.dialogs.sheet import SheetScreen
-from gputui.ui.tui.dialogs.signals import SignalScreen
 from gputui.ui.tui.layout.lists import Listing
 from gputui.ui.tui.pages.processes.rows import GROUPINGS, ORDERS, ProcessesState, ProcessRow, arranged, process_rows
 from gputui.ui.tui.pages.processes.view import detail_lines, facts, listing, totals
@@ -177,9 +177,9 @@ class ProcessesScreen(ListingPage):
             return
         about, warning = _about(row)
 
-        def decide(number: signal.Signals | None) -> None:
-            if number is not None:
-                self._send(row, number)
+        def decide(name: str | None) -> None:
+            if name is not None:
+                self._send(row, signal.Signals[name])
 
         self.app.push_screen(SignalScreen(about, warning), decide)
 

@@ -94,7 +94,7 @@ async def test_a_run_like_another_comes_from_its_very_file(filler: Filler, make_
     app = make_app()
     async with app.run_test(size=(120, 36)) as pilot:
         overview(app).select_run("mine-1")
-        await pilot.press("N")
+        await pilot.press("r", "c")
         await until(pilot, lambda: isinstance(app.screen, LaunchScreen) and form_of(app).form.entry is not None)
         assert form_of(app).form.entry.path == mine  # type: ignore[union-attr]
         assert form_of(app).form.text("steps") == "42"
@@ -107,6 +107,6 @@ async def test_where_the_file_is_gone_no_other_takes_its_place(filler: Filler, m
     app = make_app()
     async with app.run_test(size=(120, 36)) as pilot:
         overview(app).select_run("mine-1")
-        await pilot.press("N")
+        await pilot.press("r", "c")
         await until(pilot, lambda: isinstance(app.screen, OverviewScreen) and "gone" in text(app, "message"))
         assert str(mine) in text(app, "message") and asked(filler) == []

@@ -145,9 +145,9 @@ async def test_ended_trials_of_a_study_share_a_row_that_opens_it(filler: Filler,
         table.point_at("study lr-search-1")
         # No key reaches a trial that no line shows.
         assert table.run_in_question is None and table.study_in_question == "lr-search-1"
-        await pilot.press("u", "X", "delete", "d", "plus", "space", "c")
+        await pilot.press("delete", "d", "plus", "space", "c")
         assert app.screen is table and not table.marked_runs
-        await pilot.press("s", "y", "P", "N", *"12", "enter")
+        await pilot.press("s", "y", "P", "r", "e", *"12", "enter")
         await until(pilot, lambda: len(asked(filler)) == 3)
         study = {"study": "lr-search-1"}
         assert asked(filler) == [
@@ -164,5 +164,7 @@ async def test_ended_trials_of_a_study_share_a_row_that_opens_it(filler: Filler,
         assert isinstance(app.screen, StudyScreen) and app.screen.study_id == "lr-search-1"
         await pilot.press("escape", "slash", *trial, "enter")
         assert trial in table.row_ids and "study lr-search-1" not in table.row_ids
-        await pilot.press("u", "n")
+        await pilot.press("r", "r")
+        assert "a study" in text(app, "confirm")
+        await pilot.press("n")
         assert app.screen is table and len(asked(filler)) == 3

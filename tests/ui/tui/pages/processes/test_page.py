@@ -17,7 +17,7 @@ from gputui.metrics.draw.parts import Line
 from gputui.runs.processes import HostProcess
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.data.snapshot import ProcessSet, Snapshot
-from gputui.ui.tui.dialogs.signals import SignalScreen
+from gputui.ui.tui.dialogs.questions import SignalScreen
 from gputui.ui.tui.layout.process_words import script_of
 from gputui.ui.tui.pages.processes.page import ProcessesScreen, environment_texts
 from gputui.ui.tui.pages.processes.rows import ORDERS, ProcessesState, ProcessRow, arranged, process_rows

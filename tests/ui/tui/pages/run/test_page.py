@@ -105,7 +105,7 @@ async def test_zooming_and_panning_ask_for_the_window(app: GputuiApp) -> None:
         assert page_of(app).charts.viewport.end is None
         await press(pilot, "minus")
         assert page_of(app).charts.viewport.span is None
-        await press(pilot, "plus", "equals_sign", "0")
+        await press(pilot, "plus", "plus", "0")
         reset = feed_of(app).interest.charts
         assert reset is not None and reset.window is None
         await press(pilot, "home", "plus", "plus")
@@ -115,7 +115,9 @@ async def test_zooming_and_panning_ask_for_the_window(app: GputuiApp) -> None:
 
 async def test_smoothing_axes_logarithm_and_pins_are_kept_while_the_program_runs(app: GputuiApp) -> None:
     async with app.run_test(size=SMALL) as pilot:
-        await press(pilot, "enter", "m", "m", "m", "M")
+        await press(pilot, "enter", "m", "m", "m")
+        app.perform("smoothing_previous")
+        await pilot.pause()
         assert "smoothing 0.8" in head(app) and "loss  ~" in text(app, "charts")
         assert "learning rate  ~" not in text(app, "charts")  # it is set, not measured
         await press(pilot, "y")
@@ -177,9 +179,9 @@ async def test_the_log_follows_scrolls_and_changes_rank(app: GputuiApp, workspac
         assert "rank 0 line 0 red" in text(app, "log")
         await press(pilot, "right")
         assert "rank 0 line 0 red" in text(app, "log")  # nothing lies beyond the edge
-        await press(pilot, "r")
+        await press(pilot, "o")
         assert "LOG rank 1" in text(app, "log") and text(app, "log").endswith("rank 1 line 99 red")
-        await press(pilot, "R")
+        await press(pilot, "O")
         assert "LOG rank 0" in text(app, "log")
 
 
@@ -220,7 +222,9 @@ def test_how_charts_are_looked_at_is_kept_for_the_next_start() -> None:
 
 async def test_a_metric_is_split_by_rank_and_the_straggler_stands_out(app: GputuiApp, workspace: Workspace) -> None:
     async with app.run_test(size=MIDDLE) as pilot:
-        await press(pilot, "down", "enter", "slash", *"step_t", "enter", "b")
+        await press(pilot, "down", "enter", "slash", *"step_t", "enter")
+        app.perform("by_rank")
+        await pilot.pause()
         first = text(app, "charts").splitlines()[1]
         assert "step time by rank" in first and "r0 0.3000" in first and "r2 slow 0.4500" in first
         asked = feed_of(app).interest.charts
@@ -231,7 +235,8 @@ async def test_a_metric_is_split_by_rank_and_the_straggler_stands_out(app: Gputu
         await until(pilot, lambda: "Wrote" in text(app, "message"))
         written = (workspace.run_dir("gpt2-124m-1") / "charts" / "step_time-step.csv").read_text()
         assert all(f"\nstep_time rank {rank}," in written for rank in range(4))
-        await press(pilot, "b")
+        app.perform("by_rank")
+        await pilot.pause()
         assert "by rank" not in text(app, "charts") and feed_of(app).interest.charts is not None
         assert feed_of(app).interest.charts.ranked == ()  # type: ignore[union-attr]
 

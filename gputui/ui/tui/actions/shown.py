@@ -1,0 +1,170 @@
+"""Keys as lines: the footer of a page with the message above it, and the page's help."""
+
+from __future__ import annotations
+
+import re
+from itertools import zip_longest
+from typing import NamedTuple, get_args
+
+from gputui.core.text import cell_width, clean, fit
+from gputui.metrics.draw.parts import Line
+from gputui.metrics.draw.raster import Span
+from gputui.ui.tui.actions.key_names import key_word
+from gputui.ui.tui.actions.model import Action, Context, Heading
+from gputui.ui.tui.actions.reasons import refused_here
+from gputui.ui.tui.actions.table import actions_in
+from gputui.ui.tui.layout.columns import between, fit_line, fitting, wrap
+
+_TIME_ACTIONS = ("time_back", "time_forth", "live")
+_FILTERS = ("filter", "find", "metric_find")
+_WIDE_ONLY = ("fold", "mark", "sort")
+ALWAYS_SHOWN = ("palette", "help", "leave", "cancel")
+"""The end of the footer, at every width."""
+
+_MESSAGE_STYLES = {"info": ("·", "accent"), "warning": ("▲", "warn"), "error": ("✗", "bad")}
+
+TWO_COLUMNS = 60
+"""Least width of a help in two columns."""
+
+_GAP: Span = ("   ", "text")
+KEYS_WIDTH = 15
+
+
+# --- the footer
+
+
+class FooterPart(NamedTuple):
+    """An action's key and label from the cell ``start`` on, with what follows up to the next one."""
+
+    action: str
+    start: int
+    spans: list[Span]
+
+
+def footer_line(context: Context, width: int) -> Line:
+    """The keys, dim if not possible now, and at the right end the lag of the connection."""
+    parts = footer_parts(context, width)
+    left: list[Span] = [(" ", "text"), *(span for part in parts for span in part.spans)]
+    return between(left, _connection_spans(context), width)
+
+
+def footer_action(context: Context, width: int, x: int) -> str | None:
+    """The name of the action in the footer's cell ``x``."""
+    return next((part.action for part in reversed(footer_parts(context, width)) if part.start <= x), None)
+
+
+def footer_parts(context: Context, width: int) -> list[FooterPart]:
+    """The actions that fit: those of the page, those that lead to others, and those at every width. The least important
+    ones are left out."""
+    actions = _shown_actions(context)
+    # Two bars take a cell more than the gaps that they replace; the last action has no gap.
+    room = width - 1 - sum(cell_width(text) for text, _ in _connection_spans(context))
+    kept = set()
+    for action in sorted(actions, key=_drop_rank):
+        room -= cell_width(f"{context.key_word(action)} {action.label}  ")
+        if room < 0 and action.name not in ALWAYS_SHOWN:
+            break
+        kept.add(action.name)
+    actions = [action for action in actions if action.name in kept]
+    parts: list[FooterPart] = []
+    x = 1
+    for action, following in zip_longest(actions, actions[1:]):
+        is_possible = action.why_not(context) is None
+        has_bar = following is not None and _group(action) != _group(following)
+        gap = "" if following is None else " " if has_bar else "  "
+        spans = [(context.key_word(action), "key" if is_possible else "dim"),
+                 (f" {action.label}{gap}", "text" if is_possible else "dim"),
+                 ("│ " if has_bar else "", "dim")]  # fmt: skip
+        parts.append(FooterPart(action.name, x, spans))
+        x += sum(cell_width(text) for text, _ in spans)
+    return parts
+
+
+def message_lines(text: str, kind: str, width: int, most: int = 3) -> list[Line]:
+    """A message above the footer, in at most ``most`` lines. ``kind``: info, warning or error."""
+    mark, style = _MESSAGE_STYLES[kind]
+    return [
+        fitting([[(f" {' ' if number else mark} ", style), (part, style)]], width)
+        for number, part in enumerate(wrap(clean(text), width - 4)[:most])
+    ]
+
+
+def _shown_actions(context: Context) -> list[Action]:
+    """The page's actions in the footer's order. Actions that this view always refuses are left to the help. At a past
+    moment the actions of time travel follow the first action."""
+    here = [action for action in actions_in(context.scope) if context.keys_of(action)]
+    refused = refused_here(context)
+    shown = [
+        action
+        for action in here
+        if action.is_shown(context) and (refused is None or action.why_not(context) != refused)
+    ]
+    if context.past_at is not None:
+        shown[1:1] = [action for action in here if action.name in _TIME_ACTIONS]
+    return sorted(shown, key=lambda action: (_group(action), action.name in ALWAYS_SHOWN and
+                                             1 + ALWAYS_SHOWN.index(action.name)))  # fmt: skip
+
+
+def _group(action: Action) -> int:
+    """0: of the page; 1: to other pages and times; 2: find and leave."""
+    if action.name in (*ALWAYS_SHOWN, *_FILTERS):
+        return 2
+    return int(action.heading in ("Go to", "Past") and action.name not in _TIME_ACTIONS)
+
+
+def _drop_rank(action: Action) -> int:
+    """Sort key of an action in a narrow footer: the highest are left out first."""
+    if action.name in (*ALWAYS_SHOWN, "studies"):
+        return 0
+    return 4 if action.name in _WIDE_ONLY else (1, 3, 2)[_group(action)]
+
+
+def _connection_spans(context: Context) -> list[Span]:
+    return [] if context.connection_lag is None else [(f"▲ {context.connection_lag} ", "warn")]
+
+
+# --- the help
+
+
+def help_lines(context: Context, width: int) -> list[Line]:
+    """The keys of a page under their headings, dim where not possible now."""
+    has_two_columns = width >= TWO_COLUMNS
+    column = (width - cell_width(_GAP[0])) // 2 if has_two_columns else width
+    blocks = _blocks(context, column)
+    return _beside(blocks, column) if has_two_columns else _stacked(blocks)
+
+
+def _blocks(context: Context, width: int) -> list[list[Line]]:
+    """A block of lines for each heading; actions with one phrase share a line."""
+    groups: dict[Heading, dict[str, list[Action]]] = {heading: {} for heading in get_args(Heading)}
+    for action in actions_in(context.scope):
+        if context.keys_of(action):
+            phrase = re.split("[:;] ", action.help)[0]
+            groups[action.heading].setdefault(phrase, []).append(action)
+    blocks = []
+    for heading, group in groups.items():
+        lines = [fit_line([(heading, "title")], width)]
+        for phrase, actions in group.items():
+            words = (key_word(key, is_ascii=context.is_ascii) for each in actions for key in context.keys_of(each))
+            keys = fit(" ".join(words), KEYS_WIDTH)
+            is_possible = any(action.why_not(context) is None for action in actions)
+            styles = ("key", "text") if is_possible else ("dim", "dim")
+            for part in wrap(phrase, width - KEYS_WIDTH - 2):
+                lines.append(fit_line([(f"{keys}  ", styles[0]), (part, styles[1])], width))
+                keys = " " * KEYS_WIDTH
+        blocks += [lines] if group else []
+    return blocks
+
+
+def _beside(blocks: list[list[Line]], width: int) -> list[Line]:
+    """The blocks in two columns of similar height, in order, separated by empty lines."""
+    if not blocks:
+        return []
+    heights = [len(block) + 1 for block in blocks]
+    cut = min(range(1, len(blocks) + 1), key=lambda at: max(sum(heights[:at]), sum(heights[at:])))
+    columns = zip_longest(_stacked(blocks[:cut]), _stacked(blocks[cut:]))
+    return [[*(left or fit_line([], width)), _GAP, *(right or [])] for left, right in columns]
+
+
+def _stacked(blocks: list[list[Line]]) -> list[Line]:
+    return [line for block in blocks for line in ([], *block)][1:]
