@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import getpass
 import json
 import logging
 import os
@@ -67,6 +68,14 @@ def is_stopped(identity: ProcessIdentity) -> bool:
 def identity_in(record: Mapping[str, Any]) -> ProcessIdentity:
     """The identity that a file or row names. Raises KeyError, TypeError or ValueError."""
     return ProcessIdentity(int(record["pid"]), int(record["start_ticks"]), str(record["boot_id"]))
+
+
+def actor() -> str:
+    """The name of the user, for the history."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid {os.getuid()}"
 
 
 def asker() -> dict[str, Any]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import errno
-import getpass
 import json
-import os
 import sqlite3
 import sys
 import time
@@ -20,7 +18,7 @@ from msgspec import Struct
 from gputui.core.config import Workspace
 from gputui.core.text import clean
 from gputui.runs.agent_process import AgentUnreachableError, ensure_agent, read_identity, stopped_agent
-from gputui.runs.identity import asker
+from gputui.runs.identity import actor, asker
 from gputui.store import commands
 from gputui.store.database import StoreError, StoreMissingError, is_locked, open_commander, open_reader
 from gputui.store.runs import Run, RunLookupError, find_run, read_runs
@@ -165,14 +163,6 @@ class Session(Struct, frozen=True):
             return find_run(connection, wanted, only=only)
         except RunLookupError as error:
             fail(str(error), Exit.REFUSED)
-
-
-def actor() -> str:
-    """The name of the user, for the history."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return f"uid {os.getuid()}"
 
 
 def fail(message: str, code: int) -> NoReturn:

@@ -10,11 +10,12 @@ import click
 from msgspec.structs import replace
 
 from gputui.core.redaction import Redactor
+from gputui.runs.identity import actor
 from gputui.runs.spec import RunSpec
 from gputui.runs.submission import submit_run
 from gputui.store.run_states import RunState
 from gputui.store.runs import get_run
-from gputui.ui.cli.context import Exit, Session, actor, fail, json_option, print_json, say
+from gputui.ui.cli.context import Exit, Session, fail, json_option, print_json, say
 from gputui.ui.cli.gpus import wait_for_gpus
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ import click
 from gputui.core.config import Workspace, locate
 from gputui.core.files import replaced
 from gputui.machine.systemd import MARK, NAME, unit_path, unit_text
-from gputui.ui.cli.context import Exit, Session, actor, fail, json_option, print_json, say
+from gputui.runs.identity import actor
+from gputui.ui.cli.context import Exit, Session, fail, json_option, print_json, say
 
 SYSTEMCTL_SECONDS = 30.0
 LINGER = Path("/var/lib/systemd/linger")

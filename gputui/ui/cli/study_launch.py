@@ -15,6 +15,7 @@ from gputui.core.yaml_forms.problems import ProfileError
 from gputui.profiles.params import ParameterError, split_assignments
 from gputui.profiles.profile_file import Profile
 from gputui.profiles.resolve import ResolveError
+from gputui.runs.identity import actor
 from gputui.runs.launch_shell import capture
 from gputui.runs.spec import RunSpec
 from gputui.runs.submission import submit_ticket
@@ -31,7 +32,7 @@ from gputui.studies.study_file import (
     read_study,
 )
 from gputui.ui.cli import launch_spec
-from gputui.ui.cli.context import Exit, Session, actor, fail, print_json, print_result, say
+from gputui.ui.cli.context import Exit, Session, fail, print_json, print_result, say
 from gputui.ui.cli.gpus import wait_for_gpus
 
 POLL_SECONDS = 0.2

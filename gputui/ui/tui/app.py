@@ -12,11 +12,7 @@ import os
 import signal
 import socket
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -36,25 +32,23 @@ from gputui.metrics.draw.glyphs import characters_for
 from gputui.ui.tui.actions import find
 from gputui.ui.tui.actions.keymap import resolve
 from gputui.ui.tui.agent_watchdog import AgentKeeper
-from gputui.ui.tui.commands import Answered, Asked, Commands
+from gputui.ui.tui.commands import Commands
 from gputui.ui.tui.data.feed import Feed
 from gputui.ui.tui.data.snapshot import Snapshot
 from gputui.ui.tui.layout.chart_settings import ChartMemory, from_kept, to_keep
 from gputui.ui.tui.navigation import Navigation
 from gputui.ui.tui.pages.overview.page import OverviewScreen
-from gputui.ui.tui.settings import LIMITS, Preferences, Settings, load
+from gputui.ui.tui.settings import LEAST_REFRESH_SECONDS, Preferences, Settings, load
+from gputui.ui.tui.shell import Shell
 from gputui.ui.tui.terminal.driver import KeysLost, TerminalDriver, TerminalGone
 from gputui.ui.tui.terminal.features import TerminalFeatures
 from gputui.ui.tui.terminal.frame_pace import LAG_SECONDS, Pace
-from gputui.ui.tui.terminal.layer import DisplayLayer
 from gputui.ui.tui.theme.colors import ANSI, THEMES, theme_for
 from gputui.ui.tui.time_travel import TimeTravel
 from gputui.ui.tui.widgets.page import ActionScreen
-from gputui.ui.tui.widgets.pane import Pane
 
 FIRST_SNAPSHOT_SECONDS = 0.25
 MESSAGE_SECONDS = 12.0
-LEAST_REFRESH_SECONDS = LIMITS["refresh_seconds"][0]
 
 
 class SnapshotRead(Message):
@@ -68,22 +62,7 @@ class SnapshotRead(Message):
         return isinstance(message, SnapshotRead)
 
 
-@dataclass
-class AgentState(Message):
-    """A sentence about what is wrong with the agent, or None if it runs."""
-
-    text: str | None
-
-
-@dataclass
-class Notice(Message):
-    """A sentence from a thread. ``kind``: info, warning or error."""
-
-    text: str
-    kind: str
-
-
-class GputuiApp(DisplayLayer[int], inherit_bindings=False):
+class GputuiApp(Shell, inherit_bindings=False):
     """The screen. It makes no decisions: it shows snapshots and writes commands."""
 
     ENABLE_COMMAND_PALETTE = False
@@ -112,42 +91,28 @@ class GputuiApp(DisplayLayer[int], inherit_bindings=False):
         super().__init__()
         settings = settings or Settings()
         self.animation_level = "none"
-        self.workspace = workspace
-        self.feed = feed
-        self.snapshot = snapshot
-        self.is_readonly = readonly
-        self.is_demo = demo
+        self.workspace, self.feed, self.snapshot = workspace, feed, snapshot
+        self.is_readonly, self.is_demo = readonly, demo
         self.host_name = host_name or socket.gethostname()
-        self.agent_notice: str | None = None
-        self.message: tuple[str, str] = ("", "info")
         self.preferences = Preferences(settings, settings_path, lambda text: self.tell(text, "warning"))
         self.keys = resolve(settings.keys)
-        self._said_at = 0.0
-        self._held_paints = 0
         self._pace = Pace()
         self._due: Timer | None = None
         self.chart_memory = ChartMemory(from_kept(settings), lambda usual: self.preferences.change(**to_keep(usual)))
 
-        self.navigation = Navigation(self, self, feed, self.chart_memory)
-        self.commands = Commands(self, lambda: self.navigation.page, feed.watch)
-        self.time_travel = TimeTravel(self, self, feed)
+        self.navigation = navigation = Navigation(self, feed, self.chart_memory)
+        self.commands = Commands(self, lambda: navigation.page, feed.watch)
+        self.time_travel = TimeTravel(self, feed)
         self.terminal_features = TerminalFeatures(settings, self.host_name, self.write_sequence, self.say)
         # Methods of `Shell` and of `ModeKeeper` that a part carries out.
-        self.request_data = self.navigation.request_data
-        self.open_run = self.navigation.open_run
-        self.open_study = self.navigation.open_study
-        self.open_gpu = self.navigation.open_gpu
-        self.compare = self.navigation.compare
-        self.launch_from = self.navigation.launch_from
-        self.select_run = self.navigation.select_run
-        self.confirmed = self.navigation.confirmed
-        self.ask = self.commands.ask
-        self.ask_by = self.commands.ask_by
-        self.look_back = self.time_travel.look_back
-        self.type_moment = self.time_travel.do_time_type
+        self.request_data, self.confirmed = navigation.request_data, navigation.confirmed
+        self.open_run, self.open_study, self.open_gpu = navigation.open_run, navigation.open_study, navigation.open_gpu
+        self.compare, self.launch_from = navigation.compare, navigation.launch_from
+        self.select_run = navigation.select_run
+        self.ask, self.ask_by = self.commands.ask, self.commands.ask_by
+        self.look_back, self.type_moment = self.time_travel.look_back, self.time_travel.do_time_type
         self.copy = self.terminal_features.copy
-        self.modes_on = self.terminal_features.modes_on
-        self.modes_off = self.terminal_features.modes_off
+        self.modes_on, self.modes_off = self.terminal_features.modes_on, self.terminal_features.modes_off
 
         self.theme_name = theme_for(settings.theme, no_color=self.no_color, environ=os.environ).name
         self.use_characters(characters_for(settings.characters, os.environ))
@@ -166,11 +131,11 @@ class GputuiApp(DisplayLayer[int], inherit_bindings=False):
         return TerminalDriver if found is LinuxDriver else found
 
     def on_mount(self) -> None:
-        self._apply_theme()
+        self.apply_theme()
         self.terminal_features.heed(self.snapshot, is_ascii=self.is_ascii)
         self.feed.attach(
             lambda snapshot: self.post_message(SnapshotRead(snapshot)),
-            lambda answer: self.post_message(Answered(answer)),
+            lambda answer: self.call_later(self.commands.answered, answer),
         )
         loop = asyncio.get_running_loop()
         for number in (signal.SIGHUP, signal.SIGTERM):
@@ -194,18 +159,10 @@ class GputuiApp(DisplayLayer[int], inherit_bindings=False):
         if self.time_travel.takes(message.snapshot):
             self._show(message.snapshot)
 
-    def on_agent_state(self, message: AgentState) -> None:
-        self.agent_notice = message.text
+    def agent_is(self, notice: str | None) -> None:
+        """Show what is wrong with the agent; None if it runs."""
+        self.agent_notice = notice
         self.repaint()
-
-    def on_notice(self, message: Notice) -> None:
-        self.say(message.text, message.kind)
-
-    def on_asked(self, message: Asked) -> None:
-        self.commands.asked(message)
-
-    def on_answered(self, message: Answered) -> None:
-        self.commands.answered(message.answer)
 
     def on_keys_lost(self, message: KeysLost) -> None:
         self.say("The terminal sent a key that could not be read; it was left out.", "warning")
@@ -246,91 +203,19 @@ class GputuiApp(DisplayLayer[int], inherit_bindings=False):
         return f"terminal {duration(lag)} behind{slowed}" if lag > LAG_SECONDS else None
 
     def repaint(self) -> None:
-        """Draw the visible page; pages below it are drawn when they become visible."""
         for screen in reversed(self.screen_stack):
             if isinstance(screen, ActionScreen) and screen.is_mounted:
                 screen.changed()
                 return
 
-    @property
-    def is_holding_paint(self) -> bool:
-        """Whether paints are postponed to the end of `one_paint`."""
-        return self._held_paints > 0
-
-    @contextmanager
-    def one_paint(self) -> Iterator[None]:
-        """Postpone all paints inside the block, and paint the visible page once at its end."""
-        self._held_paints += 1
-        try:
-            yield
-        finally:
-            self._held_paints -= 1
-        if not self._held_paints:
-            self.repaint()
-
-    def say(self, text: str, kind: str = "info") -> None:
-        """Show a sentence above the footer until the next key; an info at most for `MESSAGE_SECONDS`. ``kind``: info,
-        warning or error."""
-        self.message = (text, kind)
-        self._said_at = time.monotonic()
-        self.repaint()
-
-    def tell(self, text: str, kind: str = "info") -> None:
-        """`say` from another thread."""
-        self.post_message(Notice(text, kind))
-
-    def work(self, do: Callable[[], str], failure: str) -> None:
-        """Do disk work in a thread, and show the sentence that it returns, or ``failure`` with the OSError."""
-
-        def work() -> None:
-            try:
-                self.tell(do())
-            except OSError as error:
-                self.tell(f"{failure}: {error.strerror or error}.", "error")
-
-        threading.Thread(target=work, name="work", daemon=True).start()
-
-    # --- settings
-
-    @property
-    def settings(self) -> Settings:
-        """The current settings."""
-        return self.preferences.settings
-
-    @property
-    def is_ascii(self) -> bool:
-        """Whether only ASCII characters are shown."""
-        return self.characters == "ascii"
-
     def change(self, **changes: Any) -> None:
-        """Change settings, now and for the next start."""
         before = self.settings
-        self.preferences.change(**changes)
-        after = self.settings
-        if after.theme != before.theme:
-            self._apply_theme()
-        if after.characters != before.characters:
-            self.use_characters(characters_for(after.characters, os.environ))
-            self._restyle()
-        self.terminal_features.change(before, after, self.snapshot, is_ascii=self.is_ascii)
-        self.repaint()
-
-    def _apply_theme(self) -> None:
-        theme = theme_for(self.settings.theme, no_color=self.no_color, environ=os.environ)
-        self.theme_name = theme.name
-        self.theme = theme.base
-        self._restyle()
-
-    def _restyle(self) -> None:
-        """Paint every pane again."""
-        for screen in self.screen_stack:
-            for pane in screen.query(Pane):
-                pane.restyle()
+        super().change(**changes)
+        self.terminal_features.change(before, self.settings, self.snapshot, is_ascii=self.is_ascii)
 
     # --- actions
 
     def perform(self, name: str) -> None:
-        """Carry out an action on the visible page, or say why it is not possible now."""
         self.message = ("", "info")
         page = self.navigation.page
         why_not = find(name, page.SCOPE).why_not(page.context())
@@ -372,7 +257,7 @@ def run(workspace: Workspace, feed: Feed, *, readonly: bool = False, demo: bool 
                     settings=settings, settings_path=workspace.settings)  # fmt: skip
     if trouble is not None:
         app.message = (trouble, "warning")
-    keeper = AgentKeeper(workspace, lambda text: app.post_message(AgentState(text)))
+    keeper = AgentKeeper(workspace, lambda text: app.call_later(app.agent_is, text))
     keeper.start()
     try:
         # Textual's mouse support reports every motion; `terminal.features` has ours.

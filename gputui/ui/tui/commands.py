@@ -5,23 +5,20 @@ Threads do the writing, because a locked database may take seconds.
 
 from __future__ import annotations
 
-import getpass
-import os
+import queue
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
-from dataclasses import dataclass
-from functools import partial, partialmethod
+from functools import partialmethod
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
-from textual.message import Message
 
 from gputui.core.config import Workspace
 from gputui.core.text import clean
-from gputui.runs.identity import asker
+from gputui.runs.identity import actor, asker
 from gputui.store.commands import (
     ANSWER_SECONDS,
     CommandAnswer,
@@ -42,22 +39,6 @@ if TYPE_CHECKING:
     from gputui.studies.spec import StudySpec
 
 
-@dataclass
-class Asked(Message):
-    """A command was written for the agent, or could not be."""
-
-    words: str
-    command_id: int | None
-    problem: str | None
-
-
-@dataclass
-class Answered(Message):
-    """The agent answered a command."""
-
-    answer: CommandAnswer
-
-
 class Commands:
     """Writes commands about the run or GPU of ``page``, and shows their answers."""
 
@@ -66,8 +47,8 @@ class Commands:
         self._page = page
         self._watch = watch
         self._asked: dict[int, str] = {}
-        self._newest_write = threading.Event()  # set when it is over, written or not
-        self._newest_write.set()
+        self._writes: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        threading.Thread(target=self._write, name="asking", daemon=True).start()
 
     @property
     def unanswered(self) -> list[str]:
@@ -87,34 +68,29 @@ class Commands:
     def ask_by(self, words: str, write: Callable[[], int], *, patience: float = ANSWER_SECONDS) -> None:
         """`ask` with ``write``, which writes the command and returns its id. A command without an answer after
         ``patience`` seconds is withdrawn, so that it is not carried out long after the person repeated it."""
-        earlier, written = self._newest_write, threading.Event()
-        self._newest_write = written
+        shell = self._shell
 
         def work() -> None:
-            earlier.wait()
             try:
-                try:
-                    command_id = write()
-                finally:
-                    written.set()
-                self._shell.post_message(Asked(words, command_id, None))
-                withdraw_late(self._shell.workspace, command_id, patience)
-            except (StoreError, sqlite3.Error, OSError) as error:
-                self._shell.post_message(Asked(words, None, str(error)))
+                command_id = write()
             except Exception as error:
                 # Without a report, the command would be lost silently.
-                self._shell.post_message(Asked(words, None, f"{type(error).__name__}: {error}"))
+                shell.tell(f"Cannot ask the agent: {error or type(error).__name__}", "error")
+                return
+            shell.call_later(self._written, words, command_id)
+            args = (shell.workspace, command_id, patience)
+            threading.Thread(target=withdraw_late, args=args, name="waiting", daemon=True).start()
 
-        threading.Thread(target=work, name="asking", daemon=True).start()
+        self._writes.put(work)
 
-    def asked(self, message: Asked) -> None:
-        """Watch for the answer to a written command."""
-        if message.command_id is None:
-            self._shell.say(f"Cannot ask the agent: {message.problem}", "error")
-            return
-        self._asked[message.command_id] = message.words
-        self._watch(message.command_id)
-        self._shell.say(f"{message.words}…")
+    def _write(self) -> None:
+        while True:
+            self._writes.get()()
+
+    def _written(self, words: str, command_id: int) -> None:
+        self._asked[command_id] = words
+        self._watch(command_id)
+        self._shell.say(f"{words}…")
 
     def answered(self, answer: CommandAnswer) -> None:
         """Show the answer to a command."""
@@ -129,22 +105,23 @@ class Commands:
         if answer.verb == "study" and self._page().SCOPE == "studies":
             self._shell.open_study(str(result.get("id", "")))
 
+    def _ask_first(
+        self, words: str, effect: str, verb: str, run_id: str | None = None, args: Mapping[str, Any] | None = None
+    ) -> None:
+        """`ask` once the person confirms it; ``effect`` says what it does."""
+        self._shell.confirmed(f"{words}?", effect, lambda: self.ask(words, verb, run_id, args or {}))
+
     # --- a study
 
-    def _ask_study(self, words: str, verb: str) -> None:
-        study_id = self._page().study_in_question
-        self.ask(f"{words} {study_id}", verb, None, {"study": study_id})
-
     def do_study_pause(self) -> None:
-        if self._page().context().study == "paused":
-            self._ask_study("Resume", "study_resume")
-        else:
-            self._ask_study("Pause", "study_pause")
+        page = self._page()
+        words, verb = ("Resume", "study_resume") if page.context().study == "paused" else ("Pause", "study_pause")
+        self.ask(f"{words} {page.study_in_question}", verb, None, {"study": page.study_in_question})
 
     def do_study_stop(self) -> None:
         study_id = self._page().study_in_question
-        text = f"Stop {study_id}? Its running trials are stopped, too; gputui study resume continues it."
-        self._shell.confirmed("Stop the study", text, lambda: self._ask_study("Stop", "study_stop"))
+        effect = "Its running trials are stopped, too; it can be resumed."
+        self._ask_first(f"Stop {study_id}", effect, "study_stop", args={"study": study_id})
 
     # --- a run
 
@@ -158,47 +135,44 @@ class Commands:
             effect = "It gets the time to write a checkpoint, then its processes end."
         else:
             effect = "It saves no checkpoints: its steps are lost, then its processes end."
-        title = f"Stop {run.run_id}"
-        ask = partial(self.ask, title, "stop", run.run_id, {"now": False})
-        self._shell.confirmed("Stop", f"{title}? {effect}", ask)
+        self._ask_first(f"Stop {run.run_id}", effect, "stop", run.run_id, {"now": False})
 
     def do_restart(self) -> None:
         run = self._run()
         now = "" if run.state.is_over else " Its processes are stopped first."
-        text = f"Restart {run.run_id} from step 0, with the parameters of its launch?{now}"
-        self._shell.confirmed("Restart", text, lambda: self.ask(f"Restart {run.run_id}", "restart", run.run_id, {}))
+        effect = f"It begins at step 0, with the parameters of its launch.{now}"
+        self._ask_first(f"Restart {run.run_id}", effect, "restart", run.run_id)
 
     def do_resume(self) -> None:
         run = self._run()
-        resume = partial(self.ask, f"Resume {run.run_id}", "resume", run.run_id, {"set": {}})
-        is_over = all(study.study_id != run.study_id for study in self._shell.snapshot.studies)
+        words, args = f"Resume {run.run_id}", {"set": dict[str, object]()}
         if run.state == "succeeded":
-            why = f"{run.run_id} is complete. Resume it from its newest checkpoint as it is?"
+            effect = "It is complete; it goes on from its newest checkpoint."
         elif run.study_id is not None:
-            kind = "a pruned trial" if run.trial_state == "pruned" else "a trial"
+            kind = "pruned trial" if run.trial_state == "pruned" else "trial"
+            is_over = all(study.study_id != run.study_id for study in self._shell.snapshot.studies)
             over = " that is over" if is_over else ""
-            why = f"{run.run_id} is {kind} of a study{over}: its result will not count there. Resume it?"
+            effect = f"It is a {kind} of a study{over}; what it reaches now does not count there."
         else:
-            resume()
+            self.ask(words, "resume", run.run_id, args)
             return
-        self._shell.confirmed("Resume", why, resume)
+        self._ask_first(words, effect, "resume", run.run_id, args)
 
     def do_remove(self) -> None:
         run = self._run()
-        text = f"Remove {run.run_id} with its metrics, logs and checkpoints? This cannot be undone."
-        self._shell.confirmed("Remove", text, lambda: self.ask(f"Remove {run.run_id}", "rm", run.run_id, {}))
+        effect = "Its metrics, logs and checkpoints are removed, too. This cannot be undone."
+        self._ask_first(f"Remove {run.run_id}", effect, "rm", run.run_id)
 
     # --- the queue, and GPUs in quarantine
 
     def do_queue_toggle(self) -> None:
         if self._page().study_in_question is not None:
             self.do_study_pause()
-            return
-        if self._shell.snapshot.machine.queue_pause is not None:
+        elif self._shell.snapshot.machine.queue_pause is not None:
             self.ask("Open the queue", "queue_resume", None, {})
-            return
-        text = "Pause the queue? No run starts until you open it again; active runs continue and recover as usual."
-        self._shell.confirmed("Pause the queue", text, lambda: self.ask("Pause the queue", "queue_pause", None, {}))
+        else:
+            effect = "No run starts until you open it again; active runs continue and recover as usual."
+            self._ask_first("Pause the queue", effect, "queue_pause")
 
     def _move_in_queue(self, word: str, place: str) -> None:
         self.ask(f"{word} in the queue", "queue_move", self._run().run_id, {"place": place})
@@ -207,34 +181,28 @@ class Commands:
     do_queue_down = partialmethod(_move_in_queue, "Later", "down")
 
     def do_clear_gpu(self) -> None:
-        held = self._shell.snapshot.machine.quarantined
-        chosen = self._page().gpu_in_question
+        held, chosen = self._shell.snapshot.machine.quarantined, self._page().gpu_in_question
         if chosen is None or chosen.uuid not in held:
-            chosen = next((gpu for gpu in self._shell.snapshot.gpus if gpu.uuid in held), None)
-        if chosen is None:
-            return
+            chosen = next(gpu for gpu in self._shell.snapshot.gpus if gpu.uuid in held)
         failed = held[chosen.uuid]
         where = f" under {failed.run_id}" if failed.run_id else ""
-        text = f"Let runs have GPU {chosen.index} again? It failed{where}: {clean(failed.reason)}"
-        words, uuid = f"Clear GPU {chosen.index}", chosen.uuid
-        self._shell.confirmed(words, text, lambda: self.ask(words, "clear_gpu", None, {"uuid": uuid}))
+        effect = f"Runs can have it again. It failed{where}: {clean(failed.reason)}"
+        self._ask_first(f"Clear GPU {chosen.index}", effect, "clear_gpu", args={"uuid": chosen.uuid})
 
 
 def answer_text(words: str, result: Mapping[str, Any]) -> str:
     """An answer as a sentence. ``words`` name the command, ``result`` is the agent's answer."""
+    run_id, state = clean(str(result.get("id", ""))), str(result.get("state"))
     if "text" in result:
         return clean(str(result["text"]))
     if "paused" in result:
         return f"{words}: " + ("no run starts; active runs continue" if result["paused"] else "the queue is open")
-    if "position" in result and result["position"] is not None:
-        return f"{words}: {clean(str(result.get('id', '')))} is #{result['position']} in the queue"
-    if "id" not in result:
-        return f"{words}: done"
-    state = str(result.get("state"))
+    if result.get("position") is not None:
+        return f"{words}: {run_id} is #{result['position']} in the queue"
     if state == "queued":
         # It may be starting by now.
-        return f"{words}: {clean(str(result['id']))} starts as soon as its GPUs are free"
-    return f"{words}: {clean(str(result['id']))} is {run_sign(state).word if state in RUN_SIGNS else clean(state)}"
+        return f"{words}: {run_id} starts as soon as its GPUs are free"
+    return f"{words}: {run_id} is {run_sign(state).word}" if state in RUN_SIGNS else f"{words}: done"
 
 
 STORE_SECONDS = 30.0
@@ -243,39 +211,18 @@ STORE_SECONDS = 30.0
 _LOOK_SECONDS = 0.1
 
 
-def actor() -> str:
-    """The user's name for the history."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return f"uid {os.getuid()}"
-
-
 def submit(workspace: Workspace, verb: str, run_id: str | None, args: Mapping[str, Any]) -> int:
     """Write a command; returns its id. Raises StoreError, sqlite3.Error or OSError."""
-
-    def write(connection: sqlite3.Connection) -> int:
-        words = {**args, "asker": asker()}
-        return insert_command(connection, verb, run_id, words, actor(), now=time.time(), doorbell=workspace.doorbell)
-
-    return _written(workspace, write)
-
-
-def withdraw_late(workspace: Workspace, command_id: int, seconds: float) -> None:
-    """Wait for the answer to a command, and withdraw it if none comes."""
-    # If the store is gone or read only, no agent can carry it out.
-    with suppress(StoreError, sqlite3.Error, NotWithdrawnError), closing(open_commander(workspace.database)) as store:
-        wait_for_answer(store, command_id, seconds, pause=lambda _: time.sleep(_LOOK_SECONDS))
+    told, now = (verb, run_id, {**args, "asker": asker()}, actor()), time.time()
+    return _write(workspace, lambda store: insert_command(store, *told, now=now, doorbell=workspace.doorbell))
 
 
 def launch(workspace: Workspace, spec: RunSpec, name: str | None) -> int:
     """Hand a run to the agent; returns the command's id. Raises as `submit` does."""
     from gputui.runs.submission import submit_run
 
-    return _written(
-        workspace,
-        lambda connection: submit_run(workspace, connection, spec, name=name, actor=actor(), now=time.time()),
-    )
+    now = time.time()
+    return _write(workspace, lambda store: submit_run(workspace, store, spec, name=name, actor=actor(), now=now))
 
 
 def start_study(workspace: Workspace, base: RunSpec, spec: StudySpec, source: str) -> int:
@@ -284,15 +231,11 @@ def start_study(workspace: Workspace, base: RunSpec, spec: StudySpec, source: st
     from gputui.runs.launch_shell import capture
     from gputui.runs.submission import submit_ticket
 
-    shelled = replace(base, shell=capture())
-    words = {"spec": spec.to_json(), "source": source}
-    return _written(
-        workspace,
-        lambda connection: submit_ticket(workspace, connection, "study", shelled, words, actor(), now=time.time()),
-    )
+    ticket = ("study", replace(base, shell=capture()), {"spec": spec.to_json(), "source": source}, actor())
+    return _write(workspace, lambda store: submit_ticket(workspace, store, *ticket, now=time.time()))
 
 
-def _written(workspace: Workspace, write: Callable[[sqlite3.Connection], int]) -> int:
+def _write(workspace: Workspace, write: Callable[[sqlite3.Connection], int]) -> int:
     """Call ``write``, waiting up to `STORE_SECONDS` for the store."""
     deadline = time.monotonic() + STORE_SECONDS
     while True:
@@ -304,3 +247,10 @@ def _written(workspace: Workspace, write: Callable[[sqlite3.Connection], int]) -
             if not may_pass or time.monotonic() >= deadline:
                 raise
         time.sleep(_LOOK_SECONDS)
+
+
+def withdraw_late(workspace: Workspace, command_id: int, seconds: float) -> None:
+    """Wait for the answer to a command, and withdraw it if none comes."""
+    # If the store is gone or read only, no agent can carry it out.
+    with suppress(StoreError, sqlite3.Error, NotWithdrawnError), closing(open_commander(workspace.database)) as store:
+        wait_for_answer(store, command_id, seconds, pause=lambda _: time.sleep(_LOOK_SECONDS))

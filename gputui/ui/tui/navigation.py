@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec.structs import replace
-from textual.app import App
 from textual.screen import Screen
 
 from gputui.core.text import clean
@@ -31,10 +30,9 @@ P = TypeVar("P", bound=ActionScreen)
 
 
 class Navigation:
-    """Opens pages and dialogs of ``app``, and requests the visible page's data from the feed."""
+    """Opens pages and dialogs of the app, and requests the visible page's data from the feed."""
 
-    def __init__(self, app: App[Any], shell: Shell, feed: Feed, chart_memory: ChartMemory) -> None:
-        self._app = app
+    def __init__(self, shell: Shell, feed: Feed, chart_memory: ChartMemory) -> None:
         self._shell = shell
         self._feed = feed
         self._chart_memory = chart_memory
@@ -42,25 +40,25 @@ class Navigation:
     @property
     def page(self) -> ActionScreen:
         """The visible page, perhaps behind a dialog."""
-        return next(screen for screen in reversed(self._app.screen_stack) if isinstance(screen, ActionScreen))
+        return next(screen for screen in reversed(self._shell.screen_stack) if isinstance(screen, ActionScreen))
 
     def request_data(self, page: Screen[Any]) -> None:
         """Request the data of ``page`` from the feed, if it is the visible page."""
         if page is not self.page:
             return
-        pages = (screen for screen in self._app.screen_stack if isinstance(screen, ActionScreen))
+        pages = (screen for screen in self._shell.screen_stack if isinstance(screen, ActionScreen))
         interests = [interest for each in pages if (interest := each.interest()) is not None]
         # The page of alerts keeps its data while it lies below others: its cursor may be on a resolved alert.
         self._feed.look_at(replace(interests[-1], alerts=any(interest.alerts for interest in interests)))
 
     def go_to(self, kind: type[P], make: Callable[[], P], is_it: Callable[[P], bool] = lambda page: True) -> P:
         """Go to the page of this kind: return to the one on the stack that fits, or push a new one."""
-        for screen in self._app.screen_stack:
+        for screen in self._shell.screen_stack:
             if isinstance(screen, kind) and is_it(screen):
                 screen.pop_until_active()
                 return screen
         page = make()
-        self._app.push_screen(page)
+        self._shell.push_screen(page)
         return page
 
     # --- the pages
@@ -69,9 +67,9 @@ class Navigation:
         """Go to the page of a run; it replaces the visible page of another run."""
         from gputui.ui.tui.pages.run.page import RunScreen
 
-        is_known = any(isinstance(screen, RunScreen) and screen.run_id == run_id for screen in self._app.screen_stack)
+        is_known = any(isinstance(screen, RunScreen) and screen.run_id == run_id for screen in self._shell.screen_stack)
         if isinstance(self.page, RunScreen) and not is_known:
-            self._app.pop_screen()
+            self._shell.pop_screen()
         self.go_to(RunScreen, lambda: RunScreen(run_id, self._chart_memory), lambda page: page.run_id == run_id)
 
     def open_gpu(self, uuid: str) -> None:
@@ -101,7 +99,7 @@ class Navigation:
     def do_study_new(self) -> None:
         from gputui.ui.tui.pages.study.choose import ChooseStudyScreen
 
-        self._app.push_screen(ChooseStudyScreen())
+        self._shell.push_screen(ChooseStudyScreen())
 
     def open_study(self, study_id: str) -> None:
         """Go to the page of studies, and show this one."""
@@ -130,7 +128,7 @@ class Navigation:
 
     def select_run(self, run_id: str) -> None:
         """Move the overview's cursor to a run as soon as it appears."""
-        overview = self._app.screen_stack[0]
+        overview = self._shell.screen_stack[0]
         if isinstance(overview, OverviewScreen):
             overview.select_run(run_id)
 
@@ -141,7 +139,7 @@ class Navigation:
         from gputui.ui.tui.pages.launch.plan import profile_path
 
         run = self.page.run_in_question if self.page.SCOPE == "run" else None
-        self._app.push_screen(ChooseProfileScreen(None if run is None else profile_path(run)))
+        self._shell.push_screen(ChooseProfileScreen(None if run is None else profile_path(run)))
 
     def launch_from(self, profile: str) -> None:
         """Open the launch form with a profile."""
@@ -164,7 +162,7 @@ class Navigation:
     def _open_form(self, prefill: Prefill) -> None:
         from gputui.ui.tui.pages.launch.page import LaunchScreen
 
-        self._app.push_screen(LaunchScreen(prefill))
+        self._shell.push_screen(LaunchScreen(prefill))
 
     # --- dialogs
 
@@ -176,7 +174,7 @@ class Navigation:
             if is_sure:
                 do()
 
-        self._app.push_screen(ConfirmScreen(title, text), decide)
+        self._shell.push_screen(ConfirmScreen(title, text), decide)
 
     def do_rerun(self) -> None:
         """Ask how the run is trained again, or how the study continues."""
@@ -196,7 +194,7 @@ class Navigation:
             study = {"study": study_id}
             acts: dict[str, Callable[[], object]] = {
                 "r": lambda: shell.ask(f"Resume {study_id}", "study_resume", None, study),
-                "e": lambda: self._app.push_screen(ExtendScreen(study_id), extend),
+                "e": lambda: self._shell.push_screen(ExtendScreen(study_id), extend),
             }
         else:
             assert run is not None  # checked by the action's `why_not`
@@ -213,7 +211,7 @@ class Navigation:
             if key is not None:
                 acts[key]()
 
-        self._app.push_screen(MenuScreen(clean(title), items), decide)
+        self._shell.push_screen(MenuScreen(clean(title), items), decide)
 
     def do_label(self) -> None:
         from gputui.ui.tui.dialogs.questions import LabelsScreen
@@ -225,17 +223,17 @@ class Navigation:
             if changes:
                 self._shell.ask(f"Label {run.run_id}", "label", run.run_id, changes)
 
-        self._app.push_screen(LabelsScreen(run), save)
+        self._shell.push_screen(LabelsScreen(run), save)
 
     def do_help(self) -> None:
         from gputui.ui.tui.dialogs.sheet import HelpScreen
 
-        self._app.push_screen(HelpScreen(self.page.context()))
+        self._shell.push_screen(HelpScreen(self.page.context()))
 
     def do_settings(self) -> None:
         from gputui.ui.tui.dialogs.settings import SettingsScreen
 
-        self._app.push_screen(SettingsScreen())
+        self._shell.push_screen(SettingsScreen())
 
     def do_palette(self) -> None:
         from gputui.ui.tui.dialogs.palette import PaletteScreen
@@ -255,4 +253,4 @@ class Navigation:
             if choice is not None:
                 choice.do()
 
-        self._app.push_screen(PaletteScreen(self.page, profiles), take)
+        self._shell.push_screen(PaletteScreen(self.page, profiles), take)

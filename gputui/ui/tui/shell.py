@@ -1,138 +1,156 @@
-"""The interface of the app for pages and dialogs."""
+"""The app as pages and dialogs use it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from textual import events
+from textual.screen import Screen
 
 from gputui.core.config import Workspace
+from gputui.metrics.draw.glyphs import characters_for
 from gputui.store.runs import Run
 from gputui.ui.tui.actions.keymap import Keys
 from gputui.ui.tui.data.snapshot import Moment, Snapshot
-from gputui.ui.tui.settings import Settings
-
-if TYPE_CHECKING:
-    from textual.message import Message
-    from textual.screen import Screen
+from gputui.ui.tui.settings import Preferences, Settings
+from gputui.ui.tui.terminal.layer import DisplayLayer
+from gputui.ui.tui.theme.colors import theme_for
 
 
-class Shell(Protocol):
-    """The app as pages and dialogs use it; implemented by `gputui.ui.tui.app`."""
+class Shell(DisplayLayer[int], inherit_bindings=False):
+    """Sentences, settings and paints of the app; `gputui.ui.tui.app` adds its parts."""
 
     workspace: Workspace
     snapshot: Snapshot
+    preferences: Preferences
     keys: Keys
     is_readonly: bool
     is_demo: bool
     host_name: str
-    agent_notice: str | None
-    message: tuple[str, str]
+    theme_name: str
+    agent_notice: str | None = None
+    message: tuple[str, str] = ("", "info")
     """The sentence above the footer and its kind: info, warning or error."""
 
-    @property
-    def settings(self) -> Settings: ...
+    # Methods of the parts.
+    ask: Callable[[str, str, str | None, Mapping[str, Any]], None]
+    """Write a command for the agent, and show its answer: words, verb, run and arguments."""
+    ask_by: Callable[[str, Callable[[], int]], None]
+    """`ask` with a function that writes the command and returns its id."""
+    confirmed: Callable[[str, str, Callable[[], object]], None]
+    """Call a function if the person confirms the title and text."""
+    look_back: Callable[[Moment], None]
+    """Show a past moment; a future one shows the present."""
+    type_moment: Callable[[], None]
+    """Ask the person for the moment to show."""
+    request_data: Callable[[Screen[Any]], None]
+    """Request the data of a page from the feed, if it is the visible page."""
+    open_run: Callable[[str], None]
+    open_study: Callable[[str], None]
+    open_gpu: Callable[[str], None]
+    launch_from: Callable[[str], None]
+    """Open the launch form with a profile."""
+    select_run: Callable[[str], None]
+    """Move the overview's cursor to a run as soon as it appears."""
+    compare: Callable[[Run | None, Sequence[str]], None]
+    """Go to the comparison of the marked runs, or of a run with the newest of its profile."""
+    copy: Callable[[str, str], None]
+    """Put a text into the person's clipboard: what it is, and the text."""
 
-    @property
-    def is_ascii(self) -> bool:
-        """Whether only ASCII characters are shown."""
-        ...
+    _said_at = 0.0
+    _held_paints = 0
+
+    def perform(self, name: str) -> None:
+        """Carry out an action on the visible page, or say why it is not possible now."""
+        raise NotImplementedError
 
     @property
     def line_words(self) -> str | None:
         """The lag of the terminal in words; None while it keeps up."""
-        ...
+        raise NotImplementedError
+
+    # --- painting
+
+    def repaint(self) -> None:
+        """Draw the visible page; pages below it are drawn when they become visible."""
+        raise NotImplementedError
 
     @property
     def is_holding_paint(self) -> bool:
         """Whether paints are postponed to the end of `one_paint`."""
-        ...
+        return self._held_paints > 0
 
-    def one_paint(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def one_paint(self) -> Iterator[None]:
         """Postpone all paints inside the block, and paint the visible page once at its end."""
-        ...
+        self._held_paints += 1
+        try:
+            yield
+        finally:
+            self._held_paints -= 1
+        if not self._held_paints:
+            self.repaint()
 
-    def perform(self, name: str) -> None:
-        """Carry out an action on the visible page, or say why it is not possible now."""
-        ...
+    # --- sentences
 
     def say(self, text: str, kind: str = "info") -> None:
-        """Show a sentence above the footer until the next key."""
-        ...
-
-    def post_message(self, message: Message) -> bool:
-        """Queue a message for the app. Thread-safe."""
-        ...
+        """Show a sentence above the footer until the next key; an info for some seconds."""
+        self.message = (text, kind)
+        self._said_at = time.monotonic()
+        self.repaint()
 
     def tell(self, text: str, kind: str = "info") -> None:
         """`say` from another thread."""
-        ...
+        self.call_later(self.say, text, kind)
 
     def work(self, do: Callable[[], str], failure: str) -> None:
         """Do disk work in a thread, and show the sentence that it returns, or ``failure`` with the OSError."""
-        ...
+
+        def work() -> None:
+            try:
+                self.tell(do())
+            except OSError as error:
+                self.tell(f"{failure}: {error.strerror or error}.", "error")
+
+        threading.Thread(target=work, name="work", daemon=True).start()
+
+    # --- settings
+
+    @property
+    def settings(self) -> Settings:
+        """The current settings."""
+        return self.preferences.settings
+
+    @property
+    def is_ascii(self) -> bool:
+        """Whether only ASCII characters are shown."""
+        return self.characters == "ascii"
 
     def change(self, **changes: Any) -> None:
         """Change settings, now and for the next start."""
-        ...
+        before = self.settings
+        self.preferences.change(**changes)
+        after = self.settings
+        if after.characters != before.characters:
+            self.use_characters(characters_for(after.characters, os.environ))
+        if (after.theme, after.characters) != (before.theme, before.characters):
+            self.apply_theme()
+        self.repaint()
 
-    def copy(self, what: str, text: str) -> None:
-        """Put a text into the person's clipboard."""
-        ...
-
-    # --- commands for the agent
-
-    def ask(self, words: str, verb: str, run_id: str | None, args: Mapping[str, Any]) -> None:
-        """Write a command for the agent, and show its answer."""
-        ...
-
-    def ask_by(self, words: str, write: Callable[[], int]) -> None:
-        """`ask` with ``write``, which writes the command and returns its id."""
-        ...
-
-    def confirmed(self, title: str, text: str, do: Callable[[], object]) -> None:
-        """Call ``do`` if the person confirms it."""
-        ...
-
-    # --- the moment and the pages
-
-    def look_back(self, moment: Moment) -> None:
-        """Show a past moment; a future one shows the present."""
-        ...
-
-    def type_moment(self) -> None:
-        """Ask the person for the moment to show."""
-        ...
-
-    def request_data(self, page: Screen[Any]) -> None:
-        """Request the data of ``page`` from the feed, if it is the visible page."""
-        ...
-
-    def open_run(self, run_id: str) -> None:
-        """Go to the page of a run."""
-        ...
-
-    def open_study(self, study_id: str) -> None:
-        """Go to the page of studies, and show this one."""
-        ...
-
-    def open_gpu(self, uuid: str) -> None:
-        """Go to the page of a GPU."""
-        ...
-
-    def compare(self, run: Run | None, marked: Sequence[str] = ()) -> None:
-        """Go to the comparison of the marked runs, or of ``run`` with the newest of its profile."""
-        ...
-
-    def launch_from(self, profile: str) -> None:
-        """Open the launch form with a profile."""
-        ...
-
-    def select_run(self, run_id: str) -> None:
-        """Move the overview's cursor to a run as soon as it appears."""
-        ...
+    def apply_theme(self) -> None:
+        """Paint every pane in the theme of the settings."""
+        theme = theme_for(self.settings.theme, no_color=self.no_color, environ=os.environ)
+        self.theme_name = theme.name
+        self.theme = theme.base
+        for screen in self.screen_stack:
+            for pane in screen.query("Pane"):
+                pane.notify_style_update()
+                pane.refresh()
 
 
 def passed_to_top(screen: Screen[Any], event: events.Key) -> bool:

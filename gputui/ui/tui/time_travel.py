@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partialmethod
-from typing import Any
 
 from msgspec.structs import replace
-from textual.app import App
 
 from gputui.ui.tui.data.feed import Feed
 from gputui.ui.tui.data.snapshot import Moment, RunRow, Snapshot
@@ -29,8 +27,7 @@ class TimeTravel:
         live_runs: the runs of the last snapshot of the present.
     """
 
-    def __init__(self, app: App[Any], shell: Shell, feed: Feed) -> None:
-        self._app = app
+    def __init__(self, shell: Shell, feed: Feed) -> None:
         self._shell = shell
         self._feed = feed
         self.moment: Moment | None = feed.interest.moment
@@ -105,4 +102,4 @@ class TimeTravel:
             if at is not None:
                 self.look_back(Moment(at))
 
-        self._app.push_screen(MomentScreen(self._now), go)
+        self._shell.push_screen(MomentScreen(self._now), go)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import queue
-import subprocess
 from collections.abc import Callable, Iterator
 
 import pytest
-from msgspec.structs import replace
 
 from gputui.core.config import Workspace
 from gputui.runs.agent_process import AgentIdentity, AgentUnreachableError, has_views
@@ -102,18 +100,3 @@ def test_the_presence_ends_with_the_keeper(keeper: AgentKeeper, agents: Agents, 
     assert wait_until(lambda: has_views(workspace), what="the presence")
     keeper.stop()
     assert wait_until(lambda: not has_views(workspace), what="its end")
-
-
-def test_the_end_of_an_agent_is_noticed_without_looking(
-    keeper: AgentKeeper, agents: Agents, told: queue.Queue[str | None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "LOOK_SECONDS", 10 * DEADLINE_SECONDS)
-    with subprocess.Popen(["sleep", "infinity"]) as process:
-        agents.identity = replace(ALIVE, process=ProcessIdentity(process.pid, 1, "boot"))
-        keeper.start()
-        wait_until(lambda: agents.looks > 0, what="the first look")
-        agents.identity = None
-        process.kill()
-        assert told.get(timeout=DEADLINE_SECONDS) == GONE
-    assert told.get(timeout=DEADLINE_SECONDS) is None
-    assert agents.starts == 1

@@ -11,23 +11,21 @@ from gputui.ui.tui import commands
 
 
 class Shell:
-    """What `Commands` needs of the app: a place for its messages."""
+    """The part of the app that `Commands` needs."""
 
     workspace = None
 
     def __init__(self) -> None:
-        self.messages: list[Any] = []
+        self.told: list[object] = []
         self.is_told = threading.Condition()
 
-    def post_message(self, message: Any) -> None:
+    def call_later(self, _callback: object, *told: object) -> None:
         with self.is_told:
-            self.messages.append(message)
+            self.told.append(told[-1])
             self.is_told.notify_all()
 
-    def wait_for(self, count: int) -> list[Any]:
-        with self.is_told:
-            assert self.is_told.wait_for(lambda: len(self.messages) == count, 10)
-        return self.messages
+    def tell(self, text: str, _kind: str) -> None:
+        self.call_later(None, text)
 
 
 def test_commands_are_written_in_the_order_of_their_keys(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,5 +47,7 @@ def test_commands_are_written_in_the_order_of_their_keys(monkeypatch: pytest.Mon
     asking.ask_by("Label", not_at_all)
     asking.ask_by("Stop", lambda: written.append("stop") or 2)
     may_write.set()
-    assert {message.command_id for message in shell.wait_for(3)} == {1, 2, None}
+    with shell.is_told:
+        assert shell.is_told.wait_for(lambda: len(shell.told) == 3, 10)
+    assert shell.told == [1, "Cannot ask the agent: full", 2]
     assert written == ["run", "label", "stop"]

@@ -3,45 +3,43 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 from gputui.metrics.draw.parts import Line
 from gputui.ui.tui.layout.columns import fit_line, wrap
-from gputui.ui.tui.settings import CHOICES
+from gputui.ui.tui.settings import values_of
 from gputui.ui.tui.widgets.dialog import Content, ListDialog
 
 
 class Item(NamedTuple):
-    """A setting with its possible values in order, and how a value is written (``word``)."""
+    """A setting with its possible values in order."""
 
     name: str
     label: str
-    values: tuple[Any, ...]
     help: str
-    word: Callable[[Any], str] = str
+    values: tuple[Any, ...]
+
+    @staticmethod
+    def word(value: object) -> str:
+        """A value as it is shown."""
+        if isinstance(value, bool):
+            return "on" if value else "off"
+        return f"{value:g} s" if isinstance(value, float) else str(value)
 
 
-def _on_off(value: object) -> str:
-    return "on" if value else "off"
-
-
-ITEMS: tuple[Item, ...] = (
-    Item("theme", "theme", CHOICES["theme"],
-         "auto: dark where the terminal knows all colours; NO_COLOR means mono whatever is chosen"),
-    Item("characters", "characters", CHOICES["characters"],
-         "what curves and signs are drawn with; auto looks at the locale, GPUTUI_ASCII=1 asks for ASCII"),
-    Item("mouse", "mouse", CHOICES["mouse"], "auto: on, but off over SSH; hold shift to select text as ever"),
-    Item("refresh_seconds", "update at most every", (0.25, 0.5, 1.0, 2.0, 5.0, 10.0),
-         "keys are answered at once whatever it is", lambda value: f"{value:g} s"),
-    Item("slow_line", "slow line", CHOICES["slow_line"],
-         "auto: fewer updates while the line does not keep up; on: always fewer"),
-    Item("title", "terminal's title", (False, True), "counts of runs and the worst state, in the window's title",
-         _on_off),
-    Item("bell", "bell", (False, True), "ring when something bad happens: warnings and errors among the events",
-         _on_off),
-    Item("fold", "GPUs together", (False, True), "begin with all GPUs together instead of each in a row", _on_off),
-)  # fmt: skip
+ITEMS = tuple(
+    Item(name, label, words, (0.25, 0.5, 1.0, 2.0, 5.0, 10.0) if name == "refresh_seconds" else values_of(name))
+    for name, label, words in (
+        ("theme", "theme", "auto: dark where the terminal knows all colours; NO_COLOR means mono"),
+        ("characters", "characters", "of curves and signs; auto: by the locale, GPUTUI_ASCII=1 means ASCII"),
+        ("mouse", "mouse", "auto: on, but off over SSH; hold shift to select text"),
+        ("refresh_seconds", "update at most every", "keys are answered at once"),
+        ("slow_line", "slow line", "auto: fewer updates while the line does not keep up; on: always fewer"),
+        ("title", "terminal's title", "counts of runs and the worst state, in the window's title"),
+        ("bell", "bell", "ring for warnings and errors among the events"),
+        ("fold", "GPUs together", "begin with all GPUs together instead of each in a row"),
+    )
+)
 
 
 class SettingsScreen(ListDialog[None]):

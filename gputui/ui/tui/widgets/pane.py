@@ -87,11 +87,6 @@ class Pane(Widget):
         """The shown lines without their styles."""
         return "\n".join("".join(text for text, _ in line).rstrip() for line in self._lines)
 
-    def restyle(self) -> None:
-        """Paint everything again in the current theme."""
-        self._forget_looks()
-        self.refresh()
-
     def render_lines(self, crop: Region) -> list[Strip]:
         width = self.size.width
         if width != self._strip_width:
@@ -105,12 +100,9 @@ class Pane(Widget):
         return strips if crop.width == width else [strip.crop(*crop.column_span) for strip in strips]
 
     def notify_style_update(self) -> None:
-        self._forget_looks()
-        super().notify_style_update()
-
-    def _forget_looks(self) -> None:
         self._strips.clear()
         self._styles_by_key.clear()
+        super().notify_style_update()
 
     def _strip(self, line: Line, width: int) -> Strip:
         segments = [
