@@ -5,7 +5,6 @@ Threads do the writing, because a locked database may take seconds.
 
 from __future__ import annotations
 
-import queue
 import sqlite3
 import threading
 import time
@@ -47,8 +46,8 @@ class Commands:
         self._page = page
         self._watch = watch
         self._asked: dict[int, str] = {}
-        self._writes: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        threading.Thread(target=self._write, name="asking", daemon=True).start()
+        self._newest_write = threading.Event()  # set when it is over, written or not
+        self._newest_write.set()
 
     @property
     def unanswered(self) -> list[str]:
@@ -68,24 +67,23 @@ class Commands:
     def ask_by(self, words: str, write: Callable[[], int], *, patience: float = ANSWER_SECONDS) -> None:
         """`ask` with ``write``, which writes the command and returns its id. A command without an answer after
         ``patience`` seconds is withdrawn, so that it is not carried out long after the person repeated it."""
-        shell = self._shell
+        shell, earlier, written = self._shell, self._newest_write, threading.Event()
+        self._newest_write = written
 
         def work() -> None:
+            earlier.wait()
             try:
                 command_id = write()
+                shell.call_later(self._written, words, command_id)
             except Exception as error:
                 # Without a report, the command would be lost silently.
                 shell.tell(f"Cannot ask the agent: {error or type(error).__name__}", "error")
                 return
-            shell.call_later(self._written, words, command_id)
-            args = (shell.workspace, command_id, patience)
-            threading.Thread(target=withdraw_late, args=args, name="waiting", daemon=True).start()
+            finally:
+                written.set()
+            withdraw_late(shell.workspace, command_id, patience)
 
-        self._writes.put(work)
-
-    def _write(self) -> None:
-        while True:
-            self._writes.get()()
+        threading.Thread(target=work, name="asking", daemon=True).start()
 
     def _written(self, words: str, command_id: int) -> None:
         self._asked[command_id] = words

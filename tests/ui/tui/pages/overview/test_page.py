@@ -165,6 +165,6 @@ async def test_ended_trials_of_a_study_share_a_row_that_opens_it(filler: Filler,
         await pilot.press("escape", "slash", *trial, "enter")
         assert trial in table.row_ids and "study lr-search-1" not in table.row_ids
         await pilot.press("r", "r")
-        assert "a study" in text(app, "confirm")
+        assert "Resume" in text(app, "confirm")
         await pilot.press("n")
         assert app.screen is table and len(asked(filler)) == 3

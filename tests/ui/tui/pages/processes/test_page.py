@@ -150,7 +150,7 @@ async def test_the_page_opens_sorts_groups_and_goes_back(app: GputuiApp) -> None
     async with app.run_test(size=SMALL) as pilot:
         page = await open_page(pilot, app)
         assert feed_of(app).interest.processes
-        assert text(app, "head").startswith(" processes · 298 · CPU ")
+        assert text(app, "head").startswith(" gputui › processes · 298 · CPU ")
         assert text(app, "list").split("\n")[2].startswith("▸    1003 me")
         await pilot.press("o", "o")
         assert "by CPU" in text(app, "list") and page.listing.rows[0].pid == 1003
