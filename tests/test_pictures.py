@@ -11,7 +11,7 @@ from docs.screenshots import IMAGES, PICTURES, shown, still_home
 from gputui.core.config import Workspace
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.widgets.pane import Pane
-from tests.ui.tui.conftest import same_everywhere as same_everywhere  # noqa: PLC0414 - a fixture
+from tests.ui.tui.conftest import same_everywhere as same_everywhere
 
 CURVE = re.compile("[\u2801-\u28ff]")
 WITH_CURVES = {"overview": 80, "overview-200x50": 150, "gpus-together": 80, "gpu": 150, "run": 250, "run-80x24": 60,

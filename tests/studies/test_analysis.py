@@ -113,7 +113,7 @@ def points(drawing: Drawing, label: str) -> list[tuple[float, float | None]]:
 def test_a_pruned_trial_stands_at_the_value_of_its_last_rung() -> None:
     drawing = pictures.values_by_trial(TRIALS, RUNGS, LOSS)
     assert points(drawing, "pruned") == [(2.0, 0.8)]
-    assert points(drawing, "complete") == [(1.0, 0.5), (3.0, 0.3)]
+    assert points(drawing, "done") == [(1.0, 0.5), (3.0, 0.3)]
     assert points(drawing, "best so far") == [(1.0, 0.5), (2.0, 0.5), (3.0, 0.3)]
     over = pictures.over_parameter(TRIALS, RUNGS, OTHER, LOSS)
     assert points(over, "") == [(1.0, 0.8), (0.0, 0.5), (2.0, 0.3)] and over.x_axis.names == ("a", "b", "c")

@@ -40,7 +40,7 @@ def test_a_run_goes_on_another_waits_and_nothing_is_left(tmp_path: Path, monkeyp
         assert waiting.state == "queued" and waiting.waiting_for
         folder = str(workspace.state.parent)
         # A study that goes on launching trials must end, too.
-        plan = make_plan(workspace.study_files / "vit-lr.yaml", workspace, tmp_path, None)
+        plan = make_plan(workspace.study_files / "vit-lr.yaml", workspace, tmp_path, None, with_process=True)
         assert plan.base is not None and plan.spec is not None
         start_study(workspace, plan.base, plan.spec, plan.source)
         wait_until(lambda: any(not one.state.is_over for one in read_studies(connection)), 60, "the study")

@@ -43,6 +43,12 @@ def overview(app: GputuiApp) -> OverviewScreen:
     return screen
 
 
+def screen_text(app: GputuiApp) -> str:
+    """All lines of the screen with its dialogs, as the terminal shows them."""
+    lines = (app._cell_grid.line(y) for y in range(app.size.height))
+    return "\n".join("".join(text for text, _ in line).rstrip() for line in lines)
+
+
 def feed_of(app: GputuiApp) -> StillFeed:
     assert isinstance(app.feed, StillFeed)
     return app.feed

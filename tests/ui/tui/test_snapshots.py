@@ -1,20 +1,20 @@
-"""Pictures of the pages and dialogs, most of them at the smallest size that shows everything."""
+"""The text of pages and dialogs, each at the smallest usual size and at one with frames: ``--snapshot-update``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
-from textual.pilot import Pilot
+from syrupy.assertion import SnapshotAssertion
 
 from gputui.runs.labels import Labels, store_labels
 from tests.ui.tui import many_processes
 from tests.ui.tui.conftest import MakeApp
 from tests.ui.tui.filling import Filler
-from tests.ui.tui.test_screens import SMALL, feed_of
+from tests.ui.tui.test_screens import feed_of, screen_text
 
-LARGE = (200, 50)
+SIZES = ((80, 24), (120, 36))
 
 
 class Scene(NamedTuple):
@@ -22,7 +22,6 @@ class Scene(NamedTuple):
 
     fill: Callable[[Filler], object]
     keys: tuple[str, ...] = ()
-    size: tuple[int, int] = SMALL
 
 
 def log_of(filler: Filler, run_id: str, attempt: int, text: str) -> None:
@@ -92,7 +91,7 @@ def labels(filler: Filler) -> None:
 
 SCENES = {
     "overview": Scene(Filler.overnight),
-    "overview with alerts": Scene(alerts, size=LARGE),
+    "overview with alerts": Scene(alerts),
     "no driver": Scene(no_driver),
     "quarantine and a paused queue": Scene(quarantine, ("shift+tab", "down", "down")),
     "past overview": Scene(past, ("left_square_bracket", "left_square_bracket")),
@@ -100,26 +99,32 @@ SCENES = {
     "help": Scene(Filler.overnight, ("question_mark",)),
     "labels": Scene(labels, ("enter", "d")),
     "gpu": Scene(page_fault, ("shift+tab", "down", "down", "down", "i")),
-    "running run": Scene(running, ("enter", "m", "m", *["left"] * 4), LARGE),
+    "running run": Scene(running, ("enter", "m", "m", *["left"] * 4)),
     "failed run": Scene(failed, ("enter", "3")),
     "processes": Scene(many_processes.fill, ("p", "v", "down")),
     "alerts": Scene(alerts, ("exclamation_mark",)),
     "study": Scene(study, ("S",)),
+    "compare": Scene(Filler.overnight, ("space", "space", "c", "o", "m")),
+    "palette": Scene(study, ("ctrl+p", *"vit")),
+    "settings": Scene(Filler.overnight, ("comma",)),
+    "profiles": Scene(Filler.overnight, ("n",)),
+    "resume, restart or copy": Scene(Filler.overnight, ("r",)),
 }
 
 
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
 @pytest.mark.parametrize("name", SCENES)
-def test_picture(snap_compare: Callable[..., bool], filler: Filler, make_app: MakeApp, name: str) -> None:
+async def test_picture(
+    snapshot: SnapshotAssertion, filler: Filler, make_app: MakeApp, name: str, size: tuple[int, int]
+) -> None:
     scene = SCENES[name]
     scene.fill(filler)
     app = make_app()
     if name == "processes":
         many_processes.give(app.feed)
-
-    async def press(pilot: Pilot[Any]) -> None:
+    async with app.run_test(size=size) as pilot:
         for key in scene.keys:
             await pilot.press(key)
             feed_of(app).wait_for_checkpoints()
             await pilot.pause()
-
-    assert snap_compare(app, run_before=press, terminal_size=scene.size)
+        assert screen_text(app) == snapshot

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -90,17 +89,6 @@ async def test_metrics_axes_smoothing_and_the_crosshair(app: GputuiApp) -> None:
         await pilot.pause()
         assert "by time" in text(app, "head")
         assert any("⠀" < char <= "⣿" for char in text(app, "charts"))
-
-
-def test_picture(snap_compare: Callable[..., bool], app: GputuiApp) -> None:
-    async def sorted_and_smoothed(pilot: Any) -> None:
-        await opened(app, pilot)
-        for key in ("o", "m"):
-            await pilot.press(key)
-            # What the key asks of the feed is drawn before the next one comes.
-            await pilot.pause()
-
-    assert snap_compare(app, run_before=sorted_and_smoothed, terminal_size=(80, 24))
 
 
 async def test_the_code_of_two_runs_is_compared(app: GputuiApp, filler: Filler) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.dialogs.pick_gpus import PickGpusScreen
@@ -15,7 +15,7 @@ from gputui.ui.tui.dialogs.sheet import SheetScreen
 from gputui.ui.tui.pages.launch.form import GPUS, PLACE
 from tests.ui.tui.conftest import MakeApp
 from tests.ui.tui.filling import Filler
-from tests.ui.tui.test_screens import asked, form_of, open_form, text, until
+from tests.ui.tui.test_screens import asked, form_of, open_form, screen_text, text, until
 
 
 @pytest.fixture
@@ -130,12 +130,12 @@ def long_profile(profile: Path) -> Path:
     return path
 
 
-def test_the_form(snap_compare: Any, app: GputuiApp, long_profile: Path) -> None:
-    async def press(pilot: Any) -> None:
+async def test_the_form(snapshot: SnapshotAssertion, app: GputuiApp, long_profile: Path) -> None:
+    async with app.run_test(size=(80, 24)) as pilot:
         await open_form(pilot, app)
         await until(pilot, lambda: form_of(app).is_settled and form_of(app).form.entry is not None)
         await pilot.press("up", "right", "down", "down")
         form_of(app).plan = None  # paths of this machine
         form_of(app).paint()
-
-    assert snap_compare(app, run_before=press, terminal_size=(80, 24))
+        await pilot.pause()
+        assert screen_text(app) == snapshot
