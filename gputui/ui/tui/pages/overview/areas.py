@@ -66,4 +66,7 @@ def share_rows(width: int, height: int, wanted: Wanted, *, is_framed: bool | Non
         return Rows(gpus, runs, charts, left, left, is_beside=True)
     spare = left - max(few_events, min(frame + wanted.events, left // 2))
     processes = min(frame + 1 + wanted.processes, spare) if wanted.processes and spare >= frame + 3 else 0
-    return Rows(gpus, runs, charts, processes, left - processes)
+    left -= processes
+    # Charts take what no event fills.
+    higher = max(0, min(CHARTS_MOST - charts, left - frame - max(1, wanted.events))) if has_charts else 0
+    return Rows(gpus, runs, charts + higher, processes, left - higher)
