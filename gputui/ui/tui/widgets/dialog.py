@@ -6,12 +6,12 @@ from typing import ClassVar, NamedTuple, TypeVar, cast
 
 from textual import events
 from textual.app import ComposeResult
-from textual.screen import ModalScreen
 
 from gputui.core.text import cell_width, clip
 from gputui.metrics.draw.parts import Line
 from gputui.ui.tui.layout.columns import box, fit_line, rule, selected
 from gputui.ui.tui.shell import Shell, passed_to_top
+from gputui.ui.tui.terminal.layer import Overlay
 from gputui.ui.tui.widgets.line_edit import LineEdit
 from gputui.ui.tui.widgets.pane import Pane
 
@@ -26,7 +26,7 @@ class Content(NamedTuple):
     note: str = ""
 
 
-class Dialog(ModalScreen[Answer | None]):
+class Dialog(Overlay[Answer | None]):
     """A frame that closes with an answer; None if nothing was chosen.
 
     A subclass implements ``content``, and handles keys in ``press``; if ``edit`` is set, other keys are text.
