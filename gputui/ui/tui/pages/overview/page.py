@@ -14,7 +14,7 @@ from gputui.metrics.draw.parts import Line
 from gputui.ui.tui.actions import Scope
 from gputui.ui.tui.layout.alerts import alert_strip
 from gputui.ui.tui.layout.columns import box, is_boxed
-from gputui.ui.tui.layout.strips import demo_line
+from gputui.ui.tui.layout.strips import demo_line, gpu_totals
 from gputui.ui.tui.pages.overview.areas import Rows, Wanted, share_rows
 from gputui.ui.tui.pages.overview.charts import chart_panels
 from gputui.ui.tui.pages.overview.events import event_rows, events_panel
@@ -119,7 +119,7 @@ class OverviewScreen(OverviewCursor):
             self.charts.clear()
             return
         self.charts.show_when(
-            (width, height, is_framed), (snapshot.gpu_history,),
+            (width, height, is_framed), (snapshot.gpu_history, gpu_totals(snapshot.gpus)),
             lambda: chart_panels(snapshot, width, height, is_framed=is_framed), height=height,
         )  # fmt: skip
 
