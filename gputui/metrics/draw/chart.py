@@ -119,18 +119,14 @@ class _Plot(NamedTuple):
         fits = len(words) == cell_width(words) < width // 2
         name = f" {words}" if words and fits and not is_beside else ""
         ticks = self._ticks(name, with_ticks=with_ticks)
-        # The last text, if it is at the end, covers markers and crosshair.
-        free = next((start for start, text in ticks if start + len(text) == width), width)
         for start, text in ticks:
             chars[start : start + len(text)] = text
         for column, marker in sorted(self.markers, key=lambda each: each[1].is_line):
-            if column < free:
-                if marker.is_line:
-                    chars[column] = glyphs.MARKER
-                elif chars[column] == glyphs.HORIZONTAL:
-                    chars[column] = glyphs.NOTCH
+            # Labels cover markers, whose lines go on above and below.
+            if chars[column] in (glyphs.HORIZONTAL, glyphs.NOTCH):
+                chars[column] = glyphs.MARKER if marker.is_line else glyphs.NOTCH
                 styles[column] = marker.style
-        if self.cursor is not None and self.cursor < free:
+        if self.cursor is not None and chars[self.cursor] in (glyphs.HORIZONTAL, glyphs.NOTCH, glyphs.MARKER):
             chars[self.cursor], styles[self.cursor] = glyphs.VERTICAL, CURSOR_STYLE
         before = f"{words:>{self.gutter_width - 1}} " if is_beside else " " * self.gutter_width
         edge: Line = [(before + glyphs.CORNER, "axis")] if self.gutter_width >= 0 else []
@@ -140,7 +136,6 @@ class _Plot(NamedTuple):
         """Starts and texts of the ticks that fit, and of the axis' name. If fewer than two fit,
         closer ticks are tried."""
         width = self.canvas.width
-        taken = {column for column, marker in self.markers if marker.is_line} | {self.cursor}
         first = min(_MOST_X_TICKS, max(3, width // 7))
         best: list[tuple[int, str]] = [(width - len(name), name)] if name else []
         for most in range(first, max(first, width // 4) + 1) if with_ticks else ():
@@ -155,7 +150,7 @@ class _Plot(NamedTuple):
                 if is_end:
                     text = f"{last} {label}{glyphs.X_TICK}" if last else label + glyphs.X_TICK
                     start = column + 1 - len(text)
-                if start >= next_free and (is_end or taken.isdisjoint(range(start, start + len(text)))):
+                if start >= next_free and (is_end or self.cursor not in range(start, start + len(text))):
                     placed.append((start, text))
                     next_free, last = start + len(text) + 1, "" if is_end else last
             if last:

@@ -193,7 +193,7 @@ class RunCharts(ChartController):
 
     def _filled(self, spans: Sequence[Span], width: int) -> Line:
         """A head in the whole width; in a frame, its rest is the frame's upper side."""
-        line = clip_line(spans, width)
+        line = clip_line([*spans, (" ", "text")], width)
         rest = width - sum(cell_width(text) for text, _ in line)
         return [*line, ("─" * rest, "rule")] if self._is_framed else fit_line(line, width)
 

@@ -44,7 +44,7 @@ def timeline_lines(
         _Entry(page.run.created_at, "dim", "queued", sinks),
         *(_start_of(attempt, gpus, page.run.target) for attempt in page.attempts),
         *(_end_of(attempt) for attempt in page.attempts if attempt.ended_at is not None),
-        *_incidents(page, with_evidence=with_evidence),
+        *_incidents(page, gpus, with_evidence=with_evidence),
         *(
             _Entry(event.at, "dim" if event.severity == "info" else SEVERITY_STYLES[event.severity],
                    clean(event.message))
@@ -78,19 +78,25 @@ def cost_lines(page: RunPage, width: int) -> list[Line]:
     return [fit_line([(" " + part, "warn")], width) for part in wrap(text, width - 2)]
 
 
-def _incidents(page: RunPage, *, with_evidence: bool) -> Iterator[_Entry]:
+def _incidents(page: RunPage, gpus: Sequence[GpuView], *, with_evidence: bool) -> Iterator[_Entry]:
     fatal = fatal_incident(page)
+
+    def plain(text: str) -> str:
+        for gpu in gpus:
+            text = text.replace(gpu.uuid, f"GPU {gpu.index}")
+        return clean(text)
+
     for incident in page.incidents:
         details: list[Span] = []
         if with_evidence:
-            details += [(f"· {clean(str(found))}", "dim") for found in incident.evidence[:EVIDENCE_SHOWN]]
+            details += [(f"· {plain(str(found))}", "dim") for found in incident.evidence[:EVIDENCE_SHOWN]]
         if incident is not fatal:
             decided = (one for one in page.decisions if one.incident_id == incident.incident_id)
-            details += [(f"→ {clean(each.reason or each.verdict)}", "text") for each in decided]
+            details += [(f"→ {plain(each.reason or each.verdict)}", "text") for each in decided]
         paid = page.costs.get(incident.incident_id)
         if paid is not None and in_words(paid):
             details.append((f"cost {in_words(paid)}", "dim"))
-        text = title_of(incident) if incident is fatal else clean(incident.summary)
+        text = title_of(incident) if incident is fatal else plain(incident.summary)
         yield _Entry(incident.at, "warn", text, tuple(details))
 
 
