@@ -97,73 +97,47 @@ class _FollowedFile:
         self.is_whole = False
         self._end: int | None = None
         self._begun = ""
-        self._is_deep = False
+        self._is_deep = self._is_cut = False
         self._grave = LevelReader()
 
     def read(self, *, deep: bool) -> None:
         """Read what was written since the last time. Raises OSError."""
-        size = self.path.stat().st_size
-        end = self._end
+        size, end, newest = self.path.stat().st_size, self._end, self.first + len(self.lines)
         if end is None or size < end or size - end > (DEEP_BYTES if self._is_deep else TAIL_BYTES):
             # A new file, a truncated one, or one that grew so much that the kept lines are far behind.
-            self._begin(size, DEEP_BYTES if deep else TAIL_BYTES)
+            self._begin(max(0, size - (DEEP_BYTES if deep else TAIL_BYTES)))
+            self.first = newest
             self._is_deep = deep
         elif deep and not self._is_deep:
             self._is_deep = True
             if not self.is_whole:
-                self._go_back(end)
-        self._go_on()
-
-    def _begin(self, size: int, most_bytes: int) -> None:
-        self.first += len(self.lines)
-        start = max(0, size - most_bytes)
-        self.lines, self.levels, self._grave = [], bytearray(), LevelReader()
-        self.is_whole = start == 0
-        self._end = start
-        self._begun = ""
-        if start > 0:
-            # Skip the rest of a line; if it has no end, its rest is better than nothing.
-            window = read_window(self.path, start, most_bytes, as_written=True)
-            cut = window.text.find("\n") + 1
-            self._read_on(window.text[cut:])
-            self._end = window.end
-
-    def _go_back(self, end: int) -> None:
-        """Read again from further back up to ``end``; known lines keep their numbers."""
-        newest = self.first + len(self.lines)
-        start = max(0, end - DEEP_BYTES)
-        found: list[str] = []
-        place, begun = start, ""
-        while place < end:
-            window = read_window(self.path, place, end - place, as_written=True)
-            if window.end <= place:
-                break
-            cut = window.text.find("\n") + 1 if place == start and start > 0 else 0
-            lines, begun = printed_lines(window.text[cut:], begun)
-            found += lines
-            place = window.end
-        self.lines, self.levels, self._grave = [], bytearray(), LevelReader()
-        self.is_whole = start == 0
-        self._take(found)
-        self.first = newest - len(self.lines)
-
-    def _go_on(self) -> None:
-        assert self._end is not None
-        while True:
-            window = read_window(self.path, self._end, DEEP_BYTES, as_written=True)
-            if window.end <= self._end:
-                break
-            self._read_on(window.text)
-            self._end = window.end
-        rest = read_window(self.path, self._end, UNFINISHED_BYTES, partial=True, as_written=True).text
+                # Known lines keep their numbers.
+                self._begin(max(0, end - DEEP_BYTES))
+                self._read_on(end)
+                self.first = newest - len(self.lines)
+        self._read_on(None)
+        rest = read_window(self.path, self._end or 0, UNFINISHED_BYTES, partial=True, as_written=True).text
         self.unfinished = (clean(last_state(self._begun + rest)),) if self._begun or rest else ()
 
-    def _read_on(self, text: str) -> None:
-        lines, self._begun = printed_lines(text, self._begun)
-        self._take(lines)
+    def _begin(self, start: int) -> None:
+        self.lines, self.levels, self._grave = [], bytearray(), LevelReader()
+        self.is_whole, self._is_cut = start == 0, start > 0
+        self._end, self._begun = start, ""
 
-    def _take(self, lines: Sequence[str]) -> None:
-        harmless = [clean(line) for line in lines]
+    def _read_on(self, until: int | None) -> None:
+        """Read complete lines up to a place in the file, or to its end."""
+        while (end := self._end or 0) != until:
+            most = DEEP_BYTES if until is None else until - end
+            window = read_window(self.path, end, most, as_written=True)
+            if window.end <= end:
+                break
+            # The rest of a line is skipped; if it has no end, its rest is better than nothing.
+            cut = window.text.find("\n") + 1 if self._is_cut else 0
+            lines, self._begun = printed_lines(window.text[cut:], self._begun)
+            self._end, self._is_cut = window.end, False
+            self._keep([clean(line) for line in lines])
+
+    def _keep(self, harmless: Sequence[str]) -> None:
         self.lines += harmless
         self.levels += bytes(map(self._grave.level, harmless))
         surplus = len(self.lines) - MOST_LINES

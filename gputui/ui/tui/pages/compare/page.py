@@ -133,7 +133,7 @@ class CompareScreen(ListPage):
         # Several raw curves over each other are illegible.
         self.charts = CompareCharts(replace(settings, smoothing=settings.smoothing or SMOOTHINGS[1]))
         self.parts = (self.charts,)
-        self.comparison = Comparison.of(run_ids)
+        self.table = Comparison.of(run_ids)
         self._is_grid = True
         self._has_colours = False
         self._metrics: tuple[str, ...] = ()
@@ -147,15 +147,6 @@ class CompareScreen(ListPage):
         self._frame = 0
         self._place = 0
 
-    @property
-    def table(self) -> Comparison:
-        """The comparison: it holds the cursor of the list."""
-        return self.comparison
-
-    @table.setter
-    def table(self, comparison: Comparison) -> None:
-        self.comparison = comparison
-
     def compose(self) -> ComposeResult:
         self.paint()
         yield from (self.head, self.notice, self.chart, self.runs, self.message, self.footer)
@@ -164,24 +155,24 @@ class CompareScreen(ListPage):
         charts, settings = self.charts, self.charts.settings
         extent, viewport = charts.extent, charts.viewport
         window = viewport.window(extent) if viewport.span is not None and extent is not None else None
-        names = self._metrics or (self.comparison.metric or _USUAL,)
+        names = self._metrics or (self.table.metric or _USUAL,)
         request = ChartRequest(names, settings.axis, window, 2 * max(64, charts.columns), settings.smoothing,
                                is_log=settings.is_log_x)  # fmt: skip
-        return Interest(compared=self.comparison.run_ids, charts=request)
+        return Interest(compared=self.table.run_ids, charts=request)
 
     def show_runs(self, run_ids: Sequence[str], cursor: str | None) -> None:
         """Move the cursor to a run; if it is not compared yet, compare ``run_ids`` instead."""
-        if cursor is not None and cursor not in self.comparison.run_ids:
-            self.comparison = Comparison.of(run_ids, self.comparison.metric)
+        if cursor is not None and cursor not in self.table.run_ids:
+            self.table = Comparison.of(run_ids, self.table.metric)
             self._has_colours = False
         if cursor is not None:
-            self.comparison = replace(self.comparison, cursor=cursor)
+            self.table = replace(self.table, cursor=cursor)
 
     # --- what is known
 
     @property
     def run_in_question(self) -> Run | None:
-        cursor = self.comparison.cursor
+        cursor = self.table.cursor
         return next((each.row.run for each in self._shown if each.run_id == cursor), None)
 
     # --- drawing
@@ -192,18 +183,18 @@ class CompareScreen(ListPage):
         self._frame = int(is_boxed(width, height))
         inner = width - 2 * self._frame
         self._give_colours()
-        charts.compared, charts.comparison = self.snapshot.compared, self.comparison
+        charts.compared, charts.comparison = self.snapshot.compared, self.table
         data = charts.data
         names = charts.names = metric_names(data) or charts.names
-        if self.comparison.metric is None and names:
-            self.comparison = replace(self.comparison, metric=names[0])
-        self._groups = compare(self.snapshot.runs, data, self.comparison, self.snapshot.at)
+        if self.table.metric is None and names:
+            self.table = replace(self.table, metric=names[0])
+        self._groups = compare(self.snapshot.runs, data, self.table, self.snapshot.at)
         self._shown = [run for group in self._groups for run in group.runs]
         self.keep_cursor()
-        charts.comparison = self.comparison
+        charts.comparison = self.table
         extent = charts.extent
         window = None if extent is None else charts.viewport.window(extent)
-        look = CompareLook(self.comparison, settings, window, charts.cursor, charts.is_cut)
+        look = CompareLook(self.table, settings, window, charts.cursor, charts.is_cut)
         self._show_head(look, width)
         rows = min(len(table_items(self._groups)) + HEAD_LINES + self._frame, body // 2)
         rows = min(body, max(LEAST_TABLE_ROWS, rows))
@@ -211,7 +202,7 @@ class CompareScreen(ListPage):
         size = (inner, tall - 2 * self._frame)
         self._grid = columns, down = grid_size(*size, len(names)) if self._is_grid else (1, 1)
         charts.columns = cell_columns(inner, columns)[1]
-        place = names.index(self.comparison.metric) if self.comparison.metric in names else 0
+        place = names.index(self.table.metric) if self.table.metric in names else 0
         first = place // (columns * down) * columns * down
         self._metrics = names[first : first + columns * down]
         title = rule("CHARTS", inner, f"{first + 1}–{first + len(self._metrics)} of {len(names)} metrics")
@@ -229,7 +220,7 @@ class CompareScreen(ListPage):
             drawn,
             height=tall,
         )
-        table = table_lines(self._groups, self.comparison, inner, rows - self._frame)
+        table = table_lines(self._groups, self.table, inner, rows - self._frame)
         self.runs.show(framed(table[0], table[1:], width, rows) if self._frame else table, height=rows)
 
     def _show_head(self, look: CompareLook, width: int) -> None:
@@ -248,10 +239,10 @@ class CompareScreen(ListPage):
     def _give_colours(self) -> None:
         """Give each run its own colour, as soon as the runs are known."""
         known = {row.run.run_id: run_colour(row.run) for row in self.snapshot.runs}
-        if not self._has_colours and known.keys() & set(self.comparison.run_ids):
+        if not self._has_colours and known.keys() & set(self.table.run_ids):
             self._has_colours = True
-            drawn = Comparison.of(self.comparison.run_ids, colours=known).drawn
-            self.comparison = replace(self.comparison, drawn=drawn)
+            drawn = Comparison.of(self.table.run_ids, colours=known).drawn
+            self.table = replace(self.table, drawn=drawn)
 
     # --- keys
 
@@ -262,7 +253,7 @@ class CompareScreen(ListPage):
     def keep_cursor(self) -> None:
         super().keep_cursor()
         ids = self.row_ids
-        self._place = ids.index(self.comparison.cursor) if self.comparison.cursor in ids else 0
+        self._place = ids.index(self.table.cursor) if self.table.cursor in ids else 0
 
     def replacement(self, ids: Sequence[str]) -> str:
         """The run that took the place of the removed one."""
@@ -283,21 +274,21 @@ class CompareScreen(ListPage):
         run = self.run_in_question
         if run is None:
             return
-        toggled = self.comparison.toggled(run.run_id)
-        if toggled == self.comparison:
+        toggled = self.table.toggled(run.run_id)
+        if toggled == self.table:
             self.shell.say(f"{MOST_CURVES} curves is the limit: there are no more colours; hide one first.", "warning")
-        self.comparison = toggled
+        self.table = toggled
 
     def do_leave_out(self) -> None:
         run = self.run_in_question
-        if run is not None and len(self.comparison.run_ids) > 1:
-            self.comparison = self.comparison.without(run.run_id)
+        if run is not None and len(self.table.run_ids) > 1:
+            self.table = self.table.without(run.run_id)
 
     def do_sort(self) -> None:
-        self.comparison = self.comparison.sorted_next(self._params)
+        self.table = self.table.sorted_next(self._params)
 
     def do_reverse(self) -> None:
-        self.comparison = replace(self.comparison, is_reversed=not self.comparison.is_reversed)
+        self.table = replace(self.table, is_reversed=not self.table.is_reversed)
 
     def do_params(self) -> None:
         """Show all parameters in which the runs differ; a narrow table leaves some out."""
@@ -306,7 +297,7 @@ class CompareScreen(ListPage):
     def do_code(self) -> None:
         """Show how the code of the run under the cursor differs from that of the first other run."""
         run = self.run_in_question
-        other = next((each for each in self.comparison.run_ids if run is not None and each != run.run_id), None)
+        other = next((each for each in self.table.run_ids if run is not None and each != run.run_id), None)
         if run is None or other is None:
             self.shell.say("There is no other run to compare its code with.")
             return
@@ -331,7 +322,7 @@ class CompareScreen(ListPage):
     def do_group(self) -> None:
         if not self._params:
             self.shell.say("These runs were launched with the same parameters.")
-        self.comparison = self.comparison.grouped_next(self._params)
+        self.table = self.table.grouped_next(self._params)
 
     @property
     def _params(self) -> tuple[str, ...]:
@@ -349,7 +340,7 @@ class CompareScreen(ListPage):
 
     def _turn_metric(self, by: int) -> None:
         if names := self.charts.names:
-            metric = self.comparison.metric
+            metric = self.table.metric
             place = names.index(metric) if metric in names else -by
             self._choose(names[(place + by) % len(names)])
 
@@ -357,7 +348,7 @@ class CompareScreen(ListPage):
     do_metric_previous = partialmethod(_turn_metric, -1)
 
     def _choose(self, metric: str) -> None:
-        self.comparison = replace(self.comparison, metric=metric)
+        self.table = replace(self.table, metric=metric)
         self.charts.cursor = None
 
     # --- the mouse
@@ -377,7 +368,7 @@ class CompareScreen(ListPage):
         if event.widget is self.runs:
             items = table_items(self._groups)
             room = max(1, self.runs.size.height - HEAD_LINES - self._frame)
-            number = first_shown(self._groups, self.comparison, room) + event.y - HEAD_LINES
+            number = first_shown(self._groups, self.table, room) + event.y - HEAD_LINES
             item = items[number] if event.y >= HEAD_LINES and number < len(items) else None
             if not isinstance(item, ComparedRun):
                 return
@@ -396,7 +387,7 @@ class CompareScreen(ListPage):
         across = min(x // (cell + 1), columns - 1)
         number = y * down // max(1, self.chart.size.height - 2 * self._frame) * columns + across
         if 0 <= number < len(self._metrics):
-            self.comparison = replace(self.comparison, metric=self._metrics[number])
+            self.table = replace(self.table, metric=self._metrics[number])
         # The names at the curves' ends mark the newest place.
         column = min(x - across * (cell + 1) - GUTTER - 2, self.charts.columns - 1)
         self.charts.point_at_column(column, self.charts.columns)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gputui.core.text import cell_width, clean, clip_middle
-from gputui.core.units import ago, count, duration, index_ranges, metric_value, short_number
+from gputui.core.units import ago, count, duration, index_ranges, metric_value, rate, short_number
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.recovery.kinds import KINDS
@@ -52,7 +52,7 @@ def run_head(page: RunPage, gpus: Sequence[GpuView], now: float, width: int, pas
             (2, (told, style)),
             (4, ("" if loss is None else f"loss {metric_value(loss)}", "text")),
             (_DISPENSABLE, where),
-            (5, (f"{short_number(pace)} steps/s" if pace else "", "text")),
+            (5, (f"{rate(pace)} steps/s" if pace else "", "text")),
             (6, (f"attempt {run.attempt}" if run.attempt > 1 else "", "text")),
         ]
         parts = [part for part in parts if part[1][0]]

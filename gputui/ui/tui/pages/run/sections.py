@@ -8,7 +8,7 @@ from collections.abc import Container, Mapping, Sequence
 from msgspec import Struct
 
 from gputui.core.text import cell_width, clean, clip_middle
-from gputui.core.units import UNKNOWN, age, bytes_text, count, duration, percent, short_number
+from gputui.core.units import UNKNOWN, age, bytes_text, count, duration, percent, rate
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.runs.checkpoint_names import is_step_named
@@ -232,7 +232,7 @@ _RANK_COLUMNS: tuple[Column[RankRow], ...] = (
     Column("RANK", 4, lambda rank, _: [(f"r{rank.rank}", "text")]),
     Column("STEP", 9, lambda rank, _: [(count(rank.step), "text")], ">", gap=1),
     Column("WORK", 7, _work, ">"),
-    Column("SAMPLES/S", 9, lambda rank, _: [(short_number(rank.samples_per_second), "text")], ">", importance=1),
+    Column("SAMPLES/S", 9, lambda rank, _: [(rate(rank.samples_per_second), "text")], ">", importance=1),
     Column("DATA", 4, _data_wait, ">"),
     Column("PEAK", 9, lambda rank, _: [(bytes_text(rank.memory_bytes), "text")], ">", importance=2),
     Column("", 6, _slowness, grow=1),

@@ -66,7 +66,7 @@ async def test_metrics_axes_smoothing_and_the_crosshair(app: GputuiApp) -> None:
     async with app.run_test(size=(120, 36)) as pilot:
         page = await opened(app, pilot)
         await pilot.press("tab")
-        assert page.comparison.metric == "val/accuracy"
+        assert page.table.metric == "val/accuracy"
         await pilot.pause()
         assert "max" in text(app, "runs")
         await pilot.press("shift+tab", "m", "y")
@@ -75,7 +75,7 @@ async def test_metrics_axes_smoothing_and_the_crosshair(app: GputuiApp) -> None:
         await pilot.press("slash", *"acc")
         assert "val/accuracy" in text(app, "head")
         await pilot.press("enter")
-        assert page.comparison.metric == "val/accuracy"
+        assert page.table.metric == "val/accuracy"
         await pilot.press("left")
         assert page.charts.cursor is not None and " at step " in text(app, "charts").splitlines()[1]
         before = page.charts.cursor
@@ -101,7 +101,7 @@ async def test_the_code_of_two_runs_is_compared(app: GputuiApp, filler: Filler) 
         write_private(folder / SPEC_FILE, spec.to_json())
     async with app.run_test(size=(80, 24)) as pilot:
         page = await opened(app, pilot)
-        page.comparison = Comparison.of(("sweep-1", "sweep-2"))
+        page.table = Comparison.of(("sweep-1", "sweep-2"))
         page.changed()
         page.point_at("sweep-2")
         await pilot.press("e")
@@ -109,7 +109,7 @@ async def test_the_code_of_two_runs_is_compared(app: GputuiApp, filler: Filler) 
         styles = {part: style for line in app.screen.lines(76) for part, style in line}  # type: ignore[attr-defined]
         assert styles["+lr = 0.2"] == "good"
         await pilot.press("escape")
-        page.comparison = Comparison.of(("sweep-1", "sweep-3"))
+        page.table = Comparison.of(("sweep-1", "sweep-3"))
         page.changed()
         page.point_at("sweep-3")
         await pilot.press("e")
