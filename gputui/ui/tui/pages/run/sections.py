@@ -61,13 +61,14 @@ def side_sections(
     page: RunPage, gpus: Sequence[GpuView], now: float, width: int, *, opened: Container[str], is_past: bool = False
 ) -> dict[str, SideSection]:
     """All sections; those ``opened`` with their details: the list of checkpoints, the evidence of incidents."""
-    words = checkpoint_words(page, now, is_past=is_past)
-    parameters = [*parameter_lines(page, now, width), rule("CHECKPOINTS", width, words)]
+    parameters = parameter_lines(page, now, width)
+    checkpoints = [rule("CHECKPOINTS", width, checkpoint_words(page, now, is_past=is_past))]
     if "params" in opened:
-        parameters += checkpoint_lines(page, now, width)
+        parameters += [*checkpoints, *checkpoint_lines(page, now, width)]
+        checkpoints = []
     story = timeline_lines(page, gpus, now, width, with_evidence="story" in opened)
     return {
-        "params": SideSection("PARAMETERS", parameters),
+        "params": SideSection("PARAMETERS", parameters, checkpoints),
         "ranks": SideSection("RANKS", ranks_lines(page.progress.ranks, width)),
         "story": SideSection("TIMELINE", story, cost_lines(page, width), is_from_end=True),
     }

@@ -273,29 +273,20 @@ async def test_a_failed_run_says_why_first_and_once(filler: Filler, make_app: Ma
         assert everything.count("data.py:17") == 1
 
 
-async def test_a_key_goes_to_the_traceback_of_the_rank_that_failed(
+async def test_a_failed_run_opens_on_the_log_of_its_rank_and_without_charts_that_has_their_room(
     filler: Filler, make_app: MakeApp, workspace: Workspace
 ) -> None:
     failed_at_start(filler, workspace)
     app = make_app()
-    async with app.run_test(size=(80, 24)) as pilot:
-        await press(pilot, "enter", "e")
+    async with app.run_test(size=MIDDLE) as pilot:
+        await press(pilot, "enter")
         for _ in range(5):
             feed_of(app).refresh()
             await pilot.pause()
-        assert page_of(app).section == "log"
-        lines = text(app, "log").splitlines()
-        assert "rank 1 stderr" in lines[0] and "Traceback" in lines[1] and "KeyError" in lines[3]
-
-
-async def test_without_charts_the_log_has_their_room(filler: Filler, make_app: MakeApp, workspace: Workspace) -> None:
-    failed_at_start(filler, workspace)
-    app = make_app()
-    async with app.run_test(size=MIDDLE) as pilot:
-        await press(pilot, "enter")
         page = page_of(app)
         log = page.log_part.pane
         assert page.section == "log" and not page.charts.pane.display
         assert log.size.width == 120 and log.size.height >= 18
-        assert text(app, "log").startswith("╭ LOG rank 1 stderr ─")
+        lines = text(app, "log").splitlines()
+        assert "LOG rank 1 stderr" in lines[0] and "Traceback" in lines[1] and "KeyError" in lines[3]
         assert "PARAMETERS" in text(app, "params") and "exited with code 1" in text(app, "story")

@@ -203,16 +203,11 @@ def test_checkpoints_are_one_line_until_they_are_opened(
 ) -> None:
     here = replace(page, checkpoints=found)
     assert words in checkpoint_words(here, NOW)
+    assert (words == "none yet") == (checkpoint_words(here, NOW, is_past=True) == "none of then is left")
     closed, opened = (
         side_sections(here, snapshot.gpus, NOW, 60, opened=names)["params"].height for names in ((), ("params",))
     )
     assert opened - closed == (len(found.newest) if found else 0)
-
-
-def test_checkpoints_of_the_past_say_that_they_are_gone(page: RunPage) -> None:
-    assert checkpoint_words(replace(page, checkpoints=CheckpointList(is_known=True)), NOW, is_past=True) == (
-        "none of then is left"
-    )
 
 
 def test_what_is_left_out_above_and_below_is_said() -> None:
