@@ -104,7 +104,7 @@ class _FollowedFile:
         """Read what was written since the last time. Raises OSError."""
         size, end, newest = self.path.stat().st_size, self._end, self.first + len(self.lines)
         if end is None or size < end or size - end > (DEEP_BYTES if self._is_deep else TAIL_BYTES):
-            # A new file, a truncated one, or one that grew so much that the kept lines are far behind.
+            # A new file, a truncated one, or one that grew far beyond the kept lines.
             self._begin(max(0, size - (DEEP_BYTES if deep else TAIL_BYTES)))
             self.first = newest
             self._is_deep = deep

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class RunStory(NamedTuple):
-    """What happened to a run: incidents with decisions and costs, its sinks, and its events of DATA_KINDS."""
+    """What happened to a run: incidents with decisions and costs, sinks, events of DATA_KINDS."""
 
     incidents: tuple[IncidentView, ...] = ()
     decisions: tuple[DecisionView, ...] = ()
@@ -53,7 +53,7 @@ class StoryReader:
         self._story = RunStory()
 
     def read(self, connection: sqlite3.Connection, run: Run, attempts: Sequence[Attempt], at: float | None) -> RunStory:
-        """The story until ``at`` (UTC unix seconds; None is now), oldest first. Raises sqlite3.Error."""
+        """The story until ``at`` (UTC; None is now), oldest first. Raises sqlite3.Error."""
         moves = [
             (each.number, each.started_at, each.first_step, each.first_step_at, each.ended_at) for each in attempts
         ]

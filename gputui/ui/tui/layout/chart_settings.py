@@ -58,7 +58,7 @@ def from_kept(settings: Settings) -> ChartSettings:
 
 
 def to_keep(settings: ChartSettings) -> dict[str, Any]:
-    """The settings to keep for the next start, by the names of `gputui.ui.tui.settings.Settings`."""
+    """The settings to keep for the next start, by the names of `tui.settings.Settings`."""
     return {
         "chart_layout": settings.layout,
         "chart_axis": settings.axis,

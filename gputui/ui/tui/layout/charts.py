@@ -1,4 +1,4 @@
-"""The charts of a run: metrics and hardware over a common x axis, with markers and one crosshair."""
+"""The charts of a run: metrics and hardware over one x axis, with markers and a crosshair."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from gputui.ui.tui.layout.panels import FULL_HEIGHT, Panel, PanelPlace
 from gputui.ui.tui.layout.words import clock, dated_clock
 
 GUTTER = 6
-"""Cells of the value labels, the same for all charts, so that columns of charts below each other match."""
+"""Cells of the value labels of all charts, so that charts below each other match."""
 
 END_CELLS = 8
 LEAST_FOR_ENDS = 50
@@ -183,7 +183,7 @@ def _with_ends(curves: Sequence[Curve], panel: Panel, look: ChartLook) -> list[C
 
 
 def log_note(curves: Sequence[Curve]) -> str:
-    """The key of a logarithmic axis, if the values are positive and lie further apart than `LOG_RATIO`."""
+    """The key of a logarithmic axis, if the values are positive and far apart."""
     bins = [each for curve in curves for each in curve.bins]
     low, high = log_bounds(bins)
     is_positive = all(each.low is None or each.low > 0 for each in bins)
@@ -191,7 +191,7 @@ def log_note(curves: Sequence[Curve]) -> str:
 
 
 def panel_curves(panel: Panel, data: ChartData, look: ChartLook, *, room: int | None = None) -> list[Curve]:
-    """The curves of one chart, from the back to the front; ``room`` are the cells of its title and legend."""
+    """The curves of a chart, from back to front; ``room`` are cells for title and legend."""
     if panel.field is None:
         if is_by_rank(panel, data, look.settings) and panel.key in data.ranked:
             return rank_curves(panel, data.ranked[panel.key], look)
@@ -212,7 +212,7 @@ def y_axis(panel: Panel, look: ChartLook) -> YAxis:
 
 
 def metric_axis(name: str, logs: Set[str]) -> YAxis:
-    """The value axis of a metric; rates and times begin at 0, so that one that hardly varies looks calm."""
+    """The value axis of a metric. Rates and times begin at 0: what hardly varies looks calm."""
     is_log, words = name in logs, re.split(r"[^a-z]+", name.lower())
     is_from_zero = name.endswith("_per_s") or not _TIMES.isdisjoint(words)
     return YAxis("log" if is_log else "linear", low=0.0 if is_from_zero and not is_log else None)

@@ -1,4 +1,4 @@
-"""A comparison of runs: the parameters in which they differ, their results, their order and groups. Pure."""
+"""A comparison of runs: differing parameters, results, order and groups. Pure."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class ComparedRun(Struct, frozen=True):
         params: as text, the parameters in which the runs differ.
         best: the best value of the metric.
         best_x: the place of the best value on the axis.
-        is_best_x_exact: whether it is exactly there; else it is in the stretch of the curve that ends there.
+        is_best_x_exact: whether it is exactly there, or in the stretch that ends there.
         seconds: how long the run took until now.
     """
 
@@ -132,7 +132,7 @@ class Group(Struct, frozen=True):
 
 
 def metric_names(data: Mapping[str, ChartData]) -> tuple[str, ...]:
-    """The metrics of all runs: those that all runs have first, each part in the order of a run's page."""
+    """The metrics of the runs, those of all first, both in the order of a run's page."""
     counts: dict[str, int] = {}
     for each in data.values():
         for name in each.names:

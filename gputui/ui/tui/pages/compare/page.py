@@ -1,4 +1,4 @@
-"""The page that compares runs: one or more charts with a curve per run, and a table of their differences."""
+"""The page that compares runs: charts with a curve per run, and a table of differences."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class CompareCharts(ChartController):
 
 
 class CompareScreen(ListPage):
-    """Charts, and a table of runs with a cursor. The curve of the run under the cursor is on top."""
+    """Charts, and a table of runs; the curve of the run under the cursor is on top."""
 
     SCOPE: ClassVar[Scope] = "compare"
 
@@ -295,7 +295,7 @@ class CompareScreen(ListPage):
         self.app.push_screen(SheetScreen("Parameters that differ", param_texts(self._shown)))
 
     def do_code(self) -> None:
-        """Show how the code of the run under the cursor differs from that of the first other run."""
+        """Show how the code of the run under the cursor differs from the first other run's."""
         run = self.run_in_question
         other = next((each for each in self.table.run_ids if run is not None and each != run.run_id), None)
         if run is None or other is None:

@@ -41,7 +41,7 @@ MOST_END = 26
 """Most cells at a chart's right side for the curves' names."""
 
 _REACHES_END = 0.97
-"""Part of the window beyond which a curve ends beside its name, so that it needs no sign of its own."""
+"""Part of the window beyond which a curve ends beside its name, and needs no other sign."""
 
 
 class CompareLook(Struct, frozen=True):
@@ -191,7 +191,7 @@ def _empty_text(shown: Sequence[object], data: Mapping[str, ChartData], metric: 
 
 
 def table_lines(groups: Sequence[Group], comparison: Comparison, width: int, height: int) -> list[Line]:
-    """A row per run with the differing parameters, under headings of groups. The cursor stays in sight."""
+    """A row per run, under headings of groups; the cursor stays in sight."""
     metric = comparison.metric or ""
     placed = place(_columns(groups, metric), width - 2)
     lines: list[Line] = []

@@ -1,1 +1,1 @@
-"""The page of a run: ``page`` is the screen; the charts are left, the sections that explain them right."""
+"""The page of a run: ``page`` is the screen, with charts, sections beside them, and the log."""

@@ -46,7 +46,7 @@ AT_CROSSHAIR: dict[HardwareField, tuple[str, str]] = {
     "power": ("power ", " W"),
     "temperature": ("", " °C"),
 }
-"""Fields whose values the line above the charts shows at the crosshair, with the words around them."""
+"""Fields whose values the line above the charts has at the crosshair, and the words around."""
 
 _GLYPHS = {"incident": "✗ ", "alert": "▲ "}
 _BINS_STEP = 128
@@ -315,10 +315,12 @@ class RunCharts(ChartController):
     do_marker_previous = partialmethod(_move_to_marker, -1)
     do_marker_next = partialmethod(_move_to_marker, 1)
 
-    def move_to_end(self, *, of_data: bool) -> None:
-        """Remove the crosshair and follow the newest values; or, if not ``of_data``, move it to the first place."""
+    sideways = ChartController.move_cursor
+
+    def scroll_to(self, *, end: bool) -> None:
+        """Remove the crosshair and follow the newest values; or, if not ``end``, move it to the first place."""
         extent = self.extent
-        if of_data or extent is None:
+        if end or extent is None:
             self.cursor = None
             self.viewport = replace(self.viewport, end=None)
         else:
@@ -341,14 +343,15 @@ class RunCharts(ChartController):
         if (key := self.focused_key) is not None:
             self.change(self.settings.with_pin(key))
 
-    def move_focus(self, by: int) -> None:
+    def scroll(self, by: int) -> None:
+        """Focus another chart."""
         keys = [panel.key for panel in self._panels.shown]
         if keys and self._focus in keys:
             self._is_focus_chosen = True
             self._focus = keys[min(max(keys.index(self._focus) + by, 0), len(keys) - 1)]
 
-    def turn_page(self, by: int) -> None:
-        self.move_focus(by * max(1, len(self._places)))
+    def scroll_page(self, by: int) -> None:
+        self.scroll(by * max(1, len(self._places)))
 
     def filter_to(self, edit: LineEdit | None, text: str) -> None:
         self.edit = edit
@@ -372,7 +375,7 @@ class RunCharts(ChartController):
 
 
 def at_cursor(data: ChartData, look: ChartLook, x: float, visible: Sequence[Panel]) -> list[Span]:
-    """The place of the crosshair, what happened there, and values of the hardware that no chart shows."""
+    """The place of the crosshair, what happened there, and the hardware that no chart shows."""
     frame = data.frame
     parts: list[Span] = [(f"│ {place_words(frame, x)}", "cursor")]
     moment = None if frame.axis == "time" else frame.moment_at(x)

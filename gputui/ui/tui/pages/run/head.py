@@ -28,7 +28,7 @@ _HELPFUL = ("traceback", "section_log", "rerun", "restart", "clone")
 
 
 def run_head(page: RunPage, gpus: Sequence[GpuView], now: float, width: int, past: Past | None = None) -> Line:
-    """``vit-b16-1 · ● running ↻2 · step 8 110/90 000 · 9 h 10 left · loss 1.902 · GPU 6``."""
+    """``vit-b16-1 · ● running ↻2 · step 8 110/90 000 · 9 h 10 left · GPU 6``."""
     run, progress = page.run, page.progress
     tail = [(" ", "text"), *right_end(now, past)]
     room = width - _size(tail)
@@ -45,7 +45,7 @@ def run_head(page: RunPage, gpus: Sequence[GpuView], now: float, width: int, pas
     sign = run_sign(run.state)
     parts: list[tuple[int, Span]] = []
     for step in _step_words(page):
-        # Each with its importance: what matters least is left out first, a step shortened before the place.
+        # With their importance: what matters least is left out first.
         parts = [
             (0, (f"{sign.glyph} {run_state_text(run)}", sign.style)),
             (1, (step, "text")),
@@ -122,7 +122,7 @@ def title_of(incident: IncidentView) -> str:
 
 
 def banner_lines(page: RunPage, context: Context, width: int) -> list[Line]:
-    """The cause, what recovery decided, and the keys that help; nothing for a run that did not fail."""
+    """The cause, what recovery decided, and keys that help; nothing for other runs."""
     if page.run.state != "failed":
         return []
     incident, after = fatal_incident(page), []

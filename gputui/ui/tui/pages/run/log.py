@@ -91,7 +91,7 @@ class LogView:
 
     @property
     def _end(self) -> int:
-        """The end of the pane as an index of the shown lines; the first screenful is always full."""
+        """The end of the pane among the shown lines; the first screenful is always full."""
         if self._below is None:
             return len(self._shown)
         return min(max(bisect_left(self._shown, self._below), self.height), len(self._shown))
@@ -115,7 +115,7 @@ class LogView:
             self.to_top()
 
     def _find(self, since: int | None = None) -> None:
-        """Compute the shown lines and the hits; results for lines before number ``since`` are kept."""
+        """Compute the shown lines and the hits; those before number ``since`` are kept."""
         tail, former = self.tail, self._shown
         self._shown = range(tail.first, tail.first + len(tail.lines))
         if self.is_grave_only:
@@ -313,7 +313,7 @@ class RunLog:
         return log_lines(self.view, self.edit, width, height, is_focused=is_focused, was_stopped=was_stopped)
 
     def _choose(self, by: int) -> None:
-        """Show the next log, or the previous one with -1: another rank, stream or earlier attempt."""
+        """Show the next log, or the previous one with -1: of a rank, stream or earlier attempt."""
         labels, here = self.view.tail.labels, self.view.tail.label
         if all(each == here for each in labels):
             self._warn("No other log holds anything yet.")
@@ -350,9 +350,16 @@ class RunLog:
         room = max(2, self.pane.size.width - 1)
         self.view.sideways(by * (room // 2), room)
 
-    def to_top(self) -> None:
-        self.is_deep = True
-        self.view.to_top()
+    def scroll_page(self, by: int) -> None:
+        self.scroll(by * max(1, self.view.height - 1))
+
+    def scroll_to(self, *, end: bool) -> None:
+        """Follow the end, or show the beginning."""
+        if end:
+            self.view.follow()
+        else:
+            self.is_deep = True
+            self.view.to_top()
 
     def search(self, edit: LineEdit | None, text: str) -> None:
         """Search the whole log that is kept."""

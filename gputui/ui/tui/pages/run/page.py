@@ -1,4 +1,4 @@
-"""The page of a run: charts, ranks, log, timeline and parameters. Keys act on the focused section."""
+"""The page of a run: charts, ranks, log, timeline, parameters. Keys act on the focused one."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class RunScreen(ActionScreen):
         yield from (self.message, self.footer)
 
     def on_screen_resume(self) -> None:
-        """The page above may have shown another run; this one is not gone while it is being read again."""
+        """The page above may have shown another run: this one is not gone but read again."""
         if self.is_mounted and self.page is None:
             self._was_read = False
         super().on_screen_resume()
@@ -266,7 +266,9 @@ class RunScreen(ActionScreen):
         if section == "charts":
             self.charts.zoom(-by)
         elif section is not None:
-            self._scroll(by, section)
+            focused, self.section = self.section, section
+            self._scroll(by)
+            self.section = focused
         self.changed()
 
     def on_click(self, event: events.Click) -> None:
@@ -343,62 +345,49 @@ class RunScreen(ActionScreen):
             self.section = "charts"
             self.charts.edit = LineEdit.at_end(self.charts.settings.filter_text)
 
-    def _scroll(self, by: int, section: Section | None = None) -> None:
-        """Scroll the focused section, or ``section``, by lines."""
-        section = section or self.section
-        if section == "charts":
-            self.charts.move_focus(by)
-        elif section == "log":
-            self.log_part.scroll(by)
-        elif section in self._drawn:
-            drawn, room = self._drawn[section]
+    @property
+    def _part(self) -> RunCharts | RunLog | None:
+        """The part that keys act on; None for the other sections, which only scroll."""
+        return self.charts if self.section == "charts" else self.log_part if self.section == "log" else None
+
+    def _scroll(self, by: int) -> None:
+        """Scroll the focused section by lines."""
+        if (part := self._part) is not None:
+            part.scroll(by)
+        elif self.section in self._drawn:
+            drawn, room = self._drawn[self.section]
             # The timeline is read from its end.
-            moved = self._scrolled[section] + (-by if drawn.is_from_end else by)
-            self._scrolled[section] = min(max(0, moved), drawn.most_offset(room))
+            moved = self._scrolled[self.section] + (-by if drawn.is_from_end else by)
+            self._scrolled[self.section] = min(max(0, moved), drawn.most_offset(room))
 
     do_up = partialmethod(_scroll, -1)
     do_down = partialmethod(_scroll, 1)
 
     def _scroll_page(self, by: int) -> None:
-        if self.section == "charts":
-            self.charts.turn_page(by)
-        elif self.section == "log":
-            self.log_part.scroll(by * max(1, self.log_part.view.height - 1))
-        else:
-            self._scroll(by * max(1, self._drawn[self.section][1] - 2 if self.section in self._drawn else 1))
+        if (part := self._part) is not None:
+            part.scroll_page(by)
+        elif self.section in self._drawn:
+            self._scroll(by * max(1, self._drawn[self.section][1] - 2))
 
     do_page_up = partialmethod(_scroll_page, -1)
     do_page_down = partialmethod(_scroll_page, 1)
 
-    def do_beginning(self) -> None:
-        if self.section == "charts":
-            self.charts.move_to_end(of_data=False)
-        elif self.section == "log":
-            self.log_part.to_top()
+    def _to_end(self, *, is_end: bool) -> None:
+        if (part := self._part) is not None:
+            part.scroll_to(end=is_end)
         else:
-            self._scroll(-(1 << 20))
+            self._scroll(1 << 20 if is_end else -(1 << 20))
 
-    def do_follow(self) -> None:
-        if self.section == "charts":
-            self.charts.move_to_end(of_data=True)
-        elif self.section == "log":
-            self.log_part.view.follow()
-        else:
-            self._scroll(1 << 20)
+    do_beginning = partialmethod(_to_end, is_end=False)
+    do_follow = partialmethod(_to_end, is_end=True)
 
     # --- actions: charts, the log and the checkpoints
 
-    def do_cursor_left(self) -> None:
-        if self.section == "log":
-            self.log_part.sideways(-1)
-        else:
-            self.charts.do_cursor_left()
+    def _sideways(self, by: int) -> None:
+        (self._part or self.charts).sideways(by)
 
-    def do_cursor_right(self) -> None:
-        if self.section == "log":
-            self.log_part.sideways(1)
-        else:
-            self.charts.do_cursor_right()
+    do_cursor_left = partialmethod(_sideways, -1)
+    do_cursor_right = partialmethod(_sideways, 1)
 
     def do_by_rank(self) -> None:
         why_not = self.charts.why_not_by_rank(len(self.page.progress.ranks) if self.page else 0)

@@ -102,7 +102,7 @@ def _incidents(page: RunPage, gpus: Sequence[GpuView], *, with_evidence: bool) -
 
 @lru_cache(8192)
 def _entry_lines(stamp: str, style: str, text: str, details: tuple[Span, ...], width: int) -> tuple[Line, ...]:
-    """An entry as lines, cached because the page is drawn every second. Callers must not change them."""
+    """An entry as lines, cached because the page is drawn every second; not to be changed."""
     lines: list[Line] = []
     margin = len(stamp)
     for number, part in enumerate(wrap(text, width - margin)):
