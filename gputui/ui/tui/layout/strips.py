@@ -72,17 +72,19 @@ def _models(gpus: Sequence[GpuView]) -> list[str]:
 
 
 def demo_line(snapshot: Snapshot, width: int) -> Line:
-    """What to press first in the demo, with a moment at which the newest of its finished runs was training."""
-    done = [run for row in snapshot.runs if (run := row.run).started_at is not None and run.ended_at is not None]
-    newest = max(done, key=lambda run: run.ended_at or 0.0, default=None)
-    back: list[Span] = []
-    if newest is not None and newest.started_at is not None and newest.ended_at is not None:
-        middle = (max(newest.started_at, newest.ended_at - DEMO_BACK_SECONDS) + newest.ended_at) / 2
-        back = [(f" · t {clock(middle)[:5]} looks back", "dim")] if snapshot.at - middle < DEMO_BACK_SECONDS else []
+    """What to press first in the demo, with a moment at which the longest of its finished runs was training."""
+    middles = [
+        (run.ended_at - run.started_at, (run.started_at + run.ended_at) / 2)
+        for row in snapshot.runs
+        if (run := row.run).started_at is not None and run.ended_at is not None
+    ]
+    middle = max((pair for pair in middles if snapshot.at - pair[1] < DEMO_BACK_SECONDS), default=None)
     parts: list[list[Span]] = [
-        [(" demo:", "warn"), (" ↵ opens a run", "dim")], back,
-        [(" · n launches", "dim")], [(" · q ends it, nothing is kept", "dim")],
-    ]  # fmt: skip
+        [(" demo:", "warn"), (" ↵ opens a run", "dim")],
+        [(f" · t {clock(middle[1])[:5]} looks back", "dim")] if middle is not None else [],
+        [(" · n launches", "dim")],
+        [(" · q ends it, nothing is kept", "dim")],
+    ]
     return fitting([part for part in parts if part], width)
 
 
