@@ -10,7 +10,7 @@ from gputui.ui.tui.layout.moments import time_line
 from gputui.ui.tui.layout.strips import head_line, notice_lines
 from gputui.ui.tui.pages.overview.areas import Rows, Wanted, share_rows
 from gputui.ui.tui.pages.overview.events import event_rows, events_panel
-from gputui.ui.tui.pages.overview.gpus import AROUND_ROWS, GpuCursor, gpu_height, gpu_panel
+from gputui.ui.tui.pages.overview.gpus import GpuCursor, gpu_height, gpu_panel
 from gputui.ui.tui.pages.overview.run_order import with_studies
 from gputui.ui.tui.pages.overview.runs import RowContext, RunsState, runs_panel
 
@@ -18,6 +18,8 @@ OVER_SHOWN = 10
 """Ended runs and studies in a frame without a height, the newest."""
 
 EVENTS_SHOWN = 12
+
+LINES_BESIDE_GPUS = 5
 
 
 def overview_frame(
@@ -39,7 +41,7 @@ def overview_frame(
         if dropped:
             notes = [fit_line([(f"  … {len(dropped)} older ones; gputui ps lists all", "dim")], width)]
         events = events[-EVENTS_SHOWN:]
-        gpus = gpu_height(snapshot, width, len(snapshot.gpus) + AROUND_ROWS + 2)
+        gpus = gpu_height(snapshot, width, len(snapshot.gpus) + LINES_BESIDE_GPUS)
         rows = Rows(gpus, 1 + max(1, len(entries)), events=1 + max(1, len(event_rows(events, snapshot.at))))
     else:
         wanted = Wanted(

@@ -31,8 +31,11 @@ SHORT_ROW_WIDTH = 24
 NARROW = 60
 """Below this width rows are short, so that the run stays in sight."""
 
-AROUND_ROWS = 3
-"""Lines of the panel beside rows and notes: its heading, the columns' heads, and the host."""
+HEAD_ROWS = 2
+"""Lines above the rows: the panel's heading, and the columns' heads."""
+
+HOST_FROM_HEIGHT = 6
+"""Least height of a panel with a line for the host although not all GPUs fit."""
 
 
 class GpuCursor(NamedTuple):
@@ -61,7 +64,7 @@ class GpuGrid(NamedTuple):
 
     def index_at(self, x: int, y: int, width: int) -> int:
         """The index of the GPU in a cell of the panel of ``width`` cells; -1 beside the rows."""
-        row, column = y - AROUND_ROWS + 1, x * self.across // max(1, width)
+        row, column = y - HEAD_ROWS, x * self.across // max(1, width)
         return self.top + column * self.down + row if 0 <= row < self.down else -1
 
 
@@ -69,7 +72,7 @@ def gpu_grid(snapshot: Snapshot, width: int, height: int, top: int, cursor: str 
     """The grid of a panel of this size that shows the GPU under the cursor, scrolled as little as needed."""
     uuids = [gpu.uuid for gpu in snapshot.gpus]
     count = len(uuids)
-    room = max(1, height - AROUND_ROWS - len(quarantine_lines(snapshot, width)))
+    room = max(1, height - HEAD_ROWS - _has_host(count, height))
     across = 2 if count > room and width >= 2 * SHORT_ROW_WIDTH else 1
     down = min(room, -(-count // across))
     shown, place_of = across * down, uuids.index(cursor) if cursor in uuids else top
@@ -80,8 +83,12 @@ def gpu_height(snapshot: Snapshot, width: int, most: int) -> int:
     """How many lines the panel takes if it may have ``most``."""
     if not snapshot.gpus:
         return min(most, 2 + len(no_gpu_lines(snapshot, width)))
-    grid = gpu_grid(snapshot, width, most, 0)
-    return min(most, AROUND_ROWS + grid.down + len(quarantine_lines(snapshot, width)))
+    down, notes = gpu_grid(snapshot, width, most, 0).down, len(quarantine_lines(snapshot, width))
+    return min(most, HEAD_ROWS + down + notes + _has_host(len(snapshot.gpus), most))
+
+
+def _has_host(gpus: int, height: int) -> bool:
+    return height >= min(HOST_FROM_HEIGHT, HEAD_ROWS + gpus + 1)
 
 
 def gpu_panel(
@@ -97,6 +104,7 @@ def gpu_panel(
     if snapshot.gpus:
         notes = quarantine_lines(snapshot, inner, has_keys=cursor.has_keys)
         grid = gpu_grid(snapshot, inner, height, cursor.top, cursor.uuid)
+        # Notes go before a GPU does.
         rows = [*_rows(snapshot, grid, inner, cursor), *notes]
         hidden = len(snapshot.gpus) - grid.across * grid.down
         figures = gpu_figures(snapshot)
@@ -105,11 +113,13 @@ def gpu_panel(
             figures.insert(0, [(f"{grid.top + 1}–{last} of {len(snapshot.gpus)}", "warn")])
     else:
         rows, figures = no_gpu_lines(snapshot, inner), []
-    lines = [figures_rule("GPUS", figures, inner), *rows[: max(0, height - 2)]]
+    has_host = is_framed or _has_host(len(snapshot.gpus), height)
+    lines = [figures_rule("GPUS", figures, inner), *rows[: max(0, height - 1 - has_host)]]
+    if not has_host:
+        return lines[:height]
     host = host_figures(snapshot, inner)
     if is_framed:
-        foot = figures_rule("HOST", host, inner)
-        return box(lines, width, foot)
+        return box(lines, width, figures_rule("HOST", host, inner))
     spans = [[("  " if number else " host  ", "label"), *figure] for number, figure in enumerate(host)]
     return [*lines, fitting(spans, width)][:height]
 
