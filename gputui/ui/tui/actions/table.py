@@ -217,8 +217,6 @@ _ROWS: tuple[list[Action], ...] = (
     row("value_next value_previous", "right / left", "change",
         "{Next|Previous} choice of the field; {show|fold} the other parameters",
         FORM, in_palette=False),
-    row("profile_next profile_previous", "ctrl+n pagedown / pageup", "profile",
-        "{Next|Previous} profile", FORM),
     row("preview", "ctrl+d", "dry run", "The command, environment and checks, without a start", FORM),
     row("choose_gpus", "ctrl+g", "GPUs", "Choose GPUs from a table of who is on them", FORM),
     minor("ask_target", "ctrl+t", "target", "The queue and free GPUs of the target", FORM),

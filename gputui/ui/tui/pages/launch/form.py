@@ -1,4 +1,4 @@
-"""The launch form as a value: the profiles, the fields of the chosen one, and their content."""
+"""The launch form as a value: the fields of a profile, and their content."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from gputui.core.redaction import redact_params
 from gputui.core.secret_patterns import REDACTED
 from gputui.core.text import clean
 from gputui.runs.command import format_value
-from gputui.runs.spec import Scalar
 from gputui.ui.tui.widgets.line_edit import LineEdit
 
 if TYPE_CHECKING:
     # pydantic comes with it; it is imported where it is used, in a thread.
     from gputui.profiles.params import Parameter
-    from gputui.profiles.profile_file import ProfileEntry
+    from gputui.profiles.profile_file import Profile, ProfileEntry
 
 # Fields beside the parameters. Names of parameters have no spaces, so these cannot clash.
-GPUS = "the GPUs"
+GPUS = "GPUs to use"
 PLACE = "runs on"
 NAME = "run's name"
 PRIORITY = "queue priority"
@@ -33,13 +32,14 @@ MAX_PRIORITY = 1000
 
 HIDDEN = "••••••••"
 
-RUN_GROUP, OTHER_GROUP = "WHERE AND WHAT", "MORE"
+RUN_GROUP, TRAINING_GROUP, OTHER_GROUP = "WHERE AND WHAT", "TRAINING", "MORE"
 _GROUPS = {
     "DATA AND MODEL": "task data data_dir data_path dataset data_column train_file val_file model model_name weights "
     "pretrained checkpoint tokenizer context block_size seq_len max_length image_size vocab_size",
-    "TRAINING": "steps max_steps max_iters total_steps num_steps iterations epochs num_epochs num_train_epochs "
+    TRAINING_GROUP: "steps max_steps max_iters total_steps num_steps iterations epochs num_epochs num_train_epochs "
     "batch_size micro_batch_size per_device_train_batch_size grad_accum gradient_accumulation_steps lr learning_rate "
     "precision optimizer schedule gradient_checkpointing seed",
+    OTHER_GROUP: "",
 }
 _GROUP_OF = {name: group for group, names in _GROUPS.items() for name in names.split()}
 
@@ -54,7 +54,7 @@ _UNITS = {
 
 
 class Prefill(Struct, frozen=True):
-    """Values of an earlier run that replace the profile's own. ``path`` is the profile's file, if known."""
+    """The profile to launch, by its file if that is known, and the values of an earlier run for its own."""
 
     profile: str
     params: Mapping[str, object] = msgspec.field(default_factory=dict)
@@ -70,19 +70,27 @@ class Field(Struct, frozen=True):
     Attributes:
         default: the profile's value as text.
         hint: which values it takes.
-        last: the value in the newest run of the profile, if it differs.
+        last: the value in an earlier run, if it differs.
         choices: the only texts that it takes; empty if it takes others.
     """
 
     key: str
-    label: str
     default: str
     hint: str
-    is_parameter: bool = True
-    last: str | None = None
     group: str = RUN_GROUP
+    last: str | None = None
     choices: tuple[str, ...] = ()
     unit: str = ""
+
+    @property
+    def label(self) -> str:
+        """Its name, as harmless text."""
+        return clean(self.key)
+
+    @property
+    def is_parameter(self) -> bool:
+        """Whether it is a parameter of the profile."""
+        return " " not in self.key
 
     def shown(self, text: str) -> str:
         """``text`` as this field may show it: dots for a secret."""
@@ -92,166 +100,140 @@ class Field(Struct, frozen=True):
 
 
 class Form(Struct, frozen=True):
-    """The profiles, the chosen one, its fields and their content.
+    """The fields of a profile and their content; empty until the profile is read.
 
     Attributes:
-        targets: names of the home's targets.
+        targets: names of all targets that the profile may run on.
         is_fresh: whether the cursor has just entered its field: typing then replaces the content, an editing key
             edits it.
         folded: keys of rarely used fields, shown only while the form ``is_open``.
     """
 
-    entries: tuple[ProfileEntry, ...] = ()
-    last_params: Mapping[str, Mapping[str, object]] = msgspec.field(default_factory=dict)
-    targets: tuple[str, ...] = ()
-    chosen: int = 0
+    entry: ProfileEntry | None = None
     fields: tuple[Field, ...] = ()
     edits: Mapping[str, LineEdit] = msgspec.field(default_factory=dict)
+    targets: tuple[str, ...] = ()
     problems: Mapping[str, str] = msgspec.field(default_factory=dict)
     cursor: int = 0
     is_fresh: bool = True
     folded: frozenset[str] = frozenset()
     is_open: bool = False
 
+    @classmethod
+    def of(cls, entry: ProfileEntry, last: Mapping[str, object], targets: Sequence[str]) -> Form:
+        """The form of a profile with its defaults. ``last`` are the parameters of an earlier run, ``targets`` those of
+        the home."""
+        if entry.profile is None:
+            return cls(entry)
+        names = tuple(sorted({*targets, *entry.profile.form.targets}))
+        fields = _fields(entry.profile, last, names)
+        rest = [each.key for each in fields if each.group == OTHER_GROUP and each.key != MORE and each.last is None]
+        folded = frozenset(rest if any(each.key == MORE for each in fields) else ())
+        edits = {each.key: LineEdit.at_end(each.default) for each in fields}
+        return cls(entry, fields, edits, names, folded=folded)
+
     @property
     def shown(self) -> list[int]:
         """The indices of the visible fields. A changed field is always visible."""
         return [
             number
-            for number, item in enumerate(self.fields)
-            if self.is_open or item.key not in self.folded or number == self.cursor or self.is_changed(item)
+            for number, field in enumerate(self.fields)
+            if self.is_open or field.key not in self.folded or number == self.cursor or self.is_changed(field)
         ]
-
-    @property
-    def entry(self) -> ProfileEntry | None:
-        """The chosen profile."""
-        return self.entries[self.chosen] if self.entries else None
 
     @property
     def current(self) -> Field | None:
         """The field under the cursor."""
         return self.fields[self.cursor] if self.fields else None
 
-    def text(self, key: str) -> str:
-        """The content of a field."""
-        return self.edits[key].text
-
-    def is_changed(self, item: Field) -> bool:
-        """Whether a field differs from the profile."""
-        return self.text(item.key) != item.default
-
-    def choose(self, number: int) -> Form:
-        """The form of another profile with its defaults; ``number`` wraps around."""
-        if not self.entries:
-            return self
-        chosen = number % len(self.entries)
-        entry = self.entries[chosen]
-        items = _fields(entry, self.last_params.get(entry.name, {}), self.targets)
-        edits = {item.key: LineEdit.at_end(item.default) for item in items}
-        return Form(self.entries, self.last_params, self.targets, chosen, items, edits, folded=_folded(items))
-
     @property
     def target(self) -> str | None:
         """The name of the target in the form; None for this machine."""
         return (self.text(PLACE).strip() or None) if PLACE in self.edits else None
 
+    def text(self, key: str) -> str:
+        """The content of a field."""
+        return self.edits[key].text
+
+    def is_changed(self, field: Field) -> bool:
+        """Whether a field differs from the profile."""
+        return self.text(field.key) != field.default
+
+    def overrides(self) -> dict[str, str]:
+        """The parameters that differ from the profile, as typed."""
+        return {each.key: self.text(each.key) for each in self.fields if each.is_parameter and self.is_changed(each)}
+
     def prefilled(self, prefill: Prefill) -> Form:
         """The form with an earlier run's values in the fields that the profile still has."""
+        values = {name: value for name, value in prefill.params.items() if name in self.edits}
+        # Secrets are not stored: the profile's own stays.
+        values = {name: value for name, value in values.items() if REDACTED not in str(value)}
+        gpus = self.text(GPUS) if GPUS in self.edits else ""
+        count = str(len([part for part in gpus.split(",") if part])) if "," in gpus else gpus
+        if prefill.gpu_count is not None and str(prefill.gpu_count) != count:
+            values[GPUS] = prefill.gpu_count
+        if prefill.target is not None and PLACE in self.edits:
+            values[PLACE] = prefill.target
         form = self
-        for number, item in enumerate(self.fields):
-            value = prefill.params.get(item.key) if item.is_parameter else None
-            if isinstance(value, str) and REDACTED in value:
-                continue  # secrets are not stored: the profile's own stays
-            if item.key == GPUS and prefill.gpu_count is not None and str(prefill.gpu_count) != _count_of(item.default):
-                value = prefill.gpu_count
-            if item.key == PLACE:
-                value = prefill.target
-            if value is not None:
-                form = replace(form, cursor=number).edit(LineEdit.at_end(clean(format_value(_scalar(value)))))
-        changed = {item.key for item in form.fields if form.is_changed(item)}
-        return replace(form, cursor=0, is_fresh=True, folded=form.folded - changed)
+        for key, value in values.items():
+            form = form.set(key, LineEdit.at_end(_text_of(value)))
+        return replace(form, is_fresh=True, folded=form.folded - values.keys())
 
-    def with_gpus(self, text: str) -> Form:
-        """The form with another selection of GPUs."""
-        place = next((number for number, item in enumerate(self.fields) if item.key == GPUS), None)
-        if place is None:
-            return self
-        return replace(replace(self, cursor=place).edit(LineEdit.at_end(text)), cursor=self.cursor)
+    def set(self, key: str, edit: LineEdit) -> Form:
+        """The form with other, checked content in a field."""
+        problems = {name: text for name, text in self.problems.items() if name != key}
+        problem = self._problem(key, edit.text)
+        if problem is not None:
+            problems[key] = problem
+        return replace(self, edits={**self.edits, key: edit}, problems=problems, is_fresh=False)
 
     def move(self, by: int) -> Form:
         """The form with the cursor on another visible field."""
-        if not self.fields:
-            return self
         shown = self.shown
+        if not shown:
+            return self
         return replace(self, cursor=shown[(shown.index(self.cursor) + by) % len(shown)], is_fresh=True)
 
     def turn(self, by: int) -> Form:
         """The form with the next choice in the current field, or folded or unfolded."""
-        item = self.current
-        if item is None:
+        field = self.current
+        if field is None or not (field.choices or field.key == MORE):
             return self
-        if item.key == MORE:
+        if field.key == MORE:
             return replace(self, is_open=by > 0)
-        if not item.choices:
-            return self
-        text = self.text(item.key)
-        place = item.choices.index(text) + by if text in item.choices else 0
-        return replace(self.edit(LineEdit.at_end(item.choices[place % len(item.choices)])), is_fresh=True)
+        text = self.text(field.key)
+        place = field.choices.index(text) + by if text in field.choices else 0
+        edit = LineEdit.at_end(field.choices[place % len(field.choices)])
+        return replace(self.set(field.key, edit), is_fresh=True)
 
     def type(self, text: str) -> Form:
         """The form with text typed or pasted into the current field."""
-        item = self.current
-        if item is None or item.key == MORE:
+        field = self.current
+        if field is None or field.key == MORE:
             return self
-        return self.edit((LineEdit() if self.is_fresh else self.edits[item.key]).insert(text))
+        return self.set(field.key, (LineEdit() if self.is_fresh else self.edits[field.key]).insert(text))
 
-    def edit(self, edit: LineEdit) -> Form:
-        """The form with other, checked content in the current field."""
-        item = self.current
-        if item is None:
-            return self
-        edits = {**self.edits, item.key: edit}
-        problems = {key: text for key, text in self.problems.items() if key != item.key}
-        problem = self._check(item, edit.text)
-        if problem is not None:
-            problems[item.key] = problem
-        return replace(self, edits=edits, problems=problems, is_fresh=False)
-
-    def overrides(self) -> dict[str, str]:
-        """The parameters that differ from the profile, as typed."""
-        return {item.key: self.text(item.key) for item in self.fields if item.is_parameter and self.is_changed(item)}
-
-    def _check(self, item: Field, text: str) -> str | None:
+    def _problem(self, key: str, text: str) -> str | None:
         """What is wrong with the content of a field, in a few words."""
         from gputui.profiles.devices import SelectionError, parse_selection
         from gputui.profiles.params import UnfitValueError
 
-        entry = self.entry
-        if entry is None or entry.profile is None:
-            return None
+        assert self.entry is not None and self.entry.profile is not None
+        profile = self.entry.profile
         try:
-            if item.key == GPUS:
+            if key == GPUS:
                 parse_selection(text)
-            elif item.key == PLACE:
-                known = targets_of(entry, self.targets)
-                if text.strip() and text.strip() not in known:
-                    return f"expected {', '.join(known)}, or nothing for this machine"
-            elif item.key == PRIORITY:
-                if priority_of(text) is None:
-                    return f"expected a whole number from {-MAX_PRIORITY} to {MAX_PRIORITY}"
-            elif item.is_parameter:
-                entry.profile.parameters[item.key].parse(text)
+            elif key == PLACE and text.strip() and text.strip() not in self.targets:
+                return f"expected {', '.join(self.targets)}, or nothing for this machine"
+            elif key == PRIORITY and priority_of(text) is None:
+                return f"expected a whole number from {-MAX_PRIORITY} to {MAX_PRIORITY}"
+            elif key in profile.parameters:
+                profile.parameters[key].parse(text)
         except UnfitValueError as error:
             return clean(error.what)
         except SelectionError as error:
             return clean(str(error))
         return None
-
-
-def _places(names: list[str]) -> list[Field]:
-    """The field for the target, if there are any targets."""
-    hint = f"this machine if empty, or {', '.join(names)}; ^t asks how it is"
-    return [Field(PLACE, "runs on", "", clean(hint), is_parameter=False)] if names else []
 
 
 def priority_of(text: str) -> int | None:
@@ -263,74 +245,44 @@ def priority_of(text: str) -> int | None:
     return number if -MAX_PRIORITY <= number <= MAX_PRIORITY else None
 
 
-def _scalar(value: object) -> Scalar:
-    """A stored parameter as a scalar; other values as their text."""
-    return value if value is None or isinstance(value, (str, int, float)) else str(value)
+def _text_of(value: object) -> str:
+    """A stored parameter as text."""
+    is_scalar = value is None or isinstance(value, (str, int, float))
+    return clean(format_value(value if is_scalar else str(value)))  # type: ignore[arg-type]
 
 
-def _count_of(selection: str) -> str:
-    """How many GPUs a selection names, as text; "all" stays."""
-    return str(len([part for part in selection.split(",") if part])) if "," in selection else selection
-
-
-def targets_of(entry: ProfileEntry, targets: tuple[str, ...]) -> list[str]:
-    """The names of all targets that a profile may run on: those of the home and its own."""
-    own = () if entry.profile is None else entry.profile.form.targets
-    return sorted({*targets, *own})
-
-
-def _fields(entry: ProfileEntry, last: Mapping[str, object], targets: tuple[str, ...]) -> tuple[Field, ...]:
-    profile = entry.profile
-    if profile is None:
-        return ()
+def _fields(profile: Profile, last: Mapping[str, object], targets: Sequence[str]) -> tuple[Field, ...]:
     selection = profile.form.gpus
     gpus = "all" if selection.is_all else ",".join(map(str, selection.devices)) or str(selection.count)
     if len(selection.devices) == 1 and isinstance(selection.devices[0], int):
         gpus += ","
-    items = [
-        Field(GPUS, "GPUs", gpus, "how many, which (0,1), or all; ^g chooses from a table", is_parameter=False),
-        *_places(targets_of(entry, targets)),
-        Field(NAME, "run's name", profile.name, "runs are named NAME-1, NAME-2, …", is_parameter=False),
-    ]
+    fields = [Field(GPUS, gpus, "how many, which (0,1), or all; ^g chooses from a table")]
+    if targets:
+        fields.append(Field(PLACE, "", clean(f"this machine if empty, or {', '.join(targets)}; ^t asks how it is")))
+    fields.append(Field(NAME, profile.name, "runs are named NAME-1, NAME-2, …"))
     parameters = [_parameter_field(name, parameter, last) for name, parameter in profile.parameters.items()]
-    for group in (*_GROUPS, OTHER_GROUP):
-        items += [item for item in parameters if item.group == group]
-    items.append(
-        Field(PRIORITY, "queue priority", "0", "a higher one starts earlier", is_parameter=False, group=OTHER_GROUP)
-    )
-    if not _folded(items):
-        return tuple(items)
-    place = next(number for number, item in enumerate(items) if item.group == OTHER_GROUP)
-    items.insert(place, Field(MORE, MORE, "", "", is_parameter=False, group=OTHER_GROUP))
-    return tuple(items)
+    parameters.append(Field(PRIORITY, "0", "a higher one starts earlier", OTHER_GROUP))
+    parameters.sort(key=lambda field: list(_GROUPS).index(field.group))
+    rest = [field for field in parameters if field.group == OTHER_GROUP]
+    if sum(field.last is None for field in rest) >= LEAST_FOLDED:
+        parameters.insert(len(parameters) - len(rest), Field(MORE, "", "", OTHER_GROUP))
+    return (*fields, *parameters)
 
 
 def _parameter_field(name: str, parameter: Parameter, last: Mapping[str, object]) -> Field:
-    default = clean(format_value(parameter.default))
-    before = clean(format_value(_scalar(last[name]))) if name in last else None
-    if before is not None and REDACTED in before:
-        before = None
-    choices: tuple[str, ...] = ()
-    if parameter.kind == "bool":
-        choices = ("false", "true")
-    elif parameter.choices:
+    default = _text_of(parameter.default)
+    before = _text_of(last[name]) if name in last else default
+    choices: tuple[str, ...] = ("false", "true") if parameter.kind == "bool" else ()
+    if parameter.choices:
         choices = tuple(clean(format_value(choice)) for choice in parameter.choices)
     bounds = parameter.expected if parameter.is_bounded or parameter.choices or not parameter.help else ""
     return Field(
         name,
-        clean(name),
         default,
         clean(", ".join(part for part in (parameter.help, bounds) if part)),
-        last=before if before != default else None,
         # A parameter with help is worth showing.
-        group=_GROUP_OF.get(name, "TRAINING" if parameter.help or parameter.choices else OTHER_GROUP),
-        choices=choices,
-        unit=_UNITS.get(name.rpartition("_")[2].lower(), "") if "_" in name else "",
+        _GROUP_OF.get(name, TRAINING_GROUP if parameter.help or parameter.choices else OTHER_GROUP),
+        None if before == default or REDACTED in before else before,
+        choices,
+        _UNITS.get(name.rpartition("_")[2].lower(), "") if "_" in name else "",
     )
-
-
-def _folded(items: Sequence[Field]) -> frozenset[str]:
-    """Keys of the fields that are folded at first: those of no group, unless they are few or the last run changed
-    them."""
-    rest = [item for item in items if item.group == OTHER_GROUP and item.key != MORE and item.last is None]
-    return frozenset(item.key for item in rest) if len(rest) >= LEAST_FOLDED else frozenset()

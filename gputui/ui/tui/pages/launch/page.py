@@ -15,24 +15,27 @@ from textual.app import ComposeResult
 from textual.message import Message
 
 from gputui.core.text import clean
+from gputui.metrics.draw.raster import Span
+from gputui.store.runs import Run
 from gputui.ui.tui import commands
 from gputui.ui.tui.actions import Context, Scope
+from gputui.ui.tui.data.run_details import launched_params
 from gputui.ui.tui.dialogs.pick_gpus import PickGpusScreen
 from gputui.ui.tui.dialogs.sheet import SheetScreen
-from gputui.ui.tui.pages.launch.form import MORE, NAME, PLACE, Form, Prefill
+from gputui.ui.tui.layout.columns import between
+from gputui.ui.tui.layout.moments import right_end
+from gputui.ui.tui.pages.launch.form import GPUS, MORE, NAME, PLACE, Form, Prefill
 from gputui.ui.tui.pages.launch.plan import (
     Plan,
     check_line,
-    first_choice,
-    is_same_file,
-    last_params,
+    find_profile,
     make_plan,
     probe,
-    read_profiles,
     read_target_names,
     survey_lines,
 )
 from gputui.ui.tui.pages.launch.view import LaunchView, launch_lines
+from gputui.ui.tui.widgets.line_edit import LineEdit
 from gputui.ui.tui.widgets.page import ActionScreen
 from gputui.ui.tui.widgets.pane import Pane
 
@@ -41,11 +44,11 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class ProfilesRead(Message):
-    """The profiles and the names of the targets were read."""
+class ProfileRead(Message):
+    """The profile, None if it is gone, and the names of the targets were read."""
 
-    entries: tuple[ProfileEntry, ...]
-    targets: tuple[str, ...] = ()
+    entry: ProfileEntry | None
+    targets: tuple[str, ...]
 
 
 @dataclass
@@ -70,14 +73,13 @@ class LaunchScreen(ActionScreen):
 
     SCOPE: ClassVar[Scope] = "launch"
 
-    def __init__(self, prefill: Prefill | None = None) -> None:
+    def __init__(self, prefill: Prefill) -> None:
         super().__init__()
+        self.head = Pane(id="head")
         self.page = Pane(id="launch")
         self.form = Form()
         self.plan: Plan | None = None
         self._prefill = prefill
-        self._is_reading = True
-        self._typed_ahead = 0
         self._generation = 0
         self._planned = 0
         self._is_planning = False
@@ -85,15 +87,13 @@ class LaunchScreen(ActionScreen):
 
     def compose(self) -> ComposeResult:
         self.paint()
-        yield from (self.notice, self.page, self.message, self.footer)
+        yield from (self.head, self.notice, self.page, self.message, self.footer)
 
     def on_mount(self) -> None:
-        workspace = self.shell.workspace
-        path = self._prefill.path if self._prefill is not None else None
-        files = () if path is None else (path,)
+        workspace, prefill = self.shell.workspace, self._prefill
 
         def work() -> None:
-            self.post_message(ProfilesRead(read_profiles(workspace, Path.cwd(), files), read_target_names(workspace)))
+            self.post_message(ProfileRead(find_profile(prefill, workspace, Path.cwd()), read_target_names(workspace)))
 
         self._in_thread(work)
 
@@ -105,26 +105,24 @@ class LaunchScreen(ActionScreen):
 
     def _blocked_by(self) -> str | None:
         """Why the form cannot be started, as far as known."""
+        if self.form.entry is None:
+            return "Reading the profile…"
         for key, problem in self.form.problems.items():
             return f"{key}: {problem}"
-        if self.form.entry is None:
-            return "Reading the profiles…" if self._is_reading else "There is no profile to launch."
         # A plan of earlier content does not count.
         return self.plan.blocked_by if self.plan is not None and self._planned == self._generation else None
 
     def draw(self, width: int, height: int) -> None:
-        rows = height - self.draw_frame(width)
-        snapshot = self.snapshot
-        view = LaunchView(
-            self.form,
-            self.plan,
-            snapshot.gpus,
-            snapshot.machine.quarantined,
-            snapshot.at,
-            self._is_reading,
-            self.trail(width),
-        )
-        self.page.show(launch_lines(view, width, rows), height=rows)
+        rows, form, snapshot = height - 1 - self.draw_frame(width), self.form, self.snapshot
+        words: list[Span] = [(" Launch ", "title")]
+        if form.entry is not None:
+            description = "" if form.entry.profile is None else clean(form.entry.profile.description)
+            source = "comes with gputui" if form.entry.source == "shipped" else clean(str(form.entry.path))
+            words += [(clean(form.entry.name), "accent"), (f" · {description or source}", "dim")]
+        end = right_end(snapshot.at, snapshot.past)
+        self.head.show([self.with_trail(lambda room: between(words, end, room), width)])
+        view = LaunchView(form, self.plan, snapshot.gpus, snapshot.machine.quarantined)
+        self.page.show([] if form.entry is None else launch_lines(view, width, rows), height=rows)
 
     # --- what arrives from threads
 
@@ -132,36 +130,28 @@ class LaunchScreen(ActionScreen):
     def _in_thread(work: Callable[[], object]) -> None:
         threading.Thread(target=work, name="launch form", daemon=True).start()
 
-    def on_profiles_read(self, message: ProfilesRead) -> None:
-        self._is_reading = False
-        names = [entry.name for entry in message.entries]
-        prefill = self._prefill
-        last = last_params([row.run for row in self.snapshot.runs])
-        chosen = None
-        if prefill is not None and prefill.path is not None:
-            same = (n for n, entry in enumerate(message.entries) if is_same_file(entry.path, prefill.path))
-            chosen = next(same, None)
-        elif prefill is not None and prefill.profile in names:
-            chosen = names.index(prefill.profile)
-        if prefill is not None and prefill.run_id is not None and chosen is None:
+    def on_profile_read(self, message: ProfileRead) -> None:
+        prefill, entry = self._prefill, message.entry
+        if entry is None:
             # Another profile in its place would launch something else.
             if self in self.app.screen_stack:
                 self.pop_until_active()
                 self.app.pop_screen()
-            gone = clean(prefill.path or prefill.profile)
-            self.shell.say(f"{gone}, the profile of {clean(prefill.run_id)}, is gone.", "warning")
+            whose = "" if prefill.run_id is None else f", the profile of {clean(prefill.run_id)},"
+            self.shell.say(f"{clean(prefill.path or prefill.profile)}{whose} is gone.", "warning")
             return
-        if prefill is None or chosen is None:
-            runs = [row.run for row in self.snapshot.runs]
-            first = first_choice(message.entries, runs, len(self.snapshot.gpus))
-            self._change(Form(message.entries, last, message.targets).choose(first + self._typed_ahead))
-        else:
-            form = Form(message.entries, last, message.targets).choose(chosen + self._typed_ahead)
-            self._change(form if self._typed_ahead else form.prefilled(prefill))
+        newest = self._newest_run(entry)
+        last = prefill.params if prefill.run_id is not None else launched_params(newest) if newest is not None else {}
+        self._change(Form.of(entry, last, message.targets).prefilled(prefill))
+
+    def _newest_run(self, entry: ProfileEntry) -> Run | None:
+        """The newest run of a profile; a study chose the parameters of its trials."""
+        runs = [row.run for row in self.snapshot.runs if row.run.study_id is None and row.run.profile == entry.name]
+        return max(runs, key=lambda run: run.sequence, default=None)
 
     def _change(self, form: Form) -> None:
         """Take changed content, and compute its plan."""
-        is_same = form.edits == self.form.edits and form.chosen == self.form.chosen and form.entries
+        is_same = form.edits == self.form.edits and self.form.entry is not None
         self.form = form
         if not is_same:
             self._generation += 1
@@ -174,15 +164,14 @@ class LaunchScreen(ActionScreen):
     @property
     def is_settled(self) -> bool:
         """Whether the form's plan is complete."""
-        return not self._is_reading and self._planned == self._generation
+        return self.form.entry is not None and self._planned == self._generation
 
     def _plan_next(self) -> None:
         """Compute the plan of the newest content, unless one is being computed."""
         if self._is_planning or self._planned == self._generation:
             return
         self._is_planning = True
-        generation, form, snapshot = self._generation, self.form, self.snapshot
-        workspace = self.shell.workspace
+        generation, form, snapshot, workspace = self._generation, self.form, self.snapshot, self.shell.workspace
 
         def work() -> None:
             plan = make_plan(form, snapshot, workspace)
@@ -208,17 +197,17 @@ class LaunchScreen(ActionScreen):
     # --- keys
 
     def take_key(self, event: events.Key) -> bool:
-        item = self.form.current
+        form, field = self.form, self.form.current
         # Help is the same key everywhere; a question mark can be pasted.
-        if item is None or event.key == "question_mark":
+        if field is None or event.key == "question_mark":
             return False
-        if event.key in ("left", "right") and (item.choices or item.key == MORE):
+        if event.key in ("left", "right") and (field.choices or field.key == MORE):
             return False
-        edit = None if item.key == MORE else self.form.edits[item.key].press(event.key)
+        edit = form.edits[field.key].press(event.key) if field.key != MORE else None
         if edit is not None:
-            form = self.form.edit(edit)
+            form = form.set(field.key, edit)
         elif event.character is not None and event.is_printable:
-            form = self.form.type(event.character)
+            form = form.type(event.character)
         else:
             return False
         self.shell.message = ("", "info")
@@ -229,52 +218,38 @@ class LaunchScreen(ActionScreen):
         event.stop()
         self._change(self.form.type(event.text))
 
-    def do_value_next(self) -> None:
-        self._change(self.form.turn(1))
-
-    def do_value_previous(self) -> None:
-        self._change(self.form.turn(-1))
-
-    def do_field_next(self) -> None:
-        self._change(self.form.move(1))
-
-    def do_field_previous(self) -> None:
-        self._change(self.form.move(-1))
-
     def _turn(self, by: int) -> None:
-        """Choose another profile; keys pressed before the profiles were read count."""
-        if self._is_reading:
-            self._typed_ahead += by
-            return
-        self.plan = None
-        self._change(self.form.choose(self.form.chosen + by))
+        self._change(self.form.turn(by))
 
-    do_profile_next = partialmethod(_turn, 1)
-    do_profile_previous = partialmethod(_turn, -1)
+    do_value_next = partialmethod(_turn, 1)
+    do_value_previous = partialmethod(_turn, -1)
+
+    def _move(self, by: int) -> None:
+        self._change(self.form.move(by))
+
+    do_field_next = partialmethod(_move, 1)
+    do_field_previous = partialmethod(_move, -1)
 
     def do_choose_gpus(self) -> None:
         """Choose GPUs from a table with their occupants."""
-        if self.form.entry is None or self.form.entry.profile is None:
+        if not self.form.fields:
             return
-        spec = self.plan.spec if self.plan is not None else None
-        count = spec.gpus.count if spec is not None else 1
-        memory_bytes = spec.gpus.memory_bytes if spec is not None else None
-        chosen = spec.gpus.uuids if spec is not None else ()
+        asked = self.plan.spec.gpus if self.plan is not None and self.plan.spec is not None else None
 
         def take(text: str | None) -> None:
             if text is not None:
-                self._change(self.form.with_gpus(text))
+                self._change(self.form.set(GPUS, LineEdit.at_end(text)))
 
-        self.app.push_screen(PickGpusScreen(count, memory_bytes, chosen), take)
+        count, memory_bytes, uuids = (1, None, ()) if asked is None else (asked.count, asked.memory_bytes, asked.uuids)
+        self.app.push_screen(PickGpusScreen(count, memory_bytes, uuids), take)
 
     def do_last_values(self) -> None:
         """Fill in the parameters of the newest run of this profile."""
-        entry = self.form.entry
-        last = self.form.last_params.get(entry.name) if entry is not None else None
-        if entry is None or not last:
+        run = None if self.form.entry is None else self._newest_run(self.form.entry)
+        if run is None:
             self.shell.say("No run of this profile is in the list.")
             return
-        self._change(self.form.prefilled(Prefill(entry.name, last)))
+        self._change(self.form.prefilled(Prefill(run.profile, launched_params(run))))
 
     def do_preview(self) -> None:
         plan = self.plan
@@ -286,11 +261,11 @@ class LaunchScreen(ActionScreen):
 
     def do_ask_target(self) -> None:
         """Ask the target about its state, in a thread; `Surveyed` brings the answer."""
-        name = self.form.target
-        if name is None:
+        form, workspace = self.form, self.shell.workspace
+        if form.target is None:
             self.shell.say(f"Write the name of a target into the field {PLACE!r} first.")
             return
-        form, workspace = self.form, self.shell.workspace
+        name = form.target
         self.shell.say(f"Asking {name}…")
         self._in_thread(lambda: self.post_message(Surveyed(name, tuple(survey_lines(form, workspace)))))
 
@@ -303,7 +278,7 @@ class LaunchScreen(ActionScreen):
 
     def do_start(self) -> None:
         """Launch the run, after the checks if they are still running."""
-        plan, blocked_by = self.plan, self._blocked_by()
+        form, plan, blocked_by = self.form, self.plan, self._blocked_by()
         if blocked_by is not None:
             self.shell.say(blocked_by, "warning")
             return
@@ -311,7 +286,7 @@ class LaunchScreen(ActionScreen):
             self._is_eager = True
             self.shell.say("Launching as soon as the checks are through…")
             return
-        spec, name, workspace = plan.spec, self.form.text(NAME).strip() or None, self.shell.workspace
+        spec, name, workspace = plan.spec, form.text(NAME).strip() or None, self.shell.workspace
         self.app.pop_screen()
         if isinstance(self.app.screen, ActionScreen) and self.app.screen.SCOPE == "profiles":
             self.app.pop_screen()

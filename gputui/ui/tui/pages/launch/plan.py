@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,9 +20,8 @@ from gputui.runs.spec import RunSpec, known_spec
 from gputui.store.database import StoreError, open_reader
 from gputui.store.gpu_use import PastPeak, past_peaks
 from gputui.store.runs import Run
-from gputui.ui.tui.data.run_details import launched_params
 from gputui.ui.tui.data.snapshot import Snapshot
-from gputui.ui.tui.pages.launch.form import GPUS, PRIORITY, Form, priority_of
+from gputui.ui.tui.pages.launch.form import GPUS, PRIORITY, Form, Prefill, priority_of
 
 if TYPE_CHECKING:
     # pydantic comes with these; they are imported where they are used, in a thread.
@@ -45,9 +44,9 @@ class Plan(Struct, frozen=True):
         if self.problems:
             return self.problems[0]
         failed = next((check for check in self.checks if check.status == "fail"), None)
-        if failed is not None:
-            return f"{failed.name}: {failed.detail}" + (f"; {failed.remedy}" if failed.remedy else "")
-        return None if self.spec is not None else "There is no profile to launch."
+        if failed is None:
+            return None
+        return f"{failed.name}: {failed.detail}" + (f"; {failed.remedy}" if failed.remedy else "")
 
 
 def read_profiles(workspace: Workspace, cwd: Path, files: Sequence[str] = ()) -> tuple[ProfileEntry, ...]:
@@ -69,6 +68,15 @@ def read_profiles(workspace: Workspace, cwd: Path, files: Sequence[str] = ()) ->
     return tuple(sorted(entries, key=lambda entry: entry.profile is None))
 
 
+def find_profile(prefill: Prefill, workspace: Workspace, cwd: Path) -> ProfileEntry | None:
+    """The profile to launch, by its file or its name; None if it is gone."""
+    entries = read_profiles(workspace, cwd, () if prefill.path is None else (prefill.path,))
+    if prefill.path is None:
+        return next((entry for entry in entries if entry.name == prefill.profile), None)
+    wanted = Path(prefill.path).resolve()
+    return next((entry for entry in entries if entry.path.resolve() == wanted), None)
+
+
 def read_target_names(workspace: Workspace) -> tuple[str, ...]:
     """The names of the home's targets; none if their file is invalid, which `gputui target list` reports."""
     from gputui.core.yaml_forms.problems import ProfileError
@@ -85,16 +93,13 @@ def survey_lines(form: Form, workspace: Workspace) -> Iterator[str]:
     from gputui.core.yaml_forms.problems import ProfileError
     from gputui.profiles.targets import TargetNotFoundError, find_target, survey
 
-    entry = form.entry
-    profile = None if entry is None else entry.profile
-    own = {} if profile is None else profile.form.targets
+    profile = None if form.entry is None else form.entry.profile
     try:
-        target = find_target(form.target or "", own, workspace)
+        target = find_target(form.target or "", {} if profile is None else profile.form.targets, workspace)
     except (TargetNotFoundError, ProfileError) as error:
         yield from str(error).splitlines()
         return
-    for result in survey(target, profile):
-        yield check_line(result)
+    yield from map(check_line, survey(target, profile))
 
 
 def check_line(check: CheckResult) -> str:
@@ -104,77 +109,70 @@ def check_line(check: CheckResult) -> str:
     return clean(f"{mark} {check.name}: {check.detail}{remedy}")
 
 
-def is_same_file(path: Path, other: str) -> bool:
-    """Whether two paths lead to the same file."""
-    return path.resolve() == Path(other).resolve()
-
-
 def profile_path(run: Run) -> str | None:
     """The file of the profile that a run was launched from; None if it is not recorded."""
     spec = known_spec(run)
     return None if spec is None else spec.profile_path
 
 
-def make_plan(form: Form, snapshot: Snapshot, workspace: Workspace, environ: Mapping[str, str] | None = None) -> Plan:
-    """Resolve the form, and do all checks that start no process."""
+def launched_gpu_count(run: Run) -> int | None:
+    """How many GPUs a run was launched with; None if its specification cannot be read."""
+    spec = known_spec(run)
+    return None if spec is None else spec.gpus.count
+
+
+def make_plan(form: Form, snapshot: Snapshot, workspace: Workspace) -> Plan:
+    """Resolve the form, and do all checks that start no process. A target is not contacted: nothing waits for a
+    network."""
+    from gputui.core.yaml_forms.problems import ProfileError
+    from gputui.profiles.resolve import ResolveError
+    from gputui.profiles.targets import TargetNotFoundError
+
+    assert form.entry is not None
+    if form.entry.profile is None:
+        return _refused(form.entry.error)
+    try:
+        return _resolved(form, form.entry.profile, snapshot, workspace)
+    except (ResolveError, TargetNotFoundError, ProfileError) as error:
+        return _refused(error)
+
+
+def _refused(error: Exception | None) -> Plan:
+    return Plan(problems=tuple(clean(line) for line in str(error).splitlines()))
+
+
+def _resolved(form: Form, profile: Profile, snapshot: Snapshot, workspace: Workspace) -> Plan:
     from gputui.profiles.describe import command_line, describe, preview_launch
     from gputui.profiles.gpu_checks import likely_gpus
-    from gputui.profiles.preflight import quick_checks
-    from gputui.profiles.resolve import ResolveError, resolve
+    from gputui.profiles.preflight import check_elsewhere, quick_checks
+    from gputui.profiles.resolve import resolve
     from gputui.profiles.situation import situation_of
-
-    env = os.environ if environ is None else environ
-    entry = form.entry
-    if entry is None:
-        return Plan()
-    if entry.profile is None:
-        return Plan(problems=tuple(clean(line) for line in str(entry.error).splitlines()))
-    if form.target is not None:
-        return _plan_elsewhere(form, entry.profile, workspace, env)
-    gpus_item = form.fields[0]
-    situation = situation_of(snapshot.agent, snapshot.gpus, snapshot.machine.quarantined, snapshot.alerts.last)
-    try:
-        spec = resolve(
-            entry.profile,
-            overrides=form.overrides(),
-            gpus_override=form.text(GPUS) if form.is_changed(gpus_item) else None,
-            inventory=None if situation is None else situation.facts,
-            environ=env,
-        )
-    except ResolveError as error:
-        return Plan(problems=tuple(clean(line) for line in error.problems))
-    spec = replace(spec, priority=priority_of(form.text(PRIORITY)) or 0)
-    gpus = () if situation is None else likely_gpus(spec.gpus, situation)
-    launch = preview_launch(spec, runs=workspace.runs, gpus=gpus)
-    lines = tuple(describe(spec, launch, situation))
-    command = command_line(spec, launch)
-    past = _earlier_peaks(workspace, spec)
-    checks = tuple(quick_checks(spec, state=workspace.state, gpus=situation, past=past, environ=env))
-    return Plan(spec, (), command, lines, checks)
-
-
-def _plan_elsewhere(form: Form, profile: Profile, workspace: Workspace, env: Mapping[str, str]) -> Plan:
-    """The plan of a run on a target, without contact to it: nothing waits for a network."""
-    from gputui.core.yaml_forms.problems import ProfileError
-    from gputui.profiles.describe import command_line, preview_launch
-    from gputui.profiles.preflight import check_elsewhere
-    from gputui.profiles.resolve import ResolveError, resolve
-    from gputui.profiles.targets import TargetNotFoundError, find_target
+    from gputui.profiles.targets import find_target
     from gputui.runs.command import without_gpus
     from gputui.runs.executors import Executors
 
-    gpus = form.text(GPUS) if form.is_changed(form.fields[0]) else None
-    try:
-        target = find_target(form.target or "", profile.form.targets, workspace)
-        spec = resolve(profile, overrides=form.overrides(), gpus_override=gpus, environ=env, target=target)
-    except (ResolveError, TargetNotFoundError, ProfileError) as error:
-        return Plan(problems=tuple(clean(line) for line in str(error).splitlines()))
+    target = None if form.target is None else find_target(form.target, profile.form.targets, workspace)
+    situation = situation_of(snapshot.agent, snapshot.gpus, snapshot.machine.quarantined, snapshot.alerts.last)
+    gpus_field = form.fields[0]
+    spec = resolve(
+        profile,
+        overrides=form.overrides(),
+        gpus_override=form.text(GPUS) if form.is_changed(gpus_field) else None,
+        inventory=None if situation is None or target is not None else situation.facts,
+        environ=os.environ,
+        target=target,
+    )
     spec = replace(spec, priority=priority_of(form.text(PRIORITY)) or 0)
-    launch = without_gpus(preview_launch(spec, runs=workspace.runs))
-    shown = redact_launch(launch, Redactor(secrets_of(spec)))
-    lines = Executors().of(target).preview(spec, shown).splitlines()
-    checks = tuple(check_elsewhere(spec, workspace.state))
-    return Plan(spec, (), command_line(spec, launch), tuple(clean(line) for line in lines), checks)
+    if target is not None:
+        launch = without_gpus(preview_launch(spec, runs=workspace.runs))
+        shown = redact_launch(launch, Redactor(secrets_of(spec)))
+        lines = tuple(map(clean, Executors().of(target).preview(spec, shown).splitlines()))
+        return Plan(spec, (), command_line(spec, launch), lines, tuple(check_elsewhere(spec, workspace.state)))
+    gpus = () if situation is None else likely_gpus(spec.gpus, situation)
+    launch = preview_launch(spec, runs=workspace.runs, gpus=gpus)
+    past = _earlier_peaks(workspace, spec)
+    checks = quick_checks(spec, state=workspace.state, gpus=situation, past=past, environ=os.environ)
+    return Plan(spec, (), command_line(spec, launch), tuple(describe(spec, launch, situation)), tuple(checks))
 
 
 def _earlier_peaks(workspace: Workspace, spec: RunSpec) -> list[PastPeak]:
@@ -186,46 +184,12 @@ def _earlier_peaks(workspace: Workspace, spec: RunSpec) -> list[PastPeak]:
         return []
 
 
-def first_choice(entries: Sequence[ProfileEntry], runs: Sequence[Run], gpu_count: int) -> int:
-    """The index of the profile that a form begins with: the one launched last, else the first that this machine has
-    enough GPUs for."""
-    names = {entry.name: number for number, entry in enumerate(entries)}
-    launched = [run for run in runs if run.profile in names]
-    if launched:
-        return names[max(launched, key=lambda run: run.sequence).profile]
-    return next((number for number, entry in enumerate(entries) if _asks_for(entry) <= gpu_count), 0)
-
-
-def _asks_for(entry: ProfileEntry) -> float:
-    """The least number of GPUs that a profile needs."""
-    if entry.profile is None:
-        return float("inf")
-    gpus = entry.profile.form.gpus
-    return 1 if gpus.is_all else gpus.count or len(gpus.devices)
-
-
-def last_params(runs: Sequence[Run]) -> dict[str, Mapping[str, object]]:
-    """The launch parameters of the newest run of each profile, by profile. A study chose those of its trials."""
-    newest: dict[str, Run] = {}
-    for run in runs:
-        if run.study_id is None and (run.profile not in newest or run.sequence > newest[run.profile].sequence):
-            newest[run.profile] = run
-    return {name: launched_params(run) for name, run in newest.items()}
-
-
-def launched_gpu_count(run: Run) -> int | None:
-    """How many GPUs a run was launched with; None if its specification cannot be read."""
-    spec = known_spec(run)
-    return None if spec is None else spec.gpus.count
-
-
-def probe(plan: Plan, workspace: Workspace, environ: Mapping[str, str] | None = None) -> Plan:
+def probe(plan: Plan, workspace: Workspace) -> Plan:
     """Add the checks of the training's interpreter. Starts a process and may take seconds."""
     from gputui.profiles.interpreter_checks import check_interpreter
 
-    if plan.spec is None or plan.spec.target is not None or plan.blocked_by is not None:
+    if plan.spec is None or plan.spec.target is not None:
         return plan
-    env = os.environ if environ is None else environ
-    slow = check_interpreter(plan.spec, env, simulated_gpus=workspace.scenario.exists())
+    slow = check_interpreter(plan.spec, os.environ, simulated_gpus=workspace.scenario.exists())
     names = {result.name for result in slow}
     return replace(plan, checks=(*(check for check in plan.checks if check.name not in names), *slow))

@@ -92,7 +92,7 @@ def study_file_rows(workspace: Workspace, cwd: Path) -> list[StudyFileRow]:
 
 
 def make_plan(
-    path: Path, workspace: Workspace, cwd: Path, situation: GpuSituation | None, *, with_process: bool
+    path: Path, workspace: Workspace, cwd: Path, situation: GpuSituation | None, *, with_process: bool = False
 ) -> StudyPlan:
     """What the study of a file would start here, as ``gputui study check --dry-run``, with the checks of its first
     trial; those that start a process only ``with_process``."""
