@@ -178,40 +178,33 @@ class Navigation:
 
     def do_rerun(self) -> None:
         """Ask how the run is trained again, or how the study continues."""
-        from gputui.ui.tui.dialogs.questions import ExtendScreen, MenuItem, MenuScreen
+        from gputui.ui.tui.dialogs.questions import MenuItem, MenuScreen
 
         page, shell = self.page, self._shell
         study_id, run = page.study_in_question, page.run_in_question
+        if study_id is not None:
+            resume = partial(shell.ask, f"Resume {study_id}", "study_resume", None, {"study": study_id})
+            items = [MenuItem("r", "resume", "continue with its next trials", do=resume),
+                     MenuItem("e", "extend", "add trials", do=partial(self._extend, study_id))]  # fmt: skip
+        else:
+            words = {"resume": "from its newest valid checkpoint", "restart": "from step 0", "clone": "with changes"}
+            items = [
+                MenuItem(key, action.label, words[name], action.why_not(page.context()), partial(shell.perform, name))
+                for key, name in zip("r0c", words, strict=True)
+                for action in (find(name, "run"),)
+            ]
+        title = study_id or (run.run_id if run is not None else "")
+        shell.push_screen(MenuScreen(clean(title), items), lambda item: item and item.do())
+
+    def _extend(self, study_id: str) -> None:
+        """Ask by how many trials the study is extended."""
+        from gputui.ui.tui.dialogs.questions import ExtendScreen
 
         def extend(trials: int | None) -> None:
             if trials is not None:
-                shell.ask(f"Extend {study_id}", "study_extend", None, {"study": study_id, "trials": trials})
+                self._shell.ask(f"Extend {study_id}", "study_extend", None, {"study": study_id, "trials": trials})
 
-        if study_id is not None:
-            title = study_id
-            items = [MenuItem("r", "resume", "continue with its next trials"),
-                     MenuItem("e", "extend", "add trials")]  # fmt: skip
-            study = {"study": study_id}
-            acts: dict[str, Callable[[], object]] = {
-                "r": lambda: shell.ask(f"Resume {study_id}", "study_resume", None, study),
-                "e": lambda: self._shell.push_screen(ExtendScreen(study_id), extend),
-            }
-        else:
-            assert run is not None  # checked by the action's `why_not`
-            title, context = run.run_id, page.context()
-            words = {"r": ("resume", "from its newest valid checkpoint"), "0": ("restart", "from step 0"),
-                     "c": ("clone", "with changes")}  # fmt: skip
-            items = [
-                MenuItem(key, find(name, "run").label, text, find(name, "run").why_not(context))
-                for key, (name, text) in words.items()
-            ]
-            acts = {key: partial(shell.perform, name) for key, (name, _) in words.items()}
-
-        def decide(key: str | None) -> None:
-            if key is not None:
-                acts[key]()
-
-        self._shell.push_screen(MenuScreen(clean(title), items), decide)
+        self._shell.push_screen(ExtendScreen(study_id), extend)
 
     def do_label(self) -> None:
         from gputui.ui.tui.dialogs.questions import LabelsScreen

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gputui.store.runs import Run
-from gputui.ui.tui.actions.model import Context
+from gputui.ui.tui.actions.model import Context, WhyNot
 from gputui.ui.tui.layout.words import run_sign
 
 NO_RUN = "There is no run to choose."
@@ -63,39 +63,31 @@ def can_signal(context: Context) -> str | None:
     return refused_here(context) or needs_process(context)
 
 
-def can_move(context: Context) -> str | None:
-    return _unless(context, lambda run: run.state != "queued", "; only a waiting run can move in the queue.")
-
-
 def changes_run(context: Context) -> str | None:
     return refused_here(context) or needs_run(context)
 
 
-def _unless(context: Context, is_refused: Callable[[Run], bool], why: str) -> str | None:
-    """The reason of `changes_run`; else, for a refused run, its state followed by ``why``."""
-    problem, run = changes_run(context), context.run
-    if problem is None and run is not None and is_refused(run):
-        return f"{run.run_id} is {run_sign(run.state).word}{why}"
-    return problem
+def _unless(is_refused: Callable[[Run], bool], why: str) -> WhyNot:
+    """The reasons of `changes_run`, and for a refused run its state followed by ``why``."""
+
+    def why_not(context: Context) -> str | None:
+        problem, run = changes_run(context), context.run
+        if problem is None and run is not None and is_refused(run):
+            return f"{run.run_id} is {run_sign(run.state).word}{why}"
+        return problem
+
+    return why_not
+
+
+_can_stop_run = _unless(lambda run: run.state.is_over or run.state == "stopping", " already.")
+can_move = _unless(lambda run: run.state != "queued", "; only a waiting run can move in the queue.")
+can_resume = _unless(lambda run: not run.state.is_over, "; only an ended run can be resumed.")
+can_remove = _unless(lambda run: not run.state.is_over, "; stop it first.")
+can_restart = _unless(lambda run: run.state in ("queued", "recovering", "stopping"), "; it cannot be restarted now.")
 
 
 def can_stop(context: Context) -> str | None:
-    if _is_study_row(context):
-        return can_stop_study(context)
-    return _unless(context, lambda run: run.state.is_over or run.state == "stopping", " already.")
-
-
-def can_resume(context: Context) -> str | None:
-    return _unless(context, lambda run: not run.state.is_over, "; only an ended run can be resumed.")
-
-
-def can_restart(context: Context) -> str | None:
-    waits = ("queued", "recovering", "stopping")
-    return _unless(context, lambda run: run.state in waits, "; it cannot be restarted now.")
-
-
-def can_remove(context: Context) -> str | None:
-    return _unless(context, lambda run: not run.state.is_over, "; stop it first.")
+    return can_stop_study(context) if _is_study_row(context) else _can_stop_run(context)
 
 
 def can_pause_queue(context: Context) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import threading
 from collections.abc import Callable, Sequence
@@ -24,9 +23,7 @@ from gputui.ui.tui.widgets.page import ActionScreen, Choice, ChoiceKind
 
 Thing = TypeVar("Thing")
 
-_PREFIX, _WORD, _INSIDE, _BESIDE, _LETTERS = range(5)
-MOST_GAPS = 2
-"""More left-out stretches than these find what nobody meant."""
+_WORD, _INSIDE, _BESIDE, _LETTERS = 1, 2, 3, 4
 
 
 class PaletteScreen(ListDialog[Choice]):
@@ -148,29 +145,26 @@ def choices(shell: Shell, page: ActionScreen) -> list[Choice]:
     return found
 
 
-# --- matching: words in any order, also with letters left out
+# --- matching: words in any order
 
 
 def cost(typed: str, title: str, beside: str = "") -> int | None:
     """How badly ``typed`` matches a title, 0 for best; None for no match. Each typed word must be found, from best to
-    worst: at the beginning of the title, at that of a word, inside a word, in the text ``beside`` it, or as letters in
-    order."""
-    name, other = title.lower(), beside.lower()
-    total = 0
+    worst: at the beginning of the title, at that of a word, inside a word, in the text ``beside`` it, or with a few
+    letters left out."""
+    name, total = title.lower(), 0
     for word in typed.lower().split():
         place = name.find(word)
         if place == 0:
-            total += _PREFIX
-        elif place > 0:
-            starts = not name[place - 1].isalnum() or f" {word}" in name
-            total += _WORD if starts else _INSIDE
-        elif word in other:
+            continue
+        if place > 0:
+            total += _WORD if not name[place - 1].isalnum() or f" {word}" in name else _INSIDE
+        elif word in beside.lower():
             total += _BESIDE
+        elif re.search(r"\b" + ".{0,3}".join(map(re.escape, word)), name):
+            total += _LETTERS
         else:
-            gaps = _gaps(word, name)
-            if gaps is None:
-                return None
-            total += _LETTERS + gaps
+            return None
     return total
 
 
@@ -189,21 +183,3 @@ def ranked(
         if price is not None:
             found.append((price, weight(thing), not possible, place))
     return [things[place] for *_, place in sorted(found)]
-
-
-def _gaps(letters: str, text: str) -> int | None:
-    """The least number of gaps between ``letters`` in order from the beginning of a word; None above `MOST_GAPS`."""
-    starts = [match.start() for match in re.finditer(rf"\b{re.escape(letters[0])}", text)]
-    least = min((_gaps_from(start, letters, text) for start in starts), default=math.inf)
-    return int(least) if least <= MOST_GAPS else None
-
-
-def _gaps_from(place: int, letters: str, text: str) -> float:
-    gaps = 0.0
-    for letter in letters[1:]:
-        following = text.find(letter, place + 1)
-        if following < 0:
-            return math.inf
-        gaps += following != place + 1
-        place = following
-    return gaps

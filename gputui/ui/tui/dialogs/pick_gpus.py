@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from textual.app import ComposeResult
 
 from gputui.core.text import clean
 from gputui.core.units import celsius, gibibytes, percent
 from gputui.metrics.draw.parts import Line
+from gputui.metrics.draw.raster import Span
+from gputui.store.hardware import GpuView
 from gputui.ui.tui.layout.columns import Column, head_line, place, row_line
 from gputui.ui.tui.widgets.dialog import Content, ListDialog
 
@@ -18,36 +19,30 @@ if TYPE_CHECKING:
     from gputui.profiles.gpu_checks import GpuSituation
 
 
-@dataclass(frozen=True)
-class GpuChoice:
-    """One row. ``state`` names the occupant or the problem, in ``style``."""
+class _Row(NamedTuple):
+    """One GPU. ``state`` names the occupant or the problem."""
 
-    index: int
-    name: str
-    free_bytes: int | None
-    total_bytes: int | None
-    utilization_percent: float | None
-    temperature_celsius: float | None
-    state: str
-    style: str
+    gpu: GpuView
+    state: Span
     is_chosen: bool
     is_recommended: bool
 
 
-_COLUMNS: tuple[Column[GpuChoice], ...] = (
-    Column("", 3, lambda row, _: [("[x]" if row.is_chosen else "[ ]", "accent" if row.is_chosen else "dim")]),
-    Column("#", 3, lambda row, _: [(str(row.index), "label")], align=">"),
-    Column(
-        "free GiB",
-        11,
-        lambda row, _: [(gibibytes(row.free_bytes), "text"), (f" / {gibibytes(row.total_bytes, 0)}", "dim")],
-        align=">",
-    ),
-    Column("util", 5, lambda row, _: [(percent(row.utilization_percent), "text")], align=">", importance=2),
-    Column("temp", 6, lambda row, _: [(celsius(row.temperature_celsius), "text")], align=">", importance=3),
-    Column("used by", 16, lambda row, _: [(row.state, row.style)], grow=2, most=60),
+def _free(row: _Row, _width: int) -> list[Span]:
+    total, used = row.gpu.memory_total_bytes, row.gpu.memory_used_bytes
+    free = None if total is None or used is None else max(0, total - used)
+    return [(gibibytes(free), "text"), (f" / {gibibytes(total, 0)}", "dim")]
+
+
+_COLUMNS: tuple[Column[_Row], ...] = (
+    Column("", 3, lambda row, _: [("[x]", "accent") if row.is_chosen else ("[ ]", "dim")]),
+    Column("#", 3, lambda row, _: [(str(row.gpu.index), "label")], align=">"),
+    Column("free GiB", 11, _free, align=">"),
+    Column("util", 5, lambda row, _: [(percent(row.gpu.utilization_percent), "text")], ">", importance=2),
+    Column("temp", 6, lambda row, _: [(celsius(row.gpu.temperature_celsius), "text")], ">", importance=3),
+    Column("used by", 16, lambda row, _: [row.state], grow=2, most=60),
     Column("", 11, lambda row, _: [("recommended" if row.is_recommended else "", "good")], importance=1),
-    Column("model", 18, lambda row, _: [(row.name, "dim")], importance=4, grow=1, most=32),
+    Column("model", 18, lambda row, _: [(clean(row.gpu.name), "dim")], importance=4, grow=1, most=32),
 )
 
 
@@ -66,7 +61,7 @@ class PickGpusScreen(ListDialog[str]):
         self._chosen = set(chosen)
 
     def compose(self) -> ComposeResult:
-        self._chosen = self._chosen or set(self._recommended())
+        self._chosen = self._chosen or self._recommended(self._situation())
         yield from super().compose()
 
     def _situation(self) -> GpuSituation | None:
@@ -75,40 +70,23 @@ class PickGpusScreen(ListDialog[str]):
         snapshot = self.shell.snapshot
         return situation_of(snapshot.agent, snapshot.gpus, snapshot.machine.quarantined, snapshot.alerts.last)
 
-    def _recommended(self) -> tuple[str, ...]:
+    def _recommended(self, situation: GpuSituation | None) -> set[str]:
         from gputui.profiles.recommend import recommend
 
-        situation = self._situation()
         found = None if situation is None else recommend(self._gpu_count, situation, self._memory_bytes)
-        return tuple(gpu.uuid for gpu in found or ())
+        return {gpu.uuid for gpu in found or ()}
 
-    def choices(self) -> list[GpuChoice]:
-        """The current rows."""
-        situation, recommended = self._situation(), self._recommended()
-        facts = {} if situation is None else {gpu.uuid: gpu for gpu in situation.facts}
-        found = []
-        for gpu in self.shell.snapshot.gpus:
-            state, style = "free", "good"
-            if situation is not None and gpu.uuid in facts:
-                fact = facts[gpu.uuid]
-                obstacle = situation.unusable_reason(fact, self._memory_bytes)
-                hindrance = situation.busy_reason(fact, self._memory_bytes)
-                worry = situation.warning(fact)
-                if obstacle is not None:
-                    state, style = obstacle, "bad"
-                elif hindrance is not None:
-                    state, style = hindrance.removeprefix("is used by "), "warn"
-                elif worry is not None:
-                    state, style = f"free, but {worry}", "warn"
-            total, used = gpu.memory_total_bytes, gpu.memory_used_bytes
-            free = None if total is None or used is None else max(0, total - used)
-            found.append(
-                GpuChoice(
-                    gpu.index, clean(gpu.name), free, total, gpu.utilization_percent, gpu.temperature_celsius,
-                    state, style, gpu.uuid in self._chosen, gpu.uuid in recommended,
-                )
-            )  # fmt: skip
-        return found
+    def _state(self, situation: GpuSituation | None, uuid: str) -> Span:
+        """The occupant of a GPU, or what is wrong with it."""
+        fact = next((one for one in situation.facts if one.uuid == uuid), None) if situation is not None else None
+        if situation is None or fact is None:
+            return "free", "good"
+        if (obstacle := situation.unusable_reason(fact, self._memory_bytes)) is not None:
+            return obstacle, "bad"
+        if (hindrance := situation.busy_reason(fact, self._memory_bytes)) is not None:
+            return hindrance.removeprefix("is used by "), "warn"
+        worry = situation.warning(fact)
+        return ("free", "good") if worry is None else (f"free, but {worry}", "warn")
 
     @property
     def count(self) -> int:
@@ -127,20 +105,23 @@ class PickGpusScreen(ListDialog[str]):
         elif key == "space":
             self.choose()
         elif key == "r":
-            self._chosen = set(self._recommended())
+            self._chosen = self._recommended(self._situation())
         else:
             super().press({"j": "down", "k": "up"}.get(key, key))
         return True
 
     def content(self, width: int) -> Content:
         """The GPUs as they are in the newest snapshot."""
-        choices = self.choices()
-        placed = place(_COLUMNS, width - 2)
+        gpus, situation = self.shell.snapshot.gpus, self._situation()
+        recommended, placed = self._recommended(situation), place(_COLUMNS, width - 2)
         lines: list[Line] = [[("  ", "text"), *head_line(placed, width - 2)]]
         for number in self.rows_in_view(self.app.size.height - 6):
-            lines.append(self.row(number, row_line(placed, choices[number], width - 2)))
-        if not choices:
+            gpu = gpus[number]
+            state = self._state(situation, gpu.uuid)
+            row = _Row(gpu, state, gpu.uuid in self._chosen, gpu.uuid in recommended)
+            lines.append(self.row(number, row_line(placed, row, width - 2)))
+        if not gpus:
             lines = [[("No GPU is known; 0 runs on the CPU.", "dim")]]
-        number = sum(choice.is_chosen for choice in choices)
-        note = f"{number} chosen · space takes · r recommended · ↵ done · esc back"
+        chosen = sum(gpu.uuid in self._chosen for gpu in gpus)
+        note = f"{chosen} chosen · space takes · r recommended · ↵ done · esc back"
         return Content(f"Choose GPUs · the profile asks for {self._gpu_count}", lines, note)

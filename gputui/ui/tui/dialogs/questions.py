@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, NamedTuple
 
 from gputui.core.text import clean
@@ -52,10 +52,11 @@ class MenuItem(NamedTuple):
     label: str
     words: str
     why_not: str | None = None
+    do: Callable[[], object] = str
 
 
-class MenuScreen(ListDialog[str]):
-    """Answers with the key of the chosen item. One that is not possible is dim, with its reason."""
+class MenuScreen(ListDialog[MenuItem]):
+    """Answers with the chosen item. One that is not possible is dim, with its reason."""
 
     WIDTH = 76
     PANE_ID = "confirm"
@@ -75,7 +76,7 @@ class MenuScreen(ListDialog[str]):
     def choose(self) -> None:
         item = self.items[self.place]
         if item.why_not is None:
-            self.dismiss(item.key)
+            self.dismiss(item)
 
     def press(self, key: str) -> bool:
         place = next((number for number, item in enumerate(self.items) if item.key == key), None)
@@ -98,7 +99,7 @@ class MenuScreen(ListDialog[str]):
 
 
 class SignalScreen(MenuScreen):
-    """Answers with the name of a chosen and confirmed signal."""
+    """Answers with a chosen and confirmed signal; its label is the name."""
 
     def __init__(self, about: str, warning: str = "") -> None:
         items = [
@@ -114,7 +115,7 @@ class SignalScreen(MenuScreen):
         item = self.items[self.place]
 
         def decide(is_sure: bool | None) -> None:
-            self.dismiss(f"SIG{item.label}" if is_sure else None)
+            self.dismiss(item if is_sure else None)
 
         self.app.push_screen(ConfirmScreen("Signal", f"Send {item.label}? It {item.words}."), decide)
 

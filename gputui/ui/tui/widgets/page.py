@@ -174,12 +174,10 @@ class ActionScreen(Screen[None]):
 
     def wheel(self, pane: Widget | None, by: int) -> None:
         """Handle the wheel over a pane: ``by`` times the action of the down key, or of the up key if negative."""
-        key = "down" if by > 0 else "up"
+        name = next(action.name for action in actions_in(self.SCOPE) if ("down" if by > 0 else "up") in action.keys)
         with self.shell.one_paint():
-            for action in actions_in(self.SCOPE):
-                if key in action.keys:
-                    for _ in range(abs(by)):
-                        getattr(self, f"do_{action.name}")()
+            for _ in range(abs(by)):
+                self.shell.perform(name)
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
         event.stop()

@@ -18,7 +18,7 @@ from gputui.runs.identity import environment_of, identify
 from gputui.store.runs import Run
 from gputui.ui.tui.actions import Context, Scope
 from gputui.ui.tui.data.snapshot import Interest
-from gputui.ui.tui.dialogs.questions import SignalScreen
+from gputui.ui.tui.dialogs.questions import MenuItem, SignalScreen
 from gputui.ui.tui.dialogs.sheet import SheetScreen
 from gputui.ui.tui.layout.lists import Listing
 from gputui.ui.tui.pages.processes.rows import GROUPINGS, ORDERS, ProcessesState, ProcessRow, arranged, process_rows
@@ -177,9 +177,9 @@ class ProcessesScreen(ListingPage):
             return
         about, warning = _about(row)
 
-        def decide(name: str | None) -> None:
-            if name is not None:
-                self._send(row, signal.Signals[name])
+        def decide(chosen: MenuItem | None) -> None:
+            if chosen is not None:
+                self._send(row, signal.Signals[f"SIG{chosen.label}"])
 
         self.app.push_screen(SignalScreen(about, warning), decide)
 
