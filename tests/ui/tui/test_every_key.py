@@ -18,6 +18,7 @@ from gputui.ui.tui.pages.launch.form import Prefill
 from gputui.ui.tui.pages.launch.page import LaunchScreen
 from gputui.ui.tui.terminal import sequences
 from gputui.ui.tui.widgets.page import ActionScreen
+from gputui.ui.tui.widgets.pane import Pane
 from tests.ui.tui.conftest import MakeApp
 from tests.ui.tui.emulator import Terminal
 from tests.ui.tui.filling import Filler, uuid
@@ -35,6 +36,14 @@ WORK = {"environment", "work", "comparing code", "launch form", "profiles", "stu
 
 LEAVING = ("leave", "suspend", "mouse")
 """Carried out they would end the test, or its terminal; tests of their own do that."""
+
+RESTING = {
+    "run": "zoom_all pan_left pan_right log_next log_previous grave_only follow beginning",
+    "compare": "zoom_all pan_left pan_right",
+    "gpu": "up down page_up page_down",
+    "launch": "field_next field_previous value_next value_previous choose_gpus",
+}
+"""There is nothing to move: charts without a zoom, one log, a page that fits, a form without a profile."""
 
 OPENING: dict[Scope, Callable[[GputuiApp], object]] = {
     "overview": lambda app: None,
@@ -87,6 +96,11 @@ def check_told(sequence: str) -> None:
     assert re.fullmatch(f"({whole})*", sequence), repr(sequence)
 
 
+def whole(app: GputuiApp) -> object:
+    """Everything that is shown, with its styles."""
+    return [(type(screen), [pane._lines for pane in screen.query(Pane)]) for screen in app.screen_stack]
+
+
 async def go_to(app: GputuiApp, pilot: Pilot[int], scope: Scope) -> ActionScreen:
     """The page anew, in the present, with nothing above or below it but the overview."""
     while len(app.screen_stack) > 1:
@@ -113,6 +127,8 @@ async def test_every_key_leads_to_its_action_and_no_text_controls_the_terminal(
     filler.bad_night()
     (filler.workspace.profiles / "tiny.yaml").write_text("name: tiny\nlauncher: command\nscript: x.py\ngpus: 0\n")
     performed: list[str] = []
+    carried_out: set[str] = set()
+    resting = set(RESTING.get(scope, "").split())
     carry_out = GputuiApp.perform
 
     def perform(app: GputuiApp, name: str) -> None:
@@ -123,6 +139,7 @@ async def test_every_key_leads_to_its_action_and_no_text_controls_the_terminal(
         )
         if is_own and name not in LEAVING and name not in performed:
             carry_out(app, name)
+            carried_out.add(name)
         performed.append(name)
 
     monkeypatch.setattr(GputuiApp, "perform", perform)
@@ -135,10 +152,20 @@ async def test_every_key_leads_to_its_action_and_no_text_controls_the_terminal(
         await watched.look(pilot)
         for action in actions_in(scope):
             for key in action.keys:
-                before = len(performed)
+                app.say("")
+                before, shown = len(performed), whole(app)
                 await pilot.press(key)
                 await at_rest(pilot)
                 assert performed[before:] == [action.name], f"{key} on {scope}"
+                if action.name in carried_out - resting and whole(app) == shown:
+                    # At an end it does nothing; after its opposite it must.
+                    for other in actions_in(scope):
+                        if other.help == action.help and other is not action:
+                            carry_out(app, other.name)
+                    shown = whole(app)
+                    carry_out(app, action.name)
+                    await until(pilot, lambda shown=shown: whole(app) != shown)
+                carried_out.discard(action.name)
                 watched.seen += watched.terminal.text
                 if app.screen is page and page.line is not None:
                     await pilot.press("escape")

@@ -423,6 +423,8 @@ class RunScreen(ActionScreen):
         if page is not None and page.checkpoints is not None and page.checkpoints.newest:
             self.checkpoint_to_check = page.checkpoints.newest[0].name
             self.section = "params"
+        else:
+            self.shell.say("There is no checkpoint to verify.", "warning")
 
 
 def charts_width(width: int) -> int:
