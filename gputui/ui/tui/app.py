@@ -227,21 +227,6 @@ class GputuiApp(Shell, inherit_bindings=False):
         with self.one_paint():
             method()
 
-    def do_theme(self) -> None:
-        if self.no_color:
-            self.say("NO_COLOR is set: there is only the theme without colours.", "warning")
-            return
-        names = tuple(THEMES)
-        self.change(theme=names[(names.index(self.theme_name) + 1) % len(names)])
-        self.say(f"Theme {self.settings.theme}: {THEMES[self.settings.theme].title}.")
-
-    def do_mouse(self) -> None:
-        self.change(mouse="off" if self.terminal_features.is_mouse_on else "on")
-        if self.terminal_features.is_mouse_on:
-            self.say("The mouse is on: click, double click, wheel; with shift the terminal's own selection.")
-        else:
-            self.say("The mouse is off; it selects text as the terminal does.")
-
     def do_suspend(self) -> None:
         self.action_suspend_process()
 

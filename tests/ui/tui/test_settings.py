@@ -117,16 +117,16 @@ def test_keys_are_written_as_people_write_them() -> None:
 
 
 def test_a_wish_holds_wherever_the_action_is() -> None:
-    found = resolve({"stop": "f9 ctrl+s", "run.theme": "f8"})
+    found = resolve({"stop": "f9 ctrl+s", "run.export": "f8"})
     assert not found.refused
     assert found.on("overview")["stop"] == ("f9", "ctrl+s") == found.on("run")["stop"]
-    assert "theme" not in found.on("overview") and found.on("run")["theme"] == ("f8",)
+    assert "export" not in found.on("overview") and found.on("run")["export"] == ("f8",)
 
 
 def test_what_cannot_be_is_refused_in_words() -> None:
     for wanted, word in [
         ({"overview.stop": "q"}, "quit"),
-        ({"overview.stop": "f9", "overview.theme": "f9"}, "f9"),
+        ({"overview.stop": "f9", "overview.fold": "f9"}, "f9"),
         ({"stopp": "f9"}, "stop"),
         ({"stop": "hyperspace"}, "no such key"),
         ({"stop": ""}, "no key"),

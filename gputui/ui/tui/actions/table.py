@@ -240,8 +240,6 @@ _ROWS: tuple[list[Action], ...] = (
     everywhere("copy", "ctrl+y Y", "copy", "Copy to your clipboard", ALL),
     everywhere("settings", "comma f2", "settings", "Settings: theme, characters, mouse, bell", ALL),
     everywhere("settings", "f2", "settings", "Settings: theme, characters, mouse, bell", LAUNCHING),
-    everywhere("theme", "", "theme", "Next theme", ALL),
-    everywhere("mouse", "", "mouse", "Turn the mouse on or off", ALL),
     everywhere("suspend", "ctrl+z", "suspend", "Suspend to the shell; fg returns",
                (*ALL, *LAUNCHING)),
     everywhere("leave", "q ctrl+c", "quit", "Quit the screen; runs continue", ALL, in_footer=True),

@@ -27,12 +27,12 @@ def parse_moment(text: str, now: float, zone: tzinfo | None = None) -> float:
             return datetime.fromtimestamp(now - seconds, zone).timestamp()
         clock = _CLOCK.fullmatch(typed)
         if clock is None:
-            at = _latest(datetime.fromisoformat(typed), now, zone)
+            at = _in_zone(datetime.fromisoformat(typed), zone)
         else:
             today = datetime.fromtimestamp(now, zone).date()
             shown = datetime.fromisoformat(f"{today} {clock[1]:0>2}{typed[len(clock[1]) :]}")
-            at = _latest(shown, now, zone)
-            at = at if at <= now else _latest(shown - timedelta(days=1), now, zone)
+            at = _in_zone(shown, zone)
+            at = at if at <= now else _in_zone(shown - timedelta(days=1), zone)
     except (ValueError, OverflowError, OSError):
         raise TypedTimeError(f"{typed!r} is not a time; type one such as {EXAMPLES}") from None
     if at > now:
@@ -40,9 +40,5 @@ def parse_moment(text: str, now: float, zone: tzinfo | None = None) -> float:
     return at
 
 
-def _latest(shown: datetime, now: float, zone: tzinfo | None) -> float:
-    """The moment at which the clocks showed this; of two, the later one that has passed."""
-    if shown.tzinfo is not None:
-        return shown.timestamp()
-    both = sorted(shown.replace(fold=fold, tzinfo=zone).timestamp() for fold in (0, 1))
-    return max((at for at in both if at <= now), default=both[0])
+def _in_zone(shown: datetime, zone: tzinfo | None) -> float:
+    return (shown if shown.tzinfo is not None else shown.replace(tzinfo=zone)).timestamp()

@@ -38,7 +38,6 @@ class Pane(Widget):
         self._strip_width = 0
         self._styles_by_key: dict[str, Style] = {}
         self._height: int | None = None
-        self._space_above = 0
         self._is_cleared = False
 
     def show(self, lines: Sequence[Line], *, height: int | None = None) -> None:
@@ -70,12 +69,6 @@ class Pane(Widget):
         if height != self._height:
             self._height = height
             self.styles.height = height
-
-    def set_space_above(self, height: int) -> None:
-        """Keep ``height`` lines above the widget blank."""
-        if height != self._space_above:
-            self._space_above = height
-            self.styles.margin = (height, 0, 0, 0)
 
     def clear(self) -> None:
         """Show nothing and take no room, until the next `show`."""

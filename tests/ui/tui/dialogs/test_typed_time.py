@@ -43,13 +43,6 @@ def test_what_is_refused() -> None:
             meant(typed)
 
 
-def test_of_a_time_shown_twice_the_later_one_that_has_passed_is_meant() -> None:
-    noon = datetime(2026, 10, 25, 12, 0, tzinfo=BERLIN).timestamp()
-    assert meant("2:30", noon) == "2026-10-25 02:30:00 +0100"
-    between = datetime(2026, 10, 25, 2, 45, tzinfo=BERLIN, fold=0).timestamp()
-    assert meant("2:30", between) == "2026-10-25 02:30:00 +0200"
-
-
 def test_without_a_zone_the_machines_own_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "America/New_York")
     time.tzset()
