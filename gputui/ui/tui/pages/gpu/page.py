@@ -8,19 +8,17 @@ from typing import ClassVar
 from msgspec.structs import replace
 from textual.app import ComposeResult
 
+from gputui.core.units import duration
 from gputui.metrics.draw.parts import Line
 from gputui.store.hardware import GpuView
 from gputui.store.runs import Run
 from gputui.ui.tui.actions import Context, Scope
 from gputui.ui.tui.data.snapshot import GPU_SPANS_SECONDS, GpuPage, Interest
-from gputui.ui.tui.layout.columns import fit_line
+from gputui.ui.tui.layout.columns import box, fit_line, is_boxed, rule
 from gputui.ui.tui.layout.gpu_words import gpu_row
 from gputui.ui.tui.pages.gpu.view import chart_lines, fact_lines, page_head, process_lines, report_lines
 from gputui.ui.tui.widgets.page import ActionScreen, Copyable
 from gputui.ui.tui.widgets.pane import Pane
-
-WIDE = 120
-"""Least width of a page with the charts beside the facts."""
 
 FACTS_WIDTH = 64
 """Most cells of a line of facts: longer ones are hard to read."""
@@ -58,40 +56,41 @@ class GpuScreen(ActionScreen):
             self.body.show([fit_line([("  " + text, "dim")], width)], height=room)
             return
         self.head.show([self.with_trail(lambda room: page_head(self.snapshot, gpu, room), width)])
-        lines = self._wide(gpu, width, room) if width >= WIDE else self._narrow(gpu, width, room)
-        self.body.show(lines, height=room)
+        draw = self._wide if is_boxed(width, height) else self._narrow
+        self.body.show(draw(gpu, width, room), height=room)
 
     def _narrow(self, gpu: GpuView, width: int, room: int) -> list[Line]:
         row, now, page = gpu_row(self.snapshot, gpu), self.snapshot.at, self._page
         lines = fact_lines(row, page, now, width)
         if page is not None:
             lines += [fit_line([], width), *self._charts_of(gpu, page, width, 14, 2)]
-        lines += process_lines(gpu, width)
-        lines += report_lines(page, now, width)
-        return self._scrolled(lines, width, room)
+        return self._scrolled([*lines, *process_lines(gpu, width), *report_lines(page, now, width)], width, room)
 
     def _wide(self, gpu: GpuView, width: int, room: int) -> list[Line]:
+        """The facts in frames at the left, the charts at the right."""
         row, now, page = gpu_row(self.snapshot, gpu), self.snapshot.at, self._page
         left_width = min(FACTS_WIDTH, width // 2)
-        left = fact_lines(row, page, now, left_width)
-        left += process_lines(gpu, left_width)
-        left += report_lines(page, now, left_width)
+        inner, right_width = left_width - 2, width - left_width - 2
+        facts = [rule("DEVICE", inner), *fact_lines(row, page, now, inner)]
+        processes, reports = process_lines(gpu, inner), report_lines(page, now, inner)
+        # The last panel has the rows that are left.
+        blanks = room - len(facts) - len(processes) - len(reports) - 3
+        reports += [fit_line([], inner)] * blanks
+        left = [line for panel in (facts, processes, reports) for line in box(panel, left_width)]
         left = self._scrolled(left, left_width, room)
-        right_width = width - left_width - 2
         across = 2 if right_width >= 120 or room < 24 else 1
-        right = self._charts_of(gpu, page, right_width, room, across) if page is not None else []
-        blank = fit_line([], left_width)
-        left += [blank] * (room - len(left))
-        nothing: Line = []
-        right = right[:room] + [nothing] * (room - len(right))
-        return [fit_line([*a, ("  ", "text"), *b], width) for a, b in zip(left, right, strict=True)]
+        charts = [] if page is None else self._charts_of(gpu, page, right_width, room - 2, across)
+        charts += [fit_line([], right_width)] * (room - 2 - len(charts))
+        span = "" if page is None else f"last {duration(page.span_seconds)}"
+        right = box([rule("HISTORY", right_width, span), *charts[: room - 2]], width - left_width)
+        return [[*a, *b] for a, b in zip(left, right, strict=True)]
 
     def _charts_of(self, gpu: GpuView, page: GpuPage, width: int, height: int, across: int) -> list[Line]:
         """The charts, cached until the history or their size changes."""
         key = (id(page.history), page.span_seconds, width, height, across, gpu.power_limit_watts)
         if self._charts[0] != key:
             self._charts = (key, chart_lines(gpu, page, width, height, across=across))
-        return self._charts[1]
+        return list(self._charts[1])
 
     def _scrolled(self, lines: list[Line], width: int, room: int) -> list[Line]:
         self.top = min(max(0, self.top), max(0, len(lines) - room))
