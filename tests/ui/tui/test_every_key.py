@@ -31,7 +31,7 @@ OURS = re.compile(r"\x1b\[[0-9;]*[mHABCDEFGJ]|\x1b\[6n|\x1b\[\?2026[hl]|[\r\x08]
 
 RUN = "vit-b16-1"
 
-WORK = {"environment", "work", "comparing code", "launch form", "profiles", "study files", "palette"}
+WORK = {"work", "comparing code", "palette"}
 """Threads that soon end. One that asks the agent waits long for its answer."""
 
 LEAVING = ("leave", "suspend", "mouse")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import IntEnum
-from typing import ClassVar, NamedTuple, cast
+from typing import ClassVar, NamedTuple, TypeVar, cast
 
 from msgspec import Struct
 from textual import events, on
@@ -32,6 +33,9 @@ LEAST_WIDTH, LEAST_HEIGHT = 40, 9
 """Least size of a terminal."""
 
 WHEEL_LINES = 3
+
+
+Found = TypeVar("Found")
 
 
 class Copyable(NamedTuple):
@@ -267,6 +271,16 @@ class ActionScreen(Screen[None]):
             self.shell.copy(found[0].what, found[0].text)
         else:
             self.shell.say("There is nothing to copy here.", "warning")
+
+    def in_thread(self, work: Callable[[], Found], take: Callable[[Found], object]) -> None:
+        """Do ``work`` in a thread, and let the page ``take`` its result if it is still open."""
+        app = self.app
+
+        def run() -> None:
+            found = work()
+            app.call_later(lambda: take(found) if self in app.screen_stack else None)
+
+        threading.Thread(target=run, name="work", daemon=True).start()
 
     def on_resize(self) -> None:
         self.changed()

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
-
-from textual.message import Message
 
 from gputui.core.config import Workspace
 from gputui.core.text import clean, clip_middle
@@ -37,13 +33,6 @@ class ProfileRow(NamedTuple):
     gpus: str
     used_at: float | None
     missing: str
-
-
-@dataclass
-class RowsRead(Message):
-    """The profiles were read."""
-
-    rows: Sequence[ProfileRow]
 
 
 def profile_rows(
@@ -102,14 +91,11 @@ class ChooseProfileScreen(FileListScreen[ProfileRow]):
         workspace, snapshot = self.shell.workspace, self.snapshot
         runs, gpu_count = [row.run for row in snapshot.runs], len(snapshot.gpus)
 
-        def work() -> None:
-            self.post_message(RowsRead(profile_rows(workspace, Path.cwd(), runs, gpu_count, os.environ)))
+        def take(rows: Sequence[ProfileRow]) -> None:
+            near = None if self._near is None else Path(self._near).resolve()
+            self.rows_read(rows, next((row.path for row in rows if row.path.resolve() == near), None))
 
-        threading.Thread(target=work, name="profiles", daemon=True).start()
-
-    def on_rows_read(self, message: RowsRead) -> None:
-        near = None if self._near is None else Path(self._near).resolve()
-        self.rows_read(message.rows, next((row.path for row in message.rows if row.path.resolve() == near), None))
+        self.in_thread(lambda: profile_rows(workspace, Path.cwd(), runs, gpu_count, os.environ), take)
 
     @property
     def found(self) -> Sequence[ProfileRow]:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partialmethod
+from functools import partial, partialmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from msgspec.structs import replace
 from textual import events
 from textual.app import ComposeResult
-from textual.message import Message
 
 from gputui.core.text import clean
 from gputui.metrics.draw.raster import Span
@@ -43,31 +39,6 @@ if TYPE_CHECKING:
     from gputui.profiles.profile_file import ProfileEntry
 
 
-@dataclass
-class ProfileRead(Message):
-    """The profile, None if it is gone, and the names of the targets were read."""
-
-    entry: ProfileEntry | None
-    targets: tuple[str, ...]
-
-
-@dataclass
-class Surveyed(Message):
-    """A target has answered about its state."""
-
-    name: str
-    lines: tuple[str, ...]
-
-
-@dataclass
-class Planned(Message):
-    """The plan of the form's content number ``generation``. ``is_final``: no slower check follows."""
-
-    generation: int
-    plan: Plan
-    is_final: bool
-
-
 class LaunchScreen(ActionScreen):
     """The form. Every key without an action is text for the field under the cursor."""
 
@@ -91,11 +62,9 @@ class LaunchScreen(ActionScreen):
 
     def on_mount(self) -> None:
         workspace, prefill = self.shell.workspace, self._prefill
-
-        def work() -> None:
-            self.post_message(ProfileRead(find_profile(prefill, workspace, Path.cwd()), read_target_names(workspace)))
-
-        self._in_thread(work)
+        self.in_thread(
+            lambda: (find_profile(prefill, workspace, Path.cwd()), read_target_names(workspace)), self._take_profile
+        )
 
     def interest(self) -> None:
         """None: the form shows nothing of the feed, which goes on reading for the page below."""
@@ -126,23 +95,18 @@ class LaunchScreen(ActionScreen):
 
     # --- what arrives from threads
 
-    @staticmethod
-    def _in_thread(work: Callable[[], object]) -> None:
-        threading.Thread(target=work, name="launch form", daemon=True).start()
-
-    def on_profile_read(self, message: ProfileRead) -> None:
-        prefill, entry = self._prefill, message.entry
+    def _take_profile(self, found: tuple[ProfileEntry | None, tuple[str, ...]]) -> None:
+        prefill, (entry, targets) = self._prefill, found
         if entry is None:
             # Another profile in its place would launch something else.
-            if self in self.app.screen_stack:
-                self.pop_until_active()
-                self.app.pop_screen()
+            self.pop_until_active()
+            self.app.pop_screen()
             whose = "" if prefill.run_id is None else f", the profile of {clean(prefill.run_id)},"
             self.shell.say(f"{clean(prefill.path or prefill.profile)}{whose} is gone.", "warning")
             return
         newest = self._newest_run(entry)
         last = prefill.params if prefill.run_id is not None else launched_params(newest) if newest is not None else {}
-        self._change(Form.of(entry, last, message.targets).prefilled(prefill))
+        self._change(Form.of(entry, last, targets).prefilled(prefill))
 
     def _newest_run(self, entry: ProfileEntry) -> Run | None:
         """The newest run of a profile; a study chose the parameters of its trials."""
@@ -171,23 +135,19 @@ class LaunchScreen(ActionScreen):
         if self._is_planning or self._planned == self._generation:
             return
         self._is_planning = True
-        generation, form, snapshot, workspace = self._generation, self.form, self.snapshot, self.shell.workspace
+        form, snapshot, workspace = self.form, self.snapshot, self.shell.workspace
+        take = partial(self._take_plan, self._generation, is_probed=False)
+        self.in_thread(lambda: make_plan(form, snapshot, workspace), take)
 
-        def work() -> None:
-            plan = make_plan(form, snapshot, workspace)
-            slow = plan.spec is not None and plan.blocked_by is None
-            self.post_message(Planned(generation, plan, is_final=not slow))
-            if slow:
-                self.post_message(Planned(generation, probe(plan, workspace), is_final=True))
-
-        self._in_thread(work)
-
-    def on_planned(self, message: Planned) -> None:
-        if message.is_final:
-            self._is_planning = False
-            self._planned = message.generation
-        if message.generation == self._generation and not self.form.problems:
-            self.plan = message.plan
+    def _take_plan(self, generation: int, plan: Plan, *, is_probed: bool) -> None:
+        """Take the plan of the content number ``generation``, and probe its interpreter unless that is done."""
+        if not is_probed and plan.spec is not None and plan.blocked_by is None:
+            workspace = self.shell.workspace
+            self.in_thread(lambda: probe(plan, workspace), partial(self._take_plan, generation, is_probed=True))
+        else:
+            self._is_planning, self._planned = False, generation
+        if generation == self._generation and not self.form.problems:
+            self.plan = plan
             if self._is_eager:
                 self._is_eager = False
                 self.do_start()
@@ -260,18 +220,19 @@ class LaunchScreen(ActionScreen):
         self.app.push_screen(SheetScreen("What would be started", tuple(lines)))
 
     def do_ask_target(self) -> None:
-        """Ask the target about its state, in a thread; `Surveyed` brings the answer."""
+        """Show what the target tells about its state."""
         form, workspace = self.form, self.shell.workspace
-        if form.target is None:
+        name = form.target
+        if name is None:
             self.shell.say(f"Write the name of a target into the field {PLACE!r} first.")
             return
-        name = form.target
-        self.shell.say(f"Asking {name}…")
-        self._in_thread(lambda: self.post_message(Surveyed(name, tuple(survey_lines(form, workspace)))))
 
-    def on_surveyed(self, message: Surveyed) -> None:
-        self.shell.message = ("", "info")
-        self.app.push_screen(SheetScreen(f"{message.name} now", message.lines))
+        def show(lines: list[str]) -> None:
+            self.shell.message = ("", "info")
+            self.app.push_screen(SheetScreen(f"{name} now", lines))
+
+        self.shell.say(f"Asking {name}…")
+        self.in_thread(lambda: list(survey_lines(form, workspace)), show)
 
     def do_cancel(self) -> None:
         self.app.pop_screen()

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import signal
 import threading
-from dataclasses import dataclass
 from typing import ClassVar
 
 from msgspec.structs import replace
 from textual import events
-from textual.message import Message
 
 from gputui.core.redaction import Redactor, secrets_in
 from gputui.core.text import clean
@@ -28,14 +26,6 @@ from gputui.ui.tui.widgets.page import Copyable
 
 DETAIL_HEIGHT = 30
 """Least height of a page with the details of the process under the cursor."""
-
-
-@dataclass
-class EnvironmentRead(Message):
-    """The environment of a process, or why there is none."""
-
-    pid: int
-    texts: list[str]
 
 
 class ProcessesScreen(ListingPage):
@@ -155,14 +145,11 @@ class ProcessesScreen(ListingPage):
         if row is None:
             return
 
-        def work() -> None:
-            # Blocks while the process is stuck in the kernel.
-            self.post_message(EnvironmentRead(row.pid, environment_texts(row.pid, row.start_ticks)))
+        def show(texts: list[str]) -> None:
+            self.app.push_screen(SheetScreen(f"Environment of process {row.pid}", texts))
 
-        threading.Thread(target=work, name="environment", daemon=True).start()
-
-    def on_environment_read(self, message: EnvironmentRead) -> None:
-        self.app.push_screen(SheetScreen(f"Environment of process {message.pid}", message.texts))
+        # Reading it blocks while the process is stuck in the kernel.
+        self.in_thread(lambda: environment_texts(row.pid, row.start_ticks), show)
 
     def do_kill(self) -> None:
         row = self.row_in_question
@@ -185,17 +172,18 @@ class ProcessesScreen(ListingPage):
 
     def _send(self, row: ProcessRow, number: signal.Signals) -> None:
         """Send a signal in a thread: calls about a process may block."""
+
         app = self.shell
 
-        def work() -> None:
+        def send() -> None:
             try:
                 identity.send_checked_signal(row.pid, row.start_ticks, number)
             except identity.SignalRefusedError as refused:
                 app.tell(f"{number.name} was not sent. {refused}", "error")
             else:
-                app.tell(f"{number.name} was sent to PID {row.pid}.", "info")
+                app.tell(f"{number.name} was sent to PID {row.pid}.")
 
-        threading.Thread(target=work, name="signalling", daemon=True).start()
+        threading.Thread(target=send, name="work", daemon=True).start()
 
 
 def _about(row: ProcessRow) -> tuple[str, str]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from msgspec import Struct
-from textual.message import Message
 
 from gputui.core.config import Workspace
 from gputui.core.text import clean, clip_middle
@@ -57,20 +55,6 @@ class StudyPlan(Struct, frozen=True):
     base: RunSpec | None = None
     source: str = ""
     is_checked: bool = False
-
-
-@dataclass
-class FilesRead(Message):
-    """The study files were read."""
-
-    rows: Sequence[StudyFileRow]
-
-
-@dataclass
-class StudyPlanned(Message):
-    """The plan of a file was made."""
-
-    plan: StudyPlan
 
 
 def study_file_rows(workspace: Workspace, cwd: Path) -> list[StudyFileRow]:
@@ -153,14 +137,7 @@ class ChooseStudyScreen(FileListScreen[StudyFileRow]):
 
     def on_mount(self) -> None:
         workspace = self.shell.workspace
-        self._in_thread(lambda: self.post_message(FilesRead(study_file_rows(workspace, Path.cwd()))))
-
-    def on_files_read(self, message: FilesRead) -> None:
-        self.rows_read(message.rows)
-
-    @staticmethod
-    def _in_thread(work: Callable[[], object]) -> None:
-        threading.Thread(target=work, name="study files", daemon=True).start()
+        self.in_thread(lambda: study_file_rows(workspace, Path.cwd()), self.rows_read)
 
     @property
     def found(self) -> Sequence[StudyFileRow]:
@@ -194,22 +171,19 @@ class ChooseStudyScreen(FileListScreen[StudyFileRow]):
         if path is None or path in self._plans or self._planning is not None or not path.is_file():
             return
         self._planning = path
+        self._plan(path, with_process=False)
+
+    def _plan(self, path: Path, *, with_process: bool) -> None:
         workspace, situation = self.shell.workspace, _situation(self.snapshot)
+        make = partial(make_plan, path, workspace, Path.cwd(), situation, with_process=with_process)
+        self.in_thread(make, self._take_plan)
 
-        def work() -> None:
-            for with_process in (False, True):
-                plan = make_plan(path, workspace, Path.cwd(), situation, with_process=with_process)
-                self.post_message(StudyPlanned(plan))
-                if plan.problems:
-                    return
-
-        self._in_thread(work)
-
-    def on_study_planned(self, message: StudyPlanned) -> None:
-        plan = message.plan
+    def _take_plan(self, plan: StudyPlan) -> None:
         self._plans[plan.path] = plan
         if plan.is_checked or plan.problems:
             self._planning = None
+        else:
+            self._plan(plan.path, with_process=True)
         if self._wanted == plan.path:
             self.take(plan.path)
         if self._confirmed == plan.path:
@@ -266,9 +240,8 @@ class ChooseStudyScreen(FileListScreen[StudyFileRow]):
             return
         spec, base = plan.spec, plan.base
         assert spec is not None and base is not None
-        if self in self.app.screen_stack:
-            self.pop_until_active()
-            self.app.pop_screen()
+        self.pop_until_active()
+        self.app.pop_screen()
         self.shell.ask_by(
             f"Start the study {clean(spec.name)}", lambda: commands.start_study(workspace, base, spec, plan.source)
         )
