@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from gputui.core.text import cell_width, clean
-from gputui.core.units import count, short_number
+from gputui.core.units import count_of, short_number
 from gputui.metrics.curves.model import Axis, ChartData, ChartRequest, Frame, HardwareField
 from gputui.metrics.curves.plot import values_at
 from gputui.metrics.draw.envelope import Bin
@@ -34,7 +34,7 @@ from gputui.ui.tui.layout.charts import (
     place_words,
     plot_columns,
 )
-from gputui.ui.tui.layout.columns import clip_line, fit_line, fitting, framed, styled_rule
+from gputui.ui.tui.layout.columns import clip_line, fit_line, framed, styled_rule
 from gputui.ui.tui.layout.panels import USUAL, Panel, PanelPlace, Panels, panels, places
 from gputui.ui.tui.pages.run.chart_files import ChartFile, chart_file
 from gputui.ui.tui.widgets.chart_controller import ChartController
@@ -173,68 +173,55 @@ class RunCharts(ChartController):
 
     def _head(self, data: ChartData, look: ChartLook, width: int) -> Line:
         """The filter being typed; or with a crosshair, what happened there; or the settings."""
+        problem = self._panels.problem
         if self.edit is not None:
-            note = f" {len(self._panels.shown)} of {self._panels.count} charts "
-            if self._panels.problem:
-                note = f" {clean(self._panels.problem)}"
-            typed = self.edit.spans(max(8, width - 9 - len(note)))
-            return self._filled(
-                [(" filter ", "title"), *typed, (note, "warn" if self._panels.problem else "dim")], width
+            note = clean(problem or f"{len(self._panels.shown)} of {self._panels.count} charts")
+            typed = self.edit.spans(max(8, width - 11 - len(note)))
+            spans = [(" filter ", "title"), *typed, (f" {note}", "warn" if problem else "dim")]
+        elif look.cursor is None and self._is_framed:
+            return styled_rule("CHARTS", width, self._settings_parts(data, look, width))
+        else:
+            parts = (
+                self._settings_parts(data, look, width)
+                if look.cursor is None
+                else at_cursor(data, look, look.cursor, self._visible)
             )
-        if look.cursor is not None:
-            found = at_cursor(data, look, look.cursor, self._visible)
-            return self._filled([(f"{' · ' if number else ' '}{text}", style) for number, (text, style) in
-                                 enumerate(found)], width)  # fmt: skip
-        parts = self._settings_parts(data, look, width)
-        if self._is_framed:
-            return styled_rule("CHARTS", width, parts)
-        return fitting([[(f"{' · ' if number else ' '}{text}", style)] for number, (text, style) in enumerate(parts)],
-                       width)  # fmt: skip
-
-    def _filled(self, spans: Sequence[Span], width: int) -> Line:
-        """A head in the whole width; in a frame, its rest is the frame's upper side."""
+            spans = [(f"{' · ' if number else ' '}{text}", style) for number, (text, style) in enumerate(parts)]
         line = clip_line([*spans, (" ", "text")], width)
         rest = width - sum(cell_width(text) for text, _ in line)
+        # In a frame, the rest is the frame's upper side.
         return [*line, ("─" * rest, "rule")] if self._is_framed else fit_line(line, width)
 
     def _settings_parts(self, data: ChartData, look: ChartLook, width: int) -> list[Span]:
-        settings, panels_ = look.settings, self._panels
-        parts: list[Span] = [(f"x {AXIS_NAMES[data.frame.axis]}", "dim")]
-        if data.frame.axis == "time" and settings.axis in ("step", "epoch"):
-            parts.append(("no step known" if self._is_over else "no step yet", "dim"))
+        settings, axis, shown, visible = look.settings, data.frame.axis, self._panels.shown, self._visible
         extent = extent_of(data, is_log=settings.is_log_x)
-        if settings.is_log_x:
-            is_log = extent is None or extent.kind == "log"
-            without = (
-                ", without 0" if extent and is_log and data.frame.start is not None and data.frame.start <= 0 else ""
-            )
-            parts.append((f"log x{without}" if is_log else "log x: nothing above 0", "accent"))
-        if extent is not None and look.window != extent.whole:
-            start, end = look.window
-            last = count(end) if data.frame.axis == "step" else place_words(data.frame, end)
-            parts.append((f"{place_words(data.frame, start)} to {last}", "accent"))
-        if settings.smoothing:
-            parts.append((f"smoothing {settings.smoothing:g}", "accent"))
-        if settings.filter_text:
-            parts.append((f"/{clean(settings.filter_text)}", "accent"))
-        if panels_.problem is not None:
-            parts.append((clean(panels_.problem), "warn"))
-        if self._visible and len(self._visible) < panels_.count:
-            first = panels_.shown.index(self._visible[0]) + 1
-            of_all = f" ({panels_.count} in all)" if len(panels_.shown) < panels_.count else ""
-            last_shown = first + len(self._visible) - 1
-            parts.append((f"charts {first}–{last_shown} of {len(panels_.shown)}{of_all}", "dim"))
-        if self._visible and (saved := counted_checkpoints(data.markers, look, width)):
-            parts.append((f"{saved} checkpoints", "good"))
-        if settings.axis in ("step", "epoch") and any(curve.redone for curve in data.curves.values()):
-            parts.append(("grey: redone", "dim"))
+        is_log = extent is None or extent.kind == "log"
+        is_zoomed = extent is not None and look.window != extent.whole
+        start, end = (place_words(data.frame, x) for x in look.window)
+        first = shown.index(visible[0]) + 1 if visible else 0
+        of_all = f" ({self._panels.count} in all)" if len(shown) < self._panels.count else ""
+        saved = counted_checkpoints(data.markers, look, width) if visible else 0
+        redone = any(curve.redone for curve in data.curves.values())
         non_finite = sum(each.non_finite for curve in data.curves.values() for each in curve.bins)
-        if non_finite:
-            parts.append((f"× {short_number(non_finite)} values not finite", "bad"))
-        if self._unused_lines:
-            lines = "1 line" if self._unused_lines == 1 else f"{count(self._unused_lines)} lines"
-            parts.append((f"{lines} could not be used", "warn"))
-        return parts
+        parts: list[tuple[object, str, str]] = [
+            (True, f"x {AXIS_NAMES[axis]}", "dim"),
+            (axis != settings.axis and axis == "time", f"no step {'known' if self._is_over else 'yet'}", "dim"),
+            (settings.is_log_x, "log x" if is_log else "log x: nothing above 0", "accent"),
+            (is_zoomed, f"{start} to {end.removeprefix('step ')}", "accent"),
+            (settings.smoothing, f"smoothing {settings.smoothing:g}", "accent"),
+            (settings.filter_text, f"/{clean(settings.filter_text)}", "accent"),
+            (self._panels.problem, clean(self._panels.problem or ""), "warn"),
+            (
+                0 < len(visible) < self._panels.count,
+                f"charts {first}–{first + len(visible) - 1} of {len(shown)}{of_all}",
+                "dim",
+            ),
+            (saved, f"{saved} checkpoints", "good"),
+            (redone and settings.axis in ("step", "epoch"), "grey: redone", "dim"),
+            (non_finite, f"× {short_number(non_finite)} values not finite", "bad"),
+            (self._unused_lines, f"{count_of(self._unused_lines, 'line')} could not be used", "warn"),
+        ]
+        return [(text, style) for is_so, text, style in parts if is_so]
 
     # --- what is there
 

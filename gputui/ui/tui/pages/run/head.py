@@ -98,13 +98,11 @@ def _size(spans: Sequence[Span]) -> int:
 
 
 def gpu_words(uuids: Sequence[str], gpus: Sequence[GpuView]) -> str:
-    """``GPU 0–3, 6`` or ``CPU``; an unknown GPU is named by the beginning of its UUID."""
-    if not uuids:
-        return "CPU"
+    """``GPUs 0–3, 6``, ``GPU 6`` or ``CPU``; an unknown GPU is named by the beginning of its UUID."""
     known = {gpu.uuid: gpu.index for gpu in gpus}
     indices = index_ranges(sorted(known[uuid] for uuid in uuids if uuid in known))
-    gone = [clean(uuid[:12]) for uuid in uuids if uuid not in known]
-    return "GPU " + ", ".join([*([indices] if indices else []), *gone])
+    names = [*([indices] if indices else []), *(clean(uuid[:12]) for uuid in uuids if uuid not in known)]
+    return f"GPU{'s' if len(uuids) > 1 else ''} {', '.join(names)}" if names else "CPU"
 
 
 # --- a failed run

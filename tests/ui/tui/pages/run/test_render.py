@@ -136,13 +136,13 @@ def test_ranks_are_compared_over_the_newest_steps_that_all_have_written(filler: 
 def test_the_timeline_tells_the_story_in_order(page: RunPage, snapshot: Snapshot) -> None:
     assert text_of(timeline_lines(page, snapshot.gpus, NOW, 80)) == [
         " 00:09:22 queued",
-        " 00:09:24 started on GPU 6–7",
+        " 00:09:24 started on GPUs 6–7",
         " 01:41:04 attempt 1 exited with code 1 after 1 h 32 min at step 4 310",
         " 01:41:04 CUDA ran out of memory on rank 1 at step 4310",
         "          → batch_size 512 → 384 and grad_accum 1 → 2, the effective batch",
         "            stays within 2 %",
         "          cost 311 steps, 1 h 2 min and 2.1 GPU-hours",
-        " 01:41:54 attempt 2 resumed from step 4 000 on GPU 6–7",
+        " 01:41:54 attempt 2 resumed from step 4 000 on GPUs 6–7",
         " 03:02:11 attempt 2 was ended by SIGKILL after 1 h 20 min at step 8 110",
         " 03:02:11 GPU 7 was lost (XID 79) at step 8110",
         "          → left GPU 7 out and went on with one rank, for the other GPU is",
@@ -151,7 +151,7 @@ def test_the_timeline_tells_the_story_in_order(page: RunPage, snapshot: Snapshot
         " 03:02:58 attempt 3 resumed from step 8 000 on GPU 6",
     ]
     tomorrow = text_of(timeline_lines(page, snapshot.gpus, NOW + 86_400, 80))
-    assert tomorrow[:2] == [" Sat 00:09 queued", " Sat 00:09 started on GPU 6–7"]
+    assert tomorrow[:2] == [" Sat 00:09 queued", " Sat 00:09 started on GPUs 6–7"]
     there = replace(page, run=replace(page.run, target="lab"), attempts=page.attempts[:1])
     assert " 00:09:24 started on lab" in text_of(timeline_lines(there, snapshot.gpus, NOW, 80))
     assert mentions(*text_of(cost_lines(page, 80)), "2 incidents", "422 steps, 1 h 6 min", "2.1 GPU-hours")
