@@ -328,6 +328,8 @@ def _hardware_curves(
 ) -> list[Curve]:
     assert panel.field is not None
     ordered = sorted(found, key=lambda curve: look.gpus.get(curve.uuid or "", 1 << 20))
+    if not any(curve.bins for curve in ordered):
+        return []
     words = _value_words(panel.field)
     values = [curve.last for curve in ordered]
     if look.cursor is not None:

@@ -296,11 +296,13 @@ class RunLog:
         self.is_deep = False
         self.edit: LineEdit | None = None
         self._to_try: list[str | None] = []
+        self._room = 2
 
     def lines(
         self, tail: LogTail, width: int, height: int, *, is_focused: bool = False, was_stopped: bool = False
     ) -> list[Line]:
         """The lines of the newest tail."""
+        self._room = max(2, width - 1)
         self.view.update(tail, height - 1)
         if self._to_try and (tail.label == self.label or self.label is None):
             # This log has a traceback to show, or the next one is tried.
@@ -347,8 +349,7 @@ class RunLog:
 
     def sideways(self, by: int) -> None:
         """Scroll half a pane to the left (-1) or right (1)."""
-        room = max(2, self.pane.size.width - 1)
-        self.view.sideways(by * (room // 2), room)
+        self.view.sideways(by * (self._room // 2), self._room)
 
     def scroll_page(self, by: int) -> None:
         self.scroll(by * max(1, self.view.height - 1))

@@ -160,7 +160,8 @@ class RunScreen(ActionScreen):
 
     def _draw_wide(self, page: RunPage, width: int, height: int, *, is_framed: bool) -> None:
         """Charts and the other sections side by side, the log below. Without charts, the log gets their room."""
-        has_charts = bool(page.metric_names) or page.run.state in ("starting", "running", "recovering")
+        is_live = page.run.state in ("starting", "running", "recovering")
+        has_charts = bool(page.metric_names) or is_live or self.section == "charts"
         left = charts_width(width) if has_charts else 0
         shown = [name for name in self.beside if has_charts or name in (self.section, "params", "story")]
         side = (width - left) // (1 if has_charts else len(shown))
@@ -186,16 +187,17 @@ class RunScreen(ActionScreen):
         self._drawn.clear()
         for name, pane in self.beside.items():
             pane.display = name in shown
-            section, room = sections[name], rooms[name]
-            self._drawn[name] = section, room - frame
-            title = rule(section.title, inner, style="tab" if name == self.section else "title")
-            lines = section.shown(inner, room - frame, self._scrolled[name])
-            if is_framed:
-                drawn = framed(title, lines, side, room)
-            else:
-                drawn = [[("│ ", "rule"), *line] for line in (title, *lines)]
-            pane.show(drawn[:room], height=room)
+            self._show_beside(name, sections[name], side, rooms[name], is_framed=is_framed)
         self._draw_log(page, width, log_height, is_framed=is_framed)
+
+    def _show_beside(self, name: str, section: SideSection, width: int, height: int, *, is_framed: bool) -> None:
+        """Show a section under its title, in a frame or behind a line."""
+        inner, room = width - 2, height - 1 - is_framed
+        self._drawn[name] = section, room
+        title = rule(section.title, inner, style="tab" if name == self.section else "title")
+        lines = section.shown(inner, room, self._scrolled[name])
+        plain: list[Line] = [[("│ ", "rule"), *line] for line in (title, *lines)]
+        self.beside[name].show(framed(title, lines, width, height) if is_framed else plain[:height], height=height)
 
     def _draw_section(self, page: RunPage, width: int, height: int, *, is_framed: bool) -> None:
         section, is_log, is_charts = self.section, self.section == "log", self.section == "charts"
@@ -204,7 +206,10 @@ class RunScreen(ActionScreen):
         self._drawn.clear()
         for name, pane in self.beside.items():
             pane.display = name == section
-            if name == section:
+            if name == section and is_framed:
+                found = self._sections(page, width - 2, {section})[name]
+                self._show_beside(name, found, width, height, is_framed=True)
+            elif name == section:
                 found = self._sections(page, width, {section})[name]
                 self._drawn[name] = found, height
                 pane.show(found.shown(width, height, self._scrolled[name]), height=height)
