@@ -191,7 +191,6 @@ def chart(
     cursor: float | None = None,
     least_gutter: int = 0,
     end_gutter: int = 0,
-    note: str = "",
     empty_text: str = "no data yet",
 ) -> list[Line]:
     """Draw curves, the later above the earlier, as exactly `height` lines of exactly `width` cells.
@@ -239,8 +238,7 @@ def chart(
 
     lines: list[Line] = []
     if has_legend:
-        own_note: Line = [(note, "dim")] if note else []
-        lines.append(_legend(title, curves, [*own_note, *_notes(bins, y_axis, as_asked=as_asked)], width))
+        lines.append(_legend(title, curves, _notes(bins, y_axis, as_asked=as_asked), width))
     for row, line in enumerate(plotted):
         text = fit(gutter.get(row, ""), gutter_width - 1, ">") if gutter_width >= 0 else ""
         edge = glyphs.VALUE_TICK if row in gutter else glyphs.VERTICAL

@@ -22,7 +22,7 @@ from gputui.metrics.curves.model import (
     RankCurves,
 )
 from gputui.metrics.curves.plot import values_at
-from gputui.metrics.draw.axes import AxisKind, log_bounds
+from gputui.metrics.draw.axes import AxisKind
 from gputui.metrics.draw.chart import chart
 from gputui.metrics.draw.envelope import Bin
 from gputui.metrics.draw.parts import Curve, Line, Marker, XAxis, XKind, YAxis
@@ -58,10 +58,7 @@ MARKER_STYLES: Mapping[MarkerKind, str] = {
 }
 
 SHAPES: Final = "●■▲◆✚▼"
-"""Signs along curves, to distinguish them without colour."""
-
-LOG_RATIO = 100.0
-"""Least ratio of values for which a logarithmic axis is offered."""
+"""Signs of curves, to distinguish them without colour."""
 
 MARKED_APART = 8
 """Checkpoints closer than this many columns, on average, are counted instead of marked."""
@@ -136,8 +133,6 @@ def panel_lines(panel: Panel, data: ChartData, look: ChartLook, width: int, heig
     """One chart."""
     focus = "▸" if panel.key == look.focus else " "
     curves = panel_curves(panel, data, look, room=width)
-    is_metric = panel.field is None and panel.key not in look.settings.logs
-    note = log_note(curves) if is_metric and look.focus in (None, panel.key) else ""
     if end_cells(width, height):
         curves = _with_ends(curves, panel, look)
     return chart(
@@ -153,7 +148,6 @@ def panel_lines(panel: Panel, data: ChartData, look: ChartLook, width: int, heig
         cursor=look.cursor,
         least_gutter=GUTTER,
         end_gutter=end_cells(width, height),
-        note=note,
         empty_text=_empty_text(panel, data),
     )
 
@@ -180,14 +174,6 @@ def _with_ends(curves: Sequence[Curve], panel: Panel, look: ChartLook) -> list[C
             curve = replace(curve, end=words(last), value=None if is_repeated else curve.value)
         found.append(curve)
     return found
-
-
-def log_note(curves: Sequence[Curve]) -> str:
-    """The key of a logarithmic axis, if the values are positive and far apart."""
-    bins = [each for curve in curves for each in curve.bins]
-    low, high = log_bounds(bins)
-    is_positive = all(each.low is None or each.low > 0 for each in bins)
-    return "y key: log axis" if low is not None and high is not None and is_positive and high / low > LOG_RATIO else ""
 
 
 def panel_curves(panel: Panel, data: ChartData, look: ChartLook, *, room: int | None = None) -> list[Curve]:

@@ -20,7 +20,6 @@ from gputui.ui.tui.layout.charts import (
     AXIS_NAMES,
     GUTTER,
     SHAPES,
-    log_note,
     metric_axis,
     place_words,
     within,
@@ -162,7 +161,6 @@ def overlay_lines(
             )
         )
     where = f" at {place_words(Frame(settings.axis), cursor)}" if cursor is not None else ""
-    y_axis = metric_axis(metric or "", settings.logs)
     pointer = "▸" if is_one_of_many and metric == look.comparison.metric else " "
     return chart(
         curves,
@@ -171,11 +169,10 @@ def overlay_lines(
         title=f"{pointer}{metric_title(metric or '')}{where}",
         x_axis=XAxis(AXIS_NAMES[settings.axis], start, end, AXIS_KINDS[settings.axis],
                      "log" if settings.is_log_x else "linear"),
-        y_axis=y_axis,
+        y_axis=metric_axis(metric or "", settings.logs),
         cursor=cursor,
         least_gutter=GUTTER,
         end_gutter=gutter,
-        note="" if y_axis.kind == "log" else log_note(curves),
         empty_text=problem or _empty_text(shown, data, metric),
     )  # fmt: skip
 
