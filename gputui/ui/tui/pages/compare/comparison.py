@@ -124,13 +124,6 @@ class ComparedRun(Struct, frozen=True):
         return self.row.run.run_id
 
 
-class Group(Struct, frozen=True):
-    """Runs with the same ``value`` of the grouping parameter; None if nothing is grouped."""
-
-    value: str | None
-    runs: tuple[ComparedRun, ...]
-
-
 def metric_names(data: Mapping[str, ChartData]) -> tuple[str, ...]:
     """The metrics of the runs, those of all first, both in the order of a run's page."""
     counts: dict[str, int] = {}
@@ -173,8 +166,10 @@ def _text(value: object) -> str:
     return clean(str(value))
 
 
-def compare(rows: Sequence[RunRow], data: Mapping[str, ChartData], comparison: Comparison, now: float) -> list[Group]:
-    """The table: sorted runs in groups. Unknown values come last in any order."""
+def compare(
+    rows: Sequence[RunRow], data: Mapping[str, ChartData], comparison: Comparison, now: float
+) -> list[ComparedRun]:
+    """The runs of the table, sorted within their groups. Unknown values come last in any order."""
     by_id = {row.run.run_id: row for row in rows}
     chosen = [by_id[run_id] for run_id in comparison.run_ids if run_id in by_id]
     params = differing(chosen)
@@ -196,11 +191,8 @@ def compare(rows: Sequence[RunRow], data: Mapping[str, ChartData], comparison: C
             )
         )
     runs = _ordered(runs, comparison)
-    group = comparison.group
-    if group is None or group not in params:
-        return [Group(None, tuple(runs))]
-    values = dict.fromkeys(run.params[group] for run in runs)
-    return [Group(value, tuple(run for run in runs if run.params[group] == value)) for value in values]
+    values = list(dict.fromkeys(run.params.get(comparison.group or "") for run in runs))
+    return sorted(runs, key=lambda run: values.index(run.params.get(comparison.group or "")))
 
 
 def _best(bins: Sequence[Bin], metric: str) -> tuple[float | None, float | None, bool]:

@@ -33,7 +33,6 @@ from gputui.ui.tui.pages.compare.comparison import (
     MOST_CURVES,
     ComparedRun,
     Comparison,
-    Group,
     compare,
     metric_names,
     param_texts,
@@ -143,7 +142,6 @@ class CompareScreen(ListPage):
         self.runs = Pane(id="runs")
         self._metric_line: LineEdit | None = None
         self._shown: Sequence[ComparedRun] = ()
-        self._groups: Sequence[Group] = ()
         self._frame = 0
         self._place = 0
 
@@ -188,15 +186,14 @@ class CompareScreen(ListPage):
         names = charts.names = metric_names(data) or charts.names
         if self.table.metric is None and names:
             self.table = replace(self.table, metric=names[0])
-        self._groups = compare(self.snapshot.runs, data, self.table, self.snapshot.at)
-        self._shown = [run for group in self._groups for run in group.runs]
+        self._shown = compare(self.snapshot.runs, data, self.table, self.snapshot.at)
         self.keep_cursor()
         charts.comparison = self.table
         extent = charts.extent
         window = None if extent is None else charts.viewport.window(extent)
         look = CompareLook(self.table, settings, window, charts.cursor, charts.is_cut)
         self._show_head(look, width)
-        rows = min(len(table_items(self._groups)) + HEAD_LINES + self._frame, body // 2)
+        rows = min(len(table_items(self._shown, self.table.group)) + HEAD_LINES + self._frame, body // 2)
         rows = min(body, max(LEAST_TABLE_ROWS, rows))
         tall = body - rows
         size = (inner, tall - 2 * self._frame)
@@ -220,7 +217,7 @@ class CompareScreen(ListPage):
             drawn,
             height=tall,
         )
-        table = table_lines(self._groups, self.table, inner, rows - self._frame)
+        table = table_lines(self._shown, self.table, inner, rows - self._frame)
         self.runs.show(framed(table[0], table[1:], width, rows) if self._frame else table, height=rows)
 
     def _show_head(self, look: CompareLook, width: int) -> None:
@@ -366,9 +363,9 @@ class CompareScreen(ListPage):
         """In the table, move the cursor to the clicked run, and open it on a double click; in a chart, move the
         crosshair."""
         if event.widget is self.runs:
-            items = table_items(self._groups)
+            items = table_items(self._shown, self.table.group)
             room = max(1, self.runs.size.height - HEAD_LINES - self._frame)
-            number = first_shown(self._groups, self.table, room) + event.y - HEAD_LINES
+            number = first_shown(self._shown, self.table, room) + event.y - HEAD_LINES
             item = items[number] if event.y >= HEAD_LINES and number < len(items) else None
             if not isinstance(item, ComparedRun):
                 return

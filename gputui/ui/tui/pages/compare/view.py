@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 
 from msgspec import Struct
 
@@ -28,7 +29,7 @@ from gputui.ui.tui.layout.columns import Column, fit_line, fitting, head_line, p
 from gputui.ui.tui.layout.panels import metric_title
 from gputui.ui.tui.layout.run_words import run_title
 from gputui.ui.tui.layout.words import run_sign, run_state_text
-from gputui.ui.tui.pages.compare.comparison import UNSET, ComparedRun, Comparison, Group, best_of
+from gputui.ui.tui.pages.compare.comparison import UNSET, ComparedRun, Comparison, best_of
 
 HEAD_LINES = 2
 """Lines of the table above its rows."""
@@ -187,49 +188,51 @@ def _empty_text(shown: Sequence[object], data: Mapping[str, ChartData], metric: 
 # --- the table
 
 
-def table_lines(groups: Sequence[Group], comparison: Comparison, width: int, height: int) -> list[Line]:
+def table_lines(runs: Sequence[ComparedRun], comparison: Comparison, width: int, height: int) -> list[Line]:
     """A row per run, under headings of groups; the cursor stays in sight."""
     metric = comparison.metric or ""
-    placed = place(_columns(groups, metric), width - 2)
+    placed = place(_columns(runs, metric), width - 2)
     lines: list[Line] = []
-    for item in table_items(groups):
-        if isinstance(item, Group):
-            best = best_of(item.runs, metric)
-            words = "nothing measured" if best is None else f"best {metric_value(best)}"
-            title = (f" {clean(comparison.group or '')} {item.value}", "label")
-            lines.append(fit_line([title, (f" · {count_of(len(item.runs), 'run')} · {words}", "dim")], width))
-        else:
+    for item in table_items(runs, comparison.group):
+        if isinstance(item, ComparedRun):
             is_current = item.run_id == comparison.cursor
             cells = row_line(placed, item, width - 2, "dim" if item.colour is None else None)
             line: Line = [("▸ " if is_current else "  ", "cursor"), *cells]
             lines.append(selected(line) if is_current else line)
+        else:
+            members = [run for run in runs if run.params.get(comparison.group or "") == item]
+            best = best_of(members, metric)
+            words = "nothing measured" if best is None else f"best {metric_value(best)}"
+            title = (f" {clean(comparison.group or '')} {item}", "label")
+            lines.append(fit_line([title, (f" · {count_of(len(members), 'run')} · {words}", "dim")], width))
     if not lines:
         return [fit_line([("  None of these runs is there any more; esc goes back.", "dim")], width)][:height]
     room = max(1, height - HEAD_LINES)
-    top = first_shown(groups, comparison, room)
+    top = first_shown(runs, comparison, room)
     notes = [f"{top + 1}–{min(top + room, len(lines))} of {len(lines)}"] if len(lines) > room else []
-    params = {name for group in groups for run in group.runs for name in run.params}
-    if left_out := params - {column.head for column, _ in placed}:
-        notes.append(f"{len(left_out)} more {'parameter' if len(left_out) == 1 else 'parameters'}: i")
+    if left_out := runs[0].params.keys() - {column.head for column, _ in placed}:
+        notes.append(f"{count_of(len(left_out), 'more parameter')}: i")
     head: Line = [("  ", "text"), *head_line(placed, width - 2)]
     return [rule("RUNS", width, " · ".join(notes)), head, *lines[top : top + room]][:height]
 
 
-def table_items(groups: Sequence[Group]) -> list[Group | ComparedRun]:
-    """The table's items: groups, for their headings, and runs."""
-    return [item for group in groups for item in ([group] if group.value is not None else []) + [*group.runs]]
+def table_items(runs: Sequence[ComparedRun], group: str | None) -> list[str | ComparedRun]:
+    """The table's items: each value of the grouping parameter, for its heading, and its runs."""
+    items: list[str | ComparedRun] = []
+    for value, members in groupby(runs, lambda run: run.params.get(group or "")):
+        items += [*([value] if value is not None else []), *members]
+    return items
 
 
-def first_shown(groups: Sequence[Group], comparison: Comparison, room: int) -> int:
+def first_shown(runs: Sequence[ComparedRun], comparison: Comparison, room: int) -> int:
     """The index of the first item shown, so that the cursor is in sight."""
-    items = table_items(groups)
+    items = table_items(runs, comparison.group)
     ids = [item.run_id if isinstance(item, ComparedRun) else None for item in items]
     cursor = ids.index(comparison.cursor) if comparison.cursor in ids else 0
     return min(max(0, cursor - room + 1), max(0, len(items) - room))
 
 
-def _columns(groups: Sequence[Group], metric: str) -> list[Column[ComparedRun]]:
-    runs = [run for group in groups for run in group.runs]
+def _columns(runs: Sequence[ComparedRun], metric: str) -> list[Column[ComparedRun]]:
     ids = [run.run_id for run in runs]
     leading = best_of(runs, metric) if sum(run.best is not None for run in runs) > 1 else None
     bests = dict(zip(ids, aligned([metric_value(run.best) for run in runs]), strict=True))

@@ -102,33 +102,24 @@ class LogView:
         if tail is self.tail:
             return
         before, self.tail = self.tail, tail
-        known_end = before.first + len(before.lines)
-        is_same = (before.label, before.source) == (tail.label, tail.source)
-        is_continued = is_same and before.first <= tail.first <= known_end and bool(before.lines)
-        if not is_same:
+        if (before.label, before.source) != (tail.label, tail.source):
             self._below = self.current_hit = None
             self._is_at_beginning = False
-        # The last known line may have been unfinished.
-        self._find(max(known_end - 1, tail.first) if is_continued else None)
+        self._find()
         if self._is_at_beginning:
             # Older lines may have been read meanwhile.
             self.to_top()
 
-    def _find(self, since: int | None = None) -> None:
-        """Compute the shown lines and the hits; those before number ``since`` are kept."""
-        tail, former = self.tail, self._shown
-        self._shown = range(tail.first, tail.first + len(tail.lines))
+    def _find(self) -> None:
+        """Compute the shown lines and the hits."""
+        first, levels, pattern = self.tail.first, self.tail.levels, self.search.pattern
+        self._shown = range(first, first + len(self.tail.lines))
         if self.is_grave_only:
-            start = tail.first if since is None or isinstance(former, range) else since
-            grave = (n for n in self._shown[start - tail.first :] if tail.levels[n - tail.first] >= Level.WARNING)
-            self._shown = [*_within(former, tail.first, start), *grave]
-        pattern = self.search.pattern
+            self._shown = [first + place for place, level in enumerate(levels) if level >= Level.WARNING]
         if pattern is None:
             self.hits, self.current_hit = [], None
-            return
-        new = self._shown if since is None else self._shown[bisect_left(self._shown, since) :]
-        kept = [] if since is None else _within(self.hits, tail.first, since)
-        self.hits = [*kept, *(n for n in new if pattern.search(tail.lines[n - tail.first]))]
+        else:
+            self.hits = [number for number in self._shown if pattern.search(self.tail.lines[number - first])]
 
     def follow(self) -> None:
         """Show the end of the log, and follow it."""
@@ -208,10 +199,6 @@ class LogView:
             return "not found"
         number = "" if self.current_hit is None else f"{count(bisect_left(self.hits, self.current_hit) + 1)} of "
         return number + count(len(self.hits))
-
-
-def _within(numbers: Sequence[int], start: int, end: int) -> Sequence[int]:
-    return numbers[bisect_left(numbers, start) : bisect_left(numbers, end)]
 
 
 # --- drawing

@@ -21,6 +21,7 @@ from gputui.ui.tui.pages.compare.comparison import (
     metric_names,
     param_texts,
 )
+from gputui.ui.tui.pages.compare.view import table_items
 
 
 def row(run_id: str, step: int | None = None, started_at: float | None = 100.0, **params: object) -> RunRow:
@@ -51,7 +52,7 @@ ALL = Comparison.of(("a", "b", "c"), "loss")
 
 
 def compared(comparison: Comparison, rows: list[RunRow] = ROWS) -> list[ComparedRun]:
-    return [run for group in compare(rows, DATA, comparison, 200.0) for run in group.runs]
+    return compare(rows, DATA, comparison, 200.0)
 
 
 def ids(comparison: Comparison) -> list[str]:
@@ -66,14 +67,13 @@ def test_only_what_differs_is_told() -> None:
 
 
 def test_the_best_value_and_where_it_was() -> None:
-    [group] = compare(ROWS, DATA, ALL, 200.0)
-    first, second, third = group.runs
+    first, second, third = runs = compared(ALL)
     assert (first.best, first.best_x, first.last, first.seconds) == (0.5, 1.0, 1.0, 100.0)
     assert (second.best, second.best_x) == (0.9, 2.0)
     assert (third.best, third.last) == (None, None)
     assert third.params == {"lr": "0.1", "batch": "32", "extra": "true"} and first.params["extra"] == "–"
-    assert best_of(group.runs, "loss") == 0.5 and best_of((), "loss") is None
-    assert param_texts(group.runs)[:3] == ["lr 0.1 · a, c", "lr 0.01 · b", ""]
+    assert best_of(runs, "loss") == 0.5 and best_of((), "loss") is None
+    assert param_texts(runs)[:3] == ["lr 0.1 · a, c", "lr 0.01 · b", ""]
 
 
 def test_orders_with_what_is_unknown_last_and_colours_kept() -> None:
@@ -89,10 +89,9 @@ def test_orders_with_what_is_unknown_last_and_colours_kept() -> None:
 def test_groups_by_a_parameter_one_after_the_other() -> None:
     grouped = ALL.grouped_next(["lr", "batch"])
     assert grouped.group == "lr"
-    groups = compare(ROWS, DATA, grouped, 200.0)
-    assert [(group.value, [run.run_id for run in group.runs]) for group in groups] == [
-        ("0.1", ["a", "c"]), ("0.01", ["b"]),
-    ]  # fmt: skip
+    items = table_items(compared(grouped), grouped.group)
+    assert [item if isinstance(item, str) else item.run_id for item in items] == ["0.1", "a", "c", "0.01", "b"]
+    assert [item.run_id for item in table_items(compared(ALL), None) if not isinstance(item, str)] == ["a", "b", "c"]
     after = grouped.grouped_next(["lr", "batch"])
     assert (after.group, after.grouped_next(["lr", "batch"]).group) == ("batch", None)
 
@@ -151,7 +150,6 @@ def test_a_stretch_knows_only_its_ends_exactly() -> None:
         for x, value in enumerate(values):
             stretch.add(float(x), value)
         data = ChartData(ChartRequest(("loss",)), Frame("step"), ("loss",), {"loss": MetricCurve("loss", (stretch,))})
-        [group] = compare(ROWS[:1], {"a": data}, Comparison.of(("a",), "loss"), 200.0)
-        [run] = group.runs
+        [run] = compare(ROWS[:1], {"a": data}, Comparison.of(("a",), "loss"), 200.0)
         found[values] = run.best, run.best_x, run.is_best_x_exact
     assert list(found.values()) == [(0.5, 0.0, True), (0.5, 2.0, True), (0.5, 2.0, False)]
