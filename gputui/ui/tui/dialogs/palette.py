@@ -9,6 +9,8 @@ from contextlib import suppress
 from functools import partial
 from typing import ClassVar, TypeVar
 
+from textual.app import ComposeResult
+
 from gputui.core.text import cell_width, clean, clip
 from gputui.metrics.draw.parts import Line
 from gputui.ui.tui.actions import actions_in
@@ -31,7 +33,6 @@ class PaletteScreen(ListDialog[Choice]):
 
     WIDTH = 76
     PANE_ID = "palette"
-    CLOSES_BESIDE = True
     first_row = 1
     ROWS: ClassVar = 12
 
@@ -42,6 +43,11 @@ class PaletteScreen(ListDialog[Choice]):
         self._page = page
         self._more = more
         self._choices: list[Choice] = []
+        self.found: list[Choice] = []
+
+    def compose(self) -> ComposeResult:
+        self._add(choices(self.shell, self._page))
+        yield from super().compose()
 
     def on_mount(self) -> None:
         app = self.app
@@ -55,17 +61,17 @@ class PaletteScreen(ListDialog[Choice]):
     def _add(self, more: Sequence[Choice]) -> None:
         current = self.found[self.place : self.place + 1]
         self._choices += more
+        self._find()
         if current:
             self.place = self.found.index(current[0])
         if self.is_mounted:
             self.draw()
 
-    @property
-    def found(self) -> list[Choice]:
-        """The choices that match the typed text. Trials follow once the name of their study is typed."""
+    def _find(self) -> None:
+        """Find the choices that match the typed text. Trials follow once the name of their study is typed."""
         typed = self.edit.text
         known = [choice for choice in self._choices if choice.after.lower() in typed.lower()]
-        return ranked(
+        self.found = ranked(
             known, typed, lambda each: (each.searched, each.hint, each.why_not is None), lambda each: each.kind
         )
 
@@ -78,12 +84,12 @@ class PaletteScreen(ListDialog[Choice]):
 
     def edited(self) -> None:
         self.place = 0
+        self._find()
 
     def press(self, key: str) -> bool:
         return super().press({"ctrl+n": "down", "ctrl+p": "up"}.get(key, key))
 
     def content(self, width: int) -> Content:
-        self._choices = self._choices or choices(self.shell, self._page)
         found = self.found
         room = max(1, min(self.ROWS, self.app.size.height - 5))
         lines: list[Line] = [[("› ", "cursor"), *self.edit.spans(width - 2)]]

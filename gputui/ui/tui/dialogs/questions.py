@@ -60,7 +60,6 @@ class MenuScreen(ListDialog[MenuItem]):
 
     WIDTH = 76
     PANE_ID = "confirm"
-    CLOSES_BESIDE = True
 
     def __init__(self, title: str, items: Sequence[MenuItem], texts: Sequence[str] = ()) -> None:
         super().__init__()

@@ -48,7 +48,6 @@ class SettingsScreen(ListDialog[None]):
     WIDTH = 72
     PANE_ID = "settings"
     CLOSING: ClassVar = frozenset({"escape", "enter", "comma", "f2", "q", "ctrl+c"})
-    CLOSES_BESIDE = True
 
     @property
     def count(self) -> int:

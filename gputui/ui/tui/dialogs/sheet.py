@@ -23,7 +23,6 @@ class SheetScreen(Dialog[None]):
 
     WIDTH = 120
     PANE_ID = "sheet"
-    CLOSES_BESIDE = True
 
     def __init__(self, title: str, texts: Sequence[str] = ()) -> None:
         super().__init__()

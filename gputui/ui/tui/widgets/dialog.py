@@ -37,8 +37,6 @@ class Dialog(Overlay[Answer | None]):
     PANE_ID: ClassVar = "dialog"
     CLOSING: ClassVar[frozenset[str]] = frozenset({"escape", "ctrl+c"})
     """Keys that close it without an answer."""
-    CLOSES_BESIDE: ClassVar = False
-    """Whether a click beside the frame closes it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +109,7 @@ class Dialog(Overlay[Answer | None]):
         if event.widget is self.pane:
             self.click(event.y - 1)
             self.draw()
-        elif self.CLOSES_BESIDE:
+        else:
             self.dismiss(None)
 
     def draw(self) -> None:

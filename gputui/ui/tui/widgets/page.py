@@ -23,7 +23,7 @@ from gputui.ui.tui.actions.shown import footer_action, footer_line, message_line
 from gputui.ui.tui.data.snapshot import Interest, Moment, Snapshot
 from gputui.ui.tui.layout.columns import fit_line, wrap
 from gputui.ui.tui.layout.moments import time_at, time_line
-from gputui.ui.tui.layout.strips import head_line, notice_lines, warning_lines
+from gputui.ui.tui.layout.strips import notice_lines, warning_lines
 from gputui.ui.tui.layout.words import dated_clock
 from gputui.ui.tui.shell import Shell, passed_to_top
 from gputui.ui.tui.widgets.line_edit import LineEdit
@@ -121,14 +121,6 @@ class ActionScreen(Screen[None]):
         """A page's head behind the trail of pages."""
         trail = self.trail(width)
         return [(trail, "dim"), *draw(width - cell_width(trail))]
-
-    def machine_head(self, width: int) -> Line:
-        """The head of a page about the whole machine: its place, its host, its agent and the time."""
-        app, trail = self.shell, self.trail(width)
-        place = f" {self.crumb}" if trail else " gputui"
-        extra = cell_width(" gputui") - cell_width(f"{trail}{place}")
-        head = head_line(self.snapshot, width + extra, app.host_name, demo=app.is_demo, readonly=app.is_readonly)
-        return [(trail, "dim"), (place, "title"), *head[1:]]
 
     @property
     def run_in_question(self) -> Run | None:

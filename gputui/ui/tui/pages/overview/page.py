@@ -14,7 +14,7 @@ from gputui.metrics.draw.parts import Line
 from gputui.ui.tui.actions import Scope
 from gputui.ui.tui.layout.alerts import alert_strip
 from gputui.ui.tui.layout.columns import box, is_boxed
-from gputui.ui.tui.layout.strips import demo_line, gpu_totals
+from gputui.ui.tui.layout.strips import demo_line, gpu_totals, head_line
 from gputui.ui.tui.pages.overview.areas import Rows, Wanted, share_rows
 from gputui.ui.tui.pages.overview.charts import chart_panels
 from gputui.ui.tui.pages.overview.events import event_rows, events_panel
@@ -74,7 +74,8 @@ class OverviewScreen(OverviewCursor):
         snapshot = self.snapshot
         self.keep_cursor()
         is_framed = is_boxed(width, height)
-        head = [self.machine_head(width)]
+        app = self.shell
+        head = [head_line(snapshot, width, app.host_name, demo=app.is_demo, readonly=app.is_readonly)]
         if self.shell.is_demo and snapshot.past is None and height >= DEMO_LINE_HEIGHT:
             head.append(demo_line(snapshot, width))
         self.head.fit(head)
