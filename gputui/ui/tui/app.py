@@ -1,8 +1,7 @@
 """The app: holds the newest snapshot, shows it on the visible page, and carries out actions.
 
-It is composed of parts: `Navigation` (pages), `Commands` (the agent), `TimeTravel` (the moment shown) and
-`TerminalFeatures` (mouse, title, bell, clipboard). An action is a method ``do_<name>`` of the page, the app or a part.
-Pages see the app as a `Shell`.
+Its parts are `Navigation` (pages), `Commands` (the agent), `TimeTravel` (the moment shown) and
+`TerminalFeatures` (mouse, title, bell, clipboard). Pages see the app as a `Shell`.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ class GputuiApp(Shell, inherit_bindings=False):
         settings_path: Path | None = None,
     ) -> None:
         if not os.environ.get("NO_COLOR"):
-            # An empty value means no wish (no-color.org); Textual only tests whether the variable exists.
+            # An empty value means no wish (no-color.org); Textual tests whether the variable exists.
             os.environ.pop("NO_COLOR", None)
         super().__init__()
         settings = settings or Settings()
@@ -235,8 +234,7 @@ class GputuiApp(Shell, inherit_bindings=False):
 
 
 def run(workspace: Workspace, feed: Feed, *, readonly: bool = False, demo: bool = False) -> int:
-    """Show the screen until it is left; returns the exit code. Needs a terminal. ``feed`` is running, and is stopped at
-    the end."""
+    """Show the screen until it is left; returns the exit code. ``feed`` is running, and is stopped then."""
     settings, trouble = load(workspace.settings)
     app = GputuiApp(workspace, feed, feed.first(FIRST_SNAPSHOT_SECONDS), readonly=readonly, demo=demo,
                     settings=settings, settings_path=workspace.settings)  # fmt: skip

@@ -26,7 +26,7 @@ from gputui.store.commands import (
     wait_for_answer,
 )
 from gputui.store.commands import submit as insert_command
-from gputui.store.database import StoreError, StoreMissingError, is_locked, open_commander
+from gputui.store.database import StoreError, open_commander
 from gputui.store.rows import json_mapping
 from gputui.store.runs import Run
 from gputui.ui.tui.layout.words import RUN_SIGNS, run_sign
@@ -60,13 +60,13 @@ class Commands:
         return run
 
     def ask(self, words: str, verb: str, run_id: str | None, args: Mapping[str, Any]) -> None:
-        """Write a command for the agent in a thread, after those asked before; its answer is shown."""
+        """Write a command in a thread, after those asked before; its answer is shown."""
         seconds = patience_seconds(verb)
         self.ask_by(words, lambda: submit(self._shell.workspace, verb, run_id, args), patience=seconds)
 
     def ask_by(self, words: str, write: Callable[[], int], *, patience: float = ANSWER_SECONDS) -> None:
-        """`ask` with ``write``, which writes the command and returns its id. A command without an answer after
-        ``patience`` seconds is withdrawn, so that it is not carried out long after the person repeated it."""
+        """`ask` with ``write``, which writes the command and returns its id. Without an answer after
+        ``patience`` seconds it is withdrawn: the person may have repeated it."""
         shell, earlier, written = self._shell, self._newest_write, threading.Event()
         self._newest_write = written
 
@@ -203,52 +203,40 @@ def answer_text(words: str, result: Mapping[str, Any]) -> str:
     return f"{words}: {run_id} is {run_sign(state).word}" if state in RUN_SIGNS else f"{words}: done"
 
 
-STORE_SECONDS = 30.0
-"""How long a command waits for a store that another program locks, or that the starting agent has yet to create."""
-
 _LOOK_SECONDS = 0.1
 
 
 def submit(workspace: Workspace, verb: str, run_id: str | None, args: Mapping[str, Any]) -> int:
     """Write a command; returns its id. Raises StoreError, sqlite3.Error or OSError."""
     told, now = (verb, run_id, {**args, "asker": asker()}, actor()), time.time()
-    return _write(workspace, lambda store: insert_command(store, *told, now=now, doorbell=workspace.doorbell))
+    with closing(open_commander(workspace.database)) as store:
+        return insert_command(store, *told, now=now, doorbell=workspace.doorbell)
 
 
 def launch(workspace: Workspace, spec: RunSpec, name: str | None) -> int:
     """Hand a run to the agent; returns the command's id. Raises as `submit` does."""
     from gputui.runs.submission import submit_run
 
-    now = time.time()
-    return _write(workspace, lambda store: submit_run(workspace, store, spec, name=name, actor=actor(), now=now))
+    with closing(open_commander(workspace.database)) as store:
+        return submit_run(workspace, store, spec, name=name, actor=actor(), now=time.time())
 
 
 def start_study(workspace: Workspace, base: RunSpec, spec: StudySpec, source: str) -> int:
-    """Hand a study to the agent; ``base`` specifies its runs, ``source`` is the text of its file. Returns the command's
-    id. Raises as `submit` does."""
+    """Hand a study to the agent; ``base`` specifies its runs, ``source`` is the text of its file.
+    Returns the command's id. Raises as `submit` does."""
     from gputui.runs.launch_shell import capture
     from gputui.runs.submission import submit_ticket
 
-    ticket = ("study", replace(base, shell=capture()), {"spec": spec.to_json(), "source": source}, actor())
-    return _write(workspace, lambda store: submit_ticket(workspace, store, *ticket, now=time.time()))
-
-
-def _write(workspace: Workspace, write: Callable[[sqlite3.Connection], int]) -> int:
-    """Call ``write``, waiting up to `STORE_SECONDS` for the store."""
-    deadline = time.monotonic() + STORE_SECONDS
-    while True:
-        try:
-            with closing(open_commander(workspace.database)) as connection:
-                return write(connection)
-        except (StoreError, sqlite3.OperationalError) as error:
-            may_pass = isinstance(error, StoreMissingError) or is_locked(error)
-            if not may_pass or time.monotonic() >= deadline:
-                raise
-        time.sleep(_LOOK_SECONDS)
+    ticket = replace(base, shell=capture()), {"spec": spec.to_json(), "source": source}, actor()
+    with closing(open_commander(workspace.database)) as store:
+        return submit_ticket(workspace, store, "study", *ticket, now=time.time())
 
 
 def withdraw_late(workspace: Workspace, command_id: int, seconds: float) -> None:
     """Wait for the answer to a command, and withdraw it if none comes."""
     # If the store is gone or read only, no agent can carry it out.
-    with suppress(StoreError, sqlite3.Error, NotWithdrawnError), closing(open_commander(workspace.database)) as store:
+    with (
+        suppress(StoreError, sqlite3.Error, NotWithdrawnError),
+        closing(open_commander(workspace.database)) as store,
+    ):
         wait_for_answer(store, command_id, seconds, pause=lambda _: time.sleep(_LOOK_SECONDS))

@@ -1,7 +1,7 @@
 """Opening pages and dialogs, and requesting the visible page's data from the feed.
 
-A page is on the stack once: opening one that lies below others returns to it, so that escape always leads towards the
-overview. The module of a page is imported when it is opened first.
+A page is on the stack once: opening one that lies below others returns to it. The module of a page
+is imported when it is opened first.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class Navigation:
             return
         pages = (screen for screen in self._shell.screen_stack if isinstance(screen, ActionScreen))
         interests = [interest for each in pages if (interest := each.interest()) is not None]
-        # The page of alerts keeps its data while it lies below others: its cursor may be on a resolved alert.
+        # The page of alerts below others keeps its data: its cursor may be on a resolved alert.
         self._feed.look_at(replace(interests[-1], alerts=any(interest.alerts for interest in interests)))
 
     def go_to(self, kind: type[P], make: Callable[[], P], is_it: Callable[[P], bool] = lambda page: True) -> P:
-        """Go to the page of this kind: return to the one on the stack that fits, or push a new one."""
+        """Go to the page of this kind: return to the one that fits, or push a new one."""
         for screen in self._shell.screen_stack:
             if isinstance(screen, kind) and is_it(screen):
                 screen.pop_until_active()
@@ -108,8 +108,8 @@ class Navigation:
         self.go_to(StudyScreen, StudyScreen).turn_to(study_id)
 
     def compare(self, run: Run | None, marked: Sequence[str] = ()) -> None:
-        """Go to the comparison of the marked runs; with fewer than two, of ``run`` with the newest of its profile. An
-        open comparison that contains ``run`` is kept."""
+        """Go to the comparison of the marked runs; with fewer than two, of ``run`` with the newest of its
+        profile. An open comparison that contains ``run`` is kept."""
         from gputui.ui.tui.pages.compare.comparison import MOST_CURVES, MOST_RUNS
         from gputui.ui.tui.pages.compare.page import CompareScreen
 

@@ -1,6 +1,6 @@
 """The settings of the screen, kept between starts in a small JSON file.
 
-A view reads the file once and writes only the settings that it changed: those of another view, of a newer gputui or of
+A view reads the file once and writes only the settings that it changed: those of another view or of
 an editor survive. A broken file is set aside, never overwritten.
 """
 
@@ -36,7 +36,7 @@ class Settings(Struct, frozen=True):
 
     Attributes:
         theme: auto is dark if the terminal knows all colours, else its own sixteen.
-        characters: auto is ASCII if the locale is not UTF-8 or the terminal is the kernel's console, else braille.
+        characters: auto is ASCII without UTF-8 and on the kernel's console, else braille.
         mouse: auto is on, but off over SSH.
         slow_line: auto makes fewer updates while the line does not keep up; on, always.
         refresh_seconds: least time between two updates.
@@ -68,8 +68,7 @@ def values_of(name: str) -> tuple[Any, ...]:
 
 
 def load(path: Path) -> tuple[Settings, str | None]:
-    """The settings of a file, and a sentence about those that cannot be used; they keep their default. A missing file
-    means defaults."""
+    """The settings of a file, and a sentence about those that cannot be used. Missing ones are defaults."""
     try:
         known = _read(path)
     except FileNotFoundError:
@@ -122,7 +121,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 class Preferences:
-    """The settings while the screen is open. A thread writes changes to the file, because the disk may hang.
+    """The settings while the screen is open. A thread writes changes: the disk may hang.
 
     ``tell`` is called from that thread with a sentence if they cannot be written.
     """

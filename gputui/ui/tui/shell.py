@@ -109,7 +109,7 @@ class Shell(DisplayLayer[int], inherit_bindings=False):
         self.call_later(self.say, text, kind)
 
     def work(self, do: Callable[[], str], failure: str) -> None:
-        """Do disk work in a thread, and show the sentence that it returns, or ``failure`` with the OSError."""
+        """Do disk work in a thread, and show its sentence, or ``failure`` with the OSError."""
 
         def work() -> None:
             try:
@@ -154,8 +154,8 @@ class Shell(DisplayLayer[int], inherit_bindings=False):
 
 
 def passed_to_top(screen: Screen[Any], event: events.Key) -> bool:
-    """Pass a key on to the top screen, if an earlier key has opened or closed a screen since; returns whether it was.
-    So keys typed ahead reach the screen they were meant for."""
+    """Pass a key on to the top screen, if an earlier key has opened or closed a screen since; so keys
+    typed ahead reach the screen they were meant for. Returns whether it was passed."""
     stack = screen.app.screen_stack
     if not stack or stack[-1] is screen:
         return False

@@ -14,7 +14,6 @@ from textual.pilot import Pilot
 
 from gputui.core.config import Workspace
 from gputui.store import commands
-from gputui.ui.tui import commands as asking
 from gputui.ui.tui.actions.reasons import NO_RUN
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.dialogs.palette import PaletteScreen
@@ -221,10 +220,7 @@ async def test_restarting_removing_and_resuming_a_complete_run_ask_first(app: Gp
         assert isinstance(app.screen, ConfirmScreen), "a complete run is resumed after a question"
 
 
-async def test_a_store_that_does_not_come_is_told(
-    app: GputuiApp, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(asking, "STORE_SECONDS", 0.2)
+async def test_a_store_that_is_not_there_is_told(app: GputuiApp, workspace: Workspace) -> None:
     async with app.run_test(size=SMALL) as pilot:
         workspace.database.rename(workspace.database.with_name("elsewhere"))
         await pilot.press("s", "y")

@@ -1,7 +1,7 @@
 """Everything a person can do, as one table; bindings, footer, help and palette are made from it.
 
-In: the context of a page (its run, GPU, alert; the moment shown). Out: the actions, their keys and words, and why one
-is not possible now. Read ``table`` first.
+In: the context of a page. Out: its actions, their keys and words, and why one is not possible now.
+Read ``table`` first.
 """
 
 from __future__ import annotations

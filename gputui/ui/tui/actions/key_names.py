@@ -35,7 +35,7 @@ def key_word(key: str, *, is_ascii: bool = False) -> str:
 
 
 def key_name(word: str) -> str | None:
-    """Textual's name of a key as it is written in the settings (``ctrl+p``, ``?``); None if there is no such key."""
+    """Textual's name of a key as the settings have it (``ctrl+p``, ``?``); None for no such key."""
     *modifiers, key = word.split("+") if word not in ("+",) and not word.endswith("++") else [word]
     if word.endswith("++") and word != "+":
         modifiers, key = word[:-2].split("+"), "+"

@@ -16,8 +16,8 @@ TYPING: tuple[Scope, ...] = ("profiles", "launch", "study_files")
 
 
 class Keys(Struct, frozen=True):
-    """The keys that differ from the table's, by page and action; ``refused`` are sentences about wishes that cannot be
-    met."""
+    """The keys that differ from the table's, by page and action; ``refused`` are sentences about the
+    wishes that cannot be met."""
 
     changed: Mapping[tuple[Scope, str], tuple[str, ...]] = msgspec.field(default_factory=dict)
     refused: tuple[str, ...] = ()
@@ -37,8 +37,8 @@ class Keys(Struct, frozen=True):
 def resolve(wanted: Mapping[str, str]) -> Keys:
     """The effective keys for the wishes of a settings file.
 
-    ``wanted`` maps an action, or ``page.action``, to keys separated by spaces. Refused are actions and keys that do not
-    exist, and keys that mean something else on the same page.
+    ``wanted`` maps an action, or ``page.action``, to keys separated by spaces. Refused are actions and
+    keys that do not exist, and keys that mean something else on the same page.
     """
     refused: list[str] = []
     changed: dict[tuple[Scope, str], tuple[str, ...]] = {}
@@ -70,10 +70,10 @@ def _names(scope: Scope) -> set[str]:
 
 
 def _clash(changed: Mapping[tuple[Scope, str], tuple[str, ...]]) -> tuple[tuple[Scope, str], str, str] | None:
-    """A changed action with a key of another action on its page, that key, and the other action's label."""
+    """A changed action with a key of another one on its page, that key, and the other's label."""
     for scope in get_args(Scope):
         owner: dict[str, Action] = {}
-        # Unchanged actions come first, so that of two actions with one key the changed one is refused.
+        # Unchanged actions come first: of two actions with one key the changed one is refused.
         for action in sorted(actions_in(scope), key=lambda action: (scope, action.name) in changed):
             for key in changed.get((scope, action.name), action.keys):
                 if key in owner and owner[key] is not action:

@@ -1,4 +1,4 @@
-"""Reasons why an action is not possible now, each a `WhyNot`: a sentence, or None if it is possible."""
+"""Reasons why an action is not possible now, each a `WhyNot`: a sentence, or None."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def can_acknowledge(context: Context) -> str | None:
 
 def has_run(context: Context) -> str | None:
     problem = needs_alert(context)
-    return problem or (None if context.run is not None else "This alert concerns no run that is known.")
+    return problem or (None if context.run is not None else "This alert is about no known run.")
 
 
 def changes_study(context: Context) -> str | None:

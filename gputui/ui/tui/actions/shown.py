@@ -34,7 +34,7 @@ KEYS_WIDTH = 15
 
 
 class FooterPart(NamedTuple):
-    """An action's key and label from the cell ``start`` on, with what follows up to the next one."""
+    """An action's key and label from the cell ``start`` on, with what follows."""
 
     action: str
     start: int
@@ -54,8 +54,7 @@ def footer_action(context: Context, width: int, x: int) -> str | None:
 
 
 def footer_parts(context: Context, width: int) -> list[FooterPart]:
-    """The actions that fit: those of the page, those that lead to others, and those at every width. The least important
-    ones are left out."""
+    """The actions that fit: those of the page, those that lead to others, and those at every width."""
     actions = _shown_actions(context)
     # Two bars take a cell more than the gaps that they replace; the last action has no gap.
     room = width - 1 - sum(cell_width(text) for text, _ in _connection_spans(context))
@@ -90,8 +89,8 @@ def message_lines(text: str, kind: str, width: int, most: int = 3) -> list[Line]
 
 
 def _shown_actions(context: Context) -> list[Action]:
-    """The page's actions in the footer's order. Actions that this view always refuses are left to the help. At a past
-    moment the actions of time travel follow the first action."""
+    """The page's actions in the footer's order, but those that this view always refuses. At a past
+    moment the actions of time travel follow the first one."""
     here = [action for action in actions_in(context.scope) if context.keys_of(action)]
     refused = refused_here(context)
     shown = [

@@ -1,6 +1,6 @@
 """Every action, declared once; bindings, footer, help and palette are made from this table.
 
-Where pages have one action with different words, each has a row. The footer takes what fits, in this order.
+Where pages have one action with different words, each has a row. The footer has them in this order.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def row(
     in_palette: bool = True,
     sections: str = "",
 ) -> list[Action]:
-    """One action, or several in one line of the help: ``zoom_in zoom_out`` with the keys ``plus / minus`` and the
-    words ``Zoom {in|out}``. One without keys is in the palette only."""
+    """One action, or several in one line of the help: ``zoom_in zoom_out`` with the keys
+    ``plus / minus`` and the words ``Zoom {in|out}``. One without keys is in the palette only."""
     found = []
     for place, (name, own_keys) in enumerate(zip(names.split(), keys.split("/"), strict=True)):
         own = partial(re.sub, "{(.*?)}", lambda part, place=place: part[1].split("|")[place])
@@ -106,7 +106,7 @@ _ROWS: tuple[list[Action], ...] = (
           "Move the zoomed charts {left|right}", CHARTS),
     minor("marker_previous marker_next", "ctrl+left / ctrl+right", "mark",
           "{Previous|Next} checkpoint or incident", RUN),
-    row("smoothing_next", "m", "smooth", "Smooth the curves more, or not", CHARTS, sections="charts"),
+    row("smoothing_next", "m", "smooth", "Smooth the curves, or not", CHARTS, sections="charts"),
     row("maximise", "enter", "full", "Section or chart on the full page", RUN),
     minor("x_axis", "x", "x axis", "X axis: steps, time, time trained, epochs", CHARTS),
     minor("log_axis", "y", "log y", "Logarithmic y axis of the chart", CHARTS),
@@ -120,13 +120,13 @@ _ROWS: tuple[list[Action], ...] = (
         RUN, sections="log"),
     row("hit_next hit_previous", "full_stop / semicolon", "hit",
         "{Next|Previous} match in the log", RUN, sections="log"),
-    row("grave_only", "w", "warnings", "Only warnings and errors, or all lines", RUN, sections="log"),
+    row("grave_only", "w", "warnings", "Only warnings and errors", RUN, sections="log"),
     row("traceback", "e", "traceback", "Traceback of the rank that failed", RUN, sections="log"),
     row("check", "V", "check", "Verify the newest checkpoint", RUN, sections="params"),
     row("follow", "f end G", "follow", "Follow the end", RUN, sections="log story"),
     movement("beginning", "home g", "beginning", "Go to the beginning", RUN),
     # the page of processes
-    row("process_detail", "enter i", "detail", "Details of the process", PROCESSES, why.needs_process),
+    row("process_detail", "enter i", "detail", "Its details", PROCESSES, why.needs_process),
     row("signal", "s", "signal", "Send a signal to the process", PROCESSES, why.can_signal),
     minor("kill", "K", "kill", "Kill the process (SIGKILL) after a question",
           PROCESSES, why.can_signal),
@@ -217,7 +217,7 @@ _ROWS: tuple[list[Action], ...] = (
     row("value_next value_previous", "right / left", "change",
         "{Next|Previous} choice of the field; {show|fold} the other parameters",
         FORM, in_palette=False),
-    row("preview", "ctrl+d", "dry run", "The command, environment and checks, without a start", FORM),
+    row("preview", "ctrl+d", "dry run", "Command, environment and checks, without a start", FORM),
     row("choose_gpus", "ctrl+g", "GPUs", "Choose GPUs from a table of who is on them", FORM),
     minor("ask_target", "ctrl+t", "target", "The queue and free GPUs of the target", FORM),
     minor("last_values", "ctrl+r", "last", "The values of the newest run of this profile", FORM),

@@ -1,4 +1,4 @@
-"""The palette: finds studies, runs, profiles, GPUs, pages, actions and settings by a part of their name."""
+"""The palette: finds studies, runs, profiles, GPUs, pages, actions, settings by a part of the name."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class PaletteScreen(ListDialog[Choice]):
             self.draw()
 
     def _find(self) -> None:
-        """Find the choices that match the typed text. Trials follow once the name of their study is typed."""
+        """Find the choices that match; trials follow once the name of their study is typed."""
         typed = self.edit.text
         known = [choice for choice in self._choices if choice.after.lower() in typed.lower()]
         self.found = ranked(
@@ -110,7 +110,7 @@ class PaletteScreen(ListDialog[Choice]):
 
 
 def choices(shell: Shell, page: ActionScreen) -> list[Choice]:
-    """The choices that are known at once: studies, runs, GPUs, actions, those of the page, copies, settings."""
+    """The choices that are known at once: all but profiles."""
     context, snapshot = page.context(), shell.snapshot
     found = [
         Choice(action.tooltip, context.key_word(action), partial(shell.perform, action.name), action.why_not(context),
@@ -155,9 +155,9 @@ def choices(shell: Shell, page: ActionScreen) -> list[Choice]:
 
 
 def cost(typed: str, title: str, beside: str = "") -> int | None:
-    """How badly ``typed`` matches a title, 0 for best; None for no match. Each typed word must be found, from best to
-    worst: at the beginning of the title, at that of a word, inside a word, in the text ``beside`` it, or with a few
-    letters left out."""
+    """How badly ``typed`` matches a title, 0 for best; None for no match. Each typed word must be found,
+    from best to worst: at the beginning of the title, at that of a word, inside a word, in the text
+    ``beside`` it, or with a few letters left out."""
     name, total = title.lower(), 0
     for word in typed.lower().split():
         place = name.find(word)
@@ -180,7 +180,7 @@ def ranked(
     words: Callable[[Thing], tuple[str, str, bool]],
     weight: Callable[[Thing], int] = lambda thing: 0,
 ) -> list[Thing]:
-    """The things that match, the best first; among equals by ``weight``, then possible ones first, then in order.
+    """The things that match, the best first; among equals by ``weight``, then possible ones first.
     ``words`` gives a thing's title, the text beside it, and whether it is possible now."""
     found = []
     for place, thing in enumerate(things):

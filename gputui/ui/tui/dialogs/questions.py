@@ -212,7 +212,7 @@ class ExtendScreen(FormScreen[int]):
     def check(self, texts: list[str]) -> tuple[int | None, str]:
         number = int(texts[0]) if texts[0].strip().isdecimal() else 0
         is_valid = 0 < number < 100_000
-        return number if is_valid else None, f"{self._study_id} continues with that many more trials."
+        return number if is_valid else None, f"{self._study_id} gets that many more trials."
 
 
 class Silence(NamedTuple):
@@ -223,7 +223,7 @@ class Silence(NamedTuple):
 
 
 class SilenceScreen(FormScreen[Silence]):
-    """Answers with a typed duration. Tab switches between this subject and all subjects of the rule."""
+    """Answers with a typed duration. Tab switches between this subject and all of the rule."""
 
     PANE_ID = "silence"
     TITLE_WORDS = "Silence"

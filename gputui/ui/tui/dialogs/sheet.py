@@ -1,4 +1,4 @@
-"""Texts to read above a page: of a process, of parameters, of a launch; a diff; and the help of the page."""
+"""Texts to read above a page: of parameters, of a launch; a diff; and the help of the page."""
 
 from __future__ import annotations
 
@@ -53,8 +53,7 @@ class SheetScreen(Dialog[None]):
 
 
 def _fact_lines(text: str, width: int) -> list[Line]:
-    """A text wrapped to ``width`` cells. A label in its first `LABEL_CELLS` keeps its column, and the rest wraps beside
-    it."""
+    """A text wrapped to ``width`` cells; beside the label in its first `LABEL_CELLS` if it has one."""
     label, value = text[:LABEL_CELLS], text[LABEL_CELLS:]
     if not label.endswith("  ") or width < 3 * LABEL_CELLS:
         return [[(part, "text")] for part in wrap(text, width) or [""]]

@@ -1,4 +1,4 @@
-"""A time of the past as a person types it, in the local zone: ``03:12``, ``-1h30m``, ``2026-11-20 03:12``."""
+"""A time of the past as a person types it: ``03:12``, ``-1h30m``, ``2026-11-20 03:12``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class TypedTimeError(ValueError):
 
 
 def parse_moment(text: str, now: float, zone: tzinfo | None = None) -> float:
-    """The moment in UTC unix seconds: a time of day is its newest one, others are in ISO 8601 or before ``now``.
+    """The moment in UTC unix seconds: the newest time of day, one in ISO 8601, or one before ``now``.
     ``zone`` is that of the text, by default the machine's. Raises TypedTimeError."""
     typed = text.strip()
     try:

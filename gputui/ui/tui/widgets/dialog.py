@@ -29,7 +29,7 @@ class Content(NamedTuple):
 class Dialog(Overlay[Answer | None]):
     """A frame that closes with an answer; None if nothing was chosen.
 
-    A subclass implements ``content``, and handles keys in ``press``; if ``edit`` is set, other keys are text.
+    A subclass implements ``content`` and ``press``; if ``edit`` is set, other keys are text.
     """
 
     BINDINGS: ClassVar = []
@@ -126,7 +126,7 @@ class Dialog(Overlay[Answer | None]):
 
 
 class ListDialog(Dialog[Answer]):
-    """A dialog with a cursor in a list. Enter, or a click on the row of the cursor, calls ``choose``."""
+    """A dialog with a cursor in a list. Enter, or a click on its row, calls ``choose``."""
 
     first_row = 0
     """Lines of the content above the list."""

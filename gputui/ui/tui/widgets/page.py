@@ -58,8 +58,8 @@ class ChoiceKind(IntEnum):
 
 
 class Choice(Struct, frozen=True):
-    """One thing to choose. ``why_not`` is a sentence when it is not possible now; ``name`` is a short one by which it
-    is found too; it is offered only once ``after`` is typed."""
+    """One thing to choose. ``why_not`` is a sentence if it is not possible now; it is found by its
+    short ``name``, too, and offered only once ``after`` is typed."""
 
     title: str
     hint: str
@@ -80,8 +80,8 @@ NARROW = 100
 
 
 class ActionScreen(Screen[None]):
-    """A page whose keys come from the table of actions. A method ``do_<name>`` of it, of one of its ``parts``, or of
-    the app and its parts carries out an action."""
+    """A page whose keys come from the table of actions. A method ``do_<name>`` of it, of one of its
+    ``parts``, or of the app and its parts carries out an action."""
 
     SCOPE: ClassVar[Scope]
     parts: tuple[object, ...] = ()
@@ -109,7 +109,7 @@ class ActionScreen(Screen[None]):
         return self.SCOPE
 
     def trail(self, width: int) -> str:
-        """``gputui › vit-b16-1 ›``: the pages below this one, that escape leads back through."""
+        """``gputui › vit-b16-1 ›``: the pages that escape leads back through."""
         stack = self.app.screen_stack
         below = stack[: stack.index(self)] if self in stack else []
         crumbs = [screen.crumb for screen in below if isinstance(screen, ActionScreen)]
@@ -169,7 +169,7 @@ class ActionScreen(Screen[None]):
         return ()
 
     def wheel(self, pane: Widget | None, by: int) -> None:
-        """Handle the wheel over a pane: ``by`` times the action of the down key, or of the up key if negative."""
+        """Handle the wheel over a pane: the action of the down key, or if negative of the up key."""
         name = next(action.name for action in actions_in(self.SCOPE) if ("down" if by > 0 else "up") in action.keys)
         with self.shell.one_paint():
             for _ in range(abs(by)):
@@ -214,7 +214,7 @@ class ActionScreen(Screen[None]):
         return None
 
     def type_line(self, line: LineEdit | None, text: str) -> None:
-        """Take the changed line; None ends the typing, with an empty ``text`` if it was cancelled."""
+        """Take the changed line; None ends the typing, with no ``text`` if it was cancelled."""
         raise NotImplementedError
 
     def take_key(self, event: events.Key) -> bool:
@@ -222,8 +222,8 @@ class ActionScreen(Screen[None]):
         return False
 
     def on_key(self, event: events.Key) -> None:
-        """Handle keys one after another. Textual's bindings act later, so that text in one burst, as over a slow line,
-        would overtake the key before it."""
+        """Handle keys one after another. Textual's bindings act later, so that text in one burst, as
+        over a slow line, would overtake the key before it."""
         if passed_to_top(self, event) or self.take_key(event) or self._take_text(event):
             event.stop()
         elif (name := self.shell.keys.action(self.SCOPE, event.key)) is not None:
@@ -231,7 +231,7 @@ class ActionScreen(Screen[None]):
             self.shell.perform(name)
 
     def _take_text(self, event: events.Key) -> bool:
-        """Handle a key for the line being typed; False if there is none, or if the key is no text."""
+        """Handle a key for the line being typed; False if there is none, or the key is no text."""
         line = self.line
         if line is None:
             return False

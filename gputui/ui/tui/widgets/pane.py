@@ -26,7 +26,7 @@ REGIONS_AT_ONCE = 6
 class Pane(Widget):
     """Lines in a fixed place. It repaints only when `show` or `fit` gives it other lines.
 
-    No style sheet may give a pane a border, padding or opacity: `render_lines` bypasses Textual's passes for these.
+    No style sheet may give it a border, padding or opacity: `render_lines` bypasses Textual's passes.
     """
 
     DEFAULT_CSS: ClassVar[str] = "Pane { height: 1; width: 1fr; }"
@@ -123,8 +123,8 @@ REDRAW_SECONDS = 0.9
 
 
 class SlowPane(Pane):
-    """A pane whose lines are expensive to draw. It draws them when their shape changes, and new data once a second at
-    most: curves are read no faster, and the next snapshot brings what was left out."""
+    """A pane whose lines are expensive to draw. It draws them when their shape changes, and new data
+    once a second at most: curves are read no faster."""
 
     _shape: Hashable = None
     _data: Sequence[object] = ()
