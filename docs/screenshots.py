@@ -12,11 +12,12 @@ import html
 import io
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -25,8 +26,12 @@ from PIL import Image
 from textual.pilot import Pilot
 
 from gputui.core.config import Workspace, locate
+from gputui.runs.processes import HostProcess
+from gputui.store.hardware import GpuView
 from gputui.ui.demo.still import make_still_demo
 from gputui.ui.tui.app import GputuiApp
+from gputui.ui.tui.data.processes import ProcessReader
+from gputui.ui.tui.data.snapshot import ProcessSet
 from gputui.ui.tui.pages.launch.page import LaunchScreen
 from gputui.ui.tui.settings import Settings
 from tests.ui.tui.conftest import StillFeed
@@ -70,6 +75,8 @@ PICTURES: dict[str, Picture] = {
     "theme-mono": Picture(100, 30, theme="mono"),
 }
 
+HOME = Path(tempfile.gettempdir()) / "gputui-pictures"
+
 NOW = 1_795_230_764.0  # 2026-11-21 03:12:44 UTC
 
 SETTLE_SECONDS = 10.0
@@ -110,13 +117,34 @@ async def settle(pilot: Pilot[object], app: GputuiApp) -> None:
     await pilot.pause(0.1)
 
 
+class StillProcesses(ProcessReader):
+    """Processes of runs as procfs would show them."""
+
+    def read(self, gpus: Sequence[GpuView]) -> ProcessSet:
+        listed = [process for gpu in gpus for process in gpu.processes or () if process.run_id is not None]
+        hosts = {
+            process.pid: HostProcess(
+                process.pid, 31_399, process.start_ticks or 1, "R", process.user, process.command or "",
+                98.0 - (process.rank or 0), (9 + (process.rank or 0)) << 30, process.run_id, process.rank, 19_800.0,
+            )
+            for process in listed
+        }  # fmt: skip
+        return ProcessSet(hosts, tuple(95.0 if number % 10 < 2 else 12.0 for number in range(64)))
+
+
 @contextlib.contextmanager
 def still_home() -> Iterator[Workspace]:
-    """The home of the demo, in a folder whose name tells nothing about the machine."""
-    with tempfile.TemporaryDirectory(prefix="demo-") as folder, contextlib.chdir(folder):
-        workspace = locate(folder)
+    """The home of the demo. Neither its path nor that of the interpreter tells anything about the machine."""
+    HOME.mkdir()
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, HOME)
+        stack.enter_context(contextlib.chdir(HOME))
+        workspace = locate(HOME)
         workspace.create()
         make_still_demo(workspace, NOW)
+        (workspace.profiles / ".venv").symlink_to(sys.prefix)
+        for profile in workspace.profiles.glob("*.yaml"):
+            profile.write_text(f"{profile.read_text()}python: .venv/bin/python\n")
         workspace.targets.write_text("lab: {kind: slurm, host: login.lab, partition: gpu, time: 4h}\n")
         yield workspace
 
@@ -125,6 +153,7 @@ def still_home() -> Iterator[Workspace]:
 async def shown(workspace: Workspace, what: Picture) -> AsyncIterator[GputuiApp]:
     """The app with the screen of a picture."""
     feed = StillFeed(workspace, NOW)
+    feed.use_processes(StillProcesses(workspace))
     snapshot = feed.read()
     for _ in range(READS):
         # Curves of ended runs are read a few at a time.

@@ -109,13 +109,15 @@ class Navigation:
 
     def compare(self, run: Run | None, marked: Sequence[str] = ()) -> None:
         """Go to the comparison of the marked runs; with fewer than two, of ``run`` with the newest of its
-        profile. An open comparison that contains ``run`` is kept."""
+        profile and, for a trial, its study. An open comparison that contains ``run`` is kept."""
         from gputui.ui.tui.pages.compare.comparison import MOST_CURVES, MOST_RUNS
         from gputui.ui.tui.pages.compare.page import CompareScreen
 
         chosen = tuple(marked)
         if len(chosen) < 2 and run is not None:
-            alike = [row.run.run_id for row in self._shell.snapshot.runs if row.run.profile == run.profile]
+            kin = (run.profile, run.study_id)
+            rows = self._shell.snapshot.runs
+            alike = [row.run.run_id for row in rows if (row.run.profile, row.run.study_id) == kin]
             chosen = tuple(dict.fromkeys([run.run_id, *chosen, *alike]))[:MOST_CURVES]
         if len(chosen) > MOST_RUNS:
             self._shell.say(f"The first {MOST_RUNS} of {len(chosen)} runs.")

@@ -17,6 +17,7 @@ from gputui.store import commands
 from gputui.store.database import open_reader
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.data.feed import Feed
+from gputui.ui.tui.data.processes import ProcessReader
 from gputui.ui.tui.data.reader import SnapshotReader
 from gputui.ui.tui.data.snapshot import Interest, Snapshot
 from tests.ui.tui.filling import NOW, Filler
@@ -103,6 +104,10 @@ class StillFeed(Feed):
         if interest != self._interest:
             self._interest = interest
             self.refresh()
+
+    def use_processes(self, reader: ProcessReader) -> None:
+        """Read processes from something else than the machine."""
+        self._still_reader.processes = reader
 
     def wait_for_checkpoints(self) -> None:
         self._still_reader.wait_for_checkpoints(60.0)

@@ -7,6 +7,7 @@ from gputui.store.hardware import GpuView
 from gputui.ui.tui.data.feed import Feed
 from gputui.ui.tui.data.processes import ProcessReader
 from gputui.ui.tui.data.snapshot import ProcessSet
+from tests.ui.tui.conftest import StillFeed
 from tests.ui.tui.filling import GIB, Filler
 
 RUN = "llama-1"
@@ -58,8 +59,8 @@ def fill(filler: Filler) -> None:
 def give(feed: Feed) -> StillProcesses:
     """Let a still feed read these processes in place of the machine's."""
     made = StillProcesses()
-    reader = getattr(feed, "_still_reader")  # noqa: B009 - only the still feed of the tests has it
-    reader.processes = made
+    assert isinstance(feed, StillFeed)
+    feed.use_processes(made)
     return made
 
 

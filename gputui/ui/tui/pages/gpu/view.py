@@ -278,9 +278,9 @@ def chart_lines(gpu: GpuView, page: GpuPage, width: int, height: int, *, across:
         return Curve(time_bins(values, page.span_seconds, scale), style, label, shape=shape)
 
     full = shares(history.memory_used_bytes, gpu.memory_total_bytes)
-    heat = [curve(history.temperature_celsius, "series.3", "temperature °C", "●")]
+    heat = [curve(history.temperature_celsius, "text", "temperature °C", "●")]
     if newest(page.memory_temperatures) is not None:
-        heat.append(curve(page.memory_temperatures, "series.1", "memory °C", "■"))
+        heat.append(curve(page.memory_temperatures, "dim", "memory °C", "■"))
     limit, power = gpu.power_limit_watts, history.power_watts
     size, unit = power_unit([limit, *power])
     watts_now = [None if value is None else value / size for value in power]
@@ -288,11 +288,12 @@ def chart_lines(gpu: GpuView, page: GpuPage, width: int, height: int, *, across:
     panes = [
         ([curve(history.utilization_percent, "bar", "utilisation %")], percents),
         ([curve(full, "bar2", "memory %")], percents),
-        ([curve(watts_now, "series.2", f"power {unit}")], from_zero),
+        ([curve(watts_now, "text", f"power {unit}")], from_zero),
         (heat, YAxis(low=20.0)),
     ]
     drawn = [
-        chart(curves, width=each_width, height=each_height, x_axis=axis, y_axis=y_axis) for curves, y_axis in panes
+        chart(curves, width=each_width, height=each_height, x_axis=axis, y_axis=y_axis, least_gutter=4)
+        for curves, y_axis in panes
     ]
     lines: list[Line] = []
     for row in range(down):

@@ -79,11 +79,12 @@ def totals(rows: Sequence[ProcessRow], snapshot: Snapshot, width: int) -> list[S
     parts: list[Span] = [(f" · {len(rows)}", "text")]
     if snapshot.processes is None:
         return parts
-    cpu, ram = sum(row.cpu_percent or 0.0 for row in rows), sum(row.memory_bytes or 0 for row in rows)
-    parts.append((f" · CPU {percent(cpu)} · RAM {bytes_text(ram)}", "text"))
+    seen = [row for row in rows if row.memory_bytes is not None]
+    cpu, ram = sum(row.cpu_percent or 0.0 for row in seen), sum(row.memory_bytes or 0 for row in seen)
+    parts.append((f" · CPU {percent(cpu if seen else None)} · RAM {bytes_text(ram if seen else None)}", "text"))
     cores = snapshot.processes.core_percents
     if cores:
-        room = max(1, width - 75)
+        room = max(1, width - 95)
         full = sum(one >= BUSY_CORE_PERCENT for one in cores if one is not None)
         more = f"… {len(cores) - room} more" if len(cores) > room else ""
         bars = sparkline(cores, min(len(cores), room), 0.0, 100.0)
