@@ -45,6 +45,8 @@ CROWD: tuple[Figure, ...] = (
     Figure("tui", "crowd, start to first full frame", "s", ("crowd", "first_frame_seconds"), 0.35),
     Figure("tui", "crowd, key to paint, p50", "s", ("crowd", "key_to_paint", "p50_seconds")),
     Figure("tui", "crowd, key to paint, p99", "s", ("crowd", "key_to_paint", "p99_seconds"), 0.05),
+    Figure("tui", "a dialog opened or closed, p50", "s", ("crowd", "dialog_to_paint", "p50_seconds")),
+    Figure("tui", "a dialog opened or closed, p99", "s", ("crowd", "dialog_to_paint", "p99_seconds"), 0.05),
     Figure("tui", "a run of 1 M values opened, first time", "s", ("crowd", "open_page", "first_seconds"), 0.3),
     Figure("tui", "a run of 1 M values opened again", "s", ("crowd", "open_page", "median_seconds"), 0.3),
     Figure("tui", "its live page at 1 Hz, CPU of a core", "%", ("crowd", "live_page", "idle", "cpu_percent"), 1.6),

@@ -14,7 +14,10 @@ PAUSE_SECONDS = 0.037
 """Between two keys; no fraction of the second, so that they meet updates at every moment of theirs."""
 
 LONGEST_SECONDS = 10.0
-ENTER, ESCAPE, HELP = b"\r", b"\x1b", b"?"
+ENTER, ESCAPE, HELP, FIND = b"\r", b"\x1b", b"?", b"\x10"
+DIALOGS = {HELP: " Keys ", FIND: " Find "}
+"""Keys that open a dialog, and a part of its title."""
+
 BRAILLE = frozenset(map(chr, range(0x2801, 0x2900)))
 CURVE_CELLS = 60
 """So many cells with dots in them are a curve."""
@@ -31,12 +34,21 @@ def key_to_paint(terminal: Terminal, count: int) -> dict[str, float | int]:
         terminal.press(KEY_UP if number % 2 else KEY_DOWN)
         taken.append(terminal.wait(_moved_from(before), LONGEST_SECONDS) - pressed_at)
         time.sleep(PAUSE_SECONDS)
-    return {
-        "count": count,
-        "p50_seconds": percentile(taken, 50),
-        "p99_seconds": percentile(taken, 99),
-        "worst_seconds": max(taken),
-    }
+    return _percentiles(taken)
+
+
+def dialog_to_paint(terminal: Terminal, times: int) -> dict[str, float | int]:
+    """Percentiles from a key that opens or closes a dialog to the output that shows it open or closed."""
+    taken = []
+    for _ in range(times):
+        for key, title in DIALOGS.items():
+            for pressed, is_open in ((key, True), (ESCAPE, False)):
+                terminal.take_shown()
+                at = time.monotonic()
+                terminal.press(pressed)
+                taken.append(terminal.wait(_has(title, is_open), LONGEST_SECONDS) - at)
+                time.sleep(3 * PAUSE_SECONDS)
+    return _percentiles(taken)
 
 
 def open_page(terminal: Terminal, run_id: str, times: int) -> dict[str, float]:
@@ -75,11 +87,24 @@ def stall(terminal: Terminal, seconds: float) -> dict[str, Any]:
     at = time.monotonic()
     terminal.resume()
     terminal.press(HELP)
-    answered = terminal.wait(lambda lines: any(" Keys " in line for line in lines), 2 * LONGEST_SECONDS) - at
+    answered = terminal.wait(lambda lines: any(DIALOGS[HELP] in line for line in lines), 2 * LONGEST_SECONDS) - at
     found = {"caught_up_seconds": answered, "bytes_after": terminal.bytes_written - before}
     terminal.press(ESCAPE)
     terminal.wait(lambda lines: not any(" Keys " in line for line in lines), LONGEST_SECONDS)
     return found
+
+
+def _percentiles(taken: list[float]) -> dict[str, float | int]:
+    return {
+        "count": len(taken),
+        "p50_seconds": percentile(taken, 50),
+        "p99_seconds": percentile(taken, 99),
+        "worst_seconds": max(taken),
+    }
+
+
+def _has(words: str, is_so: bool) -> Callable[[list[str]], bool]:
+    return lambda lines: any(words in line for line in lines) == is_so
 
 
 def _cursor(lines: list[str]) -> tuple[int, ...]:

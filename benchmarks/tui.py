@@ -17,7 +17,7 @@ from benchmarks.past import finished_runs, long_curve
 from benchmarks.processes import family
 from benchmarks.scene import GPUS, Scene
 from benchmarks.terminal import Terminal
-from benchmarks.touch import ENTER, key_to_paint, open_page, stall
+from benchmarks.touch import ENTER, dialog_to_paint, key_to_paint, open_page, stall
 from benchmarks.watching import LONGEST_START_SECONDS, SIZES, Spans, first_frame_seconds, size_word, watch
 
 GPU_COUNTS = (1, 16)
@@ -42,6 +42,7 @@ class Load:
     gpu_counts: tuple[int, ...] = GPU_COUNTS
     starts: int = 3
     openings: int = 5
+    dialogs: int = 10
 
 
 def measure(
@@ -99,11 +100,12 @@ def _crowd(spans: Spans, load: Load, size: tuple[int, int]) -> dict[str, Any]:
             firsts = []
             for _ in range(load.starts):
                 with Terminal(scene.gputui(), columns=columns, rows=rows, environment=scene.environment) as terminal:
-                    firsts.append(first_frame_seconds(terminal, ("8 GPUs", "RUNS", run.run_id)))
+                    firsts.append(first_frame_seconds(terminal, ("GPUS", "RUNS", run.run_id)))
             with Terminal(scene.gputui(), columns=columns, rows=rows, environment=scene.environment) as terminal:
                 terminal.wait(lambda lines: any(run.run_id in line for line in lines), LONGEST_START_SECONDS)
                 time.sleep(spans.warm_seconds)
                 overview = key_to_paint(terminal, load.keys)
+                dialogs = dialog_to_paint(terminal, load.dialogs)
                 opening = open_page(terminal, run.run_id, load.openings)
                 stalled = stall(terminal, load.stall_seconds)
                 terminal.press(ENTER)
@@ -113,6 +115,7 @@ def _crowd(spans: Spans, load: Load, size: tuple[int, int]) -> dict[str, Any]:
     return {
         "first_frame_seconds": statistics.median(firsts),
         "key_to_paint": overview,
+        "dialog_to_paint": dialogs,
         "open_page": opening,
         "stalled": stalled,
         "live_page": page,
