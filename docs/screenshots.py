@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -31,7 +31,6 @@ from gputui.store.hardware import GpuView
 from gputui.ui.demo.still import make_still_demo
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.data.processes import ProcessReader
-from gputui.ui.tui.data.snapshot import ProcessSet
 from gputui.ui.tui.pages.launch.page import LaunchScreen
 from gputui.ui.tui.settings import Settings
 from tests.ui.tui.conftest import StillFeed
@@ -120,16 +119,15 @@ async def settle(pilot: Pilot[object], app: GputuiApp) -> None:
 class StillProcesses(ProcessReader):
     """Processes of runs as procfs would show them."""
 
-    def read(self, gpus: Sequence[GpuView]) -> ProcessSet:
+    def read(self, gpus: Sequence[GpuView]) -> Mapping[int, HostProcess]:
         listed = [process for gpu in gpus for process in gpu.processes or () if process.run_id is not None]
-        hosts = {
+        return {
             process.pid: HostProcess(
                 process.pid, 31_399, process.start_ticks or 1, "R", process.user, process.command or "",
                 98.0 - (process.rank or 0), (9 + (process.rank or 0)) << 30, process.run_id, process.rank, 19_800.0,
             )
             for process in listed
         }  # fmt: skip
-        return ProcessSet(hosts, tuple(95.0 if number % 10 < 2 else 12.0 for number in range(64)))
 
 
 @contextlib.contextmanager

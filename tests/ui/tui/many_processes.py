@@ -6,7 +6,6 @@ from gputui.runs.processes import HostProcess
 from gputui.store.hardware import GpuView
 from gputui.ui.tui.data.feed import Feed
 from gputui.ui.tui.data.processes import ProcessReader
-from gputui.ui.tui.data.snapshot import ProcessSet
 from tests.ui.tui.conftest import StillFeed
 from tests.ui.tui.filling import GIB, Filler
 
@@ -32,8 +31,8 @@ class StillProcesses(ProcessReader):
                 worker = 2000 + rank * 100 + number
                 self.hosts[worker] = host_process(worker, pid, "python train.py", rank=rank, cpu=float(number))
 
-    def read(self, gpus: object) -> ProcessSet:
-        return ProcessSet(dict(self.hosts))
+    def read(self, gpus: object) -> dict[int, HostProcess]:
+        return dict(self.hosts)
 
 
 def fill(filler: Filler) -> None:

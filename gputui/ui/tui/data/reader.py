@@ -34,7 +34,6 @@ from gputui.ui.tui.data.snapshot import (
     Interest,
     Moment,
     Past,
-    ProcessSet,
     Progress,
     RunPage,
     RunRow,
@@ -44,6 +43,7 @@ from gputui.ui.tui.data.snapshot import (
 )
 
 if TYPE_CHECKING:
+    from gputui.runs.processes import HostProcess
     from gputui.ui.tui.data.processes import ProcessReader
     from gputui.ui.tui.data.run_details import RunPageReader
     from gputui.ui.tui.data.studies import StudyReader
@@ -291,7 +291,7 @@ class SnapshotReader:
             self._run_page = RunPageReader(self._workspace, self._curves)
         return self._run_page
 
-    def _read_processes(self, gpus: Sequence[GpuView]) -> ProcessSet:
+    def _read_processes(self, gpus: Sequence[GpuView]) -> Mapping[int, HostProcess]:
         if self.processes is None:
             from gputui.ui.tui.data.processes import ProcessReader
 

@@ -169,14 +169,6 @@ class StudyPage(NamedTuple):
     known: tuple[StudyRow, ...]
 
 
-class ProcessSet(NamedTuple):
-    """Processes of this machine by PID: the visible ones on the GPUs, and all of our runs. ``core_percents`` is the
-    load of each CPU core since the previous reading."""
-
-    hosts: Mapping[int, HostProcess]
-    core_percents: tuple[float | None, ...] = ()
-
-
 class LogTail(NamedTuple):
     """The end of a log file, as harmless text.
 
@@ -333,6 +325,7 @@ class Snapshot(Struct, frozen=True):
         at: the moment, UTC unix seconds.
         page: the run whose page is open.
         compared: the charts of compared runs, by run.
+        processes: while their page is open, those of our runs and the visible ones on the GPUs, by PID.
         idle_since: while the page of processes is open, since when (UTC unix seconds) a process has held memory of an
             idle GPU, by the GPU's UUID and the PID.
         trouble: a sentence if the database cannot be read; the other values are then the last ones read.
@@ -351,7 +344,7 @@ class Snapshot(Struct, frozen=True):
     compared: Mapping[str, ChartData] = msgspec.field(default_factory=dict)
     machine: MachineState = msgspec.field(default_factory=MachineState)
     gpu_page: GpuPage | None = None
-    processes: ProcessSet | None = None
+    processes: Mapping[int, HostProcess] | None = None
     idle_since: Mapping[tuple[str, int], float] = msgspec.field(default_factory=dict)
     alerts: AlertsState = msgspec.field(default_factory=AlertsState)
     studies: tuple[StudyRow, ...] = ()

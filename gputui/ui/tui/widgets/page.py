@@ -106,7 +106,7 @@ class ActionScreen(Screen[None]):
     @property
     def crumb(self) -> str:
         """The page's name in the trail of pages; harmless text."""
-        return self.SCOPE
+        return self.SCOPE.replace("_", " ")
 
     def trail(self, width: int) -> str:
         """``gputui › vit-b16-1 ›``: the pages that escape leads back through."""

@@ -13,12 +13,11 @@ from gputui.core.units import ago
 from gputui.metrics.draw.raster import Span
 from gputui.store.runs import Run
 from gputui.ui.tui.actions import Scope
-from gputui.ui.tui.dialogs.palette import ranked
 from gputui.ui.tui.layout.columns import Column
+from gputui.ui.tui.pages.file_list import FileListScreen
 from gputui.ui.tui.pages.launch.form import Prefill
 from gputui.ui.tui.pages.launch.page import LaunchScreen
 from gputui.ui.tui.pages.launch.plan import profile_path, read_profiles
-from gputui.ui.tui.widgets.file_list import FileListScreen
 
 if TYPE_CHECKING:
     from gputui.profiles.profile_file import ProfileEntry
@@ -80,7 +79,8 @@ class ChooseProfileScreen(FileListScreen[ProfileRow]):
 
     SCOPE: ClassVar[Scope] = "profiles"
     TITLE = "Launch"
-    NOTE = "type to filter · ↵ choose · a path opens a file"
+    WHAT = "profile"
+    VERB = "choose"
 
     def __init__(self, near: str | None = None) -> None:
         """``near``: the path of the profile that the cursor starts on."""
@@ -97,13 +97,9 @@ class ChooseProfileScreen(FileListScreen[ProfileRow]):
 
         self.in_thread(lambda: profile_rows(workspace, Path.cwd(), runs, gpu_count, os.environ), take)
 
-    @property
-    def found(self) -> Sequence[ProfileRow]:
-        return ranked(self.rows or (), self.edit.text, lambda row: (row.name, f"{row.description} {row.path}", True))
-
     @staticmethod
-    def path_of(row: ProfileRow) -> Path:
-        return row.path
+    def searched(row: ProfileRow) -> str:
+        return row.description
 
     def columns(self) -> Sequence[Column[ProfileRow]]:
         now = self.snapshot.at
@@ -118,18 +114,6 @@ class ChooseProfileScreen(FileListScreen[ProfileRow]):
             Column("GPUS", 8, lambda row, _: [(row.gpus, "text")]),
             Column("LAST USED", 24, state, grow=2, most=60),
         )
-
-    def empty_text(self) -> str:
-        if not self.rows:
-            nothing = "There is no profile; docs/profiles.md says how to write one."
-            return "Reading profiles…" if self.rows is None else nothing
-        return "No profile matches." if self.chosen_path is None else "↵ opens this file."
-
-    def draw(self, width: int, height: int) -> None:
-        left = height - 1 - self.draw_frame(width)
-        self.head.show([self.page_head([], width)])
-        self.list.show(self.list_lines(width, left), height=left)
-        self.detail.fit([])
 
     def take(self, path: Path) -> None:
         self.app.push_screen(LaunchScreen(Prefill(path.stem, path=str(path))))

@@ -26,8 +26,8 @@ _LABEL_MOST = 24
 _VALUE_WIDTH, _VALUE_WIDTH_WIDE = 18, 36
 _WIDE = 100
 
-_HELP_MOST = 2
-"""Most lines of the help of a field."""
+_WHOLE_HINTS = 110
+"""From this width on hints fit behind the values."""
 
 
 class LaunchView(Struct, frozen=True):
@@ -150,16 +150,10 @@ def _fold_line(form: Form, field: Field, is_current: bool, width: int) -> Line:
 
 
 def _help(form: Form, width: int) -> list[Line]:
-    """The hint of the current field, in as many lines as the longest of those hints needs that do not fit behind their
-    values, so that nothing moves with the cursor."""
-    room = width - sum(_widths(form, width)) - 6
-    cut = [field.hint for field in form.fields if cell_width(field.hint) > room]
+    """The hint of the current field, where hints may not fit behind the values."""
     field = form.current
-    if not cut or field is None:
-        return []
-    most = min(_HELP_MOST, max(len(wrap(hint, width - 4 - _LABEL_MOST)) for hint in cut))
-    parts = wrap(f"{field.label}: {field.hint}", width - 4)[:most] if field.hint else []
-    return [fit_line([(f"  {part}", "text")], width) for part in [*parts, *[""] * (most - len(parts))]]
+    text = f"{field.label}: {field.hint}" if field is not None and field.hint else ""
+    return [fit_line([(f"  {text}", "dim")], width)] if width < _WHOLE_HINTS else []
 
 
 def _gpu_line(gpus: Sequence[GpuView], quarantined: Collection[str], width: int) -> Line:

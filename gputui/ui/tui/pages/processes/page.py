@@ -60,7 +60,7 @@ class ProcessesScreen(ListingPage):
         detail = detail_lines(row, self.inner_width(width)) if row is not None and height >= DETAIL_HEIGHT else []
         detail = self.framed(detail, width)
         self.list.show(self.list_lines(width, room - len(detail)), height=room - len(detail))
-        self.head.show([self.page_head(totals(self._rows, self.snapshot, width), width)])
+        self.head.show([self.page_head(totals(self._rows), width)])
         self.detail.fit(detail)
 
     # --- the cursor

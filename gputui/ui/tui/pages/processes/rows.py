@@ -99,7 +99,7 @@ class ProcessesState(ListState, frozen=True):
 
 def process_rows(snapshot: Snapshot) -> list[ProcessRow]:
     """All processes of a snapshot, each once: those on the GPUs, and those of our runs on this machine."""
-    hosts = dict(snapshot.processes.hosts) if snapshot.processes is not None else {}
+    hosts = dict(snapshot.processes or {})
     held: dict[Key, list[tuple[GpuView, ProcessView]]] = {}
     for gpu in snapshot.gpus:
         for process in gpu.processes or ():

@@ -7,7 +7,6 @@ from functools import partial
 
 from gputui.core.text import clip_middle
 from gputui.core.units import UNKNOWN, age, bytes_text, count_of, duration, gibibytes, index_ranges, percent
-from gputui.metrics.draw.glyphs import sparkline
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.store.hardware import LOOK_BACK_SECONDS
@@ -21,8 +20,6 @@ from gputui.ui.tui.pages.processes.rows import ProcessesState, ProcessRow, arran
 _STATES = {"T": "stopped", "t": "traced", "Z": "ended", "D": "waits in the kernel"}
 
 _PLAIN_STATE = "runs or sleeps"
-
-BUSY_CORE_PERCENT = 90.0
 
 DETAIL_LINES = 5
 """Lines of the details below the list; half of them are the command's at most."""
@@ -74,22 +71,14 @@ def _is_known(head: str, rows: Sequence[ProcessRow]) -> bool:
     return head not in values or any(values[head](row) is not None for row in rows)
 
 
-def totals(rows: Sequence[ProcessRow], snapshot: Snapshot, width: int) -> list[Span]:
-    """How many processes, their CPU and RAM, and a bar for the load of each core, as many as fit."""
-    parts: list[Span] = [(f" · {len(rows)}", "text")]
-    if snapshot.processes is None:
-        return parts
-    seen = [row for row in rows if row.memory_bytes is not None]
-    cpu, ram = sum(row.cpu_percent or 0.0 for row in seen), sum(row.memory_bytes or 0 for row in seen)
-    parts.append((f" · CPU {percent(cpu if seen else None)} · RAM {bytes_text(ram if seen else None)}", "text"))
-    cores = snapshot.processes.core_percents
-    if cores:
-        room = max(1, width - 95)
-        full = sum(one >= BUSY_CORE_PERCENT for one in cores if one is not None)
-        more = f"… {len(cores) - room} more" if len(cores) > room else ""
-        bars = sparkline(cores, min(len(cores), room), 0.0, 100.0)
-        parts += [(" · cores ", "text"), (bars, "bar"), (f"{more} {full}/{len(cores)} full", "dim")]
-    return parts
+def totals(rows: Sequence[ProcessRow]) -> list[Span]:
+    """How many processes, and their CPU and RAM as far as known."""
+    text = f" · {len(rows)}"
+    if cpu := [row.cpu_percent for row in rows if row.cpu_percent is not None]:
+        text += f" · CPU {percent(sum(cpu))}"
+    if ram := [row.memory_bytes for row in rows if row.memory_bytes is not None]:
+        text += f" · RAM {bytes_text(sum(ram))}"
+    return [(text, "text")]
 
 
 def facts(row: ProcessRow) -> list[tuple[str, str]]:

@@ -18,9 +18,8 @@ from gputui.store.database import StoreError, open_reader
 from gputui.ui.tui import commands
 from gputui.ui.tui.actions import Scope
 from gputui.ui.tui.data.snapshot import Snapshot
-from gputui.ui.tui.dialogs.palette import ranked
 from gputui.ui.tui.layout.columns import Column, fit_line, rule, wrap
-from gputui.ui.tui.widgets.file_list import FileListScreen
+from gputui.ui.tui.pages.file_list import FileListScreen
 
 if TYPE_CHECKING:
     # pydantic comes with these; they are imported where they are used, in a thread.
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from gputui.studies.spec import StudySpec
 
 POINTS_SHOWN = 4
-LEAST_ROWS = 4
-"""Rows of files that the plan below leaves, if there are so many."""
 
 
 class StudyFileRow(NamedTuple):
@@ -126,7 +123,8 @@ class ChooseStudyScreen(FileListScreen[StudyFileRow]):
 
     SCOPE: ClassVar[Scope] = "study_files"
     TITLE = "New study"
-    NOTE = "type to filter · ↵ start · a path opens a file"
+    WHAT = "study file"
+    VERB = "start"
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,15 +137,9 @@ class ChooseStudyScreen(FileListScreen[StudyFileRow]):
         workspace = self.shell.workspace
         self.in_thread(lambda: study_file_rows(workspace, Path.cwd()), self.rows_read)
 
-    @property
-    def found(self) -> Sequence[StudyFileRow]:
-        return ranked(
-            self.rows or (), self.edit.text, lambda row: (row.name, f"{row.profile} {row.search} {row.path}", True)
-        )
-
     @staticmethod
-    def path_of(row: StudyFileRow) -> Path:
-        return row.path
+    def searched(row: StudyFileRow) -> str:
+        return f"{row.profile} {row.search}"
 
     def columns(self) -> Sequence[Column[StudyFileRow]]:
         return (
@@ -156,12 +148,6 @@ class ChooseStudyScreen(FileListScreen[StudyFileRow]):
             Column("SEARCH", 24, lambda row, _: [(row.problem, "warn") if row.problem else (row.search, "text")],
                    grow=3),
         )  # fmt: skip
-
-    def empty_text(self) -> str:
-        if not self.rows:
-            nothing = "There is no study file; docs/studies.md says how to write one."
-            return "Reading study files…" if self.rows is None else nothing
-        return "No study file matches." if self.chosen_path is None else "↵ starts this file."
 
     # --- the plan
 
@@ -190,16 +176,9 @@ class ChooseStudyScreen(FileListScreen[StudyFileRow]):
             self._start(plan.path)
         self.changed()
 
-    def draw(self, width: int, height: int) -> None:
+    def foot(self, width: int) -> list[Line]:
+        """What the chosen file would start."""
         self._plan_next()
-        left = height - 1 - self.draw_frame(width)
-        self.head.show([self.page_head([], width)])
-        room = max(0, left - 4 - min(len(self.listing.rows), LEAST_ROWS))
-        plan = self.framed(self._plan_lines(self.inner_width(width))[:room], width)
-        self.list.show(self.list_lines(width, left - len(plan)), height=left - len(plan))
-        self.detail.fit(plan)
-
-    def _plan_lines(self, width: int) -> list[Line]:
         path = self.chosen
         if path is None or path not in self._plans:
             return [] if path is None else [rule("WHAT IT STARTS", width), fit_line([("  checking…", "dim")], width)]

@@ -16,7 +16,7 @@ from gputui.machine.procfs import read_stat
 from gputui.metrics.draw.parts import Line
 from gputui.runs.processes import HostProcess
 from gputui.ui.tui.app import GputuiApp
-from gputui.ui.tui.data.snapshot import ProcessSet, Snapshot
+from gputui.ui.tui.data.snapshot import Snapshot
 from gputui.ui.tui.dialogs.questions import SignalScreen
 from gputui.ui.tui.layout.process_words import script_of
 from gputui.ui.tui.pages.processes.page import ProcessesScreen, environment_texts
@@ -75,8 +75,8 @@ def test_what_the_driver_and_procfs_know_of_a_process_is_one_row(snapshot: Snaps
 def test_a_pid_that_went_to_another_process_is_not_mixed_up(snapshot: Snapshot) -> None:
     other = HostProcess(1002, 1, 99_999, "R", "bob", "vim", 1.0, 5, None, None)
     assert snapshot.processes is not None
-    hosts = {**snapshot.processes.hosts, 1002: other}
-    rows = [row for row in process_rows(replace(snapshot, processes=ProcessSet(hosts))) if row.pid == 1002]
+    hosts = {**snapshot.processes, 1002: other}
+    rows = [row for row in process_rows(replace(snapshot, processes=hosts)) if row.pid == 1002]
     assert [(row.start_ticks, row.cpu_percent) for row in rows] == [(1009, None), (99_999, 1.0)]
 
 

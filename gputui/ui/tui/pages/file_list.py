@@ -5,19 +5,33 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 from msgspec.structs import replace
 from textual import events
 
 from gputui.core.text import clean
 from gputui.metrics.draw.parts import Line
+from gputui.ui.tui.dialogs.palette import ranked
 from gputui.ui.tui.layout.columns import Column, between
 from gputui.ui.tui.layout.lists import Listing, ListSection, ListState
 from gputui.ui.tui.widgets.line_edit import LineEdit
 from gputui.ui.tui.widgets.list_page import ListingPage
 
-Row = TypeVar("Row")
+LEAST_ROWS = 4
+"""Rows of files that the lines below leave, if there are so many."""
+
+
+class FileRow(Protocol):
+    """A row of the list, with its file and a short name."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def name(self) -> str: ...
+
+
+Row = TypeVar("Row", bound=FileRow)
 
 
 class FileListScreen(ListingPage, Generic[Row]):
@@ -25,7 +39,10 @@ class FileListScreen(ListingPage, Generic[Row]):
 
     OPENS = "choose"
     TITLE: ClassVar[str]
-    NOTE: ClassVar[str]
+    WHAT: ClassVar[str]
+    """What is listed, as in "profile"."""
+    VERB: ClassVar[str]
+    """What enter does, as in "choose"."""
 
     def __init__(self) -> None:
         super().__init__(ListState())
@@ -40,30 +57,43 @@ class FileListScreen(ListingPage, Generic[Row]):
     def columns(self) -> Sequence[Column[Row]]:
         """The columns of the rows."""
 
-    @property
-    @abstractmethod
-    def found(self) -> Sequence[Row]:
-        """The rows that match the typed text."""
-
     @staticmethod
     @abstractmethod
-    def path_of(row: Row) -> Path:
-        """The file of a row."""
-
-    @abstractmethod
-    def empty_text(self) -> str:
-        """The line in place of rows."""
+    def searched(row: Row) -> str:
+        """What is found beside the name of a row."""
 
     @abstractmethod
     def take(self, path: Path) -> None:
         """Go on with a file."""
 
+    def foot(self, width: int) -> list[Line]:
+        """Lines below the list."""
+        return []
+
+    @property
+    def found(self) -> Sequence[Row]:
+        """The rows that match the typed text."""
+        return ranked(self.rows or (), self.edit.text, lambda row: (row.name, f"{self.searched(row)} {row.path}", True))
+
     def make_listing(self) -> Listing[Row]:
-        return Listing("", self.columns(), [ListSection("", self.found)], self.path_of, empty=self.empty_text())
+        empty = f"↵ {self.VERB}s this file." if self.chosen_path is not None else f"No {self.WHAT} matches."
+        if not self.rows:
+            doc = "docs/studies.md" if "study" in self.WHAT else "docs/profiles.md"
+            empty = f"There is no {self.WHAT}; {doc} says how to write one."
+        empty = f"Reading {self.WHAT}s…" if self.rows is None else empty
+        return Listing("", self.columns(), [ListSection("", self.found)], lambda row: row.path, empty=empty)
+
+    def draw(self, width: int, height: int) -> None:
+        left = height - 1 - self.draw_frame(width)
+        self.head.show([self.page_head([], width)])
+        room = max(0, left - 4 - min(len(self.listing.rows), LEAST_ROWS))
+        foot = self.framed(self.foot(self.inner_width(width))[:room], width)
+        self.list.show(self.list_lines(width, left - len(foot)), height=left - len(foot))
+        self.detail.fit(foot)
 
     def with_filter(self, lines: list[Line], width: int) -> list[Line]:
         """The lines of the list with the title and the typed text in place of the heading."""
-        note = f" {self.NOTE} " if width >= 76 else ""
+        note = f" type to filter · ↵ {self.VERB} · a path opens a file " if width >= 76 else ""
         edit = self.edit.spans(max(8, width - len(self.TITLE) - len(note) - 4))
         return [between([(f" {self.TITLE}  ", "title"), *edit], [(note, "dim")], width), *lines[1:]]
 
@@ -89,7 +119,7 @@ class FileListScreen(ListingPage, Generic[Row]):
         """The file of the row under the cursor; without one the typed path."""
         self.keep_cursor()
         row = self.current
-        return self.chosen_path if row is None else self.path_of(row)
+        return self.chosen_path if row is None else row.path
 
     def _type(self, edit: LineEdit) -> None:
         if edit.text != self.edit.text or self.rows is None or self._made is None:
