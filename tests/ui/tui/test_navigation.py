@@ -38,7 +38,7 @@ async def test_each_kind_of_page_lies_on_the_stack_once(app: GputuiApp) -> None:
         assert stack(app) == [OverviewScreen, CompareScreen, RunScreen, ProcessesScreen]
         page = app.screen
         assert isinstance(page, ProcessesScreen) and page.table.grouping == "gpu"
-        assert page.row_in_question is not None and 2 in page.row_in_question.gpus
+        assert page.current is not None and 2 in page.current.gpus
         app.open_gpu(uuid(2))
         await pilot.pause()
         app.open_gpu(uuid(3))

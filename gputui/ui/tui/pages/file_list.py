@@ -18,9 +18,6 @@ from gputui.ui.tui.layout.lists import Listing, ListSection, ListState
 from gputui.ui.tui.widgets.line_edit import LineEdit
 from gputui.ui.tui.widgets.list_page import ListingPage
 
-LEAST_ROWS = 4
-"""Rows of files that the lines below leave, if there are so many."""
-
 
 class FileRow(Protocol):
     """A row of the list, with its file and a short name."""
@@ -34,7 +31,7 @@ class FileRow(Protocol):
 Row = TypeVar("Row", bound=FileRow)
 
 
-class FileListScreen(ListingPage, Generic[Row]):
+class FileListScreen(ListingPage[Row], Generic[Row]):
     """The list. A path has a slash or ends in .yaml. ``rows`` is None while they are being read."""
 
     OPENS = "choose"
@@ -66,10 +63,6 @@ class FileListScreen(ListingPage, Generic[Row]):
     def take(self, path: Path) -> None:
         """Go on with a file."""
 
-    def foot(self, width: int) -> list[Line]:
-        """Lines below the list."""
-        return []
-
     @property
     def found(self) -> Sequence[Row]:
         """The rows that match the typed text."""
@@ -82,14 +75,6 @@ class FileListScreen(ListingPage, Generic[Row]):
             empty = f"There is no {self.WHAT}; {doc} says how to write one."
         empty = f"Reading {self.WHAT}s…" if self.rows is None else empty
         return Listing("", self.columns(), [ListSection("", self.found)], lambda row: row.path, empty=empty)
-
-    def draw(self, width: int, height: int) -> None:
-        left = height - 1 - self.draw_frame(width)
-        self.head.show([self.page_head([], width)])
-        room = max(0, left - 4 - min(len(self.listing.rows), LEAST_ROWS))
-        foot = self.framed(self.foot(self.inner_width(width))[:room], width)
-        self.list.show(self.list_lines(width, left - len(foot)), height=left - len(foot))
-        self.detail.fit(foot)
 
     def with_filter(self, lines: list[Line], width: int) -> list[Line]:
         """The lines of the list with the title and the typed text in place of the heading."""

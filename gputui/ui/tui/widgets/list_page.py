@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Hashable, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from msgspec.structs import replace
 from textual import events
@@ -12,6 +12,7 @@ from textual.app import ComposeResult
 
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
+from gputui.store.runs import Run
 from gputui.ui.tui.data.snapshot import Snapshot
 from gputui.ui.tui.layout.columns import between, box, fit_line, is_boxed
 from gputui.ui.tui.layout.lists import Listing, ListState
@@ -21,6 +22,10 @@ from gputui.ui.tui.widgets.page import ActionScreen
 from gputui.ui.tui.widgets.pane import Pane
 
 Id = TypeVar("Id")
+Row = TypeVar("Row")
+
+LIST_LEAST = 6
+"""The foot of a page is left out if the list would get fewer lines."""
 
 
 def moved(ids: Sequence[Id], current: Id | None, by: int, start: int = 0) -> Id | None:
@@ -82,10 +87,10 @@ class ListPage(ActionScreen):
         self.move(1)
 
     def do_first(self) -> None:
-        self.move(-(1 << 20))
+        self.move(-len(self.row_ids))
 
     def do_last(self) -> None:
-        self.move(1 << 20)
+        self.move(len(self.row_ids))
 
     def do_page_up(self) -> None:
         self.move(-max(1, self.page_rows))
@@ -136,7 +141,7 @@ class ListPage(ActionScreen):
         return False
 
 
-class ListingPage(ListPage):
+class ListingPage(ListPage, Generic[Row]):
     """A page whose list is a `Listing`, in a frame where the terminal has room for one."""
 
     OPENS: ClassVar[str]
@@ -152,7 +157,7 @@ class ListingPage(ListPage):
         self.list = Pane(id="list")
         self.detail = Pane(id="detail")
         self.table = table
-        self._made: tuple[Snapshot, ListState, Listing[Any]] | None = None
+        self._made: tuple[Snapshot, ListState, Listing[Row]] | None = None
         self._place = 0
 
     def compose(self) -> ComposeResult:
@@ -160,11 +165,11 @@ class ListingPage(ListPage):
         yield from (self.head, self.notice, self.list, self.detail, self.message, self.footer)
 
     @abstractmethod
-    def make_listing(self) -> Listing[Any]:
+    def make_listing(self) -> Listing[Row]:
         """The list of the snapshot, with the filter and order of ``table``."""
 
     @property
-    def listing(self) -> Listing[Any]:
+    def listing(self) -> Listing[Row]:
         """The list, made anew when the snapshot, the filter or the order changed."""
         snapshot, state = self.snapshot, replace(self.table, cursor=None, top=0)
         if self._made is None or self._made[0] is not snapshot or self._made[1] != state:
@@ -177,7 +182,7 @@ class ListingPage(ListPage):
         return [listing.key(row) for row in listing.rows]
 
     @property
-    def current(self) -> Any:
+    def current(self) -> Row | None:
         """The row under the cursor; None without one."""
         listing, cursor = self.listing, self.table.cursor
         return next((row for row in listing.rows if listing.key(row) == cursor), None)
@@ -197,7 +202,33 @@ class ListingPage(ListPage):
         else:
             super().do_back()
 
+    def run_id_of(self, row: Row) -> str | None:
+        """The run that a row is about."""
+        return None
+
+    @property
+    def run_in_question(self) -> Run | None:
+        row = self.current
+        return None if row is None else self.snapshot.run_of(self.run_id_of(row))
+
     # --- drawing
+
+    def summary(self) -> list[Span]:
+        """The words behind the page's name."""
+        return []
+
+    def foot(self, width: int, height: int) -> list[Line]:
+        """A panel below the list on a page of ``height`` lines."""
+        return []
+
+    def draw(self, width: int, height: int) -> None:
+        left = height - 1 - self.draw_frame(width)
+        self.keep_cursor()
+        self.head.show([self.page_head(self.summary(), width)])
+        foot = self.framed(self.foot(self.inner_width(width), left), width)
+        foot = foot if left - len(foot) >= LIST_LEAST else []
+        self.list.show(self.list_lines(width, left - len(foot)), height=left - len(foot))
+        self.detail.fit(foot)
 
     def page_head(self, words: Sequence[Span], width: int) -> Line:
         """The page's name behind the trail of pages, a summary, and the time."""

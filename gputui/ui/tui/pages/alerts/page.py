@@ -12,7 +12,6 @@ from gputui.core.units import duration
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.store.alerts import AlertView
-from gputui.store.runs import Run
 from gputui.ui.tui.actions import Context, Scope
 from gputui.ui.tui.data.snapshot import AlertsState, Interest, Moment
 from gputui.ui.tui.dialogs.questions import Silence, SilenceScreen
@@ -23,9 +22,6 @@ from gputui.ui.tui.layout.words import dated_clock
 from gputui.ui.tui.widgets.list_page import ListingPage
 from gputui.ui.tui.widgets.page import Copyable
 
-LIST_LEAST = 6
-"""The detail is left out if the list would get fewer lines."""
-
 DETAIL_LEAST, DETAIL_MOST = 4, 8
 
 
@@ -35,7 +31,7 @@ class AlertsList(ListState, frozen=True):
     order: Literal["severity", "time"] = "severity"
 
 
-class AlertsScreen(ListingPage):
+class AlertsScreen(ListingPage[AlertView]):
     """A list of alerts, and below it the one under the cursor in full."""
 
     SCOPE: ClassVar[Scope] = "alerts"
@@ -56,35 +52,22 @@ class AlertsScreen(ListingPage):
         notes: list[Span] = [(f"by {state.order}", "dim")]
         return Listing("ALERTS", columns, sections, lambda one: one.alert_id, notes, "No active alerts.")
 
-    def draw(self, width: int, height: int) -> None:
-        snapshot, active = self.snapshot, self.snapshot.alerts.last
-        words = f" · {len(active)} active, {sum(one.is_news(snapshot.at) for one in active)} new"
-        self.head.show([self.page_head([(words, "text")], width)])
-        left = height - 1 - self.draw_frame(width)
-        room = min(DETAIL_MOST, max(DETAIL_LEAST, left // 3))
-        self.keep_cursor()
-        detail = self.framed(detail_lines(self.alert, snapshot.at, self.inner_width(width), room), width)
-        detail = detail if left - len(detail) >= LIST_LEAST else []
-        self.list.show(self.list_lines(width, left - len(detail)), height=left - len(detail))
-        self.detail.fit(detail)
+    def summary(self) -> list[Span]:
+        active = self.snapshot.alerts.last
+        return [(f" · {len(active)} active, {sum(one.is_news(self.snapshot.at) for one in active)} new", "text")]
 
-    # --- what it is about
+    def foot(self, width: int, height: int) -> list[Line]:
+        room = min(DETAIL_MOST, max(DETAIL_LEAST, height // 3))
+        return [] if self.current is None else detail_lines(self.current, self.snapshot.at, width, room)
 
-    @property
-    def alert(self) -> AlertView | None:
-        """The alert under the cursor."""
-        alert = self.current
-        return alert if isinstance(alert, AlertView) else None
-
-    @property
-    def run_in_question(self) -> Run | None:
-        return None if self.alert is None else self.snapshot.run_of(self.alert.run_id)
+    def run_id_of(self, row: AlertView) -> str | None:
+        return row.run_id
 
     def context(self) -> Context:
-        return replace(super().context(), alert=self.alert)
+        return replace(super().context(), alert=self.current)
 
     def copyable(self) -> Sequence[Copyable]:
-        alert = self.alert
+        alert = self.current
         return [] if alert is None else [Copyable("the alert", clean(alert.sentence))]
 
     # --- actions
@@ -95,13 +78,13 @@ class AlertsScreen(ListingPage):
         self.shell.open_run(run.run_id)
 
     def do_alert_moment(self) -> None:
-        alert = self.alert
+        alert = self.current
         assert alert is not None
         self.app.pop_screen()
         self.shell.look_back(Moment(alert.raised_at))
 
     def do_acknowledge(self) -> None:
-        alert = self.alert
+        alert = self.current
         assert alert is not None
         self.shell.ask("Acknowledge", "alert_ack", None, {"ids": [alert.alert_id]})
         self.move(1)
@@ -110,7 +93,7 @@ class AlertsScreen(ListingPage):
         self.shell.ask("Acknowledge all", "alert_ack", None, {"ids": None})
 
     def do_silence(self) -> None:
-        alert = self.alert
+        alert = self.current
         assert alert is not None
 
         def silence(chosen: Silence | None) -> None:
@@ -185,10 +168,8 @@ def columns_at(now: float) -> list[Column[AlertView]]:
     ]
 
 
-def detail_lines(alert: AlertView | None, now: float, width: int, height: int) -> list[Line]:
-    """The alert under the cursor in exactly ``height`` lines: sentence, remedy and history."""
-    if alert is None:
-        return []
+def detail_lines(alert: AlertView, now: float, width: int, height: int) -> list[Line]:
+    """An alert in exactly ``height`` lines: sentence, remedy and history."""
     lines = [rule(_title(alert.rule).upper(), width, f"{alert.rule} · {alert.severity}")]
     history = " · ".join(_history(alert, now))
     for text, style in ((alert.sentence, "text"), (f"To do: {alert.remedy}", "accent"), (history, "dim")):

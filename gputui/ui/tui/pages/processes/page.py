@@ -11,24 +11,23 @@ from textual import events
 
 from gputui.core.redaction import Redactor, secrets_in
 from gputui.core.text import clean
+from gputui.metrics.draw.parts import Line
+from gputui.metrics.draw.raster import Span
 from gputui.runs import identity
 from gputui.runs.identity import environment_of, identify
-from gputui.store.runs import Run
 from gputui.ui.tui.actions import Context, Scope
 from gputui.ui.tui.data.snapshot import Interest
 from gputui.ui.tui.dialogs.questions import MenuItem, SignalScreen
 from gputui.ui.tui.dialogs.sheet import SheetScreen
+from gputui.ui.tui.layout.columns import is_boxed
 from gputui.ui.tui.layout.lists import Listing
 from gputui.ui.tui.pages.processes.rows import GROUPINGS, ORDERS, ProcessesState, ProcessRow, arranged, process_rows
 from gputui.ui.tui.pages.processes.view import detail_lines, facts, listing, totals
 from gputui.ui.tui.widgets.list_page import ListingPage
 from gputui.ui.tui.widgets.page import Copyable
 
-DETAIL_HEIGHT = 30
-"""Least height of a page with the details of the process under the cursor."""
 
-
-class ProcessesScreen(ListingPage):
+class ProcessesScreen(ListingPage[ProcessRow]):
     """All processes on the GPUs and of our runs in one list."""
 
     SCOPE: ClassVar[Scope] = "processes"
@@ -40,7 +39,7 @@ class ProcessesScreen(ListingPage):
         super().__init__(ProcessesState())
         self._awaited_gpu: int | None = None
         self._awaits_letter = False
-        self._rows: list[ProcessRow] = []
+        self.rows: list[ProcessRow] = []
 
     def interest(self) -> Interest:
         return Interest(processes=True)
@@ -51,37 +50,27 @@ class ProcessesScreen(ListingPage):
         self._awaited_gpu = index
 
     def make_listing(self) -> Listing[ProcessRow]:
-        self._rows = process_rows(self.snapshot)
-        return listing(self.snapshot, self._rows, arranged(self._rows, self.table), self.table)
+        self.rows = process_rows(self.snapshot)
+        return listing(self.snapshot, self.rows, arranged(self.rows, self.table), self.table)
 
-    def draw(self, width: int, height: int) -> None:
-        room = height - 1 - self.draw_frame(width)
-        row = self.row_in_question
-        detail = detail_lines(row, self.inner_width(width)) if row is not None and height >= DETAIL_HEIGHT else []
-        detail = self.framed(detail, width)
-        self.list.show(self.list_lines(width, room - len(detail)), height=room - len(detail))
-        self.head.show([self.page_head(totals(self._rows), width)])
-        self.detail.fit(detail)
+    def summary(self) -> list[Span]:
+        return totals(self.rows)
+
+    def foot(self, width: int, height: int) -> list[Line]:
+        row = self.current
+        return [] if row is None or not is_boxed(*self.app.size) else detail_lines(row, width)
+
+    def run_id_of(self, row: ProcessRow) -> str | None:
+        return row.run_id
 
     # --- the cursor
 
-    @property
-    def row_in_question(self) -> ProcessRow | None:
-        """The process under the cursor."""
-        row = self.current
-        return row if isinstance(row, ProcessRow) else None
-
-    @property
-    def run_in_question(self) -> Run | None:
-        row = self.row_in_question
-        return None if row is None else self.snapshot.run_of(row.run_id)
-
     def context(self) -> Context:
-        row = self.row_in_question
+        row = self.current
         return replace(super().context(), pid=row.pid if row else None)
 
     def copyable(self) -> list[Copyable]:
-        row = self.row_in_question
+        row = self.current
         return [] if row is None else [Copyable("the PID", str(row.pid)), *super().copyable()]
 
     def keep_cursor(self) -> None:
@@ -131,7 +120,7 @@ class ProcessesScreen(ListingPage):
     # --- what is done
 
     def do_process_detail(self) -> None:
-        row = self.row_in_question
+        row = self.current
         if row is not None:
             self.app.push_screen(SheetScreen(f"Process {row.pid}", [f"{name:<12} {text}" for name, text in facts(row)]))
 
@@ -141,7 +130,7 @@ class ProcessesScreen(ListingPage):
             self.shell.open_run(run.run_id)
 
     def do_environment(self) -> None:
-        row = self.row_in_question
+        row = self.current
         if row is None:
             return
 
@@ -152,14 +141,14 @@ class ProcessesScreen(ListingPage):
         self.in_thread(lambda: environment_texts(row.pid, row.start_ticks), show)
 
     def do_kill(self) -> None:
-        row = self.row_in_question
+        row = self.current
         if row is not None:
             about, warning = _about(row)
             text = f"{about} It is killed at once (SIGKILL), without a chance to save. {warning}"
             self.shell.confirmed(f"Kill process {row.pid}?", text, lambda: self._send(row, signal.SIGKILL))
 
     def do_signal(self) -> None:
-        row = self.row_in_question
+        row = self.current
         if row is None:
             return
         about, warning = _about(row)

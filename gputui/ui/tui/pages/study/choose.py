@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from gputui.studies.spec import StudySpec
 
 POINTS_SHOWN = 4
+LEAST_ROWS = 4
+"""Rows of files that the plan below leaves."""
 
 
 class StudyFileRow(NamedTuple):
@@ -176,7 +178,7 @@ class ChooseStudyScreen(FileListScreen[StudyFileRow]):
             self._start(plan.path)
         self.changed()
 
-    def foot(self, width: int) -> list[Line]:
+    def foot(self, width: int, height: int) -> list[Line]:
         """What the chosen file would start."""
         self._plan_next()
         path = self.chosen
@@ -192,7 +194,7 @@ class ChooseStudyScreen(FileListScreen[StudyFileRow]):
             for number, part in enumerate(wrap(text, width - 4)):
                 shown = "text" if lead == " ✗ " else "dim" if lead == " ✓ " else style
                 lines.append(fit_line([(lead if not number else " " * len(lead), style), (part, shown)], width))
-        return lines
+        return lines[: max(0, height - LEAST_ROWS - 4)]
 
     # --- starting
 

@@ -13,7 +13,6 @@ from gputui.core.text import clean
 from gputui.core.yaml_forms.document import plain_value
 from gputui.metrics.draw.parts import Line
 from gputui.runs.command import assignments
-from gputui.store.runs import Run
 from gputui.studies.analysis import ranked
 from gputui.ui.tui.actions import Context, Scope
 from gputui.ui.tui.data.snapshot import Interest, StudyPage
@@ -47,7 +46,7 @@ STUDIES_HEIGHT = 30
 """Most studies in their list, and the least height of a page with that."""
 
 
-class StudyScreen(ListingPage):
+class StudyScreen(ListingPage[TrialRow]):
     """The list of trials, charts beside or below it, and details of the trial under the cursor."""
 
     SCOPE: ClassVar[Scope] = "studies"
@@ -73,24 +72,17 @@ class StudyScreen(ListingPage):
         return page if is_asked else None
 
     @property
-    def trial(self) -> TrialRow | None:
-        """The trial under the cursor."""
-        row = self.current
-        return row if isinstance(row, TrialRow) else None
-
-    @property
     def study_in_question(self) -> str | None:
         return None if self.study is None else self.study.study.study_id
 
-    @property
-    def run_in_question(self) -> Run | None:
-        return None if self.trial is None else self.snapshot.run_of(self.trial.trial.run_id)
+    def run_id_of(self, row: TrialRow) -> str | None:
+        return row.trial.run_id
 
     def context(self) -> Context:
         return replace(super().context(), study=None if self.study is None else self.study.study.state)
 
     def copyable(self) -> Sequence[Copyable]:
-        row = self.trial
+        row = self.current
         if row is None:
             return []
         words = [word for each in assignments(row.trial.params) for word in ("--set", each)]
@@ -120,7 +112,7 @@ class StudyScreen(ListingPage):
         top = result_lines(page, width)
         if height >= STUDIES_HEIGHT and len(page.known) > 1:
             top += self.framed(study_lines(page, inner, STUDIES_MOST), width)
-        detail = detail_lines(self.trial, self.snapshot.at, inner)
+        detail = detail_lines(self.current, self.snapshot.at, inner)
         if self._point_line is not None:
             spans = self._point_line.spans(max(8, inner - 12))
             detail = [rule("NEXT TRIAL", inner, "↵ adds it · esc cancels")]
@@ -186,15 +178,15 @@ class StudyScreen(ListingPage):
         self.shell.ask(words, verb, None, {"study": self.study.study.study_id, **args})
 
     def do_prune(self) -> None:
-        assert self.trial is not None
-        number = self.trial.trial.number
+        assert self.current is not None
+        number = self.current.trial.number
         text = f"Cut trial {number} short? Its run ends at once, without a checkpoint."
         ask = partial(self._ask, f"Prune trial {number}", "study_prune", trial=number)
         self.shell.confirmed("Prune the trial", text, ask)
 
     def do_keep(self) -> None:
-        assert self.trial is not None
-        trial = self.trial.trial
+        assert self.current is not None
+        trial = self.current.trial
         is_kept = trial.wish == "keep"
         words = f"Leave trial {trial.number} to the pruner" if is_kept else f"Keep trial {trial.number}"
         self._ask(words, "study_keep", trial=trial.number, keep=not is_kept)
@@ -202,7 +194,7 @@ class StudyScreen(ListingPage):
     # --- a new trial
 
     def do_enqueue(self) -> None:
-        row = self.trial
+        row = self.current
         params = {} if row is None else row.trial.params
         self._point_line = LineEdit.at_end(clean(shlex.join(assignments(params))))
 

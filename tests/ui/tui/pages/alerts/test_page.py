@@ -70,12 +70,12 @@ async def test_acknowledging_asks_the_agent(app: GputuiApp, filler: Filler) -> N
     async with app.run_test(size=SMALL) as pilot:
         await pilot.press("exclamation_mark")
         await pilot.pause()
-        disk = page(app).alert
+        disk = page(app).current
         assert disk is not None
         await pilot.press("a")
         await until(pilot, lambda: len(asked(filler)) == 1)
         assert asked(filler) == [("alert_ack", None, {"ids": [disk.alert_id]})]
-        assert page(app).alert != disk, "the next one is under the cursor"
+        assert page(app).current != disk, "the next one is under the cursor"
         await pilot.press("space", "A")
         await until(pilot, lambda: len(asked(filler)) == 3)
         assert ("alert_ack", None, {"ids": None}) in asked(filler)
@@ -101,7 +101,7 @@ async def test_silencing_asks_for_how_long(app: GputuiApp, filler: Filler) -> No
         assert asked(filler) == [("alert_silence", None, {"seconds": 7200.0, "rule": "gpu_hot"})]
         await pilot.press("z", "enter")
         await until(pilot, lambda: len(asked(filler)) == 2)
-        alert = page(app).alert
+        alert = page(app).current
         assert alert is not None
         assert asked(filler)[1] == ("alert_silence", None, {"seconds": 3600.0, "id": alert.alert_id})
         await pilot.press("z", "escape")
