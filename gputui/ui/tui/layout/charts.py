@@ -236,9 +236,9 @@ def _metric_curves(panel: Panel, data: ChartData, look: ChartLook) -> list[Curve
 # --- the ranks
 
 
-def is_by_rank(panel: Panel, data: ChartData | None, settings: ChartSettings) -> bool:
+def is_by_rank(panel: Panel, data: ChartData, settings: ChartSettings) -> bool:
     """Whether a chart shows each rank."""
-    return data is not None and panel.key in settings.by_rank and panel.key in data.rank_names
+    return panel.key in settings.by_rank and panel.key in data.rank_names
 
 
 def _by_rank_words(panel: Panel, data: ChartData, look: ChartLook) -> str:

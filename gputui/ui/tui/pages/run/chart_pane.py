@@ -65,7 +65,7 @@ class RunCharts(ChartController):
         # The first chart until another one is chosen: that of the loss may come later than those of the hardware.
         self._focus: str | None = None
         self._is_focus_chosen = False
-        self._data: ChartData | None = None
+        self._data = ChartData(self.request, Frame(settings.axis))
         self._look: ChartLook | None = None
         self._panels = Panels((), 0)
         self._visible: Sequence[Panel] = ()
@@ -140,7 +140,7 @@ class RunCharts(ChartController):
         if self._places:
             place = self._places[at - first]
             self.columns = max(8, plot_columns(place.width, place.height))
-        extent = self._extent
+        extent = extent_of(self._data, is_log=self.settings.is_log_x)
         viewport = self.viewport if self._is_on_axis else Viewport()
         self._window = (0.0, 1.0) if extent is None else viewport.window(extent)
 
@@ -234,23 +234,19 @@ class RunCharts(ChartController):
     @property
     def _is_on_axis(self) -> bool:
         """Whether the data lie on the axis; after a change, the answer takes a moment."""
-        return self._data is not None and self._data.frame.axis == self._axis
+        return self._data.frame.axis == self._axis
 
     @property
     def extent(self) -> Extent | None:
-        return self._extent if self._is_on_axis else None
+        return extent_of(self._data, is_log=self.settings.is_log_x) if self._is_on_axis else None
 
     @property
     def has_epochs(self) -> bool:
-        return self._data is None or "epoch" in self._data.names
+        return "epoch" in self._data.names
 
     @property
     def focused_key(self) -> str | None:
-        return None if self.focus is None else self.focus.key
-
-    @property
-    def _extent(self) -> Extent | None:
-        return None if self._data is None else extent_of(self._data, is_log=self.settings.is_log_x)
+        return self._focus
 
     @property
     def focus(self) -> Panel | None:
@@ -260,7 +256,7 @@ class RunCharts(ChartController):
     def why_not_by_rank(self, ranks: int) -> str | None:
         """Why the focused chart cannot be drawn by rank; None if it can."""
         panel = self.focus
-        if panel is None or self._data is None:
+        if panel is None:
             return "There is no chart yet."
         if panel.field is not None:
             return "Charts of the hardware show each GPU already."
@@ -288,16 +284,13 @@ class RunCharts(ChartController):
     @property
     def cursor_at(self) -> float | None:
         """The moment under the crosshair, in UTC unix seconds."""
-        if self.cursor is None or self._data is None or not self._is_on_axis:
-            return None
-        return self._data.frame.moment_at(self.cursor)
+        return None if self.cursor is None or not self._is_on_axis else self._data.frame.moment_at(self.cursor)
 
     def _move_to_marker(self, by: int) -> None:
         """Move the crosshair to the next marker, or the previous one with -1."""
-        if self._data is not None and self._is_on_axis:
-            found = next_marker(self._data.markers, self.cursor, by)
-            if found is not None:
-                self.point_at(found.x)
+        found = next_marker(self._data.markers, self.cursor, by) if self._is_on_axis else None
+        if found is not None:
+            self.point_at(found.x)
 
     do_marker_previous = partialmethod(_move_to_marker, -1)
     do_marker_next = partialmethod(_move_to_marker, 1)
@@ -316,10 +309,8 @@ class RunCharts(ChartController):
     @property
     def bins(self) -> Sequence[Bin]:
         """The curve of the focused chart, or if that has none, the first curve."""
-        curves = {} if self._data is None else self._data.curves
-        focused = curves.get(self._focus or "")
-        candidates = [*curves.values()] if focused is None else [focused, *curves.values()]
-        return next((each.bins for each in candidates if each.bins), ())
+        curves = sorted(self._data.curves.values(), key=lambda curve: curve.name != self._focus)
+        return next((each.bins for each in curves if each.bins), ())
 
     # --- the settings
 
@@ -347,7 +338,7 @@ class RunCharts(ChartController):
     def file(self, folder: Path, run_id: str) -> ChartFile | None:
         """The focused chart, to be written; None if there is none."""
         panel = self.focus
-        if panel is None or self._data is None or self._look is None:
+        if panel is None or self._look is None:
             return None
         return chart_file(folder, run_id, panel, self._data, self._look)
 
