@@ -87,11 +87,7 @@ def test_what_was_reduced_elsewhere_says_what_its_points_say(
     for buckets in (plain, taken):
         bins = buckets.bins(1 << 20)
         assert len(bins) <= capacity
-        finite = [value for _, value in points if math.isfinite(value)]
-        assert sum(each.points for each in bins) == len(points)
-        assert sum(each.non_finite for each in bins) == len(points) - len(finite)
-        assert min((each.low for each in bins if each.low is not None), default=None) == min(finite, default=None)
-        assert max((each.high for each in bins if each.high is not None), default=None) == max(finite, default=None)
+        check_totals(points, bins)
         assert [each.first_x for each in bins] == sorted(each.first_x for each in bins)
 
 
