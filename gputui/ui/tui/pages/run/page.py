@@ -187,7 +187,9 @@ class RunScreen(ActionScreen):
         self._drawn.clear()
         for name, pane in self.beside.items():
             pane.display = name in shown
-            self._show_beside(name, sections[name], side, rooms[name], is_framed=is_framed)
+            cells = side if has_charts or name != shown[-1] else width - side * (len(shown) - 1)
+            pane.styles.width = cells
+            self._show_beside(name, sections[name], cells, rooms[name], is_framed=is_framed)
         self._draw_log(page, width, log_height, is_framed=is_framed)
 
     def _show_beside(self, name: str, section: SideSection, width: int, height: int, *, is_framed: bool) -> None:
@@ -195,7 +197,7 @@ class RunScreen(ActionScreen):
         inner, room = width - 2, height - 1 - is_framed
         self._drawn[name] = section, room
         title = rule(section.title, inner, style="tab" if name == self.section else "title")
-        lines = section.shown(inner, room, self._scrolled[name])
+        lines = [fit_line(line, inner) for line in section.shown(inner, room, self._scrolled[name])]
         plain: list[Line] = [[("│ ", "rule"), *line] for line in (title, *lines)]
         self.beside[name].show(framed(title, lines, width, height) if is_framed else plain[:height], height=height)
 
@@ -205,7 +207,7 @@ class RunScreen(ActionScreen):
         self._place(upper, width if is_charts else 0, 0 if is_charts or is_log else width, height - upper)
         self._drawn.clear()
         for name, pane in self.beside.items():
-            pane.display = name == section
+            pane.display, pane.styles.width = name == section, width
             if name == section and is_framed:
                 found = self._sections(page, width - 2, {section})[name]
                 self._show_beside(name, found, width, height, is_framed=True)
