@@ -73,7 +73,6 @@ class CheckpointReader:
         return found if found_for == (folder, pattern) else CheckpointList()
 
     def wait(self, seconds: float) -> None:
-        """Wait for the running search."""
         if self._thread is not None:
             self._thread.join(seconds)
 

@@ -73,8 +73,6 @@ class StoryReader:
 
 
 class RunCheckpoints:
-    """The checkpoints of a run."""
-
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
         self._reader = CheckpointReader()
@@ -105,13 +103,10 @@ class RunCheckpoints:
         return self._reader.read(folder, spec.checkpoints.pattern, to_check, facts)
 
     def wait(self, seconds: float) -> None:
-        """Wait for the running search."""
         self._reader.wait(seconds)
 
 
 class RunPageReader:
-    """Reads the page of a run."""
-
     def __init__(self, workspace: Workspace, curves: CurveReader) -> None:
         self.checkpoints = RunCheckpoints(workspace)
         self._workspace = workspace
@@ -169,7 +164,6 @@ class RunPageReader:
         return replace(page, log=self.log(page.run, interest), checkpoints=checkpoints)
 
     def log(self, run: Run, interest: Interest) -> LogTail:
-        """The end of the log that the page shows."""
         directory = self._workspace.run_dir(run.run_id) / "attempts" / str(run.attempt)
         return self._log.read(directory, interest.log_label, deep=interest.is_log_deep or interest.moment is not None)
 

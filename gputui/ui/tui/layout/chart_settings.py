@@ -34,7 +34,6 @@ class ChartSettings(Struct, frozen=True):
     filter_text: str = ""
 
     def with_pin(self, name: str) -> ChartSettings:
-        """With a chart pinned, or no longer."""
         pins = tuple(pin for pin in self.pins if pin != name)
         return replace(self, pins=pins if len(pins) < len(self.pins) else (*pins, name))
 

@@ -130,7 +130,6 @@ def grid_lines(
 
 
 def panel_lines(panel: Panel, data: ChartData, look: ChartLook, width: int, height: int) -> list[Line]:
-    """One chart."""
     focus = "▸" if panel.key == look.focus else " "
     curves = panel_curves(panel, data, look, room=width)
     if end_cells(width, height):
@@ -158,7 +157,6 @@ def end_cells(width: int, height: int) -> int:
 
 
 def plot_columns(width: int, height: int) -> int:
-    """Columns of a chart's plotting area."""
     return max(1, width - GUTTER - 2 - end_cells(width, height))
 
 
@@ -237,7 +235,6 @@ def _metric_curves(panel: Panel, data: ChartData, look: ChartLook) -> list[Curve
 
 
 def is_by_rank(panel: Panel, data: ChartData, settings: ChartSettings) -> bool:
-    """Whether a chart shows each rank."""
     return panel.key in settings.by_rank and panel.key in data.rank_names
 
 

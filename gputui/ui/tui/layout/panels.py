@@ -59,8 +59,6 @@ class Panels(Struct, frozen=True):
 
 
 class PanelPlace(NamedTuple):
-    """The place of a chart, in cells."""
-
     left: int
     top: int
     width: int

@@ -68,7 +68,6 @@ class ChartController:
     do_cursor_right = partialmethod(move_cursor, 1)
 
     def point_at(self, x: float) -> None:
-        """Move the crosshair to ``x``."""
         raise NotImplementedError
 
     def point_at_column(self, column: int, columns: int) -> None:
@@ -89,7 +88,6 @@ class ChartController:
     # --- actions
 
     def change(self, settings: ChartSettings) -> None:
-        """Take changed settings."""
         self.settings = settings
         self._set_up(settings)
 

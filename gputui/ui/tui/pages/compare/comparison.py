@@ -65,7 +65,6 @@ class Comparison(Struct, frozen=True):
 
     @property
     def curve_count(self) -> int:
-        """How many runs have a curve."""
         return sum(run_id is not None for run_id in self.drawn)
 
     def sorted_next(self, params: Sequence[str] = ()) -> Comparison:
@@ -76,7 +75,6 @@ class Comparison(Struct, frozen=True):
 
     @property
     def sort_param(self) -> str | None:
-        """The parameter that the runs are sorted by."""
         return self.sort.removeprefix(_PARAM) if self.sort.startswith(_PARAM) else None
 
     def grouped_next(self, params: Sequence[str]) -> Comparison:
@@ -93,7 +91,6 @@ class Comparison(Struct, frozen=True):
         return replace(self, drawn=tuple(drawn))
 
     def without(self, run_id: str) -> Comparison:
-        """The comparison without a run."""
         left = tuple(each for each in self.run_ids if each != run_id)
         return replace(self, run_ids=left, drawn=tuple(None if each == run_id else each for each in self.drawn))
 
@@ -238,7 +235,6 @@ def _sort_key(run: ComparedRun, comparison: Comparison) -> tuple[bool, float, st
 
 
 def best_of(runs: Sequence[ComparedRun], metric: str) -> float | None:
-    """The best value of these runs."""
     values = [run.best for run in runs if run.best is not None]
     return (max if is_more_better(metric) else min)(values, default=None)
 

@@ -87,7 +87,6 @@ class CompareCharts(ChartController):
 
     @property
     def extent(self) -> Extent | None:
-        """The common x axis of all runs."""
         extents = [extent for each in self.data.values() if (extent := extent_of(each)) is not None]
         if not extents:
             return None
@@ -108,7 +107,6 @@ class CompareCharts(ChartController):
 
     @property
     def bins(self) -> Sequence[Bin]:
-        """The curve of the run under the table's cursor."""
         data = self.data.get(self.comparison.cursor or "")
         curve = data.curves.get(self.comparison.metric or "") if data is not None else None
         return curve.bins if curve is not None else ()
@@ -323,11 +321,9 @@ class CompareScreen(ListPage):
 
     @property
     def _params(self) -> tuple[str, ...]:
-        """The parameters in which the runs differ."""
         return next((tuple(each.params) for each in self._shown), ())
 
     def do_layout(self) -> None:
-        """Toggle between a grid of metrics and one chart."""
         self._is_grid = not self._is_grid
 
     def do_cut(self) -> None:
@@ -351,7 +347,6 @@ class CompareScreen(ListPage):
     # --- the mouse
 
     def wheel(self, pane: Widget | None, by: int) -> None:
-        """Zoom the charts, or move the cursor in the table."""
         if pane is self.chart:
             self.charts.zoom(-by)
         elif pane is self.runs:
@@ -377,7 +372,6 @@ class CompareScreen(ListPage):
         self.changed()
 
     def _click_chart(self, x: int, y: int) -> None:
-        """Choose the metric of the clicked chart, and move the crosshair there."""
         columns, down = self._grid
         cell, _ = cell_columns(self.chart.size.width - 2 * self._frame, columns)
         x, y = x - self._frame, y - self._frame

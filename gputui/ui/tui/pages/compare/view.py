@@ -55,7 +55,6 @@ class CompareLook(Struct, frozen=True):
 
 
 def compare_head(look: CompareLook, width: int) -> Line:
-    """What is compared, and how."""
     comparison, settings = look.comparison, look.settings
     words = count_of(len(comparison.run_ids), "run")
     if comparison.curve_count < len(comparison.run_ids):

@@ -250,7 +250,6 @@ class RunCharts(ChartController):
 
     @property
     def focus(self) -> Panel | None:
-        """The focused chart."""
         return next((panel for panel in self._panels.shown if panel.key == self._focus), None)
 
     def why_not_by_rank(self, ranks: int) -> str | None:
@@ -287,7 +286,6 @@ class RunCharts(ChartController):
         return None if self.cursor is None or not self._is_on_axis else self._data.frame.moment_at(self.cursor)
 
     def _move_to_marker(self, by: int) -> None:
-        """Move the crosshair to the next marker, or the previous one with -1."""
         found = next_marker(self._data.markers, self.cursor, by) if self._is_on_axis else None
         if found is not None:
             self.point_at(found.x)
@@ -322,7 +320,6 @@ class RunCharts(ChartController):
             self.change(self.settings.with_pin(key))
 
     def scroll(self, by: int) -> None:
-        """Focus another chart."""
         keys = [panel.key for panel in self._panels.shown]
         if keys and self._focus in keys:
             self._is_focus_chosen = True
@@ -336,7 +333,6 @@ class RunCharts(ChartController):
         self.change(replace(self.settings, filter_text=text))
 
     def file(self, folder: Path, run_id: str) -> ChartFile | None:
-        """The focused chart, to be written; None if there is none."""
         panel = self.focus
         if panel is None or self._look is None:
             return None

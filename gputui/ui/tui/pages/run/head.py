@@ -67,7 +67,6 @@ def run_head(page: RunPage, gpus: Sequence[GpuView], now: float, width: int, pas
 
 
 def _step_words(page: RunPage) -> list[str]:
-    """The step in words, and shorter ones."""
     step, total = page.progress.step, page.progress.total_steps
     if step is None:
         return [""]

@@ -71,12 +71,10 @@ class LogView:
 
     @property
     def line_numbers(self) -> Sequence[int]:
-        """Numbers of the visible lines."""
         return self._shown[max(0, self._end - self.height) : self._end]
 
     @property
     def lines_below(self) -> int:
-        """How many lines lie below the pane."""
         return len(self._shown) - self._end
 
     @property
@@ -84,7 +82,6 @@ class LogView:
         return self._end <= self.height
 
     def line(self, number: int) -> tuple[str, Level]:
-        """A line and its level."""
         place = number - self.tail.first
         level = self.tail.levels[place] if place < len(self.tail.levels) else Level.INFO
         return self.tail.lines[place], Level(level)
@@ -111,7 +108,6 @@ class LogView:
             self.to_top()
 
     def _find(self) -> None:
-        """Compute the shown lines and the hits."""
         first, levels, pattern = self.tail.first, self.tail.levels, self.search.pattern
         self._shown = range(first, first + len(self.tail.lines))
         if self.is_grave_only:
@@ -122,7 +118,6 @@ class LogView:
             self.hits = [number for number in self._shown if pattern.search(self.tail.lines[number - first])]
 
     def follow(self) -> None:
-        """Show the end of the log, and follow it."""
         self._below = None
         self._is_at_beginning = False
         self.left = 0
@@ -261,7 +256,6 @@ def _notes(view: LogView, report: StopReport | None) -> list[str]:
 
 
 def _marked(text: str, pattern: re.Pattern[str] | None, style: str) -> list[Span]:
-    """The text with the hits of the search marked."""
     found: list[Span] = []
     at = 0
     for match in pattern.finditer(text) if pattern is not None else ():
@@ -288,7 +282,6 @@ class RunLog:
     def lines(
         self, tail: LogTail, width: int, height: int, *, is_focused: bool = False, was_stopped: bool = False
     ) -> list[Line]:
-        """The lines of the newest tail."""
         self._room = max(2, width - 1)
         self.view.update(tail, height - 1)
         if self._to_try and (tail.label == self.label or self.label is None):
@@ -314,7 +307,6 @@ class RunLog:
     do_log_previous = partialmethod(_choose, -1)
 
     def show(self, label: str) -> None:
-        """Show the log with this label."""
         self.label = label
         self.is_deep = False
 
@@ -342,7 +334,6 @@ class RunLog:
         self.scroll(by * max(1, self.view.height - 1))
 
     def scroll_to(self, *, end: bool) -> None:
-        """Follow the end, or show the beginning."""
         if end:
             self.view.follow()
         else:

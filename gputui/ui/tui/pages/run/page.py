@@ -233,7 +233,6 @@ class RunScreen(ActionScreen):
         self.log_part.pane.show(framed(lines[0], lines[1:], width, height) if is_framed else lines, height=height)
 
     def _place(self, upper: int, charts_width: int, side_width: int, log_height: int) -> None:
-        """Set the sizes of all parts; those of size 0 are hidden."""
         self.middle.display = upper > 0
         self.middle.styles.height = upper
         self.charts.pane.display = charts_width > 0
@@ -279,7 +278,6 @@ class RunScreen(ActionScreen):
         self.changed()
 
     def on_click(self, event: events.Click) -> None:
-        """Focus the clicked section, and in the charts the chart and the place."""
         section = self._section_of(event.widget)
         if section is not None:
             self.section = section
@@ -358,7 +356,6 @@ class RunScreen(ActionScreen):
         return self.charts if self.section == "charts" else self.log_part if self.section == "log" else None
 
     def _scroll(self, by: int) -> None:
-        """Scroll the focused section by lines."""
         if (part := self._part) is not None:
             part.scroll(by)
         elif self.section in self._drawn:
@@ -405,7 +402,6 @@ class RunScreen(ActionScreen):
             self.charts.change(replace(settings, by_rank=settings.by_rank ^ {focus.key}))
 
     def do_time_type(self) -> None:
-        """Show the moment of the crosshair; without one, ask for the moment."""
         at = self.charts.cursor_at
         if at is None:
             self.shell.type_moment()

@@ -157,7 +157,6 @@ def checkpoint_words(page: RunPage, now: float, *, is_past: bool = False) -> str
 
 
 def checkpoint_lines(page: RunPage, now: float, width: int) -> list[Line]:
-    """A row per checkpoint, the newest first."""
     found = page.checkpoints
     if found is None or not found.newest:
         return []
