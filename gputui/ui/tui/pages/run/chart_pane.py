@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import re
+import zlib
 from collections.abc import Callable, Sequence
 from functools import partialmethod
 from pathlib import Path
 
+from msgspec import Struct
 from msgspec.structs import replace
 
+from gputui.core.config import PRIVATE_DIR_MODE
+from gputui.core.files import replaced
 from gputui.core.text import cell_width, clean
 from gputui.core.units import count_of, short_number
 from gputui.metrics.curves.model import Axis, ChartData, ChartRequest, Frame, HardwareField
-from gputui.metrics.curves.plot import values_at
+from gputui.metrics.curves.plot import drawing, hardware_drawing, values_at
 from gputui.metrics.draw.envelope import Bin
 from gputui.metrics.draw.parts import Line
+from gputui.metrics.draw.picture import Drawing
 from gputui.metrics.draw.raster import Span
 from gputui.metrics.draw.viewport import Extent, Viewport
 from gputui.store.hardware import GpuView
@@ -36,7 +42,6 @@ from gputui.ui.tui.layout.charts import (
 )
 from gputui.ui.tui.layout.columns import clip_line, fit_line, framed, styled_rule
 from gputui.ui.tui.layout.panels import USUAL, Panel, PanelPlace, Panels, panels, places
-from gputui.ui.tui.pages.run.chart_files import ChartFile, chart_file
 from gputui.ui.tui.widgets.chart_controller import ChartController
 from gputui.ui.tui.widgets.line_edit import LineEdit
 from gputui.ui.tui.widgets.pane import SlowPane
@@ -50,6 +55,10 @@ AT_CROSSHAIR: dict[HardwareField, tuple[str, str]] = {
 
 _GLYPHS = {"incident": "✗ ", "alert": "▲ "}
 _BINS_STEP = 128
+
+FOLDER = "charts"
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+_NAME_MAX = 100
 
 
 class RunCharts(ChartController):
@@ -89,7 +98,10 @@ class RunCharts(ChartController):
         width, height = size if not is_framed else (size[0] - 2, size[1] - 1)
         self._is_framed, self._is_over = is_framed, page.run.state.is_over
         self._unused_lines = page.intake.rejected if page.intake is not None else 0
-        self._note_steps(page)
+        former = self._axis
+        self._has_step = bool(page.progress.step or any(attempt.last_step for attempt in page.attempts))
+        if self._axis != former:
+            self.viewport, self.cursor = Viewport(), None
         data = self._data = page.charts or ChartData(self.request, Frame(self.request.axis))
         has_gpus = bool(page.run.gpus)
         self._panels = panels(data.names or page.metric_names, self.settings, has_gpus=has_gpus)
@@ -112,18 +124,6 @@ class RunCharts(ChartController):
             lambda: self._lines(data, look, size),
             height=size[1],
         )
-
-    def _note_steps(self, page: RunPage) -> None:
-        """Learn whether there are metrics of a step; the first changes the axis, so that the window starts over."""
-        charts, former = page.charts, self._axis
-        if page.metric_names and (page.progress.step or any(attempt.last_step for attempt in page.attempts)):
-            self._has_step = True
-        elif charts is None:
-            self._has_step = page.run.state.is_over
-        elif charts.frame.axis in ("step", "epoch"):
-            self._has_step = bool(charts.frame.end)
-        if self._axis != former:
-            self.viewport, self.cursor = Viewport(), None
 
     def _choose_visible(self, width: int, height: int) -> None:
         """Choose the screenful of charts that holds the focused one."""
@@ -372,3 +372,57 @@ def at_cursor(data: ChartData, look: ChartLook, x: float, visible: Sequence[Pane
 def _bins_for(width: int) -> int:
     """Two bins per column, in steps, so that a terminal that is being resized does not request with every cell."""
     return -(-2 * width // _BINS_STEP) * _BINS_STEP
+
+
+# --- the focused chart as files: a picture and its numbers
+
+
+class ChartFile(Struct, frozen=True):
+    """A chart to be written. ``name`` has no file extension."""
+
+    folder: Path
+    name: str
+    drawing: Drawing
+
+
+def chart_file(folder: Path, run_id: str, panel: Panel, data: ChartData, look: ChartLook) -> ChartFile:
+    """The chart of the window that the screen shows."""
+    title = f"{run_id}: {panel.title}"
+    if panel.field is not None:
+        devices = [curve for curve in data.hardware if curve.field == panel.field]
+        # A GPU that is gone is named by its UUID, the host by nothing.
+        names = [f"{panel.title} GPU {look.gpus.get(one.uuid, one.uuid)}" if one.uuid else panel.title
+                 for one in devices]  # fmt: skip
+        drawn = hardware_drawing(data, title, devices, names)
+    elif is_by_rank(panel, data, look.settings) and panel.key in data.ranked:
+        ranks = data.ranked[panel.key].curves
+        drawn = hardware_drawing(data, title, ranks, [f"{panel.key} rank {each.rank}" for each in ranks])
+    else:
+        drawn = drawing(data, title, [panel.key], is_log=panel.key in look.settings.logs)
+    return ChartFile(folder / FOLDER, f"{_file_name(panel.key)}-{data.frame.axis}", drawn)
+
+
+def _file_name(key: str) -> str:
+    """A unique file name for a metric: ``val.loss`` for ``val/loss``; with a checksum if characters had to go."""
+    name = _UNSAFE.sub("_", key.replace("/", ".")).strip(".")
+    if len(name) <= _NAME_MAX and name.replace(".", "/") == key:
+        return name
+    return f"{name[:_NAME_MAX]}-{zlib.crc32(key.encode(errors='surrogatepass')):08x}".lstrip("-")
+
+
+def write_chart(file: ChartFile) -> str:
+    """Write the chart as CSV, SVG and, if possible, PNG, each file atomically. Returns a sentence. Raises OSError."""
+    from gputui.metrics.draw import export
+
+    file.folder.mkdir(parents=True, exist_ok=True, mode=PRIVATE_DIR_MODE)
+    kinds, hint = [], ""
+    for kind in export.EXPORTS:
+        try:
+            content = export.export(kind, file.drawing)
+        except export.ChartExportError as error:
+            hint = f" No .{kind}: {error}."
+            continue
+        with replaced(file.folder / f"{file.name}.{kind}") as written:
+            written.write(content)
+        kinds.append(f".{kind}")
+    return f"Wrote {file.folder / file.name} ({', '.join(kinds)}).{hint}"

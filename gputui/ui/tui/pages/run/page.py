@@ -20,8 +20,7 @@ from gputui.ui.tui.actions import Context, Scope
 from gputui.ui.tui.data.snapshot import Interest, Moment, RunPage
 from gputui.ui.tui.layout.chart_settings import ChartMemory, ChartSettings
 from gputui.ui.tui.layout.columns import BOX_FROM_WIDTH, fit_line, framed, is_boxed, rule
-from gputui.ui.tui.pages.run import chart_files
-from gputui.ui.tui.pages.run.chart_pane import RunCharts
+from gputui.ui.tui.pages.run.chart_pane import RunCharts, write_chart
 from gputui.ui.tui.pages.run.head import banner_lines, fatal_incident, labels_line, run_head
 from gputui.ui.tui.pages.run.log import RunLog
 from gputui.ui.tui.pages.run.sections import SideSection, share_lines, side_sections
@@ -413,7 +412,7 @@ class RunScreen(ActionScreen):
         if file is None:
             self.shell.say("There is no chart to write yet.", "warning")
         else:
-            self.shell.work(partial(chart_files.write, file), "The chart cannot be written")
+            self.shell.work(partial(write_chart, file), "The chart cannot be written")
 
     def do_traceback(self) -> None:
         self.section = "log"

@@ -33,8 +33,7 @@ from gputui.ui.tui.layout.charts import (
     panel_lines,
 )
 from gputui.ui.tui.layout.panels import Panel, panels
-from gputui.ui.tui.pages.run.chart_files import chart_file
-from gputui.ui.tui.pages.run.chart_pane import at_cursor
+from gputui.ui.tui.pages.run.chart_pane import at_cursor, chart_file
 from gputui.ui.tui.pages.run.head import run_head
 from gputui.ui.tui.pages.run.sections import (
     SideSection,
