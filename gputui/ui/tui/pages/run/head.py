@@ -43,7 +43,12 @@ def run_head(page: RunPage, gpus: Sequence[GpuView], now: float, width: int, pas
         where = ("", "text") if placed[0] == told else placed
     pace, loss = progress.steps_per_second, progress.loss
     sign = run_sign(run.state)
+    name = 1 + min(cell_width(run_title(run)), LEAST_NAME)
     parts: list[tuple[int, Span]] = []
+
+    def is_too_wide() -> bool:
+        return name + sum(3 + _size([span]) for _, span in parts) > room
+
     for step in _step_words(page):
         # With their importance: what matters least is left out first.
         parts = [
@@ -56,10 +61,9 @@ def run_head(page: RunPage, gpus: Sequence[GpuView], now: float, width: int, pas
             (6, (f"attempt {run.attempt}" if run.attempt > 1 else "", "text")),
         ]
         parts = [part for part in parts if part[1][0]]
-        name = 1 + min(cell_width(run_title(run)), LEAST_NAME)
-        while name + sum(3 + _size([span]) for _, span in parts) > room and max(parts)[0] > _DISPENSABLE:
+        while is_too_wide() and max(parts)[0] > _DISPENSABLE:
             parts.remove(max(parts))
-        if name + sum(3 + _size([span]) for _, span in parts) <= room:
+        if not is_too_wide():
             break
     known = sum(3 + _size([span]) for number, span in parts if number < 2)
     title: Line = [(" " + clip_middle(run_title(run), max(LEAST_NAME, room - 1 - known)), "title")]

@@ -7,7 +7,7 @@ from collections.abc import Container, Mapping, Sequence
 
 from msgspec import Struct
 
-from gputui.core.text import cell_width, clean, clip_middle
+from gputui.core.text import cell_width, clean, clip_middle, fit
 from gputui.core.units import UNKNOWN, age, bytes_text, count, duration, percent, rate
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
@@ -101,18 +101,19 @@ def parameter_lines(page: RunPage, now: float, width: int) -> list[Line]:
     why = _changed_by(page, now)
     names = [*launched, *(name for name in current if name not in launched)]
     names.sort(key=lambda name: launched.get(name) == current.get(name))
-    items = [(clean(name), _value(current, name), "text", "") for name in names]
-    for place_in, name in enumerate(names):
-        if launched.get(name) != current.get(name):
-            value = f"{_value(launched, name)} → {_value(current, name)}"
-            items[place_in] = (clean(name), value, "warn", why.get(name, ""))
+    items = []
+    for name in names:
+        before, after = _value(launched, name), _value(current, name)
+        is_changed = launched.get(name) != current.get(name)
+        value = f"{before} → {after}" if is_changed else after
+        items.append((clean(name), value, *(("warn", why.get(name, "")) if is_changed else ("text", ""))))
     if (code := launched_code(page.run)) is not None:
         items.append(("code", code, "text", ""))
     if not items:
         return [fit_line([("  This profile has no parameters.", "dim")], width)]
     room = min(max(cell_width(name) for name, *_ in items), max(8, width // 2)) + 2
     return [
-        fit_line([(f" {clip_middle(name, room - 2):<{room}}", "dim"), (value, style), (f"  {reason}", "dim")], width)
+        fit_line([(" " + fit(clip_middle(name, room - 2), room), "dim"), (value, style), (f"  {reason}", "dim")], width)
         for name, value, style, reason in items
     ]
 
