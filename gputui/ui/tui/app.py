@@ -252,7 +252,7 @@ def run(workspace: Workspace, feed: Feed, *, readonly: bool = False, demo: bool 
     for words in app.commands.unanswered if sys.stdout.isatty() else ():
         # The agent drops commands of processes that have ended.
         print(f"gputui: {clean(words)}: not done yet, and dropped with the screen.")  # noqa: T201
-    active = sum(not row.run.state.is_over for row in app.time_travel.live_runs)
+    active = sum(not row.run.state.is_over for row in app.snapshot.runs)
     if active and not demo and sys.stdout.isatty():
         words = "1 run continues" if active == 1 else f"{active} runs continue"
         print(f"gputui: {words} without the screen; gputui shows it again.")  # noqa: T201

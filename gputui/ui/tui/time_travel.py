@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import partialmethod
 
 from msgspec.structs import replace
 
 from gputui.ui.tui.data.feed import Feed
-from gputui.ui.tui.data.snapshot import Moment, RunRow, Snapshot
+from gputui.ui.tui.data.snapshot import Moment, Snapshot
 from gputui.ui.tui.layout.words import dated_clock
 from gputui.ui.tui.shell import Shell
 
@@ -20,24 +19,17 @@ FAR_STEPS = 10
 
 
 class TimeTravel:
-    """Requests moments from the feed, and takes its snapshots.
-
-    Attributes:
-        moment: the requested moment and, once read, the actual one; None for the present.
-        live_runs: the runs of the last snapshot of the present.
-    """
+    """Requests moments from the feed, and takes its snapshots. ``moment`` is the requested one and, once
+    read, the actual one; None for the present."""
 
     def __init__(self, shell: Shell, feed: Feed) -> None:
         self._shell = shell
         self._feed = feed
         self.moment: Moment | None = feed.interest.moment
-        self.live_runs: Sequence[RunRow] = shell.snapshot.runs if shell.snapshot.past is None else ()
 
     def takes(self, snapshot: Snapshot) -> bool:
         """Take a newer snapshot; False if it is not of the requested moment."""
         past = snapshot.past
-        if past is None:
-            self.live_runs = snapshot.runs
         if past is None and self.moment is not None and snapshot.trouble is None:
             # The feed has not read the moment yet; the present must not flash up in between.
             return False

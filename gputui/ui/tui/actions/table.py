@@ -198,7 +198,7 @@ _ROWS: tuple[list[Action], ...] = (
     row("back", "escape backspace", "back", "Leave the crosshair; then the page", COMPARE),
     row("back", "escape backspace h left", "back", "Back", (*PROCESSES, *GPU, *ALERTS, *STUDIES)),
     # looking back
-    row("time_type", "t", "past", "Go to a time: 03:12, -20m, 2026-11-20, or the crosshair's",
+    row("time_type", "t", "time", "Go to a time: 03:12, -20m, 2026-11-20, or the crosshair's",
         ("overview", "compare", "studies", *PROCESSES, *SCROLLED), heading="Past"),
     past("time_back", "less_than_sign", "back 10 s", "Go back 10 s", ALL),
     past("time_forth", "greater_than_sign", "on 10 s", "Go forward 10 s", ALL, why.looks_back),

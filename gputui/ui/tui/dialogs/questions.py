@@ -125,8 +125,10 @@ class SignalScreen(MenuScreen):
 class FormScreen(Dialog[Answer]):
     """Lines to type; tab and the arrows choose one. A subclass judges them in ``check``."""
 
-    TITLE_WORDS: ClassVar[str]
-    NOTE: ClassVar[str]
+    heading: str
+    note: str
+    text = ""
+    """A sentence above the lines."""
 
     def __init__(self, **fields: str) -> None:
         super().__init__()
@@ -138,11 +140,6 @@ class FormScreen(Dialog[Answer]):
     def check(self, texts: list[str]) -> tuple[Answer | None, str]:
         """The answer, None if it is not valid, and words about it."""
         raise NotImplementedError
-
-    @property
-    def text(self) -> str:
-        """A sentence above the lines."""
-        return ""
 
     def edited(self) -> None:
         assert self.edit is not None
@@ -175,15 +172,15 @@ class FormScreen(Dialog[Answer]):
         answer, words = self.check(texts)
         style = "dim" if answer is not None or not any(text.strip() for text in texts) else "warn"
         lines += [[], *([(part, style)] for part in wrap(words, width))]
-        return Content(self.TITLE_WORDS, lines, self.NOTE)
+        return Content(self.heading, lines, self.note)
 
 
 class MomentScreen(FormScreen[float]):
     """Answers with the typed moment in UTC unix seconds, and shows it while typing."""
 
     PANE_ID = "moment"
-    TITLE_WORDS = "Go to time"
-    NOTE = "↵ go   esc back"
+    heading = "Go to time"
+    note = "↵ go   esc back"
 
     def __init__(self, now: float) -> None:
         super().__init__(time="")
@@ -202,8 +199,8 @@ class MomentScreen(FormScreen[float]):
 class ExtendScreen(FormScreen[int]):
     """Answers with the typed number of trials."""
 
-    TITLE_WORDS = "Extend the study"
-    NOTE = "↵ extend   esc back"
+    heading = "Extend the study"
+    note = "↵ extend   esc back"
 
     def __init__(self, study_id: str) -> None:
         super().__init__(trials="")
@@ -226,31 +223,30 @@ class SilenceScreen(FormScreen[Silence]):
     """Answers with a typed duration. Tab switches between this subject and all of the rule."""
 
     PANE_ID = "silence"
-    TITLE_WORDS = "Silence"
-    NOTE = "↵ silence   tab this / everywhere   esc back"
+    heading = "Silence"
+    note = "↵ silence   tab this / everywhere   esc back"
 
     def __init__(self, alert: AlertView, now: float) -> None:
-        super().__init__(**{"for": "1h"})
-        self._alert = alert
+        super().__init__(time="1h")
+        self._title = RULES[alert.rule].title if alert.rule in RULES else clean(alert.rule)
+        self._subject = clean(alert.subject_name)
         self._now = now
-        self._is_everywhere = False
-
-    @property
-    def text(self) -> str:
-        title = RULES[self._alert.rule].title if self._alert.rule in RULES else clean(self._alert.rule)
-        return f"{title} {'everywhere' if self._is_everywhere else f'for {clean(self._alert.subject_name)}'}"
+        self._is_everywhere = True
+        self.press("tab")
 
     def press(self, key: str) -> bool:
-        if key in ("tab", "shift+tab"):
-            self._is_everywhere = not self._is_everywhere
-            return True
-        return super().press(key)
+        if key not in ("tab", "shift+tab"):
+            return super().press(key)
+        self._is_everywhere = not self._is_everywhere
+        self.text = f"{self._title} {'everywhere' if self._is_everywhere else f'for {self._subject}'}"
+        return True
 
     def check(self, texts: list[str]) -> tuple[Silence | None, str]:
         seconds = 0.0 if texts[0].strip() == "0" else parse_seconds(texts[0].strip())
         if seconds is None:
             return None, "a time such as 30min, 2h or 1d, of at most 30 days; 0 ends it"
-        words = f"no notifications until {dated_clock(self._now + seconds, self._now)} ({duration(seconds)})"
+        until = dated_clock(self._now + seconds, self._now)
+        words = f"no notifications until {until} ({duration(seconds)})"
         return Silence(seconds, self._is_everywhere), words if seconds else "no longer silenced"
 
 
@@ -258,8 +254,7 @@ class LabelsScreen(FormScreen[dict[str, str | list[str]]]):
     """Answers with the changes of a run's labels, as arguments of the command ``label``."""
 
     WIDTH = 78
-    TITLE_WORDS = "Labels"
-    NOTE = "tab field   ↵ save   esc back"
+    note = "tab field   ↵ save   esc back"
     _HELP = (
         "Its id stays; commands take either.",
         "Separate tags with spaces. /#tag filters the runs by one.",
@@ -269,11 +264,8 @@ class LabelsScreen(FormScreen[dict[str, str | list[str]]]):
     def __init__(self, run: Run) -> None:
         super().__init__(name=run.name, tags="".join(f"{tag} " for tag in run.tags), note=run.note or "")
         self._run = run
+        self.heading = f"Labels of {clean(run.run_id)}"
         self.click(1)
-
-    @property
-    def text(self) -> str:
-        return clean(self._run.run_id)
 
     def check(self, texts: list[str]) -> tuple[dict[str, str | list[str]] | None, str]:
         run, (name, tags, note) = self._run, texts

@@ -100,7 +100,7 @@ def footer(context: Context, width: int) -> str:
 
 def test_the_footer_uses_the_width_in_three_parts() -> None:
     start, end = " ↵ open  n new  r rerun  s stop │ ", " │ / filter  ^p find  ? help  q quit"
-    assert footer(Context("overview"), 120) == f"{start}p processes  i GPU  c compare  ! alerts  t past{end}"
+    assert footer(Context("overview"), 120) == f"{start}p processes  i GPU  c compare  ! alerts  t time{end}"
     assert footer(Context("overview"), 80) == f"{start[:-2]}{end[1:]}"
     for scope in ("overview", "run", "gpu", "processes", "alerts", "compare"):
         assert "S studies" in footer(Context(scope, has_studies=True), 80), scope
