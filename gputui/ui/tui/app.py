@@ -37,7 +37,7 @@ from gputui.ui.tui.data.snapshot import Snapshot
 from gputui.ui.tui.layout.chart_settings import ChartMemory, from_kept, to_keep
 from gputui.ui.tui.navigation import Navigation
 from gputui.ui.tui.pages.overview.page import OverviewScreen
-from gputui.ui.tui.settings import LEAST_REFRESH_SECONDS, Preferences, Settings, load
+from gputui.ui.tui.settings import LEAST_REFRESH_SECONDS, Settings, load, save
 from gputui.ui.tui.shell import Shell
 from gputui.ui.tui.terminal.driver import KeysLost, TerminalDriver, TerminalGone
 from gputui.ui.tui.terminal.features import TerminalFeatures
@@ -93,11 +93,11 @@ class GputuiApp(Shell, inherit_bindings=False):
         self.workspace, self.feed, self.snapshot = workspace, feed, snapshot
         self.is_readonly, self.is_demo = readonly, demo
         self.host_name = host_name or socket.gethostname()
-        self.preferences = Preferences(settings, settings_path, lambda text: self.tell(text, "warning"))
+        self.settings, self.unsaved, self._settings_path = settings, {}, settings_path
         self.keys = resolve(settings.keys)
         self._pace = Pace()
         self._due: Timer | None = None
-        self.chart_memory = ChartMemory(from_kept(settings), lambda usual: self.preferences.change(**to_keep(usual)))
+        self.chart_memory = ChartMemory(from_kept(settings), lambda usual: self.keep(**to_keep(usual)))
 
         self.navigation = navigation = Navigation(self, feed, self.chart_memory)
         self.commands = Commands(self, lambda: navigation.page, feed.watch)
@@ -212,6 +212,14 @@ class GputuiApp(Shell, inherit_bindings=False):
         super().change(**changes)
         self.terminal_features.change(before, self.settings, self.snapshot, is_ascii=self.is_ascii)
 
+    def save_settings(self) -> str | None:
+        """Write the changed settings; returns a sentence about what is wrong with the file."""
+        path = self._settings_path
+        try:
+            return save(path, self.unsaved) if path is not None and self.unsaved else None
+        except OSError as error:
+            return f"The settings are lost: {path} cannot be written ({error.strerror})."
+
     # --- actions
 
     def perform(self, name: str) -> None:
@@ -248,7 +256,9 @@ def run(workspace: Workspace, feed: Feed, *, readonly: bool = False, demo: bool 
     finally:
         keeper.stop()
         feed.stop()
-        app.preferences.finish()
+        problem = app.save_settings()
+    if problem is not None:
+        print(f"gputui: {clean(problem)}", file=sys.stderr)  # noqa: T201
     for words in app.commands.unanswered if sys.stdout.isatty() else ():
         # The agent drops commands of processes that have ended.
         print(f"gputui: {clean(words)}: not done yet, and dropped with the screen.")  # noqa: T201

@@ -7,8 +7,7 @@ an editor survive. A broken file is set aside, never overwritten.
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
@@ -22,9 +21,6 @@ from gputui.core.text import clean
 
 MOST_BYTES = 1 << 18
 """A larger file is not read."""
-
-END_SECONDS = 2.0
-"""How long the end of the screen waits for the settings to be written."""
 
 LEAST_REFRESH_SECONDS = 0.25
 
@@ -118,48 +114,3 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(known, dict):
         raise ValueError("it is no JSON object")
     return known
-
-
-class Preferences:
-    """The settings while the screen is open. A thread writes changes: the disk may hang.
-
-    ``tell`` is called from that thread with a sentence if they cannot be written.
-    """
-
-    def __init__(self, settings: Settings, path: Path | None, tell: Callable[[str], object]) -> None:
-        self.settings = settings
-        self._path = path
-        self._tell = tell
-        self._lock = threading.Lock()
-        self._unsaved: dict[str, Any] = {}
-        self._writer: threading.Thread | None = None
-
-    def change(self, **changes: Any) -> None:
-        """Change settings, for now and for the next start."""
-        self.settings = replace(self.settings, **changes)
-        if self._path is None:
-            return
-        with self._lock:
-            self._unsaved |= changes
-            if self._writer is None:
-                self._writer = threading.Thread(target=self._write, args=(self._path,), name="settings", daemon=True)
-                self._writer.start()
-
-    def finish(self) -> None:
-        """Wait for the writer, at most `END_SECONDS`."""
-        if (writer := self._writer) is not None:
-            writer.join(END_SECONDS)
-
-    def _write(self, path: Path) -> None:
-        while True:
-            with self._lock:
-                changes, self._unsaved = self._unsaved, {}
-                if not changes:
-                    self._writer = None
-                    return
-            try:
-                problem = save(path, changes)
-            except OSError as error:
-                problem = f"The settings hold only until the end: {path} cannot be written ({error.strerror})."
-            if problem is not None:
-                self._tell(problem)

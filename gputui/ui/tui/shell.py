@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from msgspec.structs import replace
 from textual import events
 from textual.screen import Screen
 
@@ -17,7 +18,7 @@ from gputui.metrics.draw.glyphs import characters_for
 from gputui.store.runs import Run
 from gputui.ui.tui.actions.keymap import Keys
 from gputui.ui.tui.data.snapshot import Moment, Snapshot
-from gputui.ui.tui.settings import Preferences, Settings
+from gputui.ui.tui.settings import Settings
 from gputui.ui.tui.terminal.layer import DisplayLayer
 from gputui.ui.tui.theme.colors import theme_for
 
@@ -27,7 +28,9 @@ class Shell(DisplayLayer[int], inherit_bindings=False):
 
     workspace: Workspace
     snapshot: Snapshot
-    preferences: Preferences
+    settings: Settings
+    unsaved: Mapping[str, Any]
+    """The settings to write when the screen ends."""
     keys: Keys
     is_readonly: bool
     is_demo: bool
@@ -122,19 +125,19 @@ class Shell(DisplayLayer[int], inherit_bindings=False):
     # --- settings
 
     @property
-    def settings(self) -> Settings:
-        """The current settings."""
-        return self.preferences.settings
-
-    @property
     def is_ascii(self) -> bool:
         """Whether only ASCII characters are shown."""
         return self.characters == "ascii"
 
+    def keep(self, **changes: Any) -> None:
+        """Keep settings that a page has changed already."""
+        self.settings = replace(self.settings, **changes)
+        self.unsaved = {**self.unsaved, **changes}
+
     def change(self, **changes: Any) -> None:
         """Change settings, now and for the next start."""
         before = self.settings
-        self.preferences.change(**changes)
+        self.keep(**changes)
         after = self.settings
         if after.characters != before.characters:
             self.use_characters(characters_for(after.characters, os.environ))

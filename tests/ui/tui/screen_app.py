@@ -18,6 +18,6 @@ if __name__ == "__main__":
     app = GputuiApp(workspace, feed, feed.first(1.0), host_name="ws-kepler", settings=settings,
                     settings_path=workspace.settings)  # fmt: skip
     app.run(mouse=False)
-    app.preferences.finish()
+    app.save_settings()
     feed.stop()
     sys.exit(app.return_value or 0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import stat
-import threading
 from pathlib import Path
 from typing import get_args
 
@@ -19,7 +18,7 @@ from gputui.ui.tui.actions.keymap import resolve
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.dialogs.settings import ITEMS
 from gputui.ui.tui.pages.overview.page import OverviewScreen
-from gputui.ui.tui.settings import Preferences, Settings
+from gputui.ui.tui.settings import Settings
 from tests.ui.tui.conftest import StillFeed
 from tests.ui.tui.filling import Filler
 
@@ -85,21 +84,6 @@ def test_a_failed_write_leaves_the_old_file(path: Path, monkeypatch: pytest.Monk
     with pytest.raises(OSError, match="No space"):
         kept.save(path, {"bell": False})
     assert [each.name for each in path.parent.iterdir()] == [path.name]
-    told: list[str] = []
-    preferences = Preferences(Settings(), path, told.append)
-    preferences.change(theme="dark")
-    preferences.finish()
-    assert preferences.settings.theme == "dark"
-    assert len(told) == 1 and "only until the end" in told[0]
-
-
-def test_many_changes_at_once_are_all_kept(path: Path) -> None:
-    preferences = Preferences(Settings(), path, pytest.fail)
-    for number in range(50):
-        preferences.change(refresh_seconds=float(number + 1), bell=number % 2 == 0)
-    preferences.finish()
-    assert kept.load(path)[0] == preferences.settings == Settings(refresh_seconds=50.0, bell=False)
-    assert threading.active_count() < 20
 
 
 # --- keys
@@ -177,7 +161,7 @@ async def test_the_sheet_changes_settings_with_keys_and_keeps_them(filler: Fille
         assert app.settings.theme == "dark"
         assert app.settings.mouse == "off"
         await pilot.press("escape")
-    app.preferences.finish()
+    assert app.save_settings() is None
     assert kept.load(workspace.settings)[0] == app.settings
 
 
@@ -188,7 +172,7 @@ async def test_charts_order_and_fold_begin_as_they_were_left(filler: Filler, wor
         await pilot.press("a", "o", "enter", "m", "asterisk", "y")
         await pilot.pause()
         charts = app.chart_memory.usual
-    app.preferences.finish()
+    assert app.save_settings() is None
     found, trouble = kept.load(workspace.settings)
     assert trouble is None
     assert found.fold and found.sort == "newest" and found.chart_smoothing and found.pins

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import ClassVar, TypeVar
 
@@ -50,13 +48,7 @@ class PaletteScreen(ListDialog[Choice]):
         yield from super().compose()
 
     def on_mount(self) -> None:
-        app = self.app
-
-        def work() -> None:
-            with suppress(OSError):
-                app.call_later(self._add, self._more())
-
-        threading.Thread(target=work, name="palette", daemon=True).start()
+        self._page.in_thread(self._more, self._add)
 
     def _add(self, more: Sequence[Choice]) -> None:
         current = self.found[self.place : self.place + 1]
