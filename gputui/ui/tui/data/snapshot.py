@@ -352,11 +352,6 @@ class Snapshot(Struct, frozen=True):
     trouble: str | None = None
     past: Past | None = None
 
-    @property
-    def has_data(self) -> bool:
-        """Whether anything was ever read."""
-        return self.agent is not None or bool(self.gpus or self.runs)
-
     def run_of(self, run_id: str | None) -> Run | None:
         """The run with this id; None if it is not in the table."""
         return next((row.run for row in self.runs if row.run.run_id == run_id), None)

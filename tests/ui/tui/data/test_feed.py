@@ -93,7 +93,7 @@ def test_a_commit_arrives(feed: Feed, filler: Filler, listener: Listener) -> Non
 def test_before_anything_was_recorded_there_is_no_trouble(feed: Feed, workspace: Workspace, listener: Listener) -> None:
     feed.start()
     empty = feed.first(60.0)
-    assert (empty.trouble, empty.has_data) == (None, False)
+    assert (empty.trouble, empty.agent, empty.runs) == (None, None, ())
     filler = Filler(workspace)
     try:
         filler.overnight()
@@ -139,7 +139,7 @@ def test_a_locked_database_holds_nothing_up(
     locker.execute("PRAGMA locking_mode = EXCLUSIVE")
     locker.execute("BEGIN EXCLUSIVE")
     feed.start()
-    assert not feed.first(0.2).has_data
+    assert feed.first(0.2).agent is None
     told = listener.until(lambda snapshot: snapshot.trouble is not None)
     assert told.trouble is not None and "locked by another program" in told.trouble
     locker.execute("ROLLBACK")
