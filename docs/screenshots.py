@@ -131,13 +131,13 @@ class StillProcesses(ProcessReader):
 
 
 @contextlib.contextmanager
-def still_home() -> Iterator[Workspace]:
-    """The home of the demo. Neither its path nor that of the interpreter tells anything about the machine."""
-    HOME.mkdir()
+def still_home(home: Path = HOME) -> Iterator[Workspace]:
+    """The home of the demo, in a new folder. By its default, no picture tells anything about the machine."""
+    home.mkdir()
     with contextlib.ExitStack() as stack:
-        stack.callback(shutil.rmtree, HOME)
-        stack.enter_context(contextlib.chdir(HOME))
-        workspace = locate(HOME)
+        stack.callback(shutil.rmtree, home)
+        stack.enter_context(contextlib.chdir(home))
+        workspace = locate(home)
         workspace.create()
         make_still_demo(workspace, NOW)
         (workspace.profiles / ".venv").symlink_to(sys.prefix)

@@ -20,8 +20,8 @@ WITH_CURVES = {"overview": 80, "overview-200x50": 150, "gpus-together": 80, "gpu
 
 
 @pytest.fixture(scope="module")
-def home() -> Iterator[Workspace]:
-    with still_home() as workspace:
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]:
+    with still_home(tmp_path_factory.mktemp("pictures") / "home") as workspace:
         yield workspace
 
 
