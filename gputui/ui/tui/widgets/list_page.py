@@ -28,6 +28,10 @@ LIST_LEAST = 6
 """The foot of a page is left out if the list would get fewer lines."""
 
 
+MORE_THAN_ANY = 1 << 20
+"""More rows than any list has."""
+
+
 def moved(ids: Sequence[Id], current: Id | None, by: int, start: int = 0) -> Id | None:
     """The id ``by`` places after ``current``, at most the last or first; at index ``start`` if there is no current one.
     None for an empty list."""
@@ -87,10 +91,10 @@ class ListPage(ActionScreen):
         self.move(1)
 
     def do_first(self) -> None:
-        self.move(-len(self.row_ids))
+        self.move(-MORE_THAN_ANY)
 
     def do_last(self) -> None:
-        self.move(len(self.row_ids))
+        self.move(MORE_THAN_ANY)
 
     def do_page_up(self) -> None:
         self.move(-max(1, self.page_rows))
