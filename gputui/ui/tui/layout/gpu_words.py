@@ -93,11 +93,12 @@ def who(row: GpuRow, width: int) -> list[Span]:
     if not gpu.processes:
         return [("no visible process", "warn")]
     first = max(gpu.processes, key=lambda process: process.memory_bytes or 0)
-    more = f" +{len(gpu.processes) - 1}" if len(gpu.processes) > 1 else ""
-    words = process_words(first) + more
+    words = process_words(first)
+    short = " ".join(words.split()[:3])
+    words = words if len(gpu.processes) == 1 else f"{short} +{len(gpu.processes) - 1}"
     idle = "" if row.parked_seconds is None else f" · idle {age(row.parked_seconds)}"
     # With its arguments, without them, or only the user.
-    for name in (words, " ".join(words.split()[:3]), clean(first.user or words)):
+    for name in (words, short, clean(first.user or words)):
         if idle and cell_width(name) + len(idle) <= width:
             return [(name, "text"), (idle, "warn")]
     return [(words, "text")]

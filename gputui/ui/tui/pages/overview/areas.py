@@ -20,12 +20,13 @@ BESIDE_WIDTH = 150
 
 
 class Wanted(NamedTuple):
-    """What there is to show: ``gpus`` gives the lines of that panel if it may have so many; ``runs``, ``processes`` and
-    ``events`` count rows."""
+    """What there is to show: ``gpus`` gives the lines of that panel if it may have so many; the others count rows.
+    ``others`` of the processes are of no run, and so in no other row."""
 
     gpus: Callable[[int], int]
     runs: int
     processes: int
+    others: int
     events: int
     has_charts: bool = True
 
@@ -58,15 +59,16 @@ def share_rows(width: int, height: int, wanted: Wanted, *, is_framed: bool | Non
     beside_charts = min(wanted_runs, frame + RUNS_BESIDE_CHARTS) + few_events
     has_charts = wanted.has_charts and left + passing >= beside_charts + CHARTS_LEAST
     few_events = max(0, few_events - passing)
-    runs = min(wanted_runs, left - few_events - (CHARTS_LEAST if has_charts else 0))
+    charts = CHARTS_LEAST if has_charts else 0
+    runs = min(wanted_runs, left - few_events - charts)
     left -= runs
-    charts = min(CHARTS_MOST, CHARTS_LEAST + (left - few_events - CHARTS_LEAST) // 3) if has_charts else 0
+    if wanted.processes and width >= BESIDE_WIDTH and left - charts >= frame + 3:
+        charts += min(CHARTS_MOST - charts, (left - few_events - charts) // 3) if charts else 0
+        return Rows(gpus, runs, charts, left - charts, left - charts, is_beside=True)
     left -= charts
-    if wanted.processes and width >= BESIDE_WIDTH and left >= frame + 3:
-        return Rows(gpus, runs, charts, left, left, is_beside=True)
-    spare = left - max(few_events, min(frame + wanted.events, left // 2))
-    processes = min(frame + 1 + wanted.processes, spare) if wanted.processes and spare >= frame + 3 else 0
+    spare = left - few_events
+    processes = min(frame + 1 + wanted.processes, spare) if wanted.others and spare >= frame + 3 else 0
     left -= processes
     # Charts take what no event fills.
-    higher = max(0, min(CHARTS_MOST - charts, left - frame - max(1, wanted.events))) if has_charts else 0
+    higher = max(0, min(CHARTS_MOST - charts, left - frame - max(1, wanted.events))) if charts else 0
     return Rows(gpus, runs, charts + higher, processes, left - higher)

@@ -82,9 +82,9 @@ class OverviewScreen(OverviewCursor):
         strip = alert_strip(snapshot.alerts, snapshot.at, width)
         self.alerts.fit([] if strip is None else [strip])
         passing = self.draw_frame(width) - 1 + (strip is not None)
-        processes = sum(len(gpu.processes or ()) for gpu in snapshot.gpus)
+        run_ids = [process.run_id for gpu in snapshot.gpus for process in gpu.processes or ()]
         wanted = Wanted(
-            lambda most: self._gpu_height(width, height, most), len(self.entries), processes,
+            lambda most: self._gpu_height(width, height, most), len(self.entries), len(run_ids), run_ids.count(None),
             len(event_rows(snapshot.events, snapshot.at)), has_charts=bool(snapshot.gpus) and not self.is_folded,
         )  # fmt: skip
         rows = share_rows(width, height - len(head) - 1 - passing, wanted, is_framed=is_framed, passing=passing)

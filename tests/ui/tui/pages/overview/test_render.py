@@ -114,7 +114,9 @@ def test_an_agent_that_stopped_is_not_blamed_on_the_driver(filler: Filler, works
 
 def shared(width: int, height: int, *, gpus: int = 8, runs: int = 7, events: int = 2, processes: int = 0) -> Rows:
     """How so many lines are shared out."""
-    wanted = Wanted(lambda most: min(most, gpus + 3 if gpus else 3), runs, processes, events, has_charts=gpus > 0)
+    wanted = Wanted(
+        lambda most: min(most, gpus + 3 if gpus else 3), runs, processes, processes, events, has_charts=gpus > 0
+    )
     return share_rows(width, height, wanted)
 
 
@@ -190,13 +192,13 @@ def test_the_lines_are_shared_out_without_rest() -> None:
 def test_no_row_is_blank_while_something_is_hidden() -> None:
     assert shared(80, 21) == Rows(11, 7, events=3)
     assert shared(120, 34, runs=8, events=40) == Rows(11, 10, charts=7, events=6)
-    assert shared(120, 34, runs=0, processes=8, events=3) == Rows(11, 3, charts=10, processes=5, events=5)
+    assert shared(120, 34, runs=0, processes=8, events=3) == Rows(11, 3, charts=7, processes=9, events=4)
     assert shared(200, 48, runs=8, processes=5, events=40) == Rows(
         11, 10, charts=11, processes=16, events=16, is_beside=True
     )
     # Runs never begin below the middle, and an alert takes no chart.
     assert all(shared(width, height).gpus <= height // 2 + 1 for width in (80, 200) for height in range(20, 60))
-    assert share_rows(120, 32, Wanted(lambda _: 11, 8, 0, 40), passing=2).charts > 0
+    assert share_rows(120, 32, Wanted(lambda _: 11, 8, 0, 0, 40), passing=2).charts > 0
 
 
 def test_a_time_of_another_day_has_its_day() -> None:
