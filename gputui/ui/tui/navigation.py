@@ -137,7 +137,7 @@ class Navigation:
     # --- the launch form
 
     def do_launch(self) -> None:
-        from gputui.ui.tui.pages.launch.choose import ChooseProfileScreen
+        from gputui.ui.tui.pages.launch.page import ChooseProfileScreen
         from gputui.ui.tui.pages.launch.plan import profile_path
 
         run = self.page.run_in_question if self.page.SCOPE == "run" else None

@@ -19,8 +19,7 @@ from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.dialogs.palette import PaletteScreen
 from gputui.ui.tui.dialogs.questions import ConfirmScreen
 from gputui.ui.tui.dialogs.sheet import HelpScreen, SheetScreen
-from gputui.ui.tui.pages.launch.choose import ChooseProfileScreen
-from gputui.ui.tui.pages.launch.page import LaunchScreen
+from gputui.ui.tui.pages.launch.page import ChooseProfileScreen, LaunchScreen
 from gputui.ui.tui.pages.overview.page import OverviewScreen
 from gputui.ui.tui.pages.run.page import RunScreen
 from gputui.ui.tui.widgets.pane import Pane

@@ -32,14 +32,8 @@ class ListSection(NamedTuple, Generic[Row]):
 
 
 class Listing(Struct, Generic[Row], frozen=True):
-    """The content of a list.
-
-    Attributes:
-        key: the identity of a row, on which the cursor stays.
-        notes: the end of the list's heading, the most important first.
-        empty: the line in place of rows.
-        base: the style of a whole row; None leaves its cells their own.
-    """
+    """The content of a list: ``key`` is the identity of a row, on which the cursor stays, ``notes`` end the heading,
+    ``empty`` is the line in place of rows, ``base`` the style of a whole row if its cells have none of their own."""
 
     title: str
     columns: Sequence[Column[Row]]

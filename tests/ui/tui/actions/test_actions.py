@@ -21,8 +21,7 @@ from gputui.ui.tui.navigation import Navigation
 from gputui.ui.tui.pages.alerts.page import AlertsScreen
 from gputui.ui.tui.pages.compare.page import CompareCharts, CompareScreen
 from gputui.ui.tui.pages.gpu.page import GpuScreen
-from gputui.ui.tui.pages.launch.choose import ChooseProfileScreen
-from gputui.ui.tui.pages.launch.page import LaunchScreen
+from gputui.ui.tui.pages.launch.page import ChooseProfileScreen, LaunchScreen
 from gputui.ui.tui.pages.overview.page import OverviewScreen
 from gputui.ui.tui.pages.processes.page import ProcessesScreen
 from gputui.ui.tui.pages.run.chart_pane import RunCharts

@@ -65,14 +65,8 @@ class Prefill(Struct, frozen=True):
 
 
 class Field(Struct, frozen=True):
-    """One line of the form. A secret is shown only while it is typed.
-
-    Attributes:
-        default: the profile's value as text.
-        hint: which values it takes.
-        last: the value in an earlier run, if it differs.
-        choices: the only texts that it takes; empty if it takes others.
-    """
+    """One line of the form: the profile's value as text, which values it takes, the value in an earlier run if it
+    differs, and the only texts that it takes, if others are wrong. A secret is shown only while it is typed."""
 
     key: str
     default: str
@@ -100,14 +94,8 @@ class Field(Struct, frozen=True):
 
 
 class Form(Struct, frozen=True):
-    """The fields of a profile and their content; empty until the profile is read.
-
-    Attributes:
-        targets: names of all targets that the profile may run on.
-        is_fresh: whether the cursor has just entered its field: typing then replaces the content, an editing key
-            edits it.
-        folded: keys of rarely used fields, shown only while the form ``is_open``.
-    """
+    """The fields of a profile and their content; empty until the profile is read. ``targets`` are those it may run
+    on. Typing replaces the content while the cursor ``is_fresh``; ``folded`` fields are shown if it ``is_open``."""
 
     entry: ProfileEntry | None = None
     fields: tuple[Field, ...] = ()

@@ -21,8 +21,18 @@ from gputui.ui.tui.dialogs.questions import MenuItem, SignalScreen
 from gputui.ui.tui.dialogs.sheet import SheetScreen
 from gputui.ui.tui.layout.columns import is_boxed
 from gputui.ui.tui.layout.lists import Listing
-from gputui.ui.tui.pages.processes.rows import GROUPINGS, ORDERS, ProcessesState, ProcessRow, arranged, process_rows
-from gputui.ui.tui.pages.processes.view import detail_lines, facts, listing, totals
+from gputui.ui.tui.pages.processes.view import (
+    GROUPINGS,
+    ORDERS,
+    ProcessesState,
+    ProcessRow,
+    arranged,
+    detail_lines,
+    facts,
+    listing,
+    process_rows,
+    totals,
+)
 from gputui.ui.tui.widgets.list_page import ListingPage
 from gputui.ui.tui.widgets.page import Copyable
 

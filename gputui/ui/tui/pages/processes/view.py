@@ -1,25 +1,212 @@
-"""Processes as lines: the list of their page, the panel on the overview, and the details of one."""
+"""Processes as rows and lines: the list of their page, the panel on the overview, and the details of one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Literal, NamedTuple
 
-from gputui.core.text import clip_middle
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gputui.core.text import clean, clip_middle
 from gputui.core.units import UNKNOWN, age, bytes_text, count_of, duration, gibibytes, index_ranges, percent
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
-from gputui.store.hardware import LOOK_BACK_SECONDS
+from gputui.runs.processes import HostProcess
+from gputui.store.hardware import LOOK_BACK_SECONDS, GpuView, ProcessView
 from gputui.ui.tui.data.snapshot import Snapshot
 from gputui.ui.tui.layout.columns import Column, fit_line, rule, wrap
-from gputui.ui.tui.layout.lists import Listing, ListSection
+from gputui.ui.tui.layout.lists import Listing, ListSection, ListState
 from gputui.ui.tui.layout.process_words import script_of
 from gputui.ui.tui.layout.run_words import run_style
-from gputui.ui.tui.pages.processes.rows import ProcessesState, ProcessRow, arranged, process_rows
+
+Grouping = Literal["", "gpu", "run"]
+GROUPINGS: tuple[Grouping, ...] = ("", "gpu", "run")
+
+IDLE_SECONDS = 300.0
+"""A process that has held memory of a GPU at 0 % for this long is marked as idle."""
+
+Key = tuple[int, int | None]
+"""A process for as long as it lives: PID and start ticks."""
+
+
+class ProcessRow(Struct, frozen=True):
+    """One process, on any number of GPUs. ``start_ticks`` is None if the PID is not visible on this machine,
+    ``idle_seconds`` is how long its GPUs have computed nothing, ``tree`` the branches before its command."""
+
+    pid: int
+    start_ticks: int | None
+    parent_pid: int | None = None
+    user: str | None = None
+    command: str | None = None
+    run_id: str | None = None
+    rank: int | None = None
+    gpus: tuple[int, ...] = ()
+    gpu_memory_bytes: int | None = None
+    gpu_memory_percent: float | None = None
+    sm_percent: float | None = None
+    cpu_percent: float | None = None
+    memory_bytes: int | None = None
+    state: str | None = None
+    idle_seconds: float | None = None
+    tree: str = ""
+    running_seconds: float | None = None
+
+    @property
+    def key(self) -> Key:
+        """The identity of the process while it lives."""
+        return self.pid, self.start_ticks
+
+
+class ProcessOrder(NamedTuple):
+    """A sort order and the letter that chooses it. Rows whose ``key`` is None go to the end."""
+
+    words: str
+    letter: str
+    key: Callable[[ProcessRow], float | str | None]
+
+
+def _down(value: float | None) -> float | None:
+    return None if value is None else -value
+
+
+ORDERS: tuple[ProcessOrder, ...] = (
+    ProcessOrder("by GPU memory", "m", lambda row: _down(row.gpu_memory_bytes)),
+    ProcessOrder("by SM", "s", lambda row: _down(row.sm_percent)),
+    ProcessOrder("by CPU", "c", lambda row: _down(row.cpu_percent)),
+    ProcessOrder("by RAM", "r", lambda row: _down(row.memory_bytes)),
+    ProcessOrder("by PID", "p", lambda row: row.pid),
+    ProcessOrder("by user", "u", lambda row: row.user),
+    ProcessOrder("by time", "t", lambda row: _down(row.running_seconds)),
+    ProcessOrder("by command", "n", lambda row: row.command),
+)
+
+
+class ProcessesState(ListState, frozen=True):
+    """State of the list beyond the snapshot."""
+
+    order: ProcessOrder = ORDERS[0]
+    is_reversed: bool = False
+    is_tree: bool = False
+    grouping: Grouping = ""
+
+
+def process_rows(snapshot: Snapshot) -> list[ProcessRow]:
+    """All processes of a snapshot, each once: those on the GPUs, and those of our runs on this machine."""
+    hosts = dict(snapshot.processes or {})
+    held: dict[Key, list[tuple[GpuView, ProcessView]]] = {}
+    for gpu in snapshot.gpus:
+        for process in gpu.processes or ():
+            held.setdefault((process.pid, process.start_ticks), []).append((gpu, process))
+    rows = []
+    for (pid, ticks), places in held.items():
+        is_same = pid in hosts and hosts[pid].start_ticks == ticks
+        row = _row(pid, ticks, places, hosts.pop(pid) if is_same else None)
+        idle = [snapshot.idle_since.get((gpu.uuid, pid)) for gpu, _ in places]
+        since = [at for at in idle if at is not None]
+        # A process is idle only if all its GPUs are.
+        seconds = snapshot.at - max(since) if len(since) == len(places) and not row.sm_percent else 0.0
+        rows.append(replace(row, idle_seconds=seconds) if seconds >= IDLE_SECONDS else row)
+    return [*rows, *(_row(host.pid, host.start_ticks, (), host) for host in hosts.values())]
+
+
+def _row(
+    pid: int, ticks: int | None, places: Sequence[tuple[GpuView, ProcessView]], host: HostProcess | None
+) -> ProcessRow:
+    listed = [process for _, process in places]
+    sources: list[HostProcess | ProcessView] = [*([host] if host else []), *listed]
+    user = next((each.user for each in sources if each.user), None)
+    command = next((each.command for each in sources if each.command), None)
+    # The driver's list knows the run of a process that has overwritten its environment.
+    owned = next((each for each in [*listed, *sources] if each.run_id is not None), None)
+    sizes = [each.memory_bytes for each in listed if each.memory_bytes is not None]
+    total = sum(gpu.memory_total_bytes or 0 for gpu, _ in places)
+    return ProcessRow(
+        pid=pid,
+        start_ticks=ticks,
+        parent_pid=host.parent_pid if host else None,
+        user=None if user is None else clean(user),
+        command=None if command is None else clean(command),
+        run_id=None if owned is None or owned.run_id is None else clean(owned.run_id),
+        rank=None if owned is None else owned.rank,
+        gpus=tuple(sorted({gpu.index for gpu, _ in places})),
+        gpu_memory_bytes=sum(sizes) if sizes else None,
+        gpu_memory_percent=100 * sum(sizes) / total if sizes and total else None,
+        sm_percent=max((each.sm_percent for each in listed if each.sm_percent is not None), default=None),
+        cpu_percent=host.cpu_percent if host else None,
+        memory_bytes=host.memory_bytes if host else None,
+        state=host.state if host else None,
+        running_seconds=host.running_seconds if host else None,
+    )
+
+
+def arranged(rows: Sequence[ProcessRow], state: ProcessesState) -> list[ListSection[ProcessRow]]:
+    """The rows that match the filter, sorted, in groups; within a group as a tree if ``state`` says so."""
+    words = state.filter_text.lower().split()
+    matching = [row for row in rows if all(word in _haystack(row) for word in words)]
+    found = _sorted(matching, state.order.key, reverse=state.is_reversed)
+    groups: dict[tuple[bool, tuple[int, ...], str], list[ProcessRow]] = {}
+    for row in found:
+        groups.setdefault(_group(row, state.grouping), []).append(row)
+    return [
+        ListSection(heading and f"{heading} · {len(group)}", _as_tree(group) if state.is_tree else group)
+        for (_, _, heading), group in sorted(groups.items())
+    ]
+
+
+def _group(row: ProcessRow, grouping: Grouping) -> tuple[bool, tuple[int, ...], str]:
+    """Groups sort by GPU or run; processes without one come last."""
+    if grouping == "gpu":
+        return not row.gpus, row.gpus, f"GPU {index_ranges(row.gpus)}" if row.gpus else "no GPU"
+    if grouping == "run":
+        return row.run_id is None, (), row.run_id or "no run of ours"
+    return False, (), ""
+
+
+def _haystack(row: ProcessRow) -> str:
+    rank = "" if row.rank is None else f"r{row.rank}"
+    gpus = " ".join(f"gpu{index}" for index in row.gpus)
+    idle = "idle" if row.idle_seconds is not None else ""
+    return f"{row.pid} {row.user or ''} {row.command or ''} {row.run_id or ''} {rank} {gpus} {idle}".lower()
+
+
+def _sorted(
+    rows: Sequence[ProcessRow], key: Callable[[ProcessRow], float | str | None], *, reverse: bool
+) -> list[ProcessRow]:
+    by_pid = sorted(rows, key=lambda row: row.pid)
+    known = [(value, row) for row in by_pid if (value := key(row)) is not None]
+    known.sort(key=lambda pair: pair[0], reverse=reverse)
+    return [row for _, row in known] + [row for row in by_pid if key(row) is None]
+
+
+def _as_tree(rows: Sequence[ProcessRow]) -> list[ProcessRow]:
+    """Children behind their parents. Trees are ordered by the first of their rows; a row without a parent among the
+    rows is a root."""
+    by_pid = {row.pid: row for row in rows}
+    children: dict[int, list[ProcessRow]] = {}
+    roots: dict[Key, ProcessRow] = {}
+    for row in rows:
+        root, seen = row, {row.pid}
+        while (parent := by_pid.get(root.parent_pid or 0)) is not None and parent.pid not in seen:
+            root = parent
+            seen.add(parent.pid)
+        roots.setdefault(root.key, root)
+        if root is not row:
+            children.setdefault(row.parent_pid or 0, []).append(row)
+    shown: list[ProcessRow] = []
+    waiting = [(root, "", "") for root in reversed(roots.values())]
+    while waiting:
+        row, own, below = waiting.pop()
+        shown.append(replace(row, tree=own))
+        listed = children.pop(row.pid, [])
+        for number, child in reversed(list(enumerate(listed))):
+            is_last = number == len(listed) - 1
+            waiting.append((child, below + ("└ " if is_last else "├ "), below + ("  " if is_last else "│ ")))
+    return shown
+
 
 _STATES = {"T": "stopped", "t": "traced", "Z": "ended", "D": "waits in the kernel"}
-
-_PLAIN_STATE = "runs or sleeps"
 
 DETAIL_LINES = 5
 """Lines of the details below the list; half of them are the command's at most."""
@@ -83,30 +270,27 @@ def totals(rows: Sequence[ProcessRow]) -> list[Span]:
 
 def facts(row: ProcessRow) -> list[tuple[str, str]]:
     """What is known of a process, by name."""
-    run = None if row.run_id is None else row.run_id + ("" if row.rank is None else f" rank {row.rank}")
     unseen = "" if row.start_ticks is not None else " (not visible on this machine: a container's, or outside of ours)"
-    idle = None
-    if row.is_idle and row.idle_seconds is not None:
-        # Samples reach back a day.
-        is_capped = row.idle_seconds >= 0.99 * LOOK_BACK_SECONDS
-        idle = "over a day" if is_capped else duration(60 * (row.idle_seconds // 60))
-    share = "" if row.gpu_memory_percent is None else f", {percent(row.gpu_memory_percent)}"
-    known = [
-        ("PID", f"{row.pid}{unseen}"),
-        ("command", row.command),
-        ("parent", row.parent_pid),
-        ("user", row.user),
-        ("run", run),
-        ("GPUs", index_ranges(row.gpus) if row.gpus else None),
-        ("GPU memory", None if row.gpu_memory_bytes is None else bytes_text(row.gpu_memory_bytes) + share),
-        ("SM", None if row.sm_percent is None else percent(row.sm_percent)),
-        ("idle", None if idle is None else f"{idle}: it holds memory of GPUs that compute nothing"),
-        ("CPU", None if row.cpu_percent is None else f"{percent(row.cpu_percent)} of a core"),
-        ("RAM", None if row.memory_bytes is None else f"{bytes_text(row.memory_bytes)}, not shared"),
-        ("running for", None if row.running_seconds is None else duration(row.running_seconds)),
-        ("state", None if row.state is None else _STATES.get(row.state, _PLAIN_STATE)),
-    ]
-    return [(name, str(value)) for name, value in known if value is not None]
+    rank = "" if row.rank is None else f" rank {row.rank}"
+    # Samples reach back a day.
+    is_capped = row.idle_seconds is not None and row.idle_seconds >= 0.99 * LOOK_BACK_SECONDS
+    known = {
+        "PID": f"{row.pid}{unseen}",
+        "command": row.command or UNKNOWN,
+        "parent": str(row.parent_pid or UNKNOWN),
+        "user": row.user or UNKNOWN,
+        "run": UNKNOWN if row.run_id is None else row.run_id + rank,
+        "GPUs": index_ranges(row.gpus) or UNKNOWN,
+        "GPU memory": bytes_text(row.gpu_memory_bytes),
+        "of its GPUs": percent(row.gpu_memory_percent),
+        "SM": percent(row.sm_percent),
+        "idle": "over a day" if is_capped else age(row.idle_seconds),
+        "CPU": percent(row.cpu_percent),
+        "RAM": bytes_text(row.memory_bytes),
+        "running for": duration(row.running_seconds),
+        "state": _STATES.get(row.state, "runs or sleeps") if row.state else UNKNOWN,
+    }
+    return [(name, text) for name, text in known.items() if text != UNKNOWN]
 
 
 def detail_lines(row: ProcessRow, width: int) -> list[Line]:
@@ -150,7 +334,7 @@ def _command(row: ProcessRow, width: int) -> list[Span]:
     parts: list[Span] = [(row.tree, "dim")]
     if (word := _STATES.get(row.state or "")) is not None:
         parts.append((f"[{word}] ", "warn"))
-    if row.idle_seconds is not None and row.is_idle:
+    if row.idle_seconds is not None:
         parts.append((f"[idle {age(row.idle_seconds)}] ", "warn"))
     script = script_of(row.command or "")
     return [*parts, (script, "text") if script else ("cannot be read", "dim")]

@@ -18,16 +18,17 @@ from gputui.ui.tui.actions import Context, Scope
 from gputui.ui.tui.data.snapshot import Interest, StudyPage
 from gputui.ui.tui.layout.columns import fit_line, rule
 from gputui.ui.tui.layout.lists import Listing
-from gputui.ui.tui.pages.study.charts import picture_lines, views_of
 from gputui.ui.tui.pages.study.view import (
     TrialList,
     TrialRow,
     detail_lines,
+    picture_lines,
     result_lines,
     study_lines,
     study_title,
     trial_listing,
     trial_rows,
+    views_of,
 )
 from gputui.ui.tui.widgets.line_edit import LineEdit
 from gputui.ui.tui.widgets.list_page import ListingPage

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from gputui.ui.tui.app import GputuiApp
-from gputui.ui.tui.pages.launch.choose import ChooseProfileScreen
-from gputui.ui.tui.pages.launch.page import LaunchScreen
+from gputui.ui.tui.pages.launch.page import ChooseProfileScreen, LaunchScreen
 from gputui.ui.tui.pages.overview.page import OverviewScreen
 from tests.ui.tui.conftest import MakeApp
 from tests.ui.tui.filling import Filler

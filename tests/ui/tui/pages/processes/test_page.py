@@ -20,8 +20,7 @@ from gputui.ui.tui.data.snapshot import Snapshot
 from gputui.ui.tui.dialogs.questions import SignalScreen
 from gputui.ui.tui.layout.process_words import script_of
 from gputui.ui.tui.pages.processes.page import ProcessesScreen, environment_texts
-from gputui.ui.tui.pages.processes.rows import ORDERS, ProcessesState, ProcessRow, arranged, process_rows
-from gputui.ui.tui.pages.processes.view import process_panel
+from gputui.ui.tui.pages.processes.view import ORDERS, ProcessesState, ProcessRow, arranged, process_panel, process_rows
 from tests.ui.tui import many_processes
 from tests.ui.tui.conftest import MakeApp
 from tests.ui.tui.filling import GIB, Filler

@@ -18,9 +18,15 @@ from gputui.ui.tui.data.snapshot import Interest, Moment, Progress, StudyPage
 from gputui.ui.tui.pages.compare.page import CompareScreen
 from gputui.ui.tui.pages.overview.page import OverviewScreen
 from gputui.ui.tui.pages.run.page import RunScreen
-from gputui.ui.tui.pages.study.charts import picture_lines
 from gputui.ui.tui.pages.study.page import StudyScreen
-from gputui.ui.tui.pages.study.view import TrialList, result_lines, study_lines, trial_listing, trial_rows
+from gputui.ui.tui.pages.study.view import (
+    TrialList,
+    picture_lines,
+    result_lines,
+    study_lines,
+    trial_listing,
+    trial_rows,
+)
 from tests.ui.tui.conftest import MakeApp
 from tests.ui.tui.filling import NOW, Filler
 from tests.ui.tui.pages.overview.test_render import text_of
