@@ -22,7 +22,7 @@ from gputui.ui.tui.actions import Context, Scope
 from gputui.ui.tui.data.run_details import launched_params
 from gputui.ui.tui.dialogs.pick_gpus import PickGpusScreen
 from gputui.ui.tui.dialogs.sheet import SheetScreen
-from gputui.ui.tui.layout.columns import Column, between
+from gputui.ui.tui.layout.columns import Column, between, is_boxed
 from gputui.ui.tui.layout.moments import right_end
 from gputui.ui.tui.pages.file_list import FileListScreen
 from gputui.ui.tui.pages.launch.form import GPUS, MORE, NAME, PLACE, Form, Prefill
@@ -58,8 +58,8 @@ class LaunchScreen(ActionScreen):
         self.form = Form()
         self.plan: Plan | None = None
         self._prefill = prefill
-        self._generation = 0
-        self._planned = 0
+        self._planned: Mapping[str, LineEdit] | None = None
+        """The content whose plan is complete."""
         self._is_planning = False
         self._is_eager = False
 
@@ -86,7 +86,7 @@ class LaunchScreen(ActionScreen):
         for key, problem in self.form.problems.items():
             return f"{key}: {problem}"
         # A plan of earlier content does not count.
-        return self.plan.blocked_by if self.plan is not None and self._planned == self._generation else None
+        return self.plan.blocked_by if self.plan is not None and self.is_settled else None
 
     def draw(self, width: int, height: int) -> None:
         rows, form, snapshot = height - 1 - self.draw_frame(width), self.form, self.snapshot
@@ -97,7 +97,7 @@ class LaunchScreen(ActionScreen):
             words += [(clean(form.entry.name), "accent"), (f" · {description or source}", "dim")]
         end = right_end(snapshot.at, snapshot.past)
         self.head.show([self.with_trail(lambda room: between(words, end, room), width)])
-        view = LaunchView(form, self.plan, snapshot.gpus, snapshot.machine.quarantined)
+        view = LaunchView(form, self.plan, snapshot.gpus, snapshot.machine.quarantined, is_boxed(width, height))
         self.page.show([] if form.entry is None else launch_lines(view, width, rows), height=rows)
 
     # --- what arrives from threads
@@ -122,10 +122,8 @@ class LaunchScreen(ActionScreen):
 
     def _change(self, form: Form) -> None:
         """Take changed content, and compute its plan."""
-        is_same = form.edits == self.form.edits and self.form.entry is not None
-        self.form = form
+        is_same, self.form = form.edits is self.form.edits, form
         if not is_same:
-            self._generation += 1
             self._is_eager = False
             if form.problems:
                 self.plan = Plan(problems=tuple(f"{key}: {text}" for key, text in form.problems.items()))
@@ -135,25 +133,25 @@ class LaunchScreen(ActionScreen):
     @property
     def is_settled(self) -> bool:
         """Whether the form's plan is complete."""
-        return self.form.entry is not None and self._planned == self._generation
+        return self._planned is self.form.edits
 
     def _plan_next(self) -> None:
         """Compute the plan of the newest content, unless one is being computed."""
-        if self._is_planning or self._planned == self._generation:
+        if self._is_planning or self.is_settled:
             return
         self._is_planning = True
         form, snapshot, workspace = self.form, self.snapshot, self.shell.workspace
-        take = partial(self._take_plan, self._generation, is_probed=False)
+        take = partial(self._take_plan, form, is_probed=False)
         self.in_thread(lambda: make_plan(form, snapshot, workspace), take)
 
-    def _take_plan(self, generation: int, plan: Plan, *, is_probed: bool) -> None:
-        """Take the plan of the content number ``generation``, and probe its interpreter unless that is done."""
+    def _take_plan(self, form: Form, plan: Plan, *, is_probed: bool) -> None:
+        """Take the plan of this content, and probe its interpreter unless that is done."""
         if not is_probed and plan.spec is not None and plan.blocked_by is None:
             workspace = self.shell.workspace
-            self.in_thread(lambda: probe(plan, workspace), partial(self._take_plan, generation, is_probed=True))
+            self.in_thread(lambda: probe(plan, workspace), partial(self._take_plan, form, is_probed=True))
         else:
-            self._is_planning, self._planned = False, generation
-        if generation == self._generation and not self.form.problems:
+            self._is_planning, self._planned = False, form.edits
+        if form.edits is self.form.edits and not self.form.problems:
             self.plan = plan
             if self._is_eager:
                 self._is_eager = False
@@ -250,7 +248,7 @@ class LaunchScreen(ActionScreen):
         if blocked_by is not None:
             self.shell.say(blocked_by, "warning")
             return
-        if plan is None or plan.spec is None or self._planned != self._generation:
+        if plan is None or plan.spec is None or not self.is_settled:
             self._is_eager = True
             self.shell.say("Launching as soon as the checks are through…")
             return

@@ -13,7 +13,7 @@ from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.profiles.situation import holder_of
 from gputui.store.hardware import GpuView
-from gputui.ui.tui.layout.columns import box, fit_line, fitting, is_boxed, rule, wrap
+from gputui.ui.tui.layout.columns import box, fit_line, fitting, rule, wrap
 from gputui.ui.tui.layout.gpu_words import is_free
 from gputui.ui.tui.pages.launch.form import GPUS, MORE, RUN_GROUP, Field, Form
 from gputui.ui.tui.pages.launch.plan import Plan
@@ -32,12 +32,13 @@ _WHOLE_HINTS = 110
 
 class LaunchView(Struct, frozen=True):
     """What the page shows below its head: the form, its checks and command (None while they are computed), this
-    machine's GPUs, and the UUIDs of those that no run gets."""
+    machine's GPUs and the UUIDs of those that no run gets, and whether panels have frames."""
 
     form: Form
     plan: Plan | None
     gpus: Sequence[GpuView] = ()
     quarantined: Collection[str] = ()
+    is_framed: bool = False
 
 
 class _Row(NamedTuple):
@@ -51,7 +52,7 @@ class _Row(NamedTuple):
 def launch_lines(view: LaunchView, width: int, height: int) -> list[Line]:
     """The page in exactly ``height`` lines: the fields, which scroll, then checks and command."""
     form, plan = view.form, view.plan
-    framed = is_boxed(width, height)
+    framed = view.is_framed
     inner = width - 2 * framed
     help_lines = _help(form, inner)
     command = _command(plan, inner, max(2, height // 5))
