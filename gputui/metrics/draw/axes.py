@@ -162,7 +162,7 @@ def log_time_ticks(low_seconds: float, high_seconds: float, most: int) -> list[f
 
 def tick_labels(ticks: Sequence[float]) -> list[str]:
     """Short labels, all different, for ascending ticks; those of equally distant ones have the same
-    unit and decimals: "0", "0.5k", "1.0k"."""
+    unit and decimals: "0", "2k", "4k" or "0.25", "0.50"."""
     labels = _even_labels(ticks) or [short_number(tick) for tick in ticks]
     if len(set(labels)) == len(labels):
         return labels
@@ -184,7 +184,7 @@ def _even_labels(ticks: Sequence[float]) -> list[str]:
     power = math.floor(math.log10(largest) + 1e-9)
     units = [(10.0**power, f"e{power}")] if power < -3 else [*((u, s) for u, s in _UNITS if largest >= u), (1.0, "")]
     for unit, suffix in units:
-        for decimals in range(4 if unit == 1 else 2):
+        for decimals in range(4 if unit <= 1 else 1):
             if all(abs(round(tick / unit, decimals) - tick / unit) * unit < 1e-3 * step for tick in ticks):
                 return [f"{tick / unit:.{decimals}f}{suffix}" if tick else "0" for tick in ticks]
     return []

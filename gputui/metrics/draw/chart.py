@@ -323,17 +323,18 @@ def _even(scale: LinearScale, bins: Sequence[Bin], axis: YAxis, rows: int) -> tu
 
 
 def _end_labels(curves: Sequence[Curve], canvas: Canvas, scale: Scale, width: int) -> list[Span]:
-    """The text at the right of each row: the curves' ends, moved apart if they overlap."""
-    wanted: list[tuple[int, Curve]] = []
-    for curve in curves:
+    """The text at the right of each row: the curves' ends, moved apart if they overlap; of too many,
+    that of a strong one stays."""
+    wanted: list[tuple[int, float, Curve]] = []
+    for curve in sorted(curves, key=lambda curve: not curve.is_strong):
         last = next((each.last for each in reversed(curve.bins) if each.last is not None), None)
         row = None if last is None or not curve.end else canvas.row(last, scale)
-        if row is not None:
-            wanted.append((row, curve))
-    wanted = sorted(wanted, key=lambda each: each[0])[: canvas.rows]
+        if row is not None and last is not None:
+            wanted.append((row, last, curve))
+    wanted = sorted(wanted[: canvas.rows], key=lambda each: (each[0], -each[1]))
     found: list[Span] = [(" " * width, "dim")] * canvas.rows
     free = 0
-    for number, (row, curve) in enumerate(wanted):
+    for number, (row, _, curve) in enumerate(wanted):
         # Those that come below need a row each.
         row = min(max(row, free), canvas.rows - len(wanted) + number)
         found[row] = (fit(f" {curve.end}", width), curve.style)

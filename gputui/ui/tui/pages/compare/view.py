@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
+from os.path import commonprefix
 
 from msgspec import Struct
 
-from gputui.core.text import clean, clip_middle
+from gputui.core.text import cell_width, clean, clip_middle
 from gputui.core.units import aligned, count, count_of, duration, metric_value, short_number
 from gputui.metrics.curves.model import ChartData, Frame
 from gputui.metrics.curves.names import is_more_better
@@ -26,7 +27,7 @@ from gputui.ui.tui.layout.charts import (
     within,
 )
 from gputui.ui.tui.layout.columns import Column, fit_line, fitting, head_line, place, row_line, rule, selected
-from gputui.ui.tui.layout.panels import metric_title
+from gputui.ui.tui.layout.panels import metric_title, param_text
 from gputui.ui.tui.layout.run_words import run_title
 from gputui.ui.tui.layout.words import run_sign, run_state_text
 from gputui.ui.tui.pages.compare.comparison import UNSET, ComparedRun, Comparison, best_of
@@ -39,6 +40,9 @@ LEAST_CELL_HEIGHT = 7
 MOST_CELLS = 6
 MOST_END = 26
 """Most cells at a chart's right side for the curves' names."""
+
+_VALUE_CELLS = 10
+"""Cells at a curve's end beside its name: its sign and value."""
 
 _REACHES_END = 0.97
 """Part of the window beyond which a curve ends beside its name, and needs no other sign."""
@@ -134,6 +138,10 @@ def overlay_lines(
     start, end = look.window or (None, None)
     curves: list[Curve] = []
     gutter, problem = end_gutter(width), None
+    titles = [run_title(run.row.run) for run, _ in shown]
+    # If they are too long, what all names begin with is left out.
+    common = commonprefix(titles).rpartition("-")[0] + "-"  # noqa: RUF071 - they are no paths
+    is_long = any(cell_width(title) > gutter - _VALUE_CELLS for title in titles)
     for run, colour in shown:
         found = data.get(run.run_id)
         curve = found.curves.get(metric or "") if found is not None else None
@@ -145,7 +153,9 @@ def overlay_lines(
             curves.append(Curve(bins, "shadow", is_shadow=True))
         bins = smooth or bins
         text, sign = metric_value(curve.last), SHAPES[colour]
-        name = clip_middle(run_title(run.row.run), max(4, gutter - len(text) - 4))
+        name = run_title(run.row.run)
+        if is_long:
+            name = clip_middle(f"…{name.removeprefix(common)}", max(4, gutter - len(text) - 4))
         reaches_end = bool(bins and end and bins[-1].last_x >= _REACHES_END * end)
         [at] = values_at([bins], cursor or 0.0)
         is_pointed = cursor is not None
@@ -264,6 +274,6 @@ def _columns(runs: Sequence[ComparedRun], metric: str) -> list[Column[ComparedRu
 
 
 def _parameter(name: str, runs: Sequence[ComparedRun], importance: int) -> Column[ComparedRun]:
-    widest = max(len(run.params.get(name, "")) for run in runs)
-    width = min(max(len(name), widest, 3), 18)
-    return Column(name, width, lambda run, _: [(run.params.get(name, UNSET), "text")], ">", importance)
+    texts = {run.run_id: param_text(run.params.get(name, UNSET)) for run in runs}
+    width = min(max(len(name), *map(len, texts.values()), 3), 18)
+    return Column(name, width, lambda run, _: [(texts[run.run_id], "text")], ">", importance)

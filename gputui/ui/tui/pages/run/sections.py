@@ -16,6 +16,7 @@ from gputui.store.hardware import GpuView
 from gputui.ui.tui.data.run_details import launched_code
 from gputui.ui.tui.data.snapshot import Checkpoint, RankRow, RunPage
 from gputui.ui.tui.layout.columns import Column, fit_line, head_line, place, row_line, rule
+from gputui.ui.tui.layout.panels import param_text
 from gputui.ui.tui.layout.words import dated_clock
 from gputui.ui.tui.pages.run.timeline import cost_lines, timeline_lines
 
@@ -119,12 +120,10 @@ def parameter_lines(page: RunPage, now: float, width: int) -> list[Line]:
 
 
 def _value(params: Mapping[str, object], name: str) -> str:
-    """A value as text; a long fraction with three digits."""
     if name not in params:
         return UNKNOWN
     value = params[name]
-    text = clean(value) if isinstance(value, str) else json.dumps(value)
-    return f"{value:.3g}" if isinstance(value, float) and len(text) > 8 else text
+    return clean(value) if isinstance(value, str) else param_text(json.dumps(value))
 
 
 def _changed_by(page: RunPage, now: float) -> dict[str, str]:
