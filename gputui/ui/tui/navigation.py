@@ -186,7 +186,9 @@ class Navigation:
         study_id, run = page.study_in_question, page.run_in_question
         if study_id is not None:
             resume = partial(shell.ask, f"Resume {study_id}", "study_resume", None, {"study": study_id})
-            items = [MenuItem("r", "resume", "continue with its next trials", do=resume),
+            state = page.context().study
+            why_not = None if state in ("paused", "stopped", "over") else f"The study is {state}."
+            items = [MenuItem("r", "resume", "continue with its next trials", why_not, resume),
                      MenuItem("e", "extend", "add trials", do=partial(self._extend, study_id))]  # fmt: skip
         else:
             words = {"resume": "from its newest valid checkpoint", "restart": "from step 0", "clone": "with changes"}

@@ -27,7 +27,6 @@ TWO_COLUMNS = 60
 """Least width of a help in two columns."""
 
 _GAP: Span = ("   ", "text")
-KEYS_WIDTH = 15
 
 
 # --- the footer
@@ -140,17 +139,20 @@ def _blocks(context: Context, width: int) -> list[list[Line]]:
         if context.keys_of(action):
             phrase = re.split("[:;] ", action.help)[0]
             groups[action.heading].setdefault(phrase, []).append(action)
+    keys_width = min(15, max(10, width // 4))
     blocks = []
     for heading, group in groups.items():
         lines = [fit_line([(heading, "title")], width)]
         for phrase, actions in group.items():
-            words = (key_word(key, is_ascii=context.is_ascii) for each in actions for key in context.keys_of(each))
-            keys = fit(" ".join(words), KEYS_WIDTH)
+            # The first key of each action, then their second ones.
+            tiers = zip_longest(*map(context.keys_of, actions))
+            words = (key_word(key, is_ascii=context.is_ascii) for tier in tiers for key in tier if key)
+            keys = fit(" ".join(words), keys_width)
             is_possible = any(action.why_not(context) is None for action in actions)
             styles = ("key", "text") if is_possible else ("dim", "dim")
-            for part in wrap(phrase, width - KEYS_WIDTH - 2):
+            for part in wrap(phrase, width - keys_width - 2):
                 lines.append(fit_line([(f"{keys}  ", styles[0]), (part, styles[1])], width))
-                keys = " " * KEYS_WIDTH
+                keys = " " * keys_width
         blocks += [lines] if group else []
     return blocks
 
