@@ -29,6 +29,7 @@ class ProcessReader:
         has_load = any(each.cpu_percent is not None for each in self._newest.values())
         if not has_load or now - self._read_at >= AGAIN_SECONDS:
             self._read_at = now
-            listed = (process for gpu in gpus for process in gpu.processes or ())
-            self._newest = self._table.read(each.pid for each in listed if each.start_ticks is not None)
+            listed = (each for gpu in gpus for each in gpu.processes or ())
+            visible = (each.pid for each in listed if each.start_ticks is not None)
+            self._newest = self._table.read(visible)
         return self._newest

@@ -28,8 +28,7 @@ class StudyReader:
     def page(
         self, connection: sqlite3.Connection, study_id: str | None, now: float, at: float | None = None
     ) -> StudyPage | None:
-        """Everything about a study, the newest for None; None where there is none. ``now`` is UTC unix seconds. Raises
-        sqlite3.Error."""
+        """Everything about a study, the newest for None. Raises sqlite3.Error."""
         known = studies.read_studies(connection, at)
         study = next((one for one in known if study_id in (None, one.study_id)), None)
         if study is None:

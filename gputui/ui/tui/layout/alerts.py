@@ -16,8 +16,7 @@ SEVEREST_FIRST = ("error", "warning", "info")
 
 
 def alert_strip(state: AlertsState, now: float, width: int, *, has_keys: bool = True) -> Line | None:
-    """The number of alerts of each severity, and the worst in words; None if there are none. ``has_keys``: the strip
-    names the key of the page."""
+    """The number of alerts of each severity, and the worst in words; None if there are none."""
     news = [one for one in state.last if one.is_news(now)]
     if not news:
         return None

@@ -63,9 +63,10 @@ class Listing(Struct, Generic[Row], frozen=True):
         return items
 
     def scrolled(self, state: ListState, height: int) -> ListState:
-        """Scroll as little as needed to show the cursor in ``height`` lines, below the heading of its section."""
+        """Scroll as little as needed to show the cursor below the heading of its section."""
         items, room = self.items, max(1, height - self.head_lines)
-        at = next((n for n, (_, row) in enumerate(items) if row is not None and self.key(row) == state.cursor), 0)
+        keys = [None if row is None else self.key(row) for _, row in items]
+        at = keys.index(state.cursor) if state.cursor in keys else 0
         top = max(min(state.top, at, max(0, len(items) - room)), at - room + 1)
         if room > 1 and top == at > 0 and items[at - 1][0]:
             top -= 1
@@ -91,8 +92,8 @@ class Listing(Struct, Generic[Row], frozen=True):
         if self.head_lines > 1:
             lines.append([(" ", "text"), *head_line(placed, width - 1)])
         if not self.rows:
-            words = "Nothing matches the filter; esc clears it." if state.filter_text else self.empty
-            lines.append(fit_line([(f"  {words}", "dim")], width))
+            nothing = "Nothing matches the filter; esc clears it."
+            lines.append(fit_line([(f"  {nothing if state.filter_text else self.empty}", "dim")], width))
         for heading, row in shown:
             if row is None:
                 lines.append(rule(heading, width, style="label"))

@@ -13,8 +13,8 @@ _FLAGS_WITH_VALUE = ("-X", "-W")
 
 
 def script_of(command: str) -> str:
-    """A command line without folders, the Python interpreter and its flags: ``/env/bin/python3.11 -u train.py --lr 1``
-    → ``train.py --lr 1``, ``python -m trainer x`` → ``trainer x``."""
+    """A command line without folders, Python and its flags: ``/env/bin/python3 -u train.py --lr 1`` →
+    ``train.py --lr 1``, ``python -m trainer x`` → ``trainer x``."""
     words = command.split()
     if words and _PYTHON.fullmatch(_file_name(words[0])):
         first = 1
@@ -22,12 +22,13 @@ def script_of(command: str) -> str:
             first += 2 if words[first] in _FLAGS_WITH_VALUE else 1
         if words[first : first + 1] == ["-m"]:
             return " ".join(words[first + 1 :])
-        words = words[first:] if first < len(words) and words[first] != "-c" else ["python", *words[first:]]
+        is_script = first < len(words) and words[first] != "-c"
+        words = words[first:] if is_script else ["python", *words[first:]]
     return " ".join([_file_name(words[0]), *words[1:]]) if words else ""
 
 
 def process_words(process: ProcessView) -> str:
-    """``root · burn.py --rank 3``, as harmless text; ``pid 4190777`` of a process that cannot be read."""
+    """``root · burn.py --rank 3``, as harmless text; ``pid 4190777`` if it cannot be read."""
     script = script_of(clean(process.command or "")) or f"pid {process.pid}"
     return f"{clean(process.user)} · {script}" if process.user else script
 

@@ -33,8 +33,8 @@ MORE_THAN_ANY = 1 << 20
 
 
 def moved(ids: Sequence[Id], current: Id | None, by: int, start: int = 0) -> Id | None:
-    """The id ``by`` places after ``current``, at most the last or first; at index ``start`` if there is no current one.
-    None for an empty list."""
+    """The id ``by`` places after ``current``, that at ``start`` without a current one; at most the
+    first or last, None for an empty list."""
     if not ids:
         return None
     place = ids.index(current) + by if current is not None and current in ids else start
@@ -42,8 +42,8 @@ def moved(ids: Sequence[Id], current: Id | None, by: int, start: int = 0) -> Id 
 
 
 class ListPage(ActionScreen):
-    """Moves the cursor of ``table``, a frozen dataclass with a ``cursor`` (the id of a row). If the list scrolls and
-    has a filter, ``table`` has a ``top`` (the index of the first row shown) and a ``filter_text``."""
+    """Moves the cursor of ``table``, which has a ``cursor``; if the list scrolls and has a filter,
+    also a ``top`` and a ``filter_text``, as a `ListState`."""
 
     table: Any
     page_rows = 1
@@ -133,7 +133,7 @@ class ListPage(ActionScreen):
             self.set_filter(text)
 
     def take_key(self, event: events.Key) -> bool:
-        """Move the cursor with the arrows while the filter is being typed; else clear it with escape."""
+        """Move the cursor while the filter is typed; else clear it with escape."""
         if self.line is not None and event.key in ("up", "down"):
             with self.shell.one_paint():
                 self.move(-1 if event.key == "up" else 1)

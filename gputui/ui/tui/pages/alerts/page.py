@@ -53,8 +53,8 @@ class AlertsScreen(ListingPage[AlertView]):
         return Listing("ALERTS", columns, sections, lambda one: one.alert_id, notes, "No active alerts.")
 
     def summary(self) -> list[Span]:
-        active = self.snapshot.alerts.last
-        return [(f" · {len(active)} active, {sum(one.is_news(self.snapshot.at) for one in active)} new", "text")]
+        active, now = self.snapshot.alerts.last, self.snapshot.at
+        return [(f" · {len(active)} active, {sum(one.is_news(now) for one in active)} new", "text")]
 
     def foot(self, width: int, height: int) -> list[Line]:
         room = min(DETAIL_MOST, max(DETAIL_LEAST, height // 3))
@@ -104,15 +104,15 @@ class AlertsScreen(ListingPage[AlertView]):
         self.app.push_screen(SilenceScreen(alert, self.snapshot.at), silence)
 
     def do_sort(self) -> None:
-        self.table = replace(self.table, order="time" if self.table.order == "severity" else "severity", top=0)
+        order = "time" if self.table.order == "severity" else "severity"
+        self.table = replace(self.table, order=order, top=0)
 
 
 # --- the list
 
 
 def sections_of(alerts: AlertsState, state: AlertsList, now: float) -> list[ListSection[AlertView]]:
-    """The filtered alerts: active ones in the chosen order, then resolved ones. By severity, acknowledged and silenced
-    alerts follow new ones."""
+    """The filtered alerts: active ones in the chosen order, by severity the new ones first; then resolved ones."""
     words = state.filter_text.lower().split()
     active = [one for one in alerts.last if _matches(one, words)]
     active.sort(key=lambda one: (-one.raised_at, -one.alert_id))
@@ -131,8 +131,8 @@ def _title(rule_name: str) -> str:
 
 
 def _matches(alert: AlertView, words: Sequence[str]) -> bool:
-    parts = (alert.sentence, alert.rule, _title(alert.rule), alert.severity, alert.subject_name, alert.run_id or "")
-    text = " ".join(parts).lower()
+    subject = f"{alert.subject_name} {alert.run_id or ''}"
+    text = f"{alert.sentence} {alert.rule} {_title(alert.rule)} {alert.severity} {subject}".lower()
     return all(word in text for word in words)
 
 

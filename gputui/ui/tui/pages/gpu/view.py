@@ -1,5 +1,4 @@
-"""The page of one GPU as lines: facts, charts, processes and driver events. Values that the driver does not give are
-left out or shown as "–"."""
+"""The page of one GPU as lines: facts, charts, processes and driver events."""
 
 from __future__ import annotations
 
@@ -54,8 +53,7 @@ def page_head(snapshot: Snapshot, gpu: GpuView, width: int) -> Line:
 
 
 def fact_lines(row: GpuRow, page: GpuPage | None, now: float, width: int) -> list[Line]:
-    """What matters in words; bars of what has a limit; a value to each name, in two columns where they fit; which
-    device it is."""
+    """What matters in words, bars of what has a limit, all values, and which device it is."""
     gpu = row.gpu
     facts = [*_memory_errors(gpu), *_identity(gpu)]
     return [
@@ -161,7 +159,8 @@ def _values(gpu: GpuView) -> list[Fact]:
     free = None
     if gpu.memory_total_bytes is not None and gpu.memory_used_bytes is not None:
         # A driver that does not report reserved memory counts it as used.
-        free = max(0, gpu.memory_total_bytes - gpu.memory_used_bytes - (gpu.memory_reserved_bytes or 0))
+        used = gpu.memory_used_bytes + (gpu.memory_reserved_bytes or 0)
+        free = max(0, gpu.memory_total_bytes - used)
     limits = {name: facts.get(f"power_limit_{name}_watts") for name in ("default", "max")}
     # The current limit is that of the power's bar.
     other = {name: None if limit == gpu.power_limit_watts else limit for name, limit in limits.items()}
@@ -265,7 +264,7 @@ def report_lines(page: GpuPage | None, now: float, width: int) -> list[Line]:
 
 
 def chart_lines(gpu: GpuView, page: GpuPage, width: int, height: int, *, across: int) -> list[Line]:
-    """Charts of utilisation, memory, power and temperature over the page's span, ``across`` side by side."""
+    """Charts of utilisation, memory, power and temperature, ``across`` side by side."""
     down = -(-4 // across)
     each_width, each_height = (width - across + 1) // across, max(CHART_LEAST, height // down)
     history = page.history

@@ -54,7 +54,7 @@ _UNITS = {
 
 
 class Prefill(Struct, frozen=True):
-    """The profile to launch, by its file if that is known, and the values of an earlier run for its own."""
+    """The profile to launch, by its file if that is known, and an earlier run's values."""
 
     profile: str
     params: Mapping[str, object] = msgspec.field(default_factory=dict)
@@ -65,8 +65,8 @@ class Prefill(Struct, frozen=True):
 
 
 class Field(Struct, frozen=True):
-    """One line of the form: the profile's value as text, which values it takes, the value in an earlier run if it
-    differs, and the only texts that it takes, if others are wrong. A secret is shown only while it is typed."""
+    """One line of the form: the profile's value, a hint at those that it takes, that of an earlier
+    run if it differs, and the only ones that it takes. A secret is shown only while typed."""
 
     key: str
     default: str
@@ -94,8 +94,8 @@ class Field(Struct, frozen=True):
 
 
 class Form(Struct, frozen=True):
-    """The fields of a profile and their content; empty until the profile is read. ``targets`` are those it may run
-    on. Typing replaces the content while the cursor ``is_fresh``; ``folded`` fields are shown if it ``is_open``."""
+    """The fields of a profile and their content; empty until the profile is read. Typing replaces
+    the content while the cursor ``is_fresh``; ``folded`` fields are shown if it ``is_open``."""
 
     entry: ProfileEntry | None = None
     fields: tuple[Field, ...] = ()
@@ -109,14 +109,13 @@ class Form(Struct, frozen=True):
 
     @classmethod
     def of(cls, entry: ProfileEntry, last: Mapping[str, object], targets: Sequence[str]) -> Form:
-        """The form of a profile with its defaults. ``last`` are the parameters of an earlier run, ``targets`` those of
-        the home."""
+        """The form of a profile with its defaults, an earlier run's parameters and the home's targets."""
         if entry.profile is None:
             return cls(entry)
         names = tuple(sorted({*targets, *entry.profile.form.targets}))
         fields = _fields(entry.profile, last, names)
-        rest = [each.key for each in fields if each.group == OTHER_GROUP and each.key != MORE and each.last is None]
-        folded = frozenset(rest if any(each.key == MORE for each in fields) else ())
+        rest = {each.key for each in fields if each.group == OTHER_GROUP and each.last is None}
+        folded = frozenset(rest - {MORE} if MORE in rest else ())
         edits = {each.key: LineEdit.at_end(each.default) for each in fields}
         return cls(entry, fields, edits, names, folded=folded)
 
@@ -149,7 +148,8 @@ class Form(Struct, frozen=True):
 
     def overrides(self) -> dict[str, str]:
         """The parameters that differ from the profile, as typed."""
-        return {each.key: self.text(each.key) for each in self.fields if each.is_parameter and self.is_changed(each)}
+        changed = [each.key for each in self.fields if each.is_parameter and self.is_changed(each)]
+        return {key: self.text(key) for key in changed}
 
     def prefilled(self, prefill: Prefill) -> Form:
         """The form with an earlier run's values in the fields that the profile still has."""
@@ -180,7 +180,8 @@ class Form(Struct, frozen=True):
         shown = self.shown
         if not shown:
             return self
-        return replace(self, cursor=shown[(shown.index(self.cursor) + by) % len(shown)], is_fresh=True)
+        place = shown.index(self.cursor) + by
+        return replace(self, cursor=shown[place % len(shown)], is_fresh=True)
 
     def turn(self, by: int) -> Form:
         """The form with the next choice in the current field, or folded or unfolded."""
@@ -199,7 +200,8 @@ class Form(Struct, frozen=True):
         field = self.current
         if field is None or field.key == MORE:
             return self
-        return self.set(field.key, (LineEdit() if self.is_fresh else self.edits[field.key]).insert(text))
+        edit = LineEdit() if self.is_fresh else self.edits[field.key]
+        return self.set(field.key, edit.insert(text))
 
     def _problem(self, key: str, text: str) -> str | None:
         """What is wrong with the content of a field, in a few words."""

@@ -1,4 +1,4 @@
-"""Launching a run: the list of profiles, and the form of the chosen one with its checks and command."""
+"""Launching a run: the list of profiles, and the form of the chosen one."""
 
 from __future__ import annotations
 
@@ -112,7 +112,8 @@ class LaunchScreen(ActionScreen):
             self.shell.say(f"{clean(prefill.path or prefill.profile)}{whose} is gone.", "warning")
             return
         newest = self._newest_run(entry)
-        last = prefill.params if prefill.run_id is not None else launched_params(newest) if newest is not None else {}
+        last = {} if newest is None else launched_params(newest)
+        last = last if prefill.run_id is None else prefill.params
         self._change(Form.of(entry, last, targets).prefilled(prefill))
 
     def _newest_run(self, entry: ProfileEntry) -> Run | None:
@@ -260,7 +261,7 @@ class LaunchScreen(ActionScreen):
 
 
 class ProfileRow(NamedTuple):
-    """One profile of the list. ``missing`` names what it lacks on this machine; ``used_at`` is UTC unix seconds."""
+    """One profile of the list. ``missing`` names what it lacks on this machine."""
 
     path: Path
     name: str
@@ -273,8 +274,7 @@ class ProfileRow(NamedTuple):
 def profile_rows(
     workspace: Workspace, cwd: Path, runs: Sequence[Run], gpu_count: int, environ: Mapping[str, str]
 ) -> list[ProfileRow]:
-    """All named profiles and all profile files of runs: the last used first, then those that can be launched here. The
-    first call is slow: it imports pydantic."""
+    """All named profiles and the files of runs: the last used first, then those that can be launched here."""
     used: dict[str, float] = {}
     for run in runs:
         key = profile_path(run) or run.profile

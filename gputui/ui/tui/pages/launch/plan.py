@@ -1,4 +1,4 @@
-"""The plan of a launch form: specification, command and checks. Called in threads, because it reads files."""
+"""The plan of a launch form: specification, command and checks. Called in threads: it reads files."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Plan(Struct, frozen=True):
 
 
 def read_profiles(workspace: Workspace, cwd: Path, files: Sequence[str] = ()) -> tuple[ProfileEntry, ...]:
-    """All named profiles and the existing ``files``, valid ones first. The first call is slow: it imports pydantic."""
+    """All named profiles and the existing ``files``, valid ones first. The first call is slow."""
     from gputui.core.yaml_forms.problems import ProfileError, shown_path
     from gputui.profiles.profile_file import ProfileEntry, list_profiles, load
 
@@ -78,7 +78,7 @@ def find_profile(prefill: Prefill, workspace: Workspace, cwd: Path) -> ProfileEn
 
 
 def read_target_names(workspace: Workspace) -> tuple[str, ...]:
-    """The names of the home's targets; none if their file is invalid, which `gputui target list` reports."""
+    """The names of the home's targets; none if their file is invalid, which `target list` reports."""
     from gputui.core.yaml_forms.problems import ProfileError
     from gputui.profiles.targets import load_targets
 
@@ -122,8 +122,7 @@ def launched_gpu_count(run: Run) -> int | None:
 
 
 def make_plan(form: Form, snapshot: Snapshot, workspace: Workspace) -> Plan:
-    """Resolve the form, and do all checks that start no process. A target is not contacted: nothing waits for a
-    network."""
+    """Resolve the form, and do all checks that need neither a process nor a network."""
     from gputui.core.yaml_forms.problems import ProfileError
     from gputui.profiles.resolve import ResolveError
     from gputui.profiles.targets import TargetNotFoundError

@@ -31,8 +31,8 @@ _WHOLE_HINTS = 110
 
 
 class LaunchView(Struct, frozen=True):
-    """What the page shows below its head: the form, its checks and command (None while they are computed), this
-    machine's GPUs and the UUIDs of those that no run gets, and whether panels have frames."""
+    """What the page shows below its head: the form, its plan (None while it is computed), this
+    machine's GPUs and those that no run gets, and whether panels have frames."""
 
     form: Form
     plan: Plan | None
@@ -42,7 +42,7 @@ class LaunchView(Struct, frozen=True):
 
 
 class _Row(NamedTuple):
-    """One line of the form; ``field`` is its index in the form, None for the line of GPUs or a heading."""
+    """One line of the form; ``field`` is its index, None for a heading or the line of GPUs."""
 
     field: int | None
     line: Line
@@ -177,8 +177,7 @@ def _gpu_line(gpus: Sequence[GpuView], quarantined: Collection[str], width: int)
 
 
 def _checks(plan: Plan | None, width: int, height: int) -> list[Line]:
-    """Problems, failed checks and warnings in full, then the passed ones: with their details, or all in one line; in
-    exactly ``height`` lines."""
+    """Problems and warnings in full, then the passed checks: with details, or in one line."""
     blank = fit_line([], width)
     if plan is None:
         lines = [rule("CHECKS", width, "checking…")]

@@ -199,7 +199,7 @@ def _about(row: ProcessRow) -> tuple[str, str]:
 
 
 def environment_texts(pid: int, start_ticks: int | None) -> list[str]:
-    """The environment of a process without secrets, one variable per line; or a sentence why it cannot be read."""
+    """The environment of a process without secrets, line by line; or why it cannot be read."""
     found = environment_of(pid)
     now = identify(pid)
     if start_ticks is None or now is None or now.start_ticks != start_ticks:

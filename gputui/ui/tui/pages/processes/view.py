@@ -1,4 +1,4 @@
-"""Processes as rows and lines: the list of their page, the panel on the overview, and the details of one."""
+"""Processes as rows and lines: their list, the panel on the overview, and the details of one."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ Key = tuple[int, int | None]
 
 
 class ProcessRow(Struct, frozen=True):
-    """One process, on any number of GPUs. ``start_ticks`` is None if the PID is not visible on this machine,
-    ``idle_seconds`` is how long its GPUs have computed nothing, ``tree`` the branches before its command."""
+    """One process, on any number of GPUs. ``start_ticks`` is None if its PID is not visible here,
+    ``idle_seconds`` is how long its GPUs were idle, ``tree`` the branches before its command."""
 
     pid: int
     start_ticks: int | None
@@ -93,7 +93,7 @@ class ProcessesState(ListState, frozen=True):
 
 
 def process_rows(snapshot: Snapshot) -> list[ProcessRow]:
-    """All processes of a snapshot, each once: those on the GPUs, and those of our runs on this machine."""
+    """All processes of a snapshot, each once: those on the GPUs, and those of our runs here."""
     hosts = dict(snapshot.processes or {})
     held: dict[Key, list[tuple[GpuView, ProcessView]]] = {}
     for gpu in snapshot.gpus:
@@ -142,7 +142,7 @@ def _row(
 
 
 def arranged(rows: Sequence[ProcessRow], state: ProcessesState) -> list[ListSection[ProcessRow]]:
-    """The rows that match the filter, sorted, in groups; within a group as a tree if ``state`` says so."""
+    """The rows that match the filter, sorted, in groups, and as a tree if ``state`` says so."""
     words = state.filter_text.lower().split()
     matching = [row for row in rows if all(word in _haystack(row) for word in words)]
     found = _sorted(matching, state.order.key, reverse=state.is_reversed)
@@ -181,8 +181,7 @@ def _sorted(
 
 
 def _as_tree(rows: Sequence[ProcessRow]) -> list[ProcessRow]:
-    """Children behind their parents. Trees are ordered by the first of their rows; a row without a parent among the
-    rows is a root."""
+    """Children behind their parents. Trees are ordered by the first of their rows."""
     by_pid = {row.pid: row for row in rows}
     children: dict[int, list[ProcessRow]] = {}
     roots: dict[Key, ProcessRow] = {}
@@ -213,8 +212,7 @@ DETAIL_LINES = 5
 
 
 def process_panel(snapshot: Snapshot, width: int, height: int) -> list[Line]:
-    """The processes on the GPUs, those with the most memory first, in exactly ``height`` lines: a heading, the names of
-    the columns, the rows."""
+    """The processes on the GPUs in exactly ``height`` lines, those with the most memory first."""
     rows = process_rows(snapshot)
     state = ProcessesState()
     return listing(snapshot, rows, arranged(rows, state), state).lines(state, width, height)
@@ -223,7 +221,7 @@ def process_panel(snapshot: Snapshot, width: int, height: int) -> list[Line]:
 def listing(
     snapshot: Snapshot, rows: Sequence[ProcessRow], sections: Sequence[ListSection[ProcessRow]], state: ProcessesState
 ) -> Listing[ProcessRow]:
-    """The list. ``rows`` are all processes, ``sections`` those that the filter leaves, as arranged by ``state``."""
+    """The list. ``rows`` are all processes, ``sections`` those that the filter leaves."""
     words = [f"PROCESSES {state.order.words}" if snapshot.processes is not None else "PROCESSES"]
     words[0] += " upwards" * state.is_reversed
     words += ["as a tree"] * state.is_tree
@@ -247,7 +245,7 @@ def listing(
 
 
 def _is_known(head: str, rows: Sequence[ProcessRow]) -> bool:
-    """Whether a column has a value: CPU, RAM and TIME are read only for the page, and not of a past moment."""
+    """Whether a column has a value: CPU, RAM and TIME are read only for the page, and now."""
     values: dict[str, Callable[[ProcessRow], object]] = {
         "SM": lambda row: row.sm_percent,
         "CPU": lambda row: row.memory_bytes,

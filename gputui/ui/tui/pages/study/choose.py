@@ -1,4 +1,4 @@
-"""Choosing the study file to start: a list to filter, and below it what the chosen one would start."""
+"""Choosing the study file to start, with what it would start below the list."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class StudyFileRow(NamedTuple):
 
 
 class StudyPlan(Struct, frozen=True):
-    """What a file would start: ``head`` and ``details`` in words, and the specifications; or its ``problems``.
-    ``is_checked``: the slow checks of the first trial, which start a process, are among them."""
+    """What a file would start in words and as specifications, or its ``problems``. ``is_checked``:
+    the checks of the first trial that start a process were made."""
 
     path: Path
     head: str = ""
@@ -77,8 +77,8 @@ def study_file_rows(workspace: Workspace, cwd: Path) -> list[StudyFileRow]:
 def make_plan(
     path: Path, workspace: Workspace, cwd: Path, situation: GpuSituation | None, *, with_process: bool = False
 ) -> StudyPlan:
-    """What the study of a file would start here, as ``gputui study check --dry-run``, with the checks of its first
-    trial; those that start a process only ``with_process``."""
+    """What the study of a file would start, as ``gputui study check --dry-run``, with the checks of
+    its first trial; those that start a process only ``with_process``."""
     from gputui.core.yaml_forms.problems import ProfileError
     from gputui.profiles.resolve import ResolveError
     from gputui.studies import launch

@@ -66,8 +66,8 @@ class TrialList(ListState, frozen=True):
 
 
 class TrialRow(NamedTuple):
-    """A trial as the list shows it. ``curve`` has the objective at each rung that any trial passed; without rungs the
-    newest losses of its run, if the loss is what is searched for."""
+    """A trial as the list shows it. ``curve`` has the objective at each rung that any trial passed;
+    without rungs the newest losses of its run, if the loss is the objective."""
 
     trial: TrialRecord
     progress: Progress | None
@@ -77,7 +77,7 @@ class TrialRow(NamedTuple):
 
     @property
     def sign(self) -> Sign:
-        """That of the trial; of one that the study has launched, that of its run, which may still be queued."""
+        """That of the trial; of a launched one that of its run, which may be queued."""
         if self.trial.state is TrialState.RUNNING and self.run_state is not None and not self.run_state.is_over:
             return run_sign(self.run_state)
         return TRIAL_SIGNS[self.trial.state]
@@ -92,7 +92,7 @@ def trial_rows(
     state: TrialList,
     states: Mapping[str, RunState] = MappingProxyType({}),
 ) -> list[TrialRow]:
-    """The filtered and sorted trials. ``progress`` and ``states`` are those of their runs, by run."""
+    """The filtered and sorted trials, with the ``progress`` and ``states`` of their runs."""
     objective = page.spec.objectives[0]
     best = {trial.number for trial in ranked(page.trials, page.spec.objectives, most=1)}
     words = state.filter_text.lower().split()
@@ -189,8 +189,8 @@ def _text(texts: Mapping[int, str], style: str) -> Callable[[TrialRow, int], lis
 
 
 def _curve(page: StudyPage) -> Callable[[TrialRow, int], list[Span]]:
-    """The curves over rungs. They share the range of all trials, so that they can be compared, and equal rungs are in
-    equal columns, which shows where a trial was pruned."""
+    """The curves over rungs, in the range of all trials. Equal rungs are in equal columns, which
+    shows where a trial was pruned."""
     values = [one.value for rungs in page.rungs.values() for one in rungs]
     reached = [value for value in values if value is not None and math.isfinite(value)]
     low, high = min(reached, default=None), max(reached, default=None)
@@ -209,7 +209,7 @@ def _curve(page: StudyPage) -> Callable[[TrialRow, int], list[Span]]:
 
 
 def _params(trials: Sequence[TrialRecord], name: str) -> dict[int, str]:
-    """A parameter of each trial. Where one value needs an exponent all have one, so that they compare at a glance."""
+    """A parameter of each trial. Where one value needs an exponent all have one."""
     values = [one.params.get(name) for one in trials]
     has_exponent = any(isinstance(value, float) and 0 < abs(value) < LEAST_PLAIN for value in values)
     return {one.number: _param(one, name, has_exponent=has_exponent) for one in trials}
@@ -311,7 +311,7 @@ def trials_done(row: StudyRow) -> str:
 
 
 def study_lines(page: StudyPage, width: int, most: int) -> list[Line]:
-    """The studies below a heading, newest first, with their best values: at most ``most``, the one shown among them."""
+    """At most ``most`` studies with their best values, newest first, the one shown among them."""
     known, shown = page.known, page.study.study_id
     place = next(number for number, row in enumerate(known) if row.study_id == shown)
     first = min(max(0, place - most + 1), max(0, len(known) - most))
@@ -398,7 +398,7 @@ def _values(page: StudyPage, objective: Objective, cursor: TrialRecord | None, w
 
 
 def _courses(page: StudyPage, width: int, height: int) -> list[Line]:
-    """The curves of all trials over steps; the names of the best stand at their ends, in the order of their values."""
+    """The curves of all trials over steps, with the names of the best at their ends."""
     drawing = pictures.courses(page.trials, page.rungs, page.spec)
     gutter = _COURSE_END if width >= 4 * _COURSE_END else 0
     shapes = iter(SHAPES)
@@ -412,7 +412,7 @@ def _courses(page: StudyPage, width: int, height: int) -> list[Line]:
 
 
 def _slices(page: StudyPage, objective: Objective, cursor: TrialRecord | None, width: int, height: int) -> list[Line]:
-    """A chart of the value over each tuned parameter; if not all fit, over the most important ones."""
+    """Charts of the value over the tuned parameters, the most important first."""
     space = page.spec.space
     across = 2 if width >= 70 and len(space) > 1 else 1
     down = max(1, min(math.ceil(len(space) / across), height // 7))
