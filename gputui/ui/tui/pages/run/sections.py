@@ -24,6 +24,10 @@ LEAST_LINES = 4
 """Least lines of a section beside others, with its title and its frame."""
 
 
+_RULE_CELLS = 6
+"""Cells of a heading beside its title and note."""
+
+
 class SideSection(Struct, frozen=True):
     """One section as lines. ``foot`` stays below the others; ``is_from_end``: it is read from its end, and scrolled
     from there."""
@@ -66,7 +70,10 @@ def side_sections(
 ) -> dict[str, SideSection]:
     """All sections; those ``opened`` with their details: the list of checkpoints, the evidence of incidents."""
     parameters = parameter_lines(page, now, width)
-    checkpoints = [rule("CHECKPOINTS", width, checkpoint_words(page, now, is_past=is_past))]
+    words = checkpoint_words(page, now, is_past=is_past)
+    if cell_width(words) + len(" CHECKPOINTS ") + _RULE_CELLS > width:
+        words = words.removeprefix("newest ")
+    checkpoints = [rule("CHECKPOINTS", width, words)]
     if "params" in opened:
         parameters += [*checkpoints, *checkpoint_lines(page, now, width)]
         checkpoints = []
@@ -140,7 +147,7 @@ def _changed_by(page: RunPage, now: float) -> dict[str, str]:
 
 
 def checkpoint_words(page: RunPage, now: float, *, is_past: bool = False) -> str:
-    """``newest step 8 000, 3 min ago, ✓``, or why there is none."""
+    """``newest 8 000, 3 min ago, ✓``, or why there is none."""
     found = page.checkpoints
     if found is None:
         return "its profile names no place"
@@ -153,7 +160,7 @@ def checkpoint_words(page: RunPage, now: float, *, is_past: bool = False) -> str
     newest = found.newest[0]
     sign = {None: "", True: ", ✓", False: ", ✗ damaged"}[newest.is_valid]
     ago = "" if newest.modified_at is None else f", {age(now - newest.modified_at)} ago".replace("now ago", "now")
-    return f"newest {_where(newest)}{ago}{sign}"
+    return f"newest {_where(newest).removeprefix('step ')}{ago}{sign}"
 
 
 def checkpoint_lines(page: RunPage, now: float, width: int) -> list[Line]:

@@ -193,7 +193,7 @@ def test_checkpoints_tell_what_is_known_of_each(page: RunPage) -> None:
         (CheckpointList(is_elsewhere=True), "on its target"),
         (
             CheckpointList((Checkpoint("step_9.pt", 9, 1, NOW - 90, True),), 1, is_known=True),
-            "newest step 9, 1 min ago, ✓",
+            "newest 9, 1 min ago, ✓",
         ),
     ],
 )
