@@ -38,14 +38,10 @@ class Pane(Widget):
         self._strip_width = 0
         self._styles_by_key: dict[str, Style] = {}
         self._height: int | None = None
-        self._is_cleared = False
 
     def show(self, lines: Sequence[Line], *, height: int | None = None) -> None:
-        """Show ``lines``. ``height`` sets the widget's height, unless its container does."""
-        if height is not None:
-            self.set_height(height)
-        elif self._is_cleared:
-            self.set_height(1)
+        """Show ``lines`` in a widget of their height, or of ``height``."""
+        self.set_height(len(lines) if height is None else height)
         known = self._lines
         changed = [y for y, line in enumerate(lines) if y >= len(known) or line != known[y]]
         changed += range(len(lines), len(known))
@@ -61,19 +57,17 @@ class Pane(Widget):
 
     def fit(self, lines: Sequence[Line]) -> None:
         """Show ``lines``, and take exactly their height."""
-        self.show(lines, height=len(lines))
+        self.show(lines)
 
     def set_height(self, height: int) -> None:
         """Set the widget's height, in lines."""
-        self._is_cleared = False
         if height != self._height:
             self._height = height
             self.styles.height = height
 
     def clear(self) -> None:
         """Show nothing and take no room, until the next `show`."""
-        self.show([], height=0)
-        self._is_cleared = True
+        self.show([])
 
     @property
     def text(self) -> str:
@@ -142,7 +136,7 @@ class SlowPane(Pane):
         if shape == self._shape and (is_same or now - self._drawn_at < REDRAW_SECONDS):
             return
         self._shape, self._data, self._drawn_at = shape, data, now
-        self.show(draw())
+        self.show(draw(), height=height)
 
     def clear(self) -> None:
         self._shape = None
