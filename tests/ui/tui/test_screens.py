@@ -283,12 +283,12 @@ async def test_launching_with_a_changed_parameter(app: GputuiApp, filler: Filler
     async with app.run_test(size=SMALL) as pilot:
         await open_form(pilot, app)
         await until(pilot, lambda: form_of(app).plan is not None and form_of(app).plan.spec is not None)  # type: ignore[union-attr]
-        assert "--steps 10" in text(app, "launch") and "how many steps" in text(app, "launch")
+        assert "--steps 10" in text(app, "list") and "how many steps" in text(app, "list")
         await pilot.press("down", "down", *"25")  # what is typed takes the place of the 10
-        await until(pilot, lambda: "--steps 25" in text(app, "launch"))
-        assert "was 10" in text(app, "launch")
+        await until(pilot, lambda: "--steps 25" in text(app, "list"))
+        assert "was 10" in text(app, "list")
         await pilot.press("up", "down", "backspace", *"6", "home", "delete", "left", *"2")  # an editing key changes it
-        await until(pilot, lambda: "--steps 26" in text(app, "launch"))
+        await until(pilot, lambda: "--steps 26" in text(app, "list"))
         await pilot.press("backspace", *"2")
         await pilot.press("enter")
         await until(pilot, lambda: bool(feed_of(app).watched))
@@ -312,7 +312,7 @@ async def test_mistakes_show_while_typing_and_keep_it_from_starting(
         await open_form(pilot, app)
         await until(pilot, lambda: form_of(app).plan is not None)
         await pilot.press("down", "down", "ctrl+u", *"lots")
-        assert mentions(text(app, "launch"), "✗", "whole number", "1 to 100")
+        assert mentions(text(app, "list"), "✗", "whole number", "1 to 100")
         await pilot.press("enter")
         assert isinstance(app.screen, LaunchScreen) and asked(filler) == []
         await pilot.press("up", "up", "ctrl+u", *"99")

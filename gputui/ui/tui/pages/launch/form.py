@@ -94,16 +94,14 @@ class Field(Struct, frozen=True):
 
 
 class Form(Struct, frozen=True):
-    """The fields of a profile and their content; empty until the profile is read. Typing replaces
-    the content while the cursor ``is_fresh``; ``folded`` fields are shown if it ``is_open``."""
+    """The fields of a profile and their content; empty until the profile is read. Those that are
+    ``folded`` are shown if it ``is_open``."""
 
     entry: ProfileEntry | None = None
     fields: tuple[Field, ...] = ()
     edits: Mapping[str, LineEdit] = msgspec.field(default_factory=dict)
     targets: tuple[str, ...] = ()
     problems: Mapping[str, str] = msgspec.field(default_factory=dict)
-    cursor: int = 0
-    is_fresh: bool = True
     folded: frozenset[str] = frozenset()
     is_open: bool = False
 
@@ -119,19 +117,13 @@ class Form(Struct, frozen=True):
         edits = {each.key: LineEdit.at_end(each.default) for each in fields}
         return cls(entry, fields, edits, names, folded=folded)
 
-    @property
-    def shown(self) -> list[int]:
-        """The indices of the visible fields. A changed field is always visible."""
+    def shown(self, cursor: str | None) -> list[Field]:
+        """The visible fields; the one under the cursor and changed ones always are."""
         return [
-            number
-            for number, field in enumerate(self.fields)
-            if self.is_open or field.key not in self.folded or number == self.cursor or self.is_changed(field)
+            field
+            for field in self.fields
+            if self.is_open or field.key not in self.folded or field.key == cursor or self.is_changed(field)
         ]
-
-    @property
-    def current(self) -> Field | None:
-        """The field under the cursor."""
-        return self.fields[self.cursor] if self.fields else None
 
     @property
     def target(self) -> str | None:
@@ -165,7 +157,7 @@ class Form(Struct, frozen=True):
         form = self
         for key, value in values.items():
             form = form.set(key, LineEdit.at_end(_text_of(value)))
-        return replace(form, is_fresh=True, folded=form.folded - values.keys())
+        return replace(form, folded=form.folded - values.keys())
 
     def set(self, key: str, edit: LineEdit) -> Form:
         """The form with other, checked content in a field."""
@@ -173,35 +165,17 @@ class Form(Struct, frozen=True):
         problem = self._problem(key, edit.text)
         if problem is not None:
             problems[key] = problem
-        return replace(self, edits={**self.edits, key: edit}, problems=problems, is_fresh=False)
+        return replace(self, edits={**self.edits, key: edit}, problems=problems)
 
-    def move(self, by: int) -> Form:
-        """The form with the cursor on another visible field."""
-        shown = self.shown
-        if not shown:
-            return self
-        place = shown.index(self.cursor) + by
-        return replace(self, cursor=shown[place % len(shown)], is_fresh=True)
-
-    def turn(self, by: int) -> Form:
-        """The form with the next choice in the current field, or folded or unfolded."""
-        field = self.current
-        if field is None or not (field.choices or field.key == MORE):
-            return self
+    def turn(self, field: Field, by: int) -> Form:
+        """The form with the next choice in a field, or folded or unfolded."""
         if field.key == MORE:
             return replace(self, is_open=by > 0)
+        if not field.choices:
+            return self
         text = self.text(field.key)
         place = field.choices.index(text) + by if text in field.choices else 0
-        edit = LineEdit.at_end(field.choices[place % len(field.choices)])
-        return replace(self.set(field.key, edit), is_fresh=True)
-
-    def type(self, text: str) -> Form:
-        """The form with text typed or pasted into the current field."""
-        field = self.current
-        if field is None or field.key == MORE:
-            return self
-        edit = LineEdit() if self.is_fresh else self.edits[field.key]
-        return self.set(field.key, edit.insert(text))
+        return self.set(field.key, LineEdit.at_end(field.choices[place % len(field.choices)]))
 
     def _problem(self, key: str, text: str) -> str | None:
         """What is wrong with the content of a field, in a few words."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import partial, partialmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from msgspec.structs import replace
 from textual import events
-from textual.app import ComposeResult
 
 from gputui.core.config import Workspace
 from gputui.core.text import clean, clip_middle
@@ -22,10 +21,10 @@ from gputui.ui.tui.actions import Context, Scope
 from gputui.ui.tui.data.run_details import launched_params
 from gputui.ui.tui.dialogs.pick_gpus import PickGpusScreen
 from gputui.ui.tui.dialogs.sheet import SheetScreen
-from gputui.ui.tui.layout.columns import Column, between, is_boxed
-from gputui.ui.tui.layout.moments import right_end
+from gputui.ui.tui.layout.columns import Column
+from gputui.ui.tui.layout.lists import Listing, ListState
 from gputui.ui.tui.pages.file_list import FileListScreen
-from gputui.ui.tui.pages.launch.form import GPUS, MORE, NAME, PLACE, Form, Prefill
+from gputui.ui.tui.pages.launch.form import GPUS, MORE, NAME, PLACE, Field, Form, Prefill
 from gputui.ui.tui.pages.launch.plan import (
     Plan,
     check_line,
@@ -37,35 +36,40 @@ from gputui.ui.tui.pages.launch.plan import (
     read_target_names,
     survey_lines,
 )
-from gputui.ui.tui.pages.launch.view import LaunchView, launch_lines
+from gputui.ui.tui.pages.launch.view import (
+    WHOLE_HINTS,
+    FormCursor,
+    check_lines,
+    command_lines,
+    form_listing,
+    gpu_line,
+    help_line,
+)
 from gputui.ui.tui.widgets.line_edit import LineEdit
+from gputui.ui.tui.widgets.list_page import ListingPage
 from gputui.ui.tui.widgets.page import ActionScreen
-from gputui.ui.tui.widgets.pane import Pane
 
 if TYPE_CHECKING:
     from gputui.profiles.profile_file import ProfileEntry
 
 
-class LaunchScreen(ActionScreen):
+class LaunchScreen(ListingPage[Field]):
     """The form. Every key without an action is text for the field under the cursor."""
 
     SCOPE: ClassVar[Scope] = "launch"
+    OPENS = "value_next"
 
     def __init__(self, prefill: Prefill) -> None:
-        super().__init__()
-        self.head = Pane(id="head")
-        self.page = Pane(id="launch")
+        super().__init__(ListState(GPUS))
         self.form = Form()
         self.plan: Plan | None = None
+        self._is_fresh = True
+        self._has_headings = True
         self._prefill = prefill
         self._planned: Mapping[str, LineEdit] | None = None
         """The content whose plan is complete."""
         self._is_planning = False
         self._is_eager = False
-
-    def compose(self) -> ComposeResult:
-        self.paint()
-        yield from (self.head, self.notice, self.page, self.message, self.footer)
 
     def on_mount(self) -> None:
         workspace, prefill = self.shell.workspace, self._prefill
@@ -88,17 +92,39 @@ class LaunchScreen(ActionScreen):
         # A plan of earlier content does not count.
         return self.plan.blocked_by if self.plan is not None and self.is_settled else None
 
+    def make_listing(self) -> Listing[Field]:
+        cursor = FormCursor(self.table.cursor, self._is_fresh)
+        return form_listing(self.form, cursor, self.app.size.width, has_headings=self._has_headings)
+
+    def summary(self) -> list[Span]:
+        entry = self.form.entry
+        if entry is None:
+            return [(" · reading its file…", "dim")]
+        description = "" if entry.profile is None else clean(entry.profile.description)
+        source = "comes with gputui" if entry.source == "shipped" else clean(str(entry.path))
+        return [(f" {clean(entry.name)}", "accent"), (f" · {description or source}", "dim")]
+
     def draw(self, width: int, height: int) -> None:
-        rows, form, snapshot = height - 1 - self.draw_frame(width), self.form, self.snapshot
-        words: list[Span] = [(" Launch ", "title")]
-        if form.entry is not None:
-            description = "" if form.entry.profile is None else clean(form.entry.profile.description)
-            source = "comes with gputui" if form.entry.source == "shipped" else clean(str(form.entry.path))
-            words += [(clean(form.entry.name), "accent"), (f" · {description or source}", "dim")]
-        end = right_end(snapshot.at, snapshot.past)
-        self.head.show([self.with_trail(lambda room: between(words, end, room), width)])
-        view = LaunchView(form, self.plan, snapshot.gpus, snapshot.machine.quarantined, is_boxed(width, height))
-        self.page.show([] if form.entry is None else launch_lines(view, width, rows), height=rows)
+        rows, inner, plan = height - 1 - self.draw_frame(width), self.inner_width(width), self.plan
+        frame = int(inner < width)
+        self.head.show([self.page_head(self.summary(), width)])
+        command = self.framed(command_lines(plan, inner, max(2, rows // 5)), width)
+        left = rows - len(command)
+        # The fields have their lines first; the checks have the rest.
+        most = left - max(5, rows // 4)
+        for self._has_headings in (True, False):
+            self._made = None
+            wanted = len(self.listing.items) + 1 + frame
+            if wanted <= most:
+                break
+        shown = self.list_lines(width, min(wanted, most))
+        if width < WHOLE_HINTS:
+            shown.append(help_line(self.current, width))
+        gpus, held = self.snapshot.gpus, self.snapshot.machine.quarantined
+        free = [gpu_line(gpus, held, inner)] if gpus and self.form.target is None else []
+        shown += self.framed(check_lines(plan, free, inner, left - len(shown) - frame), width)
+        self.list.show([*shown, *command], height=rows)
+        self.detail.fit([])
 
     # --- what arrives from threads
 
@@ -123,7 +149,7 @@ class LaunchScreen(ActionScreen):
 
     def _change(self, form: Form) -> None:
         """Take changed content, and compute its plan."""
-        is_same, self.form = form.edits is self.form.edits, form
+        is_same, self.form, self._made = form.edits is self.form.edits, form, None
         if not is_same:
             self._is_eager = False
             if form.problems:
@@ -163,35 +189,52 @@ class LaunchScreen(ActionScreen):
     # --- keys
 
     def take_key(self, event: events.Key) -> bool:
-        form, field = self.form, self.form.current
+        field = self.current
         # Help is the same key everywhere; a question mark can be pasted.
-        if field is None or event.key == "question_mark":
+        if field is None or field.key == MORE or event.key == "question_mark":
             return False
-        if event.key in ("left", "right") and (field.choices or field.key == MORE):
+        if event.key in ("left", "right") and field.choices:
             return False
-        edit = form.edits[field.key].press(event.key) if field.key != MORE else None
-        if edit is not None:
-            form = form.set(field.key, edit)
-        elif event.character is not None and event.is_printable:
-            form = form.type(event.character)
-        else:
+        edit = self.form.edits[field.key].press(event.key)
+        if edit is None and event.character is not None and event.is_printable:
+            edit = self._typed(field, event.character)
+        if edit is None:
             return False
         self.shell.message = ("", "info")
-        self._change(form)
+        self._is_fresh = False
+        self._change(self.form.set(field.key, edit))
         return True
+
+    def _typed(self, field: Field, text: str) -> LineEdit:
+        """The content after text was typed or pasted; it replaces that of a field that was just entered."""
+        return (LineEdit() if self._is_fresh else self.form.edits[field.key]).insert(text)
 
     def on_paste(self, event: events.Paste) -> None:
         event.stop()
-        self._change(self.form.type(event.text))
+        field = self.current
+        if field is not None and field.key != MORE:
+            edit = self._typed(field, event.text)
+            self._is_fresh = False
+            self._change(self.form.set(field.key, edit))
 
     def _turn(self, by: int) -> None:
-        self._change(self.form.turn(by))
+        if self.current is not None:
+            self._is_fresh = True
+            self._change(self.form.turn(self.current, by))
 
     do_value_next = partialmethod(_turn, 1)
     do_value_previous = partialmethod(_turn, -1)
 
+    def point_at(self, row: Hashable) -> None:
+        super().point_at(row)
+        self._is_fresh, self._made = True, None
+
     def _move(self, by: int) -> None:
-        self._change(self.form.move(by))
+        """Move the cursor, from the last field to the first."""
+        ids = self.row_ids
+        if ids:
+            self.point_at(ids[(ids.index(self.table.cursor) + by) % len(ids)])
+        self.changed()
 
     do_field_next = partialmethod(_move, 1)
     do_field_previous = partialmethod(_move, -1)

@@ -55,14 +55,14 @@ async def test_a_secret_is_seen_by_nobody_and_comes_from_the_profile(
         await until(pilot, lambda: "hub_token" in form_of(app).form.edits)
         await pilot.press("ctrl+r")
         assert form_of(app).form.text("hub_token") == "of-the-profile", "what was redacted is no value"
-        assert "of-the-profile" not in text(app, "launch") and "••••" in text(app, "launch")
-        while (field := form_of(app).form.current) is None or field.key != "hub_token":
+        assert "of-the-profile" not in text(app, "list") and "••••" in text(app, "list")
+        while (field := form_of(app).current) is None or field.key != "hub_token":
             await pilot.press("down")
-        assert "of-the-profile" not in text(app, "launch")
+        assert "of-the-profile" not in text(app, "list")
         await pilot.press(*"typed")
-        assert "typed" in text(app, "launch") and "was ••••" in text(app, "launch")
+        assert "typed" in text(app, "list") and "was ••••" in text(app, "list")
         await pilot.press("down")
-        assert "typed" not in text(app, "launch")
+        assert "typed" not in text(app, "list")
 
 
 @pytest.fixture
