@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial, partialmethod
 from typing import ClassVar
 
@@ -12,11 +12,11 @@ from msgspec.structs import replace
 from gputui.core.text import clean
 from gputui.core.yaml_forms.document import plain_value
 from gputui.metrics.draw.parts import Line
-from gputui.runs.command import assignments
+from gputui.runs.command import assignments, format_value
 from gputui.studies.analysis import ranked
 from gputui.ui.tui.actions import Context, Scope
 from gputui.ui.tui.data.snapshot import Interest, StudyPage
-from gputui.ui.tui.layout.columns import fit_line, rule
+from gputui.ui.tui.dialogs.questions import FormScreen
 from gputui.ui.tui.layout.lists import Listing
 from gputui.ui.tui.pages.study.view import (
     TrialList,
@@ -30,7 +30,6 @@ from gputui.ui.tui.pages.study.view import (
     trial_rows,
     views_of,
 )
-from gputui.ui.tui.widgets.line_edit import LineEdit
 from gputui.ui.tui.widgets.list_page import ListingPage
 from gputui.ui.tui.widgets.page import Copyable
 
@@ -47,6 +46,22 @@ STUDIES_HEIGHT = 30
 """Most studies in their list, and the least height of a page with that."""
 
 
+class PointScreen(FormScreen[dict[str, object]]):
+    """Answers with the typed values of the tuned parameters."""
+
+    heading = "Add a trial"
+    note = "↵ add   esc back"
+
+    def __init__(self, point: Mapping[str, str]) -> None:
+        super().__init__(**{clean(name): text for name, text in point.items()})
+        self._params = tuple(point)
+
+    def check(self, texts: list[str]) -> tuple[dict[str, object] | None, str]:
+        typed = zip(self._params, map(str.strip, texts), strict=True)
+        given: dict[str, object] = {name: plain_value(text) for name, text in typed if text}
+        return given or None, "It is the next trial; what is left empty is as in the best one."
+
+
 class StudyScreen(ListingPage[TrialRow]):
     """The list of trials, charts beside or below it, and details of the trial under the cursor."""
 
@@ -58,7 +73,6 @@ class StudyScreen(ListingPage[TrialRow]):
     def __init__(self) -> None:
         super().__init__(TrialList())
         self.study_id: str | None = None
-        self._point_line: LineEdit | None = None
 
     def interest(self) -> Interest:
         return Interest(studies=True, study_id=self.study_id)
@@ -114,11 +128,7 @@ class StudyScreen(ListingPage[TrialRow]):
         if height >= STUDIES_HEIGHT and len(page.known) > 1:
             top += self.framed(study_lines(page, inner, STUDIES_MOST), width)
         detail = detail_lines(self.current, self.snapshot.at, inner)
-        if self._point_line is not None:
-            spans = self._point_line.spans(max(8, inner - 12))
-            detail = [rule("NEXT TRIAL", inner, "↵ adds it · esc cancels")]
-            detail.append(fit_line([(" point ", "title"), *spans], inner))
-        detail = self.framed(detail, width) if left - len(top) >= LIST_LEAST + 3 or self._point_line else []
+        detail = self.framed(detail, width) if left - len(top) >= LIST_LEAST + 3 else []
         left -= len(detail)
         self.list.show([*top, *self._body(page, width, left - len(top))], height=left)
         self.list_top = len(top)
@@ -192,37 +202,17 @@ class StudyScreen(ListingPage[TrialRow]):
         words = f"Leave trial {trial.number} to the pruner" if is_kept else f"Keep trial {trial.number}"
         self._ask(words, "study_keep", trial=trial.number, keep=not is_kept)
 
-    # --- a new trial
-
     def do_enqueue(self) -> None:
-        row = self.current
-        params = {} if row is None else row.trial.params
-        self._point_line = LineEdit.at_end(clean(shlex.join(assignments(params))))
+        """Ask for the point of a new trial, beginning with that of the trial under the cursor."""
+        assert self.study is not None
+        known = {} if self.current is None else self.current.trial.params
+        point = {name: format_value(known[name]) if name in known else "" for name in self.study.spec.tuned}
 
-    @property
-    def line(self) -> LineEdit | None:
-        return self._point_line if self._point_line is not None else super().line
+        def add(given: dict[str, object] | None) -> None:
+            if given is not None:
+                self._ask("Add a trial", "study_enqueue", set=given)
 
-    def type_line(self, line: LineEdit | None, text: str) -> None:
-        if self._point_line is None:
-            super().type_line(line, text)
-            return
-        self._point_line = line
-        page = self.study
-        if line is not None or not text.strip() or page is None:
-            return
-        given: dict[str, object] = {}
-        try:
-            words = shlex.split(text)
-        except ValueError:
-            words = [text]  # a quotation mark without its end
-        for word in words:
-            name, sign, value = word.partition("=")
-            if not name or not sign or not value:
-                self.shell.say(f"{clean(word)}: write NAME=VALUE, separated by spaces.", "warning")
-                return
-            given[name] = plain_value(value)
-        self._ask("Add a trial", "study_enqueue", set=given)
+        self.app.push_screen(PointScreen(point), add)
 
     def do_compare(self) -> None:
         page, run = self.study, self.run_in_question
