@@ -15,39 +15,26 @@ from gputui.ui.tui.layout.chart_settings import SMOOTHINGS, ChartSettings, after
 
 class ChartController:
     """Holds the settings, the window (``viewport``) and the crosshair (``cursor``, an x), and carries out actions on
-    them. ``set_up`` is called with changed settings. The controller of a page supplies the data of its curves.
-    """
+    them. ``set_up`` is called with changed settings. The page sets the other attributes when it draws its charts.
 
-    columns = 80
-    """Width of the focused chart, in cells."""
+    Attributes:
+        columns: the width of the focused chart, in cells.
+        extent: the whole x axis; None while there are no data for the chosen axis.
+        has_epochs: whether the metrics include epochs.
+        focused_key: the focused chart.
+        bins: the curve that the crosshair steps along.
+    """
 
     def __init__(self, settings: ChartSettings, set_up: Callable[[ChartSettings], object]) -> None:
         self.settings = settings
         self._set_up = set_up
         self.viewport = Viewport()
         self.cursor: float | None = None
-
-    # --- supplied by a page
-
-    @property
-    def extent(self) -> Extent | None:
-        """The whole x axis; None while there are no data for the chosen axis."""
-        raise NotImplementedError
-
-    @property
-    def has_epochs(self) -> bool:
-        """Whether the metrics include epochs."""
-        raise NotImplementedError
-
-    @property
-    def focused_key(self) -> str | None:
-        """The focused chart."""
-        raise NotImplementedError
-
-    @property
-    def bins(self) -> Sequence[Bin]:
-        """The curve that the crosshair steps along."""
-        raise NotImplementedError
+        self.columns = 80
+        self.extent: Extent | None = None
+        self.has_epochs = False
+        self.focused_key: str | None = None
+        self.bins: Sequence[Bin] = ()
 
     # --- the crosshair
 
@@ -108,11 +95,9 @@ class ChartController:
         self.change(replace(self.settings, axis=after(axes, self.settings.axis)))
 
     def do_log_x_axis(self) -> None:
-        """Toggle the logarithmic x axis, and reset the window; the crosshair stays."""
-        self.viewport = Viewport()
+        """Toggle the logarithmic x axis, and reset window and crosshair."""
+        self.viewport, self.cursor = Viewport(), None
         self.change(replace(self.settings, is_log_x=not self.settings.is_log_x))
-        if self.cursor is not None:
-            self.point_at(self.cursor)
 
     def _pan(self, by: int) -> None:
         if (extent := self.extent) is not None:

@@ -17,7 +17,6 @@ from textual.widget import Widget
 from gputui.core.text import cell_width
 from gputui.metrics.curves.model import ChartData, ChartRequest
 from gputui.metrics.curves.names import filter_names
-from gputui.metrics.draw.envelope import Bin
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.viewport import Extent, Viewport
 from gputui.store.runs import Run
@@ -65,51 +64,27 @@ class CodeCompared(Message):
 
 
 class CompareCharts(ChartController):
-    """The state of the comparison's charts. ``compared`` holds the feed's data by run."""
+    """The state of the comparison's charts. ``data`` are those of the runs that lie on the chosen axis; after a change,
+    the answer takes a moment. ``is_cut``: the x axis ends with the shortest run."""
 
     def __init__(self, settings: ChartSettings) -> None:
         super().__init__(settings, lambda _: None)
-        self.compared: Mapping[str, ChartData] = {}
-        self.comparison = Comparison.of(())
-        """The comparison as it was drawn last."""
+        self.data: Mapping[str, ChartData] = {}
         self.names: tuple[str, ...] = ()
         self.is_cut = False
-        """Whether the x axis ends with the shortest run."""
 
-    @property
-    def data(self) -> Mapping[str, ChartData]:
-        """The data that lie on the chosen axis; after a change, the answer takes a moment."""
-        return {
-            run_id: self.compared[run_id]
-            for run_id in self.comparison.run_ids
-            if run_id in self.compared and self.compared[run_id].frame.axis == self.settings.axis
-        }
-
-    @property
-    def extent(self) -> Extent | None:
+    def take(self, compared: Mapping[str, ChartData], run_ids: Sequence[str]) -> None:
+        """Take the feed's data by run, and compute the common x axis."""
+        axis = self.settings.axis
+        self.data = {key: compared[key] for key in run_ids if key in compared and compared[key].frame.axis == axis}
+        self.names = metric_names(self.data) or self.names
+        self.has_epochs = "epoch" in self.names
         extents = [extent for each in self.data.values() if (extent := extent_of(each)) is not None]
-        if not extents:
-            return None
-        whole = Extent(
-            min(extent.first for extent in extents),
-            (min if self.is_cut else max)(extent.newest for extent in extents),
-            extents[0].resolution,
-        )
-        return whole.logarithmic() if self.settings.is_log_x else whole
-
-    @property
-    def has_epochs(self) -> bool:
-        return "epoch" in self.names
-
-    @property
-    def focused_key(self) -> str | None:
-        return self.comparison.metric
-
-    @property
-    def bins(self) -> Sequence[Bin]:
-        data = self.data.get(self.comparison.cursor or "")
-        curve = data.curves.get(self.comparison.metric or "") if data is not None else None
-        return curve.bins if curve is not None else ()
+        self.extent = None
+        if extents:
+            newest = (min if self.is_cut else max)(extent.newest for extent in extents)
+            whole = Extent(min(extent.first for extent in extents), newest, extents[0].resolution)
+            self.extent = whole.logarithmic() if self.settings.is_log_x else whole
 
     def point_at(self, x: float) -> None:
         """Move the crosshair to ``x``, at most to an edge of the window."""
@@ -179,15 +154,14 @@ class CompareScreen(ListPage):
         self._frame = int(is_boxed(width, height))
         inner = width - 2 * self._frame
         self._give_colours()
-        charts.compared, charts.comparison = self.snapshot.compared, self.table
-        data = charts.data
-        names = charts.names = metric_names(data) or charts.names
+        charts.take(self.snapshot.compared, self.table.run_ids)
+        data, names, extent = charts.data, charts.names, charts.extent
         if self.table.metric is None and names:
             self.table = replace(self.table, metric=names[0])
         self._shown = compare(self.snapshot.runs, data, self.table, self.snapshot.at)
         self.keep_cursor()
-        charts.comparison = self.table
-        extent = charts.extent
+        curve = data[self.table.cursor].curves.get(self.table.metric or "") if self.table.cursor in data else None
+        charts.focused_key, charts.bins = self.table.metric, () if curve is None else curve.bins
         window = None if extent is None else charts.viewport.window(extent)
         look = CompareLook(self.table, settings, window, charts.cursor, charts.is_cut)
         self._show_head(look, width)

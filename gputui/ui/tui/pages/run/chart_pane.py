@@ -17,11 +17,10 @@ from gputui.core.text import cell_width, clean
 from gputui.core.units import count_of, short_number
 from gputui.metrics.curves.model import Axis, ChartData, ChartRequest, Frame, HardwareField
 from gputui.metrics.curves.plot import drawing, hardware_drawing, values_at
-from gputui.metrics.draw.envelope import Bin
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.picture import Drawing
 from gputui.metrics.draw.raster import Span
-from gputui.metrics.draw.viewport import Extent, Viewport
+from gputui.metrics.draw.viewport import Viewport
 from gputui.store.hardware import GpuView
 from gputui.ui.tui.data.snapshot import RunPage
 from gputui.ui.tui.layout.chart_settings import LAYOUTS, ChartSettings, after
@@ -72,7 +71,6 @@ class RunCharts(ChartController):
         self.request = ChartRequest(names=USUAL, axis=settings.axis, smoothing=settings.smoothing,
                                     hardware=("utilization",))  # fmt: skip
         # The first chart until another one is chosen: that of the loss may come later than those of the hardware.
-        self._focus: str | None = None
         self._is_focus_chosen = False
         self._data = ChartData(self.request, Frame(settings.axis))
         self._look: ChartLook | None = None
@@ -111,7 +109,7 @@ class RunCharts(ChartController):
             self.settings,
             self._window,
             self.cursor if self._is_on_axis else None,
-            self._focus if is_focused and len(self._visible) > 1 else None,
+            self.focused_key if is_focused and len(self._visible) > 1 else None,
             {gpu.uuid: gpu.index for gpu in gpus},
             frozenset(number for number, rank in page.progress.ranks.items() if rank.is_slow),
         )
@@ -129,9 +127,9 @@ class RunCharts(ChartController):
         """Choose the screenful of charts that holds the focused one."""
         shown = self._panels.shown
         keys = [panel.key for panel in shown]
-        if self._focus not in keys or not self._is_focus_chosen:
-            self._focus = keys[0] if keys else None
-        at = keys.index(self._focus) if self._focus is not None else 0
+        if self.focused_key not in keys or not self._is_focus_chosen:
+            self.focused_key = keys[0] if keys else None
+        at = keys.index(self.focused_key) if self.focused_key is not None else 0
         layout = "one" if self.is_maximised else self.settings.layout
         at_once = max(1, len(places(len(shown), width, height, layout)))
         first = at // at_once * at_once
@@ -143,6 +141,11 @@ class RunCharts(ChartController):
         extent = extent_of(self._data, is_log=self.settings.is_log_x)
         viewport = self.viewport if self._is_on_axis else Viewport()
         self._window = (0.0, 1.0) if extent is None else viewport.window(extent)
+        self.extent = extent if self._is_on_axis else None
+        self.has_epochs = "epoch" in self._data.names
+        # Without a curve of the focused chart, the crosshair steps along the first one.
+        curves = sorted(self._data.curves.values(), key=lambda curve: curve.name != self.focused_key)
+        self.bins = next((each.bins for each in curves if each.bins), ())
 
     def _wanted(self, width: int, *, has_gpus: bool) -> ChartRequest:
         is_zoomed = self.viewport.span is not None and self.extent is not None
@@ -237,20 +240,8 @@ class RunCharts(ChartController):
         return self._data.frame.axis == self._axis
 
     @property
-    def extent(self) -> Extent | None:
-        return extent_of(self._data, is_log=self.settings.is_log_x) if self._is_on_axis else None
-
-    @property
-    def has_epochs(self) -> bool:
-        return "epoch" in self._data.names
-
-    @property
-    def focused_key(self) -> str | None:
-        return self._focus
-
-    @property
     def focus(self) -> Panel | None:
-        return next((panel for panel in self._panels.shown if panel.key == self._focus), None)
+        return next((panel for panel in self._panels.shown if panel.key == self.focused_key), None)
 
     def why_not_by_rank(self, ranks: int) -> str | None:
         """Why the focused chart cannot be drawn by rank; None if it can."""
@@ -304,12 +295,6 @@ class RunCharts(ChartController):
         else:
             self.point_at(extent.first)
 
-    @property
-    def bins(self) -> Sequence[Bin]:
-        """The curve of the focused chart, or if that has none, the first curve."""
-        curves = sorted(self._data.curves.values(), key=lambda curve: curve.name != self._focus)
-        return next((each.bins for each in curves if each.bins), ())
-
     # --- the settings
 
     def do_layout(self) -> None:
@@ -321,9 +306,9 @@ class RunCharts(ChartController):
 
     def scroll(self, by: int) -> None:
         keys = [panel.key for panel in self._panels.shown]
-        if keys and self._focus in keys:
+        if keys and self.focused_key in keys:
             self._is_focus_chosen = True
-            self._focus = keys[min(max(keys.index(self._focus) + by, 0), len(keys) - 1)]
+            self.focused_key = keys[min(max(keys.index(self.focused_key) + by, 0), len(keys) - 1)]
 
     def scroll_page(self, by: int) -> None:
         self.scroll(by * max(1, len(self._places)))
@@ -344,7 +329,7 @@ class RunCharts(ChartController):
         for panel, place in zip(self._visible, self._places, strict=False):
             column = x - place.left - GUTTER - 2
             if 0 <= y - 1 - place.top < place.height and 0 <= x - place.left < place.width:
-                self._focus, self._is_focus_chosen = panel.key, True
+                self.focused_key, self._is_focus_chosen = panel.key, True
                 self.point_at_column(column, plot_columns(place.width, place.height))
 
 
