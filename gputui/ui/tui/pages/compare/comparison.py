@@ -28,7 +28,6 @@ MOST_RUNS = 24
 SORT_KEYS = ("chosen", "best", "last", "step", "hours")
 """Orders of every comparison; the parameters in which its runs differ follow."""
 
-_PARAM = "param:"
 UNSET = "–"
 """The value of a parameter that a run was launched without."""
 
@@ -37,7 +36,7 @@ class Comparison(Struct, frozen=True):
     """The state of the page.
 
     Attributes:
-        sort: one of `SORT_KEYS` or a parameter behind `_PARAM`.
+        sort: one of `SORT_KEYS` or a parameter.
         group: the parameter that runs are grouped by.
         drawn: the runs with a curve, each at the index of its colour, None for a free colour.
         cursor: the run under the cursor.
@@ -69,13 +68,9 @@ class Comparison(Struct, frozen=True):
 
     def sorted_next(self, params: Sequence[str] = ()) -> Comparison:
         """The comparison in the next order. ``params`` are those in which the runs differ."""
-        keys = [*SORT_KEYS, *(_PARAM + name for name in params)]
+        keys = [*SORT_KEYS, *params]
         place = keys.index(self.sort) if self.sort in keys else -1
         return replace(self, sort=keys[(place + 1) % len(keys)])
-
-    @property
-    def sort_param(self) -> str | None:
-        return self.sort.removeprefix(_PARAM) if self.sort.startswith(_PARAM) else None
 
     def grouped_next(self, params: Sequence[str]) -> Comparison:
         """The comparison grouped by the next of ``params``; after the last, ungrouped."""
@@ -212,25 +207,24 @@ def _ordered(runs: list[ComparedRun], comparison: Comparison) -> list[ComparedRu
     sort, is_reversed = comparison.sort, comparison.is_reversed
     if sort == "chosen":
         return runs[::-1] if is_reversed else runs
-    is_more_first = sort in ("step", "hours") or (
-        comparison.sort_param is None and is_more_better(comparison.metric or "")
-    )
-    keys = {run.run_id: _sort_key(run, comparison) for run in runs}
+    is_metric = sort in ("best", "last")
+    is_more_first = sort in ("step", "hours") or (is_metric and is_more_better(comparison.metric or ""))
+    keys = {run.run_id: _sort_key(run, sort) for run in runs}
     known = [run for run in runs if keys[run.run_id] is not None]
     known.sort(key=lambda run: keys[run.run_id] or (), reverse=is_more_first != is_reversed)
     return [*known, *(run for run in runs if keys[run.run_id] is None)]
 
 
-def _sort_key(run: ComparedRun, comparison: Comparison) -> tuple[bool, float, str] | None:
+def _sort_key(run: ComparedRun, sort: str) -> tuple[bool, float, str] | None:
     """What the run is sorted by, numbers before words; None if that is unknown or not finite."""
-    if comparison.sort_param is not None:
-        text = run.params.get(comparison.sort_param, UNSET)
+    if sort not in SORT_KEYS:
+        text = run.params.get(sort, UNSET)
         try:
             return False, float(text), ""
         except ValueError:
             return None if text == UNSET else (True, 0.0, text)
     values = {"best": run.best, "last": run.last, "step": run.row.progress.step, "hours": run.seconds}
-    value = values[comparison.sort]
+    value = values[sort]
     return None if value is None or not math.isfinite(value) else (False, float(value), "")
 
 

@@ -73,8 +73,7 @@ def compare_head(look: CompareLook, width: int) -> Line:
     notes += ["cut to the shortest"] if look.is_cut else []
     notes += ["log y"] if comparison.metric in settings.logs else []
     if comparison.sort != "chosen" or comparison.is_reversed:
-        order = clean(comparison.sort_param or comparison.sort)
-        notes.append(f"sorted by {order}" + (", reversed" if comparison.is_reversed else ""))
+        notes.append(f"sorted by {clean(comparison.sort)}" + (", reversed" if comparison.is_reversed else ""))
     notes += [f"grouped by {clean(comparison.group)}"] if comparison.group is not None else []
     return fitting([*parts, *([(" · ", "dim"), (note, "accent")] for note in notes)], width)
 
