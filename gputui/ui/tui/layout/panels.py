@@ -106,7 +106,7 @@ def metric_title(name: str) -> str:
 def param_text(text: str) -> str:
     """The value of a parameter; a long fraction has three digits."""
     try:
-        return text if len(text) <= 8 or text.isdigit() else f"{float(text):.3g}"
+        return text if len(text) <= 7 or text.isdigit() else f"{float(text):.3g}"
     except ValueError:
         return text
 

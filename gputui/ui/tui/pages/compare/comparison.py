@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
@@ -12,7 +13,7 @@ from msgspec.structs import replace
 
 from gputui.core.text import clean
 from gputui.metrics.curves.model import ChartData
-from gputui.metrics.curves.names import is_more_better
+from gputui.metrics.curves.names import is_more_better, is_of_the_run
 from gputui.metrics.draw.envelope import Bin
 from gputui.runs.command import format_value
 from gputui.ui.tui.data.run_details import launched_code, launched_params
@@ -118,10 +119,7 @@ class ComparedRun(Struct, frozen=True):
 
 def metric_names(data: Mapping[str, ChartData]) -> tuple[str, ...]:
     """The metrics of the runs, those of all first, both in the order of a run's page."""
-    counts: dict[str, int] = {}
-    for each in data.values():
-        for name in each.names:
-            counts[name] = counts.get(name, 0) + 1
+    counts = Counter(name for each in data.values() for name in each.names if not is_of_the_run(name))
     most = max(counts.values(), default=0)
     common = [name for name, number in counts.items() if number == most]
     leading = [name for name in ("loss", "val/loss", "val/accuracy") if name in common]

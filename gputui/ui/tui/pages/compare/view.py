@@ -35,9 +35,9 @@ from gputui.ui.tui.pages.compare.comparison import UNSET, ComparedRun, Compariso
 HEAD_LINES = 2
 """Lines of the table above its rows."""
 
-LEAST_CELL_WIDTH = 48
+LEAST_CELL_WIDTH = 56
 LEAST_CELL_HEIGHT = 7
-MOST_CELLS = 6
+MOST_CELLS = 9
 MOST_END = 26
 """Most cells at a chart's right side for the curves' names."""
 
@@ -80,7 +80,7 @@ def compare_head(look: CompareLook, width: int) -> Line:
 
 def grid_size(width: int, height: int, metrics: int) -> tuple[int, int]:
     """Columns and rows of charts that fit, at most one chart per metric."""
-    columns = max(1, min(2, width // LEAST_CELL_WIDTH, metrics))
+    columns = max(1, min(3, width // LEAST_CELL_WIDTH, metrics))
     rows = max(1, min(height // LEAST_CELL_HEIGHT, -(-metrics // columns), MOST_CELLS // columns))
     return columns, rows
 
