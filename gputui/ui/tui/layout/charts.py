@@ -130,7 +130,10 @@ def grid_lines(
 
 
 def panel_lines(panel: Panel, data: ChartData, look: ChartLook, width: int, height: int) -> list[Line]:
-    focus = "▸" if panel.key == look.focus else " "
+    title = f"{'▸' if panel.key == look.focus else ' '}{'*' if panel.is_pinned else ''}{panel.title}"
+    if is_by_rank(panel, data, look.settings):
+        ranked = data.ranked.get(panel.key)
+        title += " by rank, samples" if ranked is not None and ranked.is_sampled else " by rank"
     curves = panel_curves(panel, data, look, room=width)
     if end_cells(width, height):
         curves = _with_ends(curves, panel, look)
@@ -138,7 +141,7 @@ def panel_lines(panel: Panel, data: ChartData, look: ChartLook, width: int, heig
         curves,
         width=width,
         height=height,
-        title=f"{focus}{'*' if panel.is_pinned else ''}{panel.title}{_by_rank_words(panel, data, look)}",
+        title=title,
         x_axis=x_axis(data, look),
         y_axis=y_axis(panel, look),
         markers=drawn_markers(
@@ -236,13 +239,6 @@ def _metric_curves(panel: Panel, data: ChartData, look: ChartLook) -> list[Curve
 
 def is_by_rank(panel: Panel, data: ChartData, settings: ChartSettings) -> bool:
     return panel.key in settings.by_rank and panel.key in data.rank_names
-
-
-def _by_rank_words(panel: Panel, data: ChartData, look: ChartLook) -> str:
-    if not is_by_rank(panel, data, look.settings):
-        return ""
-    found = data.ranked.get(panel.key)
-    return " by rank" + (", samples" if found is not None and found.is_sampled else "")
 
 
 def rank_curves(panel: Panel, found: RankCurves, look: ChartLook) -> list[Curve]:

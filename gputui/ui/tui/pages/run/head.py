@@ -35,8 +35,8 @@ def run_head(page: RunPage, gpus: Sequence[GpuView], now: float, width: int, pas
     told, style = outlook(RunRow(run, progress), now)
     if run.state == "failed":
         # The banner below has the reason.
-        told = _ended_words(run, now)
-        style = "text"
+        took = f"after {duration(run.ended_seconds)}, " if run.ended_seconds else ""
+        told, style = "" if run.ended_at is None else took + ago(now - run.ended_at), "text"
     where: Span = (gpu_words(run.gpus, gpus), "text")
     if run.target is not None:
         placed = placement_words(run, now)
@@ -78,14 +78,6 @@ def _step_words(page: RunPage) -> list[str]:
         return [f"step {count(step)}"]
     short = f"{count(step)}/{short_number(total)}"
     return [f"step {count(step)}/{count(total)}", f"step {short}", short]
-
-
-def _ended_words(run: Run, now: float) -> str:
-    """``after 19 s, 1 d ago``."""
-    if run.ended_at is None:
-        return ""
-    took = f"after {duration(run.ended_seconds)}, " if run.ended_seconds else ""
-    return took + ago(now - run.ended_at)
 
 
 def labels_line(run: Run, width: int) -> Line | None:

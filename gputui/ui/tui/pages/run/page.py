@@ -149,7 +149,12 @@ class RunScreen(ActionScreen):
         self.banner.fit(banner)
         around += len(banner) + (labels is not None)
         is_wide, is_framed = width >= WIDE and not self.is_maximised, is_boxed(width, height)
-        self.tabs.fit([] if is_wide else [self._tabs_line(width)])
+        tabs = [
+            span
+            for number, name in enumerate(SECTIONS, 1)
+            for span in ((f"{number} {_NAMES[name]}", "tab" if name == self.section else "dim"), ("   ", "text"))
+        ]
+        self.tabs.fit([] if is_wide else [fit_line([(" ", "text"), *tabs], width)])
         body = max(0, height - around - (not is_wide))
         self.charts.is_maximised = self.is_maximised
         if is_wide:
@@ -240,12 +245,6 @@ class RunScreen(ActionScreen):
         self.side.styles.width = side_width
         self.log_part.pane.display = log_height > 0
         self.log_part.pane.set_height(log_height)
-
-    def _tabs_line(self, width: int) -> Line:
-        spans = [(" ", "text")]
-        for number, section in enumerate(SECTIONS, 1):
-            spans += [(f"{number} {_NAMES[section]}", "tab" if section == self.section else "dim"), ("   ", "text")]
-        return fit_line(spans, width)
 
     # --- typing
 
