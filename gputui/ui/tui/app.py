@@ -11,7 +11,9 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,28 +28,41 @@ from textual.timer import Timer
 
 from gputui.core.config import Workspace
 from gputui.core.text import clean
-from gputui.core.units import duration
 from gputui.metrics.draw.glyphs import characters_for
+from gputui.runs.agent_process import (
+    AgentStoppedError,
+    AgentUnreachableError,
+    ensure_agent,
+    read_identity,
+    view_presence,
+)
+from gputui.runs.identity import is_stopped
 from gputui.ui.tui.actions import find
 from gputui.ui.tui.actions.keymap import resolve
-from gputui.ui.tui.agent_watchdog import AgentKeeper
 from gputui.ui.tui.commands import Commands
 from gputui.ui.tui.data.feed import Feed
 from gputui.ui.tui.data.snapshot import Snapshot
 from gputui.ui.tui.layout.chart_settings import ChartMemory, from_kept, to_keep
-from gputui.ui.tui.navigation import Navigation
+from gputui.ui.tui.navigation import Navigation, TimeTravel
 from gputui.ui.tui.pages.overview.page import OverviewScreen
 from gputui.ui.tui.settings import LEAST_REFRESH_SECONDS, Settings, load, save
 from gputui.ui.tui.shell import Shell
 from gputui.ui.tui.terminal.driver import KeysLost, TerminalDriver, TerminalGone
 from gputui.ui.tui.terminal.features import TerminalFeatures
-from gputui.ui.tui.terminal.frame_pace import LAG_SECONDS, Pace
+from gputui.ui.tui.terminal.frame_pace import Pace
 from gputui.ui.tui.theme.colors import ANSI, THEMES, theme_for
-from gputui.ui.tui.time_travel import TimeTravel
-from gputui.ui.tui.widgets.page import ActionScreen
 
 FIRST_SNAPSHOT_SECONDS = 0.25
 MESSAGE_SECONDS = 12.0
+
+LOOK_SECONDS = 1.0
+"""How often the agent is looked for. The kernel would report only its end, and not SIGSTOP."""
+
+FIRST_PAUSE_SECONDS = 1.0
+LONGEST_PAUSE_SECONDS = 30.0
+
+STARTING = "Starting the agent…"
+GONE = "The agent is gone; starting it again…"
 
 
 class SnapshotRead(Message):
@@ -94,8 +109,7 @@ class GputuiApp(Shell, inherit_bindings=False):
         self.is_readonly, self.is_demo = readonly, demo
         self.host_name = host_name or socket.gethostname()
         self.settings, self.unsaved, self._settings_path = settings, {}, settings_path
-        self.keys = resolve(settings.keys)
-        self._pace = Pace()
+        self.keys, self.pace = resolve(settings.keys), Pace()
         self._due: Timer | None = None
         self.chart_memory = ChartMemory(from_kept(settings), lambda usual: self.keep(**to_keep(usual)))
 
@@ -176,14 +190,14 @@ class GputuiApp(Shell, inherit_bindings=False):
         """Take a newer snapshot, and draw it when the next update is due."""
         self.snapshot = snapshot
         now = time.monotonic()
-        self._pace.note_lag(self.lag_seconds, now)
+        self.pace.note_lag(self.lag_seconds, now)
         if snapshot.past is None:
             self.terminal_features.heed(snapshot, is_ascii=self.is_ascii)
         if self._due is not None:
             return
-        interval = self._pace.interval(self.settings.refresh_seconds, self.settings.slow_line)
+        interval = self.pace.interval(self.settings.refresh_seconds, self.settings.slow_line)
         # The feed limits its own rate; snapshots at that rate are drawn at once.
-        wait = self._pace.wait_seconds(interval, now) if interval > LEAST_REFRESH_SECONDS else 0.0
+        wait = self.pace.wait_seconds(interval, now) if interval > LEAST_REFRESH_SECONDS else 0.0
         if wait:
             self._due = self.set_timer(wait, self._draw_due)
         else:
@@ -191,21 +205,8 @@ class GputuiApp(Shell, inherit_bindings=False):
 
     def _draw_due(self) -> None:
         self._due = None
-        self._pace.shown(time.monotonic())
+        self.pace.shown(time.monotonic())
         self.repaint()
-
-    @property
-    def line_words(self) -> str | None:
-        """The lag of the terminal in words; None while it keeps up."""
-        lag = self.lag_seconds
-        slowed = ", fewer updates" if self._pace.is_slowed else ""
-        return f"terminal {duration(lag)} behind{slowed}" if lag > LAG_SECONDS else None
-
-    def repaint(self) -> None:
-        for screen in reversed(self.screen_stack):
-            if isinstance(screen, ActionScreen) and screen.is_mounted:
-                screen.changed()
-                return
 
     def change(self, **changes: Any) -> None:
         before = self.settings
@@ -239,6 +240,60 @@ class GputuiApp(Shell, inherit_bindings=False):
 
     def do_leave(self) -> None:
         self.exit(0)
+
+
+class AgentKeeper:
+    """Starts an agent when none runs, with growing pauses between failures.
+
+    ``tell`` is called from the keeper's thread with the sentence to show, None if all is well.
+    """
+
+    def __init__(self, workspace: Workspace, tell: Callable[[str | None], object]) -> None:
+        self._workspace = workspace
+        self._tell = tell
+        self._stop = threading.Event()
+        self._said: str | None = None
+
+    def start(self) -> None:
+        """Start the thread."""
+        threading.Thread(target=self._run, name="agent keeper", daemon=True).start()
+
+    def stop(self) -> None:
+        """Stop the thread. The agent continues, and ends when nothing needs it."""
+        self._stop.set()
+
+    def _run(self) -> None:
+        try:
+            self._workspace.create()
+            with view_presence(self._workspace):
+                self._keep()
+        except OSError as error:
+            self._say(f"Cannot use {self._workspace.state}: {error.strerror}; choose another --home.")
+
+    def _keep(self) -> None:
+        pause, words = FIRST_PAUSE_SECONDS, STARTING
+        while not self._stop.is_set():
+            identity = read_identity(self._workspace)
+            if identity is not None and identity.ready:
+                pause, words = FIRST_PAUSE_SECONDS, GONE
+                stopped = is_stopped(identity.process)
+                self._say(AgentStoppedError(identity.process.pid).sentence if stopped else None)
+                self._stop.wait(LOOK_SECONDS)
+                continue
+            self._say(words)
+            try:
+                ensure_agent(self._workspace, report=lambda doing: self._say(f"The agent is {doing} …"))
+            except AgentStoppedError as error:
+                self._say(error.sentence)
+            except AgentUnreachableError as error:
+                self._say(f"The agent does not start: {str(error).rstrip('.')}. Trying again in {pause:.0f} s.")
+                self._stop.wait(pause)
+                pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+    def _say(self, text: str | None) -> None:
+        if text != self._said and not self._stop.is_set():
+            self._said = text
+            self._tell(text)
 
 
 def run(workspace: Workspace, feed: Feed, *, readonly: bool = False, demo: bool = False) -> int:

@@ -14,11 +14,13 @@ from textual import events
 from textual.screen import Screen
 
 from gputui.core.config import Workspace
+from gputui.core.units import duration
 from gputui.metrics.draw.glyphs import characters_for
 from gputui.store.runs import Run
 from gputui.ui.tui.actions.keymap import Keys
 from gputui.ui.tui.data.snapshot import Moment, Snapshot
 from gputui.ui.tui.settings import Settings
+from gputui.ui.tui.terminal.frame_pace import LAG_SECONDS, Pace
 from gputui.ui.tui.terminal.layer import DisplayLayer
 from gputui.ui.tui.theme.colors import theme_for
 
@@ -32,6 +34,7 @@ class Shell(DisplayLayer[int], inherit_bindings=False):
     unsaved: Mapping[str, Any]
     """The settings to write when the screen ends."""
     keys: Keys
+    pace: Pace
     is_readonly: bool
     is_demo: bool
     host_name: str
@@ -75,13 +78,16 @@ class Shell(DisplayLayer[int], inherit_bindings=False):
     @property
     def line_words(self) -> str | None:
         """The lag of the terminal in words; None while it keeps up."""
-        raise NotImplementedError
+        slowed = ", fewer updates" if self.pace.is_slowed else ""
+        return f"terminal {duration(lag)} behind{slowed}" if (lag := self.lag_seconds) > LAG_SECONDS else None
 
     # --- painting
 
     def repaint(self) -> None:
         """Draw the visible page; pages below it are drawn when they become visible."""
-        raise NotImplementedError
+        pages = (screen for screen in reversed(self.screen_stack) if hasattr(screen, "changed") and screen.is_mounted)
+        if (page := next(pages, None)) is not None:
+            page.changed()
 
     @property
     def is_holding_paint(self) -> bool:

@@ -17,7 +17,7 @@ from gputui.ui.tui.actions.reasons import NO_RUN
 from gputui.ui.tui.actions.shown import footer_line, help_lines
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.commands import Commands
-from gputui.ui.tui.navigation import Navigation
+from gputui.ui.tui.navigation import Navigation, TimeTravel
 from gputui.ui.tui.pages.alerts.page import AlertsScreen
 from gputui.ui.tui.pages.compare.page import CompareCharts, CompareScreen
 from gputui.ui.tui.pages.gpu.page import GpuScreen
@@ -29,7 +29,6 @@ from gputui.ui.tui.pages.run.log import RunLog
 from gputui.ui.tui.pages.run.page import RunScreen
 from gputui.ui.tui.pages.study.choose import ChooseStudyScreen
 from gputui.ui.tui.pages.study.page import StudyScreen
-from gputui.ui.tui.time_travel import TimeTravel
 from gputui.ui.tui.widgets.page import ActionScreen
 from tests.ui.tui.filling import Filler
 

@@ -10,8 +10,8 @@ import pytest
 from gputui.core.config import Workspace
 from gputui.runs.agent_process import AgentIdentity, AgentUnreachableError, has_views
 from gputui.runs.identity import ProcessIdentity
-from gputui.ui.tui import agent_watchdog as module
-from gputui.ui.tui.agent_watchdog import GONE, STARTING, AgentKeeper
+from gputui.ui.tui import app as module
+from gputui.ui.tui.app import GONE, STARTING, AgentKeeper
 from tests.conftest import wait_until
 from tests.texts import mentions
 
