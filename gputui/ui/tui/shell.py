@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -116,17 +115,6 @@ class Shell(DisplayLayer[int], inherit_bindings=False):
     def tell(self, text: str, kind: str = "info") -> None:
         """`say` from another thread."""
         self.call_later(self.say, text, kind)
-
-    def work(self, do: Callable[[], str], failure: str) -> None:
-        """Do disk work in a thread, and show its sentence, or ``failure`` with the OSError."""
-
-        def work() -> None:
-            try:
-                self.tell(do())
-            except OSError as error:
-                self.tell(f"{failure}: {error.strerror or error}.", "error")
-
-        threading.Thread(target=work, name="work", daemon=True).start()
 
     # --- settings
 

@@ -20,7 +20,7 @@ from gputui.ui.tui.actions import Context, Scope
 from gputui.ui.tui.data.snapshot import Interest, Moment, RunPage
 from gputui.ui.tui.layout.chart_settings import ChartMemory, ChartSettings
 from gputui.ui.tui.layout.columns import BOX_FROM_WIDTH, fit_line, framed, is_boxed, rule
-from gputui.ui.tui.pages.run.chart_pane import RunCharts, write_chart
+from gputui.ui.tui.pages.run.chart_pane import ChartFile, RunCharts, write_chart
 from gputui.ui.tui.pages.run.head import banner_lines, fatal_incident, labels_line, run_head
 from gputui.ui.tui.pages.run.log import RunLog
 from gputui.ui.tui.pages.run.sections import SideSection, share_lines, side_sections
@@ -411,7 +411,7 @@ class RunScreen(ActionScreen):
         if file is None:
             self.shell.say("There is no chart to write yet.", "warning")
         else:
-            self.shell.work(partial(write_chart, file), "The chart cannot be written")
+            self.in_thread(lambda: _written(file), lambda told: self.shell.say(*told))
 
     def do_traceback(self) -> None:
         self.section = "log"
@@ -426,6 +426,14 @@ class RunScreen(ActionScreen):
             self.section = "params"
         else:
             self.shell.say("There is no checkpoint to verify.", "warning")
+
+
+def _written(file: ChartFile) -> tuple[str, str]:
+    """A sentence about the written chart, and its kind."""
+    try:
+        return write_chart(file), "info"
+    except OSError as error:
+        return f"The chart cannot be written: {error.strerror or error}.", "error"
 
 
 def charts_width(width: int) -> int:
