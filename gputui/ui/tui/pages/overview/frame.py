@@ -12,7 +12,7 @@ from gputui.ui.tui.pages.overview.areas import Rows, Wanted, share_rows
 from gputui.ui.tui.pages.overview.events import event_rows, events_panel
 from gputui.ui.tui.pages.overview.gpus import GpuCursor, gpu_height, gpu_panel
 from gputui.ui.tui.pages.overview.run_order import with_studies
-from gputui.ui.tui.pages.overview.runs import RowContext, RunsState, runs_panel
+from gputui.ui.tui.pages.overview.runs import RunsState, runs_panel
 
 OVER_SHOWN = 10
 """Ended runs and studies in a frame without a height, the newest."""
@@ -52,7 +52,7 @@ def overview_frame(
     lines = [
         *head,
         *gpu_panel(snapshot, width, rows.gpus, GpuCursor(has_keys=False)),
-        *runs_panel(entries, RunsState(), RowContext.of(snapshot, has_keys=False), width, rows.runs),
+        *runs_panel(entries, RunsState(), snapshot, width, rows.runs, has_keys=False),
         *notes,
         *events_panel(events, snapshot.at, width, rows.events),
     ]

@@ -27,7 +27,7 @@ from gputui.ui.tui.pages.overview.run_order import (
     order_named,
     order_of_letter,
 )
-from gputui.ui.tui.pages.overview.runs import RowContext, RunsState, runs_panel
+from gputui.ui.tui.pages.overview.runs import RunsState, runs_panel
 from gputui.ui.tui.pages.overview.selection import OverviewCursor, Section
 from gputui.ui.tui.pages.processes.view import process_panel
 from gputui.ui.tui.widgets.pane import Pane, SlowPane
@@ -92,8 +92,7 @@ class OverviewScreen(OverviewCursor):
         frame = 2 if is_framed else 1
         self.scroll_to_cursor(rows.runs - frame)
         self.page_rows = rows.runs - frame - 1
-        context = RowContext.of(snapshot)
-        lines = runs_panel(self.entries, self.table, context, width, rows.runs, is_framed=is_framed)
+        lines = runs_panel(self.entries, self.table, snapshot, width, rows.runs, is_framed=is_framed)
         self.runs.show(self.with_filter(lines, width), height=rows.runs)
         self._draw_charts(width, rows.charts, is_framed)
         self._draw_lower(width, rows, is_framed)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-import msgspec
 from msgspec import Struct
 
 from gputui.core.text import cell_width, clean, clip, clip_middle
@@ -16,7 +15,6 @@ from gputui.core.units import ago, count, duration, index_ranges, metric_value, 
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.recovery.costs import in_words
-from gputui.store.queue import QueuePause
 from gputui.ui.tui.data.snapshot import RunRow, Snapshot
 from gputui.ui.tui.layout.columns import (
     Column,
@@ -56,90 +54,63 @@ class RunsState(Struct, frozen=True):
     is_focused: bool = True
 
 
-class RowContext(Struct, frozen=True):
-    """What rows show beyond their runs.
-
-    Attributes:
-        now: the moment shown, UTC unix seconds.
-        gpu_index: the index of each GPU by its UUID.
-        places: the place in the queue of each waiting run.
-        pause: the pause of the queue.
-        has_keys: whether there are keys to press; off for printed frames.
-        is_past: whether a past moment is shown.
-    """
-
-    now: float
-    gpu_index: Mapping[str, int] = msgspec.field(default_factory=dict)
-    places: Mapping[str, int] = msgspec.field(default_factory=dict)
-    pause: QueuePause | None = None
-    has_keys: bool = True
-    is_past: bool = False
-
-    @classmethod
-    def of(cls, snapshot: Snapshot, *, has_keys: bool = True) -> RowContext:
-        waiting = [row.run.run_id for row in snapshot.runs if row.run.state == "queued"]
-        return cls(
-            snapshot.at,
-            {gpu.uuid: gpu.index for gpu in snapshot.gpus},
-            {run_id: number for number, run_id in enumerate(waiting, 1)},
-            snapshot.machine.queue_pause,
-            has_keys,
-            snapshot.past is not None,
-        )
-
-
 class _Shown(NamedTuple):
     row: RunRow
-    context: RowContext
+    snapshot: Snapshot
     state: RunsState
 
 
 def runs_panel(
-    entries: Sequence[Entry], state: RunsState, context: RowContext, width: int, height: int, *, is_framed: bool = False
-) -> list[Line]:
-    """A heading, then a row per run or study. ``entries`` are filtered and sorted."""
+    entries: Sequence[Entry], state: RunsState, snapshot: Snapshot, width: int, height: int, *,
+    is_framed: bool = False, has_keys: bool = True,
+) -> list[Line]:  # fmt: skip
+    """A heading, then a row per run or study. ``entries`` are filtered and sorted; without ``has_keys`` the panel is
+    printed, and names no key."""
     inner, room = (width - 2, height - 2) if is_framed else (width, height - 1)
     shown = entries[state.top : state.top + max(0, room)]
     placed = place(_columns(entries, inner), inner)
-    lines = [_heading(entries, len(shown), state, context, placed, inner)]
+    notes = _notes(snapshot, state, has_keys=has_keys)
+    if len(entries) > len(shown) > 0:
+        notes.append((f"{state.top + 1}–{state.top + len(shown)} of {len(entries)}", "dim"))
+    lines = [_heading(placed if entries else [], state, notes, inner)]
     if not entries:
-        lines.append(fit_line([("  " + _empty_text(state, context), "dim")], inner))
-    lines += [_row(placed, entry, context, state, inner) for entry in shown]
+        lines.append(fit_line([("  " + _empty_text(snapshot, state, has_keys=has_keys), "dim")], inner))
+    lines += [_row(placed, entry, snapshot, state, inner) for entry in shown]
     if not is_framed:
         return lines[:height]
     return box([*lines, *[fit_line([], inner)] * (room + 1 - len(lines))][: room + 1], width)
 
 
-def _empty_text(state: RunsState, context: RowContext) -> str:
+def _empty_text(snapshot: Snapshot, state: RunsState, *, has_keys: bool) -> str:
     """Why there is no run to show."""
     if state.filter_text:
         return "No run matches the filter; esc clears it."
-    if context.is_past:
+    if snapshot.past is not None:
         return "There was no run yet."
-    if context.has_keys:
-        return "No run yet. Press n to launch one from a profile."
-    return "No run yet; gputui run PROFILE launches one."
+    return (
+        f"No run yet{'. Press n to launch one from a profile.' if has_keys else '; gputui run PROFILE launches one.'}"
+    )
 
 
-def _heading(
-    entries: Sequence[Entry], shown: int, state: RunsState, context: RowContext, placed: Placed[_Shown], width: int
-) -> Line:
-    """``RUNS ── STATE ── PROGRESS ── … queue paused ── 1–5 of 40``: notes, the most important first, and in the rest of
-    the rule the columns' heads."""
-    filter_words = f"/{clean(state.filter_text)}" if state.filter_text else ""
-    title = " ".join(filter(None, ("RUNS", order_named(state.order).words, filter_words)))
+def _notes(snapshot: Snapshot, state: RunsState, *, has_keys: bool) -> list[Span]:
+    """The end of the heading, the most important first."""
     notes: list[Span] = []
-    if context.pause is not None:
-        seconds = context.now - context.pause.at
+    pause = snapshot.machine.queue_pause
+    if pause is not None:
+        seconds = snapshot.at - pause.at
         since = f" {duration(seconds // 60 * 60)} ago" if seconds >= 60 else ""
-        how = "P opens it" if context.has_keys else "gputui queue resume opens it"
-        notes.append((f"queue paused by {clean(context.pause.actor)}{since}, {how}", "warn"))
+        how = "P opens it" if has_keys else "gputui queue resume opens it"
+        notes.append((f"queue paused by {clean(pause.actor)}{since}, {how}", "warn"))
     if state.marked:
         notes.append((f"{len(state.marked)} marked", "accent"))
-    if len(entries) > shown > 0:
-        notes.append((f"{state.top + 1}–{state.top + shown} of {len(entries)}", "dim"))
-    line = styled_rule(title, width, notes)
-    return line if not entries else _with_heads(line, placed, cell_width(f" {title} "))
+    return notes
+
+
+def _heading(placed: Placed[_Shown], state: RunsState, notes: Sequence[Span], width: int) -> Line:
+    """``RUNS ── STATE ── PROGRESS ── … queue paused ── 1–5 of 40``."""
+    filter_words = f"/{clean(state.filter_text)}" if state.filter_text else ""
+    title = " ".join(filter(None, ("RUNS", order_named(state.order).words, filter_words)))
+    return _with_heads(styled_rule(title, width, notes), placed, cell_width(f" {title} "))
 
 
 def _with_heads(line: Line, placed: Placed[_Shown], start: int) -> Line:
@@ -160,13 +131,13 @@ def _with_heads(line: Line, placed: Placed[_Shown], start: int) -> Line:
     return [*line[:rule], *heads, ("─" * (end - start), "rule"), *line[rule + 1 :]]
 
 
-def _row(placed: Placed[_Shown], entry: Entry, context: RowContext, state: RunsState, width: int) -> Line:
+def _row(placed: Placed[_Shown], entry: Entry, snapshot: Snapshot, state: RunsState, width: int) -> Line:
     if isinstance(entry, StudyEntry):
-        line = _study_row(placed, entry, context, state, width)
+        line = _study_row(placed, entry, snapshot, state, width)
     elif entry.run.state == "running":
-        line = row_line(placed, _Shown(entry, context, state), width)
+        line = row_line(placed, _Shown(entry, snapshot, state), width)
     else:
-        line = _idle_row(placed, _Shown(entry, context, state), width)
+        line = _idle_row(placed, _Shown(entry, snapshot, state), width)
     return selected(line) if entry_id(entry) == state.cursor and state.is_focused else line
 
 
@@ -182,14 +153,14 @@ def _idle_row(placed: Placed[_Shown], shown: _Shown, width: int) -> Line:
     tail = (
         (_queue_words(shown), "label"),
         (f"{tags} · " if tags else "", "label"),
-        outlook(shown.row, shown.context.now),
+        outlook(shown.row, shown.snapshot.at),
         (cost, "dim"),
         (f" · {note}" if note else "", "dim"),
     )
     return [*_short_row(head, tail, width)]
 
 
-def _study_row(placed: Placed[_Shown], entry: StudyEntry, context: RowContext, state: RunsState, width: int) -> Line:
+def _study_row(placed: Placed[_Shown], entry: StudyEntry, snapshot: Snapshot, state: RunsState, width: int) -> Line:
     """A study: how far it is and its best value, or how its trials ended."""
     study = entry.study
     style = "dim" if study is None else STUDY_SIGNS[study.state].style
@@ -203,7 +174,7 @@ def _study_row(placed: Placed[_Shown], entry: StudyEntry, context: RowContext, s
         cells["PROGRESS"] = _share_bar(share, next((w for c, w in placed if c.head == "PROGRESS"), 0), "bar")
         cells["STEP"] = [(f"{study.over}", "text"), (f"/{study.wanted} trials", "dim")]
     head = tuple((tuple(cells[column.head]), room, column) for column, room in placed[:5] if column.head in cells)
-    return [*_short_row(head, _study_words(entry, context.now), width)]
+    return [*_short_row(head, _study_words(entry, snapshot.at), width)]
 
 
 def _study_words(entry: StudyEntry, now: float) -> tuple[Span, ...]:
@@ -240,11 +211,11 @@ def _short_row(
 
 
 def _queue_words(shown: _Shown) -> str:
-    place = shown.context.places.get(shown.row.run.run_id)
-    if place is None:
+    run = shown.row.run
+    if run.state != "queued":
         return ""
-    priority = shown.row.run.priority
-    return f"#{place} " + (f"priority {priority} " if priority else "") + "· "
+    waiting = [row.run.run_id for row in shown.snapshot.runs if row.run.state == "queued"]
+    return f"#{waiting.index(run.run_id) + 1} " + (f"priority {run.priority} " if run.priority else "") + "· "
 
 
 def _sign(shown: _Shown, width: int) -> list[Span]:
@@ -324,18 +295,18 @@ def _curve(shown: _Shown, width: int) -> list[Span]:
 
 
 def _time_left(shown: _Shown, width: int) -> list[Span]:
-    words, style = outlook(shown.row, shown.context.now)
+    words, style = outlook(shown.row, shown.snapshot.at)
     return [(words.removesuffix(" left"), style)]
 
 
 def _gpus(shown: _Shown, width: int) -> list[Span]:
-    indices = sorted(index for uuid in shown.row.run.gpus if (index := shown.context.gpu_index.get(uuid)) is not None)
+    indices = sorted(gpu.index for gpu in shown.snapshot.gpus if gpu.uuid in shown.row.run.gpus)
     return [(index_ranges(indices), "text")] if indices else []
 
 
 def _pace(shown: _Shown, width: int) -> list[Span]:
     pace = shown.row.progress.steps_per_second
-    return [] if pace is None or silent_seconds(shown.row, shown.context.now) else [(rate(pace), "text")]
+    return [] if pace is None or silent_seconds(shown.row, shown.snapshot.at) else [(rate(pace), "text")]
 
 
 def _lost(shown: _Shown, width: int) -> list[Span]:
@@ -350,7 +321,7 @@ def _lost(shown: _Shown, width: int) -> list[Span]:
 
 
 def _run_time(shown: _Shown, width: int) -> list[Span]:
-    seconds = shown.row.run.trained_seconds(shown.context.now)
+    seconds = shown.row.run.trained_seconds(shown.snapshot.at)
     if seconds is None:
         return []
     return [(duration(seconds if seconds < 60 else seconds // 60 * 60), "text")]

@@ -23,7 +23,7 @@ from gputui.ui.tui.pages.overview.areas import Rows, Wanted, share_rows
 from gputui.ui.tui.pages.overview.events import event_rows, events_panel
 from gputui.ui.tui.pages.overview.gpus import gpu_panel
 from gputui.ui.tui.pages.overview.run_order import matching
-from gputui.ui.tui.pages.overview.runs import RowContext, RunsState, runs_panel
+from gputui.ui.tui.pages.overview.runs import RunsState, runs_panel
 from tests.texts import mentions
 from tests.ui.tui.filling import NOW, Filler
 
@@ -156,7 +156,7 @@ def test_losses_and_steps_are_never_cut(snapshot: Snapshot) -> None:
 
     def line(width: int, **progress: float) -> str:
         changed = replace(row, progress=replace(row.progress, **progress))
-        return text_of(runs_panel([changed], RunsState(), RowContext.of(snapshot), width, 2))[1]
+        return text_of(runs_panel([changed], RunsState(), snapshot, width, 2))[1]
 
     losses = {1.9421: "1.942", 0.012345: "0.01235", 0.004332: "0.00433", 0.00043: "4.3e-4", 123456.0: "123456",
               0.2052: "0.205", 3.0: "3.000", 0.0: "0"}  # fmt: skip
@@ -171,8 +171,8 @@ def test_the_filter_needs_every_word(snapshot: Snapshot) -> None:
     assert [row.run.run_id for row in matching(snapshot.runs, "running vit")] == ["vit-b16-1"]
     assert [row.run.run_id for row in matching(snapshot.runs, "KeyError")] == ["resnet50-2"]
     assert matching(snapshot.runs, "nothing like it") == []
-    assert "No run matches" in text_of(runs_panel([], RunsState(None, 0, "x"), RowContext(NOW), 80, 3))[1]
-    assert "Press n" in text_of(runs_panel([], RunsState(), RowContext(NOW), 80, 3))[1]
+    assert "No run matches" in text_of(runs_panel([], RunsState(None, 0, "x"), Snapshot(NOW), 80, 3))[1]
+    assert "Press n" in text_of(runs_panel([], RunsState(), Snapshot(NOW), 80, 3))[1]
 
 
 # --- layout
