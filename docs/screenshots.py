@@ -53,25 +53,13 @@ class Picture:
 PICTURES: dict[str, Picture] = {
     "overview": Picture(120, 36),
     "overview-80x24": Picture(80, 24),
-    "overview-200x50": Picture(200, 50),
-    "gpus-together": Picture(120, 36, ("a",)),
-    "gpu": Picture(120, 36, ("i",)),
     "run": Picture(150, 44, ("down", "enter")),
-    "run-80x24": Picture(80, 24, ("enter",)),
-    "run-log": Picture(100, 30, ("down", "down", "down", "down", "enter")),
+    "run-failed": Picture(110, 32, ("down", "down", "down", "down", "enter")),
     "compare": Picture(120, 36, ("down", "c")),
     "study": Picture(150, 36, ("S",)),
-    "processes": Picture(120, 36, ("p",)),
     "alerts": Picture(120, 30, ("exclamation_mark",)),
-    "launch": Picture(120, 36, ("n", *"gpt2", "enter")),
     "launch-target": Picture(120, 36, ("n", *"gpt2", "enter", "down", *"lab")),
-    "time-travel": Picture(120, 36, ("left_square_bracket", "left_square_bracket")),
-    "palette": Picture(100, 30, ("ctrl+p", *"vit")),
-    "settings": Picture(100, 30, ("comma",)),
-    "theme-dark": Picture(100, 30),
     "theme-light": Picture(100, 30, theme="light"),
-    "theme-colour-blind": Picture(100, 30, theme="colour-blind"),
-    "theme-mono": Picture(100, 30, theme="mono"),
 }
 
 HOME = Path(tempfile.gettempdir()) / "gputui-pictures"

@@ -353,7 +353,7 @@ def _saved_steps(act: Act, first_step: int) -> list[int]:
     newest = act.last_step // CHECKPOINT_STEPS * CHECKPOINT_STEPS
     kept = range(newest - 2 * CHECKPOINT_STEPS, newest + 1, CHECKPOINT_STEPS)
     saved = [step for step in kept if step > first_step]
-    if act.code == 0 and act.pruned is None and act.last_step not in saved:
+    if act.code == 0 and act.pruned is None and not act.is_live and act.last_step not in saved:
         saved.append(act.last_step)
     return saved
 
