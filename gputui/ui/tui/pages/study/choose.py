@@ -68,8 +68,7 @@ def study_file_rows(workspace: Workspace, cwd: Path) -> list[StudyFileRow]:
         except ProfileError as error:
             rows.append(StudyFileRow(path, clean(path.stem), "", "", clean(str(error).splitlines()[0])))
             continue
-        kind = "pbt" if spec.pbt is not None else str(spec.sampler.kind)
-        search = f"{kind} over {', '.join(spec.tuned)}"
+        search = f"{spec.method} over {', '.join(spec.tuned)}"
         rows.append(StudyFileRow(path, clean(path.stem), clean(spec.profile), clean(search), ""))
     return sorted(rows, key=lambda row: bool(row.problem))
 
@@ -103,7 +102,7 @@ def make_plan(
     goal = " and ".join(f"{one.direction} {one.metric}" for one in spec.objectives)
     pruner = "" if spec.pruner.kind == "none" else f" · {spec.pruner.kind} pruner"
     points = plan["first_points"]
-    details = [f"{goal} · {'pbt' if spec.pbt is not None else spec.sampler.kind} over {', '.join(spec.tuned)}{pruner}"]
+    details = [f"{goal} · {spec.method} over {', '.join(spec.tuned)}{pruner}"]
     details += [f"trial {number}: {launch.point_words(point)}" for number, point in enumerate(points[:POINTS_SHOWN])]
     if len(points) > POINTS_SHOWN:
         details.append("…")

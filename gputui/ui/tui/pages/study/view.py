@@ -141,51 +141,55 @@ def trial_listing(page: StudyPage, rows: Sequence[TrialRow], state: TrialList) -
 
 def _columns(page: StudyPage, rows: Sequence[TrialRow]) -> list[Column[TrialRow]]:
     spec = page.spec
-    values = _aligned({row.trial.number: metric_value(row.trial.shown_value) for row in rows})
+    values = {row.trial.number: metric_value(row.trial.shown_value) for row in rows}
     digits = len(str(max((trial.number for trial in page.trials), default=0)))
     states = max((len(row.sign.word) + 2 for row in rows), default=0)
+
+    def of_value(row: TrialRow) -> str:
+        return "good" if row.is_best else "text" if row.trial.state is TrialState.COMPLETE else "dim"
+
     columns: list[Column[TrialRow]] = [
-        Column("#", 2 + digits, lambda row, _: [("★ " * row.is_best, "good"), (str(row.trial.number), "label")], ">"),
-        Column("STATE", max(9, states), lambda row, _: [(f"{row.sign.glyph} {row.sign.word}", row.sign.style)], gap=1),
-        _value_column(metric_title(spec.objectives[0].metric), values, is_first=True),
+        Column("#", 2 + digits, _number, ">"),
+        Column("STATE", max(9, states), lambda row, _: [_state(row)], gap=1),
+        _column(metric_title(spec.objectives[0].metric), values, of_value),
         Column("CURVE", 10, _curve(page), importance=2, gap=1),
     ]
     if spec.pruner.kind != "none" or spec.pbt is not None:
-        columns.append(Column("RUNG", 5, lambda row, _: [(count(row.trial.rung), "dim")], ">", importance=4, gap=1))
+        rungs = {trial.number: count(trial.rung) for trial in page.trials}
+        columns.append(_column("rung", rungs, lambda row: "dim", importance=4))
     for objective, trials in by_objective(page.trials, spec.objectives)[1:]:
-        texts = _aligned({trial.number: metric_value(trial.value) for trial in trials})
-        columns.append(_value_column(metric_title(objective.metric), texts))
+        texts = {trial.number: metric_value(trial.value) for trial in trials}
+        columns.append(_column(metric_title(objective.metric), texts, of_value))
     for number, name in enumerate(spec.tuned):
-        texts = _aligned(_params(page.trials, name))
-        width = min(16, max(len(clean(name)), _widest(texts)))
         importance = 1 if number < 3 else 3
-        columns.append(Column(clean(name).upper(), width, _text(texts, "text"), ">", importance=importance, gap=1))
+        columns.append(_column(clean(name), _params(page.trials, name), importance=importance))
     columns.append(Column("REASON", 12, _reason, importance=9, grow=1))
     return columns
 
 
-def _value_column(head: str, texts: Mapping[int, str], *, is_first: bool = False) -> Column[TrialRow]:
-    width = max(9, min(16, len(head)), _widest(texts))
-
-    def cell(row: TrialRow, width: int) -> list[Span]:
-        style = "good" if row.is_best and is_first else "text" if row.trial.state is TrialState.COMPLETE else "dim"
-        return [(texts[row.trial.number], style)]
-
-    return Column(head.upper(), width, cell, ">", gap=1)
+def _state(row: TrialRow) -> Span:
+    return f"{row.sign.glyph} {row.sign.word}", row.sign.style
 
 
-def _aligned(texts: Mapping[int, str]) -> Mapping[int, str]:
-    """The texts by trial, with their decimal points below each other if all are numbers."""
-    are_numbers = all(text == UNKNOWN or _NUMBER.fullmatch(text) for text in texts.values())
-    return dict(zip(texts, aligned(list(texts.values())), strict=True)) if are_numbers else texts
+def _number(row: TrialRow, width: int) -> list[Span]:
+    return [("★ " * row.is_best, "good"), (str(row.trial.number), "label")]
 
 
-def _widest(texts: Mapping[int, str]) -> int:
-    return max(map(len, texts.values()), default=1)
+def _column(
+    head: str,
+    texts: Mapping[int, str],
+    style: Callable[[TrialRow], str] = lambda row: "text",
+    importance: int = 0,
+) -> Column[TrialRow]:
+    """A column of texts by trial, with decimal points below each other if all are numbers."""
+    if all(text == UNKNOWN or _NUMBER.fullmatch(text) for text in texts.values()):
+        texts = dict(zip(texts, aligned(list(texts.values())), strict=True))
+    width = min(16, max([len(head), *map(len, texts.values())]))
 
+    def cell(row: TrialRow, _: int) -> list[Span]:
+        return [(texts[row.trial.number], style(row))]
 
-def _text(texts: Mapping[int, str], style: str) -> Callable[[TrialRow, int], list[Span]]:
-    return lambda row, _: [(texts[row.trial.number], style)]
+    return Column(head.upper(), width, cell, ">", importance, gap=1)
 
 
 def _curve(page: StudyPage) -> Callable[[TrialRow, int], list[Span]]:
@@ -242,7 +246,7 @@ def detail_lines(row: TrialRow | None, now: float, width: int) -> list[Line]:
         return []
     trial = row.trial
     point = ", ".join(f"{clean(name)} {_param(trial, name)}" for name in trial.params)
-    first: list[Span] = [(f" {row.sign.glyph} {row.sign.word}", row.sign.style), (f" · {point}", "text")]
+    first: list[Span] = [(" ", "text"), _state(row), (f" · {point}", "text")]
     second: list[Span] = [(f" run {clean(trial.run_id)}" if trial.run_id else " no run yet", "dim")]
     second.append((f" · began {dated_clock(trial.created_at, now)}", "dim"))
     if trial.ended_at is not None:
@@ -276,8 +280,8 @@ def result_lines(page: StudyPage, width: int) -> list[Line]:
     spec, study = page.spec, page.study
     better = {"minimize": "lower is better", "maximize": "higher is better"}
     goal = " and ".join(f"{clean(one.metric)}, {better[one.direction]}" for one in spec.objectives)
-    how = "pbt" if spec.pbt is not None else str(spec.sampler.kind)
-    how += "" if spec.pruner.kind == "none" or spec.pbt is not None else f", {spec.pruner.kind} pruner"
+    has_pruner = spec.pruner.kind != "none" and spec.pbt is None
+    how = spec.method + f", {spec.pruner.kind} pruner" * has_pruner
     finished = f" · {clean(study.reason or '')}" if study.state is StudyState.FINISHED else ""
     lines = [fitting(_results(page), width)]
     lines.append(fitting([[(f" {goal}", "text")], [(f" · {how}", "dim")], [(finished, "dim")]], width))
@@ -296,18 +300,20 @@ def _results(page: StudyPage) -> list[list[Span]]:
         parts.append([(f" · Pareto front: {count_of(len(front), 'trial')}", "dim")])
     elif (best := best_trial(page.trials, page.spec.objectives)) is not None:
         parts.append([(" · best ", "dim"), (metric_value(best.value), "accent"), (f" trial {best.number}", "dim")])
-    for state, number in states.items():
-        if state is not TrialState.COMPLETE:
-            parts.append([(f" · {number} {state.word}", TRIAL_SIGNS[state].style)])
+    for state, sign in TRIAL_SIGNS.items():
+        if state is not TrialState.COMPLETE and states.get(state):
+            parts.append([(f" · {states[state]} {sign.word}", sign.style)])
     if page.gpu_hours:
         limit = page.spec.budget.gpu_hours
-        parts.append([(f" · {gpu_hours(page.gpu_hours)}{'' if limit is None else f' of {limit:g}'} GPU-hours", "text")])
+        of = "" if limit is None else f" of {limit:g}"
+        parts.append([(f" · {gpu_hours(page.gpu_hours)}{of} GPU-hours", "text")])
     return [*parts, [(f" · {duration(page.running_seconds)}", "text")]]
 
 
 def trials_done(row: StudyRow) -> str:
     """``5 of 8 trials done``."""
-    return f"{count(row.over)}{'' if row.wanted is None else f' of {count(row.wanted)}'} trials done"
+    wanted = "" if row.wanted is None else f" of {count(row.wanted)}"
+    return f"{count(row.over)}{wanted} trials done"
 
 
 def study_lines(page: StudyPage, width: int, most: int) -> list[Line]:
