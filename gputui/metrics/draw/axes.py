@@ -78,7 +78,7 @@ def even_ticks(
         return low, high, ends
 
     def waste(found: tuple[float, float, RowTicks]) -> float:
-        """The room that no value uses; a third label and steps that people count in are worth some."""
+        """The room that no value uses; a third label and usual steps are worth some."""
         start, end, ticks = found
         step = ticks[1][1] - ticks[0][1]
         wasted = (end - start) / (high - low) - 0.01 * len(ticks)
@@ -315,7 +315,7 @@ def x_bounds(bins: Iterable[Bin]) -> tuple[float, float]:
 
 
 def log_bounds(bins: Iterable[Bin]) -> tuple[float | None, float | None]:
-    """Lowest and highest positive value known of some bins; `None` twice where nothing is positive."""
+    """Lowest and highest positive value of some bins; `None` twice where none is positive."""
     positive = [
         value
         for each in bins

@@ -99,8 +99,8 @@ def x_ticks(scale: Scale, axis: XAxis, most: int) -> tuple[list[float], list[str
 
 
 class _Plot(NamedTuple):
-    """A plotting area with its x axis. ``markers`` are those with a column, ``cursor`` is the column
-    of the crosshair; ``gutter_width`` is -1 without value labels."""
+    """A plotting area with its x axis. ``markers`` have a column, ``cursor`` is the column of the
+    crosshair; ``gutter_width`` is -1 without value labels."""
 
     canvas: Canvas
     x_scale: Scale
@@ -323,8 +323,8 @@ def _even(scale: LinearScale, bins: Sequence[Bin], axis: YAxis, rows: int) -> tu
 
 
 def _end_labels(curves: Sequence[Curve], canvas: Canvas, scale: Scale, width: int) -> list[Span]:
-    """The text at the right of each row: the curves' ends, moved apart if they overlap; of too many,
-    that of a strong one stays."""
+    """The text right of each row: the curves' ends, moved apart if they overlap; of too many, that of
+    a strong one stays."""
     wanted: list[tuple[int, float, Curve]] = []
     for curve in sorted(curves, key=lambda curve: not curve.is_strong):
         last = next((each.last for each in reversed(curve.bins) if each.last is not None), None)

@@ -92,7 +92,7 @@ def png_bytes(sheet: Picture, scale: int = PNG_SCALE) -> bytes:
     try:
         from PIL import Image, ImageDraw, ImageFont
     except ImportError:
-        raise ChartExportError("a PNG needs pillow: pip install pillow, or export an .svg") from None
+        raise ChartExportError("a PNG needs pillow: pip install pillow, or export .svg") from None
     image = Image.new("RGB", (sheet.width * scale, sheet.height * scale), "#ffffff")
     for shape in sheet.shapes:
         if isinstance(shape, Label):

@@ -112,7 +112,7 @@ _ASCII: Final = dict(
 
 
 def ascii_char(char: str) -> str:
-    """One printable ASCII character for any cell's text; what has no likeness is a question mark."""
+    """One printable ASCII character for any cell's text, a question mark for the unlike."""
     if not char:
         return UNKNOWN
     first = char[0]
@@ -173,7 +173,7 @@ def translator(characters: Characters) -> Callable[[Sequence[str]], Sequence[str
 
 
 def ascii_line(text: str) -> str:
-    """A line of text in ASCII, for what is printed and not laid out in cells: its width may change."""
+    """A line of text in ASCII for printing: its width may change."""
     return "".join(ascii_char(char) for char in text if unicodedata.category(char) not in ("Mn", "Me", "Cf"))
 
 

@@ -142,8 +142,8 @@ class _Sheet:
     def _curve(self, curve: Curve) -> Iterator[Path]:
         colour = COLOURS["shadow"] if curve.is_shadow else COLOURS.get(curve.style, COLOURS["text"])
         for stretch in _stretches(curve.bins):
-            upper = self._points((x, each.high) for each in stretch for x in (each.first_x, each.last_x))
-            lower = self._points((x, each.low) for each in stretch for x in (each.first_x, each.last_x))
+            upper = self._points((x, one.high) for one in stretch for x in (one.first_x, one.last_x))
+            lower = self._points((x, one.low) for one in stretch for x in (one.first_x, one.last_x))
             line = self._points(
                 pair for each in stretch for pair in ((each.first_x, each.first), (each.last_x, each.last))
             )

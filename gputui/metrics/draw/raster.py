@@ -213,8 +213,8 @@ class Canvas:
 
     def _line(self, row: int) -> list[Span]:
         masks = [layer.masks(row) for layer in self._layers]
-        signs = [(column, span) for (column, sign_row), span in self._signs.items() if sign_row == row]
-        shapes = [(column, span) for (column, shape_row), span in self._shapes.items() if shape_row == row]
+        signs = [(column, span) for (column, at), span in self._signs.items() if at == row]
+        shapes = [(column, span) for (column, at), span in self._shapes.items() if at == row]
         is_plain = not (self._markers or signs or shapes or self._cursor is not None)
         if is_plain and len(masks) == 1:
             return [("".join(map(glyphs.CELLS.__getitem__, masks[0])), self._layers[0].curve.style)]
@@ -256,7 +256,7 @@ def spans(chars: Sequence[str], styles: Sequence[str]) -> list[Span]:
     no piece."""
     result: list[Span] = []
     start = 0
-    style: str | None = None  # of the piece from `start` on, None before the first visible character
+    style: str | None = None  # of the piece from `start`, None before a visible character
     for index, (char, own) in enumerate(zip(chars, styles, strict=True)):
         if own == style or char == " ":
             continue

@@ -86,7 +86,7 @@ class LogReader:
 
 class _FollowedFile:
     """The lines of one file from some place on. ``first`` is the number of the first line kept. Lines keep their
-    numbers as others come and go; those before the place where reading began have negative numbers."""
+    numbers as others come and go; those before the place where reading began are negative."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

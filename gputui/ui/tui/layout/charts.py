@@ -45,8 +45,8 @@ MOST_GPU_LINES = 4
 MOST_RANK_LINES = 6
 """More ranks than this share one colour, except the lowest, the highest and slow ones."""
 
-AXIS_NAMES: Mapping[Axis, str] = {"step": "step", "time": "time", "trained": "time trained", "epoch": "epoch"}
-AXIS_KINDS: Mapping[Axis, XKind] = {"step": "count", "time": "time", "trained": "time", "epoch": "number"}
+AXIS_NAMES = {"step": "step", "time": "time", "trained": "time trained", "epoch": "epoch"}
+AXIS_KINDS: dict[Axis, XKind] = {"step": "count", "time": "time", "trained": "time", "epoch": "number"}
 MARKER_STYLES: Mapping[MarkerKind, str] = {
     "start": "dim",
     "restart": "marker",
@@ -65,7 +65,7 @@ MARKED_APART = 8
 
 _TIMES = frozenset({"time", "seconds", "sec", "ms", "latency", "throughput"})
 _NOTCHES = frozenset({"checkpoint", "event", "end"})
-_GRAVITY: Sequence[MarkerKind] = ("incident", "alert", "restart", "end", "start", "checkpoint", "event")
+_GRAVITY = ("incident", "alert", "restart", "end", "start", "checkpoint", "event")
 
 
 class ChartLook(Struct, frozen=True):
@@ -257,7 +257,7 @@ def rank_curves(panel: Panel, found: RankCurves, look: ChartLook) -> list[Curve]
             notes[max(known, key=lambda rank: known[rank])] = " highest"
         named = {*notes, *look.slow_ranks}
     drawn, legend, in_front = [], [], []
-    for number, each in enumerate(sorted(found.curves, key=lambda each: (each.rank in named, each.rank))):
+    for number, each in enumerate(sorted(found.curves, key=lambda one: (one.rank in named, one.rank))):
         is_slow = each.rank in look.slow_ranks
         bins = within(each.bins, look.window)
         if each.rank not in named:

@@ -119,7 +119,7 @@ class ComparedRun(Struct, frozen=True):
 
 def metric_names(data: Mapping[str, ChartData]) -> tuple[str, ...]:
     """The metrics of the runs, those of all first, both in the order of a run's page."""
-    counts = Counter(name for each in data.values() for name in each.names if not is_of_the_run(name))
+    counts = Counter(name for one in data.values() for name in one.names if not is_of_the_run(name))
     most = max(counts.values(), default=0)
     common = [name for name, number in counts.items() if number == most]
     leading = [name for name in ("loss", "val/loss", "val/accuracy") if name in common]

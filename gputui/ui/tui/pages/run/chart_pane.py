@@ -97,7 +97,7 @@ class RunCharts(ChartController):
         self._is_framed, self._is_over = is_framed, page.run.state.is_over
         self._unused_lines = page.intake.rejected if page.intake is not None else 0
         former = self._axis
-        self._has_step = bool(page.progress.step or any(attempt.last_step for attempt in page.attempts))
+        self._has_step = bool(page.progress.step or any(one.last_step for one in page.attempts))
         if self._axis != former:
             self.viewport, self.cursor = Viewport(), None
         data = self._data = page.charts or ChartData(self.request, Frame(self.request.axis))
@@ -144,7 +144,7 @@ class RunCharts(ChartController):
         self.extent = extent if self._is_on_axis else None
         self.has_epochs = "epoch" in self._data.names
         # Without a curve of the focused chart, the crosshair steps along the first one.
-        curves = sorted(self._data.curves.values(), key=lambda curve: curve.name != self.focused_key)
+        curves = sorted(self._data.curves.values(), key=lambda one: one.name != self.focused_key)
         self.bins = next((each.bins for each in curves if each.bins), ())
 
     def _wanted(self, width: int, *, has_gpus: bool) -> ChartRequest:
@@ -345,7 +345,7 @@ def at_cursor(data: ChartData, look: ChartLook, x: float, visible: Sequence[Pane
         at = f" {frame_clock(frame, marker.at)}" if marker.at is not None and frame.axis != "time" else ""
         parts.append((f"{_GLYPHS.get(marker.kind, '')}{marker.text or marker.word}{at}", MARKER_STYLES[marker.kind]))
     for field, (title, unit) in AT_CROSSHAIR.items():
-        bins = [curve.bins for curve in data.hardware if curve.field == field and curve.uuid is not None]
+        bins = [one.bins for one in data.hardware if one.field == field and one.uuid is not None]
         near = (at for at in values_at(bins, x) if at.x is not None and abs(at.x - x) <= reach * 3)
         known = [at.value for at in near if at.value is not None]
         if known and field not in {panel.field for panel in visible}:
@@ -381,7 +381,7 @@ def chart_file(folder: Path, run_id: str, panel: Panel, data: ChartData, look: C
         drawn = hardware_drawing(data, title, devices, names)
     elif is_by_rank(panel, data, look.settings) and panel.key in data.ranked:
         ranks = data.ranked[panel.key].curves
-        drawn = hardware_drawing(data, title, ranks, [f"{panel.key} rank {each.rank}" for each in ranks])
+        drawn = hardware_drawing(data, title, ranks, [f"{panel.key} rank {one.rank}" for one in ranks])
     else:
         drawn = drawing(data, title, [panel.key], is_log=panel.key in look.settings.logs)
     return ChartFile(folder / FOLDER, f"{_file_name(panel.key)}-{data.frame.axis}", drawn)

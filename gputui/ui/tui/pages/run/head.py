@@ -93,7 +93,7 @@ def _size(spans: Sequence[Span]) -> int:
 
 
 def gpu_words(uuids: Sequence[str], gpus: Sequence[GpuView]) -> str:
-    """``GPUs 0–3, 6``, ``GPU 6`` or ``CPU``; an unknown GPU is named by the beginning of its UUID."""
+    """``GPUs 0–3, 6``, ``GPU 6`` or ``CPU``; an unknown GPU has the beginning of its UUID."""
     known = {gpu.uuid: gpu.index for gpu in gpus}
     indices = index_ranges(sorted(known[uuid] for uuid in uuids if uuid in known))
     names = [*([indices] if indices else []), *(clean(uuid[:12]) for uuid in uuids if uuid not in known)]

@@ -111,7 +111,7 @@ class LogView:
         first, levels, pattern = self.tail.first, self.tail.levels, self.search.pattern
         self._shown = range(first, first + len(self.tail.lines))
         if self.is_grave_only:
-            self._shown = [first + place for place, level in enumerate(levels) if level >= Level.WARNING]
+            self._shown = [first + at for at, level in enumerate(levels) if level >= Level.WARNING]
         if pattern is None:
             self.hits, self.current_hit = [], None
         else:

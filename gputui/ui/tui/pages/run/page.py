@@ -67,6 +67,7 @@ class RunScreen(ActionScreen):
         self._memory = memory
         self._was_read = False
         self._has_sought_cause = False
+        self._has_charts = True
         self._scrolled: dict[str, int] = dict.fromkeys(SECTIONS, 0)
         self._drawn: dict[str, tuple[SideSection, int]] = {}
         """The sections drawn last, with their lines' room."""
@@ -167,7 +168,7 @@ class RunScreen(ActionScreen):
         is_live = page.run.state in ("starting", "running", "recovering")
         has_charts = bool(page.metric_names) or is_live or self.section == "charts"
         left = charts_width(width) if has_charts else 0
-        shown = [name for name in self.beside if has_charts or name in (self.section, "params", "story")]
+        shown = [name for name in self.beside if has_charts or name in ("params", "story", self.section)]
         side = (width - left) // (1 if has_charts else len(shown))
         inner = side - 2
         sections = self._sections(page, inner, {self.section})
@@ -187,7 +188,10 @@ class RunScreen(ActionScreen):
         if has_charts:
             is_focused = self.section == "charts"
             self.charts.draw(page, self.snapshot.gpus, (left, upper), is_focused=is_focused, is_framed=is_framed)
-        self.side.styles.layout = "vertical" if has_charts else "horizontal"
+        if has_charts != self._has_charts:
+            # Textual lays everything out again whenever this is set.
+            self._has_charts = has_charts
+            self.side.styles.layout = "vertical" if has_charts else "horizontal"
         self._drawn.clear()
         for name, pane in self.beside.items():
             pane.display = name in shown

@@ -242,7 +242,7 @@ _RANK_COLUMNS: tuple[Column[RankRow], ...] = (
     Column("RANK", 4, lambda rank, _: [(f"r{rank.rank}", "text")]),
     Column("STEP", 9, lambda rank, _: [(count(rank.step), "text")], ">", gap=1),
     Column("WORK", 7, _work, ">"),
-    Column("SAMPLES/S", 9, lambda rank, _: [(rate(rank.samples_per_second), "text")], ">", importance=1),
+    Column("SAMPLES/S", 9, lambda one, _: [(rate(one.samples_per_second), "text")], ">", importance=1),
     Column("DATA", 4, _data_wait, ">"),
     Column("PEAK", 9, lambda rank, _: [(bytes_text(rank.memory_bytes), "text")], ">", importance=2),
     Column("", 6, _slowness, grow=1),
