@@ -18,6 +18,7 @@ import click
 
 from docs.screenshots import save, settle
 from gputui.ui.tui.app import GputuiApp
+from gputui.ui.tui.settings import Settings
 from tests.conftest import wait_until
 from tests.machines import Machine
 from tests.runs.executors.slurm_cluster import PATH, SlurmCluster
@@ -31,7 +32,7 @@ lab:
   warn: 30
   poll: 2
 """
-SIZE = (120, 34)
+SIZE = (120, 36)
 WAIT_SECONDS = 300.0
 
 
@@ -53,7 +54,9 @@ class Walk:
 
     async def _picture(self, name: str) -> None:
         feed = StillFeed(self.machine.workspace, now=time.time())
-        app = GputuiApp(self.machine.workspace, feed, feed.read(), host_name="ws-kepler")
+        app = GputuiApp(
+            self.machine.workspace, feed, feed.read(), host_name="ws-kepler", settings=Settings(theme="dark")
+        )
         async with app.run_test(size=SIZE) as pilot:
             await pilot.press("enter")
             await settle(pilot, app)
