@@ -343,7 +343,7 @@ _COLUMNS: tuple[Column[ProcessRow], ...] = (
     Column("USER", 7, lambda row, _: [(row.user or UNKNOWN, "dim")], gap=1, grow=1, most=12),
     Column("GPU", 3, lambda row, _: [(index_ranges(row.gpus), "text")], ">", gap=1),
     Column("GPU MEM", 7, lambda row, _: _gpu_value(row, _size(row.gpu_memory_bytes)), ">", gap=1),
-    Column("", 4, lambda row, _: _gpu_value(row, percent(row.gpu_memory_percent)), ">", gap=1),
+    Column("%", 4, lambda row, _: _gpu_value(row, percent(row.gpu_memory_percent)), ">", gap=1),
     Column("SM", 4, lambda row, _: _gpu_value(row, percent(row.sm_percent)), ">", importance=3, gap=1),
     Column("CPU", 5, lambda row, _: _host_value(percent(row.cpu_percent)), ">", importance=1, gap=1),
     Column("RAM", 6, lambda row, _: _host_value(_size(row.memory_bytes)), ">", importance=4, gap=1),

@@ -11,7 +11,6 @@ from gputui.ui.tui.dialogs.questions import SilenceScreen
 from gputui.ui.tui.layout.alerts import alert_strip
 from gputui.ui.tui.pages.alerts.page import AlertsScreen
 from gputui.ui.tui.pages.overview.page import OverviewScreen
-from gputui.ui.tui.widgets.pane import Pane
 from tests.texts import mentions
 from tests.ui.tui.conftest import MakeApp
 from tests.ui.tui.filling import NOW, Filler
@@ -55,11 +54,6 @@ async def test_new_ones_first_then_what_is_seen_then_what_is_over(app: GputuiApp
         assert rules_shown(app) == [
             "disk", "gpu_hot", "data_wait", "xid_hardware", "gpu_parked", "slow_steps", "shm", "gradient_norm"
         ]  # fmt: skip
-        shown = text(app, "list")
-        assert mentions(shown, "▸✗ 02:47:44 ", " 25 min ", " new ", "State disk")
-        assert "silenced GPU 5" in shown and "acked    GPU 7" in shown and " RESOLVED " in shown
-        assert mentions(text(app, "detail"), "To do: ")
-        assert sum(pane.size.height for pane in app.screen.query(Pane)) == 24
         await pilot.press("o")
         assert rules_shown(app)[:3] == ["gpu_hot", "data_wait", "xid_hardware"]
         await pilot.press("o", "escape")
