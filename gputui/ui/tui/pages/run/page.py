@@ -174,7 +174,9 @@ class RunScreen(ActionScreen):
         sections = self._sections(page, inner, {self.section})
         frame = 2 if is_framed else 1
         wanted = {name: each.height + frame for name, each in sections.items()}
-        log_height = max(5 + frame, height // (2 if self.section == "log" else 4))
+        log_height = max(5 + frame, height // 4)
+        if self.section == "log":
+            log_height = max(log_height, min(height // 2, len(page.log.lines) + frame))
         if not has_charts:
             log_height = max(log_height, height - max(wanted.values()), height * 3 // 5)
         upper = max(0, height - log_height)

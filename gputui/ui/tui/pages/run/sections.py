@@ -170,8 +170,8 @@ def checkpoint_lines(page: RunPage, now: float, width: int) -> list[Line]:
     resumed = {one.resumed_from.rsplit("/", 1)[-1]: one.number for one in page.attempts if one.resumed_from}
     widest = max(cell_width(_where(each)) for each in found.newest)
     columns: list[Column[Checkpoint]] = [
-        Column("", min(max(12, widest), 28), lambda each, _: [(_where(each), "text")]),
-        Column("", 8, lambda each, _: [(bytes_text(each.size_bytes), "text")], ">", gap=1),
+        Column("", min(widest, 28), lambda each, _: [(_where(each), "text")]),
+        Column("", 8, lambda each, _: [(bytes_text(each.size_bytes), "text")], ">", gap=0),
         Column("", 6, lambda each, _: [_age(each, now)], ">"),
         Column("", 8, lambda each, _: _state(each, resumed.get(each.name)), grow=1),
     ]
