@@ -24,7 +24,7 @@ from gputui.ui.tui.layout.chart_settings import ChartMemory
 from gputui.ui.tui.layout.words import dated_clock
 from gputui.ui.tui.pages.overview.page import OverviewScreen
 from gputui.ui.tui.shell import Shell
-from gputui.ui.tui.widgets.page import ActionScreen, Choice, ChoiceKind
+from gputui.ui.tui.widgets.page import ActionScreen, Choice
 
 if TYPE_CHECKING:
     from gputui.ui.tui.pages.launch.form import Prefill
@@ -250,7 +250,7 @@ class Navigation:
 
             return [
                 Choice(f"Launch {clean(entry.name)}", "broken profile" if entry.profile is None else "profile",
-                       partial(shell.launch_from, entry.name), why_not, kind=ChoiceKind.PROFILE)
+                       partial(shell.launch_from, entry.name), why_not, kind="profile")
                 for entry in read_profiles(shell.workspace, Path.cwd())
             ]  # fmt: skip
 

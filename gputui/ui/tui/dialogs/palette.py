@@ -19,7 +19,7 @@ from gputui.ui.tui.layout.words import run_sign
 from gputui.ui.tui.shell import Shell
 from gputui.ui.tui.widgets.dialog import Content, ListDialog
 from gputui.ui.tui.widgets.line_edit import LineEdit
-from gputui.ui.tui.widgets.page import ActionScreen, Choice, ChoiceKind
+from gputui.ui.tui.widgets.page import ActionScreen, Choice
 
 Thing = TypeVar("Thing")
 
@@ -63,9 +63,7 @@ class PaletteScreen(ListDialog[Choice]):
         """Find the choices that match; trials follow once the name of their study is typed."""
         typed = self.edit.text
         known = [choice for choice in self._choices if choice.after.lower() in typed.lower()]
-        self.found = ranked(
-            known, typed, lambda each: (each.searched, each.hint, each.why_not is None), lambda each: each.kind
-        )
+        self.found = ranked(known, typed, lambda each: (each.searched, each.hint, each.rank))
 
     @property
     def count(self) -> int:
@@ -106,7 +104,7 @@ def choices(shell: Shell, page: ActionScreen) -> list[Choice]:
     context, snapshot = page.context(), shell.snapshot
     found = [
         Choice(action.tooltip, context.key_word(action), partial(shell.perform, action.name), action.why_not(context),
-               action.label, ChoiceKind.PAGE if action.heading == "Go to" else ChoiceKind.ACTION)
+               action.label, "page" if action.heading == "Go to" else "action")
         for action in actions_in(page.SCOPE)
         if action.in_palette
     ]  # fmt: skip
@@ -117,14 +115,14 @@ def choices(shell: Shell, page: ActionScreen) -> list[Choice]:
         if study_id is not None:
             trials[study_id] = trials.get(study_id, 0) + 1
         found.append(Choice(f"Run {clean(run.run_id)}", run_sign(run.state).word, partial(shell.open_run, run.run_id),
-                            name=run.run_id, kind=ChoiceKind.RUN, after=study_id or ""))  # fmt: skip
+                            name=run.run_id, kind="run", after=study_id or ""))  # fmt: skip
     found += [
         Choice(
             f"Study {clean(study_id)}",
             f"{count} trials",
             partial(shell.open_study, study_id),
             name=study_id,
-            kind=ChoiceKind.STUDY,
+            kind="study",
         )
         for study_id, count in trials.items()
     ]
@@ -132,7 +130,7 @@ def choices(shell: Shell, page: ActionScreen) -> list[Choice]:
         users = gpu.run_ids or [process.user or "?" for process in (gpu.processes or ())[:2]]
         who = ", ".join(users) or ("free" if is_free(gpu) else "in use")
         title = f"GPU {gpu.index} · {clean(gpu.name)[:40]}"
-        found.append(Choice(title, clean(who)[:30], partial(shell.open_gpu, gpu.uuid), kind=ChoiceKind.GPU))
+        found.append(Choice(title, clean(who)[:30], partial(shell.open_gpu, gpu.uuid), kind="GPU"))
     found += [Choice(f"Copy {what}", clean(text.strip().partition("\n")[0])[:40], partial(shell.copy, what, text))
               for what, text in page.copyable()]  # fmt: skip
     for item in ITEMS:
@@ -167,17 +165,14 @@ def cost(typed: str, title: str, beside: str = "") -> int | None:
 
 
 def ranked(
-    things: Sequence[Thing],
-    typed: str,
-    words: Callable[[Thing], tuple[str, str, bool]],
-    weight: Callable[[Thing], int] = lambda thing: 0,
+    things: Sequence[Thing], typed: str, words: Callable[[Thing], tuple[str, str, tuple[int, ...]]]
 ) -> list[Thing]:
-    """The things that match, the best first; among equals by ``weight``, then possible ones first.
-    ``words`` gives a thing's title, the text beside it, and whether it is possible now."""
+    """The things that match, the best first. ``words`` gives a thing's title, the text beside it, and
+    its rank among those that match equally well."""
     found = []
     for place, thing in enumerate(things):
-        title, beside, possible = words(thing)
+        title, beside, rank = words(thing)
         price = cost(typed, title, beside)
         if price is not None:
-            found.append((price, weight(thing), not possible, place))
+            found.append((price, rank, place))
     return [things[place] for *_, place in sorted(found)]

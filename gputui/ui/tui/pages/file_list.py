@@ -66,7 +66,7 @@ class FileListScreen(ListingPage[Row], Generic[Row]):
     @property
     def found(self) -> Sequence[Row]:
         """The rows that match the typed text."""
-        return ranked(self.rows or (), self.edit.text, lambda row: (row.name, f"{self.searched(row)} {row.path}", True))
+        return ranked(self.rows or (), self.edit.text, lambda row: (row.name, f"{self.searched(row)} {row.path}", ()))
 
     def make_listing(self) -> Listing[Row]:
         empty = f"↵ {self.VERB}s this file." if self.chosen_path is not None else f"No {self.WHAT} matches."

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from enum import IntEnum
 from typing import ClassVar, NamedTuple, TypeVar, cast
 
 from msgspec import Struct
@@ -45,16 +44,8 @@ class Copyable(NamedTuple):
     text: str
 
 
-class ChoiceKind(IntEnum):
-    """What is chosen; of choices that match equally well, the lower kind comes first."""
-
-    STUDY = 0
-    RUN = 1
-    PROFILE = 2
-    GPU = 3
-    PAGE = 4
-    ACTION = 5
-    OTHER = 6
+KINDS = ("study", "run", "profile", "GPU", "page", "action", "other")
+"""Of choices that match equally well, the earlier kind comes first."""
 
 
 class Choice(Struct, frozen=True):
@@ -66,13 +57,18 @@ class Choice(Struct, frozen=True):
     do: Callable[[], object]
     why_not: str | None = None
     name: str = ""
-    kind: ChoiceKind = ChoiceKind.OTHER
+    kind: str = "other"
     after: str = ""
 
     @property
     def searched(self) -> str:
         """What is typed is looked for in this; its beginning counts most."""
         return f"{self.name} {self.title}".strip()
+
+    @property
+    def rank(self) -> tuple[int, ...]:
+        """Its place among choices that match equally well."""
+        return KINDS.index(self.kind), self.why_not is not None
 
 
 NARROW = 100

@@ -12,7 +12,7 @@ from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.dialogs.palette import PaletteScreen, cost, ranked
 from gputui.ui.tui.pages.launch.page import LaunchScreen
 from gputui.ui.tui.pages.study.page import StudyScreen
-from gputui.ui.tui.widgets.page import ChoiceKind
+from gputui.ui.tui.widgets.page import KINDS
 from tests.ui.tui.conftest import MakeApp
 from tests.ui.tui.filling import Filler
 from tests.ui.tui.test_screens import until
@@ -22,10 +22,10 @@ SIZE = (100, 30)
 
 def test_beginnings_come_before_middles_and_those_before_letters() -> None:
     titles = ["Set bell: on", "The theme", "Theme dark", "Stop the run", "Themis", "Toggle heme"]
-    assert ranked(titles, "theme", lambda title: (title, "", True))[:2] == ["Theme dark", "The theme"]
-    things = [("Stop one", False), ("Stop two", True)]
+    assert ranked(titles, "theme", lambda title: (title, "", ()))[:2] == ["Theme dark", "The theme"]
+    things = [("Stop one", 1), ("Stop two", 0)]
     for typed in ("stop", ""):
-        assert ranked(things, typed, lambda each: (each[0], "", each[1]))[0] == ("Stop two", True)
+        assert ranked(things, typed, lambda each: (each[0], "", (each[1],)))[0] == ("Stop two", 0)
     assert cost("gpt open", "Open gpt2-124m-1") == cost("open gpt", "Open gpt2-124m-1") is not None
     assert cost("running", "Open gpt2-124m-1", "running") is not None
     for typed, title, is_found in (
@@ -90,6 +90,6 @@ async def test_studies_runs_gpus_and_pages_come_before_actions(filler: Filler, m
         await pilot.press("ctrl+p")
         palette = app.screen
         assert isinstance(palette, PaletteScreen)
-        await until(pilot, lambda: any(choice.kind is ChoiceKind.PROFILE for choice in palette.found))
-        kinds = [choice.kind for choice in palette.found]
-        assert kinds == sorted(kinds) and set(kinds) == set(ChoiceKind)
+        await until(pilot, lambda: any(choice.kind == "profile" for choice in palette.found))
+        kinds = [KINDS.index(choice.kind) for choice in palette.found]
+        assert kinds == sorted(kinds) and set(kinds) == set(range(len(KINDS)))
