@@ -35,7 +35,7 @@ from gputui.ui.tui.layout.words import clock, dated_clock
 GUTTER = 6
 """Cells of the value labels of all charts, so that charts below each other match."""
 
-END_CELLS = 8
+END_CELLS = 10
 LEAST_FOR_ENDS = 50
 """Least width of a chart with its newest values in `END_CELLS` cells at the right."""
 
