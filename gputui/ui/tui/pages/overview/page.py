@@ -58,6 +58,7 @@ class OverviewScreen(OverviewCursor):
         self.table = RunsState(order=order_named(order).name)
         self._awaits_letter = False
         self._grid = GpuGrid(1, 0, 0)
+        self._is_beside = False
 
     @property
     def crumb(self) -> str:
@@ -129,7 +130,10 @@ class OverviewScreen(OverviewCursor):
         left = width // 2 if rows.is_beside else width if rows.processes else 0
         right = width - left if rows.is_beside else width
         styles = self.lower.styles
-        styles.layout = "horizontal" if rows.is_beside else "vertical"
+        if rows.is_beside != self._is_beside:
+            # Textual lays out again even for the same layout.
+            self._is_beside = rows.is_beside
+            styles.layout = "horizontal" if rows.is_beside else "vertical"
         styles.height = rows.events if rows.is_beside else rows.events + rows.processes
         self.processes.styles.width, self.events.styles.width = left, right
         lines: list[Line] = []
