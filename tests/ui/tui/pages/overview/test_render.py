@@ -58,24 +58,6 @@ def snapshot(overnight: None, workspace: Workspace) -> Snapshot:
 # --- GPUs
 
 
-def test_gpu_rows_at_80_columns(snapshot: Snapshot) -> None:
-    lines = gpu_panel(snapshot, 80, 11)
-    assert widths(lines) == {80}
-    assert text_of(lines) == [
-        " GPUS ─ util 55% ▄▄▃▃▄▃▃▄ ─ 347/560 GiB ─ 2.9/4.9 kW ─ ▲hottest GPU 3 88°C ─────",
-        "  #  UTIL         MEMORY          TEMP    POWER  RUN / USER          STEP/S DATA",
-        "  0   97% ━━━━━╸   71/80G  ━━━━━╸  64° 612/700W  gpt2-124m-1 r0        3.33   2%",
-        "  1   96% ━━━━━╸   71/80G  ━━━━━╸  66° 608/700W  gpt2-124m-1 r1        3.33   2%",
-        "  2   12% ╸─────   71/80G  ━━━━━╸  58° 310/700W  gpt2-…4m-1 r2 slow    2.22  27%",
-        "  3   95% ━━━━━╸   71/80G  ━━━━━╸ ▲88° 655/700W  gpt2-124m-1 r3        3.33   2%",
-        "  4    0% ──────  0.4/80G  ╸─────  34°  71/700W  free",
-        "  5    0% ──────   22/80G  ━╸────  36°  72/700W  alice · sweep.py",
-        "  6   88% ━━━━━╸   40/80G  ━━━───  61° 540/700W  vit-b16-1 r0          3.33   2%",
-        "  7 ✗ lost 03:02:11 · XID 79: GPU has fallen off the bus",
-        " host  cpu 34%  ram 88/256 GiB  disk 71%  shm 4%  read 1.2 GB/s  write 30 MB/s",
-    ]
-
-
 def test_gpus_are_seen_on_the_smallest_screens(snapshot: Snapshot) -> None:
     lines = gpu_panel(snapshot, 50, 7)
     assert widths(lines) == {50}

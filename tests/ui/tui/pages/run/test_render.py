@@ -34,7 +34,6 @@ from gputui.ui.tui.layout.charts import (
 )
 from gputui.ui.tui.layout.panels import Panel, panels
 from gputui.ui.tui.pages.run.chart_pane import at_cursor, chart_file
-from gputui.ui.tui.pages.run.head import run_head
 from gputui.ui.tui.pages.run.sections import (
     SideSection,
     checkpoint_lines,
@@ -67,15 +66,7 @@ def page(snapshot: Snapshot) -> RunPage:
     return snapshot.page
 
 
-# --- head, parameters, ranks
-
-
-def test_the_head_of_a_page_keeps_whole_words(page: RunPage, snapshot: Snapshot) -> None:
-    line = run_head(page, snapshot.gpus, NOW, 80)
-    assert widths([line]) == {80}
-    assert text_of([line]) == [" vit-b16-1 · ● running ↻2 · step 9 440/90k · 6 h 43 min left · GPU 6   03:12:44"]
-    [wider] = text_of([run_head(page, snapshot.gpus, NOW, 120)])
-    assert mentions(wider, "9 440/90 000 · ", "loss 1.942 · GPU 6 ·")
+# --- parameters, ranks
 
 
 def test_parameters_show_what_recovery_changed_and_why(page: RunPage) -> None:
