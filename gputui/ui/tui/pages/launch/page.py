@@ -24,27 +24,9 @@ from gputui.ui.tui.dialogs.sheet import SheetScreen
 from gputui.ui.tui.layout.columns import Column
 from gputui.ui.tui.layout.lists import Listing, ListState
 from gputui.ui.tui.pages.file_list import FileListScreen
+from gputui.ui.tui.pages.launch import plan as plans
+from gputui.ui.tui.pages.launch import view
 from gputui.ui.tui.pages.launch.form import GPUS, MORE, NAME, PLACE, Field, Form, Prefill
-from gputui.ui.tui.pages.launch.plan import (
-    Plan,
-    check_line,
-    find_profile,
-    make_plan,
-    probe,
-    profile_path,
-    read_profiles,
-    read_target_names,
-    survey_lines,
-)
-from gputui.ui.tui.pages.launch.view import (
-    WHOLE_HINTS,
-    FormCursor,
-    check_lines,
-    command_lines,
-    form_listing,
-    gpu_line,
-    help_line,
-)
 from gputui.ui.tui.widgets.line_edit import LineEdit
 from gputui.ui.tui.widgets.list_page import ListingPage
 from gputui.ui.tui.widgets.page import ActionScreen
@@ -62,7 +44,7 @@ class LaunchScreen(ListingPage[Field]):
     def __init__(self, prefill: Prefill) -> None:
         super().__init__(ListState(GPUS))
         self.form = Form()
-        self.plan: Plan | None = None
+        self.plan: plans.Plan | None = None
         self._is_fresh = True
         self._has_headings = True
         self._prefill = prefill
@@ -73,9 +55,11 @@ class LaunchScreen(ListingPage[Field]):
 
     def on_mount(self) -> None:
         workspace, prefill = self.shell.workspace, self._prefill
-        self.in_thread(
-            lambda: (find_profile(prefill, workspace, Path.cwd()), read_target_names(workspace)), self._take_profile
-        )
+
+        def read() -> tuple[ProfileEntry | None, tuple[str, ...]]:
+            return plans.find_profile(prefill, workspace, Path.cwd()), plans.read_target_names(workspace)
+
+        self.in_thread(read, self._take_profile)
 
     def interest(self) -> None:
         """None: the form shows nothing of the feed, which goes on reading for the page below."""
@@ -93,8 +77,8 @@ class LaunchScreen(ListingPage[Field]):
         return self.plan.blocked_by if self.plan is not None and self.is_settled else None
 
     def make_listing(self) -> Listing[Field]:
-        cursor = FormCursor(self.table.cursor, self._is_fresh)
-        return form_listing(self.form, cursor, self.app.size.width, has_headings=self._has_headings)
+        cursor = view.FormCursor(self.table.cursor, self._is_fresh)
+        return view.form_listing(self.form, cursor, self.app.size.width, has_headings=self._has_headings)
 
     def summary(self) -> list[Span]:
         entry = self.form.entry
@@ -108,7 +92,7 @@ class LaunchScreen(ListingPage[Field]):
         rows, inner, plan = height - 1 - self.draw_frame(width), self.inner_width(width), self.plan
         frame = int(inner < width)
         self.head.show([self.page_head(self.summary(), width)])
-        command = self.framed(command_lines(plan, inner, max(2, rows // 5)), width)
+        command = self.framed(view.command_lines(plan, inner, max(2, rows // 5)), width)
         left = rows - len(command)
         # The fields have their lines first; the checks have the rest.
         most = left - max(5, rows // 4)
@@ -118,11 +102,11 @@ class LaunchScreen(ListingPage[Field]):
             if wanted <= most:
                 break
         shown = self.list_lines(width, min(wanted, most))
-        if width < WHOLE_HINTS:
-            shown.append(help_line(self.current, width))
+        if width < view.WHOLE_HINTS:
+            shown.append(view.help_line(self.current, width))
         gpus, held = self.snapshot.gpus, self.snapshot.machine.quarantined
-        free = [gpu_line(gpus, held, inner)] if gpus and self.form.target is None else []
-        shown += self.framed(check_lines(plan, free, inner, left - len(shown) - frame), width)
+        free = [view.gpu_line(gpus, held, inner)] if gpus and self.form.target is None else []
+        shown += self.framed(view.check_lines(plan, free, inner, left - len(shown) - frame), width)
         self.list.show([*shown, *command], height=rows)
         self.detail.fit([])
 
@@ -153,7 +137,7 @@ class LaunchScreen(ListingPage[Field]):
         if not is_same:
             self._is_eager = False
             if form.problems:
-                self.plan = Plan(problems=tuple(f"{key}: {text}" for key, text in form.problems.items()))
+                self.plan = plans.Plan(problems=tuple(f"{key}: {text}" for key, text in form.problems.items()))
             self._plan_next()
         self.changed()
 
@@ -169,13 +153,13 @@ class LaunchScreen(ListingPage[Field]):
         self._is_planning = True
         form, snapshot, workspace = self.form, self.snapshot, self.shell.workspace
         take = partial(self._take_plan, form, is_probed=False)
-        self.in_thread(lambda: make_plan(form, snapshot, workspace), take)
+        self.in_thread(lambda: plans.make_plan(form, snapshot, workspace), take)
 
-    def _take_plan(self, form: Form, plan: Plan, *, is_probed: bool) -> None:
-        """Take the plan of this content, and probe its interpreter unless that is done."""
+    def _take_plan(self, form: Form, plan: plans.Plan, *, is_probed: bool) -> None:
+        """Take the plan of this content, and plans.probe its interpreter unless that is done."""
         if not is_probed and plan.spec is not None and plan.blocked_by is None:
             workspace = self.shell.workspace
-            self.in_thread(lambda: probe(plan, workspace), partial(self._take_plan, form, is_probed=True))
+            self.in_thread(lambda: plans.probe(plan, workspace), partial(self._take_plan, form, is_probed=True))
         else:
             self._is_planning, self._planned = False, form.edits
         if form.edits is self.form.edits and not self.form.problems:
@@ -265,7 +249,7 @@ class LaunchScreen(ListingPage[Field]):
         if plan is None:
             self.shell.say("Still checking; a moment.")
             return
-        lines = [*plan.problems, *plan.description, "", *map(check_line, plan.checks)]
+        lines = [*plan.problems, *plan.description, "", *map(plans.check_line, plan.checks)]
         self.app.push_screen(SheetScreen("What would be started", tuple(lines)))
 
     def do_ask_target(self) -> None:
@@ -281,7 +265,7 @@ class LaunchScreen(ListingPage[Field]):
             self.app.push_screen(SheetScreen(f"{name} now", lines))
 
         self.shell.say(f"Asking {name}…")
-        self.in_thread(lambda: list(survey_lines(form, workspace)), show)
+        self.in_thread(lambda: list(plans.survey_lines(form, workspace)), show)
 
     def do_cancel(self) -> None:
         self.app.pop_screen()
@@ -320,9 +304,9 @@ def profile_rows(
     """All named profiles and the files of runs: the last used first, then those that can be launched here."""
     used: dict[str, float] = {}
     for run in runs:
-        key = profile_path(run) or run.profile
+        key = plans.profile_path(run) or run.profile
         used[key] = max(used.get(key, 0.0), run.created_at)
-    entries = read_profiles(workspace, cwd, tuple(path for path in used if path.startswith("/")))
+    entries = plans.read_profiles(workspace, cwd, tuple(path for path in used if path.startswith("/")))
     rows = [_row(entry, used, gpu_count, environ) for entry in entries]
     return sorted(rows, key=lambda row: (-(row.used_at or 0.0), bool(row.missing)))
 

@@ -21,35 +21,24 @@ from gputui.ui.tui.dialogs.questions import MenuItem, SignalScreen
 from gputui.ui.tui.dialogs.sheet import SheetScreen
 from gputui.ui.tui.layout.columns import is_boxed
 from gputui.ui.tui.layout.lists import Listing
-from gputui.ui.tui.pages.processes.view import (
-    GROUPINGS,
-    ORDERS,
-    ProcessesState,
-    ProcessRow,
-    arranged,
-    detail_lines,
-    facts,
-    listing,
-    process_rows,
-    totals,
-)
+from gputui.ui.tui.pages.processes import view
 from gputui.ui.tui.widgets.list_page import ListingPage
 from gputui.ui.tui.widgets.page import Copyable
 
 
-class ProcessesScreen(ListingPage[ProcessRow]):
+class ProcessesScreen(ListingPage[view.ProcessRow]):
     """All processes on the GPUs and of our runs in one list."""
 
     SCOPE: ClassVar[Scope] = "processes"
     OPENS = "process_detail"
 
-    table: ProcessesState
+    table: view.ProcessesState
 
     def __init__(self) -> None:
-        super().__init__(ProcessesState())
+        super().__init__(view.ProcessesState())
         self._awaited_gpu: int | None = None
         self._awaits_letter = False
-        self.rows: list[ProcessRow] = []
+        self.rows: list[view.ProcessRow] = []
 
     def interest(self) -> Interest:
         return Interest(processes=True)
@@ -59,18 +48,18 @@ class ProcessesScreen(ListingPage[ProcessRow]):
         self.table = replace(self.table, grouping="gpu")
         self._awaited_gpu = index
 
-    def make_listing(self) -> Listing[ProcessRow]:
-        self.rows = process_rows(self.snapshot)
-        return listing(self.snapshot, self.rows, arranged(self.rows, self.table), self.table)
+    def make_listing(self) -> Listing[view.ProcessRow]:
+        self.rows = view.process_rows(self.snapshot)
+        return view.listing(self.snapshot, self.rows, view.arranged(self.rows, self.table), self.table)
 
     def summary(self) -> list[Span]:
-        return totals(self.rows)
+        return view.totals(self.rows)
 
     def foot(self, width: int, height: int) -> list[Line]:
         row = self.current
-        return [] if row is None or not is_boxed(*self.app.size) else detail_lines(row, width)
+        return [] if row is None or not is_boxed(*self.app.size) else view.detail_lines(row, width)
 
-    def run_id_of(self, row: ProcessRow) -> str | None:
+    def run_id_of(self, row: view.ProcessRow) -> str | None:
         return row.run_id
 
     # --- the cursor
@@ -97,16 +86,16 @@ class ProcessesScreen(ListingPage[ProcessRow]):
 
     def do_sort(self) -> None:
         """Sort by the next order; the following key may choose one by its letter."""
-        place = ORDERS.index(self.table.order)
-        self.table = replace(self.table, order=ORDERS[(place + 1) % len(ORDERS)])
+        place = view.ORDERS.index(self.table.order)
+        self.table = replace(self.table, order=view.ORDERS[(place + 1) % len(view.ORDERS)])
         self._awaits_letter = True
-        letters = " · ".join(f"{order.letter} {order.words.removeprefix('by ')}" for order in ORDERS)
+        letters = " · ".join(f"{order.letter} {order.words.removeprefix('by ')}" for order in view.ORDERS)
         self.shell.say(f"Sorted {self.table.order.words}; a letter chooses: {letters}")
         self.changed()
 
     def take_key(self, event: events.Key) -> bool:
         awaits, self._awaits_letter = self._awaits_letter, False
-        order = next((each for each in ORDERS if each.letter == event.key), None)
+        order = next((each for each in view.ORDERS if each.letter == event.key), None)
         if not awaits or self.line is not None or order is None:
             return super().take_key(event)
         self.table = replace(self.table, order=order)
@@ -123,8 +112,8 @@ class ProcessesScreen(ListingPage[ProcessRow]):
         self.changed()
 
     def do_process_group(self) -> None:
-        place = GROUPINGS.index(self.table.grouping)
-        self.table = replace(self.table, grouping=GROUPINGS[(place + 1) % len(GROUPINGS)])
+        place = view.GROUPINGS.index(self.table.grouping)
+        self.table = replace(self.table, grouping=view.GROUPINGS[(place + 1) % len(view.GROUPINGS)])
         self.changed()
 
     # --- what is done
@@ -132,7 +121,8 @@ class ProcessesScreen(ListingPage[ProcessRow]):
     def do_process_detail(self) -> None:
         row = self.current
         if row is not None:
-            self.app.push_screen(SheetScreen(f"Process {row.pid}", [f"{name:<12} {text}" for name, text in facts(row)]))
+            texts = [f"{name:<12} {text}" for name, text in view.facts(row)]
+            self.app.push_screen(SheetScreen(f"Process {row.pid}", texts))
 
     def do_process_run(self) -> None:
         run = self.run_in_question
@@ -169,7 +159,7 @@ class ProcessesScreen(ListingPage[ProcessRow]):
 
         self.app.push_screen(SignalScreen(about, warning), decide)
 
-    def _send(self, row: ProcessRow, number: signal.Signals) -> None:
+    def _send(self, row: view.ProcessRow, number: signal.Signals) -> None:
         """Send a signal in a thread: calls about a process may block."""
 
         app = self.shell
@@ -185,7 +175,7 @@ class ProcessesScreen(ListingPage[ProcessRow]):
         threading.Thread(target=send, name="work", daemon=True).start()
 
 
-def _about(row: ProcessRow) -> tuple[str, str]:
+def _about(row: view.ProcessRow) -> tuple[str, str]:
     """The process that a signal is for, and a warning if it belongs to a run."""
     about = f"PID {row.pid} of {row.user or 'an unknown user'}: {row.command or 'no command is known'}"
     if row.run_id is None:

@@ -18,18 +18,7 @@ from gputui.ui.tui.actions import Context, Scope
 from gputui.ui.tui.data.snapshot import Interest, StudyPage
 from gputui.ui.tui.dialogs.questions import FormScreen
 from gputui.ui.tui.layout.lists import Listing
-from gputui.ui.tui.pages.study.view import (
-    TrialList,
-    TrialRow,
-    detail_lines,
-    picture_lines,
-    result_lines,
-    study_lines,
-    study_title,
-    trial_listing,
-    trial_rows,
-    views_of,
-)
+from gputui.ui.tui.pages.study import view
 from gputui.ui.tui.widgets.list_page import ListingPage
 from gputui.ui.tui.widgets.page import Copyable
 
@@ -62,16 +51,16 @@ class PointScreen(FormScreen[dict[str, object]]):
         return given or None, "It is the next trial; what is left empty is as in the best one."
 
 
-class StudyScreen(ListingPage[TrialRow]):
+class StudyScreen(ListingPage[view.TrialRow]):
     """The list of trials, charts beside or below it, and details of the trial under the cursor."""
 
     SCOPE: ClassVar[Scope] = "studies"
     OPENS = "open"
 
-    table: TrialList
+    table: view.TrialList
 
     def __init__(self) -> None:
-        super().__init__(TrialList())
+        super().__init__(view.TrialList())
         self.study_id: str | None = None
 
     def interest(self) -> Interest:
@@ -90,7 +79,7 @@ class StudyScreen(ListingPage[TrialRow]):
     def study_in_question(self) -> str | None:
         return None if self.study is None else self.study.study.study_id
 
-    def run_id_of(self, row: TrialRow) -> str | None:
+    def run_id_of(self, row: view.TrialRow) -> str | None:
         return row.trial.run_id
 
     def context(self) -> Context:
@@ -103,7 +92,7 @@ class StudyScreen(ListingPage[TrialRow]):
         words = [word for each in assignments(row.trial.params) for word in ("--set", each)]
         return [Copyable("the trial's parameters", clean(shlex.join(words))), *super().copyable()]
 
-    def make_listing(self) -> Listing[TrialRow]:
+    def make_listing(self) -> Listing[view.TrialRow]:
         page, runs = self.study, self.snapshot.runs
         if page is None:
             words = "No study yet. N starts one from a file; gputui study run PROFILE --grid lr=0.1,0.01 tries a grid."
@@ -111,23 +100,23 @@ class StudyScreen(ListingPage[TrialRow]):
             return Listing("TRIALS", (), (), lambda row: row.trial.number, empty="reading…" if is_reading else words)
         progress = {row.run.run_id: row.progress for row in runs}
         states = {row.run.run_id: row.run.state for row in runs}
-        return trial_listing(page, trial_rows(page, progress, self.table, states), self.table)
+        return view.trial_listing(page, view.trial_rows(page, progress, self.table, states), self.table)
 
     # --- drawing
 
     def draw(self, width: int, height: int) -> None:
         page, inner = self.study, self.inner_width(width)
-        self.head.show([self.page_head([] if page is None else study_title(page), width)])
+        self.head.show([self.page_head([] if page is None else view.study_title(page), width)])
         left = height - 1 - self.draw_frame(width)
         if page is None:
             self.list.show(self.list_lines(width, left), height=left)
             self.detail.fit([])
             return
         self.keep_cursor()
-        top = result_lines(page, width)
+        top = view.result_lines(page, width)
         if height >= STUDIES_HEIGHT and len(page.known) > 1:
-            top += self.framed(study_lines(page, inner, STUDIES_MOST), width)
-        detail = detail_lines(self.current, self.snapshot.at, inner)
+            top += self.framed(view.study_lines(page, inner, STUDIES_MOST), width)
+        detail = view.detail_lines(self.current, self.snapshot.at, inner)
         detail = self.framed(detail, width) if left - len(top) >= LIST_LEAST + 3 else []
         left -= len(detail)
         self.list.show([*top, *self._body(page, width, left - len(top))], height=left)
@@ -148,7 +137,7 @@ class StudyScreen(ListingPage[TrialRow]):
 
     def _pictures(self, page: StudyPage, width: int, height: int) -> list[Line]:
         is_framed = self.inner_width(width) < width
-        return self.framed(picture_lines(page, self.table, self.inner_width(width), height - is_framed), width)
+        return self.framed(view.picture_lines(page, self.table, self.inner_width(width), height - is_framed), width)
 
     # --- actions
 
@@ -172,11 +161,11 @@ class StudyScreen(ListingPage[TrialRow]):
         """Show this study."""
         if study_id != self.study_id:
             self.study_id = study_id
-            self.table = TrialList(order=self.table.order, view=self.table.view)
+            self.table = view.TrialList(order=self.table.order, view=self.table.view)
 
     def do_study_view(self) -> None:
         page = self.study
-        views = ("values",) if page is None else views_of(page)
+        views = ("values",) if page is None else view.views_of(page)
         place_of = views.index(self.table.view) if self.table.view in views else -1
         self.table = replace(self.table, view=views[(place_of + 1) % len(views)])
 
