@@ -20,6 +20,7 @@ from gputui.ui.tui.actions import Scope
 from gputui.ui.tui.data.snapshot import Snapshot
 from gputui.ui.tui.layout.columns import Column, fit_line, rule, wrap
 from gputui.ui.tui.pages.file_list import FileListScreen
+from gputui.ui.tui.pages.study.view import goal_words
 
 if TYPE_CHECKING:
     # pydantic comes with these; they are imported where they are used, in a thread.
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from gputui.runs.spec import RunSpec
     from gputui.studies.spec import StudySpec
 
-POINTS_SHOWN = 4
 LEAST_ROWS = 4
 """Rows of files that the plan below leaves."""
 
@@ -99,13 +99,8 @@ def make_plan(
         checks = launch.check_first_trial(workspace, base, spec, situation, with_process=with_process)
     except (ProfileError, ResolveError) as error:
         return StudyPlan(path, problems=tuple(clean(line) for line in str(error).splitlines()))
-    goal = " and ".join(f"{one.direction} {one.metric}" for one in spec.objectives)
-    pruner = "" if spec.pruner.kind == "none" else f" · {spec.pruner.kind} pruner"
-    points = plan["first_points"]
-    details = [f"{goal} · {spec.method} over {', '.join(spec.tuned)}{pruner}"]
-    details += [f"trial {number}: {launch.point_words(point)}" for number, point in enumerate(points[:POINTS_SHOWN])]
-    if len(points) > POINTS_SHOWN:
-        details.append("…")
+    details = [f"{goal_words(spec)} · over {', '.join(spec.tuned)}"]
+    details += [f"trial {number}: {launch.point_words(point)}" for number, point in enumerate(plan["first_points"][:4])]
     details.append(launch.plan_cost(plan))
     return StudyPlan(
         path,

@@ -22,7 +22,7 @@ from gputui.store.run_states import RunState
 from gputui.store.studies import StudyState, TrialRecord, TrialState
 from gputui.studies import pictures
 from gputui.studies.analysis import best_trial, by_objective, counted, ranked
-from gputui.studies.spec import Objective
+from gputui.studies.spec import Objective, StudySpec
 from gputui.ui.tui.data.progress import LOSS
 from gputui.ui.tui.data.snapshot import Progress, StudyPage, StudyRow
 from gputui.ui.tui.layout.charts import SHAPES
@@ -277,18 +277,22 @@ def study_title(page: StudyPage) -> list[Span]:
 
 def result_lines(page: StudyPage, width: int) -> list[Line]:
     """What is searched for and how; trials, best value and cost; the study's reason and trouble."""
-    spec, study = page.spec, page.study
-    better = {"minimize": "lower is better", "maximize": "higher is better"}
-    goal = " and ".join(f"{clean(one.metric)}, {better[one.direction]}" for one in spec.objectives)
-    has_pruner = spec.pruner.kind != "none" and spec.pbt is None
-    how = spec.method + f", {spec.pruner.kind} pruner" * has_pruner
+    study = page.study
     finished = f" · {clean(study.reason or '')}" if study.state is StudyState.FINISHED else ""
-    lines = [fitting(_results(page), width)]
-    lines.append(fitting([[(f" {goal}", "text")], [(f" · {how}", "dim")], [(finished, "dim")]], width))
+    goal: list[Span] = [(f" {goal_words(page.spec)}", "text"), (finished, "dim")]
+    lines = [fitting(_results(page), width), fit_line(goal, width)]
     of_state = "bad" if study.state is StudyState.FAILED else "warn" if not study.state.is_over else "dim"
     for text, style in (("" if finished else study.reason, of_state), (study.trouble, "bad")):
         lines += [fit_line([(f" {part}", style)], width) for part in wrap(clean(text or ""), width - 2)][:2]
     return lines
+
+
+def goal_words(spec: StudySpec) -> str:
+    """``val/loss, lower is better · random, median pruner``."""
+    better = {"minimize": "lower is better", "maximize": "higher is better"}
+    goal = " and ".join(f"{clean(one.metric)}, {better[one.direction]}" for one in spec.objectives)
+    has_pruner = spec.pruner.kind != "none" and spec.pbt is None
+    return f"{goal} · {spec.method}" + f", {spec.pruner.kind} pruner" * has_pruner
 
 
 def _results(page: StudyPage) -> list[list[Span]]:
