@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, NamedTuple, TypeVar, cast
 
-from textual import events
+from textual import events, on
 from textual.app import ComposeResult
 
 from gputui.core.text import cell_width, clip
@@ -94,14 +94,12 @@ class Dialog(Overlay[Answer | None]):
             self.edit = edit
             self.edited()
 
-    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+    @on(events.MouseScrollDown)
+    @on(events.MouseScrollUp)
+    def wheel_turned(self, event: events.MouseEvent) -> None:
+        """Scroll the content."""
         event.stop()
-        self.scroll(1)
-        self.draw()
-
-    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        event.stop()
-        self.scroll(-1)
+        self.scroll(1 if isinstance(event, events.MouseScrollDown) else -1)
         self.draw()
 
     def on_click(self, event: events.Click) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 from msgspec import Struct
-from msgspec.structs import replace
 
 from gputui.core.text import cell_width
 from gputui.metrics.draw.raster import Span
+
+_SAME = {"ctrl+h": "backspace", "ctrl+a": "home", "ctrl+e": "end"}
 
 
 class LineEdit(Struct, frozen=True):
@@ -28,29 +31,14 @@ class LineEdit(Struct, frozen=True):
 
     def press(self, key: str) -> LineEdit | None:
         """The edit after an editing key; None for other keys."""
-        text, cursor = self.text, self.cursor
-        if key in ("backspace", "ctrl+h"):
-            return LineEdit(text[: max(0, cursor - 1)] + text[cursor:], max(0, cursor - 1))
-        if key == "delete":
-            return replace(self, text=text[:cursor] + text[cursor + 1 :])
-        if key == "left":
-            return replace(self, cursor=max(0, cursor - 1))
-        if key == "right":
-            return replace(self, cursor=min(len(text), cursor + 1))
-        if key in ("home", "ctrl+a"):
-            return replace(self, cursor=0)
-        if key in ("end", "ctrl+e"):
-            return replace(self, cursor=len(text))
-        if key == "ctrl+u":
-            return LineEdit(text[cursor:], 0)
-        if key == "ctrl+k":
-            return LineEdit(text[:cursor], cursor)
-        if key == "ctrl+w":
-            start = len(text[:cursor].rstrip())
-            while start > 0 and not text[start - 1].isspace():
-                start -= 1
-            return LineEdit(text[:start] + text[cursor:], start)
-        return None
+        before, behind = self.text[: self.cursor], self.text[self.cursor :]
+        changed = {
+            "backspace": (before[:-1], behind), "delete": (before, behind[1:]),
+            "left": (before[:-1], before[-1:] + behind), "right": (before + behind[:1], behind[1:]),
+            "home": ("", before + behind), "end": (before + behind, ""), "ctrl+u": ("", behind),
+            "ctrl+k": (before, ""), "ctrl+w": (re.sub(r"\S*\s*$", "", before), behind),
+        }.get(_SAME.get(key, key))  # fmt: skip
+        return None if changed is None else LineEdit("".join(changed), len(changed[0]))
 
     def typed(self, key: str, character: str | None) -> LineEdit | None:
         """The edit after a key that edits or types ``character``; None for other keys."""

@@ -171,19 +171,15 @@ class ActionScreen(Screen[None]):
             for _ in range(abs(by)):
                 self.shell.perform(name)
 
-    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+    @on(events.MouseScrollDown)
+    @on(events.MouseScrollUp)
+    def wheel_turned(self, event: events.MouseEvent) -> None:
+        """Scroll what is below the pointer, which Textual resolves only for clicks."""
         event.stop()
-        self.wheel(self._under(event), WHEEL_LINES)
-
-    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        event.stop()
-        self.wheel(self._under(event), -WHEEL_LINES)
-
-    def _under(self, event: events.MouseEvent) -> Widget | None:
-        """The widget below the pointer, which Textual resolves only for clicks."""
+        pane = None
         with suppress(NoWidget):
-            return self.get_widget_at(*event.screen_offset)[0]
-        return None
+            pane = self.get_widget_at(*event.screen_offset)[0]
+        self.wheel(pane, WHEEL_LINES if isinstance(event, events.MouseScrollDown) else -WHEEL_LINES)
 
     @on(events.Click, "#footer")
     def footer_clicked(self, event: events.Click) -> None:
