@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from itertools import zip_longest
-from typing import NamedTuple, get_args
+from typing import get_args
 
 from gputui.core.text import cell_width, clean, fit
 from gputui.metrics.draw.parts import Line
@@ -32,31 +33,26 @@ _GAP: Span = ("   ", "text")
 # --- the footer
 
 
-class FooterPart(NamedTuple):
-    """An action's key and label from the cell ``start`` on, with what follows."""
-
-    action: str
-    start: int
-    spans: list[Span]
-
-
 def footer_line(context: Context, width: int) -> Line:
     """The keys, dim if not possible now, and at the right end the lag of the connection."""
-    parts = footer_parts(context, width)
-    left: list[Span] = [(" ", "text"), *(span for part in parts for span in part.spans)]
+    left: list[Span] = [(" ", "text"), *(span for _, spans in footer_parts(context, width) for span in spans)]
     return between(left, _connection_spans(context), width)
 
 
 def footer_action(context: Context, width: int, x: int) -> str | None:
     """The name of the action in the footer's cell ``x``."""
-    return next((part.action for part in reversed(footer_parts(context, width)) if part.start <= x), None)
+    for name, spans in footer_parts(context, width):
+        x -= _size(spans)
+        if x < 1:
+            return name
+    return None
 
 
-def footer_parts(context: Context, width: int) -> list[FooterPart]:
+def footer_parts(context: Context, width: int) -> list[tuple[str, list[Span]]]:
     """The actions that fit: those of the page, those that lead to others, and those at every width."""
     actions = _shown_actions(context)
     # Two bars take a cell more than the gaps that they replace; the last action has no gap.
-    room = width - 1 - sum(cell_width(text) for text, _ in _connection_spans(context))
+    room = width - 1 - _size(_connection_spans(context))
     kept = set()
     for action in sorted(actions, key=_drop_rank):
         room -= cell_width(f"{context.key_word(action)} {action.label}  ")
@@ -64,18 +60,19 @@ def footer_parts(context: Context, width: int) -> list[FooterPart]:
             break
         kept.add(action.name)
     actions = [action for action in actions if action.name in kept]
-    parts: list[FooterPart] = []
-    x = 1
+    parts: list[tuple[str, list[Span]]] = []
     for action, following in zip_longest(actions, actions[1:]):
         is_possible = action.why_not(context) is None
         has_bar = following is not None and _group(action) != _group(following)
         gap = "" if following is None else " " if has_bar else "  "
-        spans = [(context.key_word(action), "key" if is_possible else "dim"),
-                 (f" {action.label}{gap}", "text" if is_possible else "dim"),
-                 ("│ " if has_bar else "", "dim")]  # fmt: skip
-        parts.append(FooterPart(action.name, x, spans))
-        x += sum(cell_width(text) for text, _ in spans)
+        spans: list[Span] = [(context.key_word(action), "key" if is_possible else "dim"),
+                             (f" {action.label}{gap}", "text" if is_possible else "dim")]  # fmt: skip
+        parts.append((action.name, [*spans, ("│ ", "dim")] if has_bar else spans))
     return parts
+
+
+def _size(spans: Sequence[Span]) -> int:
+    return sum(cell_width(text) for text, _ in spans)
 
 
 def message_lines(text: str, kind: str, width: int, most: int = 3) -> list[Line]:
@@ -99,8 +96,8 @@ def _shown_actions(context: Context) -> list[Action]:
     ]
     if context.past_at is not None:
         shown[1:1] = [action for action in here if action.name in _TIME_ACTIONS]
-    return sorted(shown, key=lambda action: (_group(action), action.name in ALWAYS_SHOWN and
-                                             1 + ALWAYS_SHOWN.index(action.name)))  # fmt: skip
+    ends = {name: number for number, name in enumerate(ALWAYS_SHOWN, 1)}
+    return sorted(shown, key=lambda action: (_group(action), ends.get(action.name, 0)))
 
 
 def _group(action: Action) -> int:
