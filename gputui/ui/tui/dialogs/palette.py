@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import ClassVar, TypeVar
 
+from msgspec.structs import replace
 from textual.app import ComposeResult
 
 from gputui.core.text import cell_width, clean, clip
+from gputui.core.units import count_of
 from gputui.metrics.draw.parts import Line
 from gputui.ui.tui.actions import actions_in
 from gputui.ui.tui.dialogs.settings import ITEMS
@@ -116,16 +118,9 @@ def choices(shell: Shell, page: ActionScreen) -> list[Choice]:
             trials[study_id] = trials.get(study_id, 0) + 1
         found.append(Choice(f"Run {clean(run.run_id)}", run_sign(run.state).word, partial(shell.open_run, run.run_id),
                             name=run.run_id, kind="run", after=study_id or ""))  # fmt: skip
-    found += [
-        Choice(
-            f"Study {clean(study_id)}",
-            f"{count} trials",
-            partial(shell.open_study, study_id),
-            name=study_id,
-            kind="study",
-        )
-        for study_id, count in trials.items()
-    ]
+    for study_id, count in trials.items():
+        choice = Choice(f"Study {clean(study_id)}", count_of(count, "trial"), partial(shell.open_study, study_id))
+        found.append(replace(choice, name=study_id, kind="study"))
     for gpu in snapshot.gpus:
         users = gpu.run_ids or [process.user or "?" for process in (gpu.processes or ())[:2]]
         who = ", ".join(users) or ("free" if is_free(gpu) else "in use")
