@@ -36,13 +36,9 @@ def key_word(key: str, *, is_ascii: bool = False) -> str:
 
 def key_name(word: str) -> str | None:
     """Textual's name of a key as the settings have it (``ctrl+p``, ``?``); None for no such key."""
-    *modifiers, key = word.split("+") if word not in ("+",) and not word.endswith("++") else [word]
-    if word.endswith("++") and word != "+":
-        modifiers, key = word[:-2].split("+"), "+"
-    if any(each not in _MODIFIERS for each in modifiers):
-        return None
-    if key in _SIGNS:
-        key = _SIGNS[key]
-    elif not (len(key) == 1 and key.isalnum()) and key not in NAMED and key not in _SIGNS.values():
-        return None
-    return "+".join([*modifiers, key])
+    # The last character is never a separator: ctrl++.
+    head, _, rest = word[:-1].rpartition("+")
+    modifiers, key = head.split("+") if head else [], rest + word[-1:]
+    key = _SIGNS.get(key, key)
+    is_known = (len(key) == 1 and key.isalnum()) or key in NAMED or key in _SIGNS.values()
+    return "+".join([*modifiers, key]) if is_known and set(modifiers) <= _MODIFIERS.keys() else None

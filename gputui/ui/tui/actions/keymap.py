@@ -45,7 +45,9 @@ def resolve(wanted: Mapping[str, str]) -> Keys:
     # A wish for one page overrides one for all.
     for name, words in sorted(wanted.items(), key=lambda item: "." in item[0]):
         page, _, wished = name.rpartition(".")
-        places = [scope for scope in get_args(Scope) if page in ("", scope) and wished in _names(scope)]
+        places = [
+            scope for action in ACTIONS if action.name == wished for scope in action.scopes if page in ("", scope)
+        ]
         keys = [key_name(word) for word in words.split()]
         if any(key is not None and "+" not in key and key not in NAMED for key in keys):
             typing, places = places, [scope for scope in places if scope not in TYPING]
@@ -63,10 +65,6 @@ def resolve(wanted: Mapping[str, str]) -> Keys:
         del changed[place]
         refused.append(f"keys: {place[1]} cannot have {key}: on the {place[0]} page that is {other}.")
     return Keys(changed, tuple(refused))
-
-
-def _names(scope: Scope) -> set[str]:
-    return {action.name for action in actions_in(scope)}
 
 
 def _clash(changed: Mapping[tuple[Scope, str], tuple[str, ...]]) -> tuple[tuple[Scope, str], str, str] | None:
