@@ -125,7 +125,6 @@ _ROWS: tuple[list[Action], ...] = (
     # the page of processes
     row("process_detail", "enter i", "detail", "Process details", PROCESSES, why.needs_process),
     row("signal", "s", "signal", "Send a signal to the process", PROCESSES, why.can_signal),
-    minor("kill", "K", "kill", "Kill the process", PROCESSES, why.can_signal),
     row("environment", "e", "environment", "Process environment", PROCESSES, why.needs_process),
     row("process_run", "r l right", "run", "Open the run of the process", PROCESSES, why.needs_run),
     row("process_tree", "v", "tree", "Processes as a tree, or a list", PROCESSES),
@@ -143,7 +142,7 @@ _ROWS: tuple[list[Action], ...] = (
     row("hide", "space", "hide", "Hide or show the curve of the run", COMPARE, why.needs_run),
     minor("leave_out", "d delete", "leave out", "Take the run out", COMPARE, why.needs_run),
     row("sort", "o", "sort", "Sort by best, last, steps, time, a parameter, or as chosen", COMPARE),
-    minor("reverse", "O", "reverse", "Reverse the sort order", ("compare", "processes")),
+    minor("reverse", "O", "reverse", "Reverse the sort order", COMPARE),
     minor("params", "i", "parameters", "The parameters that differ", COMPARE, why.needs_run),
     minor("code", "e", "code", "How its code differs", COMPARE, why.needs_run),
     minor("group", "", "group", "Group the runs by a parameter that differs", COMPARE),

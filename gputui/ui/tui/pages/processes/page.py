@@ -103,10 +103,6 @@ class ProcessesScreen(ListingPage[view.ProcessRow]):
         self.changed()
         return True
 
-    def do_reverse(self) -> None:
-        self.table = replace(self.table, is_reversed=not self.table.is_reversed)
-        self.changed()
-
     def do_process_tree(self) -> None:
         self.table = replace(self.table, is_tree=not self.table.is_tree)
         self.changed()
@@ -139,13 +135,6 @@ class ProcessesScreen(ListingPage[view.ProcessRow]):
 
         # Reading it blocks while the process is stuck in the kernel.
         self.in_thread(lambda: environment_texts(row.pid, row.start_ticks), show)
-
-    def do_kill(self) -> None:
-        row = self.current
-        if row is not None:
-            about, warning = _about(row)
-            text = f"{about} It is killed at once (SIGKILL), without a chance to save. {warning}"
-            self.shell.confirmed(f"Kill process {row.pid}?", text, lambda: self._send(row, signal.SIGKILL))
 
     def do_signal(self) -> None:
         row = self.current

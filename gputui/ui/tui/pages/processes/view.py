@@ -87,7 +87,6 @@ class ProcessesState(ListState, frozen=True):
     """State of the list beyond the snapshot."""
 
     order: ProcessOrder = ORDERS[0]
-    is_reversed: bool = False
     is_tree: bool = False
     grouping: Grouping = ""
 
@@ -145,7 +144,8 @@ def arranged(rows: Sequence[ProcessRow], state: ProcessesState) -> list[ListSect
     """The rows that match the filter, sorted, in groups, and as a tree if ``state`` says so."""
     words = state.filter_text.lower().split()
     matching = [row for row in rows if all(word in _haystack(row) for word in words)]
-    found = _sorted(matching, state.order.key, reverse=state.is_reversed)
+    key = state.order.key
+    found = sorted(matching, key=lambda row: (key(row) is None, key(row) or 0, row.pid))
     groups: dict[tuple[bool, tuple[int, ...], str], list[ProcessRow]] = {}
     for row in found:
         groups.setdefault(_group(row, state.grouping), []).append(row)
@@ -169,15 +169,6 @@ def _haystack(row: ProcessRow) -> str:
     gpus = " ".join(f"gpu{index}" for index in row.gpus)
     idle = "idle" if row.idle_seconds is not None else ""
     return f"{row.pid} {row.user or ''} {row.command or ''} {row.run_id or ''} {rank} {gpus} {idle}".lower()
-
-
-def _sorted(
-    rows: Sequence[ProcessRow], key: Callable[[ProcessRow], float | str | None], *, reverse: bool
-) -> list[ProcessRow]:
-    by_pid = sorted(rows, key=lambda row: row.pid)
-    known = [(value, row) for row in by_pid if (value := key(row)) is not None]
-    known.sort(key=lambda pair: pair[0], reverse=reverse)
-    return [row for _, row in known] + [row for row in by_pid if key(row) is None]
 
 
 def _as_tree(rows: Sequence[ProcessRow]) -> list[ProcessRow]:
@@ -223,7 +214,6 @@ def listing(
 ) -> Listing[ProcessRow]:
     """The list. ``rows`` are all processes, ``sections`` those that the filter leaves."""
     words = [f"PROCESSES {state.order.words}" if snapshot.processes is not None else "PROCESSES"]
-    words[0] += " upwards" * state.is_reversed
     words += ["as a tree"] * state.is_tree
     words += [{"gpu": "per GPU", "run": "per run"}[state.grouping]] if state.grouping else []
     colours = {row.run.run_id: run_style(row.run) for row in snapshot.runs}
