@@ -8,7 +8,7 @@ from typing import get_args
 import msgspec
 from msgspec import Struct
 
-from gputui.ui.tui.actions import Action, Scope, actions_in
+from gputui.ui.tui.actions import ACTIONS, Action, Scope, actions_in
 from gputui.ui.tui.actions.key_names import NAMED, key_name
 
 TYPING: tuple[Scope, ...] = ("profiles", "launch", "study_files")
