@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
@@ -43,8 +43,7 @@ class StudyFileRow(NamedTuple):
 
 
 class StudyPlan(Struct, frozen=True):
-    """What a file would start in words and as specifications, or its ``problems``. ``is_checked``:
-    the checks of the first trial that start a process were made."""
+    """What a file would start in words and as specifications, or its ``problems``."""
 
     path: Path
     head: str = ""
@@ -53,7 +52,6 @@ class StudyPlan(Struct, frozen=True):
     spec: StudySpec | None = None
     base: RunSpec | None = None
     source: str = ""
-    is_checked: bool = False
 
 
 def study_file_rows(workspace: Workspace, cwd: Path) -> list[StudyFileRow]:
@@ -110,7 +108,6 @@ def make_plan(
         spec,
         base,
         found.source,
-        with_process,
     )
 
 
@@ -126,8 +123,6 @@ class ChooseStudyScreen(FileListScreen[StudyFileRow]):
         super().__init__()
         self._plans: dict[Path, StudyPlan] = {}
         self._planning: Path | None = None
-        self._wanted: Path | None = None
-        self._confirmed: Path | None = None
 
     def on_mount(self) -> None:
         workspace = self.shell.workspace
@@ -147,43 +142,32 @@ class ChooseStudyScreen(FileListScreen[StudyFileRow]):
 
     # --- the plan
 
-    def _plan_next(self) -> None:
-        """Make the plan of the chosen file, unless one is being made."""
-        path = self.chosen
-        if path is None or path in self._plans or self._planning is not None or not path.is_file():
-            return
-        self._planning = path
-        self._plan(path, with_process=False)
-
-    def _plan(self, path: Path, *, with_process: bool) -> None:
+    def _plan(self, path: Path, take: Callable[[StudyPlan], None], *, with_process: bool) -> None:
         workspace, situation = self.shell.workspace, _situation(self.snapshot)
         make = partial(make_plan, path, workspace, Path.cwd(), situation, with_process=with_process)
-        self.in_thread(make, self._take_plan)
+        self.in_thread(make, take)
 
     def _take_plan(self, plan: StudyPlan) -> None:
+        self._planning = None
         self._plans[plan.path] = plan
-        if plan.is_checked or plan.problems:
-            self._planning = None
-        else:
-            self._plan(plan.path, with_process=True)
-        if self._wanted == plan.path:
-            self.take(plan.path)
-        if self._confirmed == plan.path:
-            self._start(plan.path)
         self.changed()
 
     def foot(self, width: int, height: int) -> list[Line]:
         """What the chosen file would start."""
-        self._plan_next()
         path = self.chosen
-        if path is None or path not in self._plans:
-            return [] if path is None else [rule("WHAT IT STARTS", width), fit_line([("  checking…", "dim")], width)]
-        plan = self._plans[path]
+        if path is None or not path.is_file():
+            return []
         lines = [rule("WHAT IT STARTS", width)]
+        plan = self._plans.get(path)
+        if plan is None:
+            if self._planning is None:
+                self._planning = path
+                self._plan(path, self._take_plan, with_process=False)
+            return [*lines, fit_line([("  checking…", "dim")], width)]
         texts = [(" ", "text", plan.head), *(("   ", "dim", detail) for detail in plan.details)]
         texts += [(" ✗ ", "bad", problem) for problem in plan.problems]
         if not plan.problems:
-            texts.append((" ✓ ", "good", "checked") if plan.is_checked else ("   ", "dim", "checking…"))
+            texts.append((" ✓ ", "good", "checked"))
         for lead, style, text in texts:
             for number, part in enumerate(wrap(text, width - 4)):
                 shown = "text" if lead == " ✗ " else "dim" if lead == " ✓ " else style
@@ -193,28 +177,25 @@ class ChooseStudyScreen(FileListScreen[StudyFileRow]):
     # --- starting
 
     def take(self, path: Path) -> None:
-        """Ask whether to start the study of a file, as soon as its plan is made."""
+        """Ask whether to start the study of a file."""
         plan = self._plans.get(path)
-        self._wanted = path if plan is None else None
         if plan is None:
-            return
-        if plan.problems:
+            self.shell.say("Still checking; a moment.")
+        elif plan.problems:
             self.shell.say(plan.problems[0], "warning")
         else:
-            self.shell.confirmed("Start the study", f"Start {plan.head}?", lambda: self._start(path))
+            self.shell.confirmed("Start the study", f"Start {plan.head}?", lambda: self._check(path))
 
-    def _start(self, path: Path) -> None:
-        """Start the study of a file, as soon as its first trial is checked."""
-        plan, workspace = self._plans[path], self.shell.workspace
-        self._confirmed = None if plan.is_checked or plan.problems else path
-        if plan.problems:
-            self.shell.say(plan.problems[0], "error")
+    def _check(self, path: Path) -> None:
+        """Make the checks that start a process, then start the study."""
+        self.shell.say("Checking the first trial…")
+        self._plan(path, self._start, with_process=True)
+
+    def _start(self, plan: StudyPlan) -> None:
+        workspace, spec, base = self.shell.workspace, plan.spec, plan.base
+        if plan.problems or spec is None or base is None:
+            self.shell.say(next(iter(plan.problems), ""), "error")
             return
-        if not plan.is_checked:
-            self.shell.say("Checking the first trial…")
-            return
-        spec, base = plan.spec, plan.base
-        assert spec is not None and base is not None
         self.pop_until_active()
         self.app.pop_screen()
         self.shell.ask_by(
