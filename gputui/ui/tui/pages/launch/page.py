@@ -85,8 +85,7 @@ class LaunchScreen(ListingPage[Field]):
         if entry is None:
             return [(" · reading its file…", "dim")]
         description = "" if entry.profile is None else clean(entry.profile.description)
-        source = "comes with gputui" if entry.source == "shipped" else clean(str(entry.path))
-        return [(f" {clean(entry.name)}", "accent"), (f" · {description or source}", "dim")]
+        return [(f" {clean(entry.name)}", "accent"), (f" · {description or clean(str(entry.path))}", "dim")]
 
     def draw(self, width: int, height: int) -> None:
         rows, inner, plan = height - 1 - self.draw_frame(width), self.inner_width(width), self.plan
