@@ -93,7 +93,8 @@ class MenuScreen(ListDialog[MenuItem]):
             item = self.items[number]
             styles = ("key", "text") if item.why_not is None else ("dim", "dim")
             label = [(f"{item.key}  ", styles[0]), (f"{item.label:<{label_width}}", styles[1])]
-            lines.append(self.row(number, fit_line([*label, (item.why_not or item.words, "dim")], width - 2)))
+            words = (item.why_not or item.words).removeprefix(f"{self._title} ")
+            lines.append(self.row(number, fit_line([*label, (words, "dim")], width - 2)))
         return Content(self._title, lines, "↵ or its key chooses   esc back")
 
 
