@@ -275,13 +275,8 @@ class LabelsScreen(FormScreen[dict[str, str | list[str]]]):
         except LabelError as error:
             return None, str(error)
         added, removed = (sorted(set(a) - set(b)) for a, b in ((new.tags, run.tags), (run.tags, new.tags)))
-        changes: dict[str, str | list[str]] = {}
-        if new.name != run.name:
-            changes["name"] = new.name
-        if added:
-            changes["add"] = added
-        if removed:
-            changes["remove"] = removed
-        if new.note != (run.note or ""):
-            changes["note"] = new.note
-        return changes, self._HELP[self.place]
+        wanted: dict[str, tuple[str | list[str], str | list[str]]] = {
+            "name": (new.name, run.name), "note": (new.note, run.note or ""),
+            "add": (added, []), "remove": (removed, []),
+        }  # fmt: skip
+        return {name: text for name, (text, before) in wanted.items() if text != before}, self._HELP[self.place]
