@@ -225,6 +225,7 @@ class LaunchScreen(ListingPage[Field]):
     def do_choose_gpus(self) -> None:
         """Choose GPUs from a table with their occupants."""
         if not self.form.fields:
+            self.shell.say(self._blocked_by() or "", "warning")
             return
         asked = self.plan.spec.gpus if self.plan is not None and self.plan.spec is not None else None
 
