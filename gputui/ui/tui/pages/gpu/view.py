@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from gputui.core.text import clean
-from gputui.core.units import UNKNOWN, celsius, count, duration, gibibytes, percent, watts
+from gputui.core.units import UNKNOWN, celsius, count, duration, gibibytes, percent, rate, watts
 from gputui.metrics.draw.chart import chart
 from gputui.metrics.draw.parts import Curve, Line, XAxis, YAxis
 from gputui.metrics.draw.raster import Span
 from gputui.store.attempts import JOULES_PER_KWH
 from gputui.store.hardware import GpuView
-from gputui.ui.tui.data.snapshot import GpuPage, Snapshot
+from gputui.ui.tui.data.snapshot import GpuPage, RankRow, Snapshot
 from gputui.ui.tui.layout.columns import bar_spans, between, fit_line, rule, wrap
 from gputui.ui.tui.layout.gpu_words import GpuRow, health, held_back, lost, pcie_link, traffic
 from gputui.ui.tui.layout.moments import right_end
@@ -113,9 +113,21 @@ def _run(row: GpuRow, page: GpuPage | None, now: float) -> Fact:
     if page is not None and page.leased_since is not None:
         held = max(0.0, now - page.leased_since)
         text += f", for {duration(held if held < 120 else held // 60 * 60)}"
-    if row.rank is not None and row.rank.is_slow:
+    if row.rank is None:
+        return Fact("run", text, "accent")
+    text += _progress(row.rank)
+    if row.rank.is_slow and row.rank.slowdown is not None:
         return Fact("run", f"{text}; slow: {row.rank.slowdown:.1f} times the median step", "warn")
     return Fact("run", text, "accent")
+
+
+def _progress(rank: RankRow) -> str:
+    text = "" if rank.step is None else f", step {count(rank.step)}"
+    if rank.step_seconds:
+        text += f", {rate(1 / rank.step_seconds)} step/s"
+    if rank.waiting_fraction is not None:
+        text += f", {percent(min(1.0, rank.waiting_fraction) * 100)} of it waiting for data"
+    return text
 
 
 def _gauges(gpu: GpuView, width: int) -> list[Line]:
@@ -159,6 +171,8 @@ def _values(gpu: GpuView) -> list[Fact]:
         ("memory temp", celsius(slow.get("memory_temperature_celsius"))),
         ("shuts down at", celsius(facts.get("temperature_shutdown_celsius"))),
         ("fan", percent(slow.get("fan_percent"))),
+        ("video encoder", percent(slow.get("encoder_percent"))),
+        ("video decoder", percent(slow.get("decoder_percent"))),
         ("SM clock", _in_unit(gpu.sm_clock_mhz, 1, "MHz")),
         ("memory clock", _in_unit(gpu.memory_clock_mhz, 1, "MHz")),
         ("state", UNKNOWN if gpu.performance_state is None else f"P{gpu.performance_state}"),
@@ -174,8 +188,10 @@ def _links(gpu: GpuView) -> list[Fact]:
     link = pcie_link(gpu)
     generation, lanes = gpu.facts.get("pcie_generation_max"), gpu.facts.get("pcie_width_max")
     best = "" if generation is None or lanes is None else f" of {generation}×{lanes}"
+    replays = gpu.slow.get("pcie_replays")
+    resent = f", {replays} packets sent again" if replays else ""
     facts = [
-        Fact("PCIe", f"{_plain(link)}{best}", "warn" if link[0][1] == "warn" else "text"),
+        Fact("PCIe", f"{_plain(link)}{best}{resent}", "warn" if link[0][1] == "warn" else "text"),
         Fact("PCIe B/s", _plain(traffic(gpu, "pcie"))),
     ]
     if gpu.slow.get("nvlink_received_bytes_per_second") is not None:
@@ -198,10 +214,12 @@ def _memory_errors(gpu: GpuView) -> list[Fact]:
 
 def _identity(gpu: GpuView) -> list[Fact]:
     facts = gpu.facts
+    readings = {"instant": "instantaneous power", "driver": "power averaged by the driver"}
     words = [f"PCI {facts['pci_bus_id']}"] if facts.get("pci_bus_id") else []
     words += [f"compute {facts['compute_capability']}"] if facts.get("compute_capability") else []
     for name, mode in (("persistence", facts.get("persistence_mode")), ("MIG", facts.get("mig_mode"))):
         words += [] if mode is None else [f"{name} {'on' if mode else 'off'}"]
+    words += [readings[facts["power_reading"]]] if facts.get("power_reading") in readings else []
     return [Fact("device", clean(", ".join(words)), "dim"), Fact("UUID", clean(gpu.uuid), "dim")]
 
 

@@ -85,7 +85,8 @@ class LaunchScreen(ListingPage[Field]):
         if entry is None:
             return [(" · reading its file…", "dim")]
         description = "" if entry.profile is None else clean(entry.profile.description)
-        return [(f" {clean(entry.name)}", "accent"), (f" · {description or clean(str(entry.path))}", "dim")]
+        source = "comes with gputui" if entry.source == "shipped" else clean(str(entry.path))
+        return [(f" {clean(entry.name)}", "accent"), (f" · {description or source}", "dim")]
 
     def draw(self, width: int, height: int) -> None:
         rows, inner, plan = height - 1 - self.draw_frame(width), self.inner_width(width), self.plan
