@@ -16,12 +16,37 @@ from gputui.ui.tui.layout.columns import Column, fit_line, head_line, place, row
 Row = TypeVar("Row")
 
 
+class RowOrder(NamedTuple, Generic[Row]):
+    """A sort order and the letter that chooses it. Rows whose ``key`` is None go to the end; without
+    a key the rows stay as they are."""
+
+    name: str
+    letter: str
+    words: str
+    key: Callable[[Row], float | str | None] | None = None
+
+    def sorted(self, rows: Sequence[Row]) -> list[Row]:
+        """The rows in this order; equal ones stay as they are."""
+        key = self.key
+        if key is None:
+            return list(rows)
+        values = [key(row) for row in rows]
+        places = sorted(range(len(rows)), key=lambda n: (values[n] is None, values[n] or 0))
+        return [rows[place] for place in places]
+
+
+def order_named(orders: Sequence[RowOrder[Row]], name: str) -> RowOrder[Row]:
+    """The order of this name; the first for an unknown name."""
+    return next((order for order in orders if order.name == name), orders[0])
+
+
 class ListState(Struct, frozen=True):
-    """The key of the row under the cursor, the number of the first item shown, and the filter."""
+    """The key of the row under the cursor, the number of the first item shown, the filter and the name of the order."""
 
     cursor: Any = None
     top: int = 0
     filter_text: str = ""
+    order: str = ""
 
 
 class ListSection(NamedTuple, Generic[Row]):

@@ -15,7 +15,7 @@ from gputui.metrics.draw.raster import Span
 from gputui.store.runs import Run
 from gputui.ui.tui.data.snapshot import Snapshot
 from gputui.ui.tui.layout.columns import between, box, fit_line, is_boxed
-from gputui.ui.tui.layout.lists import Listing, ListState
+from gputui.ui.tui.layout.lists import Listing, ListState, RowOrder, order_named
 from gputui.ui.tui.layout.moments import right_end
 from gputui.ui.tui.widgets.line_edit import LineEdit
 from gputui.ui.tui.widgets.page import ActionScreen
@@ -48,6 +48,9 @@ class ListPage(ActionScreen):
     table: Any
     page_rows = 1
     """Rows that a page key moves by."""
+    ORDERS: ClassVar[Sequence[RowOrder[Any]]] = ()
+    """The orders that `o` steps through; ``table.order`` is the name of one."""
+    _awaits_letter = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,6 +105,21 @@ class ListPage(ActionScreen):
     def do_page_down(self) -> None:
         self.move(max(1, self.page_rows))
 
+    # --- orders
+
+    def sort_by(self, order: RowOrder[Any]) -> None:
+        """Sort by this order."""
+        self.table = replace(self.table, order=order.name, top=0)
+        self.changed()
+
+    def do_sort(self) -> None:
+        """Sort by the next order; the following key may choose one by its letter."""
+        orders = self.ORDERS
+        place = orders.index(order_named(orders, self.table.order))
+        self.sort_by(orders[(place + 1) % len(orders)])
+        self._awaits_letter = True
+        self.shell.say("A letter chooses the order: " + " · ".join(f"{each.letter} {each.name}" for each in orders))
+
     # --- the filter
 
     @property
@@ -133,7 +151,13 @@ class ListPage(ActionScreen):
             self.set_filter(text)
 
     def take_key(self, event: events.Key) -> bool:
-        """Move the cursor while the filter is typed; else clear it with escape."""
+        """Choose an order by its letter, move the cursor while the filter is typed, or clear the filter."""
+        awaits, self._awaits_letter = self._awaits_letter, False
+        order = next((each for each in self.ORDERS if each.letter == event.key), None)
+        if awaits and order is not None and self.line is None:
+            self.shell.say("")
+            self.sort_by(order)
+            return True
         if self.line is not None and event.key in ("up", "down"):
             with self.shell.one_paint():
                 self.move(-1 if event.key == "up" else 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from msgspec.structs import replace
 
@@ -17,7 +17,7 @@ from gputui.ui.tui.data.snapshot import AlertsState, Interest, Moment
 from gputui.ui.tui.dialogs.questions import Silence, SilenceScreen
 from gputui.ui.tui.layout.alerts import SEVEREST_FIRST, SIGNS
 from gputui.ui.tui.layout.columns import Column, fit_line, rule, wrap
-from gputui.ui.tui.layout.lists import Listing, ListSection, ListState
+from gputui.ui.tui.layout.lists import Listing, ListSection, ListState, RowOrder
 from gputui.ui.tui.layout.words import dated_clock
 from gputui.ui.tui.widgets.list_page import ListingPage
 from gputui.ui.tui.widgets.page import Copyable
@@ -25,22 +25,15 @@ from gputui.ui.tui.widgets.page import Copyable
 DETAIL_LEAST, DETAIL_MOST = 4, 8
 
 
-class AlertsList(ListState, frozen=True):
-    """State of the list beyond the snapshot."""
-
-    order: Literal["severity", "time"] = "severity"
-
-
 class AlertsScreen(ListingPage[AlertView]):
     """A list of alerts, and below it the one under the cursor in full."""
 
     SCOPE: ClassVar[Scope] = "alerts"
     OPENS = "alert_run"
-
-    table: AlertsList
+    ORDERS = (RowOrder[AlertView]("severity", "s", "by severity"), RowOrder[AlertView]("time", "t", "by time"))
 
     def __init__(self) -> None:
-        super().__init__(AlertsList())
+        super().__init__(ListState(order="severity"))
 
     def interest(self) -> Interest:
         return Interest(alerts=True)
@@ -103,15 +96,11 @@ class AlertsScreen(ListingPage[AlertView]):
 
         self.app.push_screen(SilenceScreen(alert, self.snapshot.at), silence)
 
-    def do_sort(self) -> None:
-        order = "time" if self.table.order == "severity" else "severity"
-        self.table = replace(self.table, order=order, top=0)
-
 
 # --- the list
 
 
-def sections_of(alerts: AlertsState, state: AlertsList, now: float) -> list[ListSection[AlertView]]:
+def sections_of(alerts: AlertsState, state: ListState, now: float) -> list[ListSection[AlertView]]:
     """The filtered alerts: active ones in the chosen order, by severity the new ones first; then resolved ones."""
     words = state.filter_text.lower().split()
     active = [one for one in alerts.last if _matches(one, words)]

@@ -12,21 +12,16 @@ from textual.widget import Widget
 
 from gputui.metrics.draw.parts import Line
 from gputui.ui.tui.actions import Scope
+from gputui.ui.tui.data.snapshot import RunRow
 from gputui.ui.tui.layout.alerts import alert_strip
 from gputui.ui.tui.layout.columns import box, is_boxed
+from gputui.ui.tui.layout.lists import RowOrder, order_named
 from gputui.ui.tui.layout.strips import demo_line, gpu_totals, head_line
 from gputui.ui.tui.pages.overview.areas import Rows, Wanted, share_rows
 from gputui.ui.tui.pages.overview.charts import chart_panels
 from gputui.ui.tui.pages.overview.events import event_rows, events_panel
 from gputui.ui.tui.pages.overview.gpus import GpuCursor, GpuGrid, gpu_grid, gpu_height, gpu_panel
-from gputui.ui.tui.pages.overview.run_order import (
-    ORDERS,
-    RunOrder,
-    entry_id,
-    next_order,
-    order_named,
-    order_of_letter,
-)
+from gputui.ui.tui.pages.overview.run_order import ORDERS, entry_id
 from gputui.ui.tui.pages.overview.runs import RunsState, runs_panel
 from gputui.ui.tui.pages.overview.selection import OverviewCursor, Section
 from gputui.ui.tui.pages.processes.view import process_panel
@@ -43,6 +38,7 @@ class OverviewScreen(OverviewCursor):
     """GPUs, host, runs and events below each other. Actions apply to the GPU, run or event under the cursor."""
 
     SCOPE: ClassVar[Scope] = "overview"
+    ORDERS = ORDERS
 
     def __init__(self, *, is_folded: bool = False, order: str = "") -> None:
         super().__init__()
@@ -55,8 +51,7 @@ class OverviewScreen(OverviewCursor):
         self.events = Pane(id="events")
         self.lower = Container(self.processes, self.events, id="lower")
         self.is_folded = is_folded
-        self.table = RunsState(order=order_named(order).name)
-        self._awaits_letter = False
+        self.table = RunsState(order=order_named(ORDERS, order).name)
         self._grid = GpuGrid(1, 0, 0)
         self._is_beside = False
 
@@ -224,26 +219,9 @@ class OverviewScreen(OverviewCursor):
             if self.focus_at.section == "runs":
                 self.move(1)
 
-    def do_sort(self) -> None:
-        """Sort by the next order; the following key may choose one by its letter."""
-        self._sort(next_order(self.table.order))
-        self._awaits_letter = True
-        letters = " · ".join(f"{order.letter} {order.words.removeprefix('by ') or order.name}" for order in ORDERS)
-        self.shell.say(f"A letter chooses the order: {letters}")
-
-    def _sort(self, order: RunOrder) -> None:
-        self.table = replace(self.table, order=order.name, top=0)
+    def sort_by(self, order: RowOrder[RunRow]) -> None:
+        super().sort_by(order)
         self.shell.change(sort=order.name)
-        self.changed()
-
-    def take_key(self, event: events.Key) -> bool:
-        awaits, self._awaits_letter = self._awaits_letter, False
-        order = order_of_letter(event.key) if awaits and self.line is None else None
-        if order is None:
-            return super().take_key(event)
-        self.shell.say("")
-        self._sort(order)
-        return True
 
     def set_filter(self, text: str) -> None:
         super().set_filter(text)

@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from msgspec import Struct
 
 from gputui.ui.tui.data.snapshot import RunRow, StudyRow
+from gputui.ui.tui.layout.lists import RowOrder
 from gputui.ui.tui.layout.words import run_sign
-
-
-class RunOrder(NamedTuple):
-    """A sort order and the letter that chooses it. Runs whose ``key`` is None go to the end."""
-
-    name: str
-    letter: str
-    words: str
-    key: Callable[[RunRow], float | str | None] | None
 
 
 def _loss(row: RunRow) -> float | None:
@@ -31,43 +22,17 @@ def _negated(value: float | None) -> float | None:
     return None if value is None else -value
 
 
-ORDERS: tuple[RunOrder, ...] = (
-    RunOrder("state", "s", "", None),
-    RunOrder("newest", "n", "newest first", lambda row: -row.run.sequence),
-    RunOrder("name", "r", "by name", lambda row: row.run.run_id),
-    RunOrder("loss", "l", "by loss", _loss),
-    RunOrder("left", "e", "by time left", lambda row: row.progress.seconds_left),
-    RunOrder("pace", "p", "fastest first", lambda row: _negated(row.progress.steps_per_second)),
-    RunOrder("lost", "f", "by what failures cost", lambda row: _negated(row.cost.lost_seconds if row.cost else None)),
+ORDERS: tuple[RowOrder[RunRow], ...] = (
+    RowOrder("state", "s", "", None),
+    RowOrder("newest", "n", "newest first", lambda row: -row.run.sequence),
+    RowOrder("name", "r", "by name", lambda row: row.run.run_id),
+    RowOrder("loss", "l", "by loss", _loss),
+    RowOrder("left", "e", "by time left", lambda row: row.progress.seconds_left),
+    RowOrder("pace", "p", "fastest first", lambda row: _negated(row.progress.steps_per_second)),
+    RowOrder("lost", "f", "by what failures cost", lambda row: _negated(row.cost.lost_seconds if row.cost else None)),
 )
 """All orders, in the order in which a key steps through them. The first keeps that of the snapshot: active runs, the
 queue, ended runs."""
-
-
-def order_named(name: str) -> RunOrder:
-    """The order of this name; the first for an unknown name."""
-    return next((order for order in ORDERS if order.name == name), ORDERS[0])
-
-
-def order_of_letter(letter: str) -> RunOrder | None:
-    """The order that a letter chooses."""
-    return next((order for order in ORDERS if order.letter == letter), None)
-
-
-def next_order(name: str) -> RunOrder:
-    """The order after the one of this name."""
-    return ORDERS[(ORDERS.index(order_named(name)) + 1) % len(ORDERS)]
-
-
-def in_order(rows: Sequence[RunRow], name: str) -> list[RunRow]:
-    """The rows sorted; runs that lack the value stay in their order at the end."""
-    key = order_named(name).key
-    if key is None:
-        return list(rows)
-    known = [(value, row) for row in rows if (value := key(row)) is not None]
-    known.sort(key=lambda pair: pair[0])
-    ids = {row.run.run_id for _, row in known}
-    return [row for _, row in known] + [row for row in rows if row.run.run_id not in ids]
 
 
 def matching(rows: Sequence[RunRow], filter_text: str) -> list[RunRow]:

@@ -28,10 +28,11 @@ from gputui.ui.tui.layout.columns import (
     selected,
     styled_rule,
 )
+from gputui.ui.tui.layout.lists import order_named
 from gputui.ui.tui.layout.run_words import outlook, run_style, run_title, silent_seconds, tag_words
 from gputui.ui.tui.layout.sparklines import spark
 from gputui.ui.tui.layout.words import STUDY_SIGNS, run_sign, run_state_text
-from gputui.ui.tui.pages.overview.run_order import Entry, StudyEntry, entry_id, order_named
+from gputui.ui.tui.pages.overview.run_order import ORDERS, Entry, StudyEntry, entry_id
 
 
 class RunsState(Struct, frozen=True):
@@ -109,7 +110,7 @@ def _notes(snapshot: Snapshot, state: RunsState, *, has_keys: bool) -> list[Span
 def _heading(placed: Placed[_Shown], state: RunsState, notes: Sequence[Span], width: int) -> Line:
     """``RUNS ── STATE ── PROGRESS ── … queue paused ── 1–5 of 40``."""
     filter_words = f"/{clean(state.filter_text)}" if state.filter_text else ""
-    title = " ".join(filter(None, ("RUNS", order_named(state.order).words, filter_words)))
+    title = " ".join(filter(None, ("RUNS", order_named(ORDERS, state.order).words, filter_words)))
     return _with_heads(styled_rule(title, width, notes), placed, cell_width(f" {title} "))
 
 

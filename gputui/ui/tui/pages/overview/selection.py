@@ -13,7 +13,8 @@ from gputui.store.events import EventView
 from gputui.store.hardware import GpuView
 from gputui.store.runs import Run
 from gputui.ui.tui.actions import Context
-from gputui.ui.tui.pages.overview.run_order import Entry, StudyEntry, entry_id, in_order, matching, with_studies
+from gputui.ui.tui.layout.lists import order_named
+from gputui.ui.tui.pages.overview.run_order import ORDERS, Entry, StudyEntry, entry_id, matching, with_studies
 from gputui.ui.tui.pages.overview.runs import RunsState
 from gputui.ui.tui.widgets.list_page import ListPage, moved
 
@@ -49,7 +50,7 @@ class OverviewCursor(ListPage):
         """The filtered and sorted runs. Without a filter, studies stand for their trials."""
         snapshot, table = self.snapshot, self.table
         if self._entries[0] is not snapshot or self._entries[1:3] != (table.filter_text, table.order):
-            rows = in_order(matching(snapshot.runs, table.filter_text), table.order)
+            rows = order_named(ORDERS, table.order).sorted(matching(snapshot.runs, table.filter_text))
             found: list[Entry] = [*rows] if table.filter_text else with_studies(rows, snapshot.studies)
             self._entries = (snapshot, table.filter_text, table.order, found)
         return self._entries[3]

@@ -7,7 +7,6 @@ import threading
 from typing import ClassVar
 
 from msgspec.structs import replace
-from textual import events
 
 from gputui.core.redaction import Redactor, secrets_in
 from gputui.core.text import clean
@@ -31,13 +30,13 @@ class ProcessesScreen(ListingPage[view.ProcessRow]):
 
     SCOPE: ClassVar[Scope] = "processes"
     OPENS = "process_detail"
+    ORDERS = view.ORDERS
 
     table: view.ProcessesState
 
     def __init__(self) -> None:
         super().__init__(view.ProcessesState())
         self._awaited_gpu: int | None = None
-        self._awaits_letter = False
         self.rows: list[view.ProcessRow] = []
 
     def interest(self) -> Interest:
@@ -83,25 +82,6 @@ class ProcessesScreen(ListingPage[view.ProcessRow]):
             super().keep_cursor()
 
     # --- what is shown
-
-    def do_sort(self) -> None:
-        """Sort by the next order; the following key may choose one by its letter."""
-        place = view.ORDERS.index(self.table.order)
-        self.table = replace(self.table, order=view.ORDERS[(place + 1) % len(view.ORDERS)])
-        self._awaits_letter = True
-        letters = " · ".join(f"{order.letter} {order.words.removeprefix('by ')}" for order in view.ORDERS)
-        self.shell.say(f"Sorted {self.table.order.words}; a letter chooses: {letters}")
-        self.changed()
-
-    def take_key(self, event: events.Key) -> bool:
-        awaits, self._awaits_letter = self._awaits_letter, False
-        order = next((each for each in view.ORDERS if each.letter == event.key), None)
-        if not awaits or self.line is not None or order is None:
-            return super().take_key(event)
-        self.table = replace(self.table, order=order)
-        self.shell.say(f"Sorted {order.words}.")
-        self.changed()
-        return True
 
     def do_process_tree(self) -> None:
         self.table = replace(self.table, is_tree=not self.table.is_tree)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -17,7 +17,7 @@ from gputui.runs.processes import HostProcess
 from gputui.store.hardware import LOOK_BACK_SECONDS, GpuView, ProcessView
 from gputui.ui.tui.data.snapshot import Snapshot
 from gputui.ui.tui.layout.columns import Column, fit_line, rule, wrap
-from gputui.ui.tui.layout.lists import Listing, ListSection, ListState
+from gputui.ui.tui.layout.lists import Listing, ListSection, ListState, RowOrder, order_named
 from gputui.ui.tui.layout.process_words import script_of
 from gputui.ui.tui.layout.run_words import run_style
 
@@ -59,34 +59,25 @@ class ProcessRow(Struct, frozen=True):
         return self.pid, self.start_ticks
 
 
-class ProcessOrder(NamedTuple):
-    """A sort order and the letter that chooses it. Rows whose ``key`` is None go to the end."""
-
-    words: str
-    letter: str
-    key: Callable[[ProcessRow], float | str | None]
-
-
 def _down(value: float | None) -> float | None:
     return None if value is None else -value
 
 
-ORDERS: tuple[ProcessOrder, ...] = (
-    ProcessOrder("by GPU memory", "m", lambda row: _down(row.gpu_memory_bytes)),
-    ProcessOrder("by SM", "s", lambda row: _down(row.sm_percent)),
-    ProcessOrder("by CPU", "c", lambda row: _down(row.cpu_percent)),
-    ProcessOrder("by RAM", "r", lambda row: _down(row.memory_bytes)),
-    ProcessOrder("by PID", "p", lambda row: row.pid),
-    ProcessOrder("by user", "u", lambda row: row.user),
-    ProcessOrder("by time", "t", lambda row: _down(row.running_seconds)),
-    ProcessOrder("by command", "n", lambda row: row.command),
+ORDERS: tuple[RowOrder[ProcessRow], ...] = (
+    RowOrder("GPU memory", "m", "by GPU memory", lambda row: _down(row.gpu_memory_bytes)),
+    RowOrder("SM", "s", "by SM", lambda row: _down(row.sm_percent)),
+    RowOrder("CPU", "c", "by CPU", lambda row: _down(row.cpu_percent)),
+    RowOrder("RAM", "r", "by RAM", lambda row: _down(row.memory_bytes)),
+    RowOrder("PID", "p", "by PID", lambda row: row.pid),
+    RowOrder("user", "u", "by user", lambda row: row.user),
+    RowOrder("time", "t", "by time", lambda row: _down(row.running_seconds)),
+    RowOrder("command", "n", "by command", lambda row: row.command),
 )
 
 
 class ProcessesState(ListState, frozen=True):
     """State of the list beyond the snapshot."""
 
-    order: ProcessOrder = ORDERS[0]
     is_tree: bool = False
     grouping: Grouping = ""
 
@@ -144,8 +135,7 @@ def arranged(rows: Sequence[ProcessRow], state: ProcessesState) -> list[ListSect
     """The rows that match the filter, sorted, in groups, and as a tree if ``state`` says so."""
     words = state.filter_text.lower().split()
     matching = [row for row in rows if all(word in _haystack(row) for word in words)]
-    key = state.order.key
-    found = sorted(matching, key=lambda row: (key(row) is None, key(row) or 0, row.pid))
+    found = order_named(ORDERS, state.order).sorted(sorted(matching, key=lambda row: row.pid))
     groups: dict[tuple[bool, tuple[int, ...], str], list[ProcessRow]] = {}
     for row in found:
         groups.setdefault(_group(row, state.grouping), []).append(row)
@@ -213,7 +203,8 @@ def listing(
     snapshot: Snapshot, rows: Sequence[ProcessRow], sections: Sequence[ListSection[ProcessRow]], state: ProcessesState
 ) -> Listing[ProcessRow]:
     """The list. ``rows`` are all processes, ``sections`` those that the filter leaves."""
-    words = [f"PROCESSES {state.order.words}" if snapshot.processes is not None else "PROCESSES"]
+    order = order_named(ORDERS, state.order).words
+    words = [f"PROCESSES {order}" if snapshot.processes is not None else "PROCESSES"]
     words += ["as a tree"] * state.is_tree
     words += [{"gpu": "per GPU", "run": "per run"}[state.grouping]] if state.grouping else []
     colours = {row.run.run_id: run_style(row.run) for row in snapshot.runs}

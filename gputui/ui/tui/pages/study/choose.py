@@ -179,10 +179,13 @@ class ChooseStudyScreen(FileListScreen[StudyFileRow]):
     def take(self, path: Path) -> None:
         """Ask whether to start the study of a file."""
         plan = self._plans.get(path)
-        if plan is None:
+        problems = plan.problems if plan is not None else ()
+        if self.current is not None and self.current.problem:
+            problems = (self.current.problem,)
+        if problems:
+            self.shell.say(problems[0], "warning")
+        elif plan is None:
             self.shell.say("Still checking; a moment.")
-        elif plan.problems:
-            self.shell.say(plan.problems[0], "warning")
         else:
             self.shell.confirmed("Start the study", f"Start {plan.head}?", lambda: self._check(path))
 

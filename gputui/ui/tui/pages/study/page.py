@@ -17,7 +17,7 @@ from gputui.studies.analysis import ranked
 from gputui.ui.tui.actions import Context, Scope
 from gputui.ui.tui.data.snapshot import Interest, StudyPage
 from gputui.ui.tui.dialogs.questions import FormScreen
-from gputui.ui.tui.layout.lists import Listing
+from gputui.ui.tui.layout.lists import Listing, RowOrder
 from gputui.ui.tui.pages.study import view
 from gputui.ui.tui.widgets.list_page import ListingPage
 from gputui.ui.tui.widgets.page import Copyable
@@ -56,6 +56,7 @@ class StudyScreen(ListingPage[view.TrialRow]):
 
     SCOPE: ClassVar[Scope] = "studies"
     OPENS = "open"
+    ORDERS = (RowOrder[view.TrialRow]("number", "n", "by number"), RowOrder[view.TrialRow]("value", "v", "by value"))
 
     table: view.TrialList
 
@@ -168,9 +169,6 @@ class StudyScreen(ListingPage[view.TrialRow]):
         views = ("values",) if page is None else view.views_of(page)
         place_of = views.index(self.table.view) if self.table.view in views else -1
         self.table = replace(self.table, view=views[(place_of + 1) % len(views)])
-
-    def do_sort(self) -> None:
-        self.table = replace(self.table, order="value" if self.table.order == "number" else "number", top=0)
 
     def _ask(self, words: str, verb: str, **args: object) -> None:
         """Write a command about this study."""

@@ -61,7 +61,7 @@ _PALE = (TrialState.PRUNED, TrialState.STOPPED, TrialState.INFEASIBLE, TrialStat
 class TrialList(ListState, frozen=True):
     """State of the page beyond the snapshot."""
 
-    order: Literal["number", "value"] = "number"
+    order: str = "number"
     view: View = "values"
 
 

@@ -20,7 +20,7 @@ from gputui.ui.tui.data.snapshot import Snapshot
 from gputui.ui.tui.dialogs.questions import SignalScreen
 from gputui.ui.tui.layout.process_words import script_of
 from gputui.ui.tui.pages.processes.page import ProcessesScreen, environment_texts
-from gputui.ui.tui.pages.processes.view import ORDERS, ProcessesState, ProcessRow, arranged, process_panel, process_rows
+from gputui.ui.tui.pages.processes.view import ProcessesState, ProcessRow, arranged, process_panel, process_rows
 from tests.ui.tui import many_processes
 from tests.ui.tui.conftest import MakeApp
 from tests.ui.tui.filling import GIB, Filler
@@ -85,8 +85,7 @@ def test_orders_put_what_is_unknown_last() -> None:
     ]
 
     def pids(words: str) -> list[int]:
-        order = next(each for each in ORDERS if each.words == f"by {words}")
-        (section,) = arranged(rows, ProcessesState(order=order))
+        (section,) = arranged(rows, ProcessesState(order=words))
         return [row.pid for row in section.rows]
 
     assert pids("CPU") == [3, 1, 2] == pids("user") and pids("PID") == [1, 2, 3]
