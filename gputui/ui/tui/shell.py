@@ -95,13 +95,15 @@ class Shell(DisplayLayer[int], inherit_bindings=False):
 
     @contextmanager
     def one_paint(self) -> Iterator[None]:
-        """Postpone all paints inside the block, and paint the visible page once at its end."""
+        """Postpone all paints inside the block, and paint the visible page once at its end. A screen that
+        was opened or returned to there paints itself; the one below it must not delay it."""
+        top = self.screen_stack[-1]
         self._held_paints += 1
         try:
             yield
         finally:
             self._held_paints -= 1
-        if not self._held_paints:
+        if not self._held_paints and self.screen_stack[-1] is top:
             self.repaint()
 
     # --- sentences

@@ -25,6 +25,8 @@ from gputui.ui.tui.widgets.page import ActionScreen, Choice
 
 Thing = TypeVar("Thing")
 
+MORE_SECONDS = 0.1
+
 _WORD, _INSIDE, _BESIDE, _LETTERS = 1, 2, 3, 4
 
 
@@ -50,7 +52,8 @@ class PaletteScreen(ListDialog[Choice]):
         yield from super().compose()
 
     def on_mount(self) -> None:
-        self._page.in_thread(self._more, self._add)
+        # Reading files would delay the first paint.
+        self.set_timer(MORE_SECONDS, lambda: self._page.in_thread(self._more, self._add))
 
     def _add(self, more: Sequence[Choice]) -> None:
         current = self.found[self.place : self.place + 1]

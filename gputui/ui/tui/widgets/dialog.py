@@ -42,6 +42,7 @@ class Dialog(Overlay[Answer | None]):
         super().__init__()
         self.pane = Pane(id=self.PANE_ID)
         self.edit: LineEdit | None = None
+        self._drawn_size = self.app.size
 
     @property
     def shell(self) -> Shell:
@@ -70,7 +71,8 @@ class Dialog(Overlay[Answer | None]):
         yield self.pane
 
     def on_resize(self) -> None:
-        self.draw()
+        if self.app.size != self._drawn_size:
+            self.draw()
 
     def on_key(self, event: events.Key) -> None:
         event.stop()
@@ -112,7 +114,8 @@ class Dialog(Overlay[Answer | None]):
 
     def draw(self) -> None:
         """Draw the frame in the middle of the screen."""
-        width = min(self.WIDTH, self.app.size.width)
+        self._drawn_size = self.app.size
+        width = min(self.WIDTH, self._drawn_size.width)
         title, lines, note = self.content(width - 4)
         body: list[Line] = [[(" ", "text"), *fit_line(line, width - 4), (" ", "text")] for line in lines]
         shown = box([rule(title, width - 2), *body], width)
