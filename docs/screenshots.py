@@ -51,9 +51,9 @@ class Picture:
 
 
 PICTURES: dict[str, Picture] = {
-    "overview": Picture(120, 36),
+    "overview": Picture(120, 42),
     "overview-80x24": Picture(80, 24),
-    "run": Picture(150, 44, ("down", "enter")),
+    "run": Picture(150, 48, ("down", "enter")),
     "run-failed": Picture(110, 32, ("down", "down", "down", "down", "enter")),
     "compare": Picture(120, 36, ("down", "c")),
     "study": Picture(150, 36, ("S",)),

@@ -17,7 +17,7 @@ from gputui.ui.tui.actions import actions_in
 from gputui.ui.tui.dialogs.settings import ITEMS
 from gputui.ui.tui.layout.columns import between
 from gputui.ui.tui.layout.gpu_words import is_free
-from gputui.ui.tui.layout.words import run_sign
+from gputui.ui.tui.layout.words import sign_of
 from gputui.ui.tui.shell import Shell
 from gputui.ui.tui.widgets.dialog import Content, ListDialog
 from gputui.ui.tui.widgets.line_edit import LineEdit
@@ -119,7 +119,7 @@ def choices(shell: Shell, page: ActionScreen) -> list[Choice]:
         run, study_id = row.run, row.run.study_id
         if study_id is not None:
             trials[study_id] = trials.get(study_id, 0) + 1
-        found.append(Choice(f"Run {clean(run.run_id)}", run_sign(run.state).word, partial(shell.open_run, run.run_id),
+        found.append(Choice(f"Run {clean(run.run_id)}", sign_of(run).word, partial(shell.open_run, run.run_id),
                             name=run.run_id, kind="run", after=study_id or ""))  # fmt: skip
     for study_id, count in trials.items():
         choice = Choice(f"Study {clean(study_id)}", count_of(count, "trial"), partial(shell.open_study, study_id))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec import Struct
 
-from gputui.core.text import cell_width, clean, clip_middle
+from gputui.core.text import cell_width, clean, clip, clip_middle
 from gputui.core.units import UNKNOWN, age, byte_rate
 from gputui.machine.gpu_model import unseen_use
 from gputui.metrics.draw.raster import Span
@@ -93,15 +95,23 @@ def who(row: GpuRow, width: int) -> list[Span]:
     if not gpu.processes:
         return [("no visible process", "warn")]
     first = max(gpu.processes, key=lambda process: process.memory_bytes or 0)
+    more = "" if len(gpu.processes) == 1 else f" +{len(gpu.processes) - 1}"
     words = process_words(first)
     short = " ".join(words.split()[:3])
-    words = words if len(gpu.processes) == 1 else f"{short} +{len(gpu.processes) - 1}"
+    words = clip(words, max(cell_width(short), width - len(more))) + more
     idle = "" if row.parked_seconds is None else f" · idle {age(row.parked_seconds)}"
     # With its arguments, without them, or only the user.
     for name in (words, short, clean(first.user or words)):
         if idle and cell_width(name) + len(idle) <= width:
             return [(name, "text"), (idle, "warn")]
     return [(words, "text")]
+
+
+def with_indices(text: str, gpus: Sequence[GpuView]) -> str:
+    """A text in which GPUs have their index in place of their UUID."""
+    for gpu in gpus:
+        text = text.replace(gpu.uuid, f"GPU {gpu.index}")
+    return text
 
 
 def is_free(gpu: GpuView) -> bool:

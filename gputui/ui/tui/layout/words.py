@@ -28,6 +28,7 @@ RUN_SIGNS = {
     "failed": Sign("✗", "failed", "bad"),
     "stopped": Sign("■", "stopped", "dim"),
 }
+PRUNED_SIGN = Sign("✂", "pruned", "dim")
 STUDY_SIGNS = {
     "running": RUN_SIGNS["running"],
     "paused": Sign("◌", "paused", "warn"),
@@ -51,9 +52,14 @@ def run_sign(state: str) -> Sign:
     return RUN_SIGNS.get(state, UNKNOWN_SIGN)
 
 
+def sign_of(run: Run) -> Sign:
+    """`run_sign` of a run; a trial that its study pruned was not stopped by a person."""
+    return PRUNED_SIGN if run.trial_state == "pruned" and run.state == "stopped" else run_sign(run.state)
+
+
 def run_state_text(run: Run) -> str:
     """The state in words, with the number of restarts: ``running ↻2``."""
-    word = run_sign(run.state).word
+    word = sign_of(run).word
     return f"{word} ↻{run.attempt - 1}" if run.attempt > 1 and run.state != "succeeded" else word
 
 

@@ -29,7 +29,7 @@ from gputui.ui.tui.layout.charts import (
 from gputui.ui.tui.layout.columns import Column, fit_line, fitting, head_line, place, row_line, rule, selected
 from gputui.ui.tui.layout.panels import metric_title, param_text
 from gputui.ui.tui.layout.run_words import run_title
-from gputui.ui.tui.layout.words import run_sign, run_state_text
+from gputui.ui.tui.layout.words import run_state_text, sign_of
 from gputui.ui.tui.pages.compare.comparison import UNSET, ComparedRun, Comparison, best_of
 
 HEAD_LINES = 2
@@ -257,7 +257,7 @@ def _columns(runs: Sequence[ComparedRun], metric: str) -> list[Column[ComparedRu
         return [("" if run.is_best_x_exact else "~", "dim"), (short_number(run.best_x), "dim")]
 
     def state(run: ComparedRun, _: int) -> list[Span]:
-        return [(run_state_text(run.row.run), run_sign(run.row.run.state).style)]
+        return [(run_state_text(run.row.run), sign_of(run.row.run).style)]
 
     columns: list[Column[ComparedRun]] = [
         Column("", 1, mark),

@@ -10,8 +10,8 @@ from gputui.ui.tui.layout.columns import is_boxed
 HEIGHT_OF_EVENTS = 16
 """Least height of a page that always shows events."""
 
-RUNS_BESIDE_CHARTS = 6
-"""Runs that stay in sight before there are charts."""
+RUNS_BESIDE_CHARTS, FEW_EVENTS = 9, 4
+"""Runs and events that stay in sight before there are charts."""
 
 CHARTS_LEAST, CHARTS_MOST = 7, 11
 
@@ -21,7 +21,7 @@ BESIDE_WIDTH = 150
 
 class Wanted(NamedTuple):
     """What there is to show: ``gpus`` gives the lines of that panel if it may have so many; the others count rows.
-    ``others`` of the processes are of no run, and so in no other row."""
+    ``others`` are the processes that no row of a GPU shows."""
 
     gpus: Callable[[int], int]
     runs: int
@@ -51,17 +51,20 @@ def share_rows(width: int, height: int, wanted: Wanted, *, is_framed: bool | Non
     """
     is_framed = is_boxed(width, height + 2) if is_framed is None else is_framed
     frame = 2 if is_framed else 1
+    # As without what passes, so that no panel moves for it but the events.
+    whole = height + passing
     wanted_runs = frame + max(1, wanted.runs)
-    few_events = frame + min(2, max(1, wanted.events)) if height >= HEIGHT_OF_EVENTS else 0
+    few_events = 0
+    if whole >= HEIGHT_OF_EVENTS:
+        few_events = frame + min(FEW_EVENTS if is_framed else 2, max(1, wanted.events))
     few_runs = min(wanted_runs, frame + (4 if few_events else 2))
-    gpus = max(0, wanted.gpus(max(2, height - few_runs - few_events)))
-    left = max(0, height - gpus)
+    gpus = min(height, max(0, wanted.gpus(max(2, whole - few_runs - few_events))))
+    left = max(0, whole - gpus)
     beside_charts = min(wanted_runs, frame + RUNS_BESIDE_CHARTS) + few_events
-    has_charts = wanted.has_charts and left + passing >= beside_charts + CHARTS_LEAST
-    few_events = max(0, few_events - passing)
-    charts = CHARTS_LEAST if has_charts else 0
-    runs = min(wanted_runs, left - few_events - charts)
-    left -= runs
+    charts = CHARTS_LEAST if wanted.has_charts and left >= beside_charts + CHARTS_LEAST else 0
+    runs = max(0, min(wanted_runs, left - few_events - charts, height - gpus))
+    left = max(0, height - gpus - runs)
+    few_events = min(left, max(0, few_events - passing))
     if wanted.processes and width >= BESIDE_WIDTH and left - charts >= frame + 3:
         charts += min(CHARTS_MOST - charts, (left - few_events - charts) // 3) if charts else 0
         return Rows(gpus, runs, charts, left - charts, left - charts, is_beside=True)

@@ -25,7 +25,15 @@ def chart_panels(snapshot: Snapshot, width: int, height: int, *, is_framed: bool
     for (figure, curve, scale), left, right in zip(_charts(snapshot), edges, edges[1:], strict=False):
         inner, room = right - left - frame, height - 1 - frame // 2
         axis = XAxis("min", -HISTORY_SECONDS / 60, 0.0, "count")
-        body = chart([curve], width=inner, height=room, x_axis=axis, y_axis=scale, empty_text=no_samples(snapshot))
+        body = chart(
+            [curve],
+            width=inner,
+            height=room,
+            x_axis=axis,
+            y_axis=scale,
+            empty_text=no_samples(snapshot),
+            least_gutter=4,
+        )
         lines = [figures_rule("", [figure], inner), *body]
         columns.append(box(lines, right - left) if is_framed else lines)
     return [[span for part in parts for span in part] for parts in zip(*columns, strict=True)]

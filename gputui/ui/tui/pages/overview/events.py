@@ -8,7 +8,9 @@ from gputui.core.text import cell_width, clean
 from gputui.core.units import UNKNOWN
 from gputui.metrics.draw.parts import Line
 from gputui.store.events import EventView
+from gputui.ui.tui.data.snapshot import Snapshot
 from gputui.ui.tui.layout.columns import box, clip_line, fit_line, pad, rule, selected
+from gputui.ui.tui.layout.gpu_words import with_indices
 from gputui.ui.tui.layout.words import SEVERITY_GLYPHS, SEVERITY_STYLES, clock, dated_clock, day_name
 
 NAME_MOST = 20
@@ -16,21 +18,21 @@ NAME_MOST = 20
 
 
 def events_panel(
-    events: Sequence[EventView], now: float, width: int, height: int, cursor: int | None = None, *,
-    is_framed: bool = False,
-) -> list[Line]:  # fmt: skip
+    snapshot: Snapshot, width: int, height: int, cursor: int | None = None, *, is_framed: bool = False
+) -> list[Line]:
     """A heading and the newest events; with a cursor, those around the event of that id."""
     if is_framed:
-        lines = events_panel(events, now, width - 2, height - 1, cursor)
+        lines = events_panel(snapshot, width - 2, height - 1, cursor)
         return box([*lines, *[fit_line([], width - 2)] * (height - 1 - len(lines))], width)
+    events, now = snapshot.events, snapshot.at
     shown = event_rows(events, now, height, cursor)
     numbers = [number for number, event in enumerate(events, 1) if event in shown]
     note = f"{numbers[0]}–{numbers[-1]} of {len(events)}" if cursor is not None and len(numbers) < len(events) else ""
     lines = [rule("EVENTS", width, note)]
     if not events and height > 1:
         lines.append(fit_line([("  Nothing has happened yet.", "dim")], width))
-    named = [clean(row.subject or row.run_id or "") for row in shown if not isinstance(row, str)]
-    name_width = min(NAME_MOST, max(map(cell_width, named), default=0))
+    names = {row.event_id: _name(row, snapshot) for row in shown if not isinstance(row, str)}
+    name_width = min(NAME_MOST, max(map(cell_width, names.values()), default=0))
     # The name of the day may be above the first row.
     first = dated_clock(shown[0].at, now) if shown and not isinstance(shown[0], str) else ""
     for number, row in enumerate(shown):
@@ -38,8 +40,17 @@ def events_panel(
             lines.append(fit_line([(f" {row}", "dim")], width))
         else:
             time = f"{clock(row.at) if number else first:<{len(first)}}"
-            line = _event_line(row, time, name_width, width, is_current=row.event_id == cursor)
-            lines.append(selected(line) if row.event_id == cursor else line)
+            is_current = row.event_id == cursor
+            spans = [
+                ("▸" if is_current else " ", "cursor"),
+                (f"{time} ", "dim"),
+                (SEVERITY_GLYPHS.get(row.severity, " ") + " ", SEVERITY_STYLES.get(row.severity, "text")),
+                *pad([(names[row.event_id], "label")], name_width),
+                ("  ", "text"),
+                (clean(with_indices(row.message, snapshot.gpus)) or UNKNOWN, "text"),
+            ]
+            line = fit_line(clip_line(spans, width), width)
+            lines.append(selected(line) if is_current else line)
     return lines[:height]
 
 
@@ -63,14 +74,5 @@ def event_rows(
     return rows[max(0, end - room) : end]
 
 
-def _event_line(event: EventView, time: str, name_width: int, width: int, *, is_current: bool) -> Line:
-    """``03:02:11 ✗ vit-b16-1  GPU 7 fell off the bus``."""
-    spans = [
-        ("▸" if is_current else " ", "cursor"),
-        (f"{time} ", "dim"),
-        (SEVERITY_GLYPHS.get(event.severity, " ") + " ", SEVERITY_STYLES.get(event.severity, "text")),
-        *pad([(clean(event.subject or event.run_id or ""), "label")], name_width),
-        ("  ", "text"),
-        (clean(event.message) or UNKNOWN, "text"),
-    ]
-    return fit_line(clip_line(spans, width), width)
+def _name(event: EventView, snapshot: Snapshot) -> str:
+    return clean(with_indices(event.subject or event.run_id or "", snapshot.gpus))

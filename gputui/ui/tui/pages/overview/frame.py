@@ -54,6 +54,6 @@ def overview_frame(
         *gpu_panel(snapshot, width, rows.gpus, GpuCursor(has_keys=False)),
         *runs_panel(entries, RunsState(), snapshot, width, rows.runs, has_keys=False),
         *notes,
-        *events_panel(events, snapshot.at, width, rows.events),
+        *events_panel(snapshot, width, rows.events),
     ]
     return lines if height is None else lines[:height]

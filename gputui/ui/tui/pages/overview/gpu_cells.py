@@ -130,7 +130,7 @@ def columns(gpus: Sequence[GpuView], width: int) -> list[Column[GpuRow]]:
         Column("LIMIT", 5, _number(OPTIONAL["LIMIT"], "{:.0f}°".format, "dim"), ">", importance=13, gap=1),
         Column("MEM TEMP", 8, _number(OPTIONAL["MEM TEMP"], "{:.0f}°".format), ">", importance=9, gap=1),
         Column("POWER", 8, _power, ">", gap=1),
-        Column("RUN / USER", 18, who, grow=3, most=34),
+        Column("RUN / USER", 26 if width >= WIDE else 18, who, grow=3, most=40),
         Column("STEP/S", 6, _step_rate, ">", importance=1),
         Column("DATA WAIT" if width >= WIDE else "DATA", 9 if width >= WIDE else 4, _wait, ">", importance=2, gap=1),
         Column("LAST 10 MIN", 12, _history, importance=3),

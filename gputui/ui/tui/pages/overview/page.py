@@ -78,9 +78,9 @@ class OverviewScreen(OverviewCursor):
         strip = alert_strip(snapshot.alerts, snapshot.at, width)
         self.alerts.fit([] if strip is None else [strip])
         passing = self.draw_frame(width) - 1 + (strip is not None)
-        run_ids = [process.run_id for gpu in snapshot.gpus for process in gpu.processes or ()]
+        processes = [len(gpu.processes) for gpu in snapshot.gpus if gpu.processes]
         wanted = Wanted(
-            lambda most: self._gpu_height(width, height, most), len(self.entries), len(run_ids), run_ids.count(None),
+            lambda most: self._gpu_height(width, height, most), len(self.entries), sum(processes), sum(processes) - len(processes),
             len(event_rows(snapshot.events, snapshot.at)), has_charts=bool(snapshot.gpus) and not self.is_folded,
         )  # fmt: skip
         rows = share_rows(width, height - len(head) - 1 - passing, wanted, is_framed=is_framed, passing=passing)
@@ -138,8 +138,7 @@ class OverviewScreen(OverviewCursor):
             lines = box(lines, left) if is_framed else lines
         self.processes.show(lines, height=rows.processes)
         lines = events_panel(
-            snapshot.events, snapshot.at, right, rows.events, self._current_event,
-            is_framed=is_framed and rows.events > 2,
+            snapshot, right, rows.events, self._current_event, is_framed=is_framed and rows.events > 2,
         )  # fmt: skip
         self.events.show(lines, height=rows.events)
 

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from gputui.ui.tui.data.snapshot import RunRow, StudyRow
 from gputui.ui.tui.layout.lists import RowOrder
-from gputui.ui.tui.layout.words import run_sign
+from gputui.ui.tui.layout.words import sign_of
 
 
 def _loss(row: RunRow) -> float | None:
@@ -87,5 +87,5 @@ def with_studies(rows: Sequence[RunRow], studies: Sequence[StudyRow]) -> list[En
 
 def _haystack(row: RunRow) -> str:
     run = row.run
-    words = (run.run_id, run.name, run.profile, run_sign(run.state).word, run.reason or "", run.waiting_for or "")
+    words = (run.run_id, run.name, run.profile, sign_of(run).word, run.reason or "", run.waiting_for or "")
     return " ".join((*words, *(f"#{tag}" for tag in run.tags), run.note or "")).lower()

@@ -31,7 +31,7 @@ from gputui.ui.tui.layout.columns import (
 from gputui.ui.tui.layout.lists import order_named
 from gputui.ui.tui.layout.run_words import outlook, run_style, run_title, silent_seconds, tag_words
 from gputui.ui.tui.layout.sparklines import spark
-from gputui.ui.tui.layout.words import STUDY_SIGNS, run_sign, run_state_text
+from gputui.ui.tui.layout.words import STUDY_SIGNS, run_sign, run_state_text, sign_of
 from gputui.ui.tui.pages.overview.run_order import ORDERS, Entry, StudyEntry, entry_id
 
 
@@ -220,7 +220,7 @@ def _queue_words(shown: _Shown) -> str:
 
 
 def _sign(shown: _Shown, width: int) -> list[Span]:
-    sign = run_sign(shown.row.run.state)
+    sign = sign_of(shown.row.run)
     return [*_pointer(shown.row.run.run_id, shown.state), (sign.glyph, sign.style)]
 
 
@@ -240,7 +240,7 @@ def _name(shown: _Shown, width: int) -> list[Span]:
 
 def _state(shown: _Shown, width: int) -> list[Span]:
     run = shown.row.run
-    return [(run_state_text(run), run_sign(run.state).style)]
+    return [(run_state_text(run), sign_of(run).style)]
 
 
 def _step(shown: _Shown, width: int) -> list[Span]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import partialmethod
 from typing import Literal
@@ -51,7 +52,11 @@ class OverviewCursor(ListPage):
         snapshot, table = self.snapshot, self.table
         if self._entries[0] is not snapshot or self._entries[1:3] != (table.filter_text, table.order):
             rows = order_named(ORDERS, table.order).sorted(matching(snapshot.runs, table.filter_text))
-            found: list[Entry] = [*rows] if table.filter_text else with_studies(rows, snapshot.studies)
+            found = with_studies(rows, snapshot.studies)
+            if table.filter_text:
+                words = table.filter_text.lower().split()
+                studies = (entry for entry in found if isinstance(entry, StudyEntry))
+                found = [*(each for each in studies if all(word in each.study_id.lower() for word in words)), *rows]
             self._entries = (snapshot, table.filter_text, table.order, found)
         return self._entries[3]
 
@@ -74,8 +79,8 @@ class OverviewCursor(ListPage):
         of_run = next((gpu for gpu in gpus if run is not None and run.run_id in gpu.run_ids), None)
         if self.focus_at.section == "events":
             event = self.event_in_question
-            subject = event.subject if event else None
-            return next((gpu for gpu in gpus if subject == f"GPU {gpu.index}"), of_run)
+            named = re.search(r"\bGPU (\d+)\b", f"{event.subject} {event.message}" if event else "")
+            return next((gpu for gpu in gpus if named is not None and gpu.index == int(named[1])), of_run)
         return of_run or next(iter(gpus), None)
 
     @property

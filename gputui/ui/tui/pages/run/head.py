@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gputui.core.text import cell_width, clean, clip_middle
-from gputui.core.units import ago, count, duration, index_ranges, metric_value, rate, short_number
+from gputui.core.units import ago, count, count_of, duration, index_ranges, metric_value, rate, short_number
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.recovery.kinds import KINDS
+from gputui.runs.spec import known_spec
 from gputui.store.hardware import GpuView
 from gputui.store.run_history import IncidentView
 from gputui.store.runs import Run
@@ -17,7 +18,7 @@ from gputui.ui.tui.data.snapshot import Past, RunPage, RunRow
 from gputui.ui.tui.layout.columns import fit_line, fitting, wrap
 from gputui.ui.tui.layout.moments import right_end
 from gputui.ui.tui.layout.run_words import outlook, placement_words, run_title, tag_words
-from gputui.ui.tui.layout.words import run_sign, run_state_text
+from gputui.ui.tui.layout.words import run_state_text, sign_of
 
 LEAST_NAME = 12
 """Least cells of a run's name in the head."""
@@ -37,12 +38,17 @@ def run_head(page: RunPage, gpus: Sequence[GpuView], now: float, width: int, pas
         # The banner below has the reason.
         took = f"after {duration(run.ended_seconds)}, " if run.ended_seconds else ""
         told, style = "" if run.ended_at is None else took + ago(now - run.ended_at), "text"
-    where: Span = (gpu_words(run.gpus, gpus), "text")
+    spec = None if run.gpus else known_spec(run)
+    wanted = 0 if spec is None else run.gpu_count or len(spec.gpus.uuids) or spec.gpus.count
+    where: Span = (count_of(wanted, "GPU") if wanted else gpu_words(run.gpus, gpus), "text")
+    if run.state == "queued" and run.waiting_for:
+        # The banner below has what it waits for.
+        told, style = "", "text"
     if run.target is not None:
         placed = placement_words(run, now)
         where = ("", "text") if placed[0] == told else placed
     pace, loss = progress.steps_per_second, progress.loss
-    sign = run_sign(run.state)
+    sign = sign_of(run)
     name = 1 + min(cell_width(run_title(run)), LEAST_NAME)
     parts: list[tuple[int, Span]] = []
 
@@ -115,7 +121,10 @@ def title_of(incident: IncidentView) -> str:
 
 
 def banner_lines(page: RunPage, context: Context, width: int) -> list[Line]:
-    """The cause, what recovery decided, and keys that help; nothing for other runs."""
+    """Of a failed run the cause, what recovery decided, and keys that help; of a queued one what it waits for."""
+    if page.run.state == "queued" and page.run.waiting_for:
+        waits = wrap(clean(page.run.waiting_for), width - 4)[:MOST_CAUSE_LINES]
+        return [fit_line([(" ┃ ", "warn"), (part, "text")], width) for part in waits]
     if page.run.state != "failed":
         return []
     incident, after = fatal_incident(page), []

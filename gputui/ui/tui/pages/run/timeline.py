@@ -18,7 +18,8 @@ from gputui.store.attempts import Attempt
 from gputui.store.hardware import GpuView
 from gputui.ui.tui.data.snapshot import RunPage
 from gputui.ui.tui.layout.columns import fit_line, wrap
-from gputui.ui.tui.layout.words import SEVERITY_STYLES, dated_clock, run_sign
+from gputui.ui.tui.layout.gpu_words import with_indices
+from gputui.ui.tui.layout.words import SEVERITY_STYLES, dated_clock, sign_of
 from gputui.ui.tui.pages.run.head import fatal_incident, gpu_words, title_of
 
 EVIDENCE_SHOWN = 3
@@ -52,7 +53,7 @@ def timeline_lines(
         ),
     ]  # fmt: skip
     if page.run.ended_at is not None:
-        sign = run_sign(page.run.state)
+        sign = sign_of(page.run)
         # The reason of a failed run is in the banner.
         reason = "" if page.run.state == "failed" else clean(page.run.told_reason or "")
         words = f"{sign.glyph} {sign.word}" + (f": {reason}" if reason else "")
@@ -81,22 +82,19 @@ def cost_lines(page: RunPage, width: int) -> list[Line]:
 def _incidents(page: RunPage, gpus: Sequence[GpuView], *, with_evidence: bool) -> Iterator[_Entry]:
     fatal = fatal_incident(page)
 
-    def plain(text: str) -> str:
-        for gpu in gpus:
-            text = text.replace(gpu.uuid, f"GPU {gpu.index}")
-        return clean(text)
-
     for incident in page.incidents:
         details: list[Span] = []
         if with_evidence:
-            details += [(f"· {plain(str(found))}", "dim") for found in incident.evidence[:EVIDENCE_SHOWN]]
+            details += [
+                (f"· {clean(with_indices(str(found), gpus))}", "dim") for found in incident.evidence[:EVIDENCE_SHOWN]
+            ]
         if incident is not fatal:
             decided = (one for one in page.decisions if one.incident_id == incident.incident_id)
-            details += [(f"→ {plain(each.reason or each.verdict)}", "text") for each in decided]
+            details += [(f"→ {clean(with_indices(each.reason or each.verdict, gpus))}", "text") for each in decided]
         paid = page.costs.get(incident.incident_id)
         if paid is not None and in_words(paid):
             details.append((f"cost {in_words(paid)}", "dim"))
-        text = title_of(incident) if incident is fatal else plain(incident.summary)
+        text = title_of(incident) if incident is fatal else clean(with_indices(incident.summary, gpus))
         yield _Entry(incident.at, "warn", text, tuple(details))
 
 

@@ -162,6 +162,9 @@ async def test_ended_trials_of_a_study_share_a_row_that_opens_it(filler: Filler,
         await pilot.press("enter")
         await pilot.pause()
         assert isinstance(app.screen, StudyScreen) and app.screen.study_id == "lr-search-1"
+        await pilot.press("escape", "slash", *"lr-search", "enter")
+        assert table.row_ids[0] == "study lr-search-1" and set(table.row_ids) > ended
+        assert "✂ lr-search" in text(app, "runs") and "■ lr-search" not in text(app, "runs")
         await pilot.press("escape", "slash", *trial, "enter")
         assert trial in table.row_ids and "study lr-search-1" not in table.row_ids
         await pilot.press("r", "r")

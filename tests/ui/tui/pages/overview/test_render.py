@@ -174,7 +174,7 @@ def test_the_lines_are_shared_out_without_rest() -> None:
 def test_no_row_is_blank_while_something_is_hidden() -> None:
     assert shared(80, 21) == Rows(11, 7, events=3)
     assert shared(120, 34, runs=8, events=40) == Rows(11, 10, charts=7, events=6)
-    assert shared(120, 34, runs=0, processes=8, events=3) == Rows(11, 3, charts=7, processes=9, events=4)
+    assert shared(120, 34, runs=0, processes=8, events=3) == Rows(11, 3, charts=7, processes=8, events=5)
     assert shared(200, 48, runs=8, processes=5, events=40) == Rows(
         11, 10, charts=11, processes=16, events=16, is_beside=True
     )
@@ -201,5 +201,5 @@ def test_events_name_each_day_once() -> None:
     assert rows(6) == [1, 2, days[2], 3, 4] and rows(3) == [3, 4]
     assert rows(4, cursor=0) == [days[0], 0, days[1]]
     # Unless it is of today, an event in the first row has its day.
-    tops = [text_of(events_panel(events, NOW, 40, *shown))[1] for shown in ((6,), (2, 2), (3, 3))]
+    tops = [text_of(events_panel(replace(Snapshot(NOW), events=tuple(events)), 40, *shown))[1] for shown in ((6,), (2, 2), (3, 3))]
     assert [top[1:10] for top in tops] == ["Thu 23:26", "Thu 23:59", "03:11:44 "]
