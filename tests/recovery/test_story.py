@@ -66,6 +66,7 @@ def test_a_study_ends_its_trials_as_planned() -> None:
     killed = attempt(1, at=2.0, last=9, state="stopped", stop_requested="kill", exit={"forced": True}, ended_at=20.0)
     told = tell(run("stopped", study_id="s-1"), [killed], [], [], moves, now=NOW)
     assert told[1].endswith("Its study ended it as planned: pruned at rung 3: 7th of 9.")
+    assert told[2] == "The run stopped after 1 attempt."
 
 
 def test_who_asked_for_a_restart_and_where_a_phase_ended() -> None:
