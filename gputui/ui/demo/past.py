@@ -111,7 +111,7 @@ class Act(Struct, frozen=True):
 
 
 class Story(Struct, frozen=True):
-    """One run: its start in seconds ago, its GPUs, step time and attempts."""
+    """One run: its start in seconds ago, its GPUs, step time, attempts, and learning rate if not the profile's."""
 
     profile: str
     began_ago: float
@@ -119,6 +119,7 @@ class Story(Struct, frozen=True):
     step_seconds: float
     acts: tuple[Act, ...]
     actor: str = "ada"
+    lr: float | None = None
 
 
 STORIES = (
@@ -126,7 +127,7 @@ STORIES = (
     Story("vit-b16", 4.1 * DAY, (4, 5), 0.5, (Act(34_150, OOM, 1), Act(90_000))),
     Story("gpt2-124m", 2.3 * DAY, (4, 5, 6, 7), 0.4, (Act(46_950, BUS_ERROR, 1, xid=79), Act(120_000))),
     Story("bert-mlm", 1.2 * DAY, (0, 1), 0.4, (Act(0, KEY_ERROR, 1),), "bob"),
-    Story("vit-b16", 22 * HOUR, (4, 6), 0.5, (Act(90_000),)),
+    Story("vit-b16", 22 * HOUR, (4, 6), 0.5, (Act(90_000),), lr=0.0015),
     Story("gpt2-124m", 5.5 * HOUR, (0, 1, 2, 3), 0.4, (Act(48_960, is_stopped=True),)),
 )
 
@@ -136,6 +137,7 @@ STILL_STORIES = (
     Story(
         "vit-b16", 7.5 * HOUR, (4, 6), 0.5,
         (Act(4_150, OOM, 1), Act(13_310, BUS_ERROR.replace("rank3", "rank1"), 1), Act(0, is_live=True)),
+        lr=0.00025,
     ),
     Story("gpt2-124m", 5.5 * HOUR, (0, 1, 2, 3), 0.4, (Act(0, is_live=True),)),
 )  # fmt: skip
@@ -199,7 +201,9 @@ class DemoPast:
     def _play(self, story: Story) -> None:
         self.clock.at = self.until - story.began_ago
         profile = load(self.workspace.profiles / f"{story.profile}.yaml")
-        run_id = self.begin_run(replace(resolve(profile, inventory=self.gpus), shell=None), story.actor)
+        changed = {} if story.lr is None else {"lr": story.lr}
+        spec = resolve(profile, overrides=changed, inventory=self.gpus)
+        run_id = self.begin_run(replace(spec, shell=None), story.actor)
         gpus = story.gpus
         for act in story.acts:
             gpus = self._act(run_id, act, gpus, story.step_seconds, story.actor)
