@@ -199,10 +199,10 @@ class Navigation:
             items = [MenuItem("r", "resume", "continue with its next trials", why_not, resume),
                      MenuItem("e", "extend", "add trials", do=partial(self._extend, study_id))]  # fmt: skip
         else:
-            words = {"resume": "from its newest valid checkpoint", "restart": "from step 0", "clone": "with changes"}
+            words = {"resume": "from its newest valid checkpoint", "clone": "with changes", "restart": "from step 0"}
             items = [
                 MenuItem(key, action.label, words[name], action.why_not(page.context()), partial(shell.perform, name))
-                for key, name in zip("r0c", words, strict=True)
+                for key, name in zip("rc0", words, strict=True)
                 for action in (find(name, "run"),)
             ]
         title = study_id or (run.run_id if run is not None else "")

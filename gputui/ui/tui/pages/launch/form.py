@@ -25,7 +25,7 @@ GPUS = "GPUs to use"
 PLACE = "runs on"
 NAME = "run's name"
 PRIORITY = "queue priority"
-MORE = "more parameters"
+MORE = "more parameter"
 """The line that unfolds the rarely used fields."""
 
 MAX_PRIORITY = 1000

@@ -70,7 +70,7 @@ def form_listing(form: Form, cursor: FormCursor, width: int, *, has_headings: bo
 def _label(form: Form, field: Field) -> str:
     if field.key != MORE:
         return field.label
-    return f"{'▾' if form.is_open else '→'} {len(form.folded)} {field.label}"
+    return f"{'▾' if form.is_open else '→'} {count_of(len(form.folded), field.label)}"
 
 
 def _note(form: Form, field: Field) -> Span:

@@ -259,7 +259,7 @@ def facts(row: ProcessRow) -> list[tuple[str, str]]:
         "parent": str(row.parent_pid or UNKNOWN),
         "user": row.user or UNKNOWN,
         "run": UNKNOWN if row.run_id is None else row.run_id + rank,
-        "GPUs": index_ranges(row.gpus) or UNKNOWN,
+        "GPU" if len(row.gpus) == 1 else "GPUs": index_ranges(row.gpus) or UNKNOWN,
         "GPU memory": bytes_text(row.gpu_memory_bytes),
         "of its GPUs": percent(row.gpu_memory_percent),
         "SM": percent(row.sm_percent),

@@ -25,7 +25,7 @@ LEAST_NAME = 12
 
 MOST_CAUSE_LINES = 3
 _DISPENSABLE = 3
-_HELPFUL = ("traceback", "section_log", "rerun", "restart", "clone")
+_HELPFUL = ("traceback", "section_log", "rerun")
 
 
 def run_head(page: RunPage, gpus: Sequence[GpuView], now: float, width: int, past: Past | None = None) -> Line:

@@ -315,9 +315,9 @@ def _results(page: StudyPage) -> list[list[Span]]:
 
 
 def trials_done(row: StudyRow) -> str:
-    """``5 of 8 trials done``."""
+    """``5 of 8 trials ended``."""
     wanted = "" if row.wanted is None else f" of {count(row.wanted)}"
-    return f"{count(row.over)}{wanted} trials done"
+    return f"{count(row.over)}{wanted} trials ended"
 
 
 def study_lines(page: StudyPage, width: int, most: int) -> list[Line]:
