@@ -50,7 +50,8 @@ async def test_a_picture_is_full_and_does_not_contradict_itself(home: Workspace,
             used = [gpu.utilization_percent or 0.0 for gpu in app.snapshot.gpus]
             assert f"util {sum(used) / len(used):.0f}%" in text
             # Busy and idle GPUs do not have the same history.
-            rows = {line[2:4].strip(): line[-14:-2] for line in text.splitlines() if re.match(r"│[ ▸] *\d +\d+% ", line)}
+            lines = [line for line in text.splitlines() if re.match(r"│[ ▸] *\d +\d+% ", line)]
+            rows = {line[2:4].strip(): line[-14:-2] for line in lines}
             busy = {rows[str(gpu.index)] for gpu in app.snapshot.gpus if gpu.run_id is not None}
             idle = {rows[str(gpu.index)] for gpu in app.snapshot.gpus if gpu.run_id is None}
             assert len(rows) == 8 and not busy & idle

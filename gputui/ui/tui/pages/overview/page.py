@@ -80,9 +80,13 @@ class OverviewScreen(OverviewCursor):
         passing = self.draw_frame(width) - 1 + (strip is not None)
         processes = [len(gpu.processes) for gpu in snapshot.gpus if gpu.processes]
         wanted = Wanted(
-            lambda most: self._gpu_height(width, height, most), len(self.entries), sum(processes), sum(processes) - len(processes),
-            len(event_rows(snapshot.events, snapshot.at)), has_charts=bool(snapshot.gpus) and not self.is_folded,
-        )  # fmt: skip
+            lambda most: self._gpu_height(width, height, most),
+            len(self.entries),
+            sum(processes),
+            sum(processes) - len(processes),
+            len(event_rows(snapshot.events, snapshot.at)),
+            has_charts=bool(snapshot.gpus) and not self.is_folded,
+        )
         rows = share_rows(width, height - len(head) - 1 - passing, wanted, is_framed=is_framed, passing=passing)
         self._draw_gpus(width, rows.gpus, is_framed)
         frame = 2 if is_framed else 1

@@ -201,5 +201,6 @@ def test_events_name_each_day_once() -> None:
     assert rows(6) == [1, 2, days[2], 3, 4] and rows(3) == [3, 4]
     assert rows(4, cursor=0) == [days[0], 0, days[1]]
     # Unless it is of today, an event in the first row has its day.
-    tops = [text_of(events_panel(replace(Snapshot(NOW), events=tuple(events)), 40, *shown))[1] for shown in ((6,), (2, 2), (3, 3))]
+    snapshot = replace(Snapshot(NOW), events=tuple(events))
+    tops = [text_of(events_panel(snapshot, 40, *shown))[1] for shown in ((6,), (2, 2), (3, 3))]
     assert [top[1:10] for top in tops] == ["Thu 23:26", "Thu 23:59", "03:11:44 "]
