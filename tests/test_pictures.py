@@ -30,8 +30,8 @@ def text_of(app: GputuiApp) -> str:
 
 def test_every_picture_is_made_and_shown() -> None:
     pages = [*IMAGES.parent.glob("*.md"), IMAGES.parents[1] / "README.md"]
-    shown_ones = {name for page in pages for name in re.findall(r"images/([\w-]+)\.png", page.read_text())}
-    assert {path.stem for path in IMAGES.glob("*.png")} == shown_ones == {*PICTURES, "slurm-done", "slurm-requeued"}
+    named = {one for page in pages for one in re.findall(r"images/([\w-]+)\.png", page.read_text())}
+    assert {one.stem for one in IMAGES.glob("*.png")} == named == {*PICTURES, "slurm-done", "slurm-requeued"}
 
 
 @pytest.mark.parametrize("name", PICTURES)
@@ -39,7 +39,7 @@ async def test_a_picture_is_full_and_does_not_contradict_itself(home: Workspace,
     async with shown(home, PICTURES[name]) as app:
         text = text_of(app)
         assert len(CURVE.findall(text)) >= WITH_CURVES.get(name, 0)
-        assert "no data" not in text and "reading" not in text and "Traceback" not in app.message[0]
+        assert not re.search(r"no data|reading|\de…", text) and "Traceback" not in app.message[0]
         runs = [row.run for row in app.snapshot.runs if row.run.study_id is None]
         for state in ("running", "queued"):
             count = sum(run.state == state for run in runs)
@@ -60,4 +60,4 @@ async def test_a_picture_is_full_and_does_not_contradict_itself(home: Workspace,
 async def test_the_picture_of_a_recovered_run_tells_both_reasons(home: Workspace) -> None:
     async with shown(home, PICTURES["run"]) as app:
         text = text_of(app)
-        assert "↻2" in text and "512 → 256" in text and "crashed in a GPU kernel" in text
+        assert "lowered batch_size 512 → 256" in text and "crashed in a GPU kernel" in text

@@ -41,8 +41,8 @@ MOST_CELLS = 9
 MOST_END = 26
 """Most cells at a chart's right side for the curves' names."""
 
-_VALUE_CELLS = 10
-"""Cells at a curve's end beside its name: its sign and value."""
+_SIGN_CELLS = 4
+"""Cells at a curve's end beside its name and value: its sign and spaces."""
 
 _REACHES_END = 0.97
 """Part of the window beyond which a curve ends beside its name, and needs no other sign."""
@@ -137,24 +137,25 @@ def overlay_lines(
     start, end = look.window or (None, None)
     curves: list[Curve] = []
     gutter, problem = end_gutter(width), None
-    titles = [run_title(run.row.run) for run, _ in shown]
-    # If they are too long, what all names begin with is left out.
-    common = commonprefix(titles).rpartition("-")[0] + "-"  # noqa: RUF071 - they are no paths
-    is_long = any(cell_width(title) > gutter - _VALUE_CELLS for title in titles)
+    drawn = []
     for run, colour in shown:
         found = data.get(run.run_id)
         curve = found.curves.get(metric or "") if found is not None else None
         if curve is None or not curve.bins:
             problem = curve.problem if curve is not None else problem
             continue
+        drawn.append((run, colour, curve, run_title(run.row.run), metric_value(curve.last)))
+    # If they are too long, what all names (they are no paths) begin with is left out.
+    common = commonprefix([name for *_, name, _ in drawn]).rpartition("-")[0] + "-"  # noqa: RUF071
+    is_long = any(cell_width(name) + len(text) + _SIGN_CELLS > gutter for *_, name, text in drawn)
+    for run, colour, curve, name, text in drawn:
         bins, smooth = within(curve.bins, look.window), within(curve.smooth, look.window)
         if smooth:
             curves.append(Curve(bins, "shadow", is_shadow=True))
         bins = smooth or bins
-        text, sign = metric_value(curve.last), SHAPES[colour]
-        name = run_title(run.row.run)
+        sign = SHAPES[colour]
         if is_long:
-            name = clip_middle(f"…{name.removeprefix(common)}", max(4, gutter - len(text) - 4))
+            name = clip_middle(f"…{name.removeprefix(common)}", max(4, gutter - len(text) - _SIGN_CELLS))
         reaches_end = bool(bins and end and bins[-1].last_x >= _REACHES_END * end)
         [at] = values_at([bins], cursor or 0.0)
         is_pointed = cursor is not None

@@ -55,9 +55,6 @@ class SideSection(Struct, frozen=True):
         top = most - offset if self.is_from_end else offset
         lines = list(self.lines[top : top + room])
         below = len(self.lines) - top - len(lines)
-        while top and self.is_from_end and len(lines) > 2 and lines[1][0][0].startswith("  "):
-            # What follows the count is the beginning of an entry.
-            del lines[1]
         if top and room > 2:
             lines[0] = fit_line([(f"  … {len(self.lines) - below - len(lines) + 1} above", "dim")], width)
         if below and room > 1:

@@ -207,8 +207,8 @@ def test_what_is_left_out_above_and_below_is_said() -> None:
     assert text_of(section.shown(20, 4, 3)) == ["  … 4 above", "4", "5", "  … 4 more"]
     assert text_of(section.shown(20, 4, 99)) == ["  … 7 above", "7", "8", "9"]
     assert section.shown(20, 0, 0) == []
-    story = SideSection("X", lines, [[("cost", "warn")]], is_from_end=True)
-    assert text_of(story.shown(20, 4, 0)) == ["  … 8 above", "8", "9", "cost"]
+    story = SideSection("X", [[("  ", ""), *one] for one in lines], [[("cost", "")]], is_from_end=True)
+    assert text_of(story.shown(20, 4, 0)) == ["  … 8 above", "  8", "  9", "cost"]
 
 
 def test_the_focused_section_comes_first_and_the_last_fills_the_rest() -> None:
