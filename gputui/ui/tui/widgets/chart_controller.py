@@ -55,7 +55,10 @@ class ChartController:
     do_cursor_right = partialmethod(move_cursor, 1)
 
     def point_at(self, x: float) -> None:
-        raise NotImplementedError
+        """Move the crosshair to ``x``, and the window if ``x`` lies outside."""
+        if (extent := self.extent) is not None:
+            self.cursor = min(max(x, extent.first), extent.newest)
+            self.viewport = self.viewport.holding(extent, self.cursor)
 
     def point_at_column(self, column: int, columns: int) -> None:
         """Move the crosshair to a column of a chart of ``columns``."""

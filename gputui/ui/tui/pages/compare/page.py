@@ -86,13 +86,6 @@ class CompareCharts(ChartController):
             whole = Extent(min(extent.first for extent in extents), newest, extents[0].resolution)
             self.extent = whole.logarithmic() if self.settings.is_log_x else whole
 
-    def point_at(self, x: float) -> None:
-        """Move the crosshair to ``x``, at most to an edge of the window."""
-        extent = self.extent
-        if extent is not None:
-            start, end = self.viewport.window(extent)
-            self.cursor = min(max(x, extent.first, start), extent.newest, end)
-
 
 class CompareScreen(ListPage):
     """Charts, and a table of runs; the curve of the run under the cursor is on top."""

@@ -265,12 +265,6 @@ class RunCharts(ChartController):
 
     # --- the crosshair
 
-    def point_at(self, x: float) -> None:
-        """Move the crosshair to ``x``, and the window if ``x`` lies outside."""
-        if (extent := self.extent) is not None:
-            self.cursor = min(max(x, extent.first), extent.newest)
-            self.viewport = self.viewport.holding(extent, self.cursor)
-
     @property
     def cursor_at(self) -> float | None:
         """The moment under the crosshair, in UTC unix seconds."""
