@@ -16,16 +16,16 @@ from gputui.ui.tui.data.snapshot import RunRow
 from gputui.ui.tui.layout.alerts import alert_strip
 from gputui.ui.tui.layout.columns import box, is_boxed
 from gputui.ui.tui.layout.lists import RowOrder, order_named
-from gputui.ui.tui.layout.strips import demo_line, gpu_totals, head_line
+from gputui.ui.tui.layout.strips import demo_line, head_line
 from gputui.ui.tui.pages.overview.areas import Rows, Wanted, share_rows
-from gputui.ui.tui.pages.overview.charts import chart_panels
+from gputui.ui.tui.pages.overview.charts import ChartPanels
 from gputui.ui.tui.pages.overview.events import event_rows, events_panel
 from gputui.ui.tui.pages.overview.gpus import GpuCursor, GpuGrid, gpu_grid, gpu_height, gpu_panel
 from gputui.ui.tui.pages.overview.run_order import ORDERS, entry_id
 from gputui.ui.tui.pages.overview.runs import RunsState, runs_panel
 from gputui.ui.tui.pages.overview.selection import OverviewCursor, Section
 from gputui.ui.tui.pages.processes.view import process_panel
-from gputui.ui.tui.widgets.pane import Pane, SlowPane
+from gputui.ui.tui.widgets.pane import Pane
 
 DEMO_LINE_HEIGHT = 20
 """Least height of a page with the demo's hint."""
@@ -46,11 +46,12 @@ class OverviewScreen(OverviewCursor):
         self.alerts = Pane(id="alerts")
         self.gpus = Pane(id="gpus")
         self.runs = Pane(id="runs")
-        self.charts = SlowPane(id="charts")
+        self.charts = Pane(id="charts")
         self.processes = Pane(id="processes")
         self.events = Pane(id="events")
         self.lower = Container(self.processes, self.events, id="lower")
         self.is_folded = is_folded
+        self._panels = ChartPanels()
         self.table = RunsState(order=order_named(ORDERS, order).name)
         self._grid = GpuGrid(1, 0, 0)
         self._is_beside = False
@@ -94,7 +95,8 @@ class OverviewScreen(OverviewCursor):
         self.page_rows = rows.runs - frame - 1
         lines = runs_panel(self.entries, self.table, snapshot, width, rows.runs, is_framed=is_framed)
         self.runs.show(self.with_filter(lines, width), height=rows.runs)
-        self._draw_charts(width, rows.charts, is_framed)
+        lines = self._panels.lines(snapshot, width, rows.charts, is_framed=is_framed) if rows.charts else []
+        self.charts.show(lines, height=rows.charts)
         self._draw_lower(width, rows, is_framed)
 
     def _gpu_height(self, width: int, height: int, most: int) -> int:
@@ -105,23 +107,13 @@ class OverviewScreen(OverviewCursor):
     def _draw_gpus(self, width: int, height: int, is_framed: bool) -> None:
         snapshot, focus = self.snapshot, self.focus_at
         if self.is_folded and snapshot.gpus:
-            self.gpus.show(chart_panels(snapshot, width, height, is_framed=is_framed), height=height)
+            self.gpus.show(self._panels.lines(snapshot, width, height, is_framed=is_framed), height=height)
             return
         cursor = focus.gpu if focus.section == "gpus" else None
         self._grid = gpu_grid(snapshot, width - 2 * is_framed, height, focus.gpu_top, cursor)
         self.focus_at = replace(focus, gpu_top=self._grid.top)
         shown = GpuCursor(cursor, self._grid.top)
         self.gpus.show(gpu_panel(snapshot, width, height, shown, is_framed=is_framed), height=height)
-
-    def _draw_charts(self, width: int, height: int, is_framed: bool) -> None:
-        snapshot = self.snapshot
-        if not height:
-            self.charts.clear()
-            return
-        self.charts.show_when(
-            (width, height, is_framed), (snapshot.gpu_history, gpu_totals(snapshot.gpus)),
-            lambda: chart_panels(snapshot, width, height, is_framed=is_framed), height=height,
-        )  # fmt: skip
 
     def _draw_lower(self, width: int, rows: Rows, is_framed: bool) -> None:
         """Processes and events, below each other or side by side."""
