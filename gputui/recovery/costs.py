@@ -15,8 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.core.units import count, duration, gpu_hours
-from gputui.recovery.history import resumptions
-from gputui.recovery.plans import Resumption
+from gputui.recovery.resumptions import Resumption, resumptions
 from gputui.store.attempts import Attempt
 from gputui.store.metrics.step_times import StepTimes
 from gputui.store.run_history import DecisionView, IncidentView

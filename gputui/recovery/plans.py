@@ -15,6 +15,7 @@ from gputui.recovery.checkpoints.ledger import rolled_back
 from gputui.recovery.classify import Incident
 from gputui.recovery.effects import NO_EFFECT, AppliedAction, Effect, MachineContext, Result, SkippedAction
 from gputui.recovery.policies import Policy
+from gputui.recovery.resumptions import Resumption
 from gputui.runs.checkpoint_formats import CheckpointInfo
 from gputui.runs.spec import RunSpec, Scalar
 from gputui.store.checkpoints import CheckpointRow
@@ -46,11 +47,6 @@ class PastDecision(Struct, frozen=True):
     changed: bool
     actions: tuple[str, ...] = ()
     replaced: Mapping[str, Scalar] = msgspec.field(default_factory=dict)
-
-
-Resumption = Literal["resumed", "earlier", "beginning", "later"]
-"""The attempt continued from the checkpoint that it was given, from an earlier step, from the first
-step, or from a later checkpoint that it found itself."""
 
 
 class AttemptReach(Struct, frozen=True):

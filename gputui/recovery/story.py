@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from gputui.core.text import clean
 from gputui.core.units import count_of, duration
 from gputui.recovery.costs import Cost, in_words, total
-from gputui.recovery.history import queued_by_person, resumptions
-from gputui.recovery.plans import Resumption
+from gputui.recovery.history import queued_by_person
+from gputui.recovery.resumptions import Resumption, resumptions
 from gputui.runs.checkpoint_names import step_words
 from gputui.store.attempts import Attempt, ended_seconds
 from gputui.store.rows import json_mapping

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from gputui.recovery.history import past_decisions, person_started_at, progress_of, resumptions, without_unsound_steps
-from gputui.recovery.plans import PastDecision, Resumption
+from gputui.recovery.history import past_decisions, person_started_at, progress_of, without_unsound_steps
+from gputui.recovery.plans import PastDecision
+from gputui.recovery.resumptions import Resumption, resumptions
 from gputui.store.attempts import Attempt
 from gputui.store.checkpoints import CheckpointRow
 from gputui.store.run_history import DecisionView, IncidentView, TransitionView

@@ -13,7 +13,7 @@ from sqlite3 import Connection
 from gputui.agent.context import AgentContext
 from gputui.core.files import open_regular
 from gputui.metrics.formats import PRINTED_STREAMS
-from gputui.recovery.history import resumptions
+from gputui.recovery.resumptions import resumptions
 from gputui.recovery.watch.attempt import AttemptWatch
 from gputui.recovery.watch.rules import Observation
 from gputui.runs.checkpoint_files import list_checkpoints

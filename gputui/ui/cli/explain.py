@@ -65,7 +65,7 @@ def command(session: Session, run: str | None, evidence: bool) -> None:
 def story_of(connection: sqlite3.Connection, view: Run) -> list[str]:
     """The history of a run, one paragraph per attempt."""
     from gputui.recovery.costs import costs
-    from gputui.recovery.history import resumptions
+    from gputui.recovery.resumptions import resumptions
     from gputui.recovery.story import tell
     from gputui.runs.executors import chooses_start
     from gputui.runs.spec import known_spec

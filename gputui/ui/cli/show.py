@@ -16,8 +16,7 @@ from gputui.core.redaction import Redactor
 from gputui.recovery import costs
 from gputui.recovery.checkpoints.attempt_spans import AttemptSpan, spans_of
 from gputui.recovery.checkpoints.resumable import candidates, checkpoints_shape, refused
-from gputui.recovery.history import resumptions
-from gputui.recovery.plans import Resumption
+from gputui.recovery.resumptions import Resumption, resumptions
 from gputui.runs.code_version import code_words
 from gputui.runs.command import shown_param, sinks_of
 from gputui.runs.executors import chooses_start
