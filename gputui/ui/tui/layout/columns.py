@@ -85,6 +85,11 @@ def head_line(placed: Placed[Row], width: int, style: str = "head") -> Line:
     return fit_line([("".join(heads), style)], width)
 
 
+def cells_in(spans: Sequence[Span]) -> int:
+    """The number of cells that spans take."""
+    return sum(cell_width(text) for text, _ in spans)
+
+
 def row_line(placed: Placed[Row], row: Row, width: int, base: str | None = None) -> Line:
     """One row. ``base`` overrides the styles of all cells."""
     line: Line = []
@@ -158,7 +163,7 @@ def fitting(parts: Sequence[Sequence[Span]], width: int) -> Line:
     line: Line = []
     room = width
     for part in parts:
-        size = sum(cell_width(text) for text, _ in part)
+        size = cells_in(part)
         if size <= room:
             line += part
             room -= size
@@ -167,49 +172,30 @@ def fitting(parts: Sequence[Sequence[Span]], width: int) -> Line:
 
 def between(left: Sequence[Span], right: Sequence[Span], width: int) -> Line:
     """A line with spans at both ends; the left ones are cut if they do not fit."""
-    right_width = sum(cell_width(text) for text, _ in right)
+    right_width = cells_in(right)
     if right_width >= width:
         return fit_line(right, width)
     return [*pad(left, width - right_width), *right]
 
 
-def rule(title: str, width: int, note: str = "", *, style: str = "title") -> Line:
-    """A heading in a horizontal rule: ``RUNS ────── 3 of 12 ──``."""
-    head = clip(f" {title} ", width)
-    tail: list[Span] = []
-    if note and cell_width(note) + cell_width(head) + 6 <= width:
-        tail = [(f" {note} ", "dim"), ("─", "rule")]
-    used = cell_width(head) + sum(cell_width(text) for text, _ in tail)
-    return [(head, style), ("─" * (width - used), "rule"), *tail]
-
-
-def figures_rule(title: str, figures: Sequence[Sequence[Span]], width: int) -> Line:
-    """A heading in a rule with figures behind it: ``GPUS ─ util 36% ─ 2.1/5.6 kW ───``; those that do not fit are left
-    out, the last ones first."""
-    line: Line = [(f" {title} ", "title")] if title else []
-    room = width - sum(cell_width(text) for text, _ in line)
+def rule(
+    title: str, width: int, note: str = "", *, figures: Sequence[Sequence[Span]] = (), notes: Sequence[Span] = (),
+    style: str = "title",
+) -> Line:  # fmt: skip
+    """A heading in a horizontal rule, with figures behind it or notes at its end: ``GPUS ─ util 36% ─── 3 of 12 ─``.
+    What does not fit is left out, the last ones first."""
+    line: Line = [(clip(f" {title} ", width), style)] if title else []
+    room = width - cells_in(line)
     for figure in figures:
-        room -= 3 + sum(cell_width(text) for text, _ in figure)
+        room -= 3 + cells_in(figure)
         if room < 0:
             break
         line += [("─ ", "rule"), *figure, (" ", "text")]
-    used = sum(cell_width(text) for text, _ in line)
-    return [*line, ("─" * (width - used), "rule")]
-
-
-def styled_rule(title: str, width: int, notes: Sequence[Span]) -> Line:
-    """A heading with styled notes at the end of its rule: ``RUNS ── paused ─ 3 of 12 ─``. Notes that do not fit are
-    left out, the last ones first."""
-    head = clip(f" {title} ", width)
-    room = width - cell_width(head) - 2
-    tail: list[Span] = []
-    for text, style in notes:
-        size = cell_width(text) + 3
-        if size <= room:
-            tail += [(f" {text} ", style), ("─", "rule")]
-            room -= size
-    used = cell_width(head) + sum(cell_width(text) for text, _ in tail)
-    return [(head, "title"), ("─" * (width - used), "rule"), *tail]
+    tail: Line = []
+    for text, kind in [*notes, (note, "dim")]:
+        if text and cell_width(text) + 5 + cells_in(tail) <= width - cells_in(line):
+            tail += [(f" {text} ", kind), ("─", "rule")]
+    return [*line, ("─" * (width - cells_in(line) - cells_in(tail)), "rule"), *tail]
 
 
 def is_boxed(width: int, height: int) -> bool:
@@ -221,7 +207,7 @@ def box(lines: Sequence[Line], width: int, foot: Sequence[Span] = ()) -> list[Li
     """Lines of ``width - 2`` cells in a frame with round corners; the first one is a heading, as of `rule`, and
     ``foot`` stands in the lower edge."""
     side: Span = ("│", "rule")
-    rest = width - 2 - sum(cell_width(text) for text, _ in foot)
+    rest = width - 2 - cells_in(foot)
     return [
         [("╭", "rule"), *lines[0], ("╮", "rule")],
         *([side, *line, side] for line in lines[1:]),

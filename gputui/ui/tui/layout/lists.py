@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gputui.core.text import clean
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
-from gputui.ui.tui.layout.columns import Column, fit_line, head_line, place, row_line, rule, selected, styled_rule
+from gputui.ui.tui.layout.columns import Column, fit_line, head_line, place, row_line, rule, selected
 
 Row = TypeVar("Row")
 
@@ -112,7 +112,7 @@ class Listing(Struct, Generic[Row], frozen=True):
             notes.append((f"/{clean(state.filter_text)}", "accent"))
         if len(shown) < len(items):
             notes.append((f"{state.top + 1}–{state.top + len(shown)} of {len(items)}", "dim"))
-        lines = [styled_rule(self.title, width, [*notes, *self.notes])]
+        lines = [rule(self.title, width, notes=[*notes, *self.notes])]
         placed = place(self.columns, width - 1)
         if self.head_lines > 1:
             lines.append([(" ", "text"), *head_line(placed, width - 1)])

@@ -61,108 +61,42 @@ class Theme(Struct, frozen=True):
         return {key: self.style(key) for key in (*LOOKS, *(key + SELECTED for key in LOOKS))}
 
 
-# The terminal's own sixteen colours: they cost the fewest bytes, follow the user's theme, and survive a terminal that
-# knows no more.
-ANSI = Theme(
-    "ansi",
-    "the terminal's own colours",
-    {
-        "history": "cyan",
-        "good": "green",
-        "warn": "yellow",
-        "bad": "red",
-        "accent": "cyan",
-        "second": "magenta",
-        "series.0": "cyan",
-        "series.1": "magenta",
-        "series.2": "bright_blue",
-        "series.3": "bright_magenta",
-        "series.4": "bright_cyan",
-        "series.5": "blue",
-    },
-)
+# ANSI has the terminal's own sixteen colours: they cost the fewest bytes, follow the user's theme, and survive a
+# terminal that knows no more. Of the others, the contrast of each text to its background, and to that of the row under
+# the cursor, is at least 4.5 : 1 (WCAG 2.2, success criterion 1.4.3). The last column has the colours of Okabe and Ito
+# ("Color Universal Design", 2008), the darker ones lightened; no state is shown by red against green only.
+_COLOURS: Mapping[str, tuple[str | None, str, str, str]] = {
+    # role: the terminal's own, dark, light, colour-blind
+    "text": (None, "#d7dce2", "#1c2024", "#d7dce2"),
+    "dim": (None, "#9aa3ad", "#5a626b", "#9aa3ad"),
+    "rule": (None, "#5b6672", "#a3abb3", "#5b6672"),
+    "track": (None, "#39424c", "#cdd3d9", "#39424c"),
+    "history": ("cyan", "#3f9dbd", "#4d90ac", "#4289b3"),
+    "good": ("green", "#5fd787", "#006b2d", "#56b4e9"),
+    "warn": ("yellow", "#ffd75f", "#7a5200", "#f0e442"),
+    "bad": ("red", "#ff6b6b", "#b3001b", "#ff7a33"),
+    "accent": ("cyan", "#5fd7ff", "#005f87", "#56b4e9"),
+    "second": ("magenta", "#b69cff", "#6a3fb5", "#e2a3c7"),
+    "series.0": ("cyan", "#5fd7ff", "#005f87", "#56b4e9"),
+    "series.1": ("magenta", "#ff9ad5", "#9b0080", "#e69f00"),
+    "series.2": ("bright_blue", "#8ab4ff", "#0044aa", "#00b98a"),
+    "series.3": ("bright_magenta", "#ffb48a", "#8a4600", "#e2a3c7"),
+    "series.4": ("bright_cyan", "#5fd7c0", "#006a60", "#f0e442"),
+    "series.5": ("blue", "#cfa6ff", "#6a3fb5", "#ff7a33"),
+}
 
-# Contrast of each colour to its background, and to that of the row under the cursor, is at least 4.5 : 1 (WCAG 2.2,
-# success criterion 1.4.3), of dim text too.
-DARK = Theme(
-    "dark",
-    "dark background",
-    {
-        "text": "#d7dce2",
-        "dim": "#9aa3ad",
-        "rule": "#5b6672",
-        "track": "#39424c",
-        "history": "#3f9dbd",
-        "good": "#5fd787",
-        "warn": "#ffd75f",
-        "bad": "#ff6b6b",
-        "accent": "#5fd7ff",
-        "second": "#b69cff",
-        "series.0": "#5fd7ff",
-        "series.1": "#ff9ad5",
-        "series.2": "#8ab4ff",
-        "series.3": "#ffb48a",
-        "series.4": "#5fd7c0",
-        "series.5": "#cfa6ff",
-    },
-    background="#101418",
-    selection="#243447",
-)
 
-LIGHT = Theme(
-    "light",
-    "light background",
-    {
-        "text": "#1c2024",
-        "dim": "#5a626b",
-        "rule": "#a3abb3",
-        "track": "#cdd3d9",
-        "history": "#4d90ac",
-        "good": "#006b2d",
-        "warn": "#7a5200",
-        "bad": "#b3001b",
-        "accent": "#005f87",
-        "second": "#6a3fb5",
-        "series.0": "#005f87",
-        "series.1": "#9b0080",
-        "series.2": "#0044aa",
-        "series.3": "#8a4600",
-        "series.4": "#006a60",
-        "series.5": "#6a3fb5",
-    },
-    background="#fafafa",
-    selection="#d8e6f2",
-    is_dark=False,
-)
+def _colours(column: int) -> dict[str, str]:
+    return {role: colour for role, row in _COLOURS.items() if (colour := row[column]) is not None}
 
-# The colours of Okabe and Ito ("Color Universal Design", 2008), the darker ones lightened for a dark background. No
-# state is shown by red against green only.
+
+ANSI = Theme("ansi", "the terminal's own colours", _colours(0))
+DARK = Theme("dark", "dark background", _colours(1), "#101418", "#243447")
+LIGHT = Theme("light", "light background", _colours(2), "#fafafa", "#d8e6f2", is_dark=False)
 COLOUR_BLIND = Theme(
-    "colour-blind",
-    "safe for colour blindness",
-    {
-        "text": "#d7dce2",
-        "dim": "#9aa3ad",
-        "rule": "#5b6672",
-        "track": "#39424c",
-        "history": "#4289b3",
-        "good": "#56b4e9",
-        "warn": "#f0e442",
-        "bad": "#ff7a33",
-        "accent": "#56b4e9",
-        "second": "#e2a3c7",
-        "series.0": "#56b4e9",
-        "series.1": "#e69f00",
-        "series.2": "#00b98a",
-        "series.3": "#e2a3c7",
-        "series.4": "#f0e442",
-        "series.5": "#ff7a33",
-    },
-    background="#101418",
-    selection="#243447",
+    "colour-blind", "safe for colour blindness", _colours(3), DARK.background, DARK.selection,
     extra={"bad": Look("bad", bold=True, underline=True)},
-)
-
+)  # fmt: skip
 MONO = Theme(
     "mono",
     "no colours",

@@ -44,11 +44,6 @@ LOOKS: Final[Mapping[str, Look]] = {
     "caret": Look(reverse=True),
     "selected": Look(reverse=True),
     "tab": Look(bold=True, underline=True),
-    "series.0": Look("series.0"),
-    "series.1": Look("series.1"),
-    "series.2": Look("series.2"),
-    "series.3": Look("series.3"),
-    "series.4": Look("series.4"),
-    "series.5": Look("series.5"),
+    **{f"series.{number}": Look(f"series.{number}") for number in range(6)},
     "shadow": Look("dim"),
 }

@@ -8,7 +8,7 @@ from gputui.metrics.draw.envelope import Bin
 from gputui.metrics.draw.parts import Curve, Line, XAxis, YAxis
 from gputui.metrics.draw.raster import Span
 from gputui.ui.tui.data.snapshot import HISTORY_SECONDS, Snapshot
-from gputui.ui.tui.layout.columns import box, figures_rule
+from gputui.ui.tui.layout.columns import box, rule
 from gputui.ui.tui.layout.sparklines import History, mean_history, peak_history, shares, sum_history, time_bins
 from gputui.ui.tui.layout.strips import gpu_totals, no_samples, power_unit
 
@@ -43,7 +43,7 @@ class ChartPanels:
             ]  # fmt: skip
         columns = []
         for figure, body, each in zip(_figures(snapshot, *self._power_unit), self._bodies, widths, strict=False):
-            lines = [figures_rule("", [figure], each - frame), *body]
+            lines = [rule("", each - frame, figures=[figure]), *body]
             columns.append(box(lines, each) if is_framed else lines)
         return [[span for part in parts for span in part] for parts in zip(*columns, strict=True)]
 

@@ -11,12 +11,12 @@ from gputui.ui.tui.data.snapshot import Snapshot
 from gputui.ui.tui.layout.columns import (
     Placed,
     box,
-    figures_rule,
     fit_line,
     fitting,
     head_line,
     place,
     row_line,
+    rule,
     selected,
     wrap,
 )
@@ -114,12 +114,12 @@ def gpu_panel(
     else:
         rows, figures = no_gpu_lines(snapshot, inner), []
     has_host = is_framed or _has_host(len(snapshot.gpus), height)
-    lines = [figures_rule("GPUS", figures, inner), *rows[: max(0, height - 1 - has_host)]]
+    lines = [rule("GPUS", inner, figures=figures), *rows[: max(0, height - 1 - has_host)]]
     if not has_host:
         return lines[:height]
     host = host_figures(snapshot, inner)
     if is_framed:
-        return box(lines, width, figures_rule("HOST", host, inner))
+        return box(lines, width, rule("HOST", inner, figures=host))
     spans = [[("  " if number else " host  ", "label"), *figure] for number, figure in enumerate(host)]
     return [*lines, fitting(spans, width)][:height]
 

@@ -25,8 +25,8 @@ from gputui.ui.tui.layout.columns import (
     pad,
     place,
     row_line,
+    rule,
     selected,
-    styled_rule,
 )
 from gputui.ui.tui.layout.lists import order_named
 from gputui.ui.tui.layout.run_words import outlook, run_style, run_title, silent_seconds, tag_words
@@ -111,15 +111,15 @@ def _heading(placed: Placed[_Shown], state: RunsState, notes: Sequence[Span], wi
     """``RUNS ── STATE ── PROGRESS ── … queue paused ── 1–5 of 40``."""
     filter_words = f"/{clean(state.filter_text)}" if state.filter_text else ""
     title = " ".join(filter(None, ("RUNS", order_named(ORDERS, state.order).words, filter_words)))
-    return _with_heads(styled_rule(title, width, notes), placed, cell_width(f" {title} "))
+    return _with_heads(rule(title, width, notes=notes), placed, cell_width(f" {title} "))
 
 
 def _with_heads(line: Line, placed: Placed[_Shown], start: int) -> Line:
     """Put the columns' heads into the bare part of a rule, each above its column."""
     heads: list[Span] = []
     at = 0
-    rule = next(number for number, (_, style) in enumerate(line) if style == "rule")
-    end = start + cell_width(line[rule][0])
+    bare = next(number for number, (_, style) in enumerate(line) if style == "rule")
+    end = start + cell_width(line[bare][0])
     for column, room in placed:
         left = at if column is placed[0][0] else at + column.gap
         at = left + room
@@ -129,7 +129,7 @@ def _with_heads(line: Line, placed: Placed[_Shown], start: int) -> Line:
         if column.head and begin >= start and begin + len(head) < end:
             heads += [("─" * (begin - start), "rule"), (head, "head")]
             start = begin + len(head)
-    return [*line[:rule], *heads, ("─" * (end - start), "rule"), *line[rule + 1 :]]
+    return [*line[:bare], *heads, ("─" * (end - start), "rule"), *line[bare + 1 :]]
 
 
 def _row(placed: Placed[_Shown], entry: Entry, snapshot: Snapshot, state: RunsState, width: int) -> Line:

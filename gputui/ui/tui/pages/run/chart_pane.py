@@ -39,7 +39,7 @@ from gputui.ui.tui.layout.charts import (
     place_words,
     plot_columns,
 )
-from gputui.ui.tui.layout.columns import clip_line, fit_line, framed, styled_rule
+from gputui.ui.tui.layout.columns import clip_line, fit_line, framed, rule
 from gputui.ui.tui.layout.panels import USUAL, Panel, PanelPlace, Panels, panels, places
 from gputui.ui.tui.widgets.chart_controller import ChartController
 from gputui.ui.tui.widgets.line_edit import LineEdit
@@ -182,7 +182,7 @@ class RunCharts(ChartController):
             typed = self.edit.spans(max(8, width - 11 - len(note)))
             spans = [(" filter ", "title"), *typed, (f" {note}", "warn" if problem else "dim")]
         elif look.cursor is None and self._is_framed:
-            return styled_rule("CHARTS", width, self._settings_parts(data, look, width))
+            return rule("CHARTS", width, notes=self._settings_parts(data, look, width))
         else:
             parts = (
                 self._settings_parts(data, look, width)
