@@ -110,7 +110,7 @@ class StillFeed(Feed):
         self._still_reader.processes = reader
 
     def wait_for_checkpoints(self) -> None:
-        self._still_reader.wait_for_checkpoints(60.0)
+        self._still_reader.run_page.checkpoints.wait(60.0)
 
     def watch(self, command_id: int) -> None:
         self.watched.add(command_id)

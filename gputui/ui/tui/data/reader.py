@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.core.config import Workspace
@@ -38,12 +38,9 @@ from gputui.ui.tui.data.snapshot import (
     RunPage,
     RunRow,
     Snapshot,
-    StudyPage,
-    StudyRow,
 )
 
 if TYPE_CHECKING:
-    from gputui.runs.processes import HostProcess
     from gputui.ui.tui.data.processes import ProcessReader
     from gputui.ui.tui.data.run_details import RunPageReader
     from gputui.ui.tui.data.studies import StudyReader
@@ -63,12 +60,18 @@ _INCLUDING = 1e-3
 _BUCKET_SECONDS = HISTORY_SECONDS / HISTORY_BUCKETS
 
 
-class _Over(Struct, frozen=True):
-    """An ended run as it was when its curve was read."""
+class _Reading(NamedTuple):
+    """One read of the store: ``at`` is the past moment shown, None for the present; times are UTC unix seconds."""
 
-    ended_at: float | None
-    attempt: int
-    progress: Progress
+    connection: sqlite3.Connection
+    interest: Interest
+    now: float
+    at: float | None
+
+    @property
+    def seen(self) -> float:
+        """The moment that is shown."""
+        return self.now if self.at is None else self.at
 
 
 class SnapshotReader:
@@ -77,10 +80,10 @@ class SnapshotReader:
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
         self._bucket = -1
-        self._gpu_history: Mapping[str, GpuHistory] = {}
-        self._host_history: HostHistory | None = None
+        self._short: tuple[Mapping[str, GpuHistory], HostHistory | None] = {}, None
         self._trackers: dict[str, RunTracker] = {}
-        self._over: dict[str, _Over] = {}
+        self._over: dict[tuple[str, float | None, int], Progress] = {}
+        """Progress of ended runs, by run, end and attempt."""
         self._over_runs: list[Run] = []
         self._over_mark: tuple[int, int, int] | None = None
         self._has_read = False
@@ -90,12 +93,31 @@ class SnapshotReader:
         self._then: dict[str, tuple[Progress, tuple[str, ...]]] = {}
         """Progress and metric names of runs at the past moment being read."""
         self._curves = CurveReader()
-        self._run_page: RunPageReader | None = None
-        self._studies: StudyReader | None = None
         self._costs = CostReader()
         self._gpu_page = GpuPageReader()
-        self.processes: ProcessReader | None = None
         self._idle = IdleReader()
+
+    # Imported on first use.
+
+    @cached_property
+    def run_page(self) -> RunPageReader:
+        """The reader of a run's page."""
+        from gputui.ui.tui.data.run_details import RunPageReader
+
+        return RunPageReader(self._workspace, self._curves)
+
+    @cached_property
+    def _studies(self) -> StudyReader:
+        from gputui.ui.tui.data.studies import StudyReader
+
+        return StudyReader()
+
+    @cached_property
+    def processes(self) -> ProcessReader:
+        """The reader of processes."""
+        from gputui.ui.tui.data.processes import ProcessReader
+
+        return ProcessReader(self._workspace)
 
     def read(self, connection: sqlite3.Connection, now: float, interest: Interest) -> Snapshot:
         """Read one consistent moment of the store, the present or that of ``interest``. Raises sqlite3.Error."""
@@ -104,29 +126,32 @@ class SnapshotReader:
         try:
             self._then.clear()
             at, past = (None, None) if interest.moment is None else self._past_of(connection, interest.moment, now)
-            seen = now if at is None else at
+            reading = _Reading(connection, interest, now, at)
             runs = self._runs(connection, at)
             gpus = tuple(read_gpus(connection, now, at, None if at is None else holders(runs)))
-            of_gpus, of_host = self._histories(connection, now, at)
+            of_gpus, of_host = self._histories(reading)
             agent = read_agent(connection)
+            has_processes = interest.processes and at is None
+            # Most homes have no study, and import nothing for one.
+            has_studies = connection.execute("SELECT 1 FROM studies LIMIT 1").fetchone() is not None
             return Snapshot(
-                at=seen,
+                at=reading.seen,
                 agent=agent if at is None else _agent_then(agent, gpus, at),
                 gpus=gpus,
                 gpu_history=of_gpus,
                 host=read_host(connection, at),
                 host_history=of_host,
-                runs=self._rows(connection, runs, interest, at),
+                runs=self._rows(reading, runs),
                 events=tuple(read_news(connection, at, limit=EVENTS_KEPT)),
-                page=self._page(connection, runs, interest, now, at),
-                compared=self._compared(connection, interest, now, at),
+                page=self._page(reading, runs),
+                compared=self._compared(reading),
                 machine=machine_state(connection, now, at),
                 alerts=read_alerts(connection, interest.alerts, at),
-                gpu_page=self._read_gpu_page(connection, runs, interest, seen, at),
-                processes=self._read_processes(gpus) if interest.processes and at is None else None,
-                idle_since=self._idle.read(connection, gpus, now) if interest.processes and at is None else {},
-                studies=self._study_rows(connection, at),
-                study_page=self._read_study_page(connection, interest, now, at),
+                gpu_page=self._read_gpu_page(reading, runs),
+                processes=self.processes.read(gpus) if has_processes else None,
+                idle_since=self._idle.read(connection, gpus, now) if has_processes else {},
+                studies=self._studies.active(connection, at) if has_studies else (),
+                study_page=self._studies.page(connection, interest.study_id, now, at) if interest.studies else None,
                 trouble=full_disk_words(self._workspace.state, agent, now) if at is None else None,
                 past=past,
             )
@@ -134,27 +159,19 @@ class SnapshotReader:
             connection.execute("ROLLBACK")
             self._has_read = True
 
-    def wait_for_checkpoints(self, seconds: float) -> None:
-        """Wait for the running search for checkpoints."""
-        if self._run_page is not None:
-            self._run_page.checkpoints.wait(seconds)
-
     def later(self, snapshot: Snapshot, now: float, interest: Interest) -> Snapshot:
         """The snapshot at a later time: clock, ages, log and processes change without the store."""
         if snapshot.past is not None:
             return replace(snapshot, past=snapshot.past._replace(now=now), trouble=None)
         stale_after = stale_after_seconds(snapshot.agent.interval_seconds if snapshot.agent else None)
-        moved = replace(
+        return replace(
             snapshot,
             at=now,
             gpus=tuple(aged(gpu, now, stale_after) for gpu in snapshot.gpus),
             trouble=full_disk_words(self._workspace.state, snapshot.agent, now),
-            processes=self._read_processes(snapshot.gpus) if interest.processes else None,
+            processes=self.processes.read(snapshot.gpus) if interest.processes else None,
+            page=None if snapshot.page is None else self.run_page.later(snapshot.page, interest),
         )
-        if snapshot.page is None:
-            return moved
-        page = snapshot.page
-        return replace(moved, page=self._page_reader().later(page, interest))
 
     def _past_of(self, connection: sqlite3.Connection, moment: Moment, now: float) -> tuple[float, Past]:
         # Imported on first use: most screens never show the past.
@@ -166,20 +183,18 @@ class SnapshotReader:
         self._resolved = (moment, at)
         return at, past._replace(asked=moment)
 
-    def _histories(
-        self, connection: sqlite3.Connection, now: float, at: float | None
-    ) -> tuple[Mapping[str, GpuHistory], HostHistory | None]:
+    def _histories(self, reading: _Reading) -> tuple[Mapping[str, GpuHistory], HostHistory | None]:
         """The short histories. Those of the present end with the last full bucket, and are kept until the next one."""
+        connection, _, now, at = reading
         bucket = int(now // _BUCKET_SECONDS)
+        if at is None and bucket == self._bucket:
+            return self._short
         until = bucket * _BUCKET_SECONDS if at is None else at + _INCLUDING
         span = until - HISTORY_SECONDS, until, HISTORY_BUCKETS
-        if at is not None:
-            return gpu_history(connection, *span), host_history(connection, *span)
-        if bucket != self._bucket:
-            self._bucket = bucket
-            self._gpu_history = gpu_history(connection, *span)
-            self._host_history = host_history(connection, *span)
-        return self._gpu_history, self._host_history
+        found = gpu_history(connection, *span), host_history(connection, *span)
+        if at is None:
+            self._bucket, self._short = bucket, found
+        return found
 
     def _runs(self, connection: sqlite3.Connection, at: float | None) -> list[Run]:
         """All runs in the order of `in_order`."""
@@ -191,25 +206,22 @@ class SnapshotReader:
             self._over_runs = in_order(read_runs(connection, limit=RUNS_KEPT, over_only=True))
         return [*in_order(read_runs(connection, active_only=True)), *self._over_runs]
 
-    def _rows(
-        self, connection: sqlite3.Connection, runs: list[Run], interest: Interest, at: float | None
-    ) -> tuple[RunRow, ...]:
+    def _rows(self, reading: _Reading, runs: list[Run]) -> tuple[RunRow, ...]:
+        connection, interest, _, at = reading
         if at is not None:
             return tuple(RunRow(run, self._progress_then(connection, run, at)) for run in runs)
         known = {run.run_id for run in runs}
-        for gone in [run_id for run_id in self._trackers if run_id not in known]:
-            del self._trackers[gone]
+        self._trackers = {run_id: tracker for run_id, tracker in self._trackers.items() if run_id in known}
         rows = []
         budget = OVER_RUNS_PER_READ
         for run in runs:
             if run.state.is_over and run.run_id != interest.run_id:
-                found = self._over.get(run.run_id)
-                if (found is None or (found.ended_at, found.attempt) != (run.ended_at, run.attempt)) and budget:
+                key = (run.run_id, run.ended_at, run.attempt)
+                if key not in self._over and budget:
                     budget -= 1
-                    found = _Over(run.ended_at, run.attempt, self._progress(connection, run))
-                    self._over[run.run_id] = found
+                    self._over[key] = self._progress(connection, run)
                     self._trackers.pop(run.run_id, None)
-                progress = found.progress if found else Progress(step=run.attempt_last_step)
+                progress = self._over.get(key) or Progress(step=run.attempt_last_step)
             else:
                 progress = self._progress(connection, run)
             rows.append((run, progress))
@@ -232,13 +244,10 @@ class SnapshotReader:
         if run.ended_at is None:
             self._then[run.run_id] = progress_at(connection, run, at)
             return self._then[run.run_id][0]
-        found = self._over.get(run.run_id)
-        is_same = found is not None and found.ended_at == run.ended_at
-        return found.progress if found is not None and is_same else Progress(step=run.attempt_last_step)
+        return self._over.get((run.run_id, run.ended_at, run.attempt)) or Progress(step=run.attempt_last_step)
 
-    def _page(
-        self, connection: sqlite3.Connection, runs: list[Run], interest: Interest, now: float, at: float | None
-    ) -> RunPage | None:
+    def _page(self, reading: _Reading, runs: list[Run]) -> RunPage | None:
+        connection, interest, now, at = reading
         if interest.run_id is None:
             return None
         run = next((run for run in runs if run.run_id == interest.run_id), None)
@@ -251,56 +260,20 @@ class SnapshotReader:
             progress = self._progress(connection, run), self._trackers[run.run_id].names
         else:
             progress = self._then.get(run.run_id) or progress_at(connection, run, at)
-        return self._page_reader().read(connection, run, *progress, interest, now, at)
+        return self.run_page.read(connection, run, *progress, interest, now, at)
 
-    def _read_gpu_page(
-        self, connection: sqlite3.Connection, runs: list[Run], interest: Interest, seen: float, at: float | None
-    ) -> GpuPage | None:
-        if interest.gpu_uuid is None:
+    def _read_gpu_page(self, reading: _Reading, runs: list[Run]) -> GpuPage | None:
+        uuid = reading.interest.gpu_uuid
+        if uuid is None:
             return None
-        page = self._gpu_page.read(connection, interest.gpu_uuid, interest.gpu_span_seconds, seen)
-        if at is None:
+        page = self._gpu_page.read(reading.connection, uuid, reading.interest.gpu_span_seconds, reading.seen)
+        if reading.at is None:
             return page
-        held = next((run for run in runs if interest.gpu_uuid in run.gpus), None)
+        held = next((run for run in runs if uuid in run.gpus), None)
         return page._replace(leased_since=held.attempt_started_at if held is not None else None)
 
-    def _study_rows(self, connection: sqlite3.Connection, at: float | None) -> tuple[StudyRow, ...]:
-        # Most homes have no study, and import nothing for one.
-        if connection.execute("SELECT 1 FROM studies LIMIT 1").fetchone() is None:
-            return ()
-        return self._study_reader().active(connection, at)
-
-    def _read_study_page(
-        self, connection: sqlite3.Connection, interest: Interest, now: float, at: float | None
-    ) -> StudyPage | None:
-        return self._study_reader().page(connection, interest.study_id, now, at) if interest.studies else None
-
-    def _study_reader(self) -> StudyReader:
-        """The reader of studies, imported on first use."""
-        if self._studies is None:
-            from gputui.ui.tui.data.studies import StudyReader
-
-            self._studies = StudyReader()
-        return self._studies
-
-    def _page_reader(self) -> RunPageReader:
-        """The reader of a run's page, imported on first use."""
-        if self._run_page is None:
-            from gputui.ui.tui.data.run_details import RunPageReader
-
-            self._run_page = RunPageReader(self._workspace, self._curves)
-        return self._run_page
-
-    def _read_processes(self, gpus: Sequence[GpuView]) -> Mapping[int, HostProcess]:
-        if self.processes is None:
-            from gputui.ui.tui.data.processes import ProcessReader
-
-            self.processes = ProcessReader(self._workspace)
-        return self.processes.read(gpus)
-
-    def _compared(
-        self, connection: sqlite3.Connection, interest: Interest, now: float, at: float | None
-    ) -> dict[str, ChartData]:
+    def _compared(self, reading: _Reading) -> dict[str, ChartData]:
+        connection, interest, now, at = reading
         self._curves.keep({*interest.compared, *([interest.run_id] if interest.run_id else [])})
         request = interest.charts
         if request is None:
