@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sqlite3
 import statistics
-from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
@@ -42,10 +41,9 @@ class RunTracker:
         self._losses: tuple[float | None, ...] = ()
         self._ranks: Mapping[int, RankRow] = {}
         self._newest: Mapping[str, float] = {}
-        self._ranks_attempt = -1
+        self._attempt: int | None = None
+        """The attempt whose curve was read."""
         self._report_seconds: float | None = None
-        self._pace: deque[tuple[float, int]] = deque(maxlen=1024)
-        self._pace_attempt = -1
 
     @cached_property
     def _curves(self) -> RunCurves:
@@ -57,7 +55,7 @@ class RunTracker:
         """Read what was stored since the last time; without the curve, that is quick even for a long run. Raises
         sqlite3.Error."""
         if with_curve:
-            if attempt == self._ranks_attempt and not self._curves.has_news(connection):
+            if attempt == self._attempt and not self._curves.has_news(connection):
                 return
             attempts = read_attempts(connection, self.run_id)
             loss = self._curves.curves(connection, attempts, _LOSSES)[LOSS]
@@ -71,43 +69,24 @@ class RunTracker:
             self._report_seconds = queries.report_seconds(
                 connection, attempt, queries.end_positions(connection, self.run_id)
             )
-            self._ranks_attempt = attempt
-            self._note_pace(attempt)
+            self._attempt = attempt
 
     def progress(self, run: Run) -> Progress:
         """The run's progress."""
         return _progress(run, self._ranks, self._newest, self._losses, self._steps_per_second(), self._report_seconds)
 
-    def _note_pace(self, attempt: int) -> None:
-        if attempt != self._pace_attempt:
-            self._pace.clear()
-            self._pace_attempt = attempt
-        known = self._curves.pace(attempt)
-        newest = self._pace[-1][0] if self._pace else -math.inf
-        place = len(known)
-        while place and known[place - 1][0] > newest:
-            place -= 1
-        for at, step in known[place:]:
-            self._add_pace(at, int(step))
-        for rank in self._ranks.values():
-            if rank.step is not None and rank.at is not None:
-                self._add_pace(rank.at, rank.step)
-                break
-
-    def _add_pace(self, at: float, step: int) -> None:
-        if not self._pace or (step > self._pace[-1][1] and at > self._pace[-1][0]):
-            self._pace.append((at, step))
-
     def _steps_per_second(self) -> float | None:
-        if len(self._pace) < 2:
+        """The mean pace of the last `RATE_WINDOW_SECONDS`, or of a little more where older lines are thinned out."""
+        points = [*self._curves.pace(self._attempt)] if self._attempt is not None else []
+        known = ((rank.at, rank.step) for rank in self._ranks.values() if rank.at is not None and rank.step is not None)
+        newest = next(known, None)
+        if newest is not None and (not points or (newest[0] > points[-1][0] and newest[1] > points[-1][1])):
+            points.append(newest)
+        if len(points) < 2:
             return None
-        end_at, end_step = self._pace[-1]
-        start_at, start_step = next(
-            place for place in self._pace if end_at - place[0] <= RATE_WINDOW_SECONDS or place is self._pace[-1]
-        )
-        if end_at <= start_at:
-            start_at, start_step = self._pace[-2]
-        return (end_step - start_step) / (end_at - start_at) if end_at > start_at else None
+        end_at, end_step = points[-1]
+        at, step = next((each for each in reversed(points) if end_at - each[0] >= RATE_WINDOW_SECONDS), points[0])
+        return (end_step - step) / (end_at - at)
 
 
 def row_of(connection: sqlite3.Connection, run: Run) -> RunRow:
