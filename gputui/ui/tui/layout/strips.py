@@ -58,6 +58,9 @@ def head_line(
         for state in _CONCERNING
         if counts[state] and not is_tight
     ]
+    if snapshot.machine.queue_pause is not None:
+        opens: list[Span] = [(", ", "dim"), ("P", "key"), (" opens", "dim")] if has_keys and not is_tight else []
+        right = [("queue paused", "warn"), *opens, ("  ", "text"), *right]
     right = [("  ", "text"), *right, *right_end(snapshot.at, snapshot.past, has_keys=has_keys)]
     room = width - sum(len(text) for text, _ in right)
     shown = ([("  " if not number else " · ", "dim"), part] for number, part in enumerate(parts))

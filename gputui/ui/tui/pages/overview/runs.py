@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from msgspec import Struct
-
 from gputui.core.text import cell_width, clean, clip, clip_middle
 from gputui.core.units import ago, count, duration, index_ranges, metric_value, rate, short_number
 from gputui.metrics.draw.parts import Line
@@ -28,28 +26,16 @@ from gputui.ui.tui.layout.columns import (
     rule,
     selected,
 )
-from gputui.ui.tui.layout.lists import order_named
+from gputui.ui.tui.layout.lists import ListState, order_named
 from gputui.ui.tui.layout.run_words import outlook, run_style, run_title, silent_seconds, tag_words
 from gputui.ui.tui.layout.sparklines import spark
 from gputui.ui.tui.layout.words import STUDY_SIGNS, run_sign, run_state_text, sign_of
 from gputui.ui.tui.pages.overview.run_order import ORDERS, Entry, StudyEntry, entry_id
 
 
-class RunsState(Struct, frozen=True):
-    """State of the table beyond the snapshot.
+class RunsState(ListState, frozen=True):
+    """The table's list with the runs marked for a comparison, and whether arrow keys move in it."""
 
-    Attributes:
-        cursor: the id of the row under the cursor.
-        top: index of the first row shown.
-        filter_text: words that a shown row contains.
-        order: a name of `run_order.ORDERS`.
-        marked: the runs marked for a comparison.
-        is_focused: whether arrow keys move in this table.
-    """
-
-    cursor: str | None = None
-    top: int = 0
-    filter_text: str = ""
     order: str = "state"
     marked: frozenset[str] = frozenset()
     is_focused: bool = True
@@ -70,7 +56,7 @@ def runs_panel(
     inner, room = (width - 2, height - 2) if is_framed else (width, height - 1)
     shown = entries[state.top : state.top + max(0, room)]
     placed = place(_columns(entries, inner), inner)
-    notes = _notes(snapshot, state, has_keys=has_keys)
+    notes: list[Span] = [(f"{len(state.marked)} marked", "accent")] if state.marked else []
     if len(entries) > len(shown) > 0:
         notes.append((f"{state.top + 1}–{state.top + len(shown)} of {len(entries)}", "dim"))
     lines = [_heading(placed if entries else [], state, notes, inner)]
@@ -93,22 +79,8 @@ def _empty_text(snapshot: Snapshot, state: RunsState, *, has_keys: bool) -> str:
     )
 
 
-def _notes(snapshot: Snapshot, state: RunsState, *, has_keys: bool) -> list[Span]:
-    """The end of the heading, the most important first."""
-    notes: list[Span] = []
-    pause = snapshot.machine.queue_pause
-    if pause is not None:
-        seconds = snapshot.at - pause.at
-        since = f" {duration(seconds // 60 * 60)} ago" if seconds >= 60 else ""
-        how = "P opens it" if has_keys else "gputui queue resume opens it"
-        notes.append((f"queue paused by {clean(pause.actor)}{since}, {how}", "warn"))
-    if state.marked:
-        notes.append((f"{len(state.marked)} marked", "accent"))
-    return notes
-
-
 def _heading(placed: Placed[_Shown], state: RunsState, notes: Sequence[Span], width: int) -> Line:
-    """``RUNS ── STATE ── PROGRESS ── … queue paused ── 1–5 of 40``."""
+    """``RUNS ── STATE ── PROGRESS ── … 2 marked ── 1–5 of 40``."""
     filter_words = f"/{clean(state.filter_text)}" if state.filter_text else ""
     title = " ".join(filter(None, ("RUNS", order_named(ORDERS, state.order).words, filter_words)))
     return _with_heads(rule(title, width, notes=notes), placed, cell_width(f" {title} "))

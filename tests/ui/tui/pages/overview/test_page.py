@@ -61,7 +61,7 @@ async def test_the_queue_is_paused_after_a_question_and_opened_without(app: Gput
         feed_of(app).refresh()
         await pilot.pause()
         assert mentions(text(app, "message"), "no run starts")
-        assert mentions(text(app, "runs"), "paused by me", "P ")
+        assert mentions(text(app, "head"), "queue paused", "P opens")
         await pilot.press("P")
         await until(pilot, lambda: len(asked(filler)) == 2)
         assert asked(filler)[-1] == ("queue_resume", None, {})
