@@ -75,15 +75,16 @@ def who(row: GpuRow, width: int) -> list[Span]:
         return [("✗ lost", "bad")]
     if gpu.state == "error":
         return [("✗ unreadable", "bad")]
-    slow: list[Span] = [(" slow", "warn")] if row.rank is not None and row.rank.is_slow else []
+    marks: list[Span] = [(" slow", "warn")] if row.rank is not None and row.rank.is_slow else []
+    marks += [(" ⊘", "warn")] if row.quarantined is not None else []
     if gpu.shared_with:
         return [(f"{len(gpu.run_ids)} runs", "accent")]
     if gpu.run_id is not None:
         rank = f" r{gpu.rank}" if gpu.rank is not None else ""
         name = title_of(gpu.run_id, gpu.run_name)
-        room = width - len(rank) - sum(len(text) for text, _ in slow)
+        room = width - len(rank) - sum(len(text) for text, _ in marks)
         shown = clip_middle(name, max(1, room))
-        return [(shown, row.style), (rank, "text"), *slow]
+        return [(shown, row.style), (rank, "text"), *marks]
     if row.quarantined is not None:
         return [("⊘ quarantine", "warn")]
     if is_free(gpu):

@@ -10,7 +10,7 @@ from gputui.ui.tui.layout.columns import is_boxed
 HEIGHT_OF_EVENTS = 16
 """Least height of a page that always shows events."""
 
-RUNS_BESIDE_CHARTS, FEW_EVENTS = 9, 4
+RUNS_BESIDE_CHARTS, FEW_EVENTS = 9, 3
 """Runs and events that stay in sight before there are charts."""
 
 CHARTS_LEAST, CHARTS_MOST = 7, 11

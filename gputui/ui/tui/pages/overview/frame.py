@@ -10,7 +10,7 @@ from gputui.ui.tui.layout.moments import time_line
 from gputui.ui.tui.layout.strips import head_line, notice_lines
 from gputui.ui.tui.pages.overview.areas import Rows, Wanted, share_rows
 from gputui.ui.tui.pages.overview.events import event_rows, events_panel
-from gputui.ui.tui.pages.overview.gpus import GpuCursor, gpu_height, gpu_panel
+from gputui.ui.tui.pages.overview.gpus import gpu_height, gpu_panel
 from gputui.ui.tui.pages.overview.run_order import with_studies
 from gputui.ui.tui.pages.overview.runs import RunsState, runs_panel
 
@@ -51,7 +51,7 @@ def overview_frame(
         rows = share_rows(width, max(0, height - len(head)), wanted, is_framed=False)
     lines = [
         *head,
-        *gpu_panel(snapshot, width, rows.gpus, GpuCursor(has_keys=False)),
+        *gpu_panel(snapshot, width, rows.gpus),
         *runs_panel(entries, RunsState(), snapshot, width, rows.runs, has_keys=False),
         *notes,
         *events_panel(snapshot, width, rows.events),

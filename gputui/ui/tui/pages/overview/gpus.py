@@ -44,12 +44,10 @@ class GpuCursor(NamedTuple):
     Attributes:
         uuid: the GPU under the cursor; None while the cursor is in another panel.
         top: index of the first GPU shown where not all fit.
-        has_keys: whether there are keys to press; off for printed frames.
     """
 
     uuid: str | None = None
     top: int = 0
-    has_keys: bool = True
 
 
 NO_CURSOR = GpuCursor()
@@ -83,8 +81,7 @@ def gpu_height(snapshot: Snapshot, width: int, most: int) -> int:
     """How many lines the panel takes if it may have ``most``."""
     if not snapshot.gpus:
         return min(most, 2 + len(no_gpu_lines(snapshot, width)))
-    down, notes = gpu_grid(snapshot, width, most, 0).down, len(quarantine_lines(snapshot, width))
-    return min(most, HEAD_ROWS + down + notes + _has_host(len(snapshot.gpus), most))
+    return min(most, HEAD_ROWS + gpu_grid(snapshot, width, most, 0).down + _has_host(len(snapshot.gpus), most))
 
 
 def _has_host(gpus: int, height: int) -> bool:
@@ -102,10 +99,8 @@ def gpu_panel(
     """The panel in ``height`` lines. Without a GPU, a sentence that says why."""
     inner = width - 2 if is_framed else width
     if snapshot.gpus:
-        notes = quarantine_lines(snapshot, inner, has_keys=cursor.has_keys)
         grid = gpu_grid(snapshot, inner, height, cursor.top, cursor.uuid)
-        # Notes go before a GPU does.
-        rows = [*_rows(snapshot, grid, inner, cursor), *notes]
+        rows = _rows(snapshot, grid, inner, cursor)
         hidden = len(snapshot.gpus) - grid.across * grid.down
         figures = gpu_figures(snapshot)
         if hidden > 0:
@@ -141,11 +136,18 @@ def _rows(snapshot: Snapshot, grid: GpuGrid, width: int, cursor: GpuCursor) -> l
 
 
 def _gpu_line(placed: Placed[GpuRow], row: GpuRow, now: float, width: int, cursor: str | None) -> Line:
-    gpu = row.gpu
+    gpu, failed = row.gpu, row.quarantined
+    style = "stale" if gpu.state == "stale" else None
     if gpu.state == "lost":
         line = fit_line([(f"{gpu.index:>2} ", "text"), *lost(row, now)], width - 1)
+    elif failed is not None and gpu.run_id is None:
+        # Beside its values, in place of a run's.
+        own = placed[: next(number for number, (column, _) in enumerate(placed) if column.head == "RUN / USER")]
+        left = sum(room + column.gap for column, room in own)
+        why = [(f"⊘ since {dated_clock(failed.since, now)}: ", "warn"), (clean(failed.reason), "text")]
+        line = [*row_line(own, row, left, style), *fit_line(why, width - 1 - left)]
     else:
-        line = row_line(placed, row, width - 1, "stale" if gpu.state == "stale" else None)
+        line = row_line(placed, row, width - 1, style)
     return _indented(line, gpu.uuid == cursor)
 
 
@@ -165,23 +167,3 @@ def no_gpu_lines(snapshot: Snapshot, width: int) -> list[Line]:
     else:
         text = "Looking for GPUs…"
     return [fit_line([("  " + line, "text")], width) for line in wrap(text, width - 4)]
-
-
-def quarantine_lines(snapshot: Snapshot, width: int, *, has_keys: bool = True) -> list[Line]:
-    """A line for each GPU in quarantine; more than two share one."""
-    listed = [(gpu.index, snapshot.machine.quarantined.get(gpu.uuid)) for gpu in snapshot.gpus]
-    held = [(index, failed) for index, failed in listed if failed is not None]
-    if len(held) > 2:
-        names = ", ".join(str(index) for index, _ in held)
-        text = f" ⊘ GPUs {names} are in quarantine: no run gets them"
-        how = "i says why, C clears one" if has_keys else "gputui gpus --clear GPU clears one"
-        return [fit_line([(text, "warn"), (f" · {how}", "dim")], width)]
-    lines = []
-    for index, failed in held:
-        head = f" ⊘ GPU {index} in quarantine since {dated_clock(failed.since, snapshot.at)}: "
-        tail = " · C clears it" if has_keys else f" · gputui gpus --clear {index}"
-        reason = clean(failed.reason)
-        room = max(8, width - len(head) - len(tail))
-        cut = reason if len(reason) <= room else reason[: room - 1] + "…"
-        lines.append(fit_line([(head, "warn"), (cut, "text"), (tail, "dim")], width))
-    return lines
