@@ -221,7 +221,8 @@ def _queue_again(request: CommandRequest, target: Run, params: dict[str, Scalar]
     repository.replace_next_attempt(connection, run_id, params=params, resume_from=point.path)
     repository.move(connection, target, RunState.QUEUED, cause=verb, actor=actor, now=request.context.now())
     skipped = f"; {point.skips}" if point.skips else ""
-    request.context.note("requeued", f"{verb} by {actor} from {point.words}{skipped}", run_id, key=verb)
+    done = f"{verb.removesuffix('e')}ed"
+    request.context.note("requeued", f"{done} by {actor} from {point.words}{skipped}", run_id, key=verb)
     return {
         "id": run_id,
         "state": RunState.QUEUED,
