@@ -38,17 +38,7 @@ def command(ctx: click.Context, with_cleared: bool, run: str | None, as_json: bo
     if ctx.invoked_subcommand is None:
         show(ctx.obj, as_json, with_cleared=with_cleared, run=run)
     elif with_cleared or run is not None:
-        fail("--all and --run go with gputui alerts alone, or with gputui alerts list", Exit.USAGE)
-
-
-@command.command("list")
-@click.option("--all", "with_cleared", is_flag=True, help="Those that are over, too.")
-@click.option("--run", metavar="RUN", help="Those of one run, those that are over too.")
-@json_option
-@click.pass_obj
-def list_alerts(session: Session, with_cleared: bool, run: str | None, as_json: bool) -> None:
-    """The same as gputui alerts."""
-    show(session, as_json, with_cleared=with_cleared, run=run)
+        fail("--all and --run go with gputui alerts alone", Exit.USAGE)
 
 
 def show(session: Session, as_json: bool, *, with_cleared: bool, run: str | None) -> None:

@@ -32,7 +32,7 @@ def test_what_lasts_the_severest_first(machine: Machine) -> None:
     assert say(machine) == "no active alerts\n"
     assert json.loads(say(machine, "--json")) == []
     fill(machine)
-    listed = json.loads(say(machine, "list", "--json"))
+    listed = json.loads(say(machine, "--json"))
     assert [one["rule"] for one in listed] == ["disk", "gpu_hot"]
     assert listed[0]["state"] == "raised" and listed[0]["value"] == 1.0 and listed[0]["acknowledged_at"] is None
     assert mentions(say(machine), "disk", "97 %")
