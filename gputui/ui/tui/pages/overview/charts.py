@@ -14,13 +14,15 @@ from gputui.ui.tui.layout.strips import gpu_totals, no_samples, power_unit
 
 _AXIS = XAxis("min", -HISTORY_SECONDS / 60, 0.0, "count")
 
+REDRAW_SECONDS = 5.0
+
 FOUR_WIDTH = 110
 """Least width with all four charts; narrower pages have two."""
 
 
 class ChartPanels:
     """The charts side by side, each with its current value in its heading. Headings follow each sample; the curves are
-    drawn again when a bucket of the history is full."""
+    drawn again every `REDRAW_SECONDS`, in which they move by half a cell at most."""
 
     def __init__(self) -> None:
         self._drawn_for: tuple[object, ...] = ()
@@ -32,7 +34,8 @@ class ChartPanels:
         across, frame = 4 if width >= FOUR_WIDTH else 2, 2 if is_framed else 0
         widths = [width * (number + 1) // across - width * number // across for number in range(across)]
         empty = no_samples(snapshot)
-        drawn_for = (width, height, is_framed, empty, snapshot.past and snapshot.at, snapshot.gpu_history)
+        moment = snapshot.at // REDRAW_SECONDS if snapshot.past is None else snapshot.past.asked
+        drawn_for = (width, height, is_framed, empty, len(snapshot.gpu_history), moment)
         if drawn_for != self._drawn_for:
             self._drawn_for = drawn_for
             curves, self._power_unit = _curves(snapshot)
