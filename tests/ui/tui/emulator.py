@@ -9,6 +9,7 @@ import pyte
 from pyte.screens import Char
 
 from gputui.ui.tui.terminal.grid import CellGrid
+from gputui.ui.tui.terminal.layer import DisplayLayer
 from gputui.ui.tui.terminal.pens import Pen
 
 # pyte prints parts of sequences it does not know: private CSI, mode queries and the kitty keyboard protocol.
@@ -87,6 +88,12 @@ class Terminal:
                 if _look(shown) != _wanted_look(text, pen):
                     wrong.append(f"({x}, {y}): wanted {text!r} {_wanted_look(text, pen)}, shown {_look(shown)}")
         return wrong
+
+
+def repaint(app: DisplayLayer[Any]) -> None:
+    """Let an app write the whole screen again."""
+    app._cell_grid.mark_unknown()
+    app._emit()
 
 
 @lru_cache(20_000)

@@ -20,7 +20,7 @@ from gputui.ui.tui.terminal import sequences
 from gputui.ui.tui.widgets.page import ActionScreen
 from gputui.ui.tui.widgets.pane import Pane
 from tests.ui.tui.conftest import MakeApp
-from tests.ui.tui.emulator import Terminal
+from tests.ui.tui.emulator import Terminal, repaint
 from tests.ui.tui.filling import Filler, uuid
 from tests.ui.tui.hostile import CORPUS, MARK, fill
 from tests.ui.tui.test_screens import until
@@ -75,7 +75,7 @@ class Watched:
         self.seen = ""
         app.write_frame = self._take  # type: ignore[method-assign]
         app.write_sequence = check_told  # type: ignore[method-assign]
-        app.repaint_terminal()
+        repaint(app)
 
     def _take(self, frame: str) -> None:
         check(frame)

@@ -8,8 +8,7 @@ pyproject.toml, and `tests/ui/tui/terminal/test_private_names.py` fails when one
 """
 
 import asyncio
-from dataclasses import dataclass
-from time import monotonic, perf_counter
+from time import monotonic
 from typing import Any, Final, TypeVar
 
 import textual.screen
@@ -65,25 +64,11 @@ _COLOR_SYSTEMS: Final = {
 }
 
 
-@dataclass(slots=True)
-class DisplayCounters:
-    """Counters of the output so far."""
-
-    bytes_written: int = 0
-    frames: int = 0
-    """Written frames; those without a difference are not counted."""
-    frames_put_off: int = 0
-    """Attempts at which the terminal had not yet taken the previous frame."""
-    last_paint_seconds: float = 0.0
-    """Time of the last update from its strips to the writer's queue."""
-
-
 class DisplayLayer(App[ReturnType]):
     """An app, or with another App class a mixin in front of it, that writes only the cells that changed."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.display_counters = DisplayCounters()
         # Rich detects the colours of the terminal; None is no colours. Textual makes NO_COLOR grey, but it means no
         # colour (no-color.org).
         color_system = None if self.no_color else _COLOR_SYSTEMS.get(self.console.color_system or "")
@@ -118,11 +103,6 @@ class DisplayLayer(App[ReturnType]):
         if self._driver is not None:
             self._driver.write(data)
 
-    def repaint_terminal(self) -> None:
-        """Write the whole screen again."""
-        self._cell_grid.mark_unknown()
-        self._emit()
-
     def on_resize(self, event: events.Resize) -> None:
         """Assume nothing about a terminal that changed its size or was resumed."""
         self._cell_grid.mark_unknown()
@@ -143,7 +123,6 @@ class DisplayLayer(App[ReturnType]):
         if is_other or (driver is not None and driver.is_inline):
             super()._display(screen, renderable)
             return
-        started = perf_counter()
         try:
             # Taken even if it cannot be shown now: the compositor offers it only once.
             if isinstance(renderable, LayoutUpdate):
@@ -151,7 +130,6 @@ class DisplayLayer(App[ReturnType]):
             elif isinstance(renderable, ChopsUpdate):
                 self._take_chops(renderable)
             self._emit()
-            self.display_counters.last_paint_seconds = perf_counter() - started
         except Exception as error:
             self._handle_exception(error)
         finally:
@@ -192,14 +170,9 @@ class DisplayLayer(App[ReturnType]):
                 self._cell_grid.mark_unknown()
                 return
             now = monotonic()
-            if writer._queue.qsize():
-                self._line.stuck(now)
-                self.display_counters.frames_put_off += 1
-                self._retry_later()
-                return
-            self._line.flowing(now)
-            if not self._line.may_write(now):
-                self.display_counters.frames_put_off += 1
+            is_taken = not writer._queue.qsize()
+            self._line.taken(is_taken, now)
+            if not is_taken or not self._line.may_write(now):
                 self._retry_later()
                 return
         elif hasattr(self._driver, "_writer_thread"):
@@ -211,12 +184,8 @@ class DisplayLayer(App[ReturnType]):
         if writer is not None and self._line.should_ask(now := monotonic()):
             frame += QUESTION
             self._line.asked(now)
-        size = len(frame.encode())
-        if self._sync_available and size >= _SYNC_FROM_BYTES:
+        if self._sync_available and len(frame.encode()) >= _SYNC_FROM_BYTES:
             frame = f"{_SYNC_START}{frame}{_SYNC_END}"
-            size += len(_SYNC_START) + len(_SYNC_END)
-        self.display_counters.bytes_written += size
-        self.display_counters.frames += 1
         self.write_frame(frame)
 
     def _retry_later(self) -> None:

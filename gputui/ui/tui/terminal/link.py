@@ -66,14 +66,11 @@ class Line:
         self._quickest = min(self._quickest, now - self._asked_at)
         self._asked_at = None
 
-    def stuck(self, now: float) -> None:
-        """The operating system has not taken the last frame yet."""
-        if self._stuck_since is None:
-            self._stuck_since = now
-
-    def flowing(self, now: float) -> None:
-        """The operating system has taken the last frame."""
-        if self._stuck_since is not None:
+    def taken(self, is_taken: bool, now: float) -> None:
+        """The operating system has, or has not, taken the last frame."""
+        if not is_taken:
+            self._stuck_since = now if self._stuck_since is None else self._stuck_since
+        elif self._stuck_since is not None:
             self._note(now - self._stuck_since, now)
             self._stuck_since = None
 

@@ -14,7 +14,7 @@ from gputui.ui.tui.layout.words import RUN_SIGNS, SEVERITY_GLYPHS
 from gputui.ui.tui.settings import Settings
 from gputui.ui.tui.theme.colors import THEMES, styles_of, theme_for
 from tests.ui.tui.conftest import StillFeed
-from tests.ui.tui.emulator import Terminal
+from tests.ui.tui.emulator import Terminal, repaint
 from tests.ui.tui.filling import Filler
 
 PAINTED = [theme for theme in THEMES.values() if theme.background is not None]
@@ -135,7 +135,7 @@ async def test_nothing_but_ascii_is_written(
     written: list[str] = []
     async with app.run_test(size=(80, 24)) as pilot:
         app.write_frame = written.append  # type: ignore[method-assign]
-        app.repaint_terminal()
+        repaint(app)
         for key in ("a", "question_mark", "escape", "comma", "escape", "ctrl+p", "v", "escape", "slash", "ä", "escape",
                     "s", "n", "enter", "1", "2", "3", "4", "5", "escape"):  # fmt: skip
             await pilot.press(key)
@@ -150,7 +150,7 @@ async def test_a_theme_repaints_everything(filler: Filler, workspace: Workspace)
     async with app.run_test(size=(100, 30)) as pilot:
         terminal = Terminal(100, 30)
         app.write_frame = terminal.feed  # type: ignore[method-assign]
-        app.repaint_terminal()
+        repaint(app)
         await pilot.pause()
         text = terminal.text
         seen = []
