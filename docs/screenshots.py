@@ -25,10 +25,10 @@ from typing import cast
 from PIL import Image
 from textual.pilot import Pilot
 
+from docs.still_demo import make_still_demo
 from gputui.core.config import Workspace, locate
 from gputui.runs.processes import HostProcess
 from gputui.store.hardware import GpuView
-from gputui.ui.demo.still import make_still_demo
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.data.processes import ProcessReader
 from gputui.ui.tui.pages.launch.page import LaunchScreen

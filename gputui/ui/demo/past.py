@@ -132,18 +132,6 @@ STORIES = (
 )
 
 
-STILL_STORIES = (
-    *STORIES[:-1],
-    Story(
-        "vit-b16", 7.5 * HOUR, (4, 6), 0.5,
-        (Act(4_150, OOM, 1), Act(13_310, BUS_ERROR.replace("rank3", "rank1"), 1), Act(0, is_live=True)),
-        lr=0.00025,
-    ),
-    Story("gpt2-124m", 5.5 * HOUR, (0, 1, 2, 3), 0.4, (Act(0, is_live=True),)),
-)  # fmt: skip
-"""The stories of a demo that stands still: in place of the run that the demo resumes, two that train on."""
-
-
 class Clock:
     """The clock of the agent's code, in UTC unix seconds."""
 

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.color import ColorSystem
-
 from gputui.metrics.draw.glyphs import Characters, ascii_line, translator
 from gputui.metrics.draw.parts import Line
-from gputui.ui.tui.theme.colors import ANSI
 
 
 def as_text(lines: Sequence[Line], *, characters: Characters = "braille", is_coloured: bool = False) -> str:
@@ -24,6 +21,11 @@ def _line(line: Line, characters: Characters, is_coloured: bool) -> str:
         parts[-1] = (parts[-1][0].rstrip(), parts[-1][1])
     if not is_coloured:
         return "".join(text for text, _ in parts)
+    # Rich is not needed for text without colours.
+    from rich.color import ColorSystem
+
+    from gputui.ui.tui.theme.colors import ANSI
+
     return "".join(ANSI.style(key).render(text, color_system=ColorSystem.STANDARD) for text, key in parts)
 
 

@@ -22,7 +22,7 @@ from gputui.store.rows import insert
 from gputui.store.runs import read_runs
 from gputui.store.series import HostSample
 from gputui.ui.demo.home import SCENARIO, write_profiles
-from gputui.ui.demo.past import STILL_STORIES, DemoPast
+from gputui.ui.demo.past import BUS_ERROR, HOUR, OOM, STORIES, Act, DemoPast, Story
 
 GIB = 2**30
 HOST = HostSample(
@@ -32,6 +32,17 @@ HOST = HostSample(
     network_received_bytes_per_second=2e6, network_sent_bytes_per_second=1e6,
 )  # fmt: skip
 FIRST_PID = 31_400
+
+# In place of the run that the demo resumes, two that train on.
+STILL_STORIES = (
+    *STORIES[:-1],
+    Story(
+        "vit-b16", 7.5 * HOUR, (4, 6), 0.5,
+        (Act(4_150, OOM, 1), Act(13_310, BUS_ERROR.replace("rank3", "rank1"), 1), Act(0, is_live=True)),
+        lr=0.00025,
+    ),
+    Story("gpt2-124m", 5.5 * HOUR, (0, 1, 2, 3), 0.4, (Act(0, is_live=True),)),
+)  # fmt: skip
 
 
 def make_still_demo(workspace: Workspace, now: float) -> None:
