@@ -44,7 +44,7 @@ def test_order_priorities_and_moves(busy: Machine) -> None:
     assert order(busy) == expected
     listed = busy.gputui("queue").splitlines()
     assert [line.split()[1] for line in listed[1:]] == expected
-    wait_until(lambda: "leased to long-1" in busy.gputui("queue"), what="the reason")
+    wait_until(lambda: "used by long-1" in busy.gputui("queue"), what="the reason")
     assert "is running" in busy.gputui("queue", "move", "long-1", "--first", code=3)
     assert "give one of" in busy.gputui("queue", "move", "a-1", code=2)
     busy.gputui("stop", "long-1", "--now")

@@ -156,7 +156,7 @@ class _GpuPool(NamedTuple):
             return gpu.blocked_by
         if others := self.others_on(gpu, run):
             alone = len(others) == 1
-            return f"is leased to {others[0]}" if alone else f"is shared by {len(others)} trials"
+            return f"is used by {others[0]}" if alone else f"is shared by {len(others)} trials"
         needed = spec_of(run).gpus.memory_bytes
         if needed is not None and gpu.free_bytes is not None and gpu.free_bytes < needed:
             return f"has {gpu.free_bytes / 2**30:.1f} of {needed / 2**30:.1f} GiB free"
@@ -196,7 +196,7 @@ def _place_on_gpus(run: Run, pool: _GpuPool, reserved: Collection[str]) -> tuple
 
 
 def _wait_reason(candidates: Sequence[GpuAvailability], blocks: Mapping[str, str | None], wanted: int) -> str:
-    """``waits for 2 GPUs (1 free; GPUs 0–3 are leased to vit-1)``. ``blocks`` has the reason for
+    """``waits for 2 GPUs (1 free; GPUs 0–3 are used by vit-1)``. ``blocks`` has the reason for
     each blocked GPU by UUID."""
     by_reason: dict[str, list[GpuAvailability]] = {}
     for gpu in candidates:
