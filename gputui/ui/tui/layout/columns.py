@@ -158,6 +158,24 @@ def _cut_line(spans: Sequence[Span], width: int) -> tuple[Line, int]:
     return line, room
 
 
+def filled(lines: Sequence[Line], width: int, height: int) -> list[Line]:
+    """Lines cut or filled up with blank ones to exactly ``height``."""
+    return [*lines[:height], *[fit_line([], width)] * (height - len(lines))]
+
+
+def beside(*blocks: Sequence[Line]) -> list[Line]:
+    """Blocks of the same height next to each other."""
+    return [[span for line in lines for span in line] for lines in zip(*blocks, strict=True)]
+
+
+def paragraph(lead: Span, text: str, style: str, width: int) -> list[Line]:
+    """A text over as many lines as it needs, with ``lead`` before the first."""
+    indent = cell_width(lead[0])
+    parts = wrap(text, max(10, width - indent - 1))
+    leads = [lead, *[(" " * indent, lead[1])] * (len(parts) - 1)]
+    return [fit_line([first, (part, style)], width) for first, part in zip(leads, parts, strict=False)]
+
+
 def fitting(parts: Sequence[Sequence[Span]], width: int) -> Line:
     """The parts that fit into ``width`` cells, each whole or not at all."""
     line: Line = []
@@ -217,8 +235,7 @@ def box(lines: Sequence[Line], width: int, foot: Sequence[Span] = ()) -> list[Li
 
 def framed(title: Line, lines: Sequence[Line], width: int, height: int) -> list[Line]:
     """A panel in a frame, filled up with blank lines; title and lines have ``width - 2`` cells."""
-    blank: Line = [(" " * (width - 2), "text")]
-    return box([title, *lines[: height - 2], *[blank] * (height - 2 - len(lines))], width)
+    return box([title, *filled(lines, width - 2, height - 2)], width)
 
 
 def bar_spans(fraction: float | None, width: int, style: str = "bar") -> Line:

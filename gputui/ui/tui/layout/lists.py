@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from msgspec import Struct
@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gputui.core.text import clean
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
-from gputui.ui.tui.layout.columns import Column, fit_line, head_line, place, row_line, rule, selected
+from gputui.ui.tui.layout.columns import Column, filled, fit_line, head_line, place, row_line, rule, selected
 
 Row = TypeVar("Row")
 
@@ -27,17 +27,21 @@ class RowOrder(NamedTuple, Generic[Row]):
 
     def sorted(self, rows: Sequence[Row]) -> list[Row]:
         """The rows in this order; equal ones stay as they are."""
-        key = self.key
-        if key is None:
+        if self.key is None:
             return list(rows)
-        values = [key(row) for row in rows]
-        places = sorted(range(len(rows)), key=lambda n: (values[n] is None, values[n] or 0))
-        return [rows[place] for place in places]
+        keyed = [(self.key(row), row) for row in rows]
+        return [row for _, row in sorted(keyed, key=lambda pair: (pair[0] is None, pair[0] or 0))]
 
 
 def order_named(orders: Sequence[RowOrder[Row]], name: str) -> RowOrder[Row]:
     """The order of this name; the first for an unknown name."""
     return next((order for order in orders if order.name == name), orders[0])
+
+
+def matching(rows: Iterable[Row], filter_text: str, words_of: Callable[[Row], str]) -> list[Row]:
+    """The rows whose words contain each word of the filter."""
+    wanted = filter_text.lower().split()
+    return [row for row in rows if not wanted or all(word in words_of(row).lower() for word in wanted)]
 
 
 class ListState(Struct, frozen=True):
@@ -99,26 +103,22 @@ class Listing(Struct, Generic[Row], frozen=True):
 
     def row_at(self, state: ListState, y: int) -> Row | None:
         """The row in line ``y``; None in a heading or below."""
-        number = state.top + y - self.head_lines
-        items = self.items
-        return items[number][1] if y >= self.head_lines and number < len(items) else None
+        below = self.items[state.top :][y - self.head_lines :] if y >= self.head_lines else []
+        return below[0][1] if below else None
 
     def lines(self, state: ListState, width: int, height: int) -> list[Line]:
         """The list in exactly ``height`` lines."""
-        items, room = self.items, max(0, height - self.head_lines)
-        shown = items[state.top : state.top + room]
-        notes: list[Span] = []
-        if state.filter_text:
-            notes.append((f"/{clean(state.filter_text)}", "accent"))
+        items, placed = self.items, place(self.columns, width - 1)
+        shown = items[state.top :][: max(0, height - self.head_lines)]
+        notes: list[Span] = [(f"/{clean(state.filter_text)}", "accent")] if state.filter_text else []
         if len(shown) < len(items):
             notes.append((f"{state.top + 1}–{state.top + len(shown)} of {len(items)}", "dim"))
         lines = [rule(self.title, width, notes=[*notes, *self.notes])]
-        placed = place(self.columns, width - 1)
         if self.head_lines > 1:
             lines.append([(" ", "text"), *head_line(placed, width - 1)])
-        if not self.rows:
-            nothing = "Nothing matches the filter; esc clears it."
-            lines.append(fit_line([(f"  {nothing if state.filter_text else self.empty}", "dim")], width))
+        if not items:
+            words = "Nothing matches the filter; esc clears it." if state.filter_text else self.empty
+            lines.append(fit_line([(f"  {words}", "dim")], width))
         for heading, row in shown:
             if row is None:
                 lines.append(rule(heading, width, style="label"))
@@ -127,4 +127,4 @@ class Listing(Struct, Generic[Row], frozen=True):
             mark: Span = ("▸" if is_current else " ", "cursor")
             line = [mark, *row_line(placed, row, width - 1, self.base(row))]
             lines.append(selected(line) if is_current else line)
-        return [*lines[:height], *[fit_line([], width)] * (height - len(lines))]
+        return filled(lines, width, height)

@@ -20,12 +20,14 @@ from gputui.ui.tui.widgets.list_page import ListingPage
 
 
 class FileRow(Protocol):
-    """A row of the list, with its file and a short name."""
+    """A row of the list: its file, a short name, and what else is searched."""
 
     @property
     def path(self) -> Path: ...
     @property
     def name(self) -> str: ...
+    @property
+    def searched(self) -> str: ...
 
 
 Row = TypeVar("Row", bound=FileRow)
@@ -54,11 +56,6 @@ class FileListScreen(ListingPage[Row], Generic[Row]):
     def columns(self) -> Sequence[Column[Row]]:
         """The columns of the rows."""
 
-    @staticmethod
-    @abstractmethod
-    def searched(row: Row) -> str:
-        """What is found beside the name of a row."""
-
     @abstractmethod
     def take(self, path: Path) -> None:
         """Go on with a file."""
@@ -66,14 +63,16 @@ class FileListScreen(ListingPage[Row], Generic[Row]):
     @property
     def found(self) -> Sequence[Row]:
         """The rows that match the typed text."""
-        return ranked(self.rows or (), self.edit.text, lambda row: (row.name, f"{self.searched(row)} {row.path}", ()))
+        return ranked(self.rows or (), self.edit.text, lambda row: (row.name, f"{row.searched} {row.path}", ()))
 
     def make_listing(self) -> Listing[Row]:
-        empty = f"↵ {self.VERB}s this file." if self.chosen_path is not None else f"No {self.WHAT} matches."
-        if not self.rows:
+        if self.rows is None:
+            empty = f"Reading {self.WHAT}s…"
+        elif not self.rows:
             doc = "docs/studies.md" if "study" in self.WHAT else "docs/profiles.md"
             empty = f"There is no {self.WHAT}; {doc} says how to write one."
-        empty = f"Reading {self.WHAT}s…" if self.rows is None else empty
+        else:
+            empty = f"No {self.WHAT} matches." if self.chosen_path is None else f"↵ {self.VERB}s this file."
         return Listing("", self.columns(), [ListSection("", self.found)], lambda row: row.path, empty=empty)
 
     def with_filter(self, lines: list[Line], width: int) -> list[Line]:
@@ -86,10 +85,8 @@ class FileListScreen(ListingPage[Row], Generic[Row]):
         """Take the rows, with the cursor on the file ``near``; a choice made before now counts."""
         self.rows = tuple(rows)
         self._type(self.edit)
-        if near is not None:
-            self.point_at(near)
+        self.point_at(near)
         if self._is_taken_ahead:
-            self._is_taken_ahead = False
             self.do_choose()
         self.changed()
 
@@ -103,11 +100,10 @@ class FileListScreen(ListingPage[Row], Generic[Row]):
     def chosen(self) -> Path | None:
         """The file of the row under the cursor; without one the typed path."""
         self.keep_cursor()
-        row = self.current
-        return self.chosen_path if row is None else row.path
+        return self.chosen_path if self.current is None else self.current.path
 
     def _type(self, edit: LineEdit) -> None:
-        if edit.text != self.edit.text or self.rows is None or self._made is None:
+        if edit.text != self.edit.text:
             self.table = replace(self.table, cursor=None, top=0)
         self.edit, self._made, self._place = edit, None, 0
         self.shell.message = ("", "info")
@@ -130,12 +126,12 @@ class FileListScreen(ListingPage[Row], Generic[Row]):
     def do_choose(self) -> None:
         """Go on with the chosen file."""
         path = self.chosen
-        if self.rows is None:
-            self._is_taken_ahead = True
-        elif path is not None and path.is_file():
-            self.take(path)
-        elif path is not None:
-            self.shell.say(f"There is no file {clean(str(path))}.", "warning")
+        self._is_taken_ahead = self.rows is None
+        if self.rows is not None and path is not None:
+            if path.is_file():
+                self.take(path)
+            else:
+                self.shell.say(f"There is no file {clean(str(path))}.", "warning")
 
     def do_cancel(self) -> None:
         if self.edit.text:

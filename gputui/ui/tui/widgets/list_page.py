@@ -1,9 +1,10 @@
-"""A page with a list: a cursor that stays on its row, scrolling, and a filter."""
+"""A page with a list: a cursor that stays on its row, scrolling, orders and a filter."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Hashable, Sequence
+from functools import partialmethod
 from typing import Any, ClassVar, Generic, TypeVar
 
 from msgspec.structs import replace
@@ -26,7 +27,6 @@ Row = TypeVar("Row")
 
 LIST_LEAST = 6
 """The foot of a page is left out if the list would get fewer lines."""
-
 
 MORE_THAN_ANY = 1 << 20
 """More rows than any list has."""
@@ -51,10 +51,7 @@ class ListPage(ActionScreen):
     ORDERS: ClassVar[Sequence[RowOrder[Any]]] = ()
     """The orders that `o` steps through; ``table.order`` is the name of one."""
     _awaits_letter = False
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._filter_line: LineEdit | None = None
+    _filter_line: LineEdit | None = None
 
     @property
     def row_ids(self) -> Sequence[Hashable]:
@@ -87,25 +84,12 @@ class ListPage(ActionScreen):
         self.point_at(moved(self.row_ids, self.table.cursor, by))
         self.changed()
 
-    def do_up(self) -> None:
-        self.move(-1)
+    def _step(self, rows: int = 0, pages: int = 0) -> None:
+        self.move(rows + pages * max(1, self.page_rows))
 
-    def do_down(self) -> None:
-        self.move(1)
-
-    def do_first(self) -> None:
-        self.move(-MORE_THAN_ANY)
-
-    def do_last(self) -> None:
-        self.move(MORE_THAN_ANY)
-
-    def do_page_up(self) -> None:
-        self.move(-max(1, self.page_rows))
-
-    def do_page_down(self) -> None:
-        self.move(max(1, self.page_rows))
-
-    # --- orders
+    do_up, do_down = partialmethod(_step, -1), partialmethod(_step, 1)
+    do_first, do_last = partialmethod(_step, -MORE_THAN_ANY), partialmethod(_step, MORE_THAN_ANY)
+    do_page_up, do_page_down = partialmethod(_step, pages=-1), partialmethod(_step, pages=1)
 
     def sort_by(self, order: RowOrder[Any]) -> None:
         """Sort by this order."""
@@ -133,10 +117,9 @@ class ListPage(ActionScreen):
 
     def with_filter(self, lines: list[Line], width: int) -> list[Line]:
         """The lines of the list; while the filter is being typed, it replaces the first one."""
-        if self._filter_line is not None and lines:
-            spans = self._filter_line.spans(max(8, width - 9))
-            return [fit_line([(" filter ", "title"), *spans], width), *lines[1:]]
-        return lines
+        if self._filter_line is None or not lines:
+            return lines
+        return [fit_line([(" filter ", "title"), *self._filter_line.spans(max(8, width - 9))], width), *lines[1:]]
 
     def do_filter(self) -> None:
         self._filter_line = LineEdit.at_end(self.filter_text)
@@ -153,20 +136,21 @@ class ListPage(ActionScreen):
     def take_key(self, event: events.Key) -> bool:
         """Choose an order by its letter, move the cursor while the filter is typed, or clear the filter."""
         awaits, self._awaits_letter = self._awaits_letter, False
-        order = next((each for each in self.ORDERS if each.letter == event.key), None)
-        if awaits and order is not None and self.line is None:
+        if self.line is not None:
+            if event.key in ("up", "down"):
+                with self.shell.one_paint():
+                    self.move(-1 if event.key == "up" else 1)
+            return event.key in ("up", "down")
+        order = next((each for each in self.ORDERS if awaits and each.letter == event.key), None)
+        if order is not None:
             self.shell.say("")
             self.sort_by(order)
-            return True
-        if self.line is not None and event.key in ("up", "down"):
-            with self.shell.one_paint():
-                self.move(-1 if event.key == "up" else 1)
-            return True
-        if self.line is None and event.key == "escape" and self.filter_text:
+        elif event.key == "escape" and self.filter_text:
             self.set_filter("")
             self.changed()
-            return True
-        return False
+        else:
+            return False
+        return True
 
 
 class ListingPage(ListPage, Generic[Row]):
@@ -181,9 +165,7 @@ class ListingPage(ListPage, Generic[Row]):
 
     def __init__(self, table: ListState) -> None:
         super().__init__()
-        self.head = Pane(id="head")
-        self.list = Pane(id="list")
-        self.detail = Pane(id="detail")
+        self.head, self.list, self.detail = Pane(id="head"), Pane(id="list"), Pane(id="detail")
         self.table = table
         self._made: tuple[Snapshot, ListState, Listing[Row]] | None = None
         self._place = 0
@@ -223,21 +205,18 @@ class ListingPage(ListPage, Generic[Row]):
         super().set_filter(text)
         self._place = 0
 
-    def do_back(self) -> None:
-        if self.filter_text:
-            self.set_filter("")
-            self.changed()
-        else:
-            super().do_back()
-
     def run_id_of(self, row: Row) -> str | None:
         """The run that a row is about."""
         return None
 
     @property
     def run_in_question(self) -> Run | None:
-        row = self.current
-        return None if row is None else self.snapshot.run_of(self.run_id_of(row))
+        return None if (row := self.current) is None else self.snapshot.run_of(self.run_id_of(row))
+
+    def open_run(self) -> None:
+        """Open the page of the run that the row under the cursor is about."""
+        if (run := self.run_in_question) is not None:
+            self.shell.open_run(run.run_id)
 
     # --- drawing
 
@@ -252,17 +231,17 @@ class ListingPage(ListPage, Generic[Row]):
     def draw(self, width: int, height: int) -> None:
         left = height - 1 - self.draw_frame(width)
         self.keep_cursor()
-        self.head.show([self.page_head(self.summary(), width)])
+        self.show_head(width)
         foot = self.framed(self.foot(self.inner_width(width), left), width)
         foot = foot if left - len(foot) >= LIST_LEAST else []
         self.list.show(self.list_lines(width, left - len(foot)), height=left - len(foot))
         self.detail.fit(foot)
 
-    def page_head(self, words: Sequence[Span], width: int) -> Line:
-        """The page's name behind the trail of pages, a summary, and the time."""
+    def show_head(self, width: int) -> None:
+        """Show the page's name behind the trail of pages, the summary, and the time."""
         end = right_end(self.snapshot.at, self.snapshot.past)
-        name: list[Span] = [(f" {self.crumb}", "title"), *words]
-        return self.with_trail(lambda room: between(name, end, room), width)
+        name: list[Span] = [(f" {self.crumb}", "title"), *self.summary()]
+        self.head.show([self.with_trail(lambda room: between(name, end, room), width)])
 
     def framed(self, lines: list[Line], width: int) -> list[Line]:
         """Lines of `inner_width` in a frame, if panels have one."""
@@ -275,12 +254,11 @@ class ListingPage(ListPage, Generic[Row]):
     def list_lines(self, width: int, height: int) -> list[Line]:
         """The list in exactly ``height`` lines, with the cursor in sight."""
         self.keep_cursor()
-        rows = height - is_boxed(*self.app.size)
+        rows, inner = height - is_boxed(*self.app.size), self.inner_width(width)
         ids, listing = self.row_ids, self.listing
         self._place = ids.index(self.table.cursor) if self.table.cursor in ids else 0
         self.table = listing.scrolled(self.table, rows)
         self.page_rows = rows - listing.head_lines - 1
-        inner = self.inner_width(width)
         return self.framed(self.with_filter(listing.lines(self.table, inner, rows), inner), width)
 
     def on_click(self, event: events.Click) -> None:

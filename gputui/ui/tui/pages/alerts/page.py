@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar
 
 from msgspec.structs import replace
@@ -13,11 +14,11 @@ from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.store.alerts import AlertView
 from gputui.ui.tui.actions import Context, Scope
-from gputui.ui.tui.data.snapshot import AlertsState, Interest, Moment
+from gputui.ui.tui.data.snapshot import Interest, Moment
 from gputui.ui.tui.dialogs.questions import Silence, SilenceScreen
 from gputui.ui.tui.layout.alerts import SEVEREST_FIRST, SIGNS
-from gputui.ui.tui.layout.columns import Column, fit_line, rule, wrap
-from gputui.ui.tui.layout.lists import Listing, ListSection, ListState, RowOrder
+from gputui.ui.tui.layout.columns import Column, filled, paragraph, rule
+from gputui.ui.tui.layout.lists import Listing, ListSection, ListState, RowOrder, matching
 from gputui.ui.tui.layout.words import dated_clock
 from gputui.ui.tui.widgets.list_page import ListingPage
 from gputui.ui.tui.widgets.page import Copyable
@@ -39,19 +40,31 @@ class AlertsScreen(ListingPage[AlertView]):
         return Interest(alerts=True)
 
     def make_listing(self) -> Listing[AlertView]:
-        snapshot, state = self.snapshot, self.table
-        sections = sections_of(snapshot.alerts, state, snapshot.at)
-        columns = columns_at(snapshot.at)
-        notes: list[Span] = [(f"by {state.order}", "dim")]
-        return Listing("ALERTS", columns, sections, lambda one: one.alert_id, notes, "No active alerts.")
+        """Active alerts in the chosen order, by severity the new ones first; then the resolved ones."""
+        alerts, order, now = self.snapshot.alerts, self.table.order, self.snapshot.at
+        active = matching(alerts.last, self.table.filter_text, _searched)
+        active.sort(key=lambda one: (-one.raised_at, -one.alert_id))
+        if order == "severity":
+            active.sort(key=lambda one: (not one.is_news(now), SEVEREST_FIRST.index(one.severity)))
+        resolved = matching(alerts.over, self.table.filter_text, _searched)
+        sections = [ListSection("", active), *([ListSection("RESOLVED", resolved)] if resolved else [])]
+        notes: list[Span] = [(f"by {order}", "dim")]
+        return Listing("ALERTS", _columns(now), sections, lambda one: one.alert_id, notes, "No active alerts.")
 
     def summary(self) -> list[Span]:
         active, now = self.snapshot.alerts.last, self.snapshot.at
         return [(f" · {len(active)} active, {sum(one.is_news(now) for one in active)} new", "text")]
 
     def foot(self, width: int, height: int) -> list[Line]:
-        room = min(DETAIL_MOST, max(DETAIL_LEAST, height // 3))
-        return [] if self.current is None else detail_lines(self.current, self.snapshot.at, width, room)
+        """The alert under the cursor: sentence, remedy and history."""
+        alert = self.current
+        if alert is None:
+            return []
+        lines = [rule(_title(alert.rule).upper(), width, f"{alert.rule} · {alert.severity}")]
+        history = " · ".join(_history(alert, self.snapshot.at))
+        for text, style in ((alert.sentence, "text"), (f"To do: {alert.remedy}", "accent"), (history, "dim")):
+            lines += paragraph((" ", style), clean(text), style, width)
+        return filled(lines, width, min(DETAIL_MOST, max(DETAIL_LEAST, height // 3)))
 
     def run_id_of(self, row: AlertView) -> str | None:
         return row.run_id
@@ -60,26 +73,21 @@ class AlertsScreen(ListingPage[AlertView]):
         return replace(super().context(), alert=self.current)
 
     def copyable(self) -> Sequence[Copyable]:
-        alert = self.current
-        return [] if alert is None else [Copyable("the alert", clean(alert.sentence))]
+        return [] if self.current is None else [Copyable("the alert", clean(self.current.sentence))]
 
     # --- actions
 
     def do_alert_run(self) -> None:
-        run = self.run_in_question
-        assert run is not None
-        self.shell.open_run(run.run_id)
+        self.open_run()
 
     def do_alert_moment(self) -> None:
-        alert = self.current
-        assert alert is not None
+        assert self.current is not None
         self.app.pop_screen()
-        self.shell.look_back(Moment(alert.raised_at))
+        self.shell.look_back(Moment(self.current.raised_at))
 
     def do_acknowledge(self) -> None:
-        alert = self.current
-        assert alert is not None
-        self.shell.ask("Acknowledge", "alert_ack", None, {"ids": [alert.alert_id]})
+        assert self.current is not None
+        self.shell.ask("Acknowledge", "alert_ack", None, {"ids": [self.current.alert_id]})
         self.move(1)
 
     def do_acknowledge_all(self) -> None:
@@ -97,20 +105,6 @@ class AlertsScreen(ListingPage[AlertView]):
         self.app.push_screen(SilenceScreen(alert, self.snapshot.at), silence)
 
 
-# --- the list
-
-
-def sections_of(alerts: AlertsState, state: ListState, now: float) -> list[ListSection[AlertView]]:
-    """The filtered alerts: active ones in the chosen order, by severity the new ones first; then resolved ones."""
-    words = state.filter_text.lower().split()
-    active = [one for one in alerts.last if _matches(one, words)]
-    active.sort(key=lambda one: (-one.raised_at, -one.alert_id))
-    if state.order == "severity":
-        active.sort(key=lambda one: (not one.is_news(now), SEVEREST_FIRST.index(one.severity)))
-    resolved = [one for one in alerts.over if _matches(one, words)]
-    return [ListSection("", active), *([ListSection("RESOLVED", resolved)] if resolved else [])]
-
-
 def _title(rule_name: str) -> str:
     """The title of a rule; its name if this gputui does not know it."""
     # Imported on first use: most screens show no alerts.
@@ -119,51 +113,34 @@ def _title(rule_name: str) -> str:
     return RULES[rule_name].title if rule_name in RULES else clean(rule_name)
 
 
-def _matches(alert: AlertView, words: Sequence[str]) -> bool:
-    subject = f"{alert.subject_name} {alert.run_id or ''}"
-    text = f"{alert.sentence} {alert.rule} {_title(alert.rule)} {alert.severity} {subject}".lower()
-    return all(word in text for word in words)
+def _searched(one: AlertView) -> str:
+    return f"{one.sentence} {one.rule} {_title(one.rule)} {one.severity} {one.subject_name} {one.run_id or ''}"
 
 
-def columns_at(now: float) -> list[Column[AlertView]]:
-    """The columns of the list at a moment."""
-
-    def sign(alert: AlertView, width: int) -> list[Span]:
-        glyph, style = SIGNS[alert.severity]
-        return [(glyph, style if alert.lasts else "dim")]
-
-    def lasted(alert: AlertView, width: int) -> list[Span]:
-        seconds = (now if alert.cleared_at is None else alert.cleared_at) - alert.raised_at
-        # Rounded, so that it does not change with every second.
-        step = 60 if seconds >= 60 else 10
-        return [("<10 s" if seconds < 10 else duration(seconds // step * step), "dim")]
-
-    def state(alert: AlertView, width: int) -> list[Span]:
-        if not alert.lasts:
-            return [("resolved", "dim")]
-        if alert.is_silenced(now):
-            return [("silenced", "dim")]
-        return [("acked", "dim")] if alert.acknowledged_at is not None else [("new", "label")]
-
-    def sentence(alert: AlertView, width: int) -> list[Span]:
-        return [(clean(alert.sentence), "text" if alert.is_news(now) else "dim")]
-
+def _columns(now: float) -> list[Column[AlertView]]:
     return [
-        Column("", 1, sign),
-        Column("SINCE", 12, lambda alert, _: [(dated_clock(alert.raised_at, now), "dim")], gap=1),
-        Column("FOR", 11, lasted, gap=1, importance=1),
-        Column("STATE", 8, state, gap=1),
-        Column("ALERT", 20, sentence, gap=1, grow=1),
-    ]
+        Column("", 1, lambda one, _: [(SIGNS[one.severity][0], SIGNS[one.severity][1] if one.lasts else "dim")]),
+        Column("SINCE", 12, lambda one, _: [(dated_clock(one.raised_at, now), "dim")], gap=1),
+        Column("FOR", 11, partial(_lasted, now), gap=1, importance=1),
+        Column("STATE", 8, lambda one, _: [_state(one, now)], gap=1),
+        Column("ALERT", 20, lambda one, _: [(clean(one.sentence), "text" if one.is_news(now) else "dim")],
+               gap=1, grow=1),
+    ]  # fmt: skip
 
 
-def detail_lines(alert: AlertView, now: float, width: int, height: int) -> list[Line]:
-    """An alert in exactly ``height`` lines: sentence, remedy and history."""
-    lines = [rule(_title(alert.rule).upper(), width, f"{alert.rule} · {alert.severity}")]
-    history = " · ".join(_history(alert, now))
-    for text, style in ((alert.sentence, "text"), (f"To do: {alert.remedy}", "accent"), (history, "dim")):
-        lines += [fit_line([(f" {part}", style)], width) for part in wrap(clean(text), width - 2)]
-    return [*lines[:height], *[fit_line([], width)] * (height - len(lines))]
+def _lasted(now: float, alert: AlertView, width: int) -> list[Span]:
+    seconds = (now if alert.cleared_at is None else alert.cleared_at) - alert.raised_at
+    # Rounded, so that it does not change with every second.
+    step = 60 if seconds >= 60 else 10
+    return [("<10 s" if seconds < 10 else duration(seconds // step * step), "dim")]
+
+
+def _state(alert: AlertView, now: float) -> Span:
+    if not alert.lasts:
+        return "resolved", "dim"
+    if alert.is_silenced(now):
+        return "silenced", "dim"
+    return ("acked", "dim") if alert.acknowledged_at is not None else ("new", "label")
 
 
 def _history(alert: AlertView, now: float) -> list[str]:
@@ -175,6 +152,4 @@ def _history(alert: AlertView, now: float) -> list[str]:
         words.append(f"acked by {alert.acknowledged_by or '–'} {dated_clock(alert.acknowledged_at, now)}")
     if alert.silenced_until is not None and alert.is_silenced(now):
         words.append(f"silenced until {dated_clock(alert.silenced_until, now)} by {alert.silenced_by or '–'}")
-    if alert.run_id is not None:
-        words.append(f"run {alert.run_id}")
-    return words
+    return [*words, f"run {alert.run_id}"] if alert.run_id is not None else words

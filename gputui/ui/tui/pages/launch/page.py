@@ -91,7 +91,7 @@ class LaunchScreen(ListingPage[Field]):
     def draw(self, width: int, height: int) -> None:
         rows, inner, plan = height - 1 - self.draw_frame(width), self.inner_width(width), self.plan
         frame = int(inner < width)
-        self.head.show([self.page_head(self.summary(), width)])
+        self.show_head(width)
         command = self.framed(view.command_lines(plan, inner, max(2, rows // 5)), width)
         left = rows - len(command)
         # The fields have their lines first; the checks have the rest.
@@ -298,6 +298,11 @@ class ProfileRow(NamedTuple):
     used_at: float | None
     missing: str
 
+    @property
+    def searched(self) -> str:
+        """What is found beside the name."""
+        return self.description
+
 
 def profile_rows(
     workspace: Workspace, cwd: Path, runs: Sequence[Run], gpu_count: int, environ: Mapping[str, str]
@@ -360,10 +365,6 @@ class ChooseProfileScreen(FileListScreen[ProfileRow]):
             self.rows_read(rows, next((row.path for row in rows if row.path.resolve() == near), None))
 
         self.in_thread(lambda: profile_rows(workspace, Path.cwd(), runs, gpu_count, os.environ), take)
-
-    @staticmethod
-    def searched(row: ProfileRow) -> str:
-        return row.description
 
     def columns(self) -> Sequence[Column[ProfileRow]]:
         now = self.snapshot.at

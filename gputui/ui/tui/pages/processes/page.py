@@ -49,10 +49,10 @@ class ProcessesScreen(ListingPage[view.ProcessRow]):
 
     def make_listing(self) -> Listing[view.ProcessRow]:
         self.rows = view.process_rows(self.snapshot)
-        return view.listing(self.snapshot, self.rows, view.arranged(self.rows, self.table), self.table)
+        return view.process_listing(self.snapshot, self.rows, self.table)
 
     def summary(self) -> list[Span]:
-        return view.totals(self.rows)
+        return [(f" · {view.totals(self.rows)}", "text")]
 
     def foot(self, width: int, height: int) -> list[Line]:
         row = self.current
@@ -61,76 +61,59 @@ class ProcessesScreen(ListingPage[view.ProcessRow]):
     def run_id_of(self, row: view.ProcessRow) -> str | None:
         return row.run_id
 
-    # --- the cursor
-
     def context(self) -> Context:
-        row = self.current
-        return replace(super().context(), pid=row.pid if row else None)
+        return replace(super().context(), pid=self.current.pid if self.current else None)
 
     def copyable(self) -> list[Copyable]:
         row = self.current
         return [] if row is None else [Copyable("the PID", str(row.pid)), *super().copyable()]
 
     def keep_cursor(self) -> None:
-        if self._awaited_gpu is not None and self.listing.rows:
-            wanted = next((row for row in self.listing.rows if self._awaited_gpu in row.gpus), None)
+        rows = self.listing.rows
+        if self._awaited_gpu is not None and rows:
+            self.point_at(next((row.key for row in rows if self._awaited_gpu in row.gpus), self.table.cursor))
             self._awaited_gpu = None
-            if wanted is not None:
-                self.point_at(wanted.key)
         if self.snapshot.processes is not None or self.snapshot.past is not None or self.table.cursor is None:
             # Else the host's processes, and perhaps the one under the cursor, are still being read.
             super().keep_cursor()
 
-    # --- what is shown
+    # --- actions
 
     def do_process_tree(self) -> None:
         self.table = replace(self.table, is_tree=not self.table.is_tree)
-        self.changed()
 
     def do_process_group(self) -> None:
         place = view.GROUPINGS.index(self.table.grouping)
         self.table = replace(self.table, grouping=view.GROUPINGS[(place + 1) % len(view.GROUPINGS)])
-        self.changed()
-
-    # --- what is done
 
     def do_process_detail(self) -> None:
-        row = self.current
-        if row is not None:
+        if (row := self.current) is not None:
             texts = [f"{name:<12} {text}" for name, text in view.facts(row)]
             self.app.push_screen(SheetScreen(f"Process {row.pid}", texts))
 
     def do_process_run(self) -> None:
-        run = self.run_in_question
-        if run is not None:
-            self.shell.open_run(run.run_id)
+        self.open_run()
 
     def do_environment(self) -> None:
-        row = self.current
-        if row is None:
-            return
-
-        def show(texts: list[str]) -> None:
-            self.app.push_screen(SheetScreen(f"Environment of process {row.pid}", texts))
-
-        # Reading it blocks while the process is stuck in the kernel.
-        self.in_thread(lambda: environment_texts(row.pid, row.start_ticks), show)
+        if (row := self.current) is not None:
+            title = f"Environment of process {row.pid}"
+            # Reading it blocks while the process is stuck in the kernel.
+            self.in_thread(
+                lambda: environment_texts(row.pid, row.start_ticks),
+                lambda texts: self.app.push_screen(SheetScreen(title, texts)),
+            )
 
     def do_signal(self) -> None:
-        row = self.current
-        if row is None:
-            return
-        about, warning = _about(row)
+        if (row := self.current) is not None:
 
-        def decide(chosen: MenuItem | None) -> None:
-            if chosen is not None:
-                self._send(row, signal.Signals[f"SIG{chosen.label}"])
+            def decide(chosen: MenuItem | None) -> None:
+                if chosen is not None:
+                    self._send(row, signal.Signals[f"SIG{chosen.label}"])
 
-        self.app.push_screen(SignalScreen(about, warning), decide)
+            self.app.push_screen(SignalScreen(*_about(row)), decide)
 
     def _send(self, row: view.ProcessRow, number: signal.Signals) -> None:
         """Send a signal in a thread: calls about a process may block."""
-
         app = self.shell
 
         def send() -> None:
@@ -147,20 +130,16 @@ class ProcessesScreen(ListingPage[view.ProcessRow]):
 def _about(row: view.ProcessRow) -> tuple[str, str]:
     """The process that a signal is for, and a warning if it belongs to a run."""
     about = f"PID {row.pid} of {row.user or 'an unknown user'}: {row.command or 'no command is known'}"
-    if row.run_id is None:
-        return about, ""
-    rank = "" if row.rank is None else f"rank {row.rank} of "
+    whose = f"{row.run_id}" if row.rank is None else f"rank {row.rank} of {row.run_id}"
     warning = (
-        f"It belongs to {rank}{row.run_id}: if it ends, that counts as a failure, and recovery acts. "
-        "To end the run, stop it."
+        f"It belongs to {whose}: if it ends, that counts as a failure, and recovery acts. To end the run, stop it."
     )
-    return about, warning
+    return about, "" if row.run_id is None else warning
 
 
 def environment_texts(pid: int, start_ticks: int | None) -> list[str]:
     """The environment of a process without secrets, line by line; or why it cannot be read."""
-    found = environment_of(pid)
-    now = identify(pid)
+    found, now = environment_of(pid), identify(pid)
     if start_ticks is None or now is None or now.start_ticks != start_ticks:
         return [f"PID {pid} cannot be tied to a process that is seen here."]
     if not found:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Literal
 
 from msgspec import Struct
@@ -16,8 +15,8 @@ from gputui.metrics.draw.raster import Span
 from gputui.runs.processes import HostProcess
 from gputui.store.hardware import LOOK_BACK_SECONDS, GpuView, ProcessView
 from gputui.ui.tui.data.snapshot import Snapshot
-from gputui.ui.tui.layout.columns import Column, fit_line, rule, wrap
-from gputui.ui.tui.layout.lists import Listing, ListSection, ListState, RowOrder, order_named
+from gputui.ui.tui.layout.columns import Column, filled, paragraph, rule
+from gputui.ui.tui.layout.lists import Listing, ListSection, ListState, RowOrder, matching, order_named
 from gputui.ui.tui.layout.process_words import script_of
 from gputui.ui.tui.layout.run_words import run_style
 
@@ -26,6 +25,11 @@ GROUPINGS: tuple[Grouping, ...] = ("", "gpu", "run")
 
 IDLE_SECONDS = 300.0
 """A process that has held memory of a GPU at 0 % for this long is marked as idle."""
+
+DETAIL_LINES = 5
+"""Lines of the details below the list; half of them are the command's at most."""
+
+_STATES = {"T": "stopped", "t": "traced", "Z": "ended", "D": "waits in the kernel"}
 
 Key = tuple[int, int | None]
 """A process for as long as it lives: PID and start ticks."""
@@ -59,18 +63,19 @@ class ProcessRow(Struct, frozen=True):
         return self.pid, self.start_ticks
 
 
-def _down(value: float | None) -> float | None:
-    return None if value is None else -value
+def _largest(name: str, letter: str, value: Callable[[ProcessRow], float | None]) -> RowOrder[ProcessRow]:
+    """An order with the largest value first."""
+    return RowOrder(name, letter, f"by {name}", lambda row: None if (known := value(row)) is None else -known)
 
 
 ORDERS: tuple[RowOrder[ProcessRow], ...] = (
-    RowOrder("GPU memory", "m", "by GPU memory", lambda row: _down(row.gpu_memory_bytes)),
-    RowOrder("SM", "s", "by SM", lambda row: _down(row.sm_percent)),
-    RowOrder("CPU", "c", "by CPU", lambda row: _down(row.cpu_percent)),
-    RowOrder("RAM", "r", "by RAM", lambda row: _down(row.memory_bytes)),
+    _largest("GPU memory", "m", lambda row: row.gpu_memory_bytes),
+    _largest("SM", "s", lambda row: row.sm_percent),
+    _largest("CPU", "c", lambda row: row.cpu_percent),
+    _largest("RAM", "r", lambda row: row.memory_bytes),
     RowOrder("PID", "p", "by PID", lambda row: row.pid),
     RowOrder("user", "u", "by user", lambda row: row.user),
-    RowOrder("time", "t", "by time", lambda row: _down(row.running_seconds)),
+    _largest("time", "t", lambda row: row.running_seconds),
     RowOrder("command", "n", "by command", lambda row: row.command),
 )
 
@@ -92,52 +97,43 @@ def process_rows(snapshot: Snapshot) -> list[ProcessRow]:
     rows = []
     for (pid, ticks), places in held.items():
         is_same = pid in hosts and hosts[pid].start_ticks == ticks
-        row = _row(pid, ticks, places, hosts.pop(pid) if is_same else None)
-        idle = [snapshot.idle_since.get((gpu.uuid, pid)) for gpu, _ in places]
-        since = [at for at in idle if at is not None]
+        row = _row((pid, ticks), places, hosts.pop(pid) if is_same else None)
+        since = [snapshot.idle_since.get((gpu.uuid, pid), snapshot.at) for gpu, _ in places]
         # A process is idle only if all its GPUs are.
-        seconds = snapshot.at - max(since) if len(since) == len(places) and not row.sm_percent else 0.0
+        seconds = 0.0 if row.sm_percent else snapshot.at - max(since)
         rows.append(replace(row, idle_seconds=seconds) if seconds >= IDLE_SECONDS else row)
-    return [*rows, *(_row(host.pid, host.start_ticks, (), host) for host in hosts.values())]
+    return [*rows, *(_row((host.pid, host.start_ticks), (), host) for host in hosts.values())]
 
 
-def _row(
-    pid: int, ticks: int | None, places: Sequence[tuple[GpuView, ProcessView]], host: HostProcess | None
-) -> ProcessRow:
+def _row(key: Key, places: Sequence[tuple[GpuView, ProcessView]], host: HostProcess | None) -> ProcessRow:
     listed = [process for _, process in places]
     sources: list[HostProcess | ProcessView] = [*([host] if host else []), *listed]
-    user = next((each.user for each in sources if each.user), None)
-    command = next((each.command for each in sources if each.command), None)
+    user = next((clean(each.user) for each in sources if each.user), None)
+    command = next((clean(each.command) for each in sources if each.command), None)
     # The driver's list knows the run of a process that has overwritten its environment.
-    owned = next((each for each in [*listed, *sources] if each.run_id is not None), None)
+    run_id, rank = next(((clean(each.run_id), each.rank) for each in [*listed, *sources] if each.run_id), (None, None))
     sizes = [each.memory_bytes for each in listed if each.memory_bytes is not None]
     total = sum(gpu.memory_total_bytes or 0 for gpu, _ in places)
-    return ProcessRow(
-        pid=pid,
-        start_ticks=ticks,
-        parent_pid=host.parent_pid if host else None,
-        user=None if user is None else clean(user),
-        command=None if command is None else clean(command),
-        run_id=None if owned is None or owned.run_id is None else clean(owned.run_id),
-        rank=None if owned is None else owned.rank,
+    row = ProcessRow(
+        *key,
+        user=user,
+        command=command,
+        run_id=run_id,
+        rank=rank,
         gpus=tuple(sorted({gpu.index for gpu, _ in places})),
         gpu_memory_bytes=sum(sizes) if sizes else None,
         gpu_memory_percent=100 * sum(sizes) / total if sizes and total else None,
         sm_percent=max((each.sm_percent for each in listed if each.sm_percent is not None), default=None),
-        cpu_percent=host.cpu_percent if host else None,
-        memory_bytes=host.memory_bytes if host else None,
-        state=host.state if host else None,
-        running_seconds=host.running_seconds if host else None,
     )
+    of_host = ("parent_pid", "cpu_percent", "memory_bytes", "state", "running_seconds")
+    return row if host is None else replace(row, **{name: getattr(host, name) for name in of_host})
 
 
 def arranged(rows: Sequence[ProcessRow], state: ProcessesState) -> list[ListSection[ProcessRow]]:
     """The rows that match the filter, sorted, in groups, and as a tree if ``state`` says so."""
-    words = state.filter_text.lower().split()
-    matching = [row for row in rows if all(word in _haystack(row) for word in words)]
-    found = order_named(ORDERS, state.order).sorted(sorted(matching, key=lambda row: row.pid))
+    found = matching(sorted(rows, key=lambda row: row.pid), state.filter_text, _searched)
     groups: dict[tuple[bool, tuple[int, ...], str], list[ProcessRow]] = {}
-    for row in found:
+    for row in order_named(ORDERS, state.order).sorted(found):
         groups.setdefault(_group(row, state.grouping), []).append(row)
     return [
         ListSection(heading and f"{heading} · {len(group)}", _as_tree(group) if state.is_tree else group)
@@ -154,11 +150,11 @@ def _group(row: ProcessRow, grouping: Grouping) -> tuple[bool, tuple[int, ...], 
     return False, (), ""
 
 
-def _haystack(row: ProcessRow) -> str:
+def _searched(row: ProcessRow) -> str:
     rank = "" if row.rank is None else f"r{row.rank}"
     gpus = " ".join(f"gpu{index}" for index in row.gpus)
     idle = "idle" if row.idle_seconds is not None else ""
-    return f"{row.pid} {row.user or ''} {row.command or ''} {row.run_id or ''} {rank} {gpus} {idle}".lower()
+    return f"{row.pid} {row.user or ''} {row.command or ''} {row.run_id or ''} {rank} {gpus} {idle}"
 
 
 def _as_tree(rows: Sequence[ProcessRow]) -> list[ProcessRow]:
@@ -179,72 +175,40 @@ def _as_tree(rows: Sequence[ProcessRow]) -> list[ProcessRow]:
     while waiting:
         row, own, below = waiting.pop()
         shown.append(replace(row, tree=own))
-        listed = children.pop(row.pid, [])
-        for number, child in reversed(list(enumerate(listed))):
-            is_last = number == len(listed) - 1
-            waiting.append((child, below + ("└ " if is_last else "├ "), below + ("  " if is_last else "│ ")))
+        ends = [("└ ", "  "), *[("├ ", "│ ")] * len(children.get(row.pid, ()))]
+        waiting += [
+            (child, below + branch, below + trunk)
+            for child, (branch, trunk) in zip(reversed(children.pop(row.pid, [])), ends, strict=False)
+        ]
     return shown
-
-
-_STATES = {"T": "stopped", "t": "traced", "Z": "ended", "D": "waits in the kernel"}
-
-DETAIL_LINES = 5
-"""Lines of the details below the list; half of them are the command's at most."""
 
 
 def process_panel(snapshot: Snapshot, width: int, height: int) -> list[Line]:
     """The processes on the GPUs in exactly ``height`` lines, those with the most memory first."""
-    rows = process_rows(snapshot)
     state = ProcessesState()
-    return listing(snapshot, rows, arranged(rows, state), state).lines(state, width, height)
+    return process_listing(snapshot, process_rows(snapshot), state).lines(state, width, height)
 
 
-def listing(
-    snapshot: Snapshot, rows: Sequence[ProcessRow], sections: Sequence[ListSection[ProcessRow]], state: ProcessesState
-) -> Listing[ProcessRow]:
-    """The list. ``rows`` are all processes, ``sections`` those that the filter leaves."""
-    order = order_named(ORDERS, state.order).words
-    words = [f"PROCESSES {order}" if snapshot.processes is not None else "PROCESSES"]
+def process_listing(snapshot: Snapshot, rows: Sequence[ProcessRow], state: ProcessesState) -> Listing[ProcessRow]:
+    """The list of those of all ``rows`` that the filter leaves."""
+    words = [f"PROCESSES {order_named(ORDERS, state.order).words}" if snapshot.processes is not None else "PROCESSES"]
     words += ["as a tree"] * state.is_tree
     words += [{"gpu": "per GPU", "run": "per run"}[state.grouping]] if state.grouping else []
-    colours = {row.run.run_id: run_style(row.run) for row in snapshot.runs}
-    columns = (
-        *_COLUMNS,
-        Column("RUN", 13, partial(_run, colours), importance=2, gap=2, grow=1, most=26),
-        Column("COMMAND", 14, _command, gap=2, grow=8),
-    )
-    known = [column for column in columns if _is_known(column.head, rows)]
     ours = sum(row.run_id is not None for row in rows)
     notes: list[Span] = [(f"{ours} of runs, {count_of(len(rows) - ours, 'other')}", "dim")] if rows else []
-    hidden = sum(gpu.processes is None and gpu.state == "ok" for gpu in snapshot.gpus)
-    if hidden:
+    if hidden := sum(gpu.processes is None and gpu.state == "ok" for gpu in snapshot.gpus):
         notes.insert(0, (f"no list of {count_of(hidden, 'GPU')} from the driver", "warn"))
     empty = "No process is on a GPU, and no run of ours has any."
-    if snapshot.past is not None:
-        empty = "No process is recorded of that moment."
-    return Listing(", ".join(words), known, sections, lambda row: row.key, notes, empty)
+    empty = empty if snapshot.past is None else "No process is recorded of that moment."
+    return Listing(", ".join(words), _columns(snapshot, rows), arranged(rows, state), lambda row: row.key, notes, empty)
 
 
-def _is_known(head: str, rows: Sequence[ProcessRow]) -> bool:
-    """Whether a column has a value: CPU, RAM and TIME are read only for the page, and now."""
-    values: dict[str, Callable[[ProcessRow], object]] = {
-        "SM": lambda row: row.sm_percent,
-        "CPU": lambda row: row.memory_bytes,
-        "RAM": lambda row: row.memory_bytes,
-        "TIME": lambda row: row.running_seconds,
-        "RUN": lambda row: row.run_id,
-    }
-    return head not in values or any(values[head](row) is not None for row in rows)
-
-
-def totals(rows: Sequence[ProcessRow]) -> list[Span]:
+def totals(rows: Sequence[ProcessRow]) -> str:
     """How many processes, and their CPU and RAM as far as known."""
-    text = f" · {len(rows)}"
-    if cpu := [row.cpu_percent for row in rows if row.cpu_percent is not None]:
-        text += f" · CPU {percent(sum(cpu))}"
-    if ram := [row.memory_bytes for row in rows if row.memory_bytes is not None]:
-        text += f" · RAM {bytes_text(sum(ram))}"
-    return [(text, "text")]
+    cpu = [row.cpu_percent for row in rows if row.cpu_percent is not None]
+    ram = [row.memory_bytes for row in rows if row.memory_bytes is not None]
+    words = [str(len(rows)), f"CPU {percent(sum(cpu))}" if cpu else "", f"RAM {bytes_text(sum(ram))}" if ram else ""]
+    return " · ".join(filter(None, words))
 
 
 def facts(row: ProcessRow) -> list[tuple[str, str]]:
@@ -275,14 +239,56 @@ def facts(row: ProcessRow) -> list[tuple[str, str]]:
 def detail_lines(row: ProcessRow, width: int) -> list[Line]:
     """The command and the details of a process below a heading, in `DETAIL_LINES` lines."""
     known = " · ".join(f"{name} {text}" for name, text in facts(row) if name not in ("PID", "command"))
-    command = wrap(row.command or "its command cannot be read", width - 2)[: DETAIL_LINES // 2]
-    lines = [rule(f"PROCESS {row.pid}", width), *(fit_line([(f" {part}", "text")], width) for part in command)]
-    lines += [fit_line([(f" {part}", "dim")], width) for part in wrap(known, width - 2)]
-    return [*lines[:DETAIL_LINES], *[fit_line([], width)] * (DETAIL_LINES - len(lines))]
+    command = paragraph((" ", "text"), row.command or "its command cannot be read", "text", width)
+    details = paragraph((" ", "dim"), known, "dim", width)
+    return filled([rule(f"PROCESS {row.pid}", width), *command[: DETAIL_LINES // 2], *details], width, DETAIL_LINES)
 
 
-def _pid(row: ProcessRow, width: int) -> list[Span]:
-    return [(str(row.pid), "text" if row.start_ticks is not None else "dim")]
+# --- columns
+
+_KNOWN_BY: Mapping[str, Callable[[ProcessRow], object]] = {
+    "SM": lambda row: row.sm_percent,
+    "CPU": lambda row: row.memory_bytes,
+    "RAM": lambda row: row.memory_bytes,
+    "TIME": lambda row: row.running_seconds,
+    "RUN": lambda row: row.run_id,
+}
+"""Columns that are left out if no row has this value: CPU, RAM and TIME are read only for the page, and now."""
+
+
+def _columns(snapshot: Snapshot, rows: Sequence[ProcessRow]) -> list[Column[ProcessRow]]:
+    """The columns that have a value."""
+    colours = {row.run.run_id: run_style(row.run) for row in snapshot.runs}
+
+    def run(row: ProcessRow, width: int) -> list[Span]:
+        if row.run_id is None:
+            return []
+        rank = "" if row.rank is None else f" r{row.rank}"
+        name = clip_middle(row.run_id, max(1, width - len(rank)))
+        return [(name, colours.get(row.run_id, "accent")), (rank, "text")]
+
+    columns: list[Column[ProcessRow]] = [
+        Column("PID", 8, lambda row, _: [(str(row.pid), "text" if row.start_ticks is not None else "dim")], ">"),
+        Column("USER", 7, lambda row, _: [(row.user or UNKNOWN, "dim")], gap=1, grow=1, most=12),
+        Column("GPU", 3, lambda row, _: [(index_ranges(row.gpus), "text")], ">", gap=1),
+        Column("GPU MEM", 7, lambda row, _: _value(_size(row.gpu_memory_bytes)) if row.gpus else [], ">", gap=1),
+        Column("%", 4, lambda row, _: _value(percent(row.gpu_memory_percent)) if row.gpus else [], ">", gap=1),
+        Column("SM", 4, lambda row, _: _value(percent(row.sm_percent)) if row.gpus else [], ">", 3, gap=1),
+        Column("CPU", 5, lambda row, _: _value(percent(row.cpu_percent)), ">", 1, gap=1),
+        Column("RAM", 6, lambda row, _: _value(_size(row.memory_bytes)), ">", 4, gap=1),
+        Column("TIME", 6, lambda row, _: [(age(row.running_seconds), "dim")], ">", 5, gap=1),
+        Column("RUN", 13, run, importance=2, grow=1, most=26),
+        Column("COMMAND", 14, _command, grow=8),
+    ]
+    return [
+        each
+        for each in columns
+        if each.head not in _KNOWN_BY or any(_KNOWN_BY[each.head](row) is not None for row in rows)
+    ]
+
+
+def _value(text: str) -> list[Span]:
+    return [(text, "dim" if text == UNKNOWN else "text")]
 
 
 def _size(value: int | None) -> str:
@@ -290,23 +296,6 @@ def _size(value: int | None) -> str:
     if value is None:
         return UNKNOWN
     return f"{gibibytes(value)}G" if value >= 0.95 * 2**30 else f"{value / 2**20:.0f}M"
-
-
-def _gpu_value(row: ProcessRow, text: str) -> list[Span]:
-    """A value that only a process on a GPU has."""
-    return [(text, "dim" if text == UNKNOWN else "text")] if row.gpus else []
-
-
-def _host_value(text: str) -> list[Span]:
-    return [(text, "dim" if text == UNKNOWN else "text")]
-
-
-def _run(colours: Mapping[str, str], row: ProcessRow, width: int) -> list[Span]:
-    if row.run_id is None:
-        return []
-    rank = "" if row.rank is None else f" r{row.rank}"
-    name = clip_middle(row.run_id, max(1, width - len(rank)))
-    return [(name, colours.get(row.run_id, "accent")), (rank, "text")]
 
 
 def _command(row: ProcessRow, width: int) -> list[Span]:
@@ -317,16 +306,3 @@ def _command(row: ProcessRow, width: int) -> list[Span]:
         parts.append((f"[idle {age(row.idle_seconds)}] ", "warn"))
     script = script_of(row.command or "")
     return [*parts, (script, "text") if script else ("cannot be read", "dim")]
-
-
-_COLUMNS: tuple[Column[ProcessRow], ...] = (
-    Column("PID", 8, _pid, ">"),
-    Column("USER", 7, lambda row, _: [(row.user or UNKNOWN, "dim")], gap=1, grow=1, most=12),
-    Column("GPU", 3, lambda row, _: [(index_ranges(row.gpus), "text")], ">", gap=1),
-    Column("GPU MEM", 7, lambda row, _: _gpu_value(row, _size(row.gpu_memory_bytes)), ">", gap=1),
-    Column("%", 4, lambda row, _: _gpu_value(row, percent(row.gpu_memory_percent)), ">", gap=1),
-    Column("SM", 4, lambda row, _: _gpu_value(row, percent(row.sm_percent)), ">", importance=3, gap=1),
-    Column("CPU", 5, lambda row, _: _host_value(percent(row.cpu_percent)), ">", importance=1, gap=1),
-    Column("RAM", 6, lambda row, _: _host_value(_size(row.memory_bytes)), ">", importance=4, gap=1),
-    Column("TIME", 6, lambda row, _: [(age(row.running_seconds), "dim")], ">", importance=5, gap=1),
-)

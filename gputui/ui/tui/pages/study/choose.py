@@ -17,8 +17,7 @@ from gputui.profiles.situation import situation_of
 from gputui.store.database import StoreError, open_reader
 from gputui.ui.tui import commands
 from gputui.ui.tui.actions import Scope
-from gputui.ui.tui.data.snapshot import Snapshot
-from gputui.ui.tui.layout.columns import Column, fit_line, rule, wrap
+from gputui.ui.tui.layout.columns import Column, fit_line, paragraph, rule
 from gputui.ui.tui.pages.file_list import FileListScreen
 from gputui.ui.tui.pages.study.view import goal_words
 
@@ -37,9 +36,14 @@ class StudyFileRow(NamedTuple):
 
     path: Path
     name: str
-    profile: str
-    search: str
-    problem: str
+    profile: str = ""
+    search: str = ""
+    problem: str = ""
+
+    @property
+    def searched(self) -> str:
+        """What is found beside the name."""
+        return f"{self.profile} {self.search}"
 
 
 class StudyPlan(Struct, frozen=True):
@@ -61,13 +65,13 @@ def study_file_rows(workspace: Workspace, cwd: Path) -> list[StudyFileRow]:
 
     rows = []
     for path in list_study_files(workspace, cwd):
+        row = StudyFileRow(path, clean(path.stem))
         try:
             spec = load_study(path, workspace, cwd).spec
+            search = f"{spec.method} over {', '.join(spec.tuned)}"
+            rows.append(row._replace(profile=clean(spec.profile), search=clean(search)))
         except ProfileError as error:
-            rows.append(StudyFileRow(path, clean(path.stem), "", "", clean(str(error).splitlines()[0])))
-            continue
-        search = f"{spec.method} over {', '.join(spec.tuned)}"
-        rows.append(StudyFileRow(path, clean(path.stem), clean(spec.profile), clean(search), ""))
+            rows.append(row._replace(problem=clean(str(error).splitlines()[0])))
     return sorted(rows, key=lambda row: bool(row.problem))
 
 
@@ -100,37 +104,24 @@ def make_plan(
     details = [f"{goal_words(spec)} · over {', '.join(spec.tuned)}"]
     details += [f"trial {number}: {launch.point_words(point)}" for number, point in enumerate(plan["first_points"][:4])]
     details.append(launch.plan_cost(plan))
-    return StudyPlan(
-        path,
-        clean(launch.plan_head(plan)),
-        tuple(clean(line) for line in details),
-        tuple(clean(f"{one.name}: {one.detail}; {one.remedy}") for one in checks if one.status == "fail"),
-        spec,
-        base,
-        found.source,
-    )
+    failed = tuple(clean(f"{one.name}: {one.detail}; {one.remedy}") for one in checks if one.status == "fail")
+    return StudyPlan(path, clean(launch.plan_head(plan)), tuple(map(clean, details)), failed, spec, base, found.source)
 
 
 class ChooseStudyScreen(FileListScreen[StudyFileRow]):
     """The list of study files; the chosen one is started after a question."""
 
     SCOPE: ClassVar[Scope] = "study_files"
-    TITLE = "New study"
-    WHAT = "study file"
-    VERB = "start"
+    TITLE, WHAT, VERB = "New study", "study file", "start"
 
     def __init__(self) -> None:
         super().__init__()
-        self._plans: dict[Path, StudyPlan] = {}
-        self._planning: Path | None = None
+        self._plans: dict[Path, StudyPlan | None] = {}
+        """What was planned; None while it is."""
 
     def on_mount(self) -> None:
         workspace = self.shell.workspace
         self.in_thread(lambda: study_file_rows(workspace, Path.cwd()), self.rows_read)
-
-    @staticmethod
-    def searched(row: StudyFileRow) -> str:
-        return f"{row.profile} {row.search}"
 
     def columns(self) -> Sequence[Column[StudyFileRow]]:
         return (
@@ -143,12 +134,12 @@ class ChooseStudyScreen(FileListScreen[StudyFileRow]):
     # --- the plan
 
     def _plan(self, path: Path, take: Callable[[StudyPlan], None], *, with_process: bool) -> None:
-        workspace, situation = self.shell.workspace, _situation(self.snapshot)
+        workspace, now = self.shell.workspace, self.snapshot
+        situation = situation_of(now.agent, now.gpus, now.machine.quarantined, now.alerts.last)
         make = partial(make_plan, path, workspace, Path.cwd(), situation, with_process=with_process)
         self.in_thread(make, take)
 
     def _take_plan(self, plan: StudyPlan) -> None:
-        self._planning = None
         self._plans[plan.path] = plan
         self.changed()
 
@@ -157,33 +148,27 @@ class ChooseStudyScreen(FileListScreen[StudyFileRow]):
         path = self.chosen
         if path is None or not path.is_file():
             return []
-        lines = [rule("WHAT IT STARTS", width)]
-        plan = self._plans.get(path)
+        if path not in self._plans and None not in self._plans.values():
+            self._plans[path] = None
+            self._plan(path, self._take_plan, with_process=False)
+        plan, lines = self._plans.get(path), [rule("WHAT IT STARTS", width)]
         if plan is None:
-            if self._planning is None:
-                self._planning = path
-                self._plan(path, self._take_plan, with_process=False)
             return [*lines, fit_line([("  checking…", "dim")], width)]
         texts = [(" ", "text", plan.head), *(("   ", "dim", detail) for detail in plan.details)]
-        texts += [(" ✗ ", "bad", problem) for problem in plan.problems]
-        if not plan.problems:
-            texts.append((" ✓ ", "good", "checked"))
+        texts += [(" ✗ ", "bad", problem) for problem in plan.problems] or [(" ✓ ", "good", "checked")]
         for lead, style, text in texts:
-            for number, part in enumerate(wrap(text, width - 4)):
-                shown = "text" if lead == " ✗ " else "dim" if lead == " ✓ " else style
-                lines.append(fit_line([(lead if not number else " " * len(lead), style), (part, shown)], width))
+            lines += paragraph((lead, style), text, {"bad": "text", "good": "dim"}.get(style, style), width)
         return lines[: max(0, height - LEAST_ROWS - 4)]
 
     # --- starting
 
     def take(self, path: Path) -> None:
         """Ask whether to start the study of a file."""
-        plan = self._plans.get(path)
-        problems = plan.problems if plan is not None else ()
-        if self.current is not None and self.current.problem:
-            problems = (self.current.problem,)
-        if problems:
-            self.shell.say(problems[0], "warning")
+        plan, row = self._plans.get(path), self.current
+        problem = row.problem if row is not None else ""
+        problem = problem or next(iter(plan.problems if plan is not None else ()), "")
+        if problem:
+            self.shell.say(problem, "warning")
         elif plan is None:
             self.shell.say("Still checking; a moment.")
         else:
@@ -201,10 +186,5 @@ class ChooseStudyScreen(FileListScreen[StudyFileRow]):
             return
         self.pop_until_active()
         self.app.pop_screen()
-        self.shell.ask_by(
-            f"Start the study {clean(spec.name)}", lambda: commands.start_study(workspace, base, spec, plan.source)
-        )
-
-
-def _situation(snapshot: Snapshot) -> GpuSituation | None:
-    return situation_of(snapshot.agent, snapshot.gpus, snapshot.machine.quarantined, snapshot.alerts.last)
+        words = f"Start the study {clean(spec.name)}"
+        self.shell.ask_by(words, lambda: commands.start_study(workspace, base, spec, plan.source))

@@ -12,12 +12,14 @@ from msgspec.structs import replace
 from gputui.core.text import clean
 from gputui.core.yaml_forms.document import plain_value
 from gputui.metrics.draw.parts import Line
+from gputui.metrics.draw.raster import Span
 from gputui.runs.command import assignments, format_value
 from gputui.studies.analysis import ranked
 from gputui.ui.tui.actions import Context, Scope
 from gputui.ui.tui.data.snapshot import Interest, StudyPage
 from gputui.ui.tui.dialogs.questions import FormScreen
-from gputui.ui.tui.layout.lists import Listing, RowOrder
+from gputui.ui.tui.layout.columns import beside
+from gputui.ui.tui.layout.lists import Listing
 from gputui.ui.tui.pages.study import view
 from gputui.ui.tui.widgets.list_page import ListingPage
 from gputui.ui.tui.widgets.page import Copyable
@@ -30,8 +32,7 @@ SIDE_LEAST = 110
 
 PICTURE_LEAST, LIST_LEAST = 9, 7
 
-STUDIES_MOST = 5
-STUDIES_HEIGHT = 30
+STUDIES_MOST, STUDIES_HEIGHT = 5, 30
 """Most studies in their list, and the least height of a page with that."""
 
 
@@ -56,7 +57,7 @@ class StudyScreen(ListingPage[view.TrialRow]):
 
     SCOPE: ClassVar[Scope] = "studies"
     OPENS = "open"
-    ORDERS = (RowOrder[view.TrialRow]("number", "n", "by number"), RowOrder[view.TrialRow]("value", "v", "by value"))
+    ORDERS = view.ORDERS
 
     table: view.TrialList
 
@@ -73,8 +74,7 @@ class StudyScreen(ListingPage[view.TrialRow]):
     def study(self) -> StudyPage | None:
         """The study that is shown; None while it is being read, or if there is none."""
         page = self.snapshot.study_page
-        is_asked = page is not None and self.study_id in (None, page.study.study_id)
-        return page if is_asked else None
+        return page if page is not None and self.study_id in (None, page.study.study_id) else None
 
     @property
     def study_in_question(self) -> str | None:
@@ -87,76 +87,68 @@ class StudyScreen(ListingPage[view.TrialRow]):
         return replace(super().context(), study=None if self.study is None else self.study.study.state)
 
     def copyable(self) -> Sequence[Copyable]:
-        row = self.current
-        if row is None:
+        if self.current is None:
             return []
-        words = [word for each in assignments(row.trial.params) for word in ("--set", each)]
+        words = [word for each in assignments(self.current.trial.params) for word in ("--set", each)]
         return [Copyable("the trial's parameters", clean(shlex.join(words))), *super().copyable()]
 
     def make_listing(self) -> Listing[view.TrialRow]:
-        page, runs = self.study, self.snapshot.runs
-        if page is None:
+        if self.study is None:
             words = "No study yet. N starts one from a file; gputui study run PROFILE --grid lr=0.1,0.01 tries a grid."
             is_reading = self.snapshot.agent is None or self.study_id is not None
             return Listing("TRIALS", (), (), lambda row: row.trial.number, empty="reading…" if is_reading else words)
-        progress = {row.run.run_id: row.progress for row in runs}
-        states = {row.run.run_id: row.run.state for row in runs}
-        return view.trial_listing(page, view.trial_rows(page, progress, self.table, states), self.table)
+        runs = {row.run.run_id: (row.run.state, row.progress) for row in self.snapshot.runs}
+        return view.trial_listing(self.study, view.trial_rows(self.study, self.table, runs), self.table)
 
     # --- drawing
 
+    def summary(self) -> list[Span]:
+        return [] if self.study is None else view.study_title(self.study)
+
     def draw(self, width: int, height: int) -> None:
         page, inner = self.study, self.inner_width(width)
-        self.head.show([self.page_head([] if page is None else view.study_title(page), width)])
-        left = height - 1 - self.draw_frame(width)
         if page is None:
-            self.list.show(self.list_lines(width, left), height=left)
-            self.detail.fit([])
+            super().draw(width, height)
             return
+        left = height - 1 - self.draw_frame(width)
         self.keep_cursor()
+        self.show_head(width)
         top = view.result_lines(page, width)
         if height >= STUDIES_HEIGHT and len(page.known) > 1:
             top += self.framed(view.study_lines(page, inner, STUDIES_MOST), width)
-        detail = view.detail_lines(self.current, self.snapshot.at, inner)
-        detail = self.framed(detail, width) if left - len(top) >= LIST_LEAST + 3 else []
+        detail = self.framed(view.detail_lines(self.current, self.snapshot.at, inner), width)
+        detail = detail if left - len(top) >= LIST_LEAST + 3 else []
         left -= len(detail)
-        self.list.show([*top, *self._body(page, width, left - len(top))], height=left)
         self.list_top = len(top)
+        self.list.show([*top, *self._body(page, width, left - len(top))], height=left)
         self.detail.fit(detail)
 
     def _body(self, page: StudyPage, width: int, height: int) -> list[Line]:
         """The list of trials with the charts beside or below it."""
         if width >= SIDE_LEAST:
-            table_width = width * 3 // 5
-            pictures = self._pictures(page, width - table_width, height)
-            table = self.list_lines(table_width, height)
-            return [[*line, *other] for line, other in zip(table, pictures, strict=True)]
-        wanted = len(self.listing.items) + self.listing.head_lines
-        room = min(max(3, wanted), max(LIST_LEAST, height - PICTURE_LEAST))
+            across = width * 3 // 5
+            return beside(self.list_lines(across, height), self._pictures(page, width - across, height))
+        room = min(len(self.listing.items) + self.listing.head_lines, max(LIST_LEAST, height - PICTURE_LEAST))
         room = height if height - room < PICTURE_LEAST else room
         return [*self.list_lines(width, room), *self._pictures(page, width, height - room)]
 
     def _pictures(self, page: StudyPage, width: int, height: int) -> list[Line]:
-        is_framed = self.inner_width(width) < width
-        return self.framed(view.picture_lines(page, self.table, self.inner_width(width), height - is_framed), width)
+        inner = self.inner_width(width)
+        return self.framed(view.picture_lines(page, self.table, inner, height - (inner < width)), width)
 
     # --- actions
 
     def do_open(self) -> None:
-        run = self.run_in_question
-        assert run is not None
-        self.shell.open_run(run.run_id)
+        self.open_run()
 
     def _turn(self, by: int) -> None:
-        page = self.study
-        if page is None or len(page.known) < 2:
+        ids = [row.study_id for row in self.study.known] if self.study is not None else []
+        if len(ids) < 2:
             self.shell.say("There is no other study.")
-            return
-        ids = [row.study_id for row in page.known]
-        self.turn_to(ids[(ids.index(page.study.study_id) + by) % len(ids)])
+        else:
+            self.turn_to(ids[(ids.index(self.study_in_question or "") + by) % len(ids)])
 
-    do_study_next = partialmethod(_turn, 1)
-    do_study_previous = partialmethod(_turn, -1)
+    do_study_next, do_study_previous = partialmethod(_turn, 1), partialmethod(_turn, -1)
 
     def turn_to(self, study_id: str) -> None:
         """Show this study."""
@@ -165,15 +157,14 @@ class StudyScreen(ListingPage[view.TrialRow]):
             self.table = view.TrialList(order=self.table.order, view=self.table.view)
 
     def do_study_view(self) -> None:
-        page = self.study
-        views = ("values",) if page is None else view.views_of(page)
-        place_of = views.index(self.table.view) if self.table.view in views else -1
-        self.table = replace(self.table, view=views[(place_of + 1) % len(views)])
+        if self.study is not None:
+            views = view.views_of(self.study)
+            place = views.index(self.table.view) if self.table.view in views else -1
+            self.table = replace(self.table, view=views[(place + 1) % len(views)])
 
     def _ask(self, words: str, verb: str, **args: object) -> None:
         """Write a command about this study."""
-        assert self.study is not None
-        self.shell.ask(words, verb, None, {"study": self.study.study.study_id, **args})
+        self.shell.ask(words, verb, None, {"study": self.study_in_question, **args})
 
     def do_prune(self) -> None:
         assert self.current is not None
@@ -204,6 +195,5 @@ class StudyScreen(ListingPage[view.TrialRow]):
     def do_compare(self) -> None:
         page, run = self.study, self.run_in_question
         assert page is not None and run is not None
-        best = ranked(page.trials, page.spec.objectives)
-        runs = [one.run_id for one in best if one.run_id is not None]
-        self.shell.compare(run, tuple(dict.fromkeys([run.run_id, *runs]))[:COMPARED])
+        best = [one.run_id for one in ranked(page.trials, page.spec.objectives) if one.run_id is not None]
+        self.shell.compare(run, tuple(dict.fromkeys([run.run_id, *best]))[:COMPARED])

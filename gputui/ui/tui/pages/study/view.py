@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
@@ -26,8 +25,8 @@ from gputui.studies.spec import Objective, StudySpec
 from gputui.ui.tui.data.progress import LOSS
 from gputui.ui.tui.data.snapshot import Progress, StudyPage, StudyRow
 from gputui.ui.tui.layout.charts import SHAPES
-from gputui.ui.tui.layout.columns import Column, bar_spans, fit_line, fitting, rule, wrap
-from gputui.ui.tui.layout.lists import Listing, ListSection, ListState
+from gputui.ui.tui.layout.columns import Column, bar_spans, beside, filled, fit_line, fitting, paragraph, rule
+from gputui.ui.tui.layout.lists import Listing, ListSection, ListState, RowOrder, matching, order_named
 from gputui.ui.tui.layout.panels import metric_title
 from gputui.ui.tui.layout.words import STUDY_SIGNS, UNKNOWN_SIGN, Sign, dated_clock, run_sign
 
@@ -67,129 +66,100 @@ class TrialList(ListState, frozen=True):
 
 class TrialRow(NamedTuple):
     """A trial as the list shows it. ``curve`` has the objective at each rung that any trial passed;
-    without rungs the newest losses of its run, if the loss is the objective."""
+    without rungs the newest losses of its run, if the loss is the objective. ``loss`` is a complete trial's value, less
+    being better."""
 
     trial: TrialRecord
-    progress: Progress | None
+    sign: Sign
     curve: tuple[float | None, ...]
     is_best: bool
-    run_state: RunState | None = None
+    loss: float | None
+    progress: Progress | None
 
-    @property
-    def sign(self) -> Sign:
-        """That of the trial; of a launched one that of its run, which may be queued."""
-        if self.trial.state is TrialState.RUNNING and self.run_state is not None and not self.run_state.is_over:
-            return run_sign(self.run_state)
-        return TRIAL_SIGNS[self.trial.state]
 
+ORDERS: tuple[RowOrder[TrialRow], ...] = (
+    RowOrder("number", "n", "by number"),
+    RowOrder("value", "v", "by value", lambda row: row.loss),
+)
 
 # --- the trials
 
 
 def trial_rows(
-    page: StudyPage,
-    progress: Mapping[str, Progress],
-    state: TrialList,
-    states: Mapping[str, RunState] = MappingProxyType({}),
+    page: StudyPage, state: TrialList, runs: Mapping[str, tuple[RunState, Progress]] | None = None
 ) -> list[TrialRow]:
-    """The filtered and sorted trials, with the ``progress`` and ``states`` of their runs."""
+    """The filtered and sorted trials, with the states and progress of their ``runs``."""
     objective = page.spec.objectives[0]
     best = {trial.number for trial in ranked(page.trials, page.spec.objectives, most=1)}
-    words = state.filter_text.lower().split()
     farthest = max((one.rung for values in page.rungs.values() for one in values), default=0)
     rows = []
-    for trial in page.trials:
-        if not all(word in _searched(trial) for word in words):
-            continue
-        run_id = trial.run_id or ""
-        run = progress.get(run_id)
+    for trial in matching(page.trials, state.filter_text, _searched):
+        run_state, progress = (runs or {}).get(trial.run_id or "", (None, None))
         rungs = {one.rung: one.value for one in page.rungs.get(trial.number, ())}
         curve = tuple(map(rungs.get, range(1, farthest + 1)))
-        if not farthest and run is not None and objective.metric == LOSS:
-            curve = run.losses
-        rows.append(TrialRow(trial, run, curve, trial.number in best, states.get(run_id)))
-    if state.order == "value":
-
-        def key(row: TrialRow) -> tuple[bool, float]:
-            value = row.trial.shown_value
-            is_known = value is not None and math.isfinite(value)
-            return row.trial.state is not TrialState.COMPLETE, objective.sign * (value or 0.0) if is_known else math.inf
-
-        rows.sort(key=key)
-    return rows
+        if not farthest and progress is not None and objective.metric == LOSS:
+            curve = progress.losses
+        is_active = trial.state is TrialState.RUNNING and run_state is not None and not run_state.is_over
+        # A launched trial has the state of its run, which may be queued.
+        sign = run_sign(run_state) if is_active and run_state else TRIAL_SIGNS[trial.state]
+        is_counted = trial.state is TrialState.COMPLETE and trial.value is not None and math.isfinite(trial.value)
+        loss = objective.sign * trial.value if is_counted and trial.value is not None else None
+        rows.append(TrialRow(trial, sign, curve, trial.number in best, loss, progress))
+    return order_named(ORDERS, state.order).sorted(rows)
 
 
 def _searched(trial: TrialRecord) -> str:
     params = " ".join(f"{name}={value}" for name, value in trial.params.items())
-    words = (str(trial.number), trial.state.word, trial.origin, trial.reason or "", trial.run_id or "")
-    return " ".join((*words, params)).lower()
+    return f"{trial.number} {trial.state.word} {trial.origin} {trial.reason or ''} {trial.run_id or ''} {params}"
 
 
 def trial_listing(page: StudyPage, rows: Sequence[TrialRow], state: TrialList) -> Listing[TrialRow]:
     """The list of trials."""
     notes: list[Span] = [(f"by {state.order}", "dim")]
-    return Listing(
-        "TRIALS",
-        _columns(page, rows),
-        [ListSection("", rows)],
-        lambda row: row.trial.number,
-        notes,
-        "No trial yet.",
-        lambda row: "dim" if row.trial.state in _PALE else None,
-    )
+    sections, columns = [ListSection("", rows)], _columns(page, rows)
+    of_row: Callable[[TrialRow], str | None] = lambda row: "dim" if row.trial.state in _PALE else None  # noqa: E731
+    return Listing("TRIALS", columns, sections, lambda row: row.trial.number, notes, "No trial yet.", of_row)
 
 
 def _columns(page: StudyPage, rows: Sequence[TrialRow]) -> list[Column[TrialRow]]:
-    spec = page.spec
-    values = {row.trial.number: metric_value(row.trial.shown_value) for row in rows}
-    digits = len(str(max((trial.number for trial in page.trials), default=0)))
+    spec, trials = page.spec, page.trials
+    digits = len(str(max((trial.number for trial in trials), default=0)))
     states = max((len(row.sign.word) + 2 for row in rows), default=0)
 
     def of_value(row: TrialRow) -> str:
         return "good" if row.is_best else "text" if row.trial.state is TrialState.COMPLETE else "dim"
 
+    first = {trial.number: metric_value(trial.shown_value) for trial in trials}
     columns: list[Column[TrialRow]] = [
-        Column("#", 2 + digits, _number, ">"),
+        Column("#", 2 + digits, lambda row, _: [("★ " * row.is_best, "good"), (str(row.trial.number), "label")], ">"),
         Column("STATE", max(9, states), lambda row, _: [_state(row)], gap=1),
-        _column(metric_title(spec.objectives[0].metric), values, of_value),
+        _column(metric_title(spec.objectives[0].metric), first, of_value),
         Column("CURVE", 10, _curve(page), importance=2, gap=1),
     ]
     if spec.pruner.kind != "none" or spec.pbt is not None:
-        rungs = {trial.number: count(trial.rung) for trial in page.trials}
+        rungs = {trial.number: count(trial.rung) for trial in trials}
         columns.append(_column("rung", rungs, lambda row: "dim", importance=4))
-    for objective, trials in by_objective(page.trials, spec.objectives)[1:]:
-        texts = {trial.number: metric_value(trial.value) for trial in trials}
+    for objective, valued in by_objective(trials, spec.objectives)[1:]:
+        texts = {trial.number: metric_value(trial.value) for trial in valued}
         columns.append(_column(metric_title(objective.metric), texts, of_value))
     for number, name in enumerate(spec.tuned):
-        importance = 1 if number < 3 else 3
-        columns.append(_column(clean(name), _params(page.trials, name), importance=importance))
-    columns.append(Column("REASON", 12, _reason, importance=9, grow=1))
-    return columns
+        texts = dict(zip(first, _params(trials, name), strict=True))
+        columns.append(_column(clean(name), texts, lambda row: "text", importance=1 if number < 3 else 3))
+    return [*columns, Column("REASON", 12, _reason, importance=9, grow=1)]
 
 
 def _state(row: TrialRow) -> Span:
     return f"{row.sign.glyph} {row.sign.word}", row.sign.style
 
 
-def _number(row: TrialRow, width: int) -> list[Span]:
-    return [("★ " * row.is_best, "good"), (str(row.trial.number), "label")]
-
-
 def _column(
-    head: str,
-    texts: Mapping[int, str],
-    style: Callable[[TrialRow], str] = lambda row: "text",
-    importance: int = 0,
+    head: str, texts: Mapping[int, str], style: Callable[[TrialRow], str], importance: int = 0
 ) -> Column[TrialRow]:
     """A column of texts by trial, with decimal points below each other if all are numbers."""
     if all(text == UNKNOWN or _NUMBER.fullmatch(text) for text in texts.values()):
         texts = dict(zip(texts, aligned(list(texts.values())), strict=True))
     width = min(16, max([len(head), *map(len, texts.values())]))
-
-    def cell(row: TrialRow, _: int) -> list[Span]:
-        return [(texts[row.trial.number], style(row))]
-
-    return Column(head.upper(), width, cell, ">", importance, gap=1)
+    return Column(head.upper(), width, lambda row, _: [(texts[row.trial.number], style(row))], ">", importance, gap=1)
 
 
 def _curve(page: StudyPage) -> Callable[[TrialRow, int], list[Span]]:
@@ -200,11 +170,10 @@ def _curve(page: StudyPage) -> Callable[[TrialRow, int], list[Span]]:
     low, high = min(reached, default=None), max(reached, default=None)
 
     def cell(row: TrialRow, width: int) -> list[Span]:
-        curve = row.curve
-        across = min(width, len(curve))
-        ends = [len(curve) * number // across for number in range(across + 1)] if curve else [0]
+        across = min(width, len(row.curve))
+        ends = [len(row.curve) * number // across for number in range(across + 1)] if across else [0]
         cells = [
-            next((value for value in reversed(curve[start:end]) if value is not None), None)
+            next((value for value in reversed(row.curve[start:end]) if value is not None), None)
             for start, end in pairwise(ends)
         ]
         return [(sparkline(cells, len(cells), low, high), "accent")]
@@ -212,31 +181,31 @@ def _curve(page: StudyPage) -> Callable[[TrialRow, int], list[Span]]:
     return cell
 
 
-def _params(trials: Sequence[TrialRecord], name: str) -> dict[int, str]:
+def _params(trials: Sequence[TrialRecord], name: str) -> list[str]:
     """A parameter of each trial. Where one value needs an exponent all have one."""
-    values = [one.params.get(name) for one in trials]
-    has_exponent = any(isinstance(value, float) and 0 < abs(value) < LEAST_PLAIN for value in values)
-    return {one.number: _param(one, name, has_exponent=has_exponent) for one in trials}
+    values = [trial.params.get(name) for trial in trials]
+    form = ".3e" if any(isinstance(value, float) and 0 < abs(value) < LEAST_PLAIN for value in values) else ".4g"
+    return [_param(value, form) for value in values]
 
 
-def _param(trial: TrialRecord, name: str, *, has_exponent: bool = False) -> str:
-    value = trial.params.get(name)
+def _param(value: object, form: str = ".4g") -> str:
     if isinstance(value, float):
-        mantissa, mark, exponent = f"{value:{'.3e' if has_exponent else '.4g'}}".partition("e")
+        mantissa, mark, exponent = f"{value:{form}}".partition("e")
         return f"{mantissa}e{int(exponent)}" if mark else mantissa
     return UNKNOWN if value is None else clean(str(value))
 
 
 def _reason(row: TrialRow, width: int) -> list[Span]:
-    if row.trial.reason:
+    trial, progress = row.trial, row.progress
+    if trial.reason:
         # The state has its own column.
-        return [(clean(row.trial.reason.removeprefix(f"{row.trial.state} at ")), "dim")]
-    parts = ["kept"] if row.trial.wish == "keep" and not row.trial.state.is_over else []
-    if row.progress is not None and row.trial.state is TrialState.RUNNING and row.progress.step is not None:
-        total = "" if row.progress.total_steps is None else f"/{count(row.progress.total_steps)}"
-        parts.append(f"step {count(row.progress.step)}{total}")
-    elif row.trial.origin != "sampled":
-        parts.append(row.trial.origin)
+        return [(clean(trial.reason.removeprefix(f"{trial.state} at ")), "dim")]
+    parts = ["kept"] if trial.wish == "keep" and not trial.state.is_over else []
+    if progress is not None and trial.state is TrialState.RUNNING and progress.step is not None:
+        total = "" if progress.total_steps is None else f"/{count(progress.total_steps)}"
+        parts.append(f"step {count(progress.step)}{total}")
+    elif trial.origin != "sampled":
+        parts.append(trial.origin)
     return [(" · ".join(parts), "dim")]
 
 
@@ -245,7 +214,7 @@ def detail_lines(row: TrialRow | None, now: float, width: int) -> list[Line]:
     if row is None:
         return []
     trial = row.trial
-    point = ", ".join(f"{clean(name)} {_param(trial, name)}" for name in trial.params)
+    point = ", ".join(f"{clean(name)} {_param(value)}" for name, value in trial.params.items())
     first: list[Span] = [(" ", "text"), _state(row), (f" · {point}", "text")]
     second: list[Span] = [(f" run {clean(trial.run_id)}" if trial.run_id else " no run yet", "dim")]
     second.append((f" · began {dated_clock(trial.created_at, now)}", "dim"))
@@ -279,11 +248,13 @@ def result_lines(page: StudyPage, width: int) -> list[Line]:
     """What is searched for and how; trials, best value and cost; the study's reason and trouble."""
     study = page.study
     finished = f" · {clean(study.reason or '')}" if study.state is StudyState.FINISHED else ""
-    goal: list[Span] = [(f" {goal_words(page.spec)}", "text"), (finished, "dim")]
-    lines = [fitting(_results(page), width), fit_line(goal, width)]
+    lines = [
+        fitting(_results(page), width),
+        fit_line([(f" {goal_words(page.spec)}", "text"), (finished, "dim")], width),
+    ]
     of_state = "bad" if study.state is StudyState.FAILED else "warn" if not study.state.is_over else "dim"
     for text, style in (("" if finished else study.reason, of_state), (study.trouble, "bad")):
-        lines += [fit_line([(f" {part}", style)], width) for part in wrap(clean(text or ""), width - 2)][:2]
+        lines += paragraph((" ", style), clean(text or ""), style, width)[:2]
     return lines
 
 
@@ -296,13 +267,12 @@ def goal_words(spec: StudySpec) -> str:
 
 
 def _results(page: StudyPage) -> list[list[Span]]:
-    states = counted(page.trials)
+    states, objectives = counted(page.trials), page.spec.objectives
     row = next(one for one in page.known if one.study_id == page.study.study_id)
     parts: list[list[Span]] = [[(f" {trials_done(row)}", "text")]]
-    if len(page.spec.objectives) > 1:
-        front = ranked(page.trials, page.spec.objectives)
-        parts.append([(f" · Pareto front: {count_of(len(front), 'trial')}", "dim")])
-    elif (best := best_trial(page.trials, page.spec.objectives)) is not None:
+    if len(objectives) > 1:
+        parts.append([(f" · Pareto front: {count_of(len(ranked(page.trials, objectives)), 'trial')}", "dim")])
+    elif (best := best_trial(page.trials, objectives)) is not None:
         parts.append([(" · best ", "dim"), (metric_value(best.value), "accent"), (f" trial {best.number}", "dim")])
     for state, sign in TRIAL_SIGNS.items():
         if state is not TrialState.COMPLETE and states.get(state):
@@ -340,6 +310,8 @@ def study_lines(page: StudyPage, width: int, most: int) -> list[Line]:
     return lines
 
 
+# --- charts
+
 DOT_HEIGHT = 1 / 30
 """Height of a point, as a fraction of the range of values."""
 
@@ -348,47 +320,46 @@ _COURSE_END = 11
 """Cells at the right of the trials' curves for their names."""
 
 _VIEWS: Mapping[View, tuple[str, str]] = {
-    "values": ("VALUES", "by end of trial"),
-    "slices": ("VALUE OVER PARAMETERS", "by importance, grey: pruned"),
-    "courses": ("CURVES", "others grey"),
+    "values": ("VALUES", "by end of trial · "),
+    "slices": ("VALUE OVER PARAMETERS", "by importance, grey: pruned · "),
+    "courses": ("CURVES", "others grey · "),
     "front": ("OBJECTIVES", ""),
 }
 
 
-def views_of(page: StudyPage) -> tuple[View, ...]:
+def views_of(page: StudyPage) -> list[View]:
     """The views that this study has."""
-    several = len(page.spec.objectives) > 1
-    has_courses = any(len(values) > 1 for values in page.rungs.values())
-    return ("values", "slices", *(("courses",) if has_courses else ()), *(("front",) if several else ()))
+    missing = {"courses"} if all(len(values) < 2 for values in page.rungs.values()) else set()
+    missing |= {"front"} if len(page.spec.objectives) < 2 else set()
+    return [view for view in _VIEWS if view not in missing]
 
 
 def picture_lines(page: StudyPage, state: TrialList, width: int, height: int) -> list[Line]:
     """The charts of the chosen view below a heading, in exactly ``height`` lines."""
-    blank = fit_line([], width)
     if height < 4 or width < 20:
-        return [blank] * max(0, height)
-    views = views_of(page)
+        return filled([], width, height)
+    views, objectives = views_of(page), page.spec.objectives
     view = state.view if state.view in views else "values"
-    words, note = _VIEWS[view]
-    notes = " · ".join(part for part in (note, f"view {views.index(view) + 1} of {len(views)}") if part)
+    title, note = _VIEWS[view]
     cursor = next((one for one in page.trials if one.number == state.cursor), None)
-    lines = [rule(words, width, notes)]
-    room = height - 1
+    lines = [rule(title, width, f"{note}view {views.index(view) + 1} of {len(views)}")]
     if view == "courses":
-        lines += _courses(page, width, room)
+        lines += _courses(page, width, height - 1)
     elif view == "front":
         at = cursor.values[0] if cursor is not None and cursor.values else None
-        front = pictures.front(page.trials, page.spec.objectives, DOT_HEIGHT)
-        lines += _drawn(front, at, width, room, "no complete trial yet")
+        front = pictures.front(page.trials, objectives, DOT_HEIGHT)
+        lines += _drawn(front, at, width, height - 1, "no complete trial yet")
     else:
         draw = _slices if view == "slices" else _values
-        for objective, trials in by_objective(page.trials, page.spec.objectives):
-            part = page._replace(trials=tuple(trials))
-            lines += draw(part, objective, cursor, width, room // len(page.spec.objectives))
-    return [*lines[:height], *[blank] * (height - len(lines))]
+        for objective, trials in by_objective(page.trials, objectives):
+            lines += draw(
+                page._replace(trials=tuple(trials)), objective, cursor, width, (height - 1) // len(objectives)
+            )
+    return filled(lines, width, height)
 
 
 def _values(page: StudyPage, objective: Objective, cursor: TrialRecord | None, width: int, height: int) -> list[Line]:
+    """The values of the trials and, where there is room, the importance of the parameters."""
     below = 0 if height < 14 else 1 + len(page.spec.space)
     at = None if cursor is None else pictures.ended_places(page.trials).get(cursor.number)
     drawing = pictures.values_by_trial(page.trials, page.rungs, objective, DOT_HEIGHT)
@@ -407,6 +378,21 @@ def _values(page: StudyPage, objective: Objective, cursor: TrialRecord | None, w
     return lines
 
 
+def _slices(page: StudyPage, objective: Objective, cursor: TrialRecord | None, width: int, height: int) -> list[Line]:
+    """Charts of the value over the tuned parameters, the most important first."""
+    space = page.spec.space
+    across = 2 if width >= 70 and len(space) > 1 else 1
+    down = max(1, min(math.ceil(len(space) / across), height // 7))
+    places = {one.name: place for place, one in enumerate(page.study.importances_for(objective.metric))}
+    drawn = []
+    for dimension in sorted(space, key=lambda one: places.get(one.name, 0))[: across * down]:
+        at = None if cursor is None else pictures.axis_position(dimension, cursor)
+        drawing = pictures.over_parameter(page.trials, page.rungs, dimension, objective, DOT_HEIGHT)
+        drawn.append(_drawn(drawing, at, width // across, height // down, "no complete trial yet"))
+    rows = [drawn[first : first + across] for first in range(0, len(drawn), across)]
+    return [fit_line(line, width) for row in rows for line in beside(*row)]
+
+
 def _courses(page: StudyPage, width: int, height: int) -> list[Line]:
     """The curves of all trials over steps, with the names of the best at their ends."""
     drawing = pictures.courses(page.trials, page.rungs, page.spec)
@@ -419,24 +405,6 @@ def _courses(page: StudyPage, width: int, height: int) -> list[Line]:
             curve = replace(curve, label="", shape=shape, end=f"{shape} {curve.label}")
         curves.append(curve)
     return _drawn(replace(drawing, curves=curves), None, width, height, "no trial passed a rung yet", gutter)
-
-
-def _slices(page: StudyPage, objective: Objective, cursor: TrialRecord | None, width: int, height: int) -> list[Line]:
-    """Charts of the value over the tuned parameters, the most important first."""
-    space = page.spec.space
-    across = 2 if width >= 70 and len(space) > 1 else 1
-    down = max(1, min(math.ceil(len(space) / across), height // 7))
-    places = {one.name: place for place, one in enumerate(page.study.importances_for(objective.metric))}
-    drawn = []
-    for dimension in sorted(space, key=lambda one: places.get(one.name, 0))[: across * down]:
-        at = None if cursor is None else pictures.axis_position(dimension, cursor)
-        drawing = pictures.over_parameter(page.trials, page.rungs, dimension, objective, DOT_HEIGHT)
-        drawn.append(_drawn(drawing, at, width // across, height // down, "no complete trial yet"))
-    lines: list[Line] = []
-    for first in range(0, len(drawn), across):
-        for parts in zip(*drawn[first : first + across], strict=True):
-            lines.append(fit_line([span for part in parts for span in part], width))
-    return lines
 
 
 def _drawn(

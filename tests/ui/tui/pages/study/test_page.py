@@ -69,12 +69,12 @@ async def opened(pilot: Pilot[Any]) -> None:
 
 
 def test_trials_are_sorted_by_value_the_complete_ones_first_and_filtered(found: StudyPage) -> None:
-    rows = trial_rows(found, {}, TrialList(order="value"))
+    rows = trial_rows(found, TrialList(order="value"))
     assert len(rows) == 14 and rows[0].trial.number == 4
     assert {row.trial.state for row in rows[:8]} == {TrialState.COMPLETE}
     values = [row.trial.value for row in rows[:8]]
     assert values == sorted(value for value in values if value is not None)
-    pruned = trial_rows(found, {}, TrialList(filter_text="pruned"))
+    pruned = trial_rows(found, TrialList(filter_text="pruned"))
     assert {row.trial.state for row in pruned} == {TrialState.PRUNED} and len(pruned) < 14
 
 
@@ -86,7 +86,7 @@ def test_the_past_has_the_trials_of_then(filler: Filler) -> None:
 
 
 def test_the_same_rungs_of_trials_lie_below_each_other(found: StudyPage) -> None:
-    listing = trial_listing(found, trial_rows(found, {}, TrialList()), TrialList())
+    listing = trial_listing(found, trial_rows(found, TrialList()), TrialList())
     lines = text_of(listing.lines(TrialList(), 170, 20))
     column = lines[1].index("CURVE")
     curves = {int(line[:5].replace("★", "")): line[column : column + 10].ljust(10) for line in lines[2:16]}
@@ -99,18 +99,18 @@ def test_the_same_rungs_of_trials_lie_below_each_other(found: StudyPage) -> None
 
 def test_losses_are_a_trials_curve_only_where_the_loss_is_what_is_searched(found: StudyPage) -> None:
     trial = next(trial for trial in found.trials if trial.run_id is not None)
-    progress = {str(trial.run_id): Progress(losses=(3.0, 2.0, 1.0))}
+    runs = {str(trial.run_id): (RunState.RUNNING, Progress(losses=(3.0, 2.0, 1.0)))}
     for metric, shown in (("loss", (3.0, 2.0, 1.0)), ("val/accuracy", ())):
         objective = replace(found.spec.objectives[0], metric=metric)
         without_rungs = found._replace(rungs={}, spec=replace(found.spec, objectives=(objective,)))
-        rows = {row.trial.number: row for row in trial_rows(without_rungs, progress, TrialList())}
+        rows = {row.trial.number: row for row in trial_rows(without_rungs, TrialList(), runs)}
         assert rows[trial.number].curve == shown, metric
 
 
 def test_a_trial_whose_run_is_queued_is_not_called_running(found: StudyPage) -> None:
     trial = next(trial for trial in found.trials if trial.state is TrialState.RUNNING)
     for state, word in ((RunState.QUEUED, "queued"), (RunState.RUNNING, "running"), (RunState.FAILED, "running")):
-        rows = trial_rows(found, {}, TrialList(), {str(trial.run_id): state})
+        rows = trial_rows(found, TrialList(), {str(trial.run_id): (state, Progress())})
         assert next(row for row in rows if row.trial.number == trial.number).sign.word == word
 
 
@@ -126,7 +126,7 @@ def test_no_trial_is_the_best_of_several_objectives(found: StudyPage) -> None:
     assert "Pareto front: 8" in head and " best " not in head
     head = " ".join(text_of(result_lines(found, 170)))
     assert "12 of 40 trials ended" in head and " best 0.4044" in head and "val_loss, lower is better" in head
-    assert sum(row.is_best for row in trial_rows(page, {}, TrialList())) == 8
+    assert sum(row.is_best for row in trial_rows(page, TrialList())) == 8
     pictures = " ".join(text_of(picture_lines(page, TrialList(), 100, 60)))
     assert "for val_loss" in pictures and "for seconds" in pictures
 
