@@ -10,7 +10,6 @@ from msgspec.structs import asdict, replace
 
 from gputui.agent.health.alert_evaluation import AlertEvaluation
 from gputui.agent.lifecycle.gpus import gpu_availability
-from gputui.agent.lifecycle.scheduler import Wait, schedule
 from gputui.core.config import PRIVATE_FILE_MODE, Workspace
 from gputui.machine.gpu_model import GpuProcess
 from gputui.machine.simulated import SimulatedSource
@@ -18,6 +17,7 @@ from gputui.profiles.profile_file import load
 from gputui.profiles.resolve import resolve
 from gputui.runs import repository
 from gputui.runs.repository import transaction
+from gputui.runs.scheduler import Wait, schedule
 from gputui.store.rows import insert
 from gputui.store.runs import read_runs
 from gputui.store.series import HostSample

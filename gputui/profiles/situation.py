@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
@@ -10,9 +13,13 @@ from gputui.core.text import clean
 from gputui.machine.gpu_model import GpuFacts, unseen_use
 from gputui.profiles.gpu_checks import GpuSituation
 from gputui.recovery.watch.rules import RULES
+from gputui.runs.scheduler import GpuAvailability, Start, Wait, schedule
+from gputui.runs.spec import RunSpec
 from gputui.store.agent import AgentView
 from gputui.store.alerts import AlertView
 from gputui.store.hardware import GpuView, Quarantined
+from gputui.store.run_states import RunState
+from gputui.store.runs import Run
 from gputui.store.series import GpuSample, GpuSlowSample
 
 
@@ -42,6 +49,31 @@ def situation_of(
     reasons = {uuid: clean(out.reason) for uuid, out in quarantined.items()}
     titles = {alert.subject_id: RULES[alert.rule].title for alert in alerts if alert.rule in RULES}
     return GpuSituation(facts, samples, slow, in_use, reasons, titles)
+
+
+def decision(
+    spec: RunSpec, queued: Sequence[Run], gpus: Sequence[GpuView], situation: GpuSituation, *, paused: bool
+) -> Start | Wait:
+    """The scheduler's decision if a run joined the queue now. ``gpus`` are those of the situation."""
+    stored = json.dumps(spec.to_json())
+    run = Run("", sys.maxsize, spec.name, spec.name, RunState.QUEUED, 0, spec.params, stored, math.inf)
+    ahead = [each for each in queued if each.priority >= spec.priority]
+    available = []
+    for fact, gpu in zip(situation.facts, gpus, strict=True):
+        broken, total, used = situation.unusable_reason(fact, None), gpu.memory_total_bytes, gpu.memory_used_bytes
+        available.append(
+            GpuAvailability(
+                gpu.uuid,
+                gpu.index,
+                gpu.run_ids,
+                broken or (None if gpu.run_ids else situation.in_use.get(gpu.uuid)),
+                free_bytes=None if total is None or used is None else total - used,
+                out_of_service=broken is not None,
+                total_bytes=total,
+            )
+        )
+    outcomes = schedule([*ahead, run, *queued[len(ahead) :]], available, paused=paused)
+    return next(each for each in outcomes if each.run is run)
 
 
 def holder_of(gpu: GpuView) -> str | None:

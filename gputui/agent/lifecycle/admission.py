@@ -15,7 +15,6 @@ from gputui.agent.lifecycle.attempt_end import give_up
 from gputui.agent.lifecycle.gpus import GpuHolds, foreign_bytes, gpu_availability
 from gputui.agent.lifecycle.preparation import Grant, LaunchError, UnusableSpecError, prepare_attempt
 from gputui.agent.lifecycle.run_files import living_attempt, policy_of
-from gputui.agent.lifecycle.scheduler import GpuAvailability, Start, Wait, gpus_wanted, schedule
 from gputui.agent.lifecycle.start_conditions import check_before_start
 from gputui.core.units import bytes_text
 from gputui.recovery.actions import go_on_with_fewer
@@ -24,6 +23,7 @@ from gputui.recovery.kinds import SHARED_OOM
 from gputui.runs import repository
 from gputui.runs.executors.base import Executor, ExecutorGoneError
 from gputui.runs.gpu_locks import GpuHeldError, GpuLocks, HeldLocks
+from gputui.runs.scheduler import GpuAvailability, Start, Wait, gpus_wanted, schedule
 from gputui.runs.spec import spec_of
 from gputui.runs.submission import SPEC_FILE
 from gputui.store import queue

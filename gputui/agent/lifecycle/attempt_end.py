@@ -17,7 +17,6 @@ from gputui.agent.context import AgentContext
 from gputui.agent.health import incident_folder
 from gputui.agent.lifecycle import checkpoint_survey, run_files
 from gputui.agent.lifecycle.live_attempt import PostmortemResult, PostmortemTask
-from gputui.agent.lifecycle.scheduler import GpuAvailability
 from gputui.agent.outbox import RunNews, owe_news
 from gputui.core import units
 from gputui.core.config import Workspace
@@ -34,6 +33,7 @@ from gputui.recovery.process_ends import printed_at_end
 from gputui.runs import repository
 from gputui.runs.command import checkpoint_directory
 from gputui.runs.identity import is_of_another_user
+from gputui.runs.scheduler import GpuAvailability
 from gputui.runs.spec import Scalar, spec_of
 from gputui.store.attempts import Attempt, get_attempt, read_attempts
 from gputui.store.database import StoreError

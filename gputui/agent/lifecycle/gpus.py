@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gputui.agent.context import AgentContext
-from gputui.agent.lifecycle.scheduler import GpuAvailability
 from gputui.agent.recording.recorder import Recorder
 from gputui.machine.gpu_model import BUSY_BYTES, GpuFacts, unseen_use
 from gputui.runs import repository
 from gputui.runs.repository import GpuHolders
+from gputui.runs.scheduler import GpuAvailability
 from gputui.store.hardware import Quarantined, quarantined
 from gputui.store.runs import get_run
 from gputui.store.series import GpuSample

@@ -14,7 +14,6 @@ from msgspec.structs import asdict, replace
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle import checkpoint_survey
 from gputui.agent.lifecycle.run_files import attempt_numbers, rank_output
-from gputui.agent.lifecycle.scheduler import Start
 from gputui.core.config import PRIVATE_DIR_MODE
 from gputui.core.redaction import Redactor
 from gputui.metrics.batch import SourceState
@@ -26,6 +25,7 @@ from gputui.runs.executors.far_checkpoints import NEWEST_CHECKPOINT
 from gputui.runs.launchers.base import OUTPUT, Placement
 from gputui.runs.logs import FIRST_NODE
 from gputui.runs.redaction import redact_launch, restore, secrets_of
+from gputui.runs.scheduler import Start
 from gputui.runs.spec import RunSpec, spec_of
 from gputui.runs.submission import SPEC_FILE, read_spec, write_private
 from gputui.store.attempts import Attempt, get_attempt

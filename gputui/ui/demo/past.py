@@ -21,7 +21,6 @@ from gputui.agent.lifecycle.attempt_end import end_attempt
 from gputui.agent.lifecycle.execution import examine, postmortem_task, read_rest
 from gputui.agent.lifecycle.preparation import Grant, prepare_attempt
 from gputui.agent.lifecycle.run_files import attempt_dir, open_metrics, resolved_run
-from gputui.agent.lifecycle.scheduler import Start
 from gputui.core.config import PRIVATE_DIR_MODE, Workspace
 from gputui.machine.gpu_model import GpuEvent, GpuFacts, Occupant
 from gputui.machine.host_sample import HostSampler
@@ -35,6 +34,7 @@ from gputui.runs.launchers.base import OUTPUT
 from gputui.runs.logs import FIRST_NODE
 from gputui.runs.redaction import redact_spec
 from gputui.runs.repository import transaction
+from gputui.runs.scheduler import Start
 from gputui.runs.spec import RunSpec
 from gputui.runs.submission import SPEC_FILE, write_spec
 from gputui.store.attempts import Attempt, get_attempt

@@ -9,12 +9,12 @@ import subprocess
 
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.gpus import LOOK_SECONDS, GpuHolds, gpu_availability
-from gputui.agent.lifecycle.scheduler import GpuAvailability
 from gputui.core.config import Workspace
 from gputui.machine.gpu_model import FastTick, GpuFacts, GpuProcess, Inventory, ProcessTick
 from gputui.runs import repository
 from gputui.runs.identity import identify
 from gputui.runs.repository import transaction
+from gputui.runs.scheduler import GpuAvailability
 from gputui.store.hardware import quarantine
 from gputui.store.run_states import RunState
 from gputui.store.series import GpuSample

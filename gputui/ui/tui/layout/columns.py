@@ -272,6 +272,12 @@ def wrap(text: str, width: int) -> list[str]:
     return [*lines, line] if line.strip() else lines
 
 
+def clip_words(text: str, width: int) -> str:
+    """A text of at most ``width`` cells, cut at the end of a word."""
+    lines = wrap(text, width)
+    return f"{wrap(text, width - 2)[0]} …" if len(lines) > 1 else text
+
+
 def _cut(word: str, room: int) -> tuple[str, int]:
     """The longest prefix of a word in at most ``room`` cells, and its width."""
     taken = 0

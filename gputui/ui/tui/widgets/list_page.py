@@ -239,7 +239,7 @@ class ListingPage(ListPage, Generic[Row]):
 
     def show_head(self, width: int) -> None:
         """Show the page's name behind the trail of pages, the summary, and the time."""
-        end = right_end(self.snapshot.at, self.snapshot.past)
+        end: list[Span] = [(" ", "text"), *right_end(self.snapshot.at, self.snapshot.past)]
         name: list[Span] = [(f" {self.crumb}", "title"), *self.summary()]
         self.head.show([self.with_trail(lambda room: between(name, end, room), width)])
 

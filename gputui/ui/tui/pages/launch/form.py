@@ -88,9 +88,8 @@ class Field(Struct, frozen=True):
 
     def shown(self, text: str) -> str:
         """``text`` as this field may show it: dots for a secret."""
-        if not self.is_parameter or not text:
-            return text
-        return HIDDEN if redact_params({self.key: text}) != {self.key: text} else text
+        is_secret = self.is_parameter and text and redact_params({self.key: text}) != {self.key: text}
+        return HIDDEN if is_secret else text
 
 
 class Form(Struct, frozen=True):
@@ -111,19 +110,21 @@ class Form(Struct, frozen=True):
         if entry.profile is None:
             return cls(entry)
         names = tuple(sorted({*targets, *entry.profile.form.targets}))
-        fields = _fields(entry.profile, last, names)
-        rest = {each.key for each in fields if each.group == OTHER_GROUP and each.last is None}
-        folded = frozenset(rest - {MORE} if MORE in rest else ())
-        edits = {each.key: LineEdit.at_end(each.default) for each in fields}
-        return cls(entry, fields, edits, names, folded=folded)
+        parameters = [_parameter_field(*item, last) for item in entry.profile.parameters.items()]
+        parameters.append(Field(PRIORITY, "0", "a higher one starts earlier", OTHER_GROUP))
+        parameters.sort(key=lambda field: list(_GROUPS).index(field.group))
+        rest = [field for field in parameters if field.group == OTHER_GROUP]
+        folded = frozenset(field.key for field in rest if field.last is None)
+        folded = folded if len(folded) >= LEAST_FOLDED else frozenset()
+        if folded:
+            parameters.insert(len(parameters) - len(rest), Field(MORE, "", "", OTHER_GROUP))
+        fields = (*_run_fields(entry.profile, names), *parameters)
+        return cls(entry, fields, {each.key: LineEdit.at_end(each.default) for each in fields}, names, folded=folded)
 
     def shown(self, cursor: str | None) -> list[Field]:
         """The visible fields; the one under the cursor and changed ones always are."""
-        return [
-            field
-            for field in self.fields
-            if self.is_open or field.key not in self.folded or field.key == cursor or self.is_changed(field)
-        ]
+        hidden = frozenset() if self.is_open else self.folded - {cursor}
+        return [field for field in self.fields if field.key not in hidden or self.is_changed(field)]
 
     @property
     def target(self) -> str | None:
@@ -140,14 +141,13 @@ class Form(Struct, frozen=True):
 
     def overrides(self) -> dict[str, str]:
         """The parameters that differ from the profile, as typed."""
-        changed = [each.key for each in self.fields if each.is_parameter and self.is_changed(each)]
-        return {key: self.text(key) for key in changed}
+        return {each.key: self.text(each.key) for each in self.fields if each.is_parameter and self.is_changed(each)}
 
     def prefilled(self, prefill: Prefill) -> Form:
         """The form with an earlier run's values in the fields that the profile still has."""
-        values = {name: value for name, value in prefill.params.items() if name in self.edits}
         # Secrets are not stored: the profile's own stays.
-        values = {name: value for name, value in values.items() if REDACTED not in str(value)}
+        known = {name: value for name, value in prefill.params.items() if name in self.edits}
+        values = {name: value for name, value in known.items() if REDACTED not in str(value)}
         gpus = self.text(GPUS) if GPUS in self.edits else ""
         count = str(len([part for part in gpus.split(",") if part])) if "," in gpus else gpus
         if prefill.gpu_count is not None and str(prefill.gpu_count) != count:
@@ -161,11 +161,9 @@ class Form(Struct, frozen=True):
 
     def set(self, key: str, edit: LineEdit) -> Form:
         """The form with other, checked content in a field."""
-        problems = {name: text for name, text in self.problems.items() if name != key}
-        problem = self._problem(key, edit.text)
-        if problem is not None:
-            problems[key] = problem
-        return replace(self, edits={**self.edits, key: edit}, problems=problems)
+        problems = {**self.problems, key: self._problem(key, edit.text)}
+        wrong = {name: problem for name, problem in problems.items() if problem is not None}
+        return replace(self, edits={**self.edits, key: edit}, problems=wrong)
 
     def turn(self, field: Field, by: int) -> Form:
         """The form with the next choice in a field, or folded or unfolded."""
@@ -183,7 +181,7 @@ class Form(Struct, frozen=True):
         from gputui.profiles.params import UnfitValueError
 
         assert self.entry is not None and self.entry.profile is not None
-        profile = self.entry.profile
+        parameter = self.entry.profile.parameters.get(key)
         try:
             if key == GPUS:
                 parse_selection(text)
@@ -191,8 +189,8 @@ class Form(Struct, frozen=True):
                 return f"expected {', '.join(self.targets)}, or nothing for this machine"
             elif key == PRIORITY and priority_of(text) is None:
                 return f"expected a whole number from {-MAX_PRIORITY} to {MAX_PRIORITY}"
-            elif key in profile.parameters:
-                profile.parameters[key].parse(text)
+            elif parameter is not None:
+                parameter.parse(text)
         except UnfitValueError as error:
             return clean(error.what)
         except SelectionError as error:
@@ -203,10 +201,9 @@ class Form(Struct, frozen=True):
 def priority_of(text: str) -> int | None:
     """A queue priority as typed; None if it is invalid."""
     try:
-        number = int(text)
+        return int(text) if -MAX_PRIORITY <= int(text) <= MAX_PRIORITY else None
     except ValueError:
         return None
-    return number if -MAX_PRIORITY <= number <= MAX_PRIORITY else None
 
 
 def _text_of(value: object) -> str:
@@ -215,22 +212,17 @@ def _text_of(value: object) -> str:
     return clean(format_value(value if is_scalar else str(value)))  # type: ignore[arg-type]
 
 
-def _fields(profile: Profile, last: Mapping[str, object], targets: Sequence[str]) -> tuple[Field, ...]:
+def _run_fields(profile: Profile, targets: Sequence[str]) -> list[Field]:
     selection = profile.form.gpus
     gpus = "all" if selection.is_all else ",".join(map(str, selection.devices)) or str(selection.count)
     if len(selection.devices) == 1 and isinstance(selection.devices[0], int):
         gpus += ","
-    fields = [Field(GPUS, gpus, "how many, which (0,1), or all; ^g chooses from a table")]
-    if targets:
-        fields.append(Field(PLACE, "", clean(f"this machine if empty, or {', '.join(targets)}; ^t asks how it is")))
-    fields.append(Field(NAME, profile.name, "runs are named NAME-1, NAME-2, …"))
-    parameters = [_parameter_field(name, parameter, last) for name, parameter in profile.parameters.items()]
-    parameters.append(Field(PRIORITY, "0", "a higher one starts earlier", OTHER_GROUP))
-    parameters.sort(key=lambda field: list(_GROUPS).index(field.group))
-    rest = [field for field in parameters if field.group == OTHER_GROUP]
-    if sum(field.last is None for field in rest) >= LEAST_FOLDED:
-        parameters.insert(len(parameters) - len(rest), Field(MORE, "", "", OTHER_GROUP))
-    return (*fields, *parameters)
+    place = clean(f"this machine if empty, or {', '.join(targets)}; ^t asks how it is")
+    return [
+        Field(GPUS, gpus, "how many, which (0,1), or all; ^g chooses from a table"),
+        *([Field(PLACE, "", place)] if targets else []),
+        Field(NAME, profile.name, "runs are named NAME-1, NAME-2, …"),
+    ]
 
 
 def _parameter_field(name: str, parameter: Parameter, last: Mapping[str, object]) -> Field:

@@ -13,7 +13,7 @@ from textual import events
 
 from gputui.core.config import Workspace
 from gputui.core.text import clean, clip_middle
-from gputui.core.units import ago
+from gputui.core.units import ago, count_of
 from gputui.metrics.draw.raster import Span
 from gputui.store.runs import Run
 from gputui.ui.tui import commands
@@ -21,7 +21,7 @@ from gputui.ui.tui.actions import Context, Scope
 from gputui.ui.tui.data.run_details import launched_params
 from gputui.ui.tui.dialogs.pick_gpus import PickGpusScreen
 from gputui.ui.tui.dialogs.sheet import SheetScreen
-from gputui.ui.tui.layout.columns import Column
+from gputui.ui.tui.layout.columns import Column, clip_words
 from gputui.ui.tui.layout.lists import Listing, ListState
 from gputui.ui.tui.pages.file_list import FileListScreen
 from gputui.ui.tui.pages.launch import plan as plans
@@ -45,13 +45,12 @@ class LaunchScreen(ListingPage[Field]):
         super().__init__(ListState(GPUS))
         self.form = Form()
         self.plan: plans.Plan | None = None
-        self._is_fresh = True
-        self._has_headings = True
+        """The newest plan; while another is being computed, that of earlier content."""
         self._prefill = prefill
-        self._planned: Mapping[str, LineEdit] | None = None
-        """The content whose plan is complete."""
         self._is_planning = False
+        self._is_fresh = True
         self._is_eager = False
+        self._has_headings = True
 
     def on_mount(self) -> None:
         workspace, prefill = self.shell.workspace, self._prefill
@@ -71,14 +70,12 @@ class LaunchScreen(ListingPage[Field]):
         """Why the form cannot be started, as far as known."""
         if self.form.entry is None:
             return "Reading the profile…"
-        for key, problem in self.form.problems.items():
-            return f"{key}: {problem}"
-        # A plan of earlier content does not count.
-        return self.plan.blocked_by if self.plan is not None and self.is_settled else None
+        wrong = next((f"{key}: {problem}" for key, problem in self.form.problems.items()), None)
+        return wrong or (self.plan.blocked_by if self.plan is not None and self.is_settled else None)
 
     def make_listing(self) -> Listing[Field]:
-        cursor = view.FormCursor(self.table.cursor, self._is_fresh)
-        return view.form_listing(self.form, cursor, self.app.size.width, has_headings=self._has_headings)
+        cursor, width = self.table.cursor, self.app.size.width
+        return view.form_listing(self.form, cursor, width, is_fresh=self._is_fresh, has_headings=self._has_headings)
 
     def summary(self) -> list[Span]:
         entry = self.form.entry
@@ -104,9 +101,8 @@ class LaunchScreen(ListingPage[Field]):
         shown = self.list_lines(width, min(wanted, most))
         if width < view.WHOLE_HINTS:
             shown.append(view.help_line(self.current, width))
-        gpus, held = self.snapshot.gpus, self.snapshot.machine.quarantined
-        free = [view.gpu_line(gpus, held, inner)] if gpus and self.form.target is None else []
-        shown += self.framed(view.check_lines(plan, free, inner, left - len(shown) - frame), width)
+        gpus = view.gpu_words(self.snapshot.gpus, self.snapshot.machine.quarantined)
+        shown += self.framed(view.check_lines(plan, gpus, inner, left - len(shown) - frame), width)
         self.list.show([*shown, *command], height=rows)
         self.detail.fit([])
 
@@ -123,8 +119,7 @@ class LaunchScreen(ListingPage[Field]):
             return
         newest = self._newest_run(entry)
         last = {} if newest is None else launched_params(newest)
-        last = last if prefill.run_id is None else prefill.params
-        self._change(Form.of(entry, last, targets).prefilled(prefill))
+        self._change(Form.of(entry, last if prefill.run_id is None else prefill.params, targets).prefilled(prefill))
 
     def _newest_run(self, entry: ProfileEntry) -> Run | None:
         """The newest run of a profile; a study chose the parameters of its trials."""
@@ -136,39 +131,34 @@ class LaunchScreen(ListingPage[Field]):
         is_same, self.form, self._made = form.edits is self.form.edits, form, None
         if not is_same:
             self._is_eager = False
-            if form.problems:
-                self.plan = plans.Plan(problems=tuple(f"{key}: {text}" for key, text in form.problems.items()))
-            self._plan_next()
+            self._make_plan()
         self.changed()
 
     @property
     def is_settled(self) -> bool:
         """Whether the form's plan is complete."""
-        return self._planned is self.form.edits
+        return self.plan is not None and not self._is_planning
 
-    def _plan_next(self) -> None:
-        """Compute the plan of the newest content, unless one is being computed."""
-        if self._is_planning or self.is_settled:
+    def _make_plan(self) -> None:
+        """Compute the plan of the newest content; one that is being computed is made anew then."""
+        if not self._is_planning:
+            self._is_planning = True
+            form, snapshot, workspace = self.form, self.snapshot, self.shell.workspace
+            self.in_thread(lambda: plans.make_plan(form, snapshot, workspace), partial(self._take_plan, form))
+
+    def _take_plan(self, form: Form, plan: plans.Plan) -> None:
+        workspace = self.shell.workspace
+        if form.edits is not self.form.edits:
+            self._is_planning = False
+            self._make_plan()
             return
-        self._is_planning = True
-        form, snapshot, workspace = self.form, self.snapshot, self.shell.workspace
-        take = partial(self._take_plan, form, is_probed=False)
-        self.in_thread(lambda: plans.make_plan(form, snapshot, workspace), take)
-
-    def _take_plan(self, form: Form, plan: plans.Plan, *, is_probed: bool) -> None:
-        """Take the plan of this content, and plans.probe its interpreter unless that is done."""
-        if not is_probed and plan.spec is not None and plan.blocked_by is None:
-            workspace = self.shell.workspace
-            self.in_thread(lambda: plans.probe(plan, workspace), partial(self._take_plan, form, is_probed=True))
-        else:
-            self._is_planning, self._planned = False, form.edits
-        if form.edits is self.form.edits and not self.form.problems:
-            self.plan = plan
-            if self._is_eager:
-                self._is_eager = False
-                self.do_start()
-        self._plan_next()
+        self.plan = plan
+        self._is_planning = not plan.is_whole and plan.blocked_by is None
+        if self._is_planning:
+            self.in_thread(lambda: plans.probe(plan, workspace), partial(self._take_plan, form))
         self.changed()
+        if self._is_eager and self.is_settled:
+            self.do_start()
 
     # --- keys
 
@@ -184,30 +174,29 @@ class LaunchScreen(ListingPage[Field]):
             edit = self._typed(field, event.character)
         if edit is None:
             return False
-        self.shell.message = ("", "info")
-        self._is_fresh = False
-        self._change(self.form.set(field.key, edit))
+        self._fill(field.key, edit)
         return True
 
     def _typed(self, field: Field, text: str) -> LineEdit:
         """The content after text was typed or pasted; it replaces that of a field that was just entered."""
         return (LineEdit() if self._is_fresh else self.form.edits[field.key]).insert(text)
 
+    def _fill(self, key: str, edit: LineEdit) -> None:
+        self.shell.message = ("", "info")
+        self._is_fresh = False
+        self._change(self.form.set(key, edit))
+
     def on_paste(self, event: events.Paste) -> None:
         event.stop()
-        field = self.current
-        if field is not None and field.key != MORE:
-            edit = self._typed(field, event.text)
-            self._is_fresh = False
-            self._change(self.form.set(field.key, edit))
+        if self.current is not None and self.current.key != MORE:
+            self._fill(self.current.key, self._typed(self.current, event.text))
 
     def _turn(self, by: int) -> None:
         if self.current is not None:
             self._is_fresh = True
             self._change(self.form.turn(self.current, by))
 
-    do_value_next = partialmethod(_turn, 1)
-    do_value_previous = partialmethod(_turn, -1)
+    do_value_next, do_value_previous = partialmethod(_turn, 1), partialmethod(_turn, -1)
 
     def point_at(self, row: Hashable) -> None:
         super().point_at(row)
@@ -215,13 +204,10 @@ class LaunchScreen(ListingPage[Field]):
 
     def _move(self, by: int) -> None:
         """Move the cursor, from the last field to the first."""
-        ids = self.row_ids
-        if ids:
+        if ids := self.row_ids:
             self.point_at(ids[(ids.index(self.table.cursor) + by) % len(ids)])
-        self.changed()
 
-    do_field_next = partialmethod(_move, 1)
-    do_field_previous = partialmethod(_move, -1)
+    do_field_next, do_field_previous = partialmethod(_move, 1), partialmethod(_move, -1)
 
     def do_choose_gpus(self) -> None:
         """Choose GPUs from a table with their occupants."""
@@ -242,21 +228,20 @@ class LaunchScreen(ListingPage[Field]):
         run = None if self.form.entry is None else self._newest_run(self.form.entry)
         if run is None:
             self.shell.say("No run of this profile is in the list.")
-            return
-        self._change(self.form.prefilled(Prefill(run.profile, launched_params(run))))
+        else:
+            self._change(self.form.prefilled(Prefill(run.profile, launched_params(run))))
 
     def do_preview(self) -> None:
         plan = self.plan
         if plan is None:
             self.shell.say("Still checking; a moment.")
             return
-        lines = [*plan.problems, *plan.description, "", *map(plans.check_line, plan.checks)]
-        self.app.push_screen(SheetScreen("What would be started", tuple(lines)))
+        lines = (*plan.problems, *plan.description, "", *map(plans.check_line, plan.checks))
+        self.app.push_screen(SheetScreen("What would be started", lines))
 
     def do_ask_target(self) -> None:
         """Show what the target tells about its state."""
-        form, workspace = self.form, self.shell.workspace
-        name = form.target
+        form, name, workspace = self.form, self.form.target, self.shell.workspace
         if name is None:
             self.shell.say(f"Write the name of a target into the field {PLACE!r} first.")
             return
@@ -273,19 +258,22 @@ class LaunchScreen(ListingPage[Field]):
 
     def do_start(self) -> None:
         """Launch the run, after the checks if they are still running."""
-        form, plan, blocked_by = self.form, self.plan, self._blocked_by()
-        if blocked_by is not None:
+        plan = self.plan
+        if (blocked_by := self._blocked_by()) is not None:
             self.shell.say(blocked_by, "warning")
             return
         if plan is None or plan.spec is None or not self.is_settled:
             self._is_eager = True
             self.shell.say("Launching as soon as the checks are through…")
             return
-        spec, name, workspace = plan.spec, form.text(NAME).strip() or None, self.shell.workspace
+        spec, name, workspace = plan.spec, self.form.text(NAME).strip() or None, self.shell.workspace
         self.app.pop_screen()
         if isinstance(self.app.screen, ActionScreen) and self.app.screen.SCOPE == "profiles":
             self.app.pop_screen()
         self.shell.ask_by(f"Launch {name or spec.name}", lambda: commands.launch(workspace, spec, name))
+
+
+# --- the list of profiles
 
 
 class ProfileRow(NamedTuple):
@@ -319,15 +307,15 @@ def profile_rows(
 
 def _row(entry: ProfileEntry, used: Mapping[str, float], gpu_count: int, environ: Mapping[str, str]) -> ProfileRow:
     at = max((used[key] for key in (str(entry.path.resolve()), entry.name) if key in used), default=None)
-    profile = entry.profile
+    profile, name = entry.profile, clean(entry.name)
     if profile is None:
         problem = (str(entry.error).splitlines() or ["cannot be read"])[0]
-        return ProfileRow(entry.path, clean(entry.name), "", "", at, clean(f"broken: {problem}"))
+        return ProfileRow(entry.path, name, "", "", at, clean(f"broken: {problem}"))
     wanted = profile.form.gpus
     count = 1 if wanted.is_all else wanted.count or len(wanted.devices)
-    gpus = "all GPUs" if wanted.is_all else "CPU" if not count else "1 GPU" if count == 1 else f"{count} GPUs"
+    gpus = "all GPUs" if wanted.is_all else count_of(count, "GPU") if count else "CPU"
     missing = f"needs {gpus}, this machine has {gpu_count}" if count > gpu_count else _missing_data(entry, environ)
-    return ProfileRow(entry.path, clean(entry.name), clean(profile.description), gpus, at, missing)
+    return ProfileRow(entry.path, name, clean(profile.description), gpus, at, missing)
 
 
 def _missing_data(entry: ProfileEntry, environ: Mapping[str, str]) -> str:
@@ -347,37 +335,38 @@ class ChooseProfileScreen(FileListScreen[ProfileRow]):
     """The list of profiles; the chosen one opens the launch form."""
 
     SCOPE: ClassVar[Scope] = "profiles"
-    TITLE = "Launch"
-    WHAT = "profile"
-    VERB = "choose"
+    TITLE, WHAT, VERB = "Launch", "profile", "choose"
 
     def __init__(self, near: str | None = None) -> None:
         """``near``: the path of the profile that the cursor starts on."""
         super().__init__()
-        self._near = near
+        self._near = None if near is None else Path(near).resolve()
 
     def on_mount(self) -> None:
         workspace, snapshot = self.shell.workspace, self.snapshot
         runs, gpu_count = [row.run for row in snapshot.runs], len(snapshot.gpus)
 
         def take(rows: Sequence[ProfileRow]) -> None:
-            near = None if self._near is None else Path(self._near).resolve()
-            self.rows_read(rows, next((row.path for row in rows if row.path.resolve() == near), None))
+            self.rows_read(rows, next((row.path for row in rows if row.path.resolve() == self._near), None))
 
         self.in_thread(lambda: profile_rows(workspace, Path.cwd(), runs, gpu_count, os.environ), take)
 
     def columns(self) -> Sequence[Column[ProfileRow]]:
         now = self.snapshot.at
 
-        def state(row: ProfileRow, width: int) -> list[Span]:
+        def state(row: ProfileRow, width: int = 0) -> list[Span]:
             used = "" if row.used_at is None else f"used {ago(now - row.used_at)}"
             return [(row.missing, "warn") if row.missing else (used, "dim")]
 
+        # No wider than needed: the descriptions get the rest.
+        names = max((len(row.name) for row in self.found), default=0)
+        states = max((len(text) for row in self.found for text, _ in state(row)), default=0)
+        wide = self.app.size.width // 4
         return (
-            Column("PROFILE", 18, lambda row, width: [(clip_middle(row.name, width), "accent")], grow=1, most=32),
-            Column("", 20, lambda row, _: [(row.description, "text")], importance=1, grow=3),
+            Column("PROFILE", max(7, min(names, wide)), lambda row, size: [(clip_middle(row.name, size), "accent")]),
+            Column("", 12, lambda row, size: [(clip_words(row.description, size), "text")], importance=1, grow=1),
             Column("GPUS", 8, lambda row, _: [(row.gpus, "text")]),
-            Column("LAST USED", 24, state, grow=2, most=60),
+            Column("LAST USED", max(9, min(states, wide)), state),
         )
 
     def take(self, path: Path) -> None:

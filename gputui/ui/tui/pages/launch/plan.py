@@ -1,4 +1,4 @@
-"""The plan of a launch form: specification, command and checks. Called in threads: it reads files."""
+"""The plan of a launch form: specification, command, checks and when it starts. Called in threads: it reads files."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from msgspec.structs import replace
 from gputui.core.config import Workspace
 from gputui.core.redaction import Redactor
 from gputui.core.text import clean
+from gputui.core.units import index_ranges
+from gputui.runs.checks import CheckResult
 from gputui.runs.redaction import redact_launch, secrets_of
+from gputui.runs.scheduler import Start, Wait
 from gputui.runs.spec import RunSpec, known_spec
+from gputui.store import queue
 from gputui.store.database import StoreError, open_reader
 from gputui.store.gpu_use import PastPeak, past_peaks
-from gputui.store.runs import Run
+from gputui.store.runs import Run, queued_runs
 from gputui.ui.tui.data.snapshot import Snapshot
 from gputui.ui.tui.pages.launch.form import GPUS, PRIORITY, Form, Prefill, priority_of
 
 if TYPE_CHECKING:
     # pydantic comes with these; they are imported where they are used, in a thread.
     from gputui.profiles.profile_file import Profile, ProfileEntry
-    from gputui.runs.checks import CheckResult
 
 
 class Plan(Struct, frozen=True):
-    """The specification and its command, or why there is none."""
+    """The specification and its command, or why there is none. ``is_whole``: no check is left to do."""
 
     spec: RunSpec | None = None
     problems: tuple[str, ...] = ()
     command: str = ""
     description: tuple[str, ...] = ()
     checks: tuple[CheckResult, ...] = ()
+    is_whole: bool = True
 
     @property
     def blocked_by(self) -> str | None:
         """Why it cannot be launched, as a sentence; None if it can."""
-        if self.problems:
-            return self.problems[0]
-        failed = next((check for check in self.checks if check.status == "fail"), None)
-        if failed is None:
-            return None
-        return f"{failed.name}: {failed.detail}" + (f"; {failed.remedy}" if failed.remedy else "")
+        failed = [check_line(check)[2:] for check in self.checks if check.status == "fail"]
+        return next(iter((*self.problems, *failed)), None)
 
 
 def read_profiles(workspace: Workspace, cwd: Path, files: Sequence[str] = ()) -> tuple[ProfileEntry, ...]:
@@ -54,27 +54,26 @@ def read_profiles(workspace: Workspace, cwd: Path, files: Sequence[str] = ()) ->
     from gputui.core.yaml_forms.problems import ProfileError, shown_path
     from gputui.profiles.profile_file import ProfileEntry, list_profiles, load
 
-    entries = list_profiles(workspace, cwd)
-    known = {entry.path.resolve() for entry in entries}
-    for file in dict.fromkeys(files):
-        path = Path(file)
-        if path.resolve() in known or not path.is_file():
-            continue
-        known.add(path.resolve())
-        try:
-            entries.append(ProfileEntry(shown_path(path), path, "file", load(path), None))
-        except ProfileError as error:
-            entries.append(ProfileEntry(shown_path(path), path, "file", None, error))
-    return tuple(sorted(entries, key=lambda entry: entry.profile is None))
+    entries = {entry.path.resolve(): entry for entry in list_profiles(workspace, cwd)}
+    for path in map(Path, files):
+        if path.resolve() not in entries and path.is_file():
+            profile, mistakes = None, None
+            try:
+                profile = load(path)
+            except ProfileError as error:
+                mistakes = error
+            entries[path.resolve()] = ProfileEntry(shown_path(path), path, "file", profile, mistakes)
+    return tuple(sorted(entries.values(), key=lambda entry: entry.profile is None))
 
 
 def find_profile(prefill: Prefill, workspace: Workspace, cwd: Path) -> ProfileEntry | None:
     """The profile to launch, by its file or its name; None if it is gone."""
     entries = read_profiles(workspace, cwd, () if prefill.path is None else (prefill.path,))
-    if prefill.path is None:
-        return next((entry for entry in entries if entry.name == prefill.profile), None)
-    wanted = Path(prefill.path).resolve()
-    return next((entry for entry in entries if entry.path.resolve() == wanted), None)
+    path = None if prefill.path is None else Path(prefill.path).resolve()
+    found = (
+        each for each in entries if (each.name == prefill.profile if path is None else each.path.resolve() == path)
+    )
+    return next(found, None)
 
 
 def read_target_names(workspace: Workspace) -> tuple[str, ...]:
@@ -111,14 +110,12 @@ def check_line(check: CheckResult) -> str:
 
 def profile_path(run: Run) -> str | None:
     """The file of the profile that a run was launched from; None if it is not recorded."""
-    spec = known_spec(run)
-    return None if spec is None else spec.profile_path
+    return None if (spec := known_spec(run)) is None else spec.profile_path
 
 
 def launched_gpu_count(run: Run) -> int | None:
     """How many GPUs a run was launched with; None if its specification cannot be read."""
-    spec = known_spec(run)
-    return None if spec is None else spec.gpus.count
+    return None if (spec := known_spec(run)) is None else spec.gpus.count
 
 
 def make_plan(form: Form, snapshot: Snapshot, workspace: Workspace) -> Plan:
@@ -128,35 +125,31 @@ def make_plan(form: Form, snapshot: Snapshot, workspace: Workspace) -> Plan:
     from gputui.profiles.targets import TargetNotFoundError
 
     assert form.entry is not None
-    if form.entry.profile is None:
-        return _refused(form.entry.error)
+    if form.problems:
+        return Plan(problems=tuple(f"{key}: {text}" for key, text in form.problems.items()))
     try:
+        if form.entry.profile is None:
+            raise form.entry.error or AssertionError
         return _resolved(form, form.entry.profile, snapshot, workspace)
     except (ResolveError, TargetNotFoundError, ProfileError) as error:
-        return _refused(error)
-
-
-def _refused(error: Exception | None) -> Plan:
-    return Plan(problems=tuple(clean(line) for line in str(error).splitlines()))
+        return Plan(problems=tuple(clean(line) for line in str(error).splitlines()))
 
 
 def _resolved(form: Form, profile: Profile, snapshot: Snapshot, workspace: Workspace) -> Plan:
     from gputui.profiles.describe import command_line, describe, preview_launch
-    from gputui.profiles.gpu_checks import likely_gpus
     from gputui.profiles.preflight import check_elsewhere, quick_checks
     from gputui.profiles.resolve import resolve
-    from gputui.profiles.situation import situation_of
+    from gputui.profiles.situation import decision, situation_of
     from gputui.profiles.targets import find_target
     from gputui.runs.command import without_gpus
     from gputui.runs.executors import Executors
 
     target = None if form.target is None else find_target(form.target, profile.form.targets, workspace)
     situation = situation_of(snapshot.agent, snapshot.gpus, snapshot.machine.quarantined, snapshot.alerts.last)
-    gpus_field = form.fields[0]
     spec = resolve(
         profile,
         overrides=form.overrides(),
-        gpus_override=form.text(GPUS) if form.is_changed(gpus_field) else None,
+        gpus_override=form.text(GPUS) if form.is_changed(form.fields[0]) else None,
         inventory=None if situation is None or target is not None else situation.facts,
         environ=os.environ,
         target=target,
@@ -167,28 +160,43 @@ def _resolved(form: Form, profile: Profile, snapshot: Snapshot, workspace: Works
         shown = redact_launch(launch, Redactor(secrets_of(spec)))
         lines = tuple(map(clean, Executors().of(target).preview(spec, shown).splitlines()))
         return Plan(spec, (), command_line(spec, launch), lines, tuple(check_elsewhere(spec, workspace.state)))
-    gpus = () if situation is None else likely_gpus(spec.gpus, situation)
-    launch = preview_launch(spec, runs=workspace.runs, gpus=gpus)
-    past = _earlier_peaks(workspace, spec)
-    checks = quick_checks(spec, state=workspace.state, gpus=situation, past=past, environ=os.environ)
-    return Plan(spec, (), command_line(spec, launch), tuple(describe(spec, launch, situation)), tuple(checks))
-
-
-def _earlier_peaks(workspace: Workspace, spec: RunSpec) -> list[PastPeak]:
-    """Peaks of memory in earlier runs; none if the database cannot be read."""
+    outcome: Start | Wait | None = None
+    past: list[PastPeak] = []
     try:
         with closing(open_reader(workspace.database)) as connection:
-            return past_peaks(connection, spec.name)
+            past = past_peaks(connection, spec.name)
+            if situation is not None:
+                paused = queue.pause(connection) is not None
+                outcome = decision(spec, queued_runs(connection), snapshot.gpus, situation, paused=paused)
     except (StoreError, sqlite3.Error):
-        return []
+        pass  # the checks then say what is known
+    # What it would get is checked as if it had been asked for by name.
+    uuids = outcome.uuids if isinstance(outcome, Start) else ()
+    sure = replace(spec, gpus=replace(spec.gpus, uuids=uuids)) if uuids else spec
+    gpus = [] if situation is None else [gpu for gpu in situation.facts if gpu.uuid in uuids]
+    launch = preview_launch(sure, runs=workspace.runs, gpus=gpus)
+    checks = quick_checks(sure, state=workspace.state, gpus=situation, past=past, environ=os.environ)
+    checks = [_with_outcome(check, outcome, [gpu.index for gpu in gpus]) for check in checks]
+    description = tuple(describe(sure, launch, situation))
+    return Plan(spec, (), command_line(spec, launch), description, tuple(checks), is_whole=False)
+
+
+def _with_outcome(check: CheckResult, outcome: Start | Wait | None, indices: Sequence[int]) -> CheckResult:
+    """The check of the GPUs in the scheduler's words; others as they are."""
+    if check.name != "gpus" or check.status == "fail":
+        return check
+    if isinstance(outcome, Wait):
+        return CheckResult("gpus", "warn", outcome.reason)
+    takes = f"starts now on GPU{'s' * (len(indices) > 1)} {index_ranges(indices)}"
+    return replace(check, detail=takes) if check.status == "pass" and indices else check
 
 
 def probe(plan: Plan, workspace: Workspace) -> Plan:
     """Add the checks of the training's interpreter. Starts a process and may take seconds."""
     from gputui.profiles.interpreter_checks import check_interpreter
 
-    if plan.spec is None or plan.spec.target is not None:
-        return plan
+    assert plan.spec is not None
     slow = check_interpreter(plan.spec, os.environ, simulated_gpus=workspace.scenario.exists())
     names = {result.name for result in slow}
-    return replace(plan, checks=(*(check for check in plan.checks if check.name not in names), *slow))
+    checks = (*(check for check in plan.checks if check.name not in names), *slow)
+    return replace(plan, checks=checks, is_whole=True)

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
 
-from gputui.core.text import cell_width, clean, clip
+from gputui.core.text import cell_width, clip
 from gputui.core.units import count_of, gibibytes, index_ranges
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.profiles.situation import holder_of
+from gputui.runs.checks import CheckResult
 from gputui.store.hardware import GpuView
-from gputui.ui.tui.layout.columns import Column, fit_line, fitting, rule, wrap
+from gputui.ui.tui.layout.columns import Column, filled, fit_line, paragraph, rule, wrap
 from gputui.ui.tui.layout.gpu_words import is_free
 from gputui.ui.tui.layout.lists import Listing, ListSection
 from gputui.ui.tui.pages.launch.form import MORE, RUN_GROUP, Field, Form
-from gputui.ui.tui.pages.launch.plan import Plan
+from gputui.ui.tui.pages.launch.plan import Plan, check_line
 
-_MARKS = {"fail": ("✗", "bad"), "warn": ("▲", "warn"), "pass": ("✓", "good")}
+_STYLES = {"fail": "bad", "warn": "warn", "pass": "good"}
 _ALL_OF_IT = " … ^d shows all"
 
 # Columns of the form, in cells.
@@ -27,16 +27,10 @@ WHOLE_HINTS = 100
 """From this width on hints fit behind the values."""
 
 
-class FormCursor(NamedTuple):
-    """The key of the field under the cursor; typing replaces its content while it ``is_fresh``."""
-
-    key: str | None
-    is_fresh: bool
-
-
-def form_listing(form: Form, cursor: FormCursor, width: int, *, has_headings: bool) -> Listing[Field]:
-    """The visible fields, under the headings of their groups if there is room."""
-    shown = form.shown(cursor.key)
+def form_listing(form: Form, key: str | None, width: int, *, is_fresh: bool, has_headings: bool) -> Listing[Field]:
+    """The visible fields, under the headings of their groups if there is room. Typing replaces the content of the field
+    ``key`` under the cursor while it ``is_fresh``."""
+    shown = form.shown(key)
     sections = [ListSection("", shown)]
     if has_headings:
         sections = [
@@ -44,14 +38,10 @@ def form_listing(form: Form, cursor: FormCursor, width: int, *, has_headings: bo
             for group in dict.fromkeys(each.group for each in shown)
         ]
     labels = min(_LABEL_MOST, max((cell_width(_label(form, field)) for field in shown), default=0))
-    values = _VALUE_WIDTH if width < WHOLE_HINTS else _VALUE_WIDTH_WIDE
-
-    def label(field: Field, width: int) -> list[Span]:
-        return [(_label(form, field), "label" if field.key == cursor.key else "text")]
 
     def value(field: Field, width: int) -> list[Span]:
-        is_current, text = field.key == cursor.key, form.text(field.key)
-        if is_current and field.key != MORE and not (text and cursor.is_fresh):
+        is_current, text = field.key == key, form.text(field.key)
+        if is_current and field.key != MORE and not (text and is_fresh):
             return form.edits[field.key].spans(width)
         style = "input" if is_current and text else "accent" if form.is_changed(field) else "text"
         unit = f" {field.unit}" if field.unit and text else ""
@@ -60,8 +50,8 @@ def form_listing(form: Form, cursor: FormCursor, width: int, *, has_headings: bo
         return [(shown, style), (unit, "dim"), (turns, "key")]
 
     columns = [
-        Column("", labels, label, gap=1),
-        Column("", values, value),
+        Column("", labels, lambda field, _: [(_label(form, field), "label" if field.key == key else "text")], gap=1),
+        Column("", _VALUE_WIDTH if width < WHOLE_HINTS else _VALUE_WIDTH_WIDE, value),
         Column("", 10, lambda field, _: [_note(form, field)], grow=1),
     ]
     return Listing(RUN_GROUP, columns, sections, lambda field: field.key, empty="Its file has a mistake.")
@@ -99,58 +89,50 @@ def _short(text: str) -> str:
         return text
 
 
-def gpu_line(gpus: Sequence[GpuView], quarantined: Collection[str], width: int) -> Line:
-    """The free GPUs, and the occupants of the others."""
+def gpu_words(gpus: Sequence[GpuView], quarantined: Collection[str]) -> str:
+    """The free GPUs, and the occupants of the others: ``free: 4, 6 with 80 GiB or more · GPUs 0–3: vit-1``."""
     free = [gpu for gpu in gpus if gpu.state == "ok" and is_free(gpu) and gpu.uuid not in quarantined]
-    parts: list[list[Span]] = [[("   free: ", "dim"), (index_ranges([gpu.index for gpu in free]) or "none", "good")]]
+    words = f"free: {index_ranges([gpu.index for gpu in free]) or 'none'}"
     if free:
         least = min((gpu.memory_total_bytes or 0) - (gpu.memory_used_bytes or 0) for gpu in free)
-        parts.append([(f" with {gibibytes(least, 0)} GiB or more", "dim")])
+        words += f" with {gibibytes(least, 0)} GiB or more"
     held: dict[str, list[int]] = {}
     for gpu in gpus:
         if gpu not in free:
             state = {"stale": "silent", "error": "unreadable"}.get(gpu.state, gpu.state)
             unseen = "in quarantine" if gpu.uuid in quarantined else "no visible process"
             held.setdefault((holder_of(gpu) or unseen) if state == "ok" else state, []).append(gpu.index)
-    for holder, indices in held.items():
-        names = f"GPU{'s' * (len(indices) > 1)} {index_ranges(indices)}"
-        parts.append([(" · ", "dim"), (names, "text"), (f": {holder}", "dim")])
-    return fitting(parts, width)
+    names = (f"GPU{'s' * (len(indices) > 1)} {index_ranges(indices)}" for indices in held.values())
+    return " · ".join([words, *(f"{name}: {holder}" for name, holder in zip(names, held, strict=True))])
 
 
-def check_lines(plan: Plan | None, free: Sequence[Line], width: int, height: int) -> list[Line]:
-    """The ``free`` GPUs, problems and warnings in full, then the passed checks: with details, or in one line."""
-    blank = fit_line([], width)
+def check_lines(plan: Plan | None, gpus: str, width: int, height: int) -> list[Line]:
+    """Problems and warnings in full, the GPUs, then the passed checks: with details, or in one line."""
     if plan is None:
-        lines = [rule("CHECKS", width, "checking…"), *free]
-        return [*lines[:height], *[blank] * (height - len(lines))]
-    texts = [("fail", problem) for problem in plan.problems]
-    for status in ("fail", "warn"):
-        for check in plan.checks:
-            if check.status == status:
-                remedy = f"; {check.remedy}" if check.remedy else ""
-                texts.append((status, f"{check.name}: {check.detail}{remedy}"))
-    passed = [check for check in plan.checks if check.status == "pass"]
-    worst = count_of(len(texts), "problem" if plan.blocked_by else "warning") if texts else "✓ all passed"
-    lines = [rule("CHECKS", width, worst), *free]
-    for status, text in texts:
-        lines += _marked(status, text, width)
-    in_detail = [line for check in passed for line in _marked("pass", f"{check.name}: {check.detail}", width)]
-    names = _marked("pass", ", ".join(check.name for check in passed), width)[:1] if passed else []
-    lines += in_detail if len(lines) + len(in_detail) <= height else names
+        return filled([rule("CHECKS", width, "checking…")], width, height)
+    graded = {status: [check for check in plan.checks if check.status == status] for status in _STYLES}
+    count = len(plan.problems) + len(graded["fail"]) + len(graded["warn"])
+    worst = count_of(count, "problem" if plan.blocked_by else "warning") if count else "✓ all passed"
+    lines = [rule("CHECKS", width, worst)]
+    for problem in plan.problems:
+        lines += paragraph((" ✗ ", "bad"), problem, "text", width)
+    of_gpus = [check for check in graded["pass"] if check.name == "gpus"]
+    for check in (*graded["fail"], *graded["warn"], *of_gpus):
+        lines += _checked(check, width, "text")
+    if of_gpus and gpus:
+        lines += paragraph(("   ", "dim"), gpus, "dim", width)
+    passed = [check for check in graded["pass"] if check not in of_gpus]
+    in_detail = [line for check in passed for line in _checked(check, width, "dim")]
+    names: list[Span] = [(" ✓ ", "good"), (", ".join(check.name for check in passed), "dim")]
+    lines += in_detail if len(lines) + len(in_detail) <= height else [fit_line(names, width)]
     if len(lines) > height:
         lines = [*lines[: height - 1], fit_line([("   … more with ^d", "dim")], width)]
-    return [*lines, *[blank] * (height - len(lines))]
+    return filled(lines, width, height)
 
 
-def _marked(status: str, text: str, width: int) -> list[Line]:
-    """A text over as many lines as it needs, with a mark before the first."""
-    sign, style = _MARKS[status]
-    shown = "dim" if status == "pass" else "text"
-    return [
-        fit_line([(f" {' ' if number else sign} ", style), (part, shown)], width)
-        for number, part in enumerate(wrap(clean(text), width - 4))
-    ]
+def _checked(check: CheckResult, width: int, style: str) -> list[Line]:
+    text = check_line(check)
+    return paragraph((f" {text[:2]}", _STYLES[check.status]), text[2:], style, width)
 
 
 def command_lines(plan: Plan | None, width: int, room: int) -> list[Line]:

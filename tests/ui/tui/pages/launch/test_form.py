@@ -13,6 +13,7 @@ from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.dialogs.pick_gpus import PickGpusScreen
 from gputui.ui.tui.dialogs.sheet import SheetScreen
 from gputui.ui.tui.pages.launch.form import GPUS, PLACE
+from tests.texts import mentions
 from tests.ui.tui.conftest import MakeApp
 from tests.ui.tui.filling import Filler
 from tests.ui.tui.test_screens import asked, form_of, open_form, screen_text, text, until
@@ -42,6 +43,21 @@ async def test_gpus_are_chosen_from_a_table(app: GputuiApp, filler: Filler, prof
         assert form_of(app).form.text(GPUS) == ",".join(map(str, sorted({1, *free})))
         await pilot.press("ctrl+g", "escape")
         assert form_of(app).form.text(GPUS) == ",".join(map(str, sorted({1, *free})))
+
+
+async def test_the_form_names_the_gpus_that_the_agent_would_take(app: GputuiApp, filler: Filler, profile: Path) -> None:
+    async def checked(*keys: str) -> str:
+        await open_form(pilot, app)
+        await pilot.press(*keys)
+        await until(pilot, lambda: form_of(app).is_settled and form_of(app).form.text(GPUS) == "1")
+        return " ".join(text(app, "list").replace("│", "").split())
+
+    async with app.run_test(size=(160, 48)) as pilot:
+        found = await checked("1")
+        assert "✓ gpus: starts now on GPU 4" in found and "GPU 5: a process of alice" in found
+        await pilot.press("escape", "escape")
+        filler.run("big-1", "queued", gpus=(0, 1), started_ago=None)
+        assert mentions(await checked("1"), "waits for 1 GPU (0 free", "GPU 4 is promised to an earlier run")
 
 
 async def test_a_secret_is_seen_by_nobody_and_comes_from_the_profile(

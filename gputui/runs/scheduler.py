@@ -210,5 +210,5 @@ def _wait_reason(candidates: Sequence[GpuAvailability], blocks: Mapping[str, str
             parts.append(f"GPUs {index_ranges(indices)} {plural}")
             gpus = [gpu for gpu in gpus if gpu.index is None]
         parts += [f"{gpu.name} {reason}" for gpu in gpus]
-    detail = "; ".join(parts[:4]) + ("; …" if len(parts) > 4 else "")
+    detail = "; ".join(parts[:4]) + (f"; +{len(parts) - 4} more" if len(parts) > 4 else "")
     return f"waits for {count_of(wanted, 'GPU')} ({detail})"

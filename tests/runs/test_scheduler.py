@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gputui.agent.lifecycle.scheduler import GpuAvailability, Start, Wait, schedule
+from gputui.runs.scheduler import GpuAvailability, Start, Wait, schedule
 from gputui.runs.spec import GpuRequest, RunSpec, spec_of
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run
