@@ -19,13 +19,8 @@ _ATTRIBUTES = (
 )
 _VISIBLE_ON_BLANKS = _UNDERLINE | _REVERSE | _STRIKE
 
-_MOST_CACHED = 4096
-"""Entries of one cache before it starts again: colours of a gradient have no end."""
-
-
 class Pen:
-    """Attributes and colours of a cell. Equal pens of one `PenCase` are one object until the case drops them; then no
-    sequence is needed between two equal ones.
+    """Attributes and colours of a cell. Equal pens of one `PenCase` are one object.
 
     Attributes:
         attributes: bits of bold, underline and so on.
@@ -47,8 +42,6 @@ class Pen:
         """The escape sequence after which the terminal writes with `target` instead of this pen."""
         found = self._changes.get(target)
         if found is None:
-            if len(self._changes) >= _MOST_CACHED:
-                self._changes.clear()
             found = self._changes[target] = self._change(target)
         return found
 
@@ -66,9 +59,6 @@ class Pen:
             steps.append(target.foreground or "39")
         if self.background != target.background:
             steps.append(target.background or "49")
-        if not steps:
-            # Without a code, "\x1b[m" would reset the terminal.
-            return ""
         difference = ";".join(steps)
         return f"\x1b[{min(full, difference, key=len)}m"
 
@@ -92,9 +82,6 @@ class PenCase:
             return self.default
         pen = self._by_style.get(style)
         if pen is None:
-            if len(self._by_style) >= _MOST_CACHED:
-                # A table may give every cell its own style.
-                self._by_style.clear()
             pen = self._by_style[style] = self._make(style)
         return pen
 
@@ -123,20 +110,10 @@ class PenCase:
         look = (attributes, foreground, background)
         pen = self._by_look.get(look)
         if pen is None:
-            if len(self._by_look) >= _MOST_CACHED:
-                self._forget_pens()
             is_own_blank = bool(attributes & _VISIBLE_ON_BLANKS) or (not attributes and not foreground)
             blank = None if is_own_blank else self._pen(0, "", background)
             pen = self._by_look[look] = Pen(attributes, foreground, background, blank)
         return pen
-
-    def _forget_pens(self) -> None:
-        """Clear the caches. Pens in use stay valid; their cells are at worst written once more."""
-        for pen in self._by_look.values():
-            pen._changes.clear()
-        self._by_look.clear()
-        self._by_style.clear()
-        self._by_look[0, "", ""] = self.default
 
 
 def _legible(foreground: str, background: str) -> str:
