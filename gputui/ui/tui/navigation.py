@@ -180,11 +180,7 @@ class Navigation:
         """Call ``do`` if the person confirms it."""
         from gputui.ui.tui.dialogs.questions import ConfirmScreen
 
-        def decide(is_sure: bool | None) -> None:
-            if is_sure:
-                do()
-
-        self._shell.push_screen(ConfirmScreen(title, text), decide)
+        self._shell.push_screen(ConfirmScreen(title, text, do))
 
     def do_rerun(self) -> None:
         """Ask how the run is trained again, or how the study continues."""
@@ -196,39 +192,39 @@ class Navigation:
             resume = partial(shell.ask, f"Resume {study_id}", "study_resume", None, {"study": study_id})
             state = page.context().study
             why_not = None if state in ("paused", "stopped", "over") else f"The study is {state}."
-            items = [MenuItem("r", "resume", "continue with its next trials", why_not, resume),
-                     MenuItem("e", "extend", "add trials", do=partial(self._extend, study_id))]  # fmt: skip
+            items = [MenuItem("r", "resume", "continue with its next trials", resume, why_not),
+                     MenuItem("e", "extend", "add trials", partial(self._extend, study_id))]  # fmt: skip
         else:
             words = {"resume": "from its newest valid checkpoint", "clone": "with changes", "restart": "from step 0"}
+            actions = [find(name, "run") for name in words]
             items = [
-                MenuItem(key, action.label, words[name], action.why_not(page.context()), partial(shell.perform, name))
-                for key, name in zip("rc0", words, strict=True)
-                for action in (find(name, "run"),)
-            ]
+                MenuItem(key, action.label, words[action.name], partial(shell.perform, action.name),
+                         action.why_not(page.context()))
+                for key, action in zip("rc0", actions, strict=True)
+            ]  # fmt: skip
         title = study_id or (run.run_id if run is not None else "")
-        shell.push_screen(MenuScreen(clean(title), items), lambda item: item and item.do())
+        shell.push_screen(MenuScreen(clean(title), items))
 
     def _extend(self, study_id: str) -> None:
         """Ask by how many trials the study is extended."""
-        from gputui.ui.tui.dialogs.questions import ExtendScreen
+        from gputui.ui.tui.dialogs.questions import extend_form
 
-        def extend(trials: int | None) -> None:
-            if trials is not None:
-                self._shell.ask(f"Extend {study_id}", "study_extend", None, {"study": study_id, "trials": trials})
+        def extend(trials: int) -> None:
+            self._shell.ask(f"Extend {study_id}", "study_extend", None, {"study": study_id, "trials": trials})
 
-        self._shell.push_screen(ExtendScreen(study_id), extend)
+        self._shell.push_screen(extend_form(study_id, extend))
 
     def do_label(self) -> None:
-        from gputui.ui.tui.dialogs.questions import LabelsScreen
+        from gputui.ui.tui.dialogs.questions import LabelChanges, labels_form
 
         run = self.page.run_in_question
         assert run is not None  # checked by the action's `why_not`
 
-        def save(changes: dict[str, str | list[str]] | None) -> None:
+        def save(changes: LabelChanges) -> None:
             if changes:
                 self._shell.ask(f"Label {run.run_id}", "label", run.run_id, changes)
 
-        self._shell.push_screen(LabelsScreen(run), save)
+        self._shell.push_screen(labels_form(run, save))
 
     def do_help(self) -> None:
         from gputui.ui.tui.dialogs.sheet import HelpScreen
@@ -254,11 +250,7 @@ class Navigation:
                 for entry in read_profiles(shell.workspace, Path.cwd())
             ]  # fmt: skip
 
-        def take(choice: Choice | None) -> None:
-            if choice is not None:
-                choice.do()
-
-        self._shell.push_screen(PaletteScreen(self.page, profiles), take)
+        shell.push_screen(PaletteScreen(self.page, profiles))
 
 
 class TimeTravel:
@@ -331,10 +323,6 @@ class TimeTravel:
         self._feed.look_back(None)
 
     def do_time_type(self) -> None:
-        from gputui.ui.tui.dialogs.questions import MomentScreen
+        from gputui.ui.tui.dialogs.questions import moment_form
 
-        def go(at: float | None) -> None:
-            if at is not None:
-                self.look_back(Moment(at))
-
-        self._shell.push_screen(MomentScreen(self._now), go)
+        self._shell.push_screen(moment_form(self._now, lambda at: self.look_back(Moment(at))))

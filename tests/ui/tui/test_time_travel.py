@@ -9,7 +9,7 @@ from textual.pilot import Pilot
 
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.data import processes
-from gputui.ui.tui.dialogs.questions import MomentScreen
+from gputui.ui.tui.dialogs.questions import FormScreen
 from gputui.ui.tui.pages.overview.page import OverviewScreen
 from gputui.ui.tui.widgets.pane import Pane
 from tests.texts import mentions
@@ -97,13 +97,13 @@ async def test_jumping_from_event_to_event(app: GputuiApp) -> None:
 async def test_typing_a_time(app: GputuiApp) -> None:
     async with app.run_test(size=SMALL) as pilot:
         await pilot.press("t")
-        assert isinstance(app.screen, MomentScreen) and "for example 03:12" in text(app, "moment")
+        assert isinstance(app.screen, FormScreen) and "for example 03:12" in text(app, "form")
         await pilot.press(*"3:05x")
-        assert "'3:05x' is not a time" in text(app, "moment")
+        assert "'3:05x' is not a time" in text(app, "form")
         await pilot.press("enter")
-        assert isinstance(app.screen, MomentScreen)
+        assert isinstance(app.screen, FormScreen)
         await pilot.press("backspace")
-        assert mentions(text(app, "moment"), "Sat 21 Nov 2026 03:05:00", "7 min 44 s")
+        assert mentions(text(app, "form"), "Sat 21 Nov 2026 03:05:00", "7 min 44 s")
         await pilot.press("enter")
         assert isinstance(app.screen, OverviewScreen) and "◀ 03:05:00 · 7 min ago" in text(app, "head")
         await pilot.press("t", *"-20s", "escape")

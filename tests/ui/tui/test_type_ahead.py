@@ -9,7 +9,7 @@ from textual.pilot import Pilot
 
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.dialogs.palette import PaletteScreen
-from gputui.ui.tui.dialogs.questions import MomentScreen
+from gputui.ui.tui.dialogs.questions import FormScreen
 from tests.ui.tui.test_screens import overview, until
 
 SIZE = (120, 36)
@@ -23,14 +23,14 @@ def burst(app: GputuiApp, *keys: str) -> None:
 
 
 async def typed_into(
-    pilot: Pilot[Any], app: GputuiApp, key: str, kind: type[MomentScreen] | type[PaletteScreen]
+    pilot: Pilot[Any], app: GputuiApp, key: str, kind: type[FormScreen[float]] | type[PaletteScreen]
 ) -> str:
     """What a dialog has of the text that came in one burst behind the key that opens it."""
     burst(app, key, *"1930")
 
     def text() -> str:
         assert isinstance(app.screen, kind)
-        return "" if app.screen.edit is None else app.screen.edit.text
+        return app.screen.edits[0].text
 
     await until(pilot, lambda: isinstance(app.screen, kind) and len(text()) >= 4)
     return text()
@@ -38,7 +38,7 @@ async def typed_into(
 
 async def test_a_dialog_takes_what_follows_the_key_that_opens_it(app: GputuiApp) -> None:
     async with app.run_test(size=SIZE) as pilot:
-        for key, kind in (("t", MomentScreen), ("ctrl+p", PaletteScreen)):
+        for key, kind in (("t", FormScreen), ("ctrl+p", PaletteScreen)):
             assert await typed_into(pilot, app, key, kind) == "1930"
             await pilot.press("escape")
         burst(app, "t", "escape", "/", *"abc")

@@ -150,7 +150,7 @@ _ROWS: tuple[list[Action], ...] = (
     row("alert_run", "enter l right", "run", "Open the run of the alert", ALERTS, why.has_run),
     row("acknowledge", "a space", "ack", "Acknowledge the alert", ALERTS, why.can_acknowledge),
     minor("acknowledge_all", "A", "all", "Acknowledge all active alerts", ALERTS, why.refused_here),
-    row("silence", "z", "silence", "Mute its notifications for a while", ALERTS, why.changes_alert),
+    row("silence", "z", "silence", "Silence its notifications for a while", ALERTS, why.changes_alert),
     to_time("alert_moment", "t", "time", "Go to when it was raised", ALERTS, why.needs_alert),
     # the page of studies
     row("open", "enter l right", "open", "Open the run of the trial", STUDIES, why.needs_run),

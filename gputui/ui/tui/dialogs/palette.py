@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import ClassVar, TypeVar
-
-from msgspec.structs import replace
-from textual.app import ComposeResult
 
 from gputui.core.text import cell_width, clean, clip
 from gputui.core.units import count_of
@@ -19,7 +16,7 @@ from gputui.ui.tui.layout.columns import between
 from gputui.ui.tui.layout.gpu_words import is_free
 from gputui.ui.tui.layout.words import sign_of
 from gputui.ui.tui.shell import Shell
-from gputui.ui.tui.widgets.dialog import Content, ListDialog
+from gputui.ui.tui.widgets.dialog import Content, Dialog
 from gputui.ui.tui.widgets.line_edit import LineEdit
 from gputui.ui.tui.widgets.page import ActionScreen, Choice
 
@@ -29,76 +26,88 @@ MORE_SECONDS = 0.1
 
 _WORD, _INSIDE, _BESIDE, _LETTERS = 1, 2, 3, 4
 
+SYNONYMS: Mapping[str, str] = {
+    "alerts": "warnings problems",
+    "clone": "duplicate again",
+    "compare": "diff versus",
+    "environment": "env variables",
+    "export": "save write png svg csv",
+    "find": "search grep",
+    "help": "keys",
+    "label": "rename tag note comment",
+    "launch": "start run train",
+    "leave": "exit",
+    "open": "logs charts metrics export save traceback",
+    "processes": "top ps kill",
+    "remove": "delete rm",
+    "rerun": "retry again",
+    "section_log": "logs output stdout stderr",
+    "signal": "kill terminate",
+    "silence": "mute snooze",
+    "stop": "kill cancel abort end terminate",
+    "studies": "sweep search trials",
+    "time_type": "history past yesterday",
+}
+"""Other words for actions."""
 
-class PaletteScreen(ListDialog[Choice]):
-    """A line of text and the choices that match; Enter takes the one under the cursor."""
+
+class PaletteScreen(Dialog):
+    """A line of text and the choices that match; Enter carries out the one under the cursor."""
 
     WIDTH = 76
     PANE_ID = "palette"
-    first_row = 1
-    ROWS: ClassVar = 12
+    MOST_ROWS: ClassVar = 12
+    LISTED = 100
 
     def __init__(self, page: ActionScreen, more: Callable[[], Sequence[Choice]]) -> None:
         """``more`` is called in a thread; its choices follow the others."""
         super().__init__()
-        self.edit: LineEdit = LineEdit()
-        self._page = page
-        self._more = more
-        self._choices: list[Choice] = []
+        self.edits = [LineEdit()]
+        self._page, self._more = page, more
+        self._choices = choices(self.shell, page)
         self.found: list[Choice] = []
-
-    def compose(self) -> ComposeResult:
-        self._add(choices(self.shell, self._page))
-        yield from super().compose()
+        self.edited()
 
     def on_mount(self) -> None:
         # Reading files would delay the first paint.
         self.set_timer(MORE_SECONDS, lambda: self._page.in_thread(self._more, self._add))
 
     def _add(self, more: Sequence[Choice]) -> None:
-        current = self.found[self.place : self.place + 1]
+        place, current = self.place, self.found[self.place : self.place + 1]
         self._choices += more
-        self._find()
-        if current:
-            self.place = self.found.index(current[0])
+        self.edited()
+        self.place = self.found.index(current[0]) if current and place else 0
         if self.is_mounted:
             self.draw()
 
-    def _find(self) -> None:
+    def edited(self) -> None:
         """Find the choices that match; trials follow once the name of their study is typed."""
-        typed = self.edit.text
+        typed, self.place = self.edits[0].text, 0
         known = [choice for choice in self._choices if choice.after.lower() in typed.lower()]
-        self.found = ranked(known, typed, lambda each: (each.searched, each.hint, each.rank))
-
-    @property
-    def count(self) -> int:
-        return len(self.found)
+        self.found = ranked(known, typed, lambda each: (each.searched, f"{each.hint} {each.also}", each.rank))
 
     def choose(self) -> None:
-        self.dismiss(next(iter(self.found[self.place :]), None))
-
-    def edited(self) -> None:
-        self.place = 0
-        self._find()
+        self.dismiss(None)
+        if self.found:
+            self.found[self.place].do()
 
     def press(self, key: str) -> bool:
-        return super().press({"ctrl+n": "down", "ctrl+p": "up"}.get(key, key))
+        by = {"ctrl+n": 1, "ctrl+p": -1}.get(key, 0)
+        self.move(by)
+        return by != 0
 
     def content(self, width: int) -> Content:
-        found = self.found
-        room = max(1, min(self.ROWS, self.app.size.height - 5))
-        lines: list[Line] = [[("› ", "cursor"), *self.edit.spans(width - 2)]]
-        for number in self.rows_in_view(room):
-            choice = found[number]
+        rows: list[Line] = []
+        for choice in self.found[: self.LISTED]:
             style = "dim" if choice.why_not else "text"
             # Of an action that is not possible now, the reason gives way to the title.
             most = max(width - cell_width(choice.title) - 4, width // 3) if choice.why_not else width
             beside = clip(choice.why_not or choice.hint, most)
-            lines.append(self.row(number, between([(choice.title, style)], [(f" {beside}", "dim")], width - 2)))
-        if not found:
-            lines.append([("  No matches.", "dim")])
-        lines += [[]] * (room + 1 - len(lines))
-        return Content("Find", lines, f"{len(found)} of {len(self._choices)}")
+            rows.append(between([(choice.title, style)], [(f" {beside}", "dim")], width - 2))
+        none: list[Line] = [] if rows else [[("  No matches.", "dim")]]
+        blanks = min(self.MOST_ROWS, self.app.size.height - 5) - len(rows) - len(none)
+        lines: list[Line] = [[("› ", "cursor"), *self.edits[0].spans(width - 2)], *none]
+        return Content("Find", lines, rows, [[]] * blanks, f"{len(self.found)} of {len(self._choices)}")
 
 
 # --- what can be chosen
@@ -109,7 +118,7 @@ def choices(shell: Shell, page: ActionScreen) -> list[Choice]:
     context, snapshot = page.context(), shell.snapshot
     found = [
         Choice(action.tooltip, context.key_word(action), partial(shell.perform, action.name), action.why_not(context),
-               action.label, "page" if action.heading == "Go to" else "action")
+               action.label, "page" if action.heading == "Go to" else "action", also=SYNONYMS.get(action.name, ""))
         for action in actions_in(page.SCOPE)
         if action.in_palette
     ]  # fmt: skip
@@ -122,8 +131,8 @@ def choices(shell: Shell, page: ActionScreen) -> list[Choice]:
         found.append(Choice(f"Run {clean(run.run_id)}", sign_of(run).word, partial(shell.open_run, run.run_id),
                             name=run.run_id, kind="run", after=study_id or ""))  # fmt: skip
     for study_id, count in trials.items():
-        choice = Choice(f"Study {clean(study_id)}", count_of(count, "trial"), partial(shell.open_study, study_id))
-        found.append(replace(choice, name=study_id, kind="study"))
+        found.append(Choice(f"Study {clean(study_id)}", count_of(count, "trial"), partial(shell.open_study, study_id),
+                            name=study_id, kind="study"))  # fmt: skip
     for gpu in snapshot.gpus:
         users = gpu.run_ids or [process.user or "?" for process in (gpu.processes or ())[:2]]
         who = ", ".join(users) or ("free" if is_free(gpu) else "in use")

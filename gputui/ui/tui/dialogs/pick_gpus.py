@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
-
-from textual.app import ComposeResult
 
 from gputui.core.text import clean
 from gputui.core.units import celsius, gibibytes, percent
@@ -13,7 +11,7 @@ from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.store.hardware import GpuView
 from gputui.ui.tui.layout.columns import Column, head_line, place, row_line
-from gputui.ui.tui.widgets.dialog import Content, ListDialog
+from gputui.ui.tui.widgets.dialog import Content, Dialog
 
 if TYPE_CHECKING:
     from gputui.profiles.gpu_checks import GpuSituation
@@ -46,23 +44,19 @@ _COLUMNS: tuple[Column[_Row], ...] = (
 )
 
 
-class PickGpusScreen(ListDialog[str]):
-    """Answers with a selection in the syntax of the form's field (``0,2``)."""
+class PickGpusScreen(Dialog):
+    """Hands ``take`` a selection in the syntax of the form's field (``0,2``)."""
 
     WIDTH = 100
     PANE_ID = "sheet"
-    first_row = 1
     CLOSING: ClassVar = frozenset({"escape", "ctrl+c", "q"})
 
-    def __init__(self, count: int, memory_bytes: int | None, chosen: Sequence[str] = ()) -> None:
+    def __init__(
+        self, count: int, memory_bytes: int | None, chosen: Sequence[str], take: Callable[[str], object]
+    ) -> None:
         super().__init__()
-        self._gpu_count = max(1, count)
-        self._memory_bytes = memory_bytes
-        self._chosen = set(chosen)
-
-    def compose(self) -> ComposeResult:
-        self._chosen = self._chosen or self._recommended(self._situation())
-        yield from super().compose()
+        self._gpu_count, self._memory_bytes, self._take = max(1, count), memory_bytes, take
+        self._chosen = set(chosen) or self._recommended(self._situation())
 
     def _situation(self) -> GpuSituation | None:
         from gputui.profiles.situation import situation_of
@@ -88,40 +82,34 @@ class PickGpusScreen(ListDialog[str]):
         worry = situation.warning(fact)
         return ("free", "good") if worry is None else (f"free, but {worry}", "warn")
 
-    @property
-    def count(self) -> int:
-        return len(self.shell.snapshot.gpus)
-
     def choose(self) -> None:
         """Take the GPU under the cursor, or leave it out."""
         if self.count:
             self._chosen ^= {self.shell.snapshot.gpus[self.place].uuid}
 
     def press(self, key: str) -> bool:
-        if key == "enter":
-            indices = [str(gpu.index) for gpu in self.shell.snapshot.gpus if gpu.uuid in self._chosen]
-            # A single index without a comma would be a number of GPUs.
-            self.dismiss((",".join(indices) + ("," if len(indices) == 1 else "")) if indices else None)
-        elif key == "space":
+        if key == "space":
             self.choose()
         elif key == "r":
             self._chosen = self._recommended(self._situation())
-        else:
-            super().press({"j": "down", "k": "up"}.get(key, key))
-        return True
+        elif key == "enter":
+            indices = [str(gpu.index) for gpu in self.shell.snapshot.gpus if gpu.uuid in self._chosen]
+            self.dismiss(None)
+            if indices:
+                # A single index without a comma would be a number of GPUs.
+                self._take(",".join(indices) + ("," if len(indices) == 1 else ""))
+        return key in ("space", "r", "enter")
 
     def content(self, width: int) -> Content:
         """The GPUs as they are in the newest snapshot."""
         gpus, situation = self.shell.snapshot.gpus, self._situation()
         recommended, placed = self._recommended(situation), place(_COLUMNS, width - 2)
-        lines: list[Line] = [[("  ", "text"), *head_line(placed, width - 2)]]
-        for number in self.rows_in_view(self.app.size.height - 6):
-            gpu = gpus[number]
-            state = self._state(situation, gpu.uuid)
-            row = _Row(gpu, state, gpu.uuid in self._chosen, gpu.uuid in recommended)
-            lines.append(self.row(number, row_line(placed, row, width - 2)))
-        if not gpus:
-            lines = [[("No GPU is known; 0 runs on the CPU.", "dim")]]
-        chosen = sum(gpu.uuid in self._chosen for gpu in gpus)
-        note = f"{chosen} chosen · space takes · r recommended · ↵ done · esc back"
-        return Content(f"Choose GPUs · the profile asks for {self._gpu_count}", lines, note)
+        head: Line = [("  ", "text"), *head_line(placed, width - 2)]
+        rows = [
+            _Row(gpu, self._state(situation, gpu.uuid), gpu.uuid in self._chosen, gpu.uuid in recommended)
+            for gpu in gpus
+        ]
+        note = f"{sum(row.is_chosen for row in rows)} chosen · space takes · r recommended · ↵ done · esc back"
+        lines: list[Line] = [head if gpus else [("No GPU is known; 0 runs on the CPU.", "dim")]]
+        title = f"Choose GPUs · the profile asks for {self._gpu_count}"
+        return Content(title, lines, [row_line(placed, row, width - 2) for row in rows], note=note)

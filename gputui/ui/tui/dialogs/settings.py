@@ -6,9 +6,11 @@ import os
 from typing import Any, ClassVar, NamedTuple
 
 from gputui.metrics.draw.parts import Line
-from gputui.ui.tui.layout.columns import fit_line, wrap
+from gputui.ui.tui.layout.columns import wrap
 from gputui.ui.tui.settings import values_of
-from gputui.ui.tui.widgets.dialog import Content, ListDialog
+from gputui.ui.tui.widgets.dialog import Content, Dialog
+
+HELP_LINES = 2
 
 
 class Item(NamedTuple):
@@ -42,46 +44,35 @@ ITEMS = tuple(
 )
 
 
-class SettingsScreen(ListDialog[None]):
+class SettingsScreen(Dialog):
     """Arrows choose and change; escape, enter or the key that opened it close."""
 
     WIDTH = 72
     PANE_ID = "settings"
     CLOSING: ClassVar = frozenset({"escape", "enter", "comma", "f2", "q", "ctrl+c"})
 
-    @property
-    def count(self) -> int:
-        return len(ITEMS)
-
     def press(self, key: str) -> bool:
-        if key in ("right", "l", "space"):
-            self.choose()
-        elif key in ("left", "h"):
-            self.choose(-1)
-        else:
-            super().press({"j": "down", "k": "up"}.get(key, key))
-        return True
+        by = {"right": 1, "l": 1, "space": 1, "left": -1, "h": -1}.get(key, 0)
+        self.choose(by)
+        return by != 0
 
     def choose(self, by: int = 1) -> None:
-        """Change the setting under the cursor to the next value, or the previous one with -1."""
         item = ITEMS[self.place]
         value = getattr(self.shell.settings, item.name)
-        place = item.values.index(value) if value in item.values else 0
-        self.shell.change(**{item.name: item.values[(place + by) % len(item.values)]})
+        if by:
+            place = item.values.index(value) if value in item.values else 0
+            self.shell.change(**{item.name: item.values[(place + by) % len(item.values)]})
 
     def content(self, width: int) -> Content:
         overruled = {"theme": "NO_COLOR is set"} if self.app.no_color else {}
         if os.environ.get("GPUTUI_ASCII", "0") not in ("", "0"):
             overruled["characters"] = "GPUTUI_ASCII is set"
         label_width = max(len(item.label) for item in ITEMS) + 2
-        lines: list[Line] = []
-        for number in self.rows_in_view(self.count):
-            item, is_current = ITEMS[number], number == self.place
-            value = item.word(getattr(self.shell.settings, item.name))
-            spans = [(f"{item.label:<{label_width}}", "text"), ("← " if is_current else "  ", "dim"),
-                     (value, "title" if is_current else "text"), (" →" if is_current else "", "dim"),
-                     (f"  {overruled.get(item.name, '')}", "warn")]  # fmt: skip
-            lines.append(self.row(number, fit_line(spans, width - 2)))
-        help_parts = wrap(ITEMS[self.place].help, width - 2)
-        lines += [[], *([(f"  {part}", "dim")] for part in help_parts), *([[]] * (2 - len(help_parts)))]
-        return Content("Settings", lines, "↑↓ choose  ←→ change  esc closes")
+        rows: list[Line] = []
+        for number, item in enumerate(ITEMS):
+            value, note = item.word(getattr(self.shell.settings, item.name)), overruled.get(item.name, "")
+            shown = (f"← {value} →", "title") if number == self.place else (f"  {value}", "text")
+            rows.append([(f"{item.label:<{label_width}}", "text"), shown, (f"  {note}", "warn")])
+        help_parts = [*wrap(ITEMS[self.place].help, width - 2), *[""] * HELP_LINES][:HELP_LINES]
+        below: list[Line] = [[], *([(f"  {part}", "dim")] for part in help_parts)]
+        return Content("Settings", [], rows, below, "↑↓ choose  ←→ change  esc closes")

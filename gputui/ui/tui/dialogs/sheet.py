@@ -10,25 +10,23 @@ from gputui.metrics.draw.parts import Line
 from gputui.ui.tui.actions import Context
 from gputui.ui.tui.actions.shown import help_lines
 from gputui.ui.tui.layout.columns import wrap
-from gputui.ui.tui.widgets.dialog import Content, Dialog
+from gputui.ui.tui.widgets.dialog import AROUND, Content, Dialog
 from gputui.version import VERSION
 
-WHEEL_LINES = 3
 LABEL_CELLS = 13
 _STEPS = {"down": 1, "j": 1, "pagedown": 10, "space": 10, "up": -1, "k": -1, "pageup": -10}
 
 
-class SheetScreen(Dialog[None]):
+class SheetScreen(Dialog):
     """Lines in a frame. The arrows scroll, any other key closes."""
 
     WIDTH = 120
     PANE_ID = "sheet"
+    IS_MARKED = False
 
     def __init__(self, title: str, texts: Sequence[str] = ()) -> None:
         super().__init__()
-        self._title = title
-        self._texts = tuple(texts)
-        self._top = 0
+        self._title, self._texts = title, texts
 
     def lines(self, width: int) -> list[Line]:
         """All lines for a width."""
@@ -36,20 +34,19 @@ class SheetScreen(Dialog[None]):
 
     def press(self, key: str) -> bool:
         if key in _STEPS:
-            self._top += _STEPS[key]
+            self.move(_STEPS[key])
         else:
             self.dismiss(None)
         return True
 
-    def scroll(self, by: int) -> None:
-        self._top += WHEEL_LINES * by
+    def move(self, by: int) -> None:
+        """Scroll."""
+        self.top = self.place = min(max(0, self.top + by), self.count - self.room)
 
     def content(self, width: int) -> Content:
         lines = self.lines(width)
-        room = max(1, self.app.size.height - 4)
-        self._top = min(max(0, self._top), max(0, len(lines) - room))
-        note = "↑↓ more, any other key closes" if len(lines) > room else "any key closes"
-        return Content(self._title, lines[self._top : self._top + room], note)
+        is_cut = len(lines) > self.app.size.height - AROUND
+        return Content(self._title, [], lines, note=f"{'↑↓ more, any other' if is_cut else 'any'} key closes")
 
 
 def _fact_lines(text: str, width: int) -> list[Line]:
@@ -62,22 +59,17 @@ def _fact_lines(text: str, width: int) -> list[Line]:
 
 
 class DiffScreen(SheetScreen):
-    """A unified diff, cut to `MOST_LINES`."""
+    """A unified diff, cut to `MOST_ROWS`."""
 
-    MOST_LINES: ClassVar = 3000
-
-    def __init__(self, title: str, texts: Sequence[str]) -> None:
-        cut = ["", f"… {len(texts) - self.MOST_LINES} more lines"] if len(texts) > self.MOST_LINES else []
-        super().__init__(title, (*texts[: self.MOST_LINES], *cut))
+    STYLES: ClassVar = {"---": "dim", "+++": "dim", "dif": "dim", "ind": "dim", "+": "good", "-": "bad", "@": "accent"}
 
     def lines(self, width: int) -> list[Line]:
-        return [[(clip(clean(text).expandtabs(4), width), self._style(text))] for text in self._texts]
-
-    @staticmethod
-    def _style(text: str) -> str:
-        if text.startswith(("---", "+++", "diff ", "index ")):
-            return "dim"
-        return {"+": "good", "-": "bad", "@": "accent"}.get(text[:1], "text")
+        styles, left = self.STYLES, len(self._texts) - self.MOST_ROWS
+        lines: list[Line] = [
+            [(clip(clean(text).expandtabs(4), width), styles.get(text[:3]) or styles.get(text[:1], "text"))]
+            for text in self._texts[: self.MOST_ROWS]
+        ]
+        return lines if left <= 0 else [*lines, [], [(f"… {left} more lines", "text")]]
 
 
 class HelpScreen(SheetScreen):

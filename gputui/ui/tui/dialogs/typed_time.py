@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from datetime import datetime, timedelta, tzinfo
 
-EXAMPLES = "03:12, -20m, -1h30m, 2026-11-20, 2026-11-20 03:12"
+EXAMPLES = "03:12, -20m, -1h30m, -2d, 2026-11-20, 2026-11-20 03:12"
 
 SPAN = re.compile(r"(?:\d+(?:\.\d+)?\s*[smhdw]\s*)+", re.IGNORECASE)
 _PART = re.compile(r"([\d.]+)\s*([smhdw])")

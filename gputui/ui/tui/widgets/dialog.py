@@ -1,8 +1,9 @@
-"""The base of dialogs: a frame above a page that asks one question and closes with the answer."""
+"""The base of dialogs: a frame above a page with lines, rows that scroll, and lines to type."""
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple, TypeVar, cast
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple, cast
 
 from textual import events, on
 from textual.app import ComposeResult
@@ -15,33 +16,38 @@ from gputui.ui.tui.terminal.layer import Overlay
 from gputui.ui.tui.widgets.line_edit import LineEdit
 from gputui.ui.tui.widgets.pane import Pane
 
-Answer = TypeVar("Answer")
+AROUND = 4
+"""Lines of the frame, and of the page above and below it."""
 
 
 class Content(NamedTuple):
-    """The content of the frame; ``note`` is in its lower edge."""
+    """The content of the frame: ``rows`` scroll between ``lines`` and ``below``; ``note`` is in its lower edge."""
 
     title: str
-    lines: list[Line]
+    lines: Sequence[Line]
+    rows: Sequence[Line] = ()
+    below: Sequence[Line] = ()
     note: str = ""
 
 
-class Dialog(Overlay[Answer | None]):
-    """A frame that closes with an answer; None if nothing was chosen.
-
-    A subclass implements ``content`` and ``press``; if ``edit`` is set, other keys are text.
-    """
+class Dialog(Overlay[None]):
+    """A frame with a cursor (``place``) in its rows. A subclass implements ``content``, and what keys do in ``press``
+    and ``choose``; other keys are text, if there are ``edits``: one for all rows, or one for each."""
 
     BINDINGS: ClassVar = []
     WIDTH: ClassVar = 64
     PANE_ID: ClassVar = "dialog"
+    MOST_ROWS: ClassVar = 1000
+    IS_MARKED: ClassVar = True
+    """Whether the row of the cursor is marked."""
     CLOSING: ClassVar[frozenset[str]] = frozenset({"escape", "ctrl+c"})
-    """Keys that close it without an answer."""
 
     def __init__(self) -> None:
         super().__init__()
         self.pane = Pane(id=self.PANE_ID)
-        self.edit: LineEdit | None = None
+        self.edits: list[LineEdit] = []
+        self.place = self.top = self.room = self.count = 0
+        self._first_row = 0
         self._drawn_size = self.app.size
 
     @property
@@ -50,21 +56,22 @@ class Dialog(Overlay[Answer | None]):
         return cast("Shell", self.app)
 
     def content(self, width: int) -> Content:
-        """The content in lines of ``width`` cells."""
+        """The content in lines of ``width`` cells, marked rows in two cells less."""
         raise NotImplementedError
 
     def press(self, key: str) -> bool:
         """Handle a key; False if it means nothing here."""
         return False
 
+    def choose(self) -> None:
+        """Take the row of the cursor, after Enter or a click on it."""
+
     def edited(self) -> None:
         """The typed text has changed."""
 
-    def scroll(self, by: int) -> None:
-        """Handle a notch of the wheel: 1 down, -1 up."""
-
-    def click(self, row: int) -> None:
-        """Handle a click on line ``row`` of the content, from 0."""
+    def move(self, by: int) -> None:
+        """Move the cursor by rows."""
+        self.place = min(max(0, self.place + by), max(0, self.count - 1))
 
     def compose(self) -> ComposeResult:
         self.draw()
@@ -78,99 +85,76 @@ class Dialog(Overlay[Answer | None]):
         event.stop()
         if passed_to_top(self, event):
             return
-        if event.key in self.CLOSING:
+        key = event.key if self.edits else {"j": "down", "k": "up"}.get(event.key, event.key)
+        steps = {"down": 1, "up": -1, "pagedown": self.room, "pageup": -self.room}
+        if key in self.CLOSING:
             self.dismiss(None)
             return
-        if not self.press(event.key) and self.edit is not None:
-            self._edit_to(self.edit.typed(event.key, event.character))
+        if self.press(event.key):
+            pass
+        elif key == "enter":
+            self.choose()
+        elif key in ("tab", "shift+tab"):
+            self.place = (self.place + (1 if key == "tab" else -1)) % max(1, self.count)
+        elif key in steps and self.count:
+            self.move(steps[key])
+        elif self.edits and (typed := self.edits[self._edited].typed(key, event.character)) is not None:
+            self._type(typed)
         self.draw()
 
     def on_paste(self, event: events.Paste) -> None:
         event.stop()
-        if self.edit is not None:
-            self._edit_to(self.edit.insert(event.text))
+        if self.edits:
+            self._type(self.edits[self._edited].insert(event.text))
             self.draw()
 
-    def _edit_to(self, edit: LineEdit | None) -> None:
-        if edit is not None:
-            self.edit = edit
-            self.edited()
+    @property
+    def _edited(self) -> int:
+        return min(self.place, len(self.edits) - 1)
+
+    def _type(self, edit: LineEdit) -> None:
+        self.edits[self._edited] = edit
+        self.edited()
 
     @on(events.MouseScrollDown)
     @on(events.MouseScrollUp)
     def wheel_turned(self, event: events.MouseEvent) -> None:
-        """Scroll the content."""
+        """Scroll the rows."""
         event.stop()
-        self.scroll(1 if isinstance(event, events.MouseScrollDown) else -1)
+        self.move(1 if isinstance(event, events.MouseScrollDown) else -1)
         self.draw()
 
     def on_click(self, event: events.Click) -> None:
         event.stop()
-        if event.widget is self.pane:
-            self.click(event.y - 1)
-            self.draw()
-        else:
+        number = self.top + event.y - 1 - self._first_row
+        if event.widget is not self.pane:
             self.dismiss(None)
-
-    def draw(self) -> None:
-        """Draw the frame in the middle of the screen."""
-        self._drawn_size = self.app.size
-        width = min(self.WIDTH, self._drawn_size.width)
-        title, lines, note = self.content(width - 4)
-        body: list[Line] = [[(" ", "text"), *fit_line(line, width - 4), (" ", "text")] for line in lines]
-        shown = box([rule(title, width - 2), *body], width)
-        if note:
-            foot = clip(f" {note} ", width - 2)
-            shown[-1] = [("╰" + "─" * (width - 2 - cell_width(foot)), "rule"), (foot, "dim"), ("╯", "rule")]
-        self.pane.styles.width = width
-        self.pane.fit(shown)
-
-
-class ListDialog(Dialog[Answer]):
-    """A dialog with a cursor in a list. Enter, or a click on its row, calls ``choose``."""
-
-    first_row = 0
-    """Lines of the content above the list."""
-    place = 0
-    top = 0
-    room = 1
-
-    @property
-    def count(self) -> int:
-        """The number of rows."""
-        raise NotImplementedError
-
-    def choose(self) -> None:
-        """Take the row of the cursor."""
-        raise NotImplementedError
-
-    def press(self, key: str) -> bool:
-        steps = {"down": 1, "tab": 1, "up": -1, "shift+tab": -1, "pagedown": self.room, "pageup": -self.room}
-        if key == "enter":
-            self.choose()
-        elif key in steps:
-            self.scroll(steps[key])
-        else:
-            return False
-        return True
-
-    def scroll(self, by: int) -> None:
-        self.place = min(max(0, self.place + by), max(0, self.count - 1))
-
-    def click(self, row: int) -> None:
-        number = self.top + row - self.first_row
-        if self.top <= number < min(self.count, self.top + self.room):
+        elif self.top <= number < min(self.count, self.top + self.room):
             if number == self.place:
                 self.choose()
             self.place = number
+            self.draw()
 
-    def rows_in_view(self, most: int) -> range:
-        """The rows to show in at most ``most`` lines, with that of the cursor."""
-        self.room = max(1, min(most, self.count))
-        self.top = min(max(self.top, self.place - self.room + 1), self.place)
-        return range(self.top, min(self.count, self.top + self.room))
+    def draw(self) -> None:
+        """Draw the frame in the middle of the screen."""
+        size = self._drawn_size = self.app.size
+        width = min(self.WIDTH, size.width)
+        title, lines, rows, below, note = self.content(width - 4)
+        self.count, self._first_row = len(rows), len(lines)
+        self.room = max(1, min(self.count, self.MOST_ROWS, size.height - AROUND - len(lines) - len(below)))
+        self.place = min(self.place, max(0, self.count - 1))
+        self.top = min(max(self.top, self.place - self.room + 1), self.place, max(0, self.count - self.room))
+        shown = [*lines, *map(self._row, range(self.top, self.top + self.room), rows[self.top :]), *below]
+        body: list[Line] = [[(" ", "text"), *fit_line(line, width - 4), (" ", "text")] for line in shown]
+        foot = clip(f" {note} ", width - 2) if note else ""
+        edge = [("─" * (width - 2 - cell_width(foot)), "rule"), (foot, "dim")]
+        self.pane.styles.width = width
+        self.pane.show(box([rule(title, width - 2), *body[: size.height - 2]], width, edge))
 
-    def row(self, number: int, line: Line) -> Line:
-        """The line of a row, marked if the cursor is on it."""
-        marked: Line = [("▸ " if number == self.place else "  ", "cursor"), *line]
-        return selected(marked) if number == self.place else marked
+    def _row(self, number: int, line: Line) -> Line:
+        if not self.IS_MARKED:
+            return line
+        room = min(self.WIDTH, self._drawn_size.width) - 6
+        is_current = number == self.place
+        row: Line = [("▸ " if is_current else "  ", "cursor"), *fit_line(line, room)]
+        return selected(row) if is_current else row

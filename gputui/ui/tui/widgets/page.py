@@ -49,8 +49,8 @@ KINDS = ("study", "run", "profile", "GPU", "page", "action", "other")
 
 
 class Choice(Struct, frozen=True):
-    """One thing to choose. ``why_not`` is a sentence if it is not possible now; it is found by its
-    short ``name``, too, and offered only once ``after`` is typed."""
+    """One thing to choose. ``why_not`` is a sentence if it is not possible now; it is found by its short ``name`` and
+    the words ``also``, too, and offered only once ``after`` is typed."""
 
     title: str
     hint: str
@@ -59,6 +59,7 @@ class Choice(Struct, frozen=True):
     name: str = ""
     kind: str = "other"
     after: str = ""
+    also: str = ""
 
     @property
     def searched(self) -> str:

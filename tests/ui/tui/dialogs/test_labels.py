@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gputui.runs.labels import Labels, store_labels
 from gputui.ui.tui.app import GputuiApp
-from gputui.ui.tui.dialogs.questions import LabelsScreen
+from gputui.ui.tui.dialogs.questions import FormScreen
 from tests.ui.tui.conftest import MakeApp
 from tests.ui.tui.filling import Filler
 from tests.ui.tui.test_screens import SMALL, asked, until
@@ -13,9 +13,9 @@ from tests.ui.tui.test_screens import SMALL, asked, until
 async def test_the_form_can_change_all_three(filler: Filler, app: GputuiApp) -> None:
     async with app.run_test(size=SMALL) as pilot:
         await pilot.press("d")
-        assert isinstance(app.screen, LabelsScreen)
+        assert isinstance(app.screen, FormScreen)
         await pilot.press(*"base old", "tab", *"try", "space", "2", "tab", "ctrl+u", "enter")
-        assert isinstance(app.screen, LabelsScreen)  # without a name there is nothing to save
+        assert isinstance(app.screen, FormScreen)  # without a name there is nothing to save
         await pilot.press(*"best", "enter")
         await until(pilot, lambda: bool(asked(filler)))
         (found,) = asked(filler)

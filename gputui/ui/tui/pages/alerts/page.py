@@ -15,7 +15,7 @@ from gputui.metrics.draw.raster import Span
 from gputui.store.alerts import AlertView
 from gputui.ui.tui.actions import Context, Scope
 from gputui.ui.tui.data.snapshot import Interest, Moment
-from gputui.ui.tui.dialogs.questions import Silence, SilenceScreen
+from gputui.ui.tui.dialogs.questions import silence_form
 from gputui.ui.tui.layout.alerts import SEVEREST_FIRST, SIGNS
 from gputui.ui.tui.layout.columns import Column, filled, paragraph, rule
 from gputui.ui.tui.layout.lists import Listing, ListSection, ListState, RowOrder, matching
@@ -97,12 +97,11 @@ class AlertsScreen(ListingPage[AlertView]):
         alert = self.current
         assert alert is not None
 
-        def silence(chosen: Silence | None) -> None:
-            if chosen is not None:
-                target = {"rule": alert.rule} if chosen.is_everywhere else {"id": alert.alert_id}
-                self.shell.ask("Silence", "alert_silence", None, {"seconds": chosen.seconds, **target})
+        def silence(seconds: float, is_everywhere: bool) -> None:
+            target = {"rule": alert.rule} if is_everywhere else {"id": alert.alert_id}
+            self.shell.ask("Silence", "alert_silence", None, {"seconds": seconds, **target})
 
-        self.app.push_screen(SilenceScreen(alert, self.snapshot.at), silence)
+        self.app.push_screen(silence_form(alert, self.snapshot.at, silence))
 
 
 def _title(rule_name: str) -> str:

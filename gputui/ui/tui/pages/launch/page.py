@@ -216,12 +216,11 @@ class LaunchScreen(ListingPage[Field]):
             return
         asked = self.plan.spec.gpus if self.plan is not None and self.plan.spec is not None else None
 
-        def take(text: str | None) -> None:
-            if text is not None:
-                self._change(self.form.set(GPUS, LineEdit.at_end(text)))
+        def take(text: str) -> None:
+            self._change(self.form.set(GPUS, LineEdit.at_end(text)))
 
         count, memory_bytes, uuids = (1, None, ()) if asked is None else (asked.count, asked.memory_bytes, asked.uuids)
-        self.app.push_screen(PickGpusScreen(count, memory_bytes, uuids), take)
+        self.app.push_screen(PickGpusScreen(count, memory_bytes, uuids, take))
 
     def do_last_values(self) -> None:
         """Fill in the parameters of the newest run of this profile."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from functools import partial
 from typing import ClassVar
 
 from msgspec.structs import replace
@@ -16,13 +17,21 @@ from gputui.runs import identity
 from gputui.runs.identity import environment_of, identify
 from gputui.ui.tui.actions import Context, Scope
 from gputui.ui.tui.data.snapshot import Interest
-from gputui.ui.tui.dialogs.questions import MenuItem, SignalScreen
+from gputui.ui.tui.dialogs.questions import MenuItem, MenuScreen
 from gputui.ui.tui.dialogs.sheet import SheetScreen
 from gputui.ui.tui.layout.columns import is_boxed
 from gputui.ui.tui.layout.lists import Listing
 from gputui.ui.tui.pages.processes import view
 from gputui.ui.tui.widgets.list_page import ListingPage
 from gputui.ui.tui.widgets.page import Copyable
+
+SIGNALS = (
+    ("t", "TERM", "asks it to end"),
+    ("i", "INT", "interrupts it, as ctrl+c would"),
+    ("k", "KILL", "ends it at once; it saves nothing"),
+    ("s", "STOP", "stops it where it is"),
+    ("c", "CONT", "continues it after a stop"),
+)
 
 
 class ProcessesScreen(ListingPage[view.ProcessRow]):
@@ -104,13 +113,15 @@ class ProcessesScreen(ListingPage[view.ProcessRow]):
             )
 
     def do_signal(self) -> None:
-        if (row := self.current) is not None:
+        if (row := self.current) is None:
+            return
 
-            def decide(chosen: MenuItem | None) -> None:
-                if chosen is not None:
-                    self._send(row, signal.Signals[f"SIG{chosen.label}"])
+        def send(name: str, words: str) -> None:
+            number = signal.Signals[f"SIG{name}"]
+            self.shell.confirmed("Signal", f"Send {name}? It {words}.", lambda: self._send(row, number))
 
-            self.app.push_screen(SignalScreen(*_about(row)), decide)
+        items = [MenuItem(key, name, words, partial(send, name, words)) for key, name, words in SIGNALS]
+        self.app.push_screen(MenuScreen("Signal", items, _about(row)))
 
     def _send(self, row: view.ProcessRow, number: signal.Signals) -> None:
         """Send a signal in a thread: calls about a process may block."""

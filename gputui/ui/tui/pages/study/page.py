@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial, partialmethod
 from typing import ClassVar
 
@@ -34,22 +34,6 @@ PICTURE_LEAST, LIST_LEAST = 9, 7
 
 STUDIES_MOST, STUDIES_HEIGHT = 5, 30
 """Most studies in their list, and the least height of a page with that."""
-
-
-class PointScreen(FormScreen[dict[str, object]]):
-    """Answers with the typed values of the tuned parameters."""
-
-    heading = "Add a trial"
-    note = "↵ add   esc back"
-
-    def __init__(self, point: Mapping[str, str]) -> None:
-        super().__init__(**{clean(name): text for name, text in point.items()})
-        self._params = tuple(point)
-
-    def check(self, texts: list[str]) -> tuple[dict[str, object] | None, str]:
-        typed = zip(self._params, map(str.strip, texts), strict=True)
-        given: dict[str, object] = {name: plain_value(text) for name, text in typed if text}
-        return given or None, "It is the next trial; what is left empty is as in the best one."
 
 
 class StudyScreen(ListingPage[view.TrialRow]):
@@ -186,11 +170,15 @@ class StudyScreen(ListingPage[view.TrialRow]):
         known = {} if self.current is None else self.current.trial.params
         point = {name: format_value(known[name]) if name in known else "" for name in self.study.spec.tuned}
 
-        def add(given: dict[str, object] | None) -> None:
-            if given is not None:
-                self._ask("Add a trial", "study_enqueue", set=given)
+        def check(form: FormScreen[dict[str, object]]) -> tuple[dict[str, object] | None, str]:
+            typed = zip(point, form.typed, strict=True)
+            given: dict[str, object] = {name: plain_value(text) for name, text in typed if text}
+            return given or None, "It is the next trial; what is left empty is as in the best one."
 
-        self.app.push_screen(PointScreen(point), add)
+        def add(given: dict[str, object]) -> None:
+            self._ask("Add a trial", "study_enqueue", set=given)
+
+        self.app.push_screen(FormScreen("Add a trial", "add", point, check, add))
 
     def do_compare(self) -> None:
         page, run = self.study, self.run_in_question

@@ -7,7 +7,7 @@ import pytest
 from gputui.store import alerts
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.data.snapshot import AlertsState
-from gputui.ui.tui.dialogs.questions import SilenceScreen
+from gputui.ui.tui.dialogs.questions import FormScreen
 from gputui.ui.tui.layout.alerts import alert_strip
 from gputui.ui.tui.pages.alerts.page import AlertsScreen
 from gputui.ui.tui.pages.overview.page import OverviewScreen
@@ -84,12 +84,12 @@ async def test_silencing_asks_for_how_long(app: GputuiApp, filler: Filler) -> No
         await pilot.press("exclamation_mark")
         await pilot.pause()
         await pilot.press("j", "z")
-        assert isinstance(app.screen, SilenceScreen)
-        assert "GPU hot for GPU 3" in text(app, "silence") and "until 04:12:44 (1 h)" in text(app, "silence")
+        assert isinstance(app.screen, FormScreen)
+        assert "GPU hot for GPU 3" in text(app, "form") and "until 04:12:44 (1 h)" in text(app, "form")
         await pilot.press("ctrl+u", "s", "o", "o", "n", "enter")
-        assert "a time such as 30min" in text(app, "silence")
+        assert "a time such as 30min" in text(app, "form")
         await pilot.press("ctrl+u", "2", "h", "tab")
-        assert "GPU hot everywhere" in text(app, "silence")
+        assert "GPU hot everywhere" in text(app, "form")
         await pilot.press("enter")
         await until(pilot, lambda: len(asked(filler)) == 1)
         assert asked(filler) == [("alert_silence", None, {"seconds": 7200.0, "rule": "gpu_hot"})]

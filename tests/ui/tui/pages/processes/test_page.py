@@ -17,7 +17,7 @@ from gputui.metrics.draw.parts import Line
 from gputui.runs.processes import HostProcess
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.data.snapshot import Snapshot
-from gputui.ui.tui.dialogs.questions import SignalScreen
+from gputui.ui.tui.dialogs.questions import MenuScreen
 from gputui.ui.tui.layout.process_words import script_of
 from gputui.ui.tui.pages.processes.page import ProcessesScreen, environment_texts
 from gputui.ui.tui.pages.processes.view import ProcessesState, ProcessRow, arranged, process_panel, process_rows
@@ -167,10 +167,10 @@ async def test_a_signal_asks_twice_and_can_be_called_off(app: GputuiApp, monkeyp
         await open_page(pilot, app)
         for key in ("escape", "n", "q"):
             await pilot.press("s")
-            assert isinstance(app.screen, SignalScreen)
+            assert isinstance(app.screen, MenuScreen)
             assert "rank 3 of llama-1" in app.screen.query_one("#confirm").text  # type: ignore[attr-defined]
             await pilot.press("y", "x")  # no signal is chosen yet
-            assert isinstance(app.screen, SignalScreen)
+            assert isinstance(app.screen, MenuScreen)
             await pilot.press("k", "enter", "k")
             assert "Send KILL?" in app.screen.query_one("#confirm").text  # type: ignore[attr-defined]
             await pilot.press(key)

@@ -15,10 +15,11 @@ from gputui.store.studies import TrialState
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.data.reader import SnapshotReader
 from gputui.ui.tui.data.snapshot import Interest, Moment, Progress, StudyPage
+from gputui.ui.tui.dialogs.questions import FormScreen
 from gputui.ui.tui.pages.compare.page import CompareScreen
 from gputui.ui.tui.pages.overview.page import OverviewScreen
 from gputui.ui.tui.pages.run.page import RunScreen
-from gputui.ui.tui.pages.study.page import PointScreen, StudyScreen
+from gputui.ui.tui.pages.study.page import StudyScreen
 from gputui.ui.tui.pages.study.view import (
     TrialList,
     picture_lines,
@@ -170,7 +171,7 @@ async def test_a_point_is_added_by_hand_from_that_of_a_trial(app: GputuiApp, fil
         point: dict[str, object] = {"lr": 0.00739, "batch_size": 256, "optimizer": "adamw"}
         assert asked(filler) == [("study_enqueue", None, {"study": "lr-search-1", "set": point})]
         await pilot.press("n", "ctrl+u", "tab", "ctrl+u", "tab", "ctrl+u", "enter")
-        assert isinstance(app.screen, PointScreen), "there is no value yet"
+        assert isinstance(app.screen, FormScreen), "there is no value yet"
         # Values are read as on the command line.
         await pilot.press(*"[", "shift+tab", "shift+tab", *"1e-05", "enter")
         await until(pilot, lambda: len(asked(filler)) == 2)
