@@ -13,8 +13,8 @@ import pytest
 from gputui.core.config import Workspace
 from gputui.ui.tui import settings as kept
 from gputui.ui.tui.actions import Scope, actions_in
-from gputui.ui.tui.actions.key_names import key_name
 from gputui.ui.tui.actions.keymap import resolve
+from gputui.ui.tui.actions.keys import key_name
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.dialogs.settings import ITEMS
 from gputui.ui.tui.pages.overview.page import OverviewScreen

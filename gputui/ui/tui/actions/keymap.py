@@ -8,73 +8,66 @@ from typing import get_args
 import msgspec
 from msgspec import Struct
 
-from gputui.ui.tui.actions import ACTIONS, Action, Scope, actions_in
-from gputui.ui.tui.actions.key_names import NAMED, key_name
+from gputui.ui.tui.actions.context import Scope
+from gputui.ui.tui.actions.keys import NAMED, key_name
+from gputui.ui.tui.actions.table import ACTIONS, Action, actions_in
 
-TYPING: tuple[Scope, ...] = ("profiles", "launch", "study_files")
+TYPING = ("profiles", "launch", "study_files")
 """Pages on which letters and signs are text."""
+
+Place = tuple[str, str]
+"""A page and the name of an action."""
 
 
 class Keys(Struct, frozen=True):
-    """The keys that differ from the table's, by page and action; ``refused`` are sentences about the
-    wishes that cannot be met."""
+    """The keys that differ from the table's; ``refused`` are sentences about the wishes that cannot be met."""
 
-    changed: Mapping[tuple[Scope, str], tuple[str, ...]] = msgspec.field(default_factory=dict)
+    changed: Mapping[Place, tuple[str, ...]] = msgspec.field(default_factory=dict)
     refused: tuple[str, ...] = ()
 
-    def on(self, scope: Scope) -> dict[str, tuple[str, ...]]:
+    def on(self, scope: str) -> dict[str, tuple[str, ...]]:
         """The changed keys of one page, by action."""
         return {name: keys for (place, name), keys in self.changed.items() if place == scope}
 
-    def action(self, scope: Scope, key: str) -> str | None:
+    def action(self, scope: str, key: str) -> str | None:
         """The name of the action that a key leads to on a page; None if there is none."""
-        for action in actions_in(scope):
-            if key in self.changed.get((scope, action.name), action.keys):
-                return action.name
-        return None
+        found = (one for one in actions_in(scope) if key in self.changed.get((scope, one.name), one.keys))
+        return next((action.name for action in found), None)
 
 
 def resolve(wanted: Mapping[str, str]) -> Keys:
-    """The effective keys for the wishes of a settings file.
-
-    ``wanted`` maps an action, or ``page.action``, to keys separated by spaces. Refused are actions and
-    keys that do not exist, and keys that mean something else on the same page.
-    """
+    """The effective keys for the wishes of a settings file, which map an action, or ``page.action``, to keys separated
+    by spaces."""
     refused: list[str] = []
-    changed: dict[tuple[Scope, str], tuple[str, ...]] = {}
+    changed: dict[Place, tuple[str, ...]] = {}
     # A wish for one page overrides one for all.
     for name, words in sorted(wanted.items(), key=lambda item: "." in item[0]):
         page, _, wished = name.rpartition(".")
-        places = [
-            scope for action in ACTIONS if action.name == wished for scope in action.scopes if page in ("", scope)
-        ]
+        places = [scope for one in ACTIONS if one.name == wished for scope in one.scopes if page in ("", scope)]
         keys = [key_name(word) for word in words.split()]
-        if any(key is not None and "+" not in key and key not in NAMED for key in keys):
-            typing, places = places, [scope for scope in places if scope not in TYPING]
-            if typing and not places:
-                refused.append(f"keys: {name} cannot have {words}: that is text there.")
-                continue
+        is_text = any(key is not None and "+" not in key and key not in NAMED for key in keys)
+        usable = [scope for scope in places if not is_text or scope not in TYPING]
         if not places:
             refused.append(f"keys: no action is named {name}.")
         elif not keys or None in keys:
             refused.append(f"keys: {name} cannot have {words or 'no key'}: there is no such key.")
-        else:
-            changed |= {(scope, wished): tuple(key for key in keys if key) for scope in places}
+        elif not usable:
+            refused.append(f"keys: {name} cannot have {words}: that is text there.")
+        changed |= {(scope, wished): tuple(key for key in keys if key) for scope in usable if keys and None not in keys}
     while (clash := _clash(changed)) is not None:
-        place, key, other = clash
-        del changed[place]
-        refused.append(f"keys: {place[1]} cannot have {key}: on the {place[0]} page that is {other}.")
+        (page, name), key, other = clash
+        del changed[page, name]
+        refused.append(f"keys: {name} cannot have {key}: on the {page} page that is {other}.")
     return Keys(changed, tuple(refused))
 
 
-def _clash(changed: Mapping[tuple[Scope, str], tuple[str, ...]]) -> tuple[tuple[Scope, str], str, str] | None:
+def _clash(changed: Mapping[Place, tuple[str, ...]]) -> tuple[Place, str, str] | None:
     """A changed action with a key of another one on its page, that key, and the other's label."""
     for scope in get_args(Scope):
         owner: dict[str, Action] = {}
         # Unchanged actions come first: of two actions with one key the changed one is refused.
         for action in sorted(actions_in(scope), key=lambda action: (scope, action.name) in changed):
             for key in changed.get((scope, action.name), action.keys):
-                if key in owner and owner[key] is not action:
-                    return (scope, action.name), key, owner[key].label
-                owner[key] = action
+                if owner.setdefault(key, action) is not action:
+                    return (scope, action.name), key, owner[key].label or owner[key].name
     return None

@@ -10,16 +10,14 @@ from typing import get_args
 from gputui.core.text import cell_width, clean, fit
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
-from gputui.ui.tui.actions.key_names import key_word
-from gputui.ui.tui.actions.model import Action, Context, Heading
-from gputui.ui.tui.actions.reasons import refused_here
-from gputui.ui.tui.actions.table import actions_in
+from gputui.ui.tui.actions.context import Context, refusal
+from gputui.ui.tui.actions.keys import key_word
+from gputui.ui.tui.actions.table import TIME_ACTIONS, Action, Heading, actions_in
 from gputui.ui.tui.layout.columns import between, fit_line, fitting, wrap
 
-_TIME_ACTIONS = ("time_back", "time_forth", "live")
 _FILTERS = ("filter", "find", "metric_find")
 _WIDE_ONLY = ("fold", "mark", "sort")
-ALWAYS_SHOWN = ("palette", "help", "leave", "cancel")
+_LAST = ("palette", "help", "leave", "cancel")
 """The end of the footer, at every width."""
 
 _MESSAGE_STYLES = {"info": ("·", "accent"), "warning": ("▲", "warn"), "error": ("✗", "bad")}
@@ -35,44 +33,69 @@ _GAP: Span = ("   ", "text")
 
 def footer_line(context: Context, width: int) -> Line:
     """The keys, dim if not possible now, and at the right end the lag of the connection."""
-    left: list[Span] = [(" ", "text"), *(span for _, spans in footer_parts(context, width) for span in spans)]
+    left: list[Span] = [(" ", "text"), *(span for _, spans in _parts(context, width) for span in spans)]
     return between(left, _connection_spans(context), width)
 
 
 def footer_action(context: Context, width: int, x: int) -> str | None:
     """The name of the action in the footer's cell ``x``."""
-    for name, spans in footer_parts(context, width):
+    for name, spans in _parts(context, width):
         x -= _size(spans)
         if x < 1:
             return name
     return None
 
 
-def footer_parts(context: Context, width: int) -> list[tuple[str, list[Span]]]:
+def _parts(context: Context, width: int) -> list[tuple[str, list[Span]]]:
     """The actions that fit: those of the page, those that lead to others, and those at every width."""
     actions = _shown_actions(context)
     # Two bars take a cell more than the gaps that they replace; the last action has no gap.
     room = width - 1 - _size(_connection_spans(context))
     kept = set()
     for action in sorted(actions, key=_drop_rank):
-        room -= cell_width(f"{context.key_word(action)} {action.label}  ")
-        if room < 0 and action.name not in ALWAYS_SHOWN:
+        room -= cell_width(f"{action.key_word(context)} {action.label}  ")
+        if room < 0 and action.name not in _LAST:
             break
         kept.add(action.name)
     actions = [action for action in actions if action.name in kept]
     parts: list[tuple[str, list[Span]]] = []
     for action, following in zip_longest(actions, actions[1:]):
-        is_possible = action.why_not(context) is None
+        key, text = ("key", "text") if action.why_not(context) is None else ("dim", "dim")
         has_bar = following is not None and _group(action) != _group(following)
         gap = "" if following is None else " " if has_bar else "  "
-        spans: list[Span] = [(context.key_word(action), "key" if is_possible else "dim"),
-                             (f" {action.label}{gap}", "text" if is_possible else "dim")]  # fmt: skip
+        spans = [(action.key_word(context), key), (f" {action.label}{gap}", text)]
         parts.append((action.name, [*spans, ("│ ", "dim")] if has_bar else spans))
     return parts
 
 
 def _size(spans: Sequence[Span]) -> int:
     return sum(cell_width(text) for text, _ in spans)
+
+
+def _shown_actions(context: Context) -> list[Action]:
+    """The page's actions in the footer's order, but those that this view always refuses."""
+    here = [one for one in actions_in(context.scope) if one.keys_in(context) and one.is_shown(context)]
+    refused = refusal("change", context)
+    shown = [one for one in here if refused is None or one.why_not(context) != refused]
+    return sorted(shown, key=lambda one: (_group(one), _LAST.index(one.name) if one.name in _LAST else -1))
+
+
+def _group(action: Action) -> int:
+    """0: of the page; 1: to other pages and times; 2: find and leave."""
+    if action.name in (*_LAST, *_FILTERS):
+        return 2
+    return int(action.heading in ("Go to", "Past") and action.name not in TIME_ACTIONS)
+
+
+def _drop_rank(action: Action) -> int:
+    """Sort key of an action in a narrow footer: the highest are left out first."""
+    if action.name in (*_LAST, *TIME_ACTIONS, "studies"):
+        return 0
+    return 4 if action.name in _WIDE_ONLY else (1, 3, 2)[_group(action)]
+
+
+def _connection_spans(context: Context) -> list[Span]:
+    return [] if context.connection_lag is None else [(f"▲ {context.connection_lag} ", "warn")]
 
 
 def message_lines(text: str, kind: str, width: int, most: int = 3) -> list[Line]:
@@ -84,65 +107,35 @@ def message_lines(text: str, kind: str, width: int, most: int = 3) -> list[Line]
     ]
 
 
-def _shown_actions(context: Context) -> list[Action]:
-    """The page's actions in the footer's order, but those that this view always refuses. At a past
-    moment the actions of time travel follow the first one."""
-    here = [action for action in actions_in(context.scope) if context.keys_of(action)]
-    refused = refused_here(context)
-    shown = [
-        action
-        for action in here
-        if action.is_shown(context) and (refused is None or action.why_not(context) != refused)
-    ]
-    if context.past_at is not None:
-        shown[1:1] = [action for action in here if action.name in _TIME_ACTIONS]
-    ends = {name: number for number, name in enumerate(ALWAYS_SHOWN, 1)}
-    return sorted(shown, key=lambda action: (_group(action), ends.get(action.name, 0)))
-
-
-def _group(action: Action) -> int:
-    """0: of the page; 1: to other pages and times; 2: find and leave."""
-    if action.name in (*ALWAYS_SHOWN, *_FILTERS):
-        return 2
-    return int(action.heading in ("Go to", "Past") and action.name not in _TIME_ACTIONS)
-
-
-def _drop_rank(action: Action) -> int:
-    """Sort key of an action in a narrow footer: the highest are left out first."""
-    if action.name in (*ALWAYS_SHOWN, "studies"):
-        return 0
-    return 4 if action.name in _WIDE_ONLY else (1, 3, 2)[_group(action)]
-
-
-def _connection_spans(context: Context) -> list[Span]:
-    return [] if context.connection_lag is None else [(f"▲ {context.connection_lag} ", "warn")]
-
-
 # --- the help
 
 
 def help_lines(context: Context, width: int) -> list[Line]:
-    """The keys of a page under their headings, dim where not possible now."""
-    has_two_columns = width >= TWO_COLUMNS
-    column = (width - cell_width(_GAP[0])) // 2 if has_two_columns else width
+    """The keys of a page under their headings, dim where not possible now; in two columns of similar height where
+    there is room."""
+    if width < TWO_COLUMNS:
+        return _stacked(_blocks(context, width))
+    column = (width - cell_width(_GAP[0])) // 2
     blocks = _blocks(context, column)
-    return _beside(blocks, column) if has_two_columns else _stacked(blocks)
+    heights = [len(block) + 1 for block in blocks]
+    cut = min(range(1, len(blocks) + 1), key=lambda at: max(sum(heights[:at]), sum(heights[at:])))
+    pairs = zip_longest(_stacked(blocks[:cut]), _stacked(blocks[cut:]))
+    return [[*(left or fit_line([], column)), _GAP, *(right or [])] for left, right in pairs]
 
 
 def _blocks(context: Context, width: int) -> list[list[Line]]:
     """A block of lines for each heading; actions with one phrase share a line."""
     groups: dict[Heading, dict[str, list[Action]]] = {heading: {} for heading in get_args(Heading)}
     for action in actions_in(context.scope):
-        if context.keys_of(action):
-            phrase = re.split("[:;] ", action.help)[0]
-            groups[action.heading].setdefault(phrase, []).append(action)
+        if action.keys_in(context):
+            groups[action.heading].setdefault(re.split("[:;] ", action.help)[0], []).append(action)
     keys_width = min(15, max(10, width // 4))
     blocks = []
     for heading, group in groups.items():
         lines = [fit_line([(heading, "title")], width)]
         for phrase, actions in group.items():
             # The first key of each action, then their second ones.
-            tiers = zip_longest(*map(context.keys_of, actions))
+            tiers = zip_longest(*(action.keys_in(context) for action in actions))
             words = (key_word(key, is_ascii=context.is_ascii) for tier in tiers for key in tier if key)
             keys = fit(" ".join(words), keys_width)
             is_possible = any(action.why_not(context) is None for action in actions)
@@ -152,16 +145,6 @@ def _blocks(context: Context, width: int) -> list[list[Line]]:
                 keys = " " * keys_width
         blocks += [lines] if group else []
     return blocks
-
-
-def _beside(blocks: list[list[Line]], width: int) -> list[Line]:
-    """The blocks in two columns of similar height, in order, separated by empty lines."""
-    if not blocks:
-        return []
-    heights = [len(block) + 1 for block in blocks]
-    cut = min(range(1, len(blocks) + 1), key=lambda at: max(sum(heights[:at]), sum(heights[at:])))
-    columns = zip_longest(_stacked(blocks[:cut]), _stacked(blocks[cut:]))
-    return [[*(left or fit_line([], width)), _GAP, *(right or [])] for left, right in columns]
 
 
 def _stacked(blocks: list[list[Line]]) -> list[Line]:

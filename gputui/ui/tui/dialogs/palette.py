@@ -117,10 +117,11 @@ def choices(shell: Shell, page: ActionScreen) -> list[Choice]:
     """The choices that are known at once: all but profiles."""
     context, snapshot = page.context(), shell.snapshot
     found = [
-        Choice(action.tooltip, context.key_word(action), partial(shell.perform, action.name), action.why_not(context),
-               action.label, "page" if action.heading == "Go to" else "action", also=SYNONYMS.get(action.name, ""))
+        Choice(action.tooltip, action.key_word(context), partial(shell.perform, action.name), action.why_not(context),
+               action.label, "page" if action.heading == "Go to" else "action",
+               also=f"{action.name} {SYNONYMS.get(action.name, '')}")
         for action in actions_in(page.SCOPE)
-        if action.in_palette
+        if action.heading != "Move" and action.name != "palette"
     ]  # fmt: skip
     found += page.choices()
     trials: dict[str, int] = {study.study_id: 0 for study in snapshot.studies}

@@ -19,6 +19,7 @@ _ATTRIBUTES = (
 )
 _VISIBLE_ON_BLANKS = _UNDERLINE | _REVERSE | _STRIKE
 
+
 class Pen:
     """Attributes and colours of a cell. Equal pens of one `PenCase` are one object.
 

@@ -12,8 +12,9 @@ from msgspec.structs import replace
 
 from gputui.core.text import cell_width
 from gputui.store.runs import find_run
-from gputui.ui.tui.actions import ACTIONS, Context, Scope, actions_in, find, key_word, refused_here
-from gputui.ui.tui.actions.reasons import NO_RUN
+from gputui.ui.tui.actions import ACTIONS, Context, Scope, actions_in, find
+from gputui.ui.tui.actions.context import NO_RUN, refusal
+from gputui.ui.tui.actions.keys import key_word
 from gputui.ui.tui.actions.shown import footer_line, help_lines
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.commands import Commands
@@ -87,7 +88,7 @@ def test_the_help_has_every_key_and_fits_36_rows() -> None:
         lines = ["".join(text for text, _ in line).rstrip() for line in help_lines(context, width)]
         assert max(map(cell_width, lines)) <= width, (scope, width)
         for action in actions_in(scope):
-            assert any(context.key_word(action) in line for line in lines), (scope, width, action.name)
+            assert any(action.key_word(context) in line for line in lines), (scope, width, action.name)
         # Below them are two lines of the frame.
         assert width < 116 or len(lines) <= 34, scope
 
@@ -133,7 +134,7 @@ def test_whatever_a_read_only_view_refuses_is_refused_while_looking_back(filler:
         readonly = Context(scope, find_run(filler.connection, run_id), is_readonly=True)
         for action in actions_in(scope):
             refused = action.why_not(readonly)
-            if refused is not None and refused == refused_here(readonly):
+            if refused is not None and refused == refusal("change", readonly):
                 why_not = action.why_not(replace(readonly, is_readonly=False, past_at="03:12:44"))
                 if why_not is None or "L returns to it" not in why_not:
                     allowed.append((scope, run_id, action.name))

@@ -137,9 +137,11 @@ def banner_lines(page: RunPage, context: Context, width: int) -> list[Line]:
     texts = [(part, "bad") for part in wrap(cause[:1].upper() + cause[1:], width - 4)[:MOST_CAUSE_LINES]]
     texts += [(part, "text") for part in wrap(" · ".join(filter(None, after)), width - 4)[:MOST_CAUSE_LINES]]
     keys: list[list[Span]] = [[(" ┃ ", "bad")]]
-    helpful = (action for action in actions_in("run") if action.name in _HELPFUL and context.keys_of(action))
+    helpful = (action for action in actions_in("run") if action.name in _HELPFUL and action.keys_in(context))
     for action in sorted(helpful, key=lambda action: _HELPFUL.index(action.name)):
         is_possible = action.why_not(context) is None
         styles = ("key", "text") if is_possible else ("dim", "dim")
-        keys.append([(context.key_word(action), styles[0]), (f" {action.label}   ", styles[1])])
+        keys.append(
+            [(action.key_word(context), styles[0]), (f" {action.label or action.tooltip.lower()}   ", styles[1])]
+        )
     return [*(fit_line([(" ┃ ", "bad"), part], width) for part in texts), fitting(keys, width)]

@@ -1,4 +1,4 @@
-"""Keys by Textual's names, as they are printed, and as a person types them into the settings."""
+"""Keys by Textual's names: as they are printed, and as a person types them into the settings."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ _NAMES = {sign: unicodedata.name(sign).lower().replace("-", "_").replace(" ", "_
 _SIGNS = {sign: _OTHER_NAMES.get(name, name) for sign, name in _NAMES.items()}
 NAMED = frozenset(
     {"enter", "escape", "tab", "space", "backspace", "delete", "insert", "home", "end", "pageup", "pagedown"}
-    | {"up", "down", "left", "right"}
-    | {f"f{number}" for number in range(1, 25)}
+    | {"up", "down", "left", "right", *(f"f{number}" for number in range(1, 25))}
 )
 """Keys that have a name and type no text."""
 

@@ -1,0 +1,122 @@
+"""The state of a page, and the reasons why an action is not possible in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from gputui.store.alerts import AlertView
+from gputui.store.hardware import GpuView
+from gputui.store.runs import Run
+from gputui.ui.tui.layout.words import run_sign
+
+Scope = Literal[
+    "overview", "run", "profiles", "launch", "alerts", "gpu", "compare", "processes", "studies", "study_files"
+]  # fmt: skip
+
+
+class Context(Struct, frozen=True):
+    """The state of a page that decides whether an action is possible, and how keys are printed.
+
+    Attributes:
+        run: the run that an action would apply to: the page's, or the one under the cursor.
+        section: the section of the page in focus.
+        study: the state of the study that is shown, or under the cursor.
+        quarantined: UUIDs of the GPUs in quarantine.
+        has_studies: whether there is a study to open.
+        past_at: the past moment that is shown, in words; None for live.
+        blocked_by: why the launch form cannot be started; None if it can.
+        connection_lag: the lag of a slow connection, in words; None if there is none.
+        keys: keys from the settings, by action.
+    """
+
+    scope: Scope
+    run: Run | None = None
+    section: str = "runs"
+    gpu: GpuView | None = None
+    alert: AlertView | None = None
+    pid: int | None = None
+    study: str | None = None
+    quarantined: frozenset[str] = frozenset()
+    has_studies: bool = False
+    is_readonly: bool = False
+    past_at: str | None = None
+    blocked_by: str | None = None
+    connection_lag: str | None = None
+    is_ascii: bool = False
+    keys: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
+
+    @property
+    def is_study_row(self) -> bool:
+        """Whether the cursor of the overview is on the row of a study."""
+        return self.scope == "overview" and self.study is not None
+
+
+Check = tuple[Callable[[Context], object], str]
+"""What refuses an action, and the sentence about it, which may name the context (``c``) and the run's state."""
+
+NO_RUN = "There is no run to choose."
+_NOW = "{c.run.run_id} is {word}"
+_GONE = "This event is about no {} that is still there."
+_SEVERAL = "Several GPUs are in quarantine; choose one with tab and the arrow keys."
+
+# A text in place of a check is the names of several, in the order in which they are tried.
+CHECKS: Mapping[str, str | Check] = {
+    "change": "writable present",
+    "writable": (lambda c: c.is_readonly, "This view is read only."),
+    "present": (lambda c: c.past_at, "You look at {c.past_at}, and this would change the present; L returns to it."),
+    "past": (lambda c: c.past_at is None, "This is the present already; < looks back."),
+    "run": "no_study some_run",
+    "no_study": (lambda c: c.is_study_row, "This row is a study: enter opens it and its trials."),
+    "some_run": (lambda c: c.run is None, NO_RUN),
+    "queued": (lambda c: c.run and c.run.state != "queued", f"{_NOW}; only a waiting run can move in the queue."),
+    "ended": (lambda c: c.run and not c.run.state.is_over, f"{_NOW}; only an ended run can be resumed."),
+    "idle": (lambda c: c.run and not c.run.state.is_over, f"{_NOW}; stop it first."),
+    "settled": (
+        lambda c: c.run and c.run.state in ("queued", "recovering", "stopping"), f"{_NOW}; it cannot be restarted now.",
+    ),
+    "active": (lambda c: c.run and (c.run.state.is_over or c.run.state == "stopping"), f"{_NOW} already."),
+    "study": (lambda c: c.study is None, "There is no study."),
+    "study_live": (lambda c: c.study not in ("running", "paused"), "The study is {c.study}."),
+    "study_active": (lambda c: c.study not in ("running", "paused", "unknown"), "The study is {c.study} already."),
+    "gpu": "gpu_of_event some_gpu",
+    "gpu_of_event": (lambda c: c.gpu is None and c.section == "events", _GONE.format("GPU")),
+    "some_gpu": (lambda c: c.gpu is None, "There is no GPU."),
+    "row": "row_event row_gpu row_run",
+    "row_event": (lambda c: c.section == "events" and c.run is None and c.gpu is None, _GONE.format("run or GPU")),
+    "row_gpu": (lambda c: c.section == "gpus" and c.gpu is None, "There is no GPU."),
+    "row_run": (lambda c: c.section == "runs" and c.study is None and c.run is None, NO_RUN),
+    "quarantine": "some_quarantine one_quarantine",
+    "some_quarantine": (lambda c: not c.quarantined, "No GPU is in quarantine."),
+    "one_quarantine": (
+        lambda c: len(c.quarantined) > 1 and (c.gpu is None or c.gpu.uuid not in c.quarantined), _SEVERAL,
+    ),
+    "process": (lambda c: c.pid is None, "There is no process to choose."),
+    "alert": (lambda c: c.alert is None, "There is no alert to choose."),
+    "alert_run": (lambda c: c.run is None, "This alert is about no known run."),
+    "alert_active": (lambda c: c.alert and not c.alert.lasts, "This alert is resolved."),
+    "alert_new": (
+        lambda c: c.alert and c.alert.acknowledged_at is not None,
+        "{c.alert.acknowledged_by} has acknowledged it already.",
+    ),
+    "form": (lambda c: c.blocked_by, "{c.blocked_by}"),
+}  # fmt: skip
+
+
+def refusal(checks: str, context: Context) -> str | None:
+    """The sentence of the first of these checks that refuses; None if none does. With ``study|run`` the first half
+    is for the row of a study on the overview."""
+    of_study, _, of_run = checks.rpartition("|")
+    for name in (of_study if of_study and context.is_study_row else of_run).split():
+        check = CHECKS[name]
+        if isinstance(check, str):
+            words = refusal(check, context)
+        else:
+            word = run_sign(context.run.state).word if context.run else ""
+            words = check[1].format(c=context, word=word) if check[0](context) else None
+        if words is not None:
+            return words
+    return None
