@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from msgspec import Struct
@@ -45,7 +45,7 @@ def matching(rows: Iterable[Row], filter_text: str, words_of: Callable[[Row], st
 
 
 class ListState(Struct, frozen=True):
-    """The key of the row under the cursor, the number of the first item shown, the filter and the name of the order."""
+    """The key of the row under the cursor, the first item shown, the filter and the order's name."""
 
     cursor: Any = None
     top: int = 0
@@ -53,20 +53,14 @@ class ListState(Struct, frozen=True):
     order: str = ""
 
 
-class ListSection(NamedTuple, Generic[Row]):
-    """Rows, below a heading if there is one."""
-
-    heading: str
-    rows: Sequence[Row]
-
-
 class Listing(Struct, Generic[Row], frozen=True):
-    """The content of a list: ``key`` is the identity of a row, on which the cursor stays, ``notes`` end the heading,
-    ``empty`` is the line in place of rows, ``base`` the style of a whole row if its cells have none of their own."""
+    """The content of a list: ``sections`` are rows by their heading, ``key`` the identity of a row, on
+    which the cursor stays, ``notes`` end the title, ``empty`` is the line in place of rows, ``base``
+    the style of a whole row if its cells have none of their own."""
 
     title: str
     columns: Sequence[Column[Row]]
-    sections: Sequence[ListSection[Row]]
+    sections: Mapping[str, Sequence[Row]]
     key: Callable[[Row], Hashable]
     notes: Sequence[Span] = ()
     empty: str = ""
@@ -80,15 +74,15 @@ class Listing(Struct, Generic[Row], frozen=True):
     @property
     def rows(self) -> list[Row]:
         """All rows, in order."""
-        return [row for section in self.sections for row in section.rows]
+        return [row for rows in self.sections.values() for row in rows]
 
     @property
     def items(self) -> list[tuple[str, Row | None]]:
         """The lines of the list: a heading, or an empty text and a row."""
         items: list[tuple[str, Row | None]] = []
-        for section in self.sections:
-            items += [(section.heading, None)] if section.heading else []
-            items += [("", row) for row in section.rows]
+        for heading, rows in self.sections.items():
+            items += [(heading, None)] if heading and rows else []
+            items += [("", row) for row in rows]
         return items
 
     def scrolled(self, state: ListState, height: int) -> ListState:
@@ -113,6 +107,7 @@ class Listing(Struct, Generic[Row], frozen=True):
         notes: list[Span] = [(f"/{clean(state.filter_text)}", "accent")] if state.filter_text else []
         if len(shown) < len(items):
             notes.append((f"{state.top + 1}–{state.top + len(shown)} of {len(items)}", "dim"))
+        notes += [(f"by {state.order}", "dim")] if state.order else []
         lines = [rule(self.title, width, notes=[*notes, *self.notes])]
         if self.head_lines > 1:
             lines.append([(" ", "text"), *head_line(placed, width - 1)])

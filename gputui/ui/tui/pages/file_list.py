@@ -10,11 +10,12 @@ from typing import ClassVar, Generic, Protocol, TypeVar
 from msgspec.structs import replace
 from textual import events
 
-from gputui.core.text import clean
+from gputui.core.text import clean, clip_middle
 from gputui.metrics.draw.parts import Line
+from gputui.metrics.draw.raster import Span
 from gputui.ui.tui.dialogs.palette import ranked
 from gputui.ui.tui.layout.columns import Column, between
-from gputui.ui.tui.layout.lists import Listing, ListSection, ListState
+from gputui.ui.tui.layout.lists import Listing, ListState
 from gputui.ui.tui.widgets.line_edit import LineEdit
 from gputui.ui.tui.widgets.list_page import ListingPage
 
@@ -31,6 +32,11 @@ class FileRow(Protocol):
 
 
 Row = TypeVar("Row", bound=FileRow)
+
+
+def name_cell(row: FileRow, width: int) -> list[Span]:
+    """The name of a file, its middle left out if it is too long."""
+    return [(clip_middle(row.name, width), "accent")]
 
 
 class FileListScreen(ListingPage[Row], Generic[Row]):
@@ -63,7 +69,11 @@ class FileListScreen(ListingPage[Row], Generic[Row]):
     @property
     def found(self) -> Sequence[Row]:
         """The rows that match the typed text."""
-        return ranked(self.rows or (), self.edit.text, lambda row: (row.name, f"{row.searched} {row.path}", ()))
+
+        def texts(row: Row) -> tuple[str, str, tuple[int, ...]]:
+            return row.name, f"{row.searched} {row.path}", ()
+
+        return ranked(self.rows or (), self.edit.text, texts)
 
     def make_listing(self) -> Listing[Row]:
         if self.rows is None:
@@ -71,9 +81,11 @@ class FileListScreen(ListingPage[Row], Generic[Row]):
         elif not self.rows:
             doc = "docs/studies.md" if "study" in self.WHAT else "docs/profiles.md"
             empty = f"There is no {self.WHAT}; {doc} says how to write one."
+        elif self.chosen_path is None:
+            empty = f"No {self.WHAT} matches."
         else:
-            empty = f"No {self.WHAT} matches." if self.chosen_path is None else f"↵ {self.VERB}s this file."
-        return Listing("", self.columns(), [ListSection("", self.found)], lambda row: row.path, empty=empty)
+            empty = f"↵ {self.VERB}s this file."
+        return Listing("", self.columns(), {"": self.found}, lambda row: row.path, empty=empty)
 
     def with_filter(self, lines: list[Line], width: int) -> list[Line]:
         """The lines of the list with the title and the typed text in place of the heading."""
@@ -94,7 +106,8 @@ class FileListScreen(ListingPage[Row], Generic[Row]):
     def chosen_path(self) -> Path | None:
         """The typed path; None for other text."""
         text = self.edit.text.strip()
-        return Path(text).expanduser().absolute() if "/" in text or text.endswith((".yaml", ".yml")) else None
+        is_path = "/" in text or text.endswith((".yaml", ".yml"))
+        return Path(text).expanduser().absolute() if is_path else None
 
     @property
     def chosen(self) -> Path | None:

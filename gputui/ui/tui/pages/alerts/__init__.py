@@ -1,1 +1,1 @@
-"""The page of alerts: ``page`` is the screen; its table is ``layout.alerts``, shared with the overview."""
+"""The page of alerts."""

@@ -16,9 +16,9 @@ from gputui.store.alerts import AlertView
 from gputui.ui.tui.actions import Context, Scope
 from gputui.ui.tui.data.snapshot import Interest, Moment
 from gputui.ui.tui.dialogs.questions import silence_form
-from gputui.ui.tui.layout.alerts import SEVEREST_FIRST, SIGNS
 from gputui.ui.tui.layout.columns import Column, filled, paragraph, rule
-from gputui.ui.tui.layout.lists import Listing, ListSection, ListState, RowOrder, matching
+from gputui.ui.tui.layout.lists import Listing, ListState, RowOrder, matching
+from gputui.ui.tui.layout.strips import SEVEREST_FIRST, SIGNS
 from gputui.ui.tui.layout.words import dated_clock
 from gputui.ui.tui.widgets.list_page import ListingPage
 from gputui.ui.tui.widgets.page import Copyable
@@ -47,9 +47,8 @@ class AlertsScreen(ListingPage[AlertView]):
         if order == "severity":
             active.sort(key=lambda one: (not one.is_news(now), SEVEREST_FIRST.index(one.severity)))
         resolved = matching(alerts.over, self.table.filter_text, _searched)
-        sections = [ListSection("", active), *([ListSection("RESOLVED", resolved)] if resolved else [])]
-        notes: list[Span] = [(f"by {order}", "dim")]
-        return Listing("ALERTS", _columns(now), sections, lambda one: one.alert_id, notes, "No active alerts.")
+        sections, empty = {"": active, "RESOLVED": resolved}, "No active alerts."
+        return Listing("ALERTS", _columns(now), sections, lambda one: one.alert_id, empty=empty)
 
     def summary(self) -> list[Span]:
         active, now = self.snapshot.alerts.last, self.snapshot.at

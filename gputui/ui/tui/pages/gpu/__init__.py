@@ -1,1 +1,1 @@
-"""The page of one GPU: ``page`` is the screen, ``view`` draws it."""
+"""The page of one GPU."""

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partialmethod
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from msgspec.structs import replace
 from textual.app import ComposeResult
 
 from gputui.core.text import clean
-from gputui.core.units import duration
-from gputui.metrics.draw.parts import Line
+from gputui.core.units import UNKNOWN, celsius, count, duration, gibibytes, percent, rate, watts
+from gputui.metrics.draw.chart import chart
+from gputui.metrics.draw.parts import Curve, Line, XAxis, YAxis
 from gputui.metrics.draw.raster import Span
+from gputui.store.attempts import JOULES_PER_KWH
 from gputui.store.hardware import GpuView
 from gputui.store.runs import Run
 from gputui.ui.tui.actions import Context, Scope
-from gputui.ui.tui.data.snapshot import GPU_SPANS_SECONDS, GpuPage, Interest
-from gputui.ui.tui.layout.columns import beside, between, box, filled, fit_line, is_boxed, rule
-from gputui.ui.tui.layout.gpu_words import gpu_row
+from gputui.ui.tui.data.snapshot import GPU_SPANS_SECONDS, GpuPage, Interest, RankRow
+from gputui.ui.tui.layout.columns import bar_spans, beside, between, box, filled, fit_line, is_boxed, paragraph, rule
+from gputui.ui.tui.layout.gpu_words import GpuRow, gpu_row, health, held_back, lost, pcie_link, traffic
 from gputui.ui.tui.layout.moments import right_end
-from gputui.ui.tui.pages.gpu.view import chart_lines, fact_lines, process_lines, report_lines
+from gputui.ui.tui.layout.process_words import process_words
+from gputui.ui.tui.layout.sparklines import newest, shares, time_bins
+from gputui.ui.tui.layout.strips import power_unit
+from gputui.ui.tui.layout.words import dated_clock, is_hot
 from gputui.ui.tui.widgets.page import ActionScreen, Copyable
 from gputui.ui.tui.widgets.pane import Pane
 
@@ -150,3 +156,255 @@ class GpuScreen(ActionScreen):
 
     do_up, do_down = partialmethod(_scroll, -1), partialmethod(_scroll, 1)
     do_page_up, do_page_down = partialmethod(_scroll, pages=-1), partialmethod(_scroll, pages=1)
+
+
+LABEL_WIDTH = 13
+COLUMN_LEAST = 29
+"""Least cells of a column of names and values."""
+
+GAUGE_MOST, GAUGE_WORDS = 40, 26
+"""Most cells of a bar, and cells of the text behind it."""
+
+CHART_LEAST = 5
+
+
+class Fact(NamedTuple):
+    """A named value, and its style."""
+
+    label: str
+    text: str
+    style: str = "text"
+
+    @property
+    def name(self) -> Span:
+        """The label in cells of its own."""
+        return f" {self.label:<{LABEL_WIDTH}} ", "dim"
+
+
+# --- facts
+
+
+def fact_lines(row: GpuRow, page: GpuPage | None, now: float, width: int) -> list[Line]:
+    """What matters in words, bars of what has a limit, all values, and which device it is."""
+    values, across = _values(row.gpu), 2 if width >= 2 * COLUMN_LEAST else 1
+    down = -(-len(values) // across)
+    table = [
+        [span for fact in values[number::down] for span in fit_line([fact.name, fact[1:]], width // across)]
+        for number in range(down)
+    ]
+    states, facts = _states(row, page, now), [*_memory_errors(row.gpu), *_identity(row.gpu)]
+    return [
+        *(line for fact in states for line in paragraph(fact.name, fact.text, fact.style, width)),
+        *_gauges(row.gpu, width),
+        fit_line([], width),
+        *(fit_line(line, width) for line in table),
+        *(line for fact in facts for line in paragraph(fact.name, fact.text, fact.style, width)),
+    ]
+
+
+def _states(row: GpuRow, page: GpuPage | None, now: float) -> list[Fact]:
+    """Whether the GPU works, its run, and what limits it."""
+    facts = []
+    if row.gpu.state == "lost":
+        facts.append(Fact("state", f"{_plain(lost(row, now))}; its last values are below", "bad"))
+    if (failed := row.quarantined) is not None:
+        where = f" under {failed.run_id}, attempt {failed.attempt}" if failed.run_id else ""
+        remedy = f"No run gets it before C here or `gputui gpus --clear {row.gpu.index}` clears it."
+        text = f"since {dated_clock(failed.since, now)}{where}: {failed.reason}. {remedy}"
+        facts.append(Fact("quarantine", clean(text), "warn"))
+    held, condition = held_back(row), health(row)
+    throttled = Fact("throttled by", _plain(held) or "nothing", held[0][1] if held else "dim")
+    return [*facts, _run(row, page, now), throttled, Fact("health", _plain(condition), condition[0][1])]
+
+
+def _run(row: GpuRow, page: GpuPage | None, now: float) -> Fact:
+    gpu, rank = row.gpu, row.rank
+    if gpu.run_id is None:
+        listed = "no list of processes" if gpu.processes is None else f"processes: {len(gpu.processes)}"
+        return Fact("run", f"none of ours; {listed}", "dim")
+    text = clean(gpu.run_id) + (f" rank {gpu.rank}" if gpu.rank is not None else "")
+    if gpu.shared_with:
+        text = f"{', '.join(clean(run_id) for run_id in gpu.run_ids)} share it"
+    if page is not None and page.leased_since is not None:
+        held = max(0.0, now - page.leased_since)
+        text += f", for {duration(held if held < 120 else held // 60 * 60)}"
+    text += "" if rank is None else _progress(rank)
+    is_slow = rank is not None and rank.is_slow
+    return Fact("run", text, "warn" if is_slow else "accent")
+
+
+def _progress(rank: RankRow) -> str:
+    text = "" if rank.step is None else f", step {count(rank.step)}"
+    if rank.step_seconds:
+        text += f", {rate(1 / rank.step_seconds)} step/s"
+    if rank.waiting_fraction is not None:
+        text += f", {percent(min(1.0, rank.waiting_fraction) * 100)} of it waiting for data"
+    if rank.is_slow and rank.slowdown is not None:
+        text += f"; slow: {rank.slowdown:.1f} times the median step"
+    return text
+
+
+def _gauges(gpu: GpuView, width: int) -> list[Line]:
+    """Utilisation, memory, temperature and power as bars of their limits."""
+    used, total, slowdown = gpu.memory_used_bytes, gpu.memory_total_bytes, gpu.facts.get("temperature_slowdown_celsius")
+    heat = celsius(gpu.temperature_celsius) + ("" if slowdown is None else f", throttles at {celsius(slowdown)}")
+    whose = ", shared with the host" if gpu.facts.get("memory_is_unified") else ""
+    memory = f"{gibibytes(used)} of {gibibytes(total)} GiB{whose}"
+    power = f"{watts(gpu.power_watts)} of {watts(gpu.power_limit_watts)}"
+    cells = max(6, min(GAUGE_MOST, width - LABEL_WIDTH - 2 - GAUGE_WORDS))
+    lines = []
+    for label, value, limit, text, style in (
+        ("utilisation", gpu.utilization_percent, 100.0, percent(gpu.utilization_percent), "bar"),
+        ("memory", used, total, memory, "bar2"),
+        ("temperature", gpu.temperature_celsius, slowdown, heat, "warn" if is_hot(gpu) else "bar"),
+        ("power", gpu.power_watts, gpu.power_limit_watts, power, "bar"),
+    ):
+        fact = Fact(label, f" {text}", "warn" if style == "warn" else _style(gpu))
+        is_past = _style(gpu) == "dim"
+        bar = bar_spans(None if value is None or not limit else value / limit, cells, "dim" if is_past else style)
+        lines.append(fit_line([fact.name, *bar, fact[1:]], width))
+    return lines
+
+
+def _style(gpu: GpuView) -> str:
+    """The style of its values, which may be old."""
+    return "dim" if gpu.state in ("lost", "stale") else "text"
+
+
+def _values(gpu: GpuView) -> list[Fact]:
+    """The known values."""
+    facts, slow = gpu.facts, gpu.slow
+    free = None
+    if gpu.memory_total_bytes is not None and gpu.memory_used_bytes is not None:
+        # A driver that does not report reserved memory counts it as used.
+        free = max(0, gpu.memory_total_bytes - gpu.memory_used_bytes - (gpu.memory_reserved_bytes or 0))
+    limits = {name: facts.get(f"power_limit_{name}_watts") for name in ("default", "max")}
+    # The current limit is that of the power's bar.
+    other = {name: None if limit == gpu.power_limit_watts else limit for name, limit in limits.items()}
+    link, generation, lanes = pcie_link(gpu), facts.get("pcie_generation_max"), facts.get("pcie_width_max")
+    best = "" if generation is None or lanes is None else f" of {generation}×{lanes}"
+    resent = f", {slow['pcie_replays']} packets sent again" if slow.get("pcie_replays") else ""
+    known = {
+        "free": _in_unit(free, 2**30, "GiB", decimals=1),
+        "reserved": _in_unit(gpu.memory_reserved_bytes, 2**30, "GiB", decimals=1),
+        "memory BW": percent(gpu.memory_utilization_percent),
+        "memory temp": celsius(slow.get("memory_temperature_celsius")),
+        "shuts down at": celsius(facts.get("temperature_shutdown_celsius")),
+        "fan": percent(slow.get("fan_percent")),
+        "video encoder": percent(slow.get("encoder_percent")),
+        "video decoder": percent(slow.get("decoder_percent")),
+        "SM clock": _in_unit(gpu.sm_clock_mhz, 1, "MHz"),
+        "memory clock": _in_unit(gpu.memory_clock_mhz, 1, "MHz"),
+        "state": UNKNOWN if gpu.performance_state is None else f"P{gpu.performance_state}",
+        "default power": watts(other["default"]),
+        "most power": watts(other["max"]),
+        "energy": _in_unit(slow.get("energy_joules"), JOULES_PER_KWH, "kWh", decimals=1),
+    }
+    return [
+        *(Fact(label, text, _style(gpu)) for label, text in known.items() if text != UNKNOWN),
+        Fact("PCIe", f"{_plain(link)}{best}{resent}", "warn" if link[0][1] == "warn" else "text"),
+        Fact("PCIe B/s", _plain(traffic(gpu, "pcie"))),
+        *([Fact("NVLink B/s", _plain(traffic(gpu, "nvlink")))] if "nvlink_received_bytes_per_second" in slow else []),
+    ]
+
+
+def _memory_errors(gpu: GpuView) -> list[Fact]:
+    corrected, uncorrected = gpu.slow.get("ecc_corrected"), gpu.slow.get("ecc_uncorrected")
+    if corrected is None and uncorrected is None:
+        return []
+    text = f"{count(corrected)} corrected, {count(uncorrected)} uncorrected"
+    pending, failed = gpu.slow.get("row_remap_pending"), gpu.slow.get("row_remap_failed")
+    if failed:
+        text += "; a row remap failed"
+    elif pending is not None:
+        text += "; a row remap is pending until a reset" if pending else "; no row remap pending"
+    return [Fact("ECC", text, "bad" if uncorrected or failed else "warn" if pending else "text")]
+
+
+def _identity(gpu: GpuView) -> list[Fact]:
+    facts = gpu.facts
+    readings = {"instant": "instantaneous power", "driver": "power averaged by the driver"}
+    words = [f"{name} {facts[key]}" for name, key in (("PCI", "pci_bus_id"), ("compute", "compute_capability"))
+             if facts.get(key)]  # fmt: skip
+    for name, mode in (("persistence", facts.get("persistence_mode")), ("MIG", facts.get("mig_mode"))):
+        words += [] if mode is None else [f"{name} {'on' if mode else 'off'}"]
+    words += [readings[facts["power_reading"]]] if facts.get("power_reading") in readings else []
+    return [Fact("device", clean(", ".join(words)) or UNKNOWN, "dim"), Fact("UUID", clean(gpu.uuid), "dim")]
+
+
+def _in_unit(value: float | None, size: float, unit: str, decimals: int = 0) -> str:
+    return UNKNOWN if value is None else f"{value / size:.{decimals}f} {unit}"
+
+
+def _plain(spans: Sequence[Span]) -> str:
+    return "".join(text for text, _ in spans)
+
+
+# --- processes, driver events and charts
+
+
+def process_lines(gpu: GpuView, width: int) -> list[Line]:
+    """The processes on the GPU, the largest first."""
+    lines = [rule("PROCESSES", width)]
+    if not gpu.processes:
+        words = "None." if gpu.processes is not None else "The driver gives no list of processes."
+        return [*lines, fit_line([(f"  {words}", "dim")], width)]
+    for process in sorted(gpu.processes, key=lambda each: -(each.memory_bytes or 0)):
+        rank = "" if process.rank is None else f" r{process.rank}"
+        run = f"{clean(process.run_id)}{rank} " if process.run_id else ""
+        used = _in_unit(process.memory_bytes, 2**30, "GiB", decimals=1)
+        figures = f" {process.pid:>8} {used:>9} {percent(process.sm_percent):>4} "
+        lines.append(fit_line([(figures, "text"), (run, "accent"), (process_words(process), "text")], width))
+    return lines
+
+
+def report_lines(page: GpuPage | None, now: float, width: int) -> list[Line]:
+    """The driver's own reports about the GPU, the newest first."""
+    lines = [rule("DRIVER EVENTS (XID)", width)]
+    if page is None or not page.events:
+        return [*lines, fit_line([("  None.", "dim")], width)]
+    for event in page.events:
+        words = {"xid": f"XID {event.code}", "lost": "lost", "returned": "back"}.get(event.event, event.event)
+        lead = f" {dated_clock(event.at, now):<12}{words:<9} "
+        lines += paragraph(
+            (lead, "text" if event.event == "returned" else "bad"), clean(event.text or " "), "text", width
+        )
+    return lines
+
+
+def chart_lines(gpu: GpuView, page: GpuPage, width: int, height: int, *, across: int) -> list[Line]:
+    """Charts of utilisation, memory, power and temperature, ``across`` side by side."""
+    history, down = page.history, 4 // across
+    if history is None:
+        return [fit_line([(f"  No sample in the last {duration(page.span_seconds)}.", "dim")], width)]
+    name, scale = ("min", 60.0) if page.span_seconds <= 3600 else ("h", 3600.0)
+
+    def curve(values: Sequence[float | None], style: str, label: str, shape: str = "") -> Curve:
+        return Curve(time_bins(values, page.span_seconds, scale), style, label, shape=shape)
+
+    heat = [curve(history.temperature_celsius, "text", "temperature °C", "●")]
+    if newest(page.memory_temperatures) is not None:
+        heat.append(curve(page.memory_temperatures, "dim", "memory °C", "■"))
+    limit, power = gpu.power_limit_watts, history.power_watts
+    size, unit = power_unit([limit, *power])
+    watts_now = [None if value is None else value / size for value in power]
+    full, percents = shares(history.memory_used_bytes, gpu.memory_total_bytes), YAxis(low=0.0, high=100.0)
+    drawn = [
+        chart(
+            curves,
+            width=(width - across + 1) // across,
+            height=max(CHART_LEAST, height // down),
+            x_axis=XAxis(name, -page.span_seconds / scale, 0.0),
+            y_axis=y_axis,
+            least_gutter=4,
+        )
+        for curves, y_axis in (
+            ([curve(history.utilization_percent, "bar", "utilisation %")], percents),
+            ([curve(full, "bar2", "memory %")], percents),
+            ([curve(watts_now, "text", f"power {unit}")], YAxis(low=0.0, high=None if limit is None else limit / size)),
+            (heat, YAxis(low=20.0)),
+        )
+    ]
+    gap: list[Line] = [[(" ", "text")]] * len(drawn[0])
+    rows = [[part for each in drawn[first : first + across] for part in (each, gap)] for first in range(0, 4, across)]
+    return [fit_line(line, width) for row in rows for line in beside(*row)]

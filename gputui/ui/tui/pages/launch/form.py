@@ -34,11 +34,13 @@ HIDDEN = "••••••••"
 
 RUN_GROUP, TRAINING_GROUP, OTHER_GROUP = "WHERE AND WHAT", "TRAINING", "MORE"
 _GROUPS = {
-    "DATA AND MODEL": "task data data_dir data_path dataset data_column train_file val_file model model_name weights "
-    "pretrained checkpoint tokenizer context block_size seq_len max_length image_size vocab_size",
-    TRAINING_GROUP: "steps max_steps max_iters total_steps num_steps iterations epochs num_epochs num_train_epochs "
-    "batch_size micro_batch_size per_device_train_batch_size grad_accum gradient_accumulation_steps lr learning_rate "
-    "precision optimizer schedule gradient_checkpointing seed",
+    "DATA AND MODEL": "task data data_dir data_path dataset data_column train_file val_file model "
+    "model_name weights pretrained checkpoint tokenizer context block_size seq_len max_length "
+    "image_size vocab_size",
+    TRAINING_GROUP: "steps max_steps max_iters total_steps num_steps iterations epochs num_epochs "
+    "num_train_epochs batch_size micro_batch_size per_device_train_batch_size grad_accum "
+    "gradient_accumulation_steps lr learning_rate precision optimizer schedule seed "
+    "gradient_checkpointing",
     OTHER_GROUP: "",
 }
 _GROUP_OF = {name: group for group, names in _GROUPS.items() for name in names.split()}
@@ -47,10 +49,9 @@ LEAST_FOLDED = 4
 """Fewer rarely used fields than these are not folded."""
 
 _UNITS = {
-    "seconds": "s", "secs": "s", "ms": "ms", "minutes": "min", "hours": "h", "bytes": "bytes", "kb": "kB", "mb": "MB",
-    "gb": "GB", "mib": "MiB", "gib": "GiB", "percent": "%", "steps": "steps", "iters": "steps", "epochs": "epochs",
-    "tokens": "tokens", "samples": "samples",
-}  # fmt: skip
+    "seconds": "s", "secs": "s", "ms": "ms", "minutes": "min", "hours": "h", "kb": "kB", "mb": "MB",
+    "gb": "GB", "mib": "MiB", "gib": "GiB", "percent": "%", "iters": "steps",
+} | {name: name for name in ("bytes", "steps", "epochs", "tokens", "samples")}  # fmt: skip
 
 
 class Prefill(Struct, frozen=True):
@@ -88,8 +89,8 @@ class Field(Struct, frozen=True):
 
     def shown(self, text: str) -> str:
         """``text`` as this field may show it: dots for a secret."""
-        is_secret = self.is_parameter and text and redact_params({self.key: text}) != {self.key: text}
-        return HIDDEN if is_secret else text
+        given = {self.key: text} if self.is_parameter and text else {}
+        return HIDDEN if redact_params(given) != given else text
 
 
 class Form(Struct, frozen=True):
@@ -106,7 +107,7 @@ class Form(Struct, frozen=True):
 
     @classmethod
     def of(cls, entry: ProfileEntry, last: Mapping[str, object], targets: Sequence[str]) -> Form:
-        """The form of a profile with its defaults, an earlier run's parameters and the home's targets."""
+        """The form of a profile, with an earlier run's parameters and the home's targets."""
         if entry.profile is None:
             return cls(entry)
         names = tuple(sorted({*targets, *entry.profile.form.targets}))
@@ -119,7 +120,8 @@ class Form(Struct, frozen=True):
         if folded:
             parameters.insert(len(parameters) - len(rest), Field(MORE, "", "", OTHER_GROUP))
         fields = (*_run_fields(entry.profile, names), *parameters)
-        return cls(entry, fields, {each.key: LineEdit.at_end(each.default) for each in fields}, names, folded=folded)
+        edits = {field.key: LineEdit.at_end(field.default) for field in fields}
+        return cls(entry, fields, edits, names, folded=folded)
 
     def shown(self, cursor: str | None) -> list[Field]:
         """The visible fields; the one under the cursor and changed ones always are."""
@@ -141,7 +143,8 @@ class Form(Struct, frozen=True):
 
     def overrides(self) -> dict[str, str]:
         """The parameters that differ from the profile, as typed."""
-        return {each.key: self.text(each.key) for each in self.fields if each.is_parameter and self.is_changed(each)}
+        changed = [field for field in self.fields if field.is_parameter and self.is_changed(field)]
+        return {field.key: self.text(field.key) for field in changed}
 
     def prefilled(self, prefill: Prefill) -> Form:
         """The form with an earlier run's values in the fields that the profile still has."""
@@ -213,9 +216,9 @@ def _text_of(value: object) -> str:
 
 
 def _run_fields(profile: Profile, targets: Sequence[str]) -> list[Field]:
-    selection = profile.form.gpus
-    gpus = "all" if selection.is_all else ",".join(map(str, selection.devices)) or str(selection.count)
-    if len(selection.devices) == 1 and isinstance(selection.devices[0], int):
+    chosen = profile.form.gpus
+    gpus = "all" if chosen.is_all else ",".join(map(str, chosen.devices)) or str(chosen.count)
+    if len(chosen.devices) == 1 and isinstance(chosen.devices[0], int):
         gpus += ","
     place = clean(f"this machine if empty, or {', '.join(targets)}; ^t asks how it is")
     return [
@@ -231,11 +234,11 @@ def _parameter_field(name: str, parameter: Parameter, last: Mapping[str, object]
     choices: tuple[str, ...] = ("false", "true") if parameter.kind == "bool" else ()
     if parameter.choices:
         choices = tuple(clean(format_value(choice)) for choice in parameter.choices)
-    bounds = parameter.expected if parameter.is_bounded or parameter.choices or not parameter.help else ""
+    is_free = parameter.help and not parameter.is_bounded and not parameter.choices
     return Field(
         name,
         default,
-        clean(", ".join(part for part in (parameter.help, bounds) if part)),
+        clean(", ".join(filter(None, (parameter.help, "" if is_free else parameter.expected)))),
         # A parameter with help is worth showing.
         _GROUP_OF.get(name, TRAINING_GROUP if parameter.help or parameter.choices else OTHER_GROUP),
         None if before == default or REDACTED in before else before,

@@ -12,18 +12,20 @@ from msgspec.structs import replace
 from textual import events
 
 from gputui.core.config import Workspace
-from gputui.core.text import clean, clip_middle
+from gputui.core.text import clean
 from gputui.core.units import ago, count_of
 from gputui.metrics.draw.raster import Span
+from gputui.runs.spec import GpuRequest
 from gputui.store.runs import Run
 from gputui.ui.tui import commands
 from gputui.ui.tui.actions import Context, Scope
 from gputui.ui.tui.data.run_details import launched_params
+from gputui.ui.tui.data.snapshot import Snapshot
 from gputui.ui.tui.dialogs.pick_gpus import PickGpusScreen
 from gputui.ui.tui.dialogs.sheet import SheetScreen
 from gputui.ui.tui.layout.columns import Column, clip_words
 from gputui.ui.tui.layout.lists import Listing, ListState
-from gputui.ui.tui.pages.file_list import FileListScreen
+from gputui.ui.tui.pages.file_list import FileListScreen, name_cell
 from gputui.ui.tui.pages.launch import plan as plans
 from gputui.ui.tui.pages.launch import view
 from gputui.ui.tui.pages.launch.form import GPUS, MORE, NAME, PLACE, Field, Form, Prefill
@@ -32,7 +34,7 @@ from gputui.ui.tui.widgets.list_page import ListingPage
 from gputui.ui.tui.widgets.page import ActionScreen
 
 if TYPE_CHECKING:
-    from gputui.profiles.profile_file import ProfileEntry
+    from gputui.profiles.profile_file import Profile, ProfileEntry
 
 
 class LaunchScreen(ListingPage[Field]):
@@ -56,7 +58,8 @@ class LaunchScreen(ListingPage[Field]):
         workspace, prefill = self.shell.workspace, self._prefill
 
         def read() -> tuple[ProfileEntry | None, tuple[str, ...]]:
-            return plans.find_profile(prefill, workspace, Path.cwd()), plans.read_target_names(workspace)
+            found = plans.find_profile(prefill, workspace, Path.cwd())
+            return found, plans.read_target_names(workspace)
 
         self.in_thread(read, self._take_profile)
 
@@ -70,12 +73,13 @@ class LaunchScreen(ListingPage[Field]):
         """Why the form cannot be started, as far as known."""
         if self.form.entry is None:
             return "Reading the profile…"
-        wrong = next((f"{key}: {problem}" for key, problem in self.form.problems.items()), None)
-        return wrong or (self.plan.blocked_by if self.plan is not None and self.is_settled else None)
+        for key, problem in self.form.problems.items():
+            return f"{key}: {problem}"
+        return self.plan.blocked_by if self.plan is not None and self.is_settled else None
 
     def make_listing(self) -> Listing[Field]:
-        cursor, width = self.table.cursor, self.app.size.width
-        return view.form_listing(self.form, cursor, width, is_fresh=self._is_fresh, has_headings=self._has_headings)
+        key, width, has_headings = self.table.cursor, self.app.size.width, self._has_headings
+        return view.form_listing(self.form, key, width, is_fresh=self._is_fresh, has_headings=has_headings)
 
     def summary(self) -> list[Span]:
         entry = self.form.entry
@@ -119,12 +123,14 @@ class LaunchScreen(ListingPage[Field]):
             return
         newest = self._newest_run(entry)
         last = {} if newest is None else launched_params(newest)
-        self._change(Form.of(entry, last if prefill.run_id is None else prefill.params, targets).prefilled(prefill))
+        last = last if prefill.run_id is None else prefill.params
+        self._change(Form.of(entry, last, targets).prefilled(prefill))
 
     def _newest_run(self, entry: ProfileEntry) -> Run | None:
         """The newest run of a profile; a study chose the parameters of its trials."""
-        runs = [row.run for row in self.snapshot.runs if row.run.study_id is None and row.run.profile == entry.name]
-        return max(runs, key=lambda run: run.sequence, default=None)
+        runs = [row.run for row in self.snapshot.runs if row.run.study_id is None]
+        of_it = [run for run in runs if run.profile == entry.name]
+        return max(of_it, key=lambda run: run.sequence, default=None)
 
     def _change(self, form: Form) -> None:
         """Take changed content, and compute its plan."""
@@ -143,8 +149,9 @@ class LaunchScreen(ListingPage[Field]):
         """Compute the plan of the newest content; one that is being computed is made anew then."""
         if not self._is_planning:
             self._is_planning = True
-            form, snapshot, workspace = self.form, self.snapshot, self.shell.workspace
-            self.in_thread(lambda: plans.make_plan(form, snapshot, workspace), partial(self._take_plan, form))
+            form = self.form
+            make = partial(plans.make_plan, form, self.snapshot, self.shell.workspace)
+            self.in_thread(make, partial(self._take_plan, form))
 
     def _take_plan(self, form: Form, plan: plans.Plan) -> None:
         workspace = self.shell.workspace
@@ -178,7 +185,7 @@ class LaunchScreen(ListingPage[Field]):
         return True
 
     def _typed(self, field: Field, text: str) -> LineEdit:
-        """The content after text was typed or pasted; it replaces that of a field that was just entered."""
+        """The content after text was typed or pasted; it replaces that of a fresh field."""
         return (LineEdit() if self._is_fresh else self.form.edits[field.key]).insert(text)
 
     def _fill(self, key: str, edit: LineEdit) -> None:
@@ -214,13 +221,13 @@ class LaunchScreen(ListingPage[Field]):
         if not self.form.fields:
             self.shell.say(self._blocked_by() or "", "warning")
             return
-        asked = self.plan.spec.gpus if self.plan is not None and self.plan.spec is not None else None
+        spec = None if self.plan is None else self.plan.spec
+        asked = GpuRequest(1) if spec is None else spec.gpus
 
         def take(text: str) -> None:
             self._change(self.form.set(GPUS, LineEdit.at_end(text)))
 
-        count, memory_bytes, uuids = (1, None, ()) if asked is None else (asked.count, asked.memory_bytes, asked.uuids)
-        self.app.push_screen(PickGpusScreen(count, memory_bytes, uuids, take))
+        self.app.push_screen(PickGpusScreen(asked.count, asked.memory_bytes, asked.uuids, take))
 
     def do_last_values(self) -> None:
         """Fill in the parameters of the newest run of this profile."""
@@ -265,11 +272,13 @@ class LaunchScreen(ListingPage[Field]):
             self._is_eager = True
             self.shell.say("Launching as soon as the checks are through…")
             return
-        spec, name, workspace = plan.spec, self.form.text(NAME).strip() or None, self.shell.workspace
+        spec, workspace = plan.spec, self.shell.workspace
+        name = self.form.text(NAME).strip() or None
         self.app.pop_screen()
         if isinstance(self.app.screen, ActionScreen) and self.app.screen.SCOPE == "profiles":
             self.app.pop_screen()
-        self.shell.ask_by(f"Launch {name or spec.name}", lambda: commands.launch(workspace, spec, name))
+        words = f"Launch {name or spec.name}"
+        self.shell.ask_by(words, lambda: commands.launch(workspace, spec, name))
 
 
 # --- the list of profiles
@@ -291,21 +300,20 @@ class ProfileRow(NamedTuple):
         return self.description
 
 
-def profile_rows(
-    workspace: Workspace, cwd: Path, runs: Sequence[Run], gpu_count: int, environ: Mapping[str, str]
-) -> list[ProfileRow]:
-    """All named profiles and the files of runs: the last used first, then those that can be launched here."""
+def profile_rows(workspace: Workspace, cwd: Path, snapshot: Snapshot) -> list[ProfileRow]:
+    """All named profiles and the files of runs: the last used first, then those that can start here."""
     used: dict[str, float] = {}
-    for run in runs:
+    for run in (row.run for row in snapshot.runs):
         key = plans.profile_path(run) or run.profile
         used[key] = max(used.get(key, 0.0), run.created_at)
-    entries = plans.read_profiles(workspace, cwd, tuple(path for path in used if path.startswith("/")))
-    rows = [_row(entry, used, gpu_count, environ) for entry in entries]
+    entries = plans.read_profiles(workspace, cwd, [path for path in used if path.startswith("/")])
+    rows = [_row(entry, used, len(snapshot.gpus)) for entry in entries]
     return sorted(rows, key=lambda row: (-(row.used_at or 0.0), bool(row.missing)))
 
 
-def _row(entry: ProfileEntry, used: Mapping[str, float], gpu_count: int, environ: Mapping[str, str]) -> ProfileRow:
-    at = max((used[key] for key in (str(entry.path.resolve()), entry.name) if key in used), default=None)
+def _row(entry: ProfileEntry, used: Mapping[str, float], gpu_count: int) -> ProfileRow:
+    keys = (str(entry.path.resolve()), entry.name)
+    at = max((used[key] for key in keys if key in used), default=None)
     profile, name = entry.profile, clean(entry.name)
     if profile is None:
         problem = (str(entry.error).splitlines() or ["cannot be read"])[0]
@@ -313,21 +321,22 @@ def _row(entry: ProfileEntry, used: Mapping[str, float], gpu_count: int, environ
     wanted = profile.form.gpus
     count = 1 if wanted.is_all else wanted.count or len(wanted.devices)
     gpus = "all GPUs" if wanted.is_all else count_of(count, "GPU") if count else "CPU"
-    missing = f"needs {gpus}, this machine has {gpu_count}" if count > gpu_count else _missing_data(entry, environ)
+    missing = f"needs {gpus}, this machine has {gpu_count}"
+    missing = missing if count > gpu_count else _missing_data(profile)
     return ProfileRow(entry.path, name, clean(profile.description), gpus, at, missing)
 
 
-def _missing_data(entry: ProfileEntry, environ: Mapping[str, str]) -> str:
+def _missing_data(profile: Profile) -> str:
     from gputui.profiles.preflight import missing_data
     from gputui.profiles.resolve import ResolveError, working_directory
 
-    assert entry.profile is not None
     try:
-        workdir = working_directory(entry.profile, environ)
+        workdir = working_directory(profile, os.environ)
     except ResolveError:
         return ""
-    params = {name: parameter.default for name, parameter in entry.profile.parameters.items()}
-    return ", ".join(f"needs {name} ({clean(str(params[name]))})" for name, _ in missing_data(params, workdir, environ))
+    params = {name: parameter.default for name, parameter in profile.parameters.items()}
+    missing = missing_data(params, workdir, os.environ)
+    return ", ".join(f"needs {name} ({clean(str(params[name]))})" for name, _ in missing)
 
 
 class ChooseProfileScreen(FileListScreen[ProfileRow]):
@@ -342,13 +351,12 @@ class ChooseProfileScreen(FileListScreen[ProfileRow]):
         self._near = None if near is None else Path(near).resolve()
 
     def on_mount(self) -> None:
-        workspace, snapshot = self.shell.workspace, self.snapshot
-        runs, gpu_count = [row.run for row in snapshot.runs], len(snapshot.gpus)
-
         def take(rows: Sequence[ProfileRow]) -> None:
-            self.rows_read(rows, next((row.path for row in rows if row.path.resolve() == self._near), None))
+            near = (row.path for row in rows if row.path.resolve() == self._near)
+            self.rows_read(rows, next(near, None))
 
-        self.in_thread(lambda: profile_rows(workspace, Path.cwd(), runs, gpu_count, os.environ), take)
+        read = partial(profile_rows, self.shell.workspace, Path.cwd(), self.snapshot)
+        self.in_thread(read, take)
 
     def columns(self) -> Sequence[Column[ProfileRow]]:
         now = self.snapshot.at
@@ -360,12 +368,16 @@ class ChooseProfileScreen(FileListScreen[ProfileRow]):
         # No wider than needed: the descriptions get the rest.
         names = max((len(row.name) for row in self.found), default=0)
         states = max((len(text) for row in self.found for text, _ in state(row)), default=0)
-        wide = self.app.size.width // 4
+        most = self.app.size.width // 4
+
+        def about(row: ProfileRow, width: int) -> list[Span]:
+            return [(clip_words(row.description, width), "text")]
+
         return (
-            Column("PROFILE", max(7, min(names, wide)), lambda row, size: [(clip_middle(row.name, size), "accent")]),
-            Column("", 12, lambda row, size: [(clip_words(row.description, size), "text")], importance=1, grow=1),
+            Column("PROFILE", max(7, min(names, most)), name_cell),
+            Column("", 12, about, importance=1, grow=1),
             Column("GPUS", 8, lambda row, _: [(row.gpus, "text")]),
-            Column("LAST USED", max(9, min(states, wide)), state),
+            Column("LAST USED", max(9, min(states, most)), state),
         )
 
     def take(self, path: Path) -> None:

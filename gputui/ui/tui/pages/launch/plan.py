@@ -1,4 +1,4 @@
-"""The plan of a launch form: specification, command, checks and when it starts. Called in threads: it reads files."""
+"""The plan of a launch form: what would start, and when. Called in threads: it reads files."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Plan(Struct, frozen=True):
-    """The specification and its command, or why there is none. ``is_whole``: no check is left to do."""
+    """The specification and its command, or why there is none. ``is_whole``: all checks are done."""
 
     spec: RunSpec | None = None
     problems: tuple[str, ...] = ()
@@ -49,7 +50,7 @@ class Plan(Struct, frozen=True):
         return next(iter((*self.problems, *failed)), None)
 
 
-def read_profiles(workspace: Workspace, cwd: Path, files: Sequence[str] = ()) -> tuple[ProfileEntry, ...]:
+def read_profiles(workspace: Workspace, cwd: Path, files: Sequence[str] = ()) -> list[ProfileEntry]:
     """All named profiles and the existing ``files``, valid ones first. The first call is slow."""
     from gputui.core.yaml_forms.problems import ProfileError, shown_path
     from gputui.profiles.profile_file import ProfileEntry, list_profiles, load
@@ -57,13 +58,12 @@ def read_profiles(workspace: Workspace, cwd: Path, files: Sequence[str] = ()) ->
     entries = {entry.path.resolve(): entry for entry in list_profiles(workspace, cwd)}
     for path in map(Path, files):
         if path.resolve() not in entries and path.is_file():
-            profile, mistakes = None, None
+            named = partial(ProfileEntry, shown_path(path), path, "file")
             try:
-                profile = load(path)
+                entries[path.resolve()] = named(load(path), None)
             except ProfileError as error:
-                mistakes = error
-            entries[path.resolve()] = ProfileEntry(shown_path(path), path, "file", profile, mistakes)
-    return tuple(sorted(entries.values(), key=lambda entry: entry.profile is None))
+                entries[path.resolve()] = named(None, error)
+    return sorted(entries.values(), key=lambda entry: entry.profile is None)
 
 
 def find_profile(prefill: Prefill, workspace: Workspace, cwd: Path) -> ProfileEntry | None:
@@ -77,7 +77,7 @@ def find_profile(prefill: Prefill, workspace: Workspace, cwd: Path) -> ProfileEn
 
 
 def read_target_names(workspace: Workspace) -> tuple[str, ...]:
-    """The names of the home's targets; none if their file is invalid, which `target list` reports."""
+    """The names of the home's targets; none if their file is invalid, as `target list` says."""
     from gputui.core.yaml_forms.problems import ProfileError
     from gputui.profiles.targets import load_targets
 
@@ -93,8 +93,9 @@ def survey_lines(form: Form, workspace: Workspace) -> Iterator[str]:
     from gputui.profiles.targets import TargetNotFoundError, find_target, survey
 
     profile = None if form.entry is None else form.entry.profile
+    own = {} if profile is None else profile.form.targets
     try:
-        target = find_target(form.target or "", {} if profile is None else profile.form.targets, workspace)
+        target = find_target(form.target or "", own, workspace)
     except (TargetNotFoundError, ProfileError) as error:
         yield from str(error).splitlines()
         return
@@ -144,8 +145,9 @@ def _resolved(form: Form, profile: Profile, snapshot: Snapshot, workspace: Works
     from gputui.runs.command import without_gpus
     from gputui.runs.executors import Executors
 
-    target = None if form.target is None else find_target(form.target, profile.form.targets, workspace)
-    situation = situation_of(snapshot.agent, snapshot.gpus, snapshot.machine.quarantined, snapshot.alerts.last)
+    name, gpus, machine = form.target, snapshot.gpus, snapshot.machine
+    target = None if name is None else find_target(name, profile.form.targets, workspace)
+    situation = situation_of(snapshot.agent, gpus, machine.quarantined, snapshot.alerts.last)
     spec = resolve(
         profile,
         overrides=form.overrides(),
@@ -159,34 +161,36 @@ def _resolved(form: Form, profile: Profile, snapshot: Snapshot, workspace: Works
         launch = without_gpus(preview_launch(spec, runs=workspace.runs))
         shown = redact_launch(launch, Redactor(secrets_of(spec)))
         lines = tuple(map(clean, Executors().of(target).preview(spec, shown).splitlines()))
-        return Plan(spec, (), command_line(spec, launch), lines, tuple(check_elsewhere(spec, workspace.state)))
+        checks = check_elsewhere(spec, workspace.state)
+        return Plan(spec, (), command_line(spec, launch), lines, tuple(checks))
     outcome: Start | Wait | None = None
     past: list[PastPeak] = []
     try:
         with closing(open_reader(workspace.database)) as connection:
             past = past_peaks(connection, spec.name)
             if situation is not None:
-                paused = queue.pause(connection) is not None
-                outcome = decision(spec, queued_runs(connection), snapshot.gpus, situation, paused=paused)
+                is_paused, queued = queue.pause(connection) is not None, queued_runs(connection)
+                outcome = decision(spec, queued, gpus, situation, paused=is_paused)
     except (StoreError, sqlite3.Error):
         pass  # the checks then say what is known
     # What it would get is checked as if it had been asked for by name.
     uuids = outcome.uuids if isinstance(outcome, Start) else ()
     sure = replace(spec, gpus=replace(spec.gpus, uuids=uuids)) if uuids else spec
-    gpus = [] if situation is None else [gpu for gpu in situation.facts if gpu.uuid in uuids]
-    launch = preview_launch(sure, runs=workspace.runs, gpus=gpus)
-    checks = quick_checks(sure, state=workspace.state, gpus=situation, past=past, environ=os.environ)
-    checks = [_with_outcome(check, outcome, [gpu.index for gpu in gpus]) for check in checks]
+    taken = [gpu for gpu in situation.facts if gpu.uuid in uuids] if situation is not None else []
+    launch = preview_launch(sure, runs=workspace.runs, gpus=taken)
+    checks = quick_checks(sure, state=workspace.state, gpus=situation, past=past)
+    words = outcome.reason if isinstance(outcome, Wait) else ""
+    checks = [_of_gpus(check, words, [gpu.index for gpu in taken]) for check in checks]
     description = tuple(describe(sure, launch, situation))
     return Plan(spec, (), command_line(spec, launch), description, tuple(checks), is_whole=False)
 
 
-def _with_outcome(check: CheckResult, outcome: Start | Wait | None, indices: Sequence[int]) -> CheckResult:
+def _of_gpus(check: CheckResult, waits: str, indices: Sequence[int]) -> CheckResult:
     """The check of the GPUs in the scheduler's words; others as they are."""
     if check.name != "gpus" or check.status == "fail":
         return check
-    if isinstance(outcome, Wait):
-        return CheckResult("gpus", "warn", outcome.reason)
+    if waits:
+        return CheckResult("gpus", "warn", waits)
     takes = f"starts now on GPU{'s' * (len(indices) > 1)} {index_ranges(indices)}"
     return replace(check, detail=takes) if check.status == "pass" and indices else check
 

@@ -13,7 +13,7 @@ from gputui.runs.checks import CheckResult
 from gputui.store.hardware import GpuView
 from gputui.ui.tui.layout.columns import Column, filled, fit_line, paragraph, rule, wrap
 from gputui.ui.tui.layout.gpu_words import is_free
-from gputui.ui.tui.layout.lists import Listing, ListSection
+from gputui.ui.tui.layout.lists import Listing
 from gputui.ui.tui.pages.launch.form import MORE, RUN_GROUP, Field, Form
 from gputui.ui.tui.pages.launch.plan import Plan, check_line
 
@@ -28,15 +28,13 @@ WHOLE_HINTS = 100
 
 
 def form_listing(form: Form, key: str | None, width: int, *, is_fresh: bool, has_headings: bool) -> Listing[Field]:
-    """The visible fields, under the headings of their groups if there is room. Typing replaces the content of the field
-    ``key`` under the cursor while it ``is_fresh``."""
+    """The visible fields, below the headings of their groups if there is room. ``key`` is the one
+    under the cursor; while it ``is_fresh``, typing replaces its content."""
     shown = form.shown(key)
-    sections = [ListSection("", shown)]
-    if has_headings:
-        sections = [
-            ListSection("" if group == RUN_GROUP else group, [each for each in shown if each.group == group])
-            for group in dict.fromkeys(each.group for each in shown)
-        ]
+    groups: dict[str, list[Field]] = {}
+    for field in shown:
+        is_headed = has_headings and field.group != RUN_GROUP
+        groups.setdefault(field.group if is_headed else "", []).append(field)
     labels = min(_LABEL_MOST, max((cell_width(_label(form, field)) for field in shown), default=0))
 
     def value(field: Field, width: int) -> list[Span]:
@@ -49,12 +47,16 @@ def form_listing(form: Form, key: str | None, width: int, *, is_fresh: bool, has
         shown = clip(_short(field.shown(text)), width - cell_width(unit) - len(turns))
         return [(shown, style), (unit, "dim"), (turns, "key")]
 
+    def label(field: Field, width: int) -> list[Span]:
+        return [(_label(form, field), "label" if field.key == key else "text")]
+
     columns = [
-        Column("", labels, lambda field, _: [(_label(form, field), "label" if field.key == key else "text")], gap=1),
+        Column("", labels, label, gap=1),
         Column("", _VALUE_WIDTH if width < WHOLE_HINTS else _VALUE_WIDTH_WIDE, value),
         Column("", 10, lambda field, _: [_note(form, field)], grow=1),
     ]
-    return Listing(RUN_GROUP, columns, sections, lambda field: field.key, empty="Its file has a mistake.")
+    empty = "Its file has a mistake."
+    return Listing(RUN_GROUP, columns, groups, lambda field: field.key, empty=empty)
 
 
 def _label(form: Form, field: Field) -> str:
@@ -64,7 +66,7 @@ def _label(form: Form, field: Field) -> str:
 
 
 def _note(form: Form, field: Field) -> Span:
-    """What is wrong with a field, else the profile's value if it is changed, else the last one and the hint."""
+    """What is wrong with a field, the profile's value if it is changed, or a hint."""
     if (problem := form.problems.get(field.key)) is not None:
         return f"✗ {problem}", "bad"
     if field.key == MORE:
@@ -78,7 +80,8 @@ def _note(form: Form, field: Field) -> Span:
 
 def help_line(field: Field | None, width: int) -> Line:
     """The hint of a field, where it may not fit behind the value."""
-    return fit_line([(f"  {field.label}: {field.hint}" if field is not None and field.hint else "", "dim")], width)
+    words = f"  {field.label}: {field.hint}" if field is not None and field.hint else ""
+    return fit_line([(words, "dim")], width)
 
 
 def _short(text: str) -> str:
@@ -90,38 +93,43 @@ def _short(text: str) -> str:
 
 
 def gpu_words(gpus: Sequence[GpuView], quarantined: Collection[str]) -> str:
-    """The free GPUs, and the occupants of the others: ``free: 4, 6 with 80 GiB or more · GPUs 0–3: vit-1``."""
-    free = [gpu for gpu in gpus if gpu.state == "ok" and is_free(gpu) and gpu.uuid not in quarantined]
-    words = f"free: {index_ranges([gpu.index for gpu in free]) or 'none'}"
-    if free:
-        least = min((gpu.memory_total_bytes or 0) - (gpu.memory_used_bytes or 0) for gpu in free)
-        words += f" with {gibibytes(least, 0)} GiB or more"
-    held: dict[str, list[int]] = {}
+    """The free GPUs, and who has the others: ``GPU 4: free, 80 GiB or more · GPUs 0–3: vit-1``."""
+    held: dict[str, list[int]] = {"free": []}
+    least = float("inf")
     for gpu in gpus:
-        if gpu not in free:
-            state = {"stale": "silent", "error": "unreadable"}.get(gpu.state, gpu.state)
-            unseen = "in quarantine" if gpu.uuid in quarantined else "no visible process"
-            held.setdefault((holder_of(gpu) or unseen) if state == "ok" else state, []).append(gpu.index)
-    names = (f"GPU{'s' * (len(indices) > 1)} {index_ranges(indices)}" for indices in held.values())
-    return " · ".join([words, *(f"{name}: {holder}" for name, holder in zip(names, held, strict=True))])
+        words = {"stale": "silent", "error": "unreadable"}.get(gpu.state, gpu.state)
+        if gpu.uuid in quarantined:
+            words = "in quarantine"
+        elif words == "ok" and is_free(gpu):
+            words = "free"
+            least = min(least, (gpu.memory_total_bytes or 0) - (gpu.memory_used_bytes or 0))
+        elif words == "ok":
+            words = holder_of(gpu) or "no visible process"
+        held.setdefault(words, []).append(gpu.index)
+    return " · ".join(
+        f"GPU{'s' * (len(indices) > 1)} {index_ranges(indices)}: {words}"
+        + (f", {gibibytes(int(least), 0)} GiB or more" if words == "free" else "")
+        for words, indices in held.items()
+        if indices
+    )
 
 
 def check_lines(plan: Plan | None, gpus: str, width: int, height: int) -> list[Line]:
-    """Problems and warnings in full, the GPUs, then the passed checks: with details, or in one line."""
+    """Problems and warnings in full, the GPUs, then the passed checks: in full or by name."""
     if plan is None:
         return filled([rule("CHECKS", width, "checking…")], width, height)
-    graded = {status: [check for check in plan.checks if check.status == status] for status in _STYLES}
-    count = len(plan.problems) + len(graded["fail"]) + len(graded["warn"])
+    passed = [check for check in plan.checks if check.status == "pass" and check.name != "gpus"]
+    wrong = [each for status in ("fail", "warn") for each in plan.checks if each.status == status]
+    count = len(plan.problems) + len(wrong)
     worst = count_of(count, "problem" if plan.blocked_by else "warning") if count else "✓ all passed"
     lines = [rule("CHECKS", width, worst)]
     for problem in plan.problems:
         lines += paragraph((" ✗ ", "bad"), problem, "text", width)
-    of_gpus = [check for check in graded["pass"] if check.name == "gpus"]
-    for check in (*graded["fail"], *graded["warn"], *of_gpus):
+    for check in wrong:
         lines += _checked(check, width, "text")
-    if of_gpus and gpus:
-        lines += paragraph(("   ", "dim"), gpus, "dim", width)
-    passed = [check for check in graded["pass"] if check not in of_gpus]
+    for check in plan.checks:
+        if check.name == "gpus" and check.status == "pass":
+            lines += [*_checked(check, width, "text"), *paragraph(("   ", "dim"), gpus, "dim", width)]
     in_detail = [line for check in passed for line in _checked(check, width, "dim")]
     names: list[Span] = [(" ✓ ", "good"), (", ".join(check.name for check in passed), "dim")]
     lines += in_detail if len(lines) + len(in_detail) <= height else [fit_line(names, width)]
@@ -141,4 +149,5 @@ def command_lines(plan: Plan | None, width: int, room: int) -> list[Line]:
     if len(parts) > room:
         last = clip(parts[room - 1], width - 1 - cell_width(_ALL_OF_IT), ellipsis="")
         parts = [*parts[: room - 1], last + _ALL_OF_IT]
-    return [rule("COMMAND", width), *(fit_line([(f" {part}", "text")], width) for part in parts or ["–"])]
+    lines = [fit_line([(f" {part}", "text")], width) for part in parts or ["–"]]
+    return [rule("COMMAND", width), *lines]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from gputui.metrics.draw.parts import Line
 from gputui.ui.tui.data.snapshot import RunRow, Snapshot
-from gputui.ui.tui.layout.alerts import alert_strip
 from gputui.ui.tui.layout.columns import fit_line
 from gputui.ui.tui.layout.moments import time_line
-from gputui.ui.tui.layout.strips import head_line, notice_lines
+from gputui.ui.tui.layout.strips import alert_strip, head_line, notice_lines
 from gputui.ui.tui.pages.overview.areas import Rows, Wanted, share_rows
 from gputui.ui.tui.pages.overview.events import event_rows, events_panel
 from gputui.ui.tui.pages.overview.gpus import gpu_height, gpu_panel

@@ -13,10 +13,9 @@ from textual.widget import Widget
 from gputui.metrics.draw.parts import Line
 from gputui.ui.tui.actions import Scope
 from gputui.ui.tui.data.snapshot import RunRow
-from gputui.ui.tui.layout.alerts import alert_strip
 from gputui.ui.tui.layout.columns import box, is_boxed
 from gputui.ui.tui.layout.lists import RowOrder, order_named
-from gputui.ui.tui.layout.strips import demo_line, head_line
+from gputui.ui.tui.layout.strips import alert_strip, demo_line, head_line
 from gputui.ui.tui.pages.overview.areas import Rows, Wanted, share_rows
 from gputui.ui.tui.pages.overview.charts import ChartPanels
 from gputui.ui.tui.pages.overview.events import event_rows, events_panel

@@ -16,7 +16,7 @@ from gputui.runs.processes import HostProcess
 from gputui.store.hardware import LOOK_BACK_SECONDS, GpuView, ProcessView
 from gputui.ui.tui.data.snapshot import Snapshot
 from gputui.ui.tui.layout.columns import Column, filled, paragraph, rule
-from gputui.ui.tui.layout.lists import Listing, ListSection, ListState, RowOrder, matching, order_named
+from gputui.ui.tui.layout.lists import Listing, ListState, RowOrder, matching, order_named
 from gputui.ui.tui.layout.process_words import script_of
 from gputui.ui.tui.layout.run_words import run_style
 
@@ -83,6 +83,7 @@ ORDERS: tuple[RowOrder[ProcessRow], ...] = (
 class ProcessesState(ListState, frozen=True):
     """State of the list beyond the snapshot."""
 
+    order: str = "GPU memory"
     is_tree: bool = False
     grouping: Grouping = ""
 
@@ -129,16 +130,16 @@ def _row(key: Key, places: Sequence[tuple[GpuView, ProcessView]], host: HostProc
     return row if host is None else replace(row, **{name: getattr(host, name) for name in of_host})
 
 
-def arranged(rows: Sequence[ProcessRow], state: ProcessesState) -> list[ListSection[ProcessRow]]:
+def arranged(rows: Sequence[ProcessRow], state: ProcessesState) -> dict[str, list[ProcessRow]]:
     """The rows that match the filter, sorted, in groups, and as a tree if ``state`` says so."""
     found = matching(sorted(rows, key=lambda row: row.pid), state.filter_text, _searched)
     groups: dict[tuple[bool, tuple[int, ...], str], list[ProcessRow]] = {}
     for row in order_named(ORDERS, state.order).sorted(found):
         groups.setdefault(_group(row, state.grouping), []).append(row)
-    return [
-        ListSection(heading and f"{heading} · {len(group)}", _as_tree(group) if state.is_tree else group)
+    return {
+        heading and f"{heading} · {len(group)}": _as_tree(group) if state.is_tree else group
         for (_, _, heading), group in sorted(groups.items())
-    ]
+    }
 
 
 def _group(row: ProcessRow, grouping: Grouping) -> tuple[bool, tuple[int, ...], str]:
@@ -185,22 +186,22 @@ def _as_tree(rows: Sequence[ProcessRow]) -> list[ProcessRow]:
 
 def process_panel(snapshot: Snapshot, width: int, height: int) -> list[Line]:
     """The processes on the GPUs in exactly ``height`` lines, those with the most memory first."""
-    state = ProcessesState()
+    state = ProcessesState(order="")
     return process_listing(snapshot, process_rows(snapshot), state).lines(state, width, height)
 
 
 def process_listing(snapshot: Snapshot, rows: Sequence[ProcessRow], state: ProcessesState) -> Listing[ProcessRow]:
     """The list of those of all ``rows`` that the filter leaves."""
-    words = [f"PROCESSES {order_named(ORDERS, state.order).words}" if snapshot.processes is not None else "PROCESSES"]
-    words += ["as a tree"] * state.is_tree
-    words += [{"gpu": "per GPU", "run": "per run"}[state.grouping]] if state.grouping else []
+    title = "PROCESSES" + " as a tree" * state.is_tree
+    title += {"": "", "gpu": " per GPU", "run": " per run"}[state.grouping]
     ours = sum(row.run_id is not None for row in rows)
     notes: list[Span] = [(f"{ours} of runs, {count_of(len(rows) - ours, 'other')}", "dim")] if rows else []
     if hidden := sum(gpu.processes is None and gpu.state == "ok" for gpu in snapshot.gpus):
         notes.insert(0, (f"no list of {count_of(hidden, 'GPU')} from the driver", "warn"))
     empty = "No process is on a GPU, and no run of ours has any."
     empty = empty if snapshot.past is None else "No process is recorded of that moment."
-    return Listing(", ".join(words), _columns(snapshot, rows), arranged(rows, state), lambda row: row.key, notes, empty)
+    sections, columns = arranged(rows, state), _columns(snapshot, rows)
+    return Listing(title, columns, sections, lambda row: row.key, notes, empty)
 
 
 def totals(rows: Sequence[ProcessRow]) -> str:

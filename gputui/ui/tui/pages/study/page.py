@@ -80,9 +80,9 @@ class StudyScreen(ListingPage[view.TrialRow]):
         if self.study is None:
             words = "No study yet. N starts one from a file; gputui study run PROFILE --grid lr=0.1,0.01 tries a grid."
             is_reading = self.snapshot.agent is None or self.study_id is not None
-            return Listing("TRIALS", (), (), lambda row: row.trial.number, empty="reading…" if is_reading else words)
+            return Listing("TRIALS", (), {}, lambda row: row.trial.number, empty="reading…" if is_reading else words)
         runs = {row.run.run_id: (row.run.state, row.progress) for row in self.snapshot.runs}
-        return view.trial_listing(self.study, view.trial_rows(self.study, self.table, runs), self.table)
+        return view.trial_listing(self.study, view.trial_rows(self.study, self.table, runs))
 
     # --- drawing
 

@@ -26,9 +26,9 @@ from gputui.ui.tui.data.progress import LOSS
 from gputui.ui.tui.data.snapshot import Progress, StudyPage, StudyRow
 from gputui.ui.tui.layout.charts import SHAPES
 from gputui.ui.tui.layout.columns import Column, bar_spans, beside, filled, fit_line, fitting, paragraph, rule
-from gputui.ui.tui.layout.lists import Listing, ListSection, ListState, RowOrder, matching, order_named
+from gputui.ui.tui.layout.lists import Listing, ListState, RowOrder, matching, order_named
 from gputui.ui.tui.layout.panels import metric_title
-from gputui.ui.tui.layout.words import STUDY_SIGNS, UNKNOWN_SIGN, Sign, dated_clock, run_sign
+from gputui.ui.tui.layout.words import STUDY_SIGNS, Sign, dated_clock, run_sign
 
 View = Literal["values", "slices", "courses", "front"]
 """What the charts show: values over trials and the importance of parameters; values over each parameter; the course of
@@ -39,21 +39,12 @@ LEAST_PLAIN = 1e-3
 
 _NUMBER = re.compile(r"-?[0-9.]+(e-?[0-9]+)?|-?inf|nan")
 
-TRIAL_SIGNS: Mapping[TrialState, Sign] = {
-    state: Sign(glyph, state.word, style)
-    for state, glyph, style in (
-        (TrialState.ENQUEUED, "◌", "dim"),
-        (TrialState.LAUNCHING, "◔", "accent"),
-        (TrialState.RUNNING, "●", "good"),
-        (TrialState.PRUNING, "◑", "warn"),
-        (TrialState.STOPPING, "◑", "warn"),
-        (TrialState.COMPLETE, "✓", "good"),
-        (TrialState.PRUNED, "✂", "dim"),
-        (TrialState.INFEASIBLE, "⊘", "warn"),
-        (TrialState.FAILED, "✗", "bad"),
-        (TrialState.STOPPED, "■", "dim"),
-    )
-} | {TrialState.UNKNOWN: UNKNOWN_SIGN}
+_LOOKS = {
+    "enqueued": "◌ dim", "launching": "◔ accent", "running": "● good", "pruning": "◑ warn",
+    "stopping": "◑ warn", "complete": "✓ good", "pruned": "✂ dim", "infeasible": "⊘ warn",
+    "failed": "✗ bad", "stopped": "■ dim", "unknown": "? warn",
+}  # fmt: skip
+TRIAL_SIGNS = {state: Sign(look[0], state.word, look[2:]) for state in TrialState for look in [_LOOKS[state]]}
 _PALE = (TrialState.PRUNED, TrialState.STOPPED, TrialState.INFEASIBLE, TrialState.FAILED)
 
 
@@ -113,12 +104,16 @@ def _searched(trial: TrialRecord) -> str:
     return f"{trial.number} {trial.state.word} {trial.origin} {trial.reason or ''} {trial.run_id or ''} {params}"
 
 
-def trial_listing(page: StudyPage, rows: Sequence[TrialRow], state: TrialList) -> Listing[TrialRow]:
+def trial_listing(page: StudyPage, rows: Sequence[TrialRow]) -> Listing[TrialRow]:
     """The list of trials."""
-    notes: list[Span] = [(f"by {state.order}", "dim")]
-    sections, columns = [ListSection("", rows)], _columns(page, rows)
-    of_row: Callable[[TrialRow], str | None] = lambda row: "dim" if row.trial.state in _PALE else None  # noqa: E731
-    return Listing("TRIALS", columns, sections, lambda row: row.trial.number, notes, "No trial yet.", of_row)
+    return Listing(
+        "TRIALS",
+        _columns(page, rows),
+        {"": rows},
+        lambda row: row.trial.number,
+        empty="No trial yet.",
+        base=lambda row: "dim" if row.trial.state in _PALE else None,
+    )
 
 
 def _columns(page: StudyPage, rows: Sequence[TrialRow]) -> list[Column[TrialRow]]:
@@ -216,16 +211,14 @@ def detail_lines(row: TrialRow | None, now: float, width: int) -> list[Line]:
     trial = row.trial
     point = ", ".join(f"{clean(name)} {_param(value)}" for name, value in trial.params.items())
     first: list[Span] = [(" ", "text"), _state(row), (f" · {point}", "text")]
-    second: list[Span] = [(f" run {clean(trial.run_id)}" if trial.run_id else " no run yet", "dim")]
-    second.append((f" · began {dated_clock(trial.created_at, now)}", "dim"))
-    if trial.ended_at is not None:
-        second.append((f" · took {duration(trial.ended_at - trial.created_at)}", "dim"))
-    if trial.parent is not None:
-        second.append((f" · from trial {trial.parent}", "accent"))
-    if trial.starts > 1:
-        second.append((f" · started {trial.starts} times", "warn"))
-    if trial.reason:
-        second.append((f" · {clean(trial.reason)}", "text"))
+    took = "" if trial.ended_at is None else f" · took {duration(trial.ended_at - trial.created_at)}"
+    second: list[Span] = [
+        (f" run {clean(trial.run_id)}" if trial.run_id else " no run yet", "dim"),
+        (f" · began {dated_clock(trial.created_at, now)}{took}", "dim"),
+        ("" if trial.parent is None else f" · from trial {trial.parent}", "accent"),
+        (f" · started {trial.starts} times" if trial.starts > 1 else "", "warn"),
+        (f" · {clean(trial.reason)}" if trial.reason else "", "text"),
+    ]
     return [rule(f"TRIAL {trial.number}", width), fit_line(first, width), fit_line(second, width)]
 
 

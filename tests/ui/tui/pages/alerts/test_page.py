@@ -8,7 +8,7 @@ from gputui.store import alerts
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.data.snapshot import AlertsState
 from gputui.ui.tui.dialogs.questions import FormScreen
-from gputui.ui.tui.layout.alerts import alert_strip
+from gputui.ui.tui.layout.strips import alert_strip
 from gputui.ui.tui.pages.alerts.page import AlertsScreen
 from gputui.ui.tui.pages.overview.page import OverviewScreen
 from tests.texts import mentions

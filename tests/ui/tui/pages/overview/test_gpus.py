@@ -8,7 +8,7 @@ from pathlib import Path
 from gputui.core.config import Workspace, locate
 from gputui.ui.tui.layout.gpu_words import gpu_row, health, who
 from gputui.ui.tui.layout.strips import gpu_figures
-from gputui.ui.tui.pages.gpu.view import fact_lines
+from gputui.ui.tui.pages.gpu.page import fact_lines
 from gputui.ui.tui.pages.overview.gpus import gpu_height, gpu_panel
 from tests.texts import mentions
 from tests.ui.tui.filling import NOW, Filler

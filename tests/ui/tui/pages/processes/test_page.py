@@ -85,22 +85,20 @@ def test_orders_put_what_is_unknown_last() -> None:
     ]
 
     def pids(words: str) -> list[int]:
-        (section,) = arranged(rows, ProcessesState(order=words))
-        return [row.pid for row in section.rows]
+        return [row.pid for row in arranged(rows, ProcessesState(order=words))[""]]
 
     assert pids("CPU") == [3, 1, 2] == pids("user") and pids("PID") == [1, 2, 3]
 
 
 def test_the_tree_hangs_children_behind_their_parents(snapshot: Snapshot) -> None:
-    (section,) = arranged(process_rows(snapshot), ProcessesState(is_tree=True))
-    rows = section.rows
+    rows = arranged(process_rows(snapshot), ProcessesState(is_tree=True))[""]
     assert [(row.pid, row.tree) for row in rows[:4]] == [(100, ""), (101, "└ "), (1003, "  ├ "), (2300, "  │ ├ ")]
     assert rows[3 + many_processes.LOADERS - 1].tree == "  │ └ " and len(rows) == 298
 
 
 def test_groups_come_in_the_order_of_the_gpus(snapshot: Snapshot) -> None:
     def headings(state: ProcessesState) -> list[str]:
-        return [section.heading for section in arranged(process_rows(snapshot), state)]
+        return list(arranged(process_rows(snapshot), state))
 
     found = headings(ProcessesState(grouping="gpu"))
     assert found == [*(f"GPU {index} · 1" for index in range(4)), *(f"GPU {index} · 3" for index in range(4, 8)),

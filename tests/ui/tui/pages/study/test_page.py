@@ -87,7 +87,7 @@ def test_the_past_has_the_trials_of_then(filler: Filler) -> None:
 
 
 def test_the_same_rungs_of_trials_lie_below_each_other(found: StudyPage) -> None:
-    listing = trial_listing(found, trial_rows(found, TrialList()), TrialList())
+    listing = trial_listing(found, trial_rows(found, TrialList()))
     lines = text_of(listing.lines(TrialList(), 170, 20))
     column = lines[1].index("CURVE")
     curves = {int(line[:5].replace("★", "")): line[column : column + 10].ljust(10) for line in lines[2:16]}
