@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sqlite3
+from sqlite3 import Connection
 
 from gputui.store import studies
 from gputui.store.studies import StudyRecord, StudyState, TrialState
@@ -20,16 +20,14 @@ class StudyReader:
     def __init__(self) -> None:
         self._ended: dict[tuple[str, StudyState, float | None], StudyRow] = {}
 
-    def active(self, connection: sqlite3.Connection, at: float | None = None) -> tuple[StudyRow, ...]:
+    def active(self, store: Connection, at: float | None = None) -> tuple[StudyRow, ...]:
         """The active studies with their progress, newest first. Raises sqlite3.Error."""
-        going_on = [one for one in studies.read_studies(connection, at) if not one.state.is_over]
-        return tuple(self._row(connection, study, at) for study in going_on[:ROWS_KEPT])
+        going_on = [one for one in studies.read_studies(store, at) if not one.state.is_over]
+        return tuple(self._row(store, study, at) for study in going_on[:ROWS_KEPT])
 
-    def page(
-        self, connection: sqlite3.Connection, study_id: str | None, now: float, at: float | None = None
-    ) -> StudyPage | None:
+    def page(self, store: Connection, study_id: str | None, now: float, at: float | None = None) -> StudyPage | None:
         """Everything about a study, the newest for None. Raises sqlite3.Error."""
-        known = studies.read_studies(connection, at)
+        known = studies.read_studies(store, at)
         study = next((one for one in known if study_id in (None, one.study_id)), None)
         if study is None:
             return None
@@ -37,19 +35,19 @@ class StudyReader:
         return StudyPage(
             study,
             study_spec(study),
-            tuple(studies.read_trials(connection, study.study_id, at)),
-            studies.rungs_by_trial(connection, study.study_id, at),
-            studies.study_gpu_hours(connection, study.study_id, until),
-            studies.study_wall_seconds(connection, study.study_id, until),
-            tuple(self._row(connection, one, at) for one in known),
+            tuple(studies.read_trials(store, study.study_id, at)),
+            studies.rungs_by_trial(store, study.study_id, at),
+            studies.study_gpu_hours(store, study.study_id, until),
+            studies.study_wall_seconds(store, study.study_id, until),
+            tuple(self._row(store, one, at) for one in known),
         )
 
-    def _row(self, connection: sqlite3.Connection, study: StudyRecord, at: float | None) -> StudyRow:
+    def _row(self, store: Connection, study: StudyRecord, at: float | None) -> StudyRow:
         key = (study.study_id, study.state, study.ended_at)
         if key in self._ended:
             return self._ended[key]
         spec = study_spec(study)
-        trials = studies.read_trials(connection, study.study_id, at)
+        trials = studies.read_trials(store, study.study_id, at)
         states = [one.state for one in trials]
         best = best_trial(trials, spec.objectives)
         row = StudyRow(

@@ -17,8 +17,8 @@ Row = TypeVar("Row")
 
 
 class RowOrder(NamedTuple, Generic[Row]):
-    """A sort order and the letter that chooses it. Rows whose ``key`` is None go to the end; without
-    a key the rows stay as they are."""
+    """A sort order and the letter that chooses it. Rows whose ``key`` is None go to the end;
+    without a key the rows stay as they are."""
 
     name: str
     letter: str
@@ -41,11 +41,13 @@ def order_named(orders: Sequence[RowOrder[Row]], name: str) -> RowOrder[Row]:
 def matching(rows: Iterable[Row], filter_text: str, words_of: Callable[[Row], str]) -> list[Row]:
     """The rows whose words contain each word of the filter."""
     wanted = filter_text.lower().split()
-    return [row for row in rows if not wanted or all(word in words_of(row).lower() for word in wanted)]
+    if not wanted:
+        return list(rows)
+    return [row for row in rows if all(word in words_of(row).lower() for word in wanted)]
 
 
 class ListState(Struct, frozen=True):
-    """The key of the row under the cursor, the first item shown, the filter and the order's name."""
+    """The key of the row under the cursor, the first item shown, the filter and the order."""
 
     cursor: Any = None
     top: int = 0
@@ -54,9 +56,9 @@ class ListState(Struct, frozen=True):
 
 
 class Listing(Struct, Generic[Row], frozen=True):
-    """The content of a list: ``sections`` are rows by their heading, ``key`` the identity of a row, on
-    which the cursor stays, ``notes`` end the title, ``empty`` is the line in place of rows, ``base``
-    the style of a whole row if its cells have none of their own."""
+    """The content of a list: ``sections`` are rows by their heading, ``key`` the identity of a row,
+    on which the cursor stays, ``notes`` end the title, ``empty`` is the line in place of rows,
+    ``base`` the style of a whole row if its cells have none of their own."""
 
     title: str
     columns: Sequence[Column[Row]]
@@ -104,7 +106,8 @@ class Listing(Struct, Generic[Row], frozen=True):
         """The list in exactly ``height`` lines."""
         items, placed = self.items, place(self.columns, width - 1)
         shown = items[state.top :][: max(0, height - self.head_lines)]
-        notes: list[Span] = [(f"/{clean(state.filter_text)}", "accent")] if state.filter_text else []
+        words = clean(state.filter_text)
+        notes: list[Span] = [(f"/{words}", "accent")] if words else []
         if len(shown) < len(items):
             notes.append((f"{state.top + 1}–{state.top + len(shown)} of {len(items)}", "dim"))
         notes += [(f"by {state.order}", "dim")] if state.order else []
@@ -112,8 +115,8 @@ class Listing(Struct, Generic[Row], frozen=True):
         if self.head_lines > 1:
             lines.append([(" ", "text"), *head_line(placed, width - 1)])
         if not items:
-            words = "Nothing matches the filter; esc clears it." if state.filter_text else self.empty
-            lines.append(fit_line([(f"  {words}", "dim")], width))
+            empty = "Nothing matches the filter; esc clears it." if words else self.empty
+            lines.append(fit_line([(f"  {empty}", "dim")], width))
         for heading, row in shown:
             if row is None:
                 lines.append(rule(heading, width, style="label"))

@@ -31,7 +31,7 @@ class AlertsScreen(ListingPage[AlertView]):
 
     SCOPE: ClassVar[Scope] = "alerts"
     OPENS = "alert_run"
-    ORDERS = (RowOrder[AlertView]("severity", "s", "by severity"), RowOrder[AlertView]("time", "t", "by time"))
+    ORDERS = tuple(RowOrder[AlertView](name, name[0], f"by {name}") for name in ("severity", "time"))
 
     def __init__(self) -> None:
         super().__init__(ListState(order="severity"))
@@ -40,7 +40,7 @@ class AlertsScreen(ListingPage[AlertView]):
         return Interest(alerts=True)
 
     def make_listing(self) -> Listing[AlertView]:
-        """Active alerts in the chosen order, by severity the new ones first; then the resolved ones."""
+        """Active alerts in the chosen order, by severity the new ones first; then resolved ones."""
         alerts, order, now = self.snapshot.alerts, self.table.order, self.snapshot.at
         active = matching(alerts.last, self.table.filter_text, _searched)
         active.sort(key=lambda one: (-one.raised_at, -one.alert_id))
@@ -60,9 +60,10 @@ class AlertsScreen(ListingPage[AlertView]):
         if alert is None:
             return []
         lines = [rule(_title(alert.rule).upper(), width, f"{alert.rule} · {alert.severity}")]
+        lines += paragraph((" ", "text"), clean(alert.sentence), "text", width)
+        lines += paragraph((" ", "text"), clean(f"To do: {alert.remedy}"), "accent", width)
         history = " · ".join(_history(alert, self.snapshot.at))
-        for text, style in ((alert.sentence, "text"), (f"To do: {alert.remedy}", "accent"), (history, "dim")):
-            lines += paragraph((" ", style), clean(text), style, width)
+        lines += paragraph((" ", "text"), clean(history), "dim", width)
         return filled(lines, width, min(DETAIL_MOST, max(DETAIL_LEAST, height // 3)))
 
     def run_id_of(self, row: AlertView) -> str | None:
@@ -112,18 +113,25 @@ def _title(rule_name: str) -> str:
 
 
 def _searched(one: AlertView) -> str:
-    return f"{one.sentence} {one.rule} {_title(one.rule)} {one.severity} {one.subject_name} {one.run_id or ''}"
+    words = (one.sentence, one.rule, _title(one.rule), one.severity, one.subject_name, one.run_id)
+    return " ".join(word or "" for word in words)
 
 
 def _columns(now: float) -> list[Column[AlertView]]:
+    def sign(one: AlertView, _: int) -> list[Span]:
+        glyph, style = SIGNS[one.severity]
+        return [(glyph, style if one.lasts else "dim")]
+
+    def sentence(one: AlertView, _: int) -> list[Span]:
+        return [(clean(one.sentence), "text" if one.is_news(now) else "dim")]
+
     return [
-        Column("", 1, lambda one, _: [(SIGNS[one.severity][0], SIGNS[one.severity][1] if one.lasts else "dim")]),
+        Column("", 1, sign),
         Column("SINCE", 12, lambda one, _: [(dated_clock(one.raised_at, now), "dim")], gap=1),
         Column("FOR", 11, partial(_lasted, now), gap=1, importance=1),
         Column("STATE", 8, lambda one, _: [_state(one, now)], gap=1),
-        Column("ALERT", 20, lambda one, _: [(clean(one.sentence), "text" if one.is_news(now) else "dim")],
-               gap=1, grow=1),
-    ]  # fmt: skip
+        Column("ALERT", 20, sentence, gap=1, grow=1),
+    ]
 
 
 def _lasted(now: float, alert: AlertView, width: int) -> list[Span]:
@@ -142,12 +150,15 @@ def _state(alert: AlertView, now: float) -> Span:
 
 
 def _history(alert: AlertView, now: float) -> list[str]:
-    words = [f"raised {dated_clock(alert.raised_at, now)}"]
+    def clock(at: float) -> str:
+        return dated_clock(at, now)
+
+    words = [f"raised {clock(alert.raised_at)}"]
     if alert.cleared_at is not None:
         lasted = duration(max(0.0, alert.cleared_at - alert.raised_at))
-        words.append(f"over {dated_clock(alert.cleared_at, now)} after {lasted}, {alert.cleared_because or ''}")
+        words.append(f"over {clock(alert.cleared_at)} after {lasted}, {alert.cleared_because or ''}")
     if alert.acknowledged_at is not None:
-        words.append(f"acked by {alert.acknowledged_by or '–'} {dated_clock(alert.acknowledged_at, now)}")
+        words.append(f"acked by {alert.acknowledged_by or '–'} {clock(alert.acknowledged_at)}")
     if alert.silenced_until is not None and alert.is_silenced(now):
-        words.append(f"silenced until {dated_clock(alert.silenced_until, now)} by {alert.silenced_by or '–'}")
+        words.append(f"silenced until {clock(alert.silenced_until)} by {alert.silenced_by or '–'}")
     return [*words, f"run {alert.run_id}"] if alert.run_id is not None else words

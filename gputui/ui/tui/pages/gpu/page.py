@@ -22,10 +22,10 @@ from gputui.ui.tui.data.snapshot import GPU_SPANS_SECONDS, GpuPage, Interest, Ra
 from gputui.ui.tui.layout.columns import bar_spans, beside, between, box, filled, fit_line, is_boxed, paragraph, rule
 from gputui.ui.tui.layout.gpu_words import GpuRow, gpu_row, health, held_back, lost, pcie_link, traffic
 from gputui.ui.tui.layout.moments import right_end
-from gputui.ui.tui.layout.process_words import process_words
 from gputui.ui.tui.layout.sparklines import newest, shares, time_bins
 from gputui.ui.tui.layout.strips import power_unit
 from gputui.ui.tui.layout.words import dated_clock, is_hot
+from gputui.ui.tui.pages.processes.view import process_panel
 from gputui.ui.tui.widgets.page import ActionScreen, Copyable
 from gputui.ui.tui.widgets.pane import Pane
 
@@ -60,7 +60,8 @@ class GpuScreen(ActionScreen):
         gpu, snapshot = self.gpu_in_question, self.snapshot
         room = height - 1 - self.draw_frame(width)
         words: list[Span] = [(" GPU", "title")]
-        lines = [fit_line([("  This GPU has not been seen for a day; esc goes back.", "dim")], width)]
+        gone = "  This GPU has not been seen for a day; esc goes back."
+        lines = [fit_line([(gone, "dim")], width)]
         if gpu is not None:
             state = STATES.get(gpu.state, ("✗ unreadable", "bad"))
             words = [(f" GPU {gpu.index}", "title"), (f" · {clean(gpu.name)} · ", "text"), state]
@@ -71,27 +72,31 @@ class GpuScreen(ActionScreen):
 
     def _narrow(self, gpu: GpuView, width: int, room: int) -> list[Line]:
         row, now, page = gpu_row(self.snapshot, gpu), self.snapshot.at, self._page
-        charts = [] if page is None else [fit_line([], width), *chart_lines(gpu, page, width, 14, across=2)]
-        facts = fact_lines(row, page, now, width)
-        return self._scrolled(
-            [*facts, *charts, *process_lines(gpu, width), *report_lines(page, now, width)], width, room
-        )
+        lines = fact_lines(row, page, now, width)
+        if page is not None:
+            lines += [fit_line([], width), *chart_lines(gpu, page, width, 14, across=2)]
+        lines += self._processes(gpu, width) + report_lines(page, now, width)
+        return self._scrolled(lines, width, room)
 
     def _wide(self, gpu: GpuView, width: int, room: int) -> list[Line]:
         """The facts in frames at the left, the charts at the right."""
         row, now, page = gpu_row(self.snapshot, gpu), self.snapshot.at, self._page
-        left_width = min(FACTS_WIDTH, width // 2)
+        left_width = min(FACTS_WIDTH, width * 8 // 15)
         inner, right_width = left_width - 2, width - left_width - 2
         facts = [rule("DEVICE", inner), *fact_lines(row, page, now, inner)]
-        processes, reports = process_lines(gpu, inner), report_lines(page, now, inner)
+        processes, reports = self._processes(gpu, inner), report_lines(page, now, inner)
         # The last panel has the rows that are left.
         reports = filled(reports, inner, max(len(reports), room - len(facts) - len(processes) - 3))
         left = [line for panel in (facts, processes, reports) for line in box(panel, left_width)]
         across = 2 if right_width >= 120 or room < 24 else 1
-        charts = [] if page is None else chart_lines(gpu, page, right_width, room - 2, across=across)
-        title = rule("HISTORY", right_width, "" if page is None else f"last {duration(page.span_seconds)}")
+        charts = chart_lines(gpu, page, right_width, room - 2, across=across) if page else []
+        title = rule("HISTORY", right_width, f"last {duration(self.span_seconds)}")
         right = box([title, *filled(charts, right_width, room - 2)], width - left_width)
         return beside(self._scrolled(left, left_width, room), right)
+
+    def _processes(self, gpu: GpuView, width: int) -> list[Line]:
+        only = replace(self.snapshot, gpus=(gpu,), processes=None)
+        return process_panel(only, width, max(3, 2 + len(gpu.processes or ())))
 
     def _scrolled(self, lines: list[Line], width: int, room: int) -> list[Line]:
         self.top = min(max(0, self.top), max(0, len(lines) - room))
@@ -118,7 +123,8 @@ class GpuScreen(ActionScreen):
 
     def context(self) -> Context:
         held = self.snapshot.machine.quarantined
-        return replace(super().context(), gpu=self.gpu_in_question, quarantined=frozenset(held) & {self.uuid})
+        held_here = frozenset(held) & {self.uuid}
+        return replace(super().context(), gpu=self.gpu_in_question, quarantined=held_here)
 
     def copyable(self) -> list[Copyable]:
         return [Copyable("the GPU's UUID", self.uuid), *super().copyable()]
@@ -188,10 +194,8 @@ def fact_lines(row: GpuRow, page: GpuPage | None, now: float, width: int) -> lis
     """What matters in words, bars of what has a limit, all values, and which device it is."""
     values, across = _values(row.gpu), 2 if width >= 2 * COLUMN_LEAST else 1
     down = -(-len(values) // across)
-    table = [
-        [span for fact in values[number::down] for span in fit_line([fact.name, fact[1:]], width // across)]
-        for number in range(down)
-    ]
+    cells = [fit_line([fact.name, fact[1:]], width // across) for fact in values]
+    table = [[span for cell in cells[number::down] for span in cell] for number in range(down)]
     states, facts = _states(row, page, now), [*_memory_errors(row.gpu), *_identity(row.gpu)]
     return [
         *(line for fact in states for line in paragraph(fact.name, fact.text, fact.style, width)),
@@ -214,14 +218,15 @@ def _states(row: GpuRow, page: GpuPage | None, now: float) -> list[Fact]:
         facts.append(Fact("quarantine", clean(text), "warn"))
     held, condition = held_back(row), health(row)
     throttled = Fact("throttled by", _plain(held) or "nothing", held[0][1] if held else "dim")
-    return [*facts, _run(row, page, now), throttled, Fact("health", _plain(condition), condition[0][1])]
+    sound = Fact("health", _plain(condition), condition[0][1])
+    return [*facts, _run(row, page, now), throttled, sound]
 
 
 def _run(row: GpuRow, page: GpuPage | None, now: float) -> Fact:
     gpu, rank = row.gpu, row.rank
     if gpu.run_id is None:
-        listed = "no list of processes" if gpu.processes is None else f"processes: {len(gpu.processes)}"
-        return Fact("run", f"none of ours; {listed}", "dim")
+        many = "no list of" if gpu.processes is None else str(len(gpu.processes))
+        return Fact("run", f"none of ours; {many} processes", "dim")
     text = clean(gpu.run_id) + (f" rank {gpu.rank}" if gpu.rank is not None else "")
     if gpu.shared_with:
         text = f"{', '.join(clean(run_id) for run_id in gpu.run_ids)} share it"
@@ -246,8 +251,10 @@ def _progress(rank: RankRow) -> str:
 
 def _gauges(gpu: GpuView, width: int) -> list[Line]:
     """Utilisation, memory, temperature and power as bars of their limits."""
-    used, total, slowdown = gpu.memory_used_bytes, gpu.memory_total_bytes, gpu.facts.get("temperature_slowdown_celsius")
-    heat = celsius(gpu.temperature_celsius) + ("" if slowdown is None else f", throttles at {celsius(slowdown)}")
+    used, total = gpu.memory_used_bytes, gpu.memory_total_bytes
+    slowdown = gpu.facts.get("temperature_slowdown_celsius")
+    limit_words = "" if slowdown is None else f", throttles at {celsius(slowdown)}"
+    heat = celsius(gpu.temperature_celsius) + limit_words
     whose = ", shared with the host" if gpu.facts.get("memory_is_unified") else ""
     memory = f"{gibibytes(used)} of {gibibytes(total)} GiB{whose}"
     power = f"{watts(gpu.power_watts)} of {watts(gpu.power_limit_watts)}"
@@ -260,8 +267,8 @@ def _gauges(gpu: GpuView, width: int) -> list[Line]:
         ("power", gpu.power_watts, gpu.power_limit_watts, power, "bar"),
     ):
         fact = Fact(label, f" {text}", "warn" if style == "warn" else _style(gpu))
-        is_past = _style(gpu) == "dim"
-        bar = bar_spans(None if value is None or not limit else value / limit, cells, "dim" if is_past else style)
+        share = None if value is None or not limit else value / limit
+        bar = bar_spans(share, cells, "dim" if _style(gpu) == "dim" else style)
         lines.append(fit_line([fact.name, *bar, fact[1:]], width))
     return lines
 
@@ -277,12 +284,15 @@ def _values(gpu: GpuView) -> list[Fact]:
     free = None
     if gpu.memory_total_bytes is not None and gpu.memory_used_bytes is not None:
         # A driver that does not report reserved memory counts it as used.
-        free = max(0, gpu.memory_total_bytes - gpu.memory_used_bytes - (gpu.memory_reserved_bytes or 0))
-    limits = {name: facts.get(f"power_limit_{name}_watts") for name in ("default", "max")}
+        used = gpu.memory_used_bytes + (gpu.memory_reserved_bytes or 0)
+        free = max(0, gpu.memory_total_bytes - used)
     # The current limit is that of the power's bar.
-    other = {name: None if limit == gpu.power_limit_watts else limit for name, limit in limits.items()}
-    link, generation, lanes = pcie_link(gpu), facts.get("pcie_generation_max"), facts.get("pcie_width_max")
-    best = "" if generation is None or lanes is None else f" of {generation}×{lanes}"
+    default, most = (
+        None if limit == gpu.power_limit_watts else limit
+        for limit in (facts.get("power_limit_default_watts"), facts.get("power_limit_max_watts"))
+    )
+    link, lanes = pcie_link(gpu), facts.get("pcie_width_max")
+    best = f" of {facts['pcie_generation_max']}×{lanes}" if lanes and facts.get("pcie_generation_max") else ""
     resent = f", {slow['pcie_replays']} packets sent again" if slow.get("pcie_replays") else ""
     known = {
         "free": _in_unit(free, 2**30, "GiB", decimals=1),
@@ -296,16 +306,17 @@ def _values(gpu: GpuView) -> list[Fact]:
         "SM clock": _in_unit(gpu.sm_clock_mhz, 1, "MHz"),
         "memory clock": _in_unit(gpu.memory_clock_mhz, 1, "MHz"),
         "state": UNKNOWN if gpu.performance_state is None else f"P{gpu.performance_state}",
-        "default power": watts(other["default"]),
-        "most power": watts(other["max"]),
+        "default power": watts(default),
+        "most power": watts(most),
         "energy": _in_unit(slow.get("energy_joules"), JOULES_PER_KWH, "kWh", decimals=1),
     }
-    return [
-        *(Fact(label, text, _style(gpu)) for label, text in known.items() if text != UNKNOWN),
-        Fact("PCIe", f"{_plain(link)}{best}{resent}", "warn" if link[0][1] == "warn" else "text"),
-        Fact("PCIe B/s", _plain(traffic(gpu, "pcie"))),
-        *([Fact("NVLink B/s", _plain(traffic(gpu, "nvlink")))] if "nvlink_received_bytes_per_second" in slow else []),
-    ]
+    values = [Fact(label, text, _style(gpu)) for label, text in known.items() if text != UNKNOWN]
+    style = "warn" if link[0][1] == "warn" else "text"
+    values.append(Fact("PCIe", f"{_plain(link)}{best}{resent}", style))
+    values.append(Fact("PCIe B/s", _plain(traffic(gpu, "pcie"))))
+    if "nvlink_received_bytes_per_second" in slow:
+        values.append(Fact("NVLink B/s", _plain(traffic(gpu, "nvlink"))))
+    return values
 
 
 def _memory_errors(gpu: GpuView) -> list[Fact]:
@@ -324,12 +335,17 @@ def _memory_errors(gpu: GpuView) -> list[Fact]:
 def _identity(gpu: GpuView) -> list[Fact]:
     facts = gpu.facts
     readings = {"instant": "instantaneous power", "driver": "power averaged by the driver"}
-    words = [f"{name} {facts[key]}" for name, key in (("PCI", "pci_bus_id"), ("compute", "compute_capability"))
-             if facts.get(key)]  # fmt: skip
-    for name, mode in (("persistence", facts.get("persistence_mode")), ("MIG", facts.get("mig_mode"))):
-        words += [] if mode is None else [f"{name} {'on' if mode else 'off'}"]
-    words += [readings[facts["power_reading"]]] if facts.get("power_reading") in readings else []
-    return [Fact("device", clean(", ".join(words)) or UNKNOWN, "dim"), Fact("UUID", clean(gpu.uuid), "dim")]
+    modes: dict[object, str] = {True: "on", False: "off"}
+    words = {
+        "PCI": facts.get("pci_bus_id"),
+        "compute": facts.get("compute_capability"),
+        "persistence": modes.get(facts.get("persistence_mode", "")),
+        "MIG": modes.get(facts.get("mig_mode", "")),
+    }
+    known = [f"{name} {word}" for name, word in words.items() if word]
+    known += [readings[facts["power_reading"]]] if facts.get("power_reading") in readings else []
+    device = Fact("device", clean(", ".join(known)) or UNKNOWN, "dim")
+    return [device, Fact("UUID", clean(gpu.uuid), "dim")]
 
 
 def _in_unit(value: float | None, size: float, unit: str, decimals: int = 0) -> str:
@@ -340,22 +356,7 @@ def _plain(spans: Sequence[Span]) -> str:
     return "".join(text for text, _ in spans)
 
 
-# --- processes, driver events and charts
-
-
-def process_lines(gpu: GpuView, width: int) -> list[Line]:
-    """The processes on the GPU, the largest first."""
-    lines = [rule("PROCESSES", width)]
-    if not gpu.processes:
-        words = "None." if gpu.processes is not None else "The driver gives no list of processes."
-        return [*lines, fit_line([(f"  {words}", "dim")], width)]
-    for process in sorted(gpu.processes, key=lambda each: -(each.memory_bytes or 0)):
-        rank = "" if process.rank is None else f" r{process.rank}"
-        run = f"{clean(process.run_id)}{rank} " if process.run_id else ""
-        used = _in_unit(process.memory_bytes, 2**30, "GiB", decimals=1)
-        figures = f" {process.pid:>8} {used:>9} {percent(process.sm_percent):>4} "
-        lines.append(fit_line([(figures, "text"), (run, "accent"), (process_words(process), "text")], width))
-    return lines
+# --- driver events and charts
 
 
 def report_lines(page: GpuPage | None, now: float, width: int) -> list[Line]:
@@ -364,11 +365,10 @@ def report_lines(page: GpuPage | None, now: float, width: int) -> list[Line]:
     if page is None or not page.events:
         return [*lines, fit_line([("  None.", "dim")], width)]
     for event in page.events:
-        words = {"xid": f"XID {event.code}", "lost": "lost", "returned": "back"}.get(event.event, event.event)
-        lead = f" {dated_clock(event.at, now):<12}{words:<9} "
-        lines += paragraph(
-            (lead, "text" if event.event == "returned" else "bad"), clean(event.text or " "), "text", width
-        )
+        words = {"xid": f"XID {event.code}", "returned": "back"}.get(event.event, event.event)
+        style = "text" if event.event == "returned" else "bad"
+        lead = (f" {dated_clock(event.at, now):<12}{words:<9} ", style)
+        lines += paragraph(lead, clean(event.text or ""), "text", width) or [fit_line([lead], width)]
     return lines
 
 
@@ -376,7 +376,8 @@ def chart_lines(gpu: GpuView, page: GpuPage, width: int, height: int, *, across:
     """Charts of utilisation, memory, power and temperature, ``across`` side by side."""
     history, down = page.history, 4 // across
     if history is None:
-        return [fit_line([(f"  No sample in the last {duration(page.span_seconds)}.", "dim")], width)]
+        words = f"  No sample in the last {duration(page.span_seconds)}."
+        return [fit_line([(words, "dim")], width)]
     name, scale = ("min", 60.0) if page.span_seconds <= 3600 else ("h", 3600.0)
 
     def curve(values: Sequence[float | None], style: str, label: str, shape: str = "") -> Curve:
@@ -388,7 +389,9 @@ def chart_lines(gpu: GpuView, page: GpuPage, width: int, height: int, *, across:
     limit, power = gpu.power_limit_watts, history.power_watts
     size, unit = power_unit([limit, *power])
     watts_now = [None if value is None else value / size for value in power]
-    full, percents = shares(history.memory_used_bytes, gpu.memory_total_bytes), YAxis(low=0.0, high=100.0)
+    full = shares(history.memory_used_bytes, gpu.memory_total_bytes)
+    percents = YAxis(low=0.0, high=100.0)
+    from_zero = YAxis(low=0.0, high=None if limit is None else limit / size)
     drawn = [
         chart(
             curves,
@@ -401,7 +404,7 @@ def chart_lines(gpu: GpuView, page: GpuPage, width: int, height: int, *, across:
         for curves, y_axis in (
             ([curve(history.utilization_percent, "bar", "utilisation %")], percents),
             ([curve(full, "bar2", "memory %")], percents),
-            ([curve(watts_now, "text", f"power {unit}")], YAxis(low=0.0, high=None if limit is None else limit / size)),
+            ([curve(watts_now, "text", f"power {unit}")], from_zero),
             (heat, YAxis(low=20.0)),
         )
     ]

@@ -48,11 +48,6 @@ _GROUP_OF = {name: group for group, names in _GROUPS.items() for name in names.s
 LEAST_FOLDED = 4
 """Fewer rarely used fields than these are not folded."""
 
-_UNITS = {
-    "seconds": "s", "secs": "s", "ms": "ms", "minutes": "min", "hours": "h", "kb": "kB", "mb": "MB",
-    "gb": "GB", "mib": "MiB", "gib": "GiB", "percent": "%", "iters": "steps",
-} | {name: name for name in ("bytes", "steps", "epochs", "tokens", "samples")}  # fmt: skip
-
 
 class Prefill(Struct, frozen=True):
     """The profile to launch, by its file if that is known, and an earlier run's values."""
@@ -75,7 +70,6 @@ class Field(Struct, frozen=True):
     group: str = RUN_GROUP
     last: str | None = None
     choices: tuple[str, ...] = ()
-    unit: str = ""
 
     @property
     def label(self) -> str:
@@ -243,5 +237,4 @@ def _parameter_field(name: str, parameter: Parameter, last: Mapping[str, object]
         _GROUP_OF.get(name, TRAINING_GROUP if parameter.help or parameter.choices else OTHER_GROUP),
         None if before == default or REDACTED in before else before,
         choices,
-        _UNITS.get(name.rpartition("_")[2].lower(), "") if "_" in name else "",
     )

@@ -78,8 +78,8 @@ class LaunchScreen(ListingPage[Field]):
         return self.plan.blocked_by if self.plan is not None and self.is_settled else None
 
     def make_listing(self) -> Listing[Field]:
-        key, width, has_headings = self.table.cursor, self.app.size.width, self._has_headings
-        return view.form_listing(self.form, key, width, is_fresh=self._is_fresh, has_headings=has_headings)
+        cursor = view.FormCursor(self.table.cursor, self._is_fresh)
+        return view.form_listing(self.form, cursor, self.app.size.width, self._has_headings)
 
     def summary(self) -> list[Span]:
         entry = self.form.entry
@@ -301,7 +301,7 @@ class ProfileRow(NamedTuple):
 
 
 def profile_rows(workspace: Workspace, cwd: Path, snapshot: Snapshot) -> list[ProfileRow]:
-    """All named profiles and the files of runs: the last used first, then those that can start here."""
+    """All named profiles and the files of runs: the last used first, then what can start here."""
     used: dict[str, float] = {}
     for run in (row.run for row in snapshot.runs):
         key = plans.profile_path(run) or run.profile

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Plan(Struct, frozen=True):
-    """The specification and its command, or why there is none. ``is_whole``: all checks are done."""
+    """The specification and its command, or why there is none. ``is_whole``: after all checks."""
 
     spec: RunSpec | None = None
     problems: tuple[str, ...] = ()
@@ -70,10 +70,11 @@ def find_profile(prefill: Prefill, workspace: Workspace, cwd: Path) -> ProfileEn
     """The profile to launch, by its file or its name; None if it is gone."""
     entries = read_profiles(workspace, cwd, () if prefill.path is None else (prefill.path,))
     path = None if prefill.path is None else Path(prefill.path).resolve()
-    found = (
-        each for each in entries if (each.name == prefill.profile if path is None else each.path.resolve() == path)
-    )
-    return next(found, None)
+
+    def is_it(entry: ProfileEntry) -> bool:
+        return entry.name == prefill.profile if path is None else entry.path.resolve() == path
+
+    return next(filter(is_it, entries), None)
 
 
 def read_target_names(workspace: Workspace) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 from gputui.core.text import cell_width, clip
 from gputui.core.units import count_of, gibibytes, index_ranges
@@ -27,9 +28,16 @@ WHOLE_HINTS = 100
 """From this width on hints fit behind the values."""
 
 
-def form_listing(form: Form, key: str | None, width: int, *, is_fresh: bool, has_headings: bool) -> Listing[Field]:
-    """The visible fields, below the headings of their groups if there is room. ``key`` is the one
-    under the cursor; while it ``is_fresh``, typing replaces its content."""
+class FormCursor(NamedTuple):
+    """The field under the cursor; typing replaces its content while it ``is_fresh``."""
+
+    key: str | None
+    is_fresh: bool
+
+
+def form_listing(form: Form, cursor: FormCursor, width: int, has_headings: bool) -> Listing[Field]:
+    """The visible fields, below the headings of their groups if there is room."""
+    key, is_fresh = cursor
     shown = form.shown(key)
     groups: dict[str, list[Field]] = {}
     for field in shown:
@@ -42,10 +50,8 @@ def form_listing(form: Form, key: str | None, width: int, *, is_fresh: bool, has
         if is_current and field.key != MORE and not (text and is_fresh):
             return form.edits[field.key].spans(width)
         style = "input" if is_current and text else "accent" if form.is_changed(field) else "text"
-        unit = f" {field.unit}" if field.unit and text else ""
         turns = " ←→" if is_current and field.choices else ""
-        shown = clip(_short(field.shown(text)), width - cell_width(unit) - len(turns))
-        return [(shown, style), (unit, "dim"), (turns, "key")]
+        return [(clip(_short(field.shown(text)), width - len(turns)), style), (turns, "key")]
 
     def label(field: Field, width: int) -> list[Span]:
         return [(_label(form, field), "label" if field.key == key else "text")]
@@ -121,15 +127,15 @@ def check_lines(plan: Plan | None, gpus: str, width: int, height: int) -> list[L
     passed = [check for check in plan.checks if check.status == "pass" and check.name != "gpus"]
     wrong = [each for status in ("fail", "warn") for each in plan.checks if each.status == status]
     count = len(plan.problems) + len(wrong)
-    worst = count_of(count, "problem" if plan.blocked_by else "warning") if count else "✓ all passed"
-    lines = [rule("CHECKS", width, worst)]
+    found = count_of(count, "problem" if plan.blocked_by else "warning")
+    lines = [rule("CHECKS", width, found if count else "✓ all passed")]
     for problem in plan.problems:
         lines += paragraph((" ✗ ", "bad"), problem, "text", width)
     for check in wrong:
         lines += _checked(check, width, "text")
     for check in plan.checks:
         if check.name == "gpus" and check.status == "pass":
-            lines += [*_checked(check, width, "text"), *paragraph(("   ", "dim"), gpus, "dim", width)]
+            lines += _checked(check, width, "text") + paragraph(("   ", "dim"), gpus, "dim", width)
     in_detail = [line for check in passed for line in _checked(check, width, "dim")]
     names: list[Span] = [(" ✓ ", "good"), (", ".join(check.name for check in passed), "dim")]
     lines += in_detail if len(lines) + len(in_detail) <= height else [fit_line(names, width)]

@@ -45,7 +45,6 @@ class ProcessesScreen(ListingPage[view.ProcessRow]):
 
     def __init__(self) -> None:
         super().__init__(view.ProcessesState())
-        self._awaited_gpu: int | None = None
         self.rows: list[view.ProcessRow] = []
 
     def interest(self) -> Interest:
@@ -54,7 +53,7 @@ class ProcessesScreen(ListingPage[view.ProcessRow]):
     def show_gpu(self, index: int) -> None:
         """Group by GPU, with the cursor on the first process of this one."""
         self.table = replace(self.table, grouping="gpu")
-        self._awaited_gpu = index
+        self.point_at(next((row.key for row in self.listing.rows if index in row.gpus), None))
 
     def make_listing(self) -> Listing[view.ProcessRow]:
         self.rows = view.process_rows(self.snapshot)
@@ -78,10 +77,6 @@ class ProcessesScreen(ListingPage[view.ProcessRow]):
         return [] if row is None else [Copyable("the PID", str(row.pid)), *super().copyable()]
 
     def keep_cursor(self) -> None:
-        rows = self.listing.rows
-        if self._awaited_gpu is not None and rows:
-            self.point_at(next((row.key for row in rows if self._awaited_gpu in row.gpus), self.table.cursor))
-            self._awaited_gpu = None
         if self.snapshot.processes is not None or self.snapshot.past is not None or self.table.cursor is None:
             # Else the host's processes, and perhaps the one under the cursor, are still being read.
             super().keep_cursor()

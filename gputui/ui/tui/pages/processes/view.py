@@ -261,6 +261,9 @@ def _columns(snapshot: Snapshot, rows: Sequence[ProcessRow]) -> list[Column[Proc
     """The columns that have a value."""
     colours = {row.run.run_id: run_style(row.run) for row in snapshot.runs}
 
+    def gpu(row: ProcessRow, width: int) -> list[Span]:
+        return [(index_ranges(row.gpus), "text")]
+
     def run(row: ProcessRow, width: int) -> list[Span]:
         if row.run_id is None:
             return []
@@ -271,7 +274,7 @@ def _columns(snapshot: Snapshot, rows: Sequence[ProcessRow]) -> list[Column[Proc
     columns: list[Column[ProcessRow]] = [
         Column("PID", 8, lambda row, _: [(str(row.pid), "text" if row.start_ticks is not None else "dim")], ">"),
         Column("USER", 7, lambda row, _: [(row.user or UNKNOWN, "dim")], gap=1, grow=1, most=12),
-        Column("GPU", 3, lambda row, _: [(index_ranges(row.gpus), "text")], ">", gap=1),
+        *([Column("GPU", 3, gpu, ">", gap=1)] if len(snapshot.gpus) > 1 else []),
         Column("GPU MEM", 7, lambda row, _: _value(_size(row.gpu_memory_bytes)) if row.gpus else [], ">", gap=1),
         Column("%", 4, lambda row, _: _value(percent(row.gpu_memory_percent)) if row.gpus else [], ">", gap=1),
         Column("SM", 4, lambda row, _: _value(percent(row.sm_percent)) if row.gpus else [], ">", 3, gap=1),
