@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from textual.pilot import Pilot
 
 from gputui.store import alerts
 from gputui.ui.tui.app import GputuiApp
@@ -24,13 +27,11 @@ def app(filler: Filler, make_app: MakeApp) -> GputuiApp:
     return make_app()
 
 
-def page(app: GputuiApp) -> AlertsScreen:
+async def opened(pilot: Pilot[Any], app: GputuiApp) -> AlertsScreen:
+    await pilot.press("exclamation_mark")
+    await pilot.pause()
     assert isinstance(app.screen, AlertsScreen)
     return app.screen
-
-
-def rules_shown(app: GputuiApp) -> list[str]:
-    return [one.rule for one in page(app).listing.rows]
 
 
 def test_there_is_a_strip_only_with_news(filler: Filler) -> None:
@@ -49,27 +50,24 @@ def test_there_is_a_strip_only_with_news(filler: Filler) -> None:
 
 async def test_new_ones_first_then_what_is_seen_then_what_is_over(app: GputuiApp) -> None:
     async with app.run_test(size=SMALL) as pilot:
-        await pilot.press("exclamation_mark")
-        await pilot.pause()
-        assert rules_shown(app) == [
-            "disk", "gpu_hot", "data_wait", "xid_hardware", "gpu_parked", "slow_steps", "shm", "gradient_norm"
-        ]  # fmt: skip
+        page = await opened(pilot, app)
+        shown = "disk gpu_hot data_wait xid_hardware gpu_parked slow_steps shm gradient_norm"
+        assert [one.rule for one in page.listing.rows] == shown.split()
         await pilot.press("o")
-        assert rules_shown(app)[:3] == ["gpu_hot", "data_wait", "xid_hardware"]
+        assert [one.rule for one in page.listing.rows][:3] == ["gpu_hot", "data_wait", "xid_hardware"]
         await pilot.press("o", "escape")
         assert isinstance(app.screen, OverviewScreen)
 
 
 async def test_acknowledging_asks_the_agent(app: GputuiApp, filler: Filler) -> None:
     async with app.run_test(size=SMALL) as pilot:
-        await pilot.press("exclamation_mark")
-        await pilot.pause()
-        disk = page(app).current
+        page = await opened(pilot, app)
+        disk = page.current
         assert disk is not None
         await pilot.press("a")
         await until(pilot, lambda: len(asked(filler)) == 1)
         assert asked(filler) == [("alert_ack", None, {"ids": [disk.alert_id]})]
-        assert page(app).current != disk, "the next one is under the cursor"
+        assert page.current != disk, "the next one is under the cursor"
         await pilot.press("space", "A")
         await until(pilot, lambda: len(asked(filler)) == 3)
         assert ("alert_ack", None, {"ids": None}) in asked(filler)
@@ -81,8 +79,7 @@ async def test_acknowledging_asks_the_agent(app: GputuiApp, filler: Filler) -> N
 
 async def test_silencing_asks_for_how_long(app: GputuiApp, filler: Filler) -> None:
     async with app.run_test(size=SMALL) as pilot:
-        await pilot.press("exclamation_mark")
-        await pilot.pause()
+        page = await opened(pilot, app)
         await pilot.press("j", "z")
         assert isinstance(app.screen, FormScreen)
         assert "GPU hot for GPU 3" in text(app, "form") and "until 04:12:44 (1 h)" in text(app, "form")
@@ -95,7 +92,7 @@ async def test_silencing_asks_for_how_long(app: GputuiApp, filler: Filler) -> No
         assert asked(filler) == [("alert_silence", None, {"seconds": 7200.0, "rule": "gpu_hot"})]
         await pilot.press("z", "enter")
         await until(pilot, lambda: len(asked(filler)) == 2)
-        alert = page(app).current
+        alert = page.current
         assert alert is not None
         assert asked(filler)[1] == ("alert_silence", None, {"seconds": 3600.0, "id": alert.alert_id})
         await pilot.press("z", "escape")

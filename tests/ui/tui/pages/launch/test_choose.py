@@ -26,19 +26,18 @@ def launched_from(filler: Filler, run_id: str, path: Path) -> None:
 @pytest.fixture
 def mine(profile: Path, tmp_path: Path) -> Path:
     """A profile in a folder of its own, and several others by name; one has data that is not there, one is broken."""
-    for name, extra in (("alpha", ""), ("needy", "  data_dir: data/none\n"), ("wide", "")):
-        content = (
-            profile.read_text().replace("name: tiny", f"name: {name}").replace("metrics: off", extra + "metrics: off")
-        )
-        profile.with_name(f"{name}.yaml").write_text(content.replace("gpus: 0", f"gpus: {64 if name == 'wide' else 0}"))
+    text = profile.read_text()
+    changes = {
+        "alpha": ("", ""),
+        "needy": ("metrics: off", "  data_dir: data/none\nmetrics: off"),
+        "wide": ("gpus: 0", "gpus: 64"),
+    }
+    for name, change in changes.items():
+        profile.with_name(f"{name}.yaml").write_text(text.replace("name: tiny", f"name: {name}").replace(*change))
     profile.with_name("broken.yaml").write_text("script: x.py\nparms: {}\n")
     path = tmp_path / "elsewhere" / "mine.yaml"
     path.parent.mkdir()
-    path.write_text(
-        profile.read_text()
-        .replace("name: tiny", "name: mine")
-        .replace("script: tiny.py", f"script: {profile.with_name('tiny.py')}")
-    )
+    path.write_text(text.replace("name: tiny", "name: mine").replace("tiny.py", str(profile.with_name("tiny.py"))))
     return path
 
 
@@ -87,7 +86,7 @@ async def test_the_list_is_filtered_and_a_path_opens_a_file(filler: Filler, app:
         assert isinstance(app.screen, OverviewScreen)
 
 
-async def test_a_run_like_another_comes_from_its_very_file(filler: Filler, make_app: MakeApp, mine: Path) -> None:
+async def test_a_copy_comes_from_its_very_file_and_from_no_other(filler: Filler, make_app: MakeApp, mine: Path) -> None:
     filler.overnight()
     launched_from(filler, "mine-1", mine)
     app = make_app()
@@ -97,15 +96,7 @@ async def test_a_run_like_another_comes_from_its_very_file(filler: Filler, make_
         await until(pilot, lambda: isinstance(app.screen, LaunchScreen) and form_of(app).form.entry is not None)
         assert form_of(app).form.entry.path == mine  # type: ignore[union-attr]
         assert form_of(app).form.text("steps") == "42"
-
-
-async def test_where_the_file_is_gone_no_other_takes_its_place(filler: Filler, make_app: MakeApp, mine: Path) -> None:
-    filler.overnight()
-    launched_from(filler, "mine-1", mine)
-    mine.unlink()
-    app = make_app()
-    async with app.run_test(size=(120, 36)) as pilot:
-        overview(app).select_run("mine-1")
-        await pilot.press("r", "c")
+        mine.unlink()
+        await pilot.press("escape", "r", "c")
         await until(pilot, lambda: isinstance(app.screen, OverviewScreen) and "gone" in text(app, "message"))
         assert str(mine) in text(app, "message") and asked(filler) == []

@@ -79,9 +79,8 @@ def test_a_pid_that_went_to_another_process_is_not_mixed_up(snapshot: Snapshot) 
 
 def test_orders_put_what_is_unknown_last() -> None:
     rows = [
-        ProcessRow(1, 1, cpu_percent=5.0, user="zoe"),
-        ProcessRow(2, 1, cpu_percent=None, user=None),
-        ProcessRow(3, 1, cpu_percent=9.0, user="amy"),
+        ProcessRow(n, 1, cpu_percent=cpu, user=user)
+        for n, cpu, user in ((1, 5.0, "zoe"), (2, None, None), (3, 9.0, "amy"))
     ]
 
     def pids(words: str) -> list[int]:
@@ -109,15 +108,10 @@ def test_groups_come_in_the_order_of_the_gpus(snapshot: Snapshot) -> None:
 
 @pytest.mark.parametrize(
     ("command", "script"),
-    [
-        ("/opt/env/bin/python3.11 -u -X dev /srv/burn.py --rank 3", "burn.py --rank 3"),
-        ("python -m trainer fit", "trainer fit"),
-        ("python -c import time", "python -c import time"),
-        ("/usr/bin/torchrun train.py", "torchrun train.py"),
-        ("python", "python"),
-        ("", ""),
-    ],
-)
+    [("/opt/env/bin/python3.11 -u -X dev /srv/burn.py --rank 3", "burn.py --rank 3"), ("", ""), ("python", "python"),
+     ("python -m trainer fit", "trainer fit"), ("python -c import time", "python -c import time"),
+     ("/usr/bin/torchrun train.py", "torchrun train.py")],
+)  # fmt: skip
 def test_a_script_is_named_without_its_interpreter(command: str, script: str) -> None:
     assert script_of(command) == script
 
@@ -176,15 +170,19 @@ async def test_a_signal_asks_twice_and_can_be_called_off(app: GputuiApp, monkeyp
             assert isinstance(app.screen, ProcessesScreen) and sent == []
 
 
-async def test_a_confirmed_signal_ends_a_real_process(app: GputuiApp) -> None:
-    child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+async def test_a_real_process_shows_no_secrets_and_is_ended_by_a_confirmed_signal(app: GputuiApp) -> None:
+    secrets = {"COLOUR": "teal", "API_TOKEN": "s3cr3t-value-123", "ALSO": "x s3cr3t-value-123"}
+    child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], env=secrets)
     try:
         stat = read_stat(child.pid)
         assert stat is not None
-        still = many_processes.give(app.feed)
-        still.hosts = {
-            child.pid: replace(many_processes.host_process(child.pid, 1, "sleeper"), start_ticks=stat.start_ticks)
-        }
+        ticks, until_set = stat.start_ticks, time.monotonic() + 60
+        while "COLOUR" not in (texts := " ".join(environment_texts(child.pid, ticks))):
+            assert time.monotonic() < until_set, texts
+        assert "teal" in texts and "s3cr3t" not in texts
+        assert "COLOUR" not in " ".join(environment_texts(child.pid, ticks + 1)), "another process by now"
+        sleeper = replace(many_processes.host_process(child.pid, 1, "sleeper"), start_ticks=ticks)
+        many_processes.give(app.feed).hosts = {child.pid: sleeper}
         async with app.run_test(size=SMALL) as pilot:
             await open_page(pilot, app)
             await pilot.press("slash", *"sleeper", "enter", "s", "t", "y")
@@ -195,22 +193,4 @@ async def test_a_confirmed_signal_ends_a_real_process(app: GputuiApp) -> None:
     finally:
         child.kill()
         child.wait()
-
-
-async def test_the_environment_is_shown_without_secrets(app: GputuiApp) -> None:
-    child = subprocess.Popen(
-        [sys.executable, "-c", "import time; time.sleep(600)"],
-        env={"COLOUR": "teal", "API_TOKEN": "s3cr3t-value-123", "ALSO": "x s3cr3t-value-123"},
-    )
-    try:
-        stat = read_stat(child.pid)
-        assert stat is not None
-        until_set = time.monotonic() + 60
-        while not (texts := environment_texts(child.pid, stat.start_ticks)) or "COLOUR" not in " ".join(texts):
-            assert time.monotonic() < until_set, texts
-        assert any("teal" in line for line in texts) and "s3cr3t" not in " ".join(texts)
-        assert "COLOUR" not in " ".join(environment_texts(child.pid, stat.start_ticks + 1)), "another process by now"
-    finally:
-        child.kill()
-        child.wait()
-    assert len(environment_texts(child.pid, stat.start_ticks)) == 1
+    assert len(environment_texts(child.pid, ticks)) == 1

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gputui.ui.tui.app import GputuiApp
-from gputui.ui.tui.pages.study.choose import ChooseStudyScreen, StudyFileRow
+from gputui.ui.tui.pages.study.choose import ChooseStudyScreen
 from tests.ui.tui.filling import Filler
 from tests.ui.tui.test_screens import asked, text, until
 
@@ -34,15 +34,11 @@ def choosing(app: GputuiApp) -> ChooseStudyScreen:
     return app.screen
 
 
-def row(app: GputuiApp) -> StudyFileRow | None:
-    return choosing(app).current
-
-
 async def test_a_study_is_started_from_its_file(filler: Filler, app: GputuiApp, files: Path) -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("S", "N", *"length")
         await until(pilot, lambda: choosing(app).rows is not None)
-        current = row(app)
+        current = choosing(app).current
         assert current is not None and (current.name, current.profile) == ("lengths", "tiny")
         await until(pilot, lambda: "3 trials of tiny" in text(app, "detail"))
         assert "steps=5" in text(app, "detail")
@@ -56,7 +52,7 @@ async def test_a_broken_file_says_what_is_wrong_and_is_not_started(filler: Fille
     async with app.run_test(size=(120, 36)) as pilot:
         await pilot.press("ctrl+n", *"broken")
         await until(pilot, lambda: choosing(app).rows is not None)
-        current = row(app)
+        current = choosing(app).current
         assert current is not None and "none-such" in current.problem
         await pilot.press("enter")
         await until(pilot, lambda: "none-such" in text(app, "message"))

@@ -127,14 +127,11 @@ def test_no_trial_is_the_best_of_several_objectives(found: StudyPage) -> None:
     assert "Pareto front: 8" in head and " best " not in head
     head = " ".join(text_of(result_lines(found, 170)))
     assert "12 of 40 trials ended" in head and " best 0.4044" in head and "val_loss, lower is better" in head
+    study = msgspec.structs.replace(found.study, trouble="its process failed 3 times in a row: no room")
+    assert text_of(result_lines(found._replace(study=study), 170))[-1].strip() == study.trouble
     assert sum(row.is_best for row in trial_rows(page, TrialList())) == 8
     pictures = " ".join(text_of(picture_lines(page, TrialList(), 100, 60)))
     assert "for val_loss" in pictures and "for seconds" in pictures
-
-
-def test_the_head_says_that_the_process_fails_again_and_again(found: StudyPage) -> None:
-    study = msgspec.structs.replace(found.study, trouble="its process failed 3 times in a row: no room")
-    assert text_of(result_lines(found._replace(study=study), 170))[-1].strip() == study.trouble
 
 
 def test_studies_are_listed_newest_first_with_their_best_value(filler: Filler) -> None:
