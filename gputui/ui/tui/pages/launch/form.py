@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -62,7 +62,8 @@ class Prefill(Struct, frozen=True):
 
 class Field(Struct, frozen=True):
     """One line of the form: the profile's value, a hint at those that it takes, that of an earlier
-    run if it differs, and the only ones that it takes. A secret is shown only while typed."""
+    run if it differs, the only ones that it takes, what reads them, its content, and what is wrong
+    with that. A secret is shown only while typed."""
 
     key: str
     default: str
@@ -70,6 +71,10 @@ class Field(Struct, frozen=True):
     group: str = RUN_GROUP
     last: str | None = None
     choices: tuple[str, ...] = ()
+    parse: Callable[[str], object] = str
+    edit: LineEdit = LineEdit()
+    problem: str = ""
+    is_folded: bool = False
 
     @property
     def label(self) -> str:
@@ -81,22 +86,31 @@ class Field(Struct, frozen=True):
         """Whether it is a parameter of the profile."""
         return " " not in self.key
 
+    @property
+    def is_changed(self) -> bool:
+        """Whether it differs from the profile."""
+        return self.edit.text != self.default
+
     def shown(self, text: str) -> str:
         """``text`` as this field may show it: dots for a secret."""
         given = {self.key: text} if self.is_parameter and text else {}
         return HIDDEN if redact_params(given) != given else text
 
+    def filled(self, edit: LineEdit) -> Field:
+        """The field with other, checked content."""
+        problem = ""
+        try:
+            self.parse(edit.text)
+        except ValueError as error:
+            problem = clean(getattr(error, "what", str(error)))
+        return replace(self, edit=edit, problem=problem)
+
 
 class Form(Struct, frozen=True):
-    """The fields of a profile and their content; empty until the profile is read. Those that are
-    ``folded`` are shown if it ``is_open``."""
+    """The fields of a profile; none until it is read. Folded ones are shown if it ``is_open``."""
 
     entry: ProfileEntry | None = None
     fields: tuple[Field, ...] = ()
-    edits: Mapping[str, LineEdit] = msgspec.field(default_factory=dict)
-    targets: tuple[str, ...] = ()
-    problems: Mapping[str, str] = msgspec.field(default_factory=dict)
-    folded: frozenset[str] = frozenset()
     is_open: bool = False
 
     @classmethod
@@ -104,103 +118,78 @@ class Form(Struct, frozen=True):
         """The form of a profile, with an earlier run's parameters and the home's targets."""
         if entry.profile is None:
             return cls(entry)
-        names = tuple(sorted({*targets, *entry.profile.form.targets}))
         parameters = [_parameter_field(*item, last) for item in entry.profile.parameters.items()]
-        parameters.append(Field(PRIORITY, "0", "a higher one starts earlier", OTHER_GROUP))
+        parameters.append(Field(PRIORITY, "0", "a higher one starts earlier", OTHER_GROUP, parse=priority_of))
         parameters.sort(key=lambda field: list(_GROUPS).index(field.group))
         rest = [field for field in parameters if field.group == OTHER_GROUP]
-        folded = frozenset(field.key for field in rest if field.last is None)
-        folded = folded if len(folded) >= LEAST_FOLDED else frozenset()
-        if folded:
-            parameters.insert(len(parameters) - len(rest), Field(MORE, "", "", OTHER_GROUP))
+        if sum(field.last is None for field in rest) >= LEAST_FOLDED:
+            folded = [replace(field, is_folded=field.last is None) for field in rest]
+            parameters[-len(rest) :] = [Field(MORE, "", "", OTHER_GROUP), *folded]
+        names = sorted({*targets, *entry.profile.form.targets})
         fields = (*_run_fields(entry.profile, names), *parameters)
-        edits = {field.key: LineEdit.at_end(field.default) for field in fields}
-        return cls(entry, fields, edits, names, folded=folded)
+        return cls(entry, tuple(replace(each, edit=LineEdit.at_end(each.default)) for each in fields))
 
     def shown(self, cursor: str | None) -> list[Field]:
         """The visible fields; the one under the cursor and changed ones always are."""
-        hidden = frozenset() if self.is_open else self.folded - {cursor}
-        return [field for field in self.fields if field.key not in hidden or self.is_changed(field)]
+        return [
+            field
+            for field in self.fields
+            if self.is_open or not field.is_folded or field.is_changed or field.key == cursor
+        ]
+
+    @property
+    def problems(self) -> list[str]:
+        """What is wrong with the fields."""
+        return [f"{field.label}: {field.problem}" for field in self.fields if field.problem]
 
     @property
     def target(self) -> str | None:
         """The name of the target in the form; None for this machine."""
-        return (self.text(PLACE).strip() or None) if PLACE in self.edits else None
+        return self.text(PLACE).strip() or None
 
     def text(self, key: str) -> str:
-        """The content of a field."""
-        return self.edits[key].text
-
-    def is_changed(self, field: Field) -> bool:
-        """Whether a field differs from the profile."""
-        return self.text(field.key) != field.default
+        """The content of a field; empty without it."""
+        return next((field.edit.text for field in self.fields if field.key == key), "")
 
     def overrides(self) -> dict[str, str]:
         """The parameters that differ from the profile, as typed."""
-        changed = [field for field in self.fields if field.is_parameter and self.is_changed(field)]
-        return {field.key: self.text(field.key) for field in changed}
+        changed = (field for field in self.fields if field.is_parameter and field.is_changed)
+        return {field.key: field.edit.text for field in changed}
 
     def prefilled(self, prefill: Prefill) -> Form:
         """The form with an earlier run's values in the fields that the profile still has."""
         # Secrets are not stored: the profile's own stays.
-        known = {name: value for name, value in prefill.params.items() if name in self.edits}
-        values = {name: value for name, value in known.items() if REDACTED not in str(value)}
-        gpus = self.text(GPUS) if GPUS in self.edits else ""
+        values = {key: value for key, value in prefill.params.items() if REDACTED not in str(value)}
+        gpus = self.text(GPUS)
         count = str(len([part for part in gpus.split(",") if part])) if "," in gpus else gpus
         if prefill.gpu_count is not None and str(prefill.gpu_count) != count:
             values[GPUS] = prefill.gpu_count
-        if prefill.target is not None and PLACE in self.edits:
+        if prefill.target is not None:
             values[PLACE] = prefill.target
         form = self
         for key, value in values.items():
             form = form.set(key, LineEdit.at_end(_text_of(value)))
-        return replace(form, folded=form.folded - values.keys())
+        return form
 
     def set(self, key: str, edit: LineEdit) -> Form:
-        """The form with other, checked content in a field."""
-        problems = {**self.problems, key: self._problem(key, edit.text)}
-        wrong = {name: problem for name, problem in problems.items() if problem is not None}
-        return replace(self, edits={**self.edits, key: edit}, problems=wrong)
+        """The form with other content in a field."""
+        fields = (field.filled(edit) if field.key == key else field for field in self.fields)
+        return replace(self, fields=tuple(fields))
 
     def turn(self, field: Field, by: int) -> Form:
         """The form with the next choice in a field, or folded or unfolded."""
         if field.key == MORE:
             return replace(self, is_open=by > 0)
-        if not field.choices:
-            return self
-        text = self.text(field.key)
-        place = field.choices.index(text) + by if text in field.choices else 0
-        return self.set(field.key, LineEdit.at_end(field.choices[place % len(field.choices)]))
-
-    def _problem(self, key: str, text: str) -> str | None:
-        """What is wrong with the content of a field, in a few words."""
-        from gputui.profiles.devices import SelectionError, parse_selection
-        from gputui.profiles.params import UnfitValueError
-
-        assert self.entry is not None and self.entry.profile is not None
-        parameter = self.entry.profile.parameters.get(key)
-        try:
-            if key == GPUS:
-                parse_selection(text)
-            elif key == PLACE and text.strip() and text.strip() not in self.targets:
-                return f"expected {', '.join(self.targets)}, or nothing for this machine"
-            elif key == PRIORITY and priority_of(text) is None:
-                return f"expected a whole number from {-MAX_PRIORITY} to {MAX_PRIORITY}"
-            elif parameter is not None:
-                parameter.parse(text)
-        except UnfitValueError as error:
-            return clean(error.what)
-        except SelectionError as error:
-            return clean(str(error))
-        return None
+        choices, text = field.choices, field.edit.text
+        place = choices.index(text) + by if text in choices else 0
+        return self.set(field.key, LineEdit.at_end(choices[place % len(choices)])) if choices else self
 
 
-def priority_of(text: str) -> int | None:
-    """A queue priority as typed; None if it is invalid."""
-    try:
-        return int(text) if -MAX_PRIORITY <= int(text) <= MAX_PRIORITY else None
-    except ValueError:
-        return None
+def priority_of(text: str) -> int:
+    """A queue priority as typed. Raises ValueError."""
+    if not text.strip().lstrip("-").isdecimal() or abs(int(text)) > MAX_PRIORITY:
+        raise ValueError(f"expected a whole number from {-MAX_PRIORITY} to {MAX_PRIORITY}")
+    return int(text)
 
 
 def _text_of(value: object) -> str:
@@ -210,14 +199,20 @@ def _text_of(value: object) -> str:
 
 
 def _run_fields(profile: Profile, targets: Sequence[str]) -> list[Field]:
+    from gputui.profiles.devices import parse_selection
+
+    def target(text: str) -> None:
+        if text.strip() not in ("", *targets):
+            raise ValueError(f"expected {', '.join(targets)}, or nothing for this machine")
+
     chosen = profile.form.gpus
     gpus = "all" if chosen.is_all else ",".join(map(str, chosen.devices)) or str(chosen.count)
     if len(chosen.devices) == 1 and isinstance(chosen.devices[0], int):
         gpus += ","
     place = clean(f"this machine if empty, or {', '.join(targets)}; ^t asks how it is")
     return [
-        Field(GPUS, gpus, "how many, which (0,1), or all; ^g chooses from a table"),
-        *([Field(PLACE, "", place)] if targets else []),
+        Field(GPUS, gpus, "how many, which (0,1), or all; ^g chooses from a table", parse=parse_selection),
+        *([Field(PLACE, "", place, parse=target)] if targets else []),
         Field(NAME, profile.name, "runs are named NAME-1, NAME-2, …"),
     ]
 
@@ -237,4 +232,5 @@ def _parameter_field(name: str, parameter: Parameter, last: Mapping[str, object]
         _GROUP_OF.get(name, TRAINING_GROUP if parameter.help or parameter.choices else OTHER_GROUP),
         None if before == default or REDACTED in before else before,
         choices,
+        parameter.parse,
     )

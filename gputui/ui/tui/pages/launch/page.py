@@ -73,8 +73,8 @@ class LaunchScreen(ListingPage[Field]):
         """Why the form cannot be started, as far as known."""
         if self.form.entry is None:
             return "Reading the profile…"
-        for key, problem in self.form.problems.items():
-            return f"{key}: {problem}"
+        if self.form.problems:
+            return self.form.problems[0]
         return self.plan.blocked_by if self.plan is not None and self.is_settled else None
 
     def make_listing(self) -> Listing[Field]:
@@ -134,8 +134,8 @@ class LaunchScreen(ListingPage[Field]):
 
     def _change(self, form: Form) -> None:
         """Take changed content, and compute its plan."""
-        is_same, self.form, self._made = form.edits is self.form.edits, form, None
-        if not is_same:
+        before, self.form, self._made = self.form, form, None
+        if form.entry is not before.entry or form.fields is not before.fields:
             self._is_eager = False
             self._make_plan()
         self.changed()
@@ -155,7 +155,7 @@ class LaunchScreen(ListingPage[Field]):
 
     def _take_plan(self, form: Form, plan: plans.Plan) -> None:
         workspace = self.shell.workspace
-        if form.edits is not self.form.edits:
+        if form.fields is not self.form.fields:
             self._is_planning = False
             self._make_plan()
             return
@@ -176,7 +176,7 @@ class LaunchScreen(ListingPage[Field]):
             return False
         if event.key in ("left", "right") and field.choices:
             return False
-        edit = self.form.edits[field.key].press(event.key)
+        edit = field.edit.press(event.key)
         if edit is None and event.character is not None and event.is_printable:
             edit = self._typed(field, event.character)
         if edit is None:
@@ -186,7 +186,7 @@ class LaunchScreen(ListingPage[Field]):
 
     def _typed(self, field: Field, text: str) -> LineEdit:
         """The content after text was typed or pasted; it replaces that of a fresh field."""
-        return (LineEdit() if self._is_fresh else self.form.edits[field.key]).insert(text)
+        return (LineEdit() if self._is_fresh else field.edit).insert(text)
 
     def _fill(self, key: str, edit: LineEdit) -> None:
         self.shell.message = ("", "info")

@@ -128,7 +128,7 @@ def make_plan(form: Form, snapshot: Snapshot, workspace: Workspace) -> Plan:
 
     assert form.entry is not None
     if form.problems:
-        return Plan(problems=tuple(f"{key}: {text}" for key, text in form.problems.items()))
+        return Plan(problems=tuple(form.problems))
     try:
         if form.entry.profile is None:
             raise form.entry.error or AssertionError
@@ -152,12 +152,12 @@ def _resolved(form: Form, profile: Profile, snapshot: Snapshot, workspace: Works
     spec = resolve(
         profile,
         overrides=form.overrides(),
-        gpus_override=form.text(GPUS) if form.is_changed(form.fields[0]) else None,
+        gpus_override=form.text(GPUS) if form.fields[0].is_changed else None,
         inventory=None if situation is None or target is not None else situation.facts,
         environ=os.environ,
         target=target,
     )
-    spec = replace(spec, priority=priority_of(form.text(PRIORITY)) or 0)
+    spec = replace(spec, priority=priority_of(form.text(PRIORITY)))
     if target is not None:
         launch = without_gpus(preview_launch(spec, runs=workspace.runs))
         shown = redact_launch(launch, Redactor(secrets_of(spec)))

@@ -46,10 +46,10 @@ def form_listing(form: Form, cursor: FormCursor, width: int, has_headings: bool)
     labels = min(_LABEL_MOST, max((cell_width(_label(form, field)) for field in shown), default=0))
 
     def value(field: Field, width: int) -> list[Span]:
-        is_current, text = field.key == key, form.text(field.key)
+        is_current, text = field.key == key, field.edit.text
         if is_current and field.key != MORE and not (text and is_fresh):
-            return form.edits[field.key].spans(width)
-        style = "input" if is_current and text else "accent" if form.is_changed(field) else "text"
+            return field.edit.spans(width)
+        style = "input" if is_current and text else "accent" if field.is_changed else "text"
         turns = " ←→" if is_current and field.choices else ""
         return [(clip(_short(field.shown(text)), width - len(turns)), style), (turns, "key")]
 
@@ -68,17 +68,17 @@ def form_listing(form: Form, cursor: FormCursor, width: int, has_headings: bool)
 def _label(form: Form, field: Field) -> str:
     if field.key != MORE:
         return field.label
-    return f"{'▾' if form.is_open else '→'} {count_of(len(form.folded), field.label)}"
+    return f"{'▾' if form.is_open else '→'} {count_of(sum(each.is_folded for each in form.fields), field.label)}"
 
 
 def _note(form: Form, field: Field) -> Span:
     """What is wrong with a field, the profile's value if it is changed, or a hint."""
-    if (problem := form.problems.get(field.key)) is not None:
-        return f"✗ {problem}", "bad"
+    if field.problem:
+        return f"✗ {field.problem}", "bad"
     if field.key == MORE:
-        folded = ", ".join(each.label for each in form.fields if each.key in form.folded)
+        folded = ", ".join(each.label for each in form.fields if each.is_folded)
         return "← folds them" if form.is_open else folded, "dim"
-    if form.is_changed(field):
+    if field.is_changed:
         return f"was {_short(field.shown(field.default)) or 'empty'}", "dim"
     last = "" if field.last is None else f"last run {_short(field.shown(field.last)) or 'empty'} · "
     return f"{last}{field.hint}", "dim"
