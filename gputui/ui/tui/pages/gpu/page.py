@@ -72,9 +72,8 @@ class GpuScreen(ActionScreen):
 
     def _narrow(self, gpu: GpuView, width: int, room: int) -> list[Line]:
         row, now, page = gpu_row(self.snapshot, gpu), self.snapshot.at, self._page
-        lines = fact_lines(row, page, now, width)
-        if page is not None:
-            lines += [fit_line([], width), *chart_lines(gpu, page, width, 14, across=2)]
+        charts = [] if page is None else chart_lines(gpu, page, width, 14, across=2)
+        lines = fact_lines(row, page, now, width, charts)
         lines += self._processes(gpu, width) + report_lines(page, now, width)
         return self._scrolled(lines, width, room)
 
@@ -190,8 +189,8 @@ class Fact(NamedTuple):
 # --- facts
 
 
-def fact_lines(row: GpuRow, page: GpuPage | None, now: float, width: int) -> list[Line]:
-    """What matters in words, bars of what has a limit, all values, and which device it is."""
+def fact_lines(row: GpuRow, page: GpuPage | None, now: float, width: int, charts: Sequence[Line] = ()) -> list[Line]:
+    """What matters in words, bars of what has a limit, charts, all values, and the device."""
     values, across = _values(row.gpu), 2 if width >= 2 * COLUMN_LEAST else 1
     down = -(-len(values) // across)
     cells = [fit_line([fact.name, fact[1:]], width // across) for fact in values]
@@ -200,7 +199,7 @@ def fact_lines(row: GpuRow, page: GpuPage | None, now: float, width: int) -> lis
     return [
         *(line for fact in states for line in paragraph(fact.name, fact.text, fact.style, width)),
         *_gauges(row.gpu, width),
-        fit_line([], width),
+        *(charts or [fit_line([], width)]),
         *(fit_line(line, width) for line in table),
         *(line for fact in facts for line in paragraph(fact.name, fact.text, fact.style, width)),
     ]

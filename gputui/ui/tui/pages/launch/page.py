@@ -14,6 +14,7 @@ from textual import events
 from gputui.core.config import Workspace
 from gputui.core.text import clean
 from gputui.core.units import ago, count_of
+from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.runs.spec import GpuRequest
 from gputui.store.runs import Run
@@ -23,7 +24,7 @@ from gputui.ui.tui.data.run_details import launched_params
 from gputui.ui.tui.data.snapshot import Snapshot
 from gputui.ui.tui.dialogs.pick_gpus import PickGpusScreen
 from gputui.ui.tui.dialogs.sheet import SheetScreen
-from gputui.ui.tui.layout.columns import Column, clip_words
+from gputui.ui.tui.layout.columns import Column, clip_words, filled, paragraph, rule
 from gputui.ui.tui.layout.lists import Listing, ListState
 from gputui.ui.tui.pages.file_list import FileListScreen, name_cell
 from gputui.ui.tui.pages.launch import plan as plans
@@ -379,6 +380,14 @@ class ChooseProfileScreen(FileListScreen[ProfileRow]):
             Column("GPUS", 8, lambda row, _: [(row.gpus, "text")]),
             Column("LAST USED", max(9, min(states, most)), state),
         )
+
+    def foot(self, width: int, height: int) -> list[Line]:
+        """The whole description of the profile under the cursor."""
+        if (row := self.current) is None:
+            return []
+        about = ". ".join(filter(None, (row.description.rstrip("."), row.missing)))
+        lines = [rule(row.name, width), *paragraph((" ", "text"), about, "dim", width)]
+        return filled(lines, width, 3)
 
     def take(self, path: Path) -> None:
         self.app.push_screen(LaunchScreen(Prefill(path.stem, path=str(path))))
