@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
@@ -21,7 +21,7 @@ from gputui.store.run_states import RunState
 from gputui.store.studies import StudyState, TrialRecord, TrialState
 from gputui.studies import pictures
 from gputui.studies.analysis import best_trial, by_objective, counted, ranked
-from gputui.studies.spec import Objective, StudySpec
+from gputui.studies.spec import StudySpec
 from gputui.ui.tui.data.progress import LOSS
 from gputui.ui.tui.data.snapshot import Progress, StudyPage, StudyRow
 from gputui.ui.tui.layout.charts import SHAPES
@@ -308,6 +308,9 @@ def study_lines(page: StudyPage, width: int, most: int) -> list[Line]:
 DOT_HEIGHT = 1 / 30
 """Height of a point, as a fraction of the range of values."""
 
+CHART_LEAST = 10
+"""Least height of a chart with the importance of parameters below it."""
+
 _GUTTER = 7
 _COURSE_END = 11
 """Cells at the right of the trials' curves for their names."""
@@ -331,78 +334,76 @@ def picture_lines(page: StudyPage, state: TrialList, width: int, height: int) ->
     """The charts of the chosen view below a heading, in exactly ``height`` lines."""
     if height < 4 or width < 20:
         return filled([], width, height)
-    views, objectives = views_of(page), page.spec.objectives
+    views = views_of(page)
     view = state.view if state.view in views else "values"
     title, note = _VIEWS[view]
     cursor = next((one for one in page.trials if one.number == state.cursor), None)
+    shown = list(_pictures(page, view, cursor))
+    below = _importance(page, width) if view == "values" else []
+    below = below if height - len(below) >= CHART_LEAST else []
+    room = height - 1 - len(below)
+    across = 2 if width >= 70 and len(shown) > 1 else 1
+    down = max(1, min(math.ceil(len(shown) / across), room // 7))
     lines = [rule(title, width, f"{note}view {views.index(view) + 1} of {len(views)}")]
+    for first in range(0, across * down, across):
+        row = [_drawn(*each, width // across, room // down) for each in shown[first : first + across]]
+        lines += [fit_line(line, width) for line in beside(*row)]
+    return filled([*filled(lines, width, height - len(below)), *below], width, height)
+
+
+Picture = tuple[Drawing, float | None, str]
+"""A chart, the place of the trial under the cursor on its x axis, and words for no data."""
+
+
+def _pictures(page: StudyPage, view: View, cursor: TrialRecord | None) -> Iterator[Picture]:
+    trials, rungs, objectives = page.trials, page.rungs, page.spec.objectives
     if view == "courses":
-        lines += _courses(page, width, height - 1)
+        yield _named(pictures.courses(trials, rungs, page.spec)), None, "no trial passed a rung yet"
     elif view == "front":
         at = cursor.values[0] if cursor is not None and cursor.values else None
-        front = pictures.front(page.trials, objectives, DOT_HEIGHT)
-        lines += _drawn(front, at, width, height - 1, "no complete trial yet")
+        yield pictures.front(trials, objectives, DOT_HEIGHT), at, "no complete trial yet"
+    elif view == "values":
+        at = None if cursor is None else pictures.ended_places(trials).get(cursor.number)
+        for one, valued in by_objective(trials, objectives):
+            drawing = pictures.values_by_trial(valued, rungs, one, DOT_HEIGHT)
+            yield drawing, at, "no trial has a value yet"
     else:
-        draw = _slices if view == "slices" else _values
-        for objective, trials in by_objective(page.trials, objectives):
-            lines += draw(
-                page._replace(trials=tuple(trials)), objective, cursor, width, (height - 1) // len(objectives)
-            )
-    return filled(lines, width, height)
+        for one, valued in by_objective(trials, objectives):
+            weights = {each.name: -each.share for each in page.study.importances_for(one.metric)}
+            for dimension in sorted(page.spec.space, key=lambda each: weights.get(each.name, 0.0)):
+                at = None if cursor is None else pictures.axis_position(dimension, cursor)
+                drawing = pictures.over_parameter(valued, rungs, dimension, one, DOT_HEIGHT)
+                yield drawing, at, "no complete trial yet"
 
 
-def _values(page: StudyPage, objective: Objective, cursor: TrialRecord | None, width: int, height: int) -> list[Line]:
-    """The values of the trials and, where there is room, the importance of the parameters."""
-    below = 0 if height < 14 else 1 + len(page.spec.space)
-    at = None if cursor is None else pictures.ended_places(page.trials).get(cursor.number)
-    drawing = pictures.values_by_trial(page.trials, page.rungs, objective, DOT_HEIGHT)
-    lines = _drawn(drawing, at, width, height - below, "no trial has a value yet")
-    if not below:
-        return lines
-    shares = page.study.importances_for(objective.metric)
-    lines.append(rule("IMPORTANCE", width, f"for {clean(objective.metric)}, of complete trials"))
-    if not shares:
-        return [*lines, fit_line([("  Known after eight complete trials.", "dim")], width)]
-    name_width = min(20, max(len(clean(one.name)) for one in shares))
-    for one in shares:
-        name = f" {clean(one.name):<{name_width}.{name_width}} "
-        bar = bar_spans(one.share, max(4, width - name_width - 10))
-        lines.append(fit_line([(name, "text"), *bar, (f" {percent(one.share * 100):>5}", "text")], width))
+def _importance(page: StudyPage, width: int) -> list[Line]:
+    """How much each parameter explains, for each objective."""
+    lines = []
+    for metric in [one.metric for one in page.spec.objectives]:
+        shares = page.study.importances_for(metric)
+        lines.append(rule("IMPORTANCE", width, f"for {clean(metric)}, of complete trials"))
+        if not shares:
+            lines.append(fit_line([("  Known after eight complete trials.", "dim")], width))
+        names = min(20, max((len(clean(one.name)) for one in shares), default=0))
+        for one in shares:
+            name, text = f" {clean(one.name):<{names}.{names}} ", f" {percent(one.share * 100):>5}"
+            bar = bar_spans(one.share, max(4, width - names - 10))
+            lines.append(fit_line([(name, "text"), *bar, (text, "text")], width))
     return lines
 
 
-def _slices(page: StudyPage, objective: Objective, cursor: TrialRecord | None, width: int, height: int) -> list[Line]:
-    """Charts of the value over the tuned parameters, the most important first."""
-    space = page.spec.space
-    across = 2 if width >= 70 and len(space) > 1 else 1
-    down = max(1, min(math.ceil(len(space) / across), height // 7))
-    places = {one.name: place for place, one in enumerate(page.study.importances_for(objective.metric))}
-    drawn = []
-    for dimension in sorted(space, key=lambda one: places.get(one.name, 0))[: across * down]:
-        at = None if cursor is None else pictures.axis_position(dimension, cursor)
-        drawing = pictures.over_parameter(page.trials, page.rungs, dimension, objective, DOT_HEIGHT)
-        drawn.append(_drawn(drawing, at, width // across, height // down, "no complete trial yet"))
-    rows = [drawn[first : first + across] for first in range(0, len(drawn), across)]
-    return [fit_line(line, width) for row in rows for line in beside(*row)]
-
-
-def _courses(page: StudyPage, width: int, height: int) -> list[Line]:
-    """The curves of all trials over steps, with the names of the best at their ends."""
-    drawing = pictures.courses(page.trials, page.rungs, page.spec)
-    gutter = _COURSE_END if width >= 4 * _COURSE_END else 0
-    shapes = iter(SHAPES)
-    curves = []
+def _named(drawing: Drawing) -> Drawing:
+    """The drawing with the names of its best curves at their ends."""
+    shapes, curves = iter(SHAPES), []
     for curve in drawing.curves:
-        if gutter and curve.label:
-            shape = next(shapes)
-            curve = replace(curve, label="", shape=shape, end=f"{shape} {curve.label}")
-        curves.append(curve)
-    return _drawn(replace(drawing, curves=curves), None, width, height, "no trial passed a rung yet", gutter)
+        shape = next(shapes) if curve.label else ""
+        end = f"{shape} {curve.label}" if shape else ""
+        curves.append(replace(curve, label="", shape=shape, end=end))
+    return replace(drawing, curves=curves)
 
 
-def _drawn(
-    drawing: Drawing, cursor: float | None, width: int, height: int, empty: str, end_gutter: int = 0
-) -> list[Line]:
+def _drawn(drawing: Drawing, cursor: float | None, empty: str, width: int, height: int) -> list[Line]:
+    has_ends = any(curve.end for curve in drawing.curves)
     return chart(
         drawing.curves,
         width=width,
@@ -412,6 +413,6 @@ def _drawn(
         y_axis=drawing.y_axis,
         cursor=cursor,
         least_gutter=_GUTTER,
-        end_gutter=end_gutter,
+        end_gutter=_COURSE_END * has_ends,
         empty_text=empty,
     )
