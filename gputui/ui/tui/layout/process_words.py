@@ -7,31 +7,21 @@ import re
 from gputui.core.text import clean
 from gputui.store.hardware import ProcessView
 
-_PYTHON = re.compile(r"python[\d.]*")
-_FLAG = re.compile(r"-[BEIOPSbdqsuvx]+|-[XW].*")
-_FLAGS_WITH_VALUE = ("-X", "-W")
+_PYTHON = re.compile(r"(?:\S*/)?python[\d.]*(?=\s|$)(?:\s+-[BEIOPSbdqsuvx]+(?=\s|$)|\s+-[XW]\s*\S+)*\s*(-m\s+)?")
 
 
 def script_of(command: str) -> str:
-    """A command line without folders, Python and its flags: ``/env/bin/python3 -u train.py --lr 1`` →
-    ``train.py --lr 1``, ``python -m trainer x`` → ``trainer x``."""
-    words = command.split()
-    if words and _PYTHON.fullmatch(_file_name(words[0])):
-        first = 1
-        while first < len(words) and _FLAG.fullmatch(words[first]):
-            first += 2 if words[first] in _FLAGS_WITH_VALUE else 1
-        if words[first : first + 1] == ["-m"]:
-            return " ".join(words[first + 1 :])
-        is_script = first < len(words) and words[first] != "-c"
-        words = words[first:] if is_script else ["python", *words[first:]]
-    return " ".join([_file_name(words[0]), *words[1:]]) if words else ""
+    """A command line without folders, Python and its flags: ``/env/bin/python3 -u train.py -x 1`` →
+    ``train.py -x 1``, ``python -m trainer x`` → ``trainer x``."""
+    found = _PYTHON.match(command)
+    rest = command[found.end() :] if found else command
+    if found and (found[1] or not rest or rest[0] == "-"):
+        return rest if found[1] else f"python {rest}".rstrip()
+    first, space, others = rest.partition(" ")
+    return (first.rsplit("/", 1)[-1] or first) + space + others
 
 
 def process_words(process: ProcessView) -> str:
     """``root · burn.py --rank 3``, as harmless text; ``pid 4190777`` if it cannot be read."""
     script = script_of(clean(process.command or "")) or f"pid {process.pid}"
     return f"{clean(process.user)} · {script}" if process.user else script
-
-
-def _file_name(path: str) -> str:
-    return path.rsplit("/", 1)[-1] or path

@@ -79,8 +79,9 @@ class LaunchScreen(ListingPage[Field]):
         return self.plan.blocked_by if self.plan is not None and self.is_settled else None
 
     def make_listing(self) -> Listing[Field]:
-        cursor = view.FormCursor(self.table.cursor, self._is_fresh)
-        return view.form_listing(self.form, cursor, self.app.size.width, self._has_headings)
+        key, width, is_fresh = self.table.cursor, self.app.size.width, self._is_fresh
+        headed = self._has_headings
+        return view.form_listing(self.form, key, width, is_fresh=is_fresh, has_headings=headed)
 
     def summary(self) -> list[Span]:
         entry = self.form.entry

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
 
 from gputui.core.text import cell_width, clip
 from gputui.core.units import count_of, gibibytes, index_ranges
@@ -28,16 +27,9 @@ WHOLE_HINTS = 100
 """From this width on hints fit behind the values."""
 
 
-class FormCursor(NamedTuple):
-    """The field under the cursor; typing replaces its content while it ``is_fresh``."""
-
-    key: str | None
-    is_fresh: bool
-
-
-def form_listing(form: Form, cursor: FormCursor, width: int, has_headings: bool) -> Listing[Field]:
-    """The visible fields, below the headings of their groups if there is room."""
-    key, is_fresh = cursor
+def form_listing(form: Form, key: str | None, width: int, *, is_fresh: bool, has_headings: bool) -> Listing[Field]:
+    """The visible fields, below the headings of their groups if there is room. Typing replaces the
+    content of that under the cursor, ``key``, while it ``is_fresh``."""
     shown = form.shown(key)
     groups: dict[str, list[Field]] = {}
     for field in shown:
