@@ -172,15 +172,15 @@ def _as_tree(rows: Sequence[ProcessRow]) -> list[ProcessRow]:
         if root is not row:
             children.setdefault(row.parent_pid or 0, []).append(row)
     shown: list[ProcessRow] = []
-    waiting = [(root, "", "") for root in reversed(roots.values())]
-    while waiting:
-        row, own, below = waiting.pop()
+
+    def add(row: ProcessRow, own: str, below: str) -> None:
         shown.append(replace(row, tree=own))
-        ends = [("└ ", "  "), *[("├ ", "│ ")] * len(children.get(row.pid, ()))]
-        waiting += [
-            (child, below + branch, below + trunk)
-            for child, (branch, trunk) in zip(reversed(children.pop(row.pid, [])), ends, strict=False)
-        ]
+        mine = children.pop(row.pid, [])
+        for left, child in zip(reversed(range(len(mine))), mine, strict=True):
+            add(child, below + ("├ " if left else "└ "), below + ("│ " if left else "  "))
+
+    for root in roots.values():
+        add(root, "", "")
     return shown
 
 
