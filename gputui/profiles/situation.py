@@ -13,8 +13,9 @@ from gputui.core.text import clean
 from gputui.machine.gpu_model import GpuFacts, unseen_use
 from gputui.profiles.gpu_checks import GpuSituation
 from gputui.recovery.watch.rules import RULES
+from gputui.runs.executors import Executors
 from gputui.runs.scheduler import GpuAvailability, Start, Wait, schedule
-from gputui.runs.spec import RunSpec
+from gputui.runs.spec import RunSpec, spec_of
 from gputui.store.agent import AgentView
 from gputui.store.alerts import AlertView
 from gputui.store.hardware import GpuView, Quarantined
@@ -54,7 +55,8 @@ def situation_of(
 def decision(
     spec: RunSpec, queued: Sequence[Run], gpus: Sequence[GpuView], situation: GpuSituation, *, paused: bool
 ) -> Start | Wait:
-    """The scheduler's decision if a run joined the queue now. ``gpus`` are those of the situation."""
+    """The scheduler's decision if a run joined the queue now. ``gpus`` are those of the situation.
+    Raises SpecError for a damaged run in the queue."""
     stored = json.dumps(spec.to_json())
     run = Run("", sys.maxsize, spec.name, spec.name, RunState.QUEUED, 0, spec.params, stored, math.inf)
     ahead = [each for each in queued if each.priority >= spec.priority]
@@ -72,7 +74,19 @@ def decision(
                 total_bytes=total,
             )
         )
-    outcomes = schedule([*ahead, run, *queued[len(ahead) :]], available, paused=paused)
+    executors = Executors()
+
+    def predecessor(each: Run) -> str | None:
+        words = each.waiting_for or ""
+        return next((words for name in spec_of(each).after if words.startswith(f"waits for {name}")), None)
+
+    outcomes = schedule(
+        [*ahead, run, *queued[len(ahead) :]],
+        available,
+        paused=paused,
+        places_gpus=lambda each: executors.of(spec_of(each).target).places_gpus,
+        predecessor=predecessor,
+    )
     return next(each for each in outcomes if each.run is run)
 
 

@@ -20,7 +20,7 @@ from gputui.core.units import index_ranges
 from gputui.runs.checks import CheckResult
 from gputui.runs.redaction import redact_launch, secrets_of
 from gputui.runs.scheduler import Start, Wait
-from gputui.runs.spec import RunSpec, known_spec
+from gputui.runs.spec import RunSpec, SpecError, known_spec
 from gputui.store import queue
 from gputui.store.database import StoreError, open_reader
 from gputui.store.gpu_use import PastPeak, past_peaks
@@ -172,7 +172,7 @@ def _resolved(form: Form, profile: Profile, snapshot: Snapshot, workspace: Works
             if situation is not None:
                 is_paused, queued = queue.pause(connection) is not None, queued_runs(connection)
                 outcome = decision(spec, queued, gpus, situation, paused=is_paused)
-    except (StoreError, sqlite3.Error):
+    except (StoreError, SpecError, sqlite3.Error):
         pass  # the checks then say what is known
     # What it would get is checked as if it had been asked for by name.
     uuids = outcome.uuids if isinstance(outcome, Start) else ()

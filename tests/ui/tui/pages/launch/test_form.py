@@ -53,6 +53,12 @@ async def test_the_form_names_the_gpus_that_the_agent_would_take(app: GputuiApp,
         await until(pilot, lambda: form_of(app).is_settled and form_of(app).form.text(GPUS) == "1")
         return " ".join(text(app, "list").replace("│", "").split())
 
+    # One that follows another run, and one on a target: neither keeps GPUs of this machine.
+    for run_id, change in (("next-1", {"after": ["x-1"]}), ("far-1", {"target": {"name": "lab", "kind": "slurm"}})):
+        filler.run(run_id, "queued", gpus=(0, 1), started_ago=None, waiting_for="waits for x-1 to succeed")
+        filler.connection.execute(
+            "UPDATE runs SET spec = json_patch(spec, ?) WHERE run_id = ?", (json.dumps(change), run_id)
+        )
     async with app.run_test(size=(160, 48)) as pilot:
         found = await checked("1")
         assert "✓ gpus: starts now on GPU 4" in found and "GPU 5: a process of alice" in found
