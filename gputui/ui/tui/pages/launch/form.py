@@ -129,8 +129,10 @@ class Form(Struct, frozen=True):
         fields = (*_run_fields(entry.profile, names), *parameters)
         return cls(entry, tuple(replace(each, edit=LineEdit.at_end(each.default)) for each in fields))
 
-    def shown(self, cursor: str | None) -> list[Field]:
-        """The visible fields; the one under the cursor and changed ones always are."""
+    def shown(self, cursor: str | None, *, is_whole: bool = False) -> list[Field]:
+        """The visible fields, ``is_whole`` all; the one under the cursor and changed ones always are."""
+        if is_whole:
+            return [field for field in self.fields if field.key != MORE]
         return [
             field
             for field in self.fields

@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from gputui.profiles.profile_file import Profile, ProfileEntry
 
 
+SPARE = 6
+"""Lines that stay free for the checks where all fields are shown."""
+
+
 class LaunchScreen(ListingPage[Field]):
     """The form. Every key without an action is text for the field under the cursor."""
 
@@ -53,7 +57,7 @@ class LaunchScreen(ListingPage[Field]):
         self._is_planning = False
         self._is_fresh = True
         self._is_eager = False
-        self._has_headings = True
+        self._room = view.FormRoom(0)
 
     def on_mount(self) -> None:
         workspace, prefill = self.shell.workspace, self._prefill
@@ -79,9 +83,7 @@ class LaunchScreen(ListingPage[Field]):
         return self.plan.blocked_by if self.plan is not None and self.is_settled else None
 
     def make_listing(self) -> Listing[Field]:
-        key, width, is_fresh = self.table.cursor, self.app.size.width, self._is_fresh
-        headed = self._has_headings
-        return view.form_listing(self.form, key, width, is_fresh=is_fresh, has_headings=headed)
+        return view.form_listing(self.form, self.table.cursor, self._room, is_fresh=self._is_fresh)
 
     def summary(self) -> list[Span]:
         entry = self.form.entry
@@ -99,10 +101,10 @@ class LaunchScreen(ListingPage[Field]):
         left = rows - len(command)
         # The fields have their lines first; the checks have the rest.
         most = left - max(5, rows // 4)
-        for self._has_headings in (True, False):
-            self._made = None
+        for has_headings, is_whole in ((True, True), (True, False), (False, False)):
+            self._made, self._room = None, view.FormRoom(width, has_headings, is_whole)
             wanted = len(self.listing.items) + 1 + frame
-            if wanted <= most:
+            if wanted + SPARE * is_whole <= most:
                 break
         shown = self.list_lines(width, min(wanted, most))
         if width < view.WHOLE_HINTS:

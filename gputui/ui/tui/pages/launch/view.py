@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 from gputui.core.text import cell_width, clip
 from gputui.core.units import count_of, gibibytes, index_ranges
@@ -27,13 +28,21 @@ WHOLE_HINTS = 100
 """From this width on hints fit behind the values."""
 
 
-def form_listing(form: Form, key: str | None, width: int, *, is_fresh: bool, has_headings: bool) -> Listing[Field]:
+class FormRoom(NamedTuple):
+    """The width, and whether there is room for headings and for folded fields."""
+
+    width: int
+    has_headings: bool = True
+    is_whole: bool = False
+
+
+def form_listing(form: Form, key: str | None, room: FormRoom, *, is_fresh: bool) -> Listing[Field]:
     """The visible fields, below the headings of their groups if there is room. Typing replaces the
     content of that under the cursor, ``key``, while it ``is_fresh``."""
-    shown = form.shown(key)
+    shown = form.shown(key, is_whole=room.is_whole)
     groups: dict[str, list[Field]] = {}
     for field in shown:
-        is_headed = has_headings and field.group != RUN_GROUP
+        is_headed = room.has_headings and field.group != RUN_GROUP
         groups.setdefault(field.group if is_headed else "", []).append(field)
     labels = min(_LABEL_MOST, max((cell_width(_label(form, field)) for field in shown), default=0))
 
@@ -50,7 +59,7 @@ def form_listing(form: Form, key: str | None, width: int, *, is_fresh: bool, has
 
     columns = [
         Column("", labels, label, gap=1),
-        Column("", _VALUE_WIDTH if width < WHOLE_HINTS else _VALUE_WIDTH_WIDE, value),
+        Column("", _VALUE_WIDTH if room.width < WHOLE_HINTS else _VALUE_WIDTH_WIDE, value),
         Column("", 10, lambda field, _: [_note(form, field)], grow=1),
     ]
     empty = "Its file has a mistake."
