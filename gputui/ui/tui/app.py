@@ -1,7 +1,7 @@
 """The app: holds the newest snapshot, shows it on the visible page, and carries out actions.
 
-Its parts are `Navigation` (pages), `Commands` (the agent), `TimeTravel` (the moment shown) and
-`TerminalFeatures` (mouse, title, bell, clipboard). Pages see the app as a `Shell`.
+It consists of `Shell` (what pages see of it), `Commands` (the agent) and `Navigation` (pages, dialogs and the moment
+shown), and has `TerminalFeatures` (mouse, title, bell, clipboard).
 """
 
 from __future__ import annotations
@@ -39,14 +39,12 @@ from gputui.runs.agent_process import (
 from gputui.runs.identity import is_stopped
 from gputui.ui.tui.actions import find
 from gputui.ui.tui.actions.keymap import resolve
-from gputui.ui.tui.commands import Commands
 from gputui.ui.tui.data.feed import Feed
 from gputui.ui.tui.data.snapshot import Snapshot
 from gputui.ui.tui.layout.chart_settings import ChartMemory, from_kept, to_keep
-from gputui.ui.tui.navigation import Navigation, TimeTravel
+from gputui.ui.tui.navigation import Navigation
 from gputui.ui.tui.pages.overview.page import OverviewScreen
 from gputui.ui.tui.settings import LEAST_REFRESH_SECONDS, Settings, load, save
-from gputui.ui.tui.shell import Shell
 from gputui.ui.tui.terminal.driver import KeysLost, TerminalDriver, TerminalGone
 from gputui.ui.tui.terminal.features import TerminalFeatures
 from gputui.ui.tui.terminal.frame_pace import Pace
@@ -76,7 +74,7 @@ class SnapshotRead(Message):
         return isinstance(message, SnapshotRead)
 
 
-class GputuiApp(Shell, inherit_bindings=False):
+class GputuiApp(Navigation, inherit_bindings=False):
     """The screen. It makes no decisions: it shows snapshots and writes commands."""
 
     ENABLE_COMMAND_PALETTE = False
@@ -106,25 +104,16 @@ class GputuiApp(Shell, inherit_bindings=False):
         settings = settings or Settings()
         self.animation_level = "none"
         self.workspace, self.feed, self.snapshot = workspace, feed, snapshot
+        self.moment = feed.interest.moment
         self.is_readonly, self.is_demo = readonly, demo
         self.host_name = host_name or socket.gethostname()
         self.settings, self.unsaved, self._settings_path = settings, {}, settings_path
         self.keys, self.pace = resolve(settings.keys), Pace()
         self._due: Timer | None = None
         self.chart_memory = ChartMemory(from_kept(settings), lambda usual: self.keep(**to_keep(usual)))
-
-        self.navigation = navigation = Navigation(self, feed, self.chart_memory)
-        self.commands = Commands(self, lambda: navigation.page, feed.watch)
-        self.time_travel = TimeTravel(self, feed)
         self.terminal_features = TerminalFeatures(settings, self.host_name, self.write_sequence, self.say)
-        # Methods of `Shell` and of `ModeKeeper` that a part carries out.
-        self.request_data, self.confirmed = navigation.request_data, navigation.confirmed
-        self.open_run, self.open_study, self.open_gpu = navigation.open_run, navigation.open_study, navigation.open_gpu
-        self.compare, self.launch_from = navigation.compare, navigation.launch_from
-        self.select_run = navigation.select_run
-        self.ask, self.ask_by = self.commands.ask, self.commands.ask_by
-        self.look_back, self.type_moment = self.time_travel.look_back, self.time_travel.do_time_type
         self.copy = self.terminal_features.copy
+        # Methods of `ModeKeeper`.
         self.modes_on, self.modes_off = self.terminal_features.modes_on, self.terminal_features.modes_off
 
         self.theme_name = theme_for(settings.theme, no_color=self.no_color, environ=os.environ).name
@@ -148,7 +137,7 @@ class GputuiApp(Shell, inherit_bindings=False):
         self.terminal_features.heed(self.snapshot, is_ascii=self.is_ascii)
         self.feed.attach(
             lambda snapshot: self.post_message(SnapshotRead(snapshot)),
-            lambda answer: self.call_later(self.commands.answered, answer),
+            lambda answer: self.call_later(self.answered, answer),
         )
         loop = asyncio.get_running_loop()
         for number in (signal.SIGHUP, signal.SIGTERM):
@@ -169,7 +158,7 @@ class GputuiApp(Shell, inherit_bindings=False):
         is_info = self.message[0] and self.message[1] == "info"
         if is_info and time.monotonic() - self._said_at > MESSAGE_SECONDS:
             self.message = ("", "info")
-        if self.time_travel.takes(message.snapshot):
+        if self.is_wanted(message.snapshot):
             self._show(message.snapshot)
 
     def agent_is(self, notice: str | None) -> None:
@@ -225,13 +214,12 @@ class GputuiApp(Shell, inherit_bindings=False):
 
     def perform(self, name: str) -> None:
         self.message = ("", "info")
-        page = self.navigation.page
+        page = self.page
         why_not = find(name, page.SCOPE).why_not(page.context())
         if why_not is not None:
             self.say(why_not, "warning")
             return
-        owners = (page, *page.parts, self, self.navigation, self.commands, self.time_travel)
-        method = next(found for owner in owners if (found := getattr(owner, f"do_{name}", None)))
+        method = next(found for owner in (page, *page.parts, self) if (found := getattr(owner, f"do_{name}", None)))
         with self.one_paint():
             method()
 
@@ -314,7 +302,7 @@ def run(workspace: Workspace, feed: Feed, *, readonly: bool = False, demo: bool 
         problem = app.save_settings()
     if problem is not None:
         print(f"gputui: {clean(problem)}", file=sys.stderr)  # noqa: T201
-    for words in app.commands.unanswered if sys.stdout.isatty() else ():
+    for words in app.unanswered.values() if sys.stdout.isatty() else ():
         # The agent drops commands of processes that have ended.
         print(f"gputui: {clean(words)}: not done yet, and dropped with the screen.")  # noqa: T201
     active = sum(not row.run.state.is_over for row in app.snapshot.runs)

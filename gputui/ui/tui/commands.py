@@ -23,9 +23,9 @@ from gputui.store.commands import (
     CommandAnswer,
     NotWithdrawnError,
     patience_seconds,
+    submit,
     wait_for_answer,
 )
-from gputui.store.commands import submit as insert_command
 from gputui.store.database import StoreError, open_commander
 from gputui.store.rows import json_mapping
 from gputui.store.runs import Run
@@ -37,94 +37,103 @@ if TYPE_CHECKING:
     from gputui.runs.spec import RunSpec
     from gputui.studies.spec import StudySpec
 
+POLL_SECONDS = 0.1
 
-class Commands:
-    """Writes commands about the run or GPU of ``page``, and shows their answers."""
 
-    def __init__(self, shell: Shell, page: Callable[[], ActionScreen], watch: Callable[[int], object]) -> None:
-        self._shell = shell
-        self._page = page
-        self._watch = watch
-        self._asked: dict[int, str] = {}
+class Commands(Shell):
+    """The part of the app that writes commands about the run, study or GPU in question, and shows their answers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unanswered: dict[int, str] = {}
+        """The words of commands by their ids; the agent drops them when the screen ends."""
         self._newest_write = threading.Event()  # set when it is over, written or not
         self._newest_write.set()
 
     @property
-    def unanswered(self) -> list[str]:
-        """Commands without an answer, in words; the agent drops them when the screen ends."""
-        return list(self._asked.values())
+    def page(self) -> ActionScreen:
+        """The visible page, perhaps behind a dialog."""
+        return next(screen for screen in reversed(self.screen_stack) if isinstance(screen, ActionScreen))
 
-    def _run(self) -> Run:
-        run = self._page().run_in_question
-        assert run is not None  # checked by the action's `why_not`
+    @property
+    def run_asked(self) -> Run:
+        """The run that a checked action applies to."""
+        run = self.page.run_in_question
+        assert run is not None
         return run
 
     def ask(self, words: str, verb: str, run_id: str | None, args: Mapping[str, Any]) -> None:
         """Write a command in a thread, after those asked before; its answer is shown."""
-        seconds = patience_seconds(verb)
-        self.ask_by(words, lambda: submit(self._shell.workspace, verb, run_id, args), patience=seconds)
+        workspace = self.workspace
 
-    def ask_by(self, words: str, write: Callable[[], int], *, patience: float = ANSWER_SECONDS) -> None:
+        def write() -> int:
+            told = {**args, "asker": asker()}
+            with closing(open_commander(workspace.database)) as store:
+                return submit(store, verb, run_id, told, actor(), now=time.time(), doorbell=workspace.doorbell)
+
+        self.ask_by(words, write, patience_seconds(verb))
+
+    def ask_by(self, words: str, write: Callable[[], int], patience: float = ANSWER_SECONDS) -> None:
         """`ask` with ``write``, which writes the command and returns its id. Without an answer after
         ``patience`` seconds it is withdrawn: the person may have repeated it."""
-        shell, earlier, written = self._shell, self._newest_write, threading.Event()
+        earlier, written = self._newest_write, threading.Event()
         self._newest_write = written
 
         def work() -> None:
             earlier.wait()
             try:
                 command_id = write()
-                shell.call_later(self._written, words, command_id)
+                self.call_later(self._asked, words, command_id)
             except Exception as error:
                 # Without a report, the command would be lost silently.
-                shell.tell(f"Cannot ask the agent: {error or type(error).__name__}", "error")
+                self.tell(f"Cannot ask the agent: {error or type(error).__name__}", "error")
                 return
             finally:
                 written.set()
-            withdraw_late(shell.workspace, command_id, patience)
+            withdraw_late(self.workspace, command_id, patience)
 
         threading.Thread(target=work, name="asking", daemon=True).start()
 
-    def _written(self, words: str, command_id: int) -> None:
-        self._asked[command_id] = words
-        self._watch(command_id)
-        self._shell.say(f"{words}…")
+    def _asked(self, words: str, command_id: int) -> None:
+        self.unanswered[command_id] = words
+        self.feed.watch(command_id)
+        self.say(f"{words}…")
 
     def answered(self, answer: CommandAnswer) -> None:
         """Show the answer to a command."""
-        words = self._asked.pop(answer.command_id, "")
+        words = self.unanswered.pop(answer.command_id, "")
         if answer.state == "refused":
-            self._shell.say(f"{words}: refused. {answer.reason or ''}", "error")
+            self.say(f"{words}: refused. {answer.reason or ''}", "error")
             return
         result = answer.result or {}
-        self._shell.say(answer_text(words, result))
+        self.say(answer_text(words, result))
         if answer.verb == "run":
-            self._shell.select_run(str(result.get("id", "")))
-        if answer.verb == "study" and self._page().SCOPE == "studies":
-            self._shell.open_study(str(result.get("id", "")))
+            self.select_run(str(result.get("id", "")))
+        if answer.verb == "study" and self.page.SCOPE == "studies":
+            self.open_study(str(result.get("id", "")))
 
     def _ask_first(
         self, words: str, effect: str, verb: str, run_id: str | None = None, args: Mapping[str, Any] | None = None
     ) -> None:
         """`ask` once the person confirms it; ``effect`` says what it does."""
-        self._shell.confirmed(f"{words}?", effect, lambda: self.ask(words, verb, run_id, args or {}))
+        self.confirmed(f"{words}?", effect, lambda: self.ask(words, verb, run_id, args or {}))
 
     # --- a study
 
     def do_study_pause(self) -> None:
-        page = self._page()
-        words, verb = ("Resume", "study_resume") if page.context().study == "paused" else ("Pause", "study_pause")
-        self.ask(f"{words} {page.study_in_question}", verb, None, {"study": page.study_in_question})
+        study_id, is_paused = self.page.study_in_question, self.page.context().study == "paused"
+        words, verb = ("Resume", "study_resume") if is_paused else ("Pause", "study_pause")
+        self.ask(f"{words} {study_id}", verb, None, {"study": study_id})
 
     def do_study_stop(self) -> None:
-        study_id = self._page().study_in_question
+        study_id = self.page.study_in_question
         effect = "Its running trials are stopped, too; it can be resumed."
         self._ask_first(f"Stop {study_id}", effect, "study_stop", args={"study": study_id})
 
     # --- a run
 
     def do_stop(self) -> None:
-        if (run := self._page().run_in_question) is None:
+        if (run := self.page.run_in_question) is None:
             self.do_study_stop()
             return
         if run.state in ("queued", "recovering"):
@@ -136,19 +145,19 @@ class Commands:
         self._ask_first(f"Stop {run.run_id}", effect, "stop", run.run_id, {"now": False})
 
     def do_restart(self) -> None:
-        run = self._run()
+        run = self.run_asked
         now = "" if run.state.is_over else " Its processes are stopped first."
         effect = f"It begins at step 0, with the parameters of its launch.{now}"
         self._ask_first(f"Restart {run.run_id}", effect, "restart", run.run_id)
 
     def do_resume(self) -> None:
-        run = self._run()
+        run = self.run_asked
         words, args = f"Resume {run.run_id}", {"set": dict[str, object]()}
         if run.state == "succeeded":
             effect = "It is complete; it goes on from its newest checkpoint."
         elif run.study_id is not None:
             kind = "pruned trial" if run.trial_state == "pruned" else "trial"
-            is_over = all(study.study_id != run.study_id for study in self._shell.snapshot.studies)
+            is_over = all(study.study_id != run.study_id for study in self.snapshot.studies)
             over = " that is over" if is_over else ""
             effect = f"It is a {kind} of a study{over}; what it reaches now does not count there."
         else:
@@ -157,31 +166,30 @@ class Commands:
         self._ask_first(words, effect, "resume", run.run_id, args)
 
     def do_remove(self) -> None:
-        run = self._run()
         effect = "Its metrics, logs and checkpoints are removed, too. This cannot be undone."
-        self._ask_first(f"Remove {run.run_id}", effect, "rm", run.run_id)
+        self._ask_first(f"Remove {self.run_asked.run_id}", effect, "rm", self.run_asked.run_id)
 
     # --- the queue, and GPUs in quarantine
 
     def do_queue_toggle(self) -> None:
-        if self._page().study_in_question is not None:
+        if self.page.study_in_question is not None:
             self.do_study_pause()
-        elif self._shell.snapshot.machine.queue_pause is not None:
+        elif self.snapshot.machine.queue_pause is not None:
             self.ask("Open the queue", "queue_resume", None, {})
         else:
             effect = "No run starts until you open it again; active runs continue and recover as usual."
             self._ask_first("Pause the queue", effect, "queue_pause")
 
     def _move_in_queue(self, word: str, place: str) -> None:
-        self.ask(f"{word} in the queue", "queue_move", self._run().run_id, {"place": place})
+        self.ask(f"{word} in the queue", "queue_move", self.run_asked.run_id, {"place": place})
 
     do_queue_up = partialmethod(_move_in_queue, "Earlier", "up")
     do_queue_down = partialmethod(_move_in_queue, "Later", "down")
 
     def do_clear_gpu(self) -> None:
-        held, chosen = self._shell.snapshot.machine.quarantined, self._page().gpu_in_question
+        held, chosen = self.snapshot.machine.quarantined, self.page.gpu_in_question
         if chosen is None or chosen.uuid not in held:
-            chosen = next(gpu for gpu in self._shell.snapshot.gpus if gpu.uuid in held)
+            chosen = next(gpu for gpu in self.snapshot.gpus if gpu.uuid in held)
         failed = held[chosen.uuid]
         where = f" under {failed.run_id}" if failed.run_id else ""
         effect = f"Runs can have it again. It failed{where}: {clean(failed.reason)}"
@@ -203,18 +211,8 @@ def answer_text(words: str, result: Mapping[str, Any]) -> str:
     return f"{words}: {run_id} is {run_sign(state).word}" if state in RUN_SIGNS else f"{words}: done"
 
 
-_LOOK_SECONDS = 0.1
-
-
-def submit(workspace: Workspace, verb: str, run_id: str | None, args: Mapping[str, Any]) -> int:
-    """Write a command; returns its id. Raises StoreError, sqlite3.Error or OSError."""
-    told, now = (verb, run_id, {**args, "asker": asker()}, actor()), time.time()
-    with closing(open_commander(workspace.database)) as store:
-        return insert_command(store, *told, now=now, doorbell=workspace.doorbell)
-
-
 def launch(workspace: Workspace, spec: RunSpec, name: str | None) -> int:
-    """Hand a run to the agent; returns the command's id. Raises as `submit` does."""
+    """Hand a run to the agent; returns the command's id. Raises StoreError, sqlite3.Error or OSError."""
     from gputui.runs.submission import submit_run
 
     with closing(open_commander(workspace.database)) as store:
@@ -223,7 +221,7 @@ def launch(workspace: Workspace, spec: RunSpec, name: str | None) -> int:
 
 def start_study(workspace: Workspace, base: RunSpec, spec: StudySpec, source: str) -> int:
     """Hand a study to the agent; ``base`` specifies its runs, ``source`` is the text of its file.
-    Returns the command's id. Raises as `submit` does."""
+    Returns the command's id. Raises as `launch` does."""
     from gputui.runs.launch_shell import capture
     from gputui.runs.submission import submit_ticket
 
@@ -239,4 +237,4 @@ def withdraw_late(workspace: Workspace, command_id: int, seconds: float) -> None
         suppress(StoreError, sqlite3.Error, NotWithdrawnError),
         closing(open_commander(workspace.database)) as store,
     ):
-        wait_for_answer(store, command_id, seconds, pause=lambda _: time.sleep(_LOOK_SECONDS))
+        wait_for_answer(store, command_id, seconds, pause=lambda _: time.sleep(POLL_SECONDS))

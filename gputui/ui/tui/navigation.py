@@ -1,7 +1,7 @@
 """Where and when a person is: opening pages and dialogs, and the moment that is shown.
 
-A page is on the stack once: opening one that lies below others returns to it. The module of a page
-is imported when it is opened first.
+A page is on the stack once: opening one that lies below others returns to it. The modules of pages and dialogs
+are imported when they are opened first.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial, partialmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 from textual.screen import Screen
@@ -18,16 +18,11 @@ from textual.screen import Screen
 from gputui.core.text import clean
 from gputui.store.runs import Run
 from gputui.ui.tui.actions import find
-from gputui.ui.tui.data.feed import Feed
+from gputui.ui.tui.commands import Commands
 from gputui.ui.tui.data.snapshot import Moment, Snapshot
-from gputui.ui.tui.layout.chart_settings import ChartMemory
 from gputui.ui.tui.layout.words import dated_clock
 from gputui.ui.tui.pages.overview.page import OverviewScreen
-from gputui.ui.tui.shell import Shell
 from gputui.ui.tui.widgets.page import ActionScreen, Choice
-
-if TYPE_CHECKING:
-    from gputui.ui.tui.pages.launch.form import Prefill
 
 STEP_SECONDS = 10.0
 """One step in time: a bucket of the short histories."""
@@ -37,36 +32,28 @@ FAR_STEPS = 10
 P = TypeVar("P", bound=ActionScreen)
 
 
-class Navigation:
-    """Opens pages and dialogs of the app, and requests the visible page's data from the feed."""
-
-    def __init__(self, shell: Shell, feed: Feed, chart_memory: ChartMemory) -> None:
-        self._shell = shell
-        self._feed = feed
-        self._chart_memory = chart_memory
-
-    @property
-    def page(self) -> ActionScreen:
-        """The visible page, perhaps behind a dialog."""
-        return next(screen for screen in reversed(self._shell.screen_stack) if isinstance(screen, ActionScreen))
+class Navigation(Commands):
+    """The part of the app that opens pages and dialogs, and requests the visible page's data from the feed."""
 
     def request_data(self, page: Screen[Any]) -> None:
         """Request the data of ``page`` from the feed, if it is the visible page."""
         if page is not self.page:
             return
-        pages = (screen for screen in self._shell.screen_stack if isinstance(screen, ActionScreen))
+        pages = (screen for screen in self.screen_stack if isinstance(screen, ActionScreen))
         interests = [interest for each in pages if (interest := each.interest()) is not None]
         # The page of alerts below others keeps its data: its cursor may be on a resolved alert.
-        self._feed.look_at(replace(interests[-1], alerts=any(interest.alerts for interest in interests)))
+        self.feed.look_at(replace(interests[-1], alerts=any(interest.alerts for interest in interests)))
 
-    def go_to(self, kind: type[P], make: Callable[[], P], is_it: Callable[[P], bool] = lambda page: True) -> P:
+    def go_to(
+        self, kind: type[P], make: Callable[[], P] | None = None, is_it: Callable[[P], bool] = lambda page: True
+    ) -> P:
         """Go to the page of this kind: return to the one that fits, or push a new one."""
-        for screen in self._shell.screen_stack:
+        for screen in self.screen_stack:
             if isinstance(screen, kind) and is_it(screen):
                 screen.pop_until_active()
                 return screen
-        page = make()
-        self._shell.push_screen(page)
+        page = (make or kind)()
+        self.push_screen(page)
         return page
 
     # --- the pages
@@ -75,10 +62,10 @@ class Navigation:
         """Go to the page of a run; it replaces the visible page of another run."""
         from gputui.ui.tui.pages.run.page import RunScreen
 
-        is_known = any(isinstance(screen, RunScreen) and screen.run_id == run_id for screen in self._shell.screen_stack)
+        is_known = any(isinstance(screen, RunScreen) and screen.run_id == run_id for screen in self.screen_stack)
         if isinstance(self.page, RunScreen) and not is_known:
-            self._shell.pop_screen()
-        self.go_to(RunScreen, lambda: RunScreen(run_id, self._chart_memory), lambda page: page.run_id == run_id)
+            self.pop_screen()
+        self.go_to(RunScreen, lambda: RunScreen(run_id, self.chart_memory), lambda page: page.run_id == run_id)
 
     def open_gpu(self, uuid: str) -> None:
         """Go to the page of a GPU."""
@@ -90,30 +77,30 @@ class Navigation:
         from gputui.ui.tui.pages.processes.page import ProcessesScreen
 
         gpu = self.page.gpu_in_question if self.page.SCOPE == "gpu" else None
-        page = self.go_to(ProcessesScreen, ProcessesScreen)
+        page = self.go_to(ProcessesScreen)
         if gpu is not None:
             page.show_gpu(gpu.index)
 
     def do_alerts(self) -> None:
         from gputui.ui.tui.pages.alerts.page import AlertsScreen
 
-        self.go_to(AlertsScreen, AlertsScreen)
+        self.go_to(AlertsScreen)
 
     def do_studies(self) -> None:
         from gputui.ui.tui.pages.study.page import StudyScreen
 
-        self.go_to(StudyScreen, StudyScreen)
+        self.go_to(StudyScreen)
 
     def do_study_new(self) -> None:
         from gputui.ui.tui.pages.study.choose import ChooseStudyScreen
 
-        self._shell.push_screen(ChooseStudyScreen())
+        self.push_screen(ChooseStudyScreen())
 
     def open_study(self, study_id: str) -> None:
         """Go to the page of studies, and show this one."""
         from gputui.ui.tui.pages.study.page import StudyScreen
 
-        self.go_to(StudyScreen, StudyScreen).turn_to(study_id)
+        self.go_to(StudyScreen).turn_to(study_id)
 
     def compare(self, run: Run | None, marked: Sequence[str] = ()) -> None:
         """Go to the comparison of the marked runs; with fewer than two, of ``run`` with the newest of its
@@ -124,13 +111,12 @@ class Navigation:
         chosen = tuple(marked)
         if len(chosen) < 2 and run is not None:
             kin = (run.profile, run.study_id)
-            rows = self._shell.snapshot.runs
-            alike = [row.run.run_id for row in rows if (row.run.profile, row.run.study_id) == kin]
+            alike = [row.run.run_id for row in self.snapshot.runs if (row.run.profile, row.run.study_id) == kin]
             chosen = tuple(dict.fromkeys([run.run_id, *chosen, *alike]))[:MOST_CURVES]
         if len(chosen) > MOST_RUNS:
-            self._shell.say(f"The first {MOST_RUNS} of {len(chosen)} runs.")
+            self.say(f"The first {MOST_RUNS} of {len(chosen)} runs.")
         chosen = chosen[:MOST_RUNS]
-        page = self.go_to(CompareScreen, lambda: CompareScreen(chosen, self._chart_memory.usual))
+        page = self.go_to(CompareScreen, lambda: CompareScreen(chosen, self.chart_memory.usual))
         page.show_runs(chosen, run.run_id if run is not None else None)
 
     def do_compare(self) -> None:
@@ -138,41 +124,35 @@ class Navigation:
 
     def select_run(self, run_id: str) -> None:
         """Move the overview's cursor to a run as soon as it appears."""
-        overview = self._shell.screen_stack[0]
+        overview = self.screen_stack[0]
         if isinstance(overview, OverviewScreen):
             overview.select_run(run_id)
 
-    # --- the launch form
+    # --- launching
 
     def do_launch(self) -> None:
         from gputui.ui.tui.pages.launch.page import ChooseProfileScreen
         from gputui.ui.tui.pages.launch.plan import profile_path
 
         run = self.page.run_in_question if self.page.SCOPE == "run" else None
-        self._shell.push_screen(ChooseProfileScreen(None if run is None else profile_path(run)))
+        self.push_screen(ChooseProfileScreen(None if run is None else profile_path(run)))
 
     def launch_from(self, profile: str) -> None:
         """Open the launch form with a profile."""
         from gputui.ui.tui.pages.launch.form import Prefill
+        from gputui.ui.tui.pages.launch.page import LaunchScreen
 
-        self._open_form(Prefill(profile))
+        self.push_screen(LaunchScreen(Prefill(profile)))
 
     def do_clone(self) -> None:
         from gputui.ui.tui.data.run_details import launched_params
         from gputui.ui.tui.pages.launch.form import Prefill
+        from gputui.ui.tui.pages.launch.page import LaunchScreen
         from gputui.ui.tui.pages.launch.plan import launched_gpu_count, profile_path
 
-        run = self.page.run_in_question
-        assert run is not None  # checked by the action's `why_not`
-        path = profile_path(run)
-        self._open_form(
-            Prefill(run.profile, launched_params(run), launched_gpu_count(run), path, run.run_id, run.target)
-        )
-
-    def _open_form(self, prefill: Prefill) -> None:
-        from gputui.ui.tui.pages.launch.page import LaunchScreen
-
-        self._shell.push_screen(LaunchScreen(prefill))
+        run = self.run_asked
+        params, count, path = launched_params(run), launched_gpu_count(run), profile_path(run)
+        self.push_screen(LaunchScreen(Prefill(run.profile, params, count, path, run.run_id, run.target)))
 
     # --- dialogs
 
@@ -180,90 +160,87 @@ class Navigation:
         """Call ``do`` if the person confirms it."""
         from gputui.ui.tui.dialogs.questions import ConfirmScreen
 
-        self._shell.push_screen(ConfirmScreen(title, text, do))
+        self.push_screen(ConfirmScreen(title, text, do))
 
     def do_rerun(self) -> None:
         """Ask how the run is trained again, or how the study continues."""
         from gputui.ui.tui.dialogs.questions import MenuItem, MenuScreen
 
-        page, shell = self.page, self._shell
-        study_id, run = page.study_in_question, page.run_in_question
+        context, study_id, run = self.page.context(), self.page.study_in_question, self.page.run_in_question
         if study_id is not None:
-            resume = partial(shell.ask, f"Resume {study_id}", "study_resume", None, {"study": study_id})
-            state = page.context().study
-            why_not = None if state in ("paused", "stopped", "over") else f"The study is {state}."
+            resume = partial(self.ask, f"Resume {study_id}", "study_resume", None, {"study": study_id})
+            why_not = None if context.study in ("paused", "stopped", "over") else f"The study is {context.study}."
             items = [MenuItem("r", "resume", "continue with its next trials", resume, why_not),
                      MenuItem("e", "extend", "add trials", partial(self._extend, study_id))]  # fmt: skip
         else:
             words = {"resume": "from its newest valid checkpoint", "clone": "with changes", "restart": "from step 0"}
             actions = [find(name, "run") for name in words]
             items = [
-                MenuItem(key, action.label, words[action.name], partial(shell.perform, action.name),
-                         action.why_not(page.context()))
+                MenuItem(key, action.label, words[action.name], partial(self.perform, action.name),
+                         action.why_not(context))
                 for key, action in zip("rc0", actions, strict=True)
             ]  # fmt: skip
         title = study_id or (run.run_id if run is not None else "")
-        shell.push_screen(MenuScreen(clean(title), items))
+        self.push_screen(MenuScreen(clean(title), items))
 
     def _extend(self, study_id: str) -> None:
-        """Ask by how many trials the study is extended."""
         from gputui.ui.tui.dialogs.questions import extend_form
 
         def extend(trials: int) -> None:
-            self._shell.ask(f"Extend {study_id}", "study_extend", None, {"study": study_id, "trials": trials})
+            self.ask(f"Extend {study_id}", "study_extend", None, {"study": study_id, "trials": trials})
 
-        self._shell.push_screen(extend_form(study_id, extend))
+        self.push_screen(extend_form(study_id, extend))
 
     def do_label(self) -> None:
         from gputui.ui.tui.dialogs.questions import LabelChanges, labels_form
 
-        run = self.page.run_in_question
-        assert run is not None  # checked by the action's `why_not`
+        run = self.run_asked
 
         def save(changes: LabelChanges) -> None:
             if changes:
-                self._shell.ask(f"Label {run.run_id}", "label", run.run_id, changes)
+                self.ask(f"Label {run.run_id}", "label", run.run_id, changes)
 
-        self._shell.push_screen(labels_form(run, save))
+        self.push_screen(labels_form(run, save))
 
     def do_help(self) -> None:
         from gputui.ui.tui.dialogs.sheet import HelpScreen
 
-        self._shell.push_screen(HelpScreen(self.page.context()))
+        self.push_screen(HelpScreen(self.page.context()))
 
     def do_settings(self) -> None:
         from gputui.ui.tui.dialogs.settings import SettingsScreen
 
-        self._shell.push_screen(SettingsScreen())
+        self.push_screen(SettingsScreen())
 
     def do_palette(self) -> None:
         from gputui.ui.tui.dialogs.palette import PaletteScreen
 
-        shell, why_not = self._shell, find("launch", "overview").why_not(self.page.context())
+        why_not = find("launch", "overview").why_not(self.page.context())
 
         def profiles() -> list[Choice]:
             from gputui.ui.tui.pages.launch.plan import read_profiles
 
             return [
                 Choice(f"Launch {clean(entry.name)}", "broken profile" if entry.profile is None else "profile",
-                       partial(shell.launch_from, entry.name), why_not, kind="profile")
-                for entry in read_profiles(shell.workspace, Path.cwd())
+                       partial(self.launch_from, entry.name), why_not, kind="profile")
+                for entry in read_profiles(self.workspace, Path.cwd())
             ]  # fmt: skip
 
-        shell.push_screen(PaletteScreen(self.page, profiles))
+        self.push_screen(PaletteScreen(self.page, profiles))
 
+    def do_time_type(self) -> None:
+        """Ask for the moment to show."""
+        from gputui.ui.tui.dialogs.questions import moment_form
 
-class TimeTravel:
-    """Requests moments from the feed, and takes its snapshots. ``moment`` is the requested one and, once
-    read, the actual one; None for the present."""
+        self.push_screen(moment_form(self._present, lambda at: self.look_back(Moment(at))))
 
-    def __init__(self, shell: Shell, feed: Feed) -> None:
-        self._shell = shell
-        self._feed = feed
-        self.moment: Moment | None = feed.interest.moment
+    # --- time travel
 
-    def takes(self, snapshot: Snapshot) -> bool:
-        """Take a newer snapshot; False if it is not of the requested moment."""
+    moment: Moment | None = None
+    """The requested moment and, once read, the actual one; None for the present."""
+
+    def is_wanted(self, snapshot: Snapshot) -> bool:
+        """Take note of a newer snapshot; False if it is not of the requested moment."""
         past = snapshot.past
         if past is None and self.moment is not None and snapshot.trouble is None:
             # The feed has not read the moment yet; the present must not flash up in between.
@@ -279,30 +256,30 @@ class TimeTravel:
         assert past is not None
         self.moment = Moment(at)
         if asked.ticks and at == asked.at:
-            self._shell.say("Nothing happened before this." if asked.ticks < 0 else "Nothing happened after this.")
+            self.say("Nothing happened before this." if asked.ticks < 0 else "Nothing happened after this.")
         elif not asked.ticks and asked.at < at and asked.direction <= 0:
-            self._shell.say(f"The record begins here, at {dated_clock(at, past.now)}.")
+            self.say(f"The record begins here, at {dated_clock(at, past.now)}.")
         elif at >= past.now:
             self.do_live()
 
     def look_back(self, moment: Moment) -> None:
         """Show a past moment; a future one shows the present."""
-        if moment.at >= self._now and not moment.ticks:
+        if moment.at >= self._present and not moment.ticks:
             if self.moment is not None:
                 self.do_live()
             return
         self.moment = moment
-        self._feed.look_back(moment)
-        if self._shell.snapshot.past is not None and self._shell.snapshot.past.asked == moment:
-            self._arrive(moment, self._shell.snapshot)
+        self.feed.look_back(moment)
+        if self.snapshot.past is not None and self.snapshot.past.asked == moment:
+            self._arrive(moment, self.snapshot)
 
     @property
-    def _now(self) -> float:
-        past = self._shell.snapshot.past
-        return self._shell.snapshot.at if past is None else past.now
+    def _present(self) -> float:
+        past = self.snapshot.past
+        return self.snapshot.at if past is None else past.now
 
     def _step(self, steps: int) -> None:
-        here = self.moment or Moment(float(math.floor(self._now)))
+        here = self.moment or Moment(float(math.floor(self._present)))
         self.look_back(Moment(here.at + steps * STEP_SECONDS, direction=-1 if steps < 0 else 1))
 
     do_time_back = partialmethod(_step, -1)
@@ -312,7 +289,7 @@ class TimeTravel:
 
     def _tick(self, by: int) -> None:
         # Added to a request that was not read yet, so that two keys go two ticks.
-        here = self.moment or Moment(self._now)
+        here = self.moment or Moment(self._present)
         self.look_back(replace(here, ticks=here.ticks + by, direction=0))
 
     do_tick_previous = partialmethod(_tick, -1)
@@ -320,9 +297,4 @@ class TimeTravel:
 
     def do_live(self) -> None:
         self.moment = None
-        self._feed.look_back(None)
-
-    def do_time_type(self) -> None:
-        from gputui.ui.tui.dialogs.questions import moment_form
-
-        self._shell.push_screen(moment_form(self._now, lambda at: self.look_back(Moment(at))))
+        self.feed.look_back(None)

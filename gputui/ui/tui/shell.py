@@ -17,7 +17,9 @@ from gputui.core.units import duration
 from gputui.metrics.draw.glyphs import characters_for
 from gputui.store.runs import Run
 from gputui.ui.tui.actions.keymap import Keys
+from gputui.ui.tui.data.feed import Feed
 from gputui.ui.tui.data.snapshot import Moment, Snapshot
+from gputui.ui.tui.layout.chart_settings import ChartMemory
 from gputui.ui.tui.settings import Settings
 from gputui.ui.tui.terminal.frame_pace import LAG_SECONDS, Pace
 from gputui.ui.tui.terminal.layer import DisplayLayer
@@ -25,15 +27,17 @@ from gputui.ui.tui.theme.colors import theme_for
 
 
 class Shell(DisplayLayer[int], inherit_bindings=False):
-    """Sentences, settings and paints of the app; `gputui.ui.tui.app` adds its parts."""
+    """Sentences, settings and paints of the app. `Commands`, `Navigation` and `GputuiApp` add the rest."""
 
     workspace: Workspace
+    feed: Feed
     snapshot: Snapshot
     settings: Settings
     unsaved: Mapping[str, Any]
     """The settings to write when the screen ends."""
     keys: Keys
     pace: Pace
+    chart_memory: ChartMemory
     is_readonly: bool
     is_demo: bool
     host_name: str
@@ -42,37 +46,28 @@ class Shell(DisplayLayer[int], inherit_bindings=False):
     message: tuple[str, str] = ("", "info")
     """The sentence above the footer and its kind: info, warning or error."""
 
-    # Methods of the parts.
+    # Methods of `Commands`.
     ask: Callable[[str, str, str | None, Mapping[str, Any]], None]
-    """Write a command for the agent, and show its answer: words, verb, run and arguments."""
     ask_by: Callable[[str, Callable[[], int]], None]
-    """`ask` with a function that writes the command and returns its id."""
+    # Methods of `Navigation`.
     confirmed: Callable[[str, str, Callable[[], object]], None]
-    """Call a function if the person confirms the title and text."""
     look_back: Callable[[Moment], None]
-    """Show a past moment; a future one shows the present."""
-    type_moment: Callable[[], None]
-    """Ask the person for the moment to show."""
+    do_time_type: Callable[[], None]
     request_data: Callable[[Screen[Any]], None]
-    """Request the data of a page from the feed, if it is the visible page."""
     open_run: Callable[[str], None]
     open_study: Callable[[str], None]
     open_gpu: Callable[[str], None]
     launch_from: Callable[[str], None]
-    """Open the launch form with a profile."""
     select_run: Callable[[str], None]
-    """Move the overview's cursor to a run as soon as it appears."""
     compare: Callable[[Run | None, Sequence[str]], None]
-    """Go to the comparison of the marked runs, or of a run with the newest of its profile."""
+    # Methods of `GputuiApp`.
+    perform: Callable[[str], None]
+    """Carry out an action on the visible page, or say why it is not possible now."""
     copy: Callable[[str, str], None]
     """Put a text into the person's clipboard: what it is, and the text."""
 
     _said_at = 0.0
     _held_paints = 0
-
-    def perform(self, name: str) -> None:
-        """Carry out an action on the visible page, or say why it is not possible now."""
-        raise NotImplementedError
 
     @property
     def line_words(self) -> str | None:
@@ -134,18 +129,16 @@ class Shell(DisplayLayer[int], inherit_bindings=False):
         """Change settings, now and for the next start."""
         before = self.settings
         self.keep(**changes)
-        after = self.settings
-        if after.characters != before.characters:
-            self.use_characters(characters_for(after.characters, os.environ))
-        if (after.theme, after.characters) != (before.theme, before.characters):
+        if self.settings.characters != before.characters:
+            self.use_characters(characters_for(self.settings.characters, os.environ))
+        if (self.settings.theme, self.settings.characters) != (before.theme, before.characters):
             self.apply_theme()
         self.repaint()
 
     def apply_theme(self) -> None:
         """Paint every pane in the theme of the settings."""
         theme = theme_for(self.settings.theme, no_color=self.no_color, environ=os.environ)
-        self.theme_name = theme.name
-        self.theme = theme.base
+        self.theme_name, self.theme = theme.name, theme.base
         for screen in self.screen_stack:
             for pane in screen.query("Pane"):
                 pane.notify_style_update()

@@ -10,29 +10,30 @@ import pytest
 from gputui.ui.tui import commands
 
 
-class Shell:
-    """The part of the app that `Commands` needs."""
-
-    workspace = None
+class Desk(commands.Commands):
+    """The part of the app that writes commands, without the app."""
 
     def __init__(self) -> None:
         self.told: list[object] = []
         self.is_told = threading.Condition()
+        self._newest_write = threading.Event()
+        self._newest_write.set()
+        self.workspace = cast("Any", None)
 
-    def call_later(self, _callback: object, *told: object) -> None:
+    def call_later(self, _callback: object, *told: object) -> bool:
         with self.is_told:
             self.told.append(told[-1])
             self.is_told.notify_all()
+        return True
 
-    def tell(self, text: str, _kind: str) -> None:
+    def tell(self, text: str, kind: str = "info") -> None:
         self.call_later(None, text)
 
 
 def test_commands_are_written_in_the_order_of_their_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the store delays one of them, or refuses it: "stop" after "run" never comes first."""
     monkeypatch.setattr(commands, "withdraw_late", lambda *_: None)
-    shell, written, may_write = Shell(), [], threading.Event()
-    asking = commands.Commands(cast("Any", shell), lambda: cast("Any", None), lambda _: None)
+    desk, written, may_write = Desk(), [], threading.Event()
 
     def slowly() -> int:
         assert may_write.wait(10)
@@ -43,11 +44,11 @@ def test_commands_are_written_in_the_order_of_their_keys(monkeypatch: pytest.Mon
         written.append("label")
         raise OSError("full")
 
-    asking.ask_by("Start", slowly)
-    asking.ask_by("Label", not_at_all)
-    asking.ask_by("Stop", lambda: written.append("stop") or 2)
+    desk.ask_by("Start", slowly)
+    desk.ask_by("Label", not_at_all)
+    desk.ask_by("Stop", lambda: written.append("stop") or 2)
     may_write.set()
-    with shell.is_told:
-        assert shell.is_told.wait_for(lambda: len(shell.told) == 3, 10)
-    assert shell.told == [1, "Cannot ask the agent: full", 2]
+    with desk.is_told:
+        assert desk.is_told.wait_for(lambda: len(desk.told) == 3, 10)
+    assert desk.told == [1, "Cannot ask the agent: full", 2]
     assert written == ["run", "label", "stop"]

@@ -48,14 +48,14 @@ RESTING = {
 OPENING: dict[Scope, Callable[[GputuiApp], object]] = {
     "overview": lambda app: None,
     "run": lambda app: app.open_run(RUN),
-    "profiles": lambda app: app.navigation.do_launch(),
+    "profiles": lambda app: app.do_launch(),
     "launch": lambda app: app.push_screen(LaunchScreen(Prefill("tiny"))),
-    "alerts": lambda app: app.navigation.do_alerts(),
+    "alerts": lambda app: app.do_alerts(),
     "gpu": lambda app: app.open_gpu(uuid(0)),
     "compare": lambda app: app.compare(None, [RUN, "gpt2-124m-1"]),
-    "processes": lambda app: app.navigation.do_processes(),
-    "studies": lambda app: app.navigation.do_studies(),
-    "study_files": lambda app: app.navigation.do_study_new(),
+    "processes": lambda app: app.do_processes(),
+    "studies": lambda app: app.do_studies(),
+    "study_files": lambda app: app.do_study_new(),
 }
 
 
@@ -105,7 +105,7 @@ async def go_to(app: GputuiApp, pilot: Pilot[int], scope: Scope) -> ActionScreen
     """The page anew, in the present, with nothing above or below it but the overview."""
     while len(app.screen_stack) > 1:
         app.pop_screen()
-    app.time_travel.do_live()
+    app.do_live()
     OPENING[scope](app)
     await at_rest(pilot)
     assert isinstance(app.screen, ActionScreen) and scope == app.screen.SCOPE
@@ -133,7 +133,7 @@ async def test_every_key_leads_to_its_action_and_no_text_controls_the_terminal(
 
     def perform(app: GputuiApp, name: str) -> None:
         # What the app does is the same on every page: once is enough, as it is for a second key.
-        page = app.navigation.page
+        page = app.page
         is_own = (
             any(hasattr(each, f"do_{name}") for each in (page, *page.parts)) or find(name, scope).scopes[0] == scope
         )
@@ -169,7 +169,7 @@ async def test_every_key_leads_to_its_action_and_no_text_controls_the_terminal(
                 watched.seen += watched.terminal.text
                 if app.screen is page and page.line is not None:
                     await pilot.press("escape")
-                if app.screen is not page or app.time_travel.moment is not None:
+                if app.screen is not page or app.moment is not None:
                     page = await go_to(app, pilot, scope)
         await watched.look(pilot)
     assert MARK in watched.seen

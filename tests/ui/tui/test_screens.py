@@ -183,11 +183,11 @@ async def test_what_the_agent_does_not_answer_is_withdrawn(
     async with app.run_test(size=SMALL) as pilot:
         await pilot.press("s", "y")
         await until(pilot, lambda: bool(feed_of(app).watched))
-        assert app.commands.unanswered == ["Stop vit-b16-1"]
+        assert list(app.unanswered.values()) == ["Stop vit-b16-1"]
         await until(pilot, lambda: state() == ("refused", "not answered in time"))
         feed_of(app).refresh()
         await pilot.pause()
-        assert "Stop vit-b16-1: refused" in text(app, "message") and app.commands.unanswered == []
+        assert "Stop vit-b16-1: refused" in text(app, "message") and not app.unanswered
 
 
 async def test_a_refusal_is_shown_with_its_reason(app: GputuiApp, filler: Filler) -> None:

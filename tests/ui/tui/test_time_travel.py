@@ -74,7 +74,7 @@ async def test_steps_go_on_and_end_in_the_present(app: GputuiApp) -> None:
             await pilot.pause()
             assert f"◀ {expected}" in text(app, "head")
         await pilot.press("greater_than_sign")
-        assert "◀" not in text(app, "head") and app.time_travel.moment is None
+        assert "◀" not in text(app, "head") and app.moment is None
         await pilot.press("greater_than_sign")
         assert mentions(text(app, "message"), "present already")
 

@@ -408,7 +408,7 @@ class RunScreen(ActionScreen):
     def do_time_type(self) -> None:
         at = self.charts.cursor_at
         if at is None:
-            self.shell.type_moment()
+            self.shell.do_time_type()
         else:
             self.shell.look_back(Moment(at))
 
