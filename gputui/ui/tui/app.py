@@ -231,14 +231,13 @@ class GputuiApp(Navigation, inherit_bindings=False):
 
 
 class AgentKeeper:
-    """Starts an agent when none runs, with growing pauses between failures.
+    """Starts an agent when none runs, with growing pauses between failures; it ends by itself when nothing needs it.
 
     ``tell`` is called from the keeper's thread with the sentence to show, None if all is well.
     """
 
     def __init__(self, workspace: Workspace, tell: Callable[[str | None], object]) -> None:
-        self._workspace = workspace
-        self._tell = tell
+        self._workspace, self._tell = workspace, tell
         self._stop = threading.Event()
         self._said: str | None = None
 
@@ -247,7 +246,7 @@ class AgentKeeper:
         threading.Thread(target=self._run, name="agent keeper", daemon=True).start()
 
     def stop(self) -> None:
-        """Stop the thread. The agent continues, and ends when nothing needs it."""
+        """Stop the thread."""
         self._stop.set()
 
     def _run(self) -> None:

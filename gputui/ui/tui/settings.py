@@ -19,9 +19,6 @@ from gputui.core.config import PRIVATE_DIR_MODE, PRIVATE_FILE_MODE
 from gputui.core.files import replaced
 from gputui.core.text import clean
 
-MOST_BYTES = 1 << 18
-"""A larger file is not read."""
-
 LEAST_REFRESH_SECONDS = 0.25
 
 Text = Annotated[str, Meta(max_length=200)]
@@ -69,7 +66,7 @@ def load(path: Path) -> tuple[Settings, str | None]:
         known = _read(path)
     except FileNotFoundError:
         return Settings(), None
-    except (OSError, ValueError) as error:
+    except (OSError, msgspec.MsgspecError) as error:
         words = error.strerror if isinstance(error, OSError) else error
         return Settings(), f"The settings in {path} cannot be read ({words}); the defaults hold."
     found: dict[str, Any] = {}
@@ -88,29 +85,19 @@ def save(path: Path, changes: Mapping[str, Any]) -> str | None:
 
     Returns a sentence if the old file was broken and was set aside. Raises OSError.
     """
-    problem = None
+    known, problem = {}, None
     try:
         known = _read(path)
     except FileNotFoundError:
-        known = {}
-    except ValueError:
-        known = {}
+        path.parent.mkdir(parents=True, exist_ok=True, mode=PRIVATE_DIR_MODE)
+    except msgspec.MsgspecError:
         aside = path.with_name(path.name + ".broken")
         path.replace(aside)
         problem = f"The settings could not be read; they were set aside as {aside}."
-    path.parent.mkdir(parents=True, exist_ok=True, mode=PRIVATE_DIR_MODE)
     with replaced(path, PRIVATE_FILE_MODE) as file:
         file.write(json.dumps({**known, **changes}, indent=2, ensure_ascii=False).encode() + b"\n")
     return problem
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The content of the file. Raises OSError, or ValueError if it is no JSON object."""
-    with path.open("rb") as file:
-        data = file.read(MOST_BYTES + 1)
-    if len(data) > MOST_BYTES:
-        raise ValueError(f"it is larger than {MOST_BYTES >> 10} KiB")
-    known = json.loads(data.decode("utf-8"))
-    if not isinstance(known, dict):
-        raise ValueError("it is no JSON object")
-    return known
+    return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])

@@ -49,7 +49,7 @@ def test_what_another_version_or_view_wrote_survives(path: Path) -> None:
 def test_a_broken_file_is_one_sentence_and_is_kept(path: Path) -> None:
     assert kept.load(path) == (Settings(), None), "without a file there are defaults and no word"
     path.parent.mkdir()
-    for text in ("{", "[]", '"x"', "\0", "{" + " " * 300_000 + "}"):
+    for text in ("{", "[]", '"x"', "\0"):
         path.write_text(text)
         found, trouble = kept.load(path)
         assert found == Settings()

@@ -84,7 +84,7 @@ class PaletteScreen(Dialog):
         """Find the choices that match; trials follow once the name of their study is typed."""
         typed, self.place = self.edits[0].text, 0
         known = [choice for choice in self._choices if choice.after.lower() in typed.lower()]
-        self.found = ranked(known, typed, lambda each: (each.searched, f"{each.hint} {each.also}", each.rank))
+        self.found = ranked(known, typed, searched)
 
     def choose(self) -> None:
         self.dismiss(None)
@@ -108,6 +108,16 @@ class PaletteScreen(Dialog):
         blanks = min(self.MOST_ROWS, self.app.size.height - 5) - len(rows) - len(none)
         lines: list[Line] = [[("› ", "cursor"), *self.edits[0].spans(width - 2)], *none]
         return Content("Find", lines, rows, [[]] * blanks, f"{len(self.found)} of {len(self._choices)}")
+
+
+KINDS = ("study", "run", "profile", "GPU", "page", "action", "other")
+"""Of choices that match equally well, the earlier kind comes first."""
+
+
+def searched(choice: Choice) -> tuple[str, str, tuple[int, ...]]:
+    """The title that typed words are looked for in, the text beside it, and the rank of a choice."""
+    rank = (KINDS.index(choice.kind), int(choice.why_not is not None))
+    return f"{choice.name} {choice.title}".strip(), f"{choice.hint} {choice.also}", rank
 
 
 # --- what can be chosen

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import ClassVar, NamedTuple, TypeVar, cast
 
-from msgspec import Struct
 from textual import events, on
 from textual.errors import NoWidget
 from textual.screen import Screen
@@ -44,13 +43,9 @@ class Copyable(NamedTuple):
     text: str
 
 
-KINDS = ("study", "run", "profile", "GPU", "page", "action", "other")
-"""Of choices that match equally well, the earlier kind comes first."""
-
-
-class Choice(Struct, frozen=True):
-    """One thing to choose. ``why_not`` is a sentence if it is not possible now; it is found by its short ``name`` and
-    the words ``also``, too, and offered only once ``after`` is typed."""
+class Choice(NamedTuple):
+    """A choice of the palette. ``why_not`` is a sentence if it is not possible now; it is found by its short ``name``
+    and the words ``also``, too, and offered only once ``after`` is typed."""
 
     title: str
     hint: str
@@ -60,16 +55,6 @@ class Choice(Struct, frozen=True):
     kind: str = "other"
     after: str = ""
     also: str = ""
-
-    @property
-    def searched(self) -> str:
-        """What is typed is looked for in this; its beginning counts most."""
-        return f"{self.name} {self.title}".strip()
-
-    @property
-    def rank(self) -> tuple[int, ...]:
-        """Its place among choices that match equally well."""
-        return KINDS.index(self.kind), self.why_not is not None
 
 
 NARROW = 100
@@ -105,18 +90,14 @@ class ActionScreen(Screen[None]):
         """The page's name in the trail of pages; harmless text."""
         return self.SCOPE.replace("_", " ")
 
-    def trail(self, width: int) -> str:
-        """``gputui › vit-b16-1 ›``: the pages that escape leads back through."""
+    def with_trail(self, draw: Callable[[int], Line], width: int) -> Line:
+        """A page's head behind the trail of pages that escape leads back through: ``gputui › vit-b16-1 ›``."""
         stack = self.app.screen_stack
         below = stack[: stack.index(self)] if self in stack else []
         crumbs = [screen.crumb for screen in below if isinstance(screen, ActionScreen)]
         if width < NARROW and len(crumbs) > 1:
             crumbs = ["…"]
-        return "".join(f" {crumb} ›" for crumb in crumbs)
-
-    def with_trail(self, draw: Callable[[int], Line], width: int) -> Line:
-        """A page's head behind the trail of pages."""
-        trail = self.trail(width)
+        trail = "".join(f" {crumb} ›" for crumb in crumbs)
         return [(trail, "dim"), *draw(width - cell_width(trail))]
 
     @property
@@ -217,33 +198,27 @@ class ActionScreen(Screen[None]):
     def on_key(self, event: events.Key) -> None:
         """Handle keys one after another. Textual's bindings act later, so that text in one burst, as
         over a slow line, would overtake the key before it."""
-        if passed_to_top(self, event) or self.take_key(event) or self._take_text(event):
+        if passed_to_top(self, event) or self.take_key(event):
             event.stop()
+        elif (line := self.line) is not None and event.key in ("enter", "escape"):
+            event.stop()
+            self._take_line(None, line.text if event.key == "enter" else "")
+        elif line is not None and (typed := line.typed(event.key, event.character)) is not None:
+            event.stop()
+            self._take_line(typed, typed.text)
         elif (name := self.shell.keys.action(self.SCOPE, event.key)) is not None:
             event.stop()
             self.shell.perform(name)
 
-    def _take_text(self, event: events.Key) -> bool:
-        """Handle a key for the line being typed; False if there is none, or the key is no text."""
-        line = self.line
-        if line is None:
-            return False
-        if event.key in ("enter", "escape"):
-            self.type_line(None, line.text if event.key == "enter" else "")
-        elif (typed := line.typed(event.key, event.character)) is not None:
-            self.type_line(typed, typed.text)
-        else:
-            return False
-        self.changed()
-        return True
-
     def on_paste(self, event: events.Paste) -> None:
-        line = self.line
-        if line is not None:
-            pasted = line.insert(event.text)
-            self.type_line(pasted, pasted.text)
+        if (line := self.line) is not None:
             event.stop()
-            self.changed()
+            pasted = line.insert(event.text)
+            self._take_line(pasted, pasted.text)
+
+    def _take_line(self, line: LineEdit | None, text: str) -> None:
+        self.type_line(line, text)
+        self.changed()
 
     # --- actions of every page
 
@@ -251,8 +226,7 @@ class ActionScreen(Screen[None]):
         self.app.pop_screen()
 
     def do_copy(self) -> None:
-        found = self.copyable()
-        if found:
+        if found := self.copyable():
             self.shell.copy(found[0].what, found[0].text)
         else:
             self.shell.say("There is nothing to copy here.", "warning")

@@ -103,14 +103,11 @@ class Pane(Widget):
 
     def _style(self, key: str) -> Style:
         """The style of a key over this pane's background."""
-        style = self._styles_by_key.get(key)
-        if style is None:
+        if key not in self._styles_by_key:
             styles = styles_of(getattr(self.app, "theme_name", "ansi"))
-            style = self.rich_style + styles["text"]
-            if key in styles:
-                style += styles[key]
-            self._styles_by_key[key] = style
-        return style
+            plain = self.rich_style + styles["text"]
+            self._styles_by_key[key] = plain + styles[key] if key in styles else plain
+        return self._styles_by_key[key]
 
 
 REDRAW_SECONDS = 0.9
@@ -133,10 +130,9 @@ class SlowPane(Pane):
         shape = (shape, snapshot.at if snapshot.past is not None else None)
         self.set_height(height)
         is_same = len(data) == len(self._data) and all(a is b or a == b for a, b in zip(data, self._data, strict=True))
-        if shape == self._shape and (is_same or now - self._drawn_at < REDRAW_SECONDS):
-            return
-        self._shape, self._data, self._drawn_at = shape, data, now
-        self.show(draw(), height=height)
+        if shape != self._shape or (not is_same and now - self._drawn_at >= REDRAW_SECONDS):
+            self._shape, self._data, self._drawn_at = shape, data, now
+            self.show(draw(), height=height)
 
     def clear(self) -> None:
         self._shape = None

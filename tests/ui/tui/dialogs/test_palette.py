@@ -9,10 +9,9 @@ from textual.pilot import Pilot
 
 from gputui.core.config import Workspace
 from gputui.ui.tui.app import GputuiApp
-from gputui.ui.tui.dialogs.palette import PaletteScreen, cost, ranked
+from gputui.ui.tui.dialogs.palette import KINDS, PaletteScreen, cost, ranked
 from gputui.ui.tui.pages.launch.page import LaunchScreen
 from gputui.ui.tui.pages.study.page import StudyScreen
-from gputui.ui.tui.widgets.page import KINDS
 from tests.ui.tui.conftest import MakeApp
 from tests.ui.tui.filling import Filler
 from tests.ui.tui.test_screens import until
