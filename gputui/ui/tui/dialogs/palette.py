@@ -38,7 +38,7 @@ SYNONYMS: Mapping[str, str] = {
     "launch": "start run train",
     "leave": "exit",
     "open": "logs charts metrics export save traceback",
-    "processes": "top ps kill",
+    "processes": "top ps",
     "remove": "delete rm",
     "rerun": "retry again",
     "section_log": "logs output stdout stderr",

@@ -130,7 +130,8 @@ def driver_silence(snapshot: Snapshot) -> str | None:
     if agent is None or not seen or any(gpu.state == "ok" for gpu in seen):
         return None
     newest = max((gpu.at for gpu in seen if gpu.at is not None), default=None)
-    if newest is None:
+    has_begun = snapshot.at - agent.started_at <= AGENT_SILENT_SECONDS + agent.interval_seconds
+    if newest is None or has_begun:
         return None
     last = dated_clock(newest, snapshot.at)
     words = f"{duration(snapshot.at - newest)}, last sample {last}; the values shown are of then"
