@@ -15,7 +15,6 @@ from gputui.ui.tui.app import GONE, STARTING, AgentKeeper
 from tests.conftest import wait_until
 from tests.texts import mentions
 
-DEADLINE_SECONDS = 60.0
 ALIVE = AgentIdentity(ProcessIdentity(1, 1, "boot"), "0.1.0", 0.0, recording=False, ready=True)
 
 
@@ -25,78 +24,63 @@ class Agents:
     def __init__(self) -> None:
         self.identity: AgentIdentity | None = None
         self.problems: list[str] = []
-        self.starts = 0
-        self.looks = 0
+        self.starts = self.looks = 0
+        self.told: queue.Queue[str | None] = queue.Queue()
 
-    def read_identity(self, workspace: Workspace) -> AgentIdentity | None:
+    def read_identity(self, _workspace: Workspace) -> AgentIdentity | None:
         self.looks += 1
         return self.identity
 
-    def ensure_agent(self, workspace: Workspace, report: Callable[[str], None]) -> AgentIdentity:
+    def ensure_agent(self, _workspace: Workspace, report: Callable[[str], None]) -> AgentIdentity:
         self.starts += 1
         if self.problems:
             raise AgentUnreachableError(self.problems.pop(0))
         self.identity = ALIVE
         return ALIVE
 
+    def next_word(self) -> str | None:
+        return self.told.get(timeout=60.0)
+
 
 @pytest.fixture
 def agents(monkeypatch: pytest.MonkeyPatch) -> Agents:
     made = Agents()
-    monkeypatch.setattr(module, "read_identity", made.read_identity)
-    monkeypatch.setattr(module, "ensure_agent", made.ensure_agent)
-    monkeypatch.setattr(module, "LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(module, "FIRST_PAUSE_SECONDS", 0.02)
+    for name, value in (
+        ("read_identity", made.read_identity), ("ensure_agent", made.ensure_agent), ("LOOK_SECONDS", 0.01),
+        ("FIRST_PAUSE_SECONDS", 0.02),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, value)
     return made
 
 
 @pytest.fixture
-def told() -> queue.Queue[str | None]:
-    return queue.Queue()
-
-
-@pytest.fixture
-def keeper(agents: Agents, workspace: Workspace, told: queue.Queue[str | None]) -> Iterator[AgentKeeper]:
-    made = AgentKeeper(workspace, told.put)
+def keeper(agents: Agents, workspace: Workspace) -> Iterator[AgentKeeper]:
+    made = AgentKeeper(workspace, agents.told.put)
     yield made
     made.stop()
 
 
-def test_an_agent_that_lives_is_left_alone(keeper: AgentKeeper, agents: Agents, told: queue.Queue[str | None]) -> None:
+def test_an_agent_that_lives_is_left_alone_and_the_presence_ends_with_the_keeper(
+    keeper: AgentKeeper, agents: Agents, workspace: Workspace
+) -> None:
     agents.identity = ALIVE
     keeper.start()
     wait_until(lambda: agents.looks > 3, what="some looks")
-    assert agents.starts == 0 and told.empty()
-
-
-def test_an_agent_is_started_and_started_again(
-    keeper: AgentKeeper, agents: Agents, told: queue.Queue[str | None]
-) -> None:
-    keeper.start()
-    assert told.get(timeout=DEADLINE_SECONDS) == STARTING
-    assert told.get(timeout=DEADLINE_SECONDS) is None
-    agents.identity = None
-    assert told.get(timeout=DEADLINE_SECONDS) == GONE
-    assert told.get(timeout=DEADLINE_SECONDS) is None
-    assert agents.starts == 2
-
-
-def test_failures_are_told_and_tried_again_after_a_growing_pause(
-    keeper: AgentKeeper, agents: Agents, told: queue.Queue[str | None]
-) -> None:
-    agents.problems = ["no room on the disk.", "no room on the disk."]
-    keeper.start()
-    assert told.get(timeout=DEADLINE_SECONDS) == STARTING
-    said = told.get(timeout=DEADLINE_SECONDS)
-    assert mentions(said, "does not start", "no room on the disk", "again in")
-    while said is not None:
-        said = told.get(timeout=DEADLINE_SECONDS)
-    assert agents.starts == 3
-
-
-def test_the_presence_ends_with_the_keeper(keeper: AgentKeeper, agents: Agents, workspace: Workspace) -> None:
-    agents.identity = ALIVE
-    keeper.start()
-    assert wait_until(lambda: has_views(workspace), what="the presence")
+    assert agents.starts == 0 and agents.told.empty() and has_views(workspace)
     keeper.stop()
     assert wait_until(lambda: not has_views(workspace), what="its end")
+
+
+def test_an_agent_is_started_and_started_again(keeper: AgentKeeper, agents: Agents) -> None:
+    """Failures are told, and tried again after a growing pause."""
+    agents.problems = ["no room on the disk.", "no room on the disk."]
+    keeper.start()
+    assert agents.next_word() == STARTING
+    said = agents.next_word()
+    assert mentions(said, "does not start", "no room on the disk", "again in")
+    while said is not None:
+        said = agents.next_word()
+    assert agents.starts == 3
+    agents.identity = None
+    assert agents.next_word() == GONE and agents.next_word() is None
+    assert agents.starts == 4
