@@ -232,57 +232,44 @@ class GputuiApp(Navigation, inherit_bindings=False):
         self.exit(0)
 
 
-class AgentKeeper:
-    """Starts an agent when none runs, with growing pauses between failures; it ends by itself when nothing needs it.
+def keep_agent(workspace: Workspace, tell: Callable[[str | None], object], stop: threading.Event) -> None:
+    """Start an agent when none runs, with growing pauses between failures, until ``stop``; the agent ends by itself.
 
-    ``tell`` is called from the keeper's thread with the sentence to show, None if all is well.
+    ``tell`` is called with the sentence to show, None if all is well.
     """
+    said: str | None = None
 
-    def __init__(self, workspace: Workspace, tell: Callable[[str | None], object]) -> None:
-        self._workspace, self._tell = workspace, tell
-        self._stop = threading.Event()
-        self._said: str | None = None
+    def say(text: str | None) -> None:
+        nonlocal said
+        if text != said and not stop.is_set():
+            said = text
+            tell(text)
 
-    def start(self) -> None:
-        """Start the thread."""
-        threading.Thread(target=self._run, name="agent keeper", daemon=True).start()
-
-    def stop(self) -> None:
-        """Stop the thread."""
-        self._stop.set()
-
-    def _run(self) -> None:
-        try:
-            self._workspace.create()
-            with view_presence(self._workspace):
-                self._keep()
-        except OSError as error:
-            self._say(f"Cannot use {self._workspace.state}: {error.strerror}; choose another --home.")
-
-    def _keep(self) -> None:
+    def keep() -> None:
         pause, words = FIRST_PAUSE_SECONDS, STARTING
-        while not self._stop.is_set():
-            identity = read_identity(self._workspace)
+        while not stop.is_set():
+            identity = read_identity(workspace)
             if identity is not None and identity.ready:
                 pause, words = FIRST_PAUSE_SECONDS, GONE
-                stopped = is_stopped(identity.process)
-                self._say(AgentStoppedError(identity.process.pid).sentence if stopped else None)
-                self._stop.wait(LOOK_SECONDS)
+                say(AgentStoppedError(identity.process.pid).sentence if is_stopped(identity.process) else None)
+                stop.wait(LOOK_SECONDS)
                 continue
-            self._say(words)
+            say(words)
             try:
-                ensure_agent(self._workspace, report=lambda doing: self._say(f"The agent is {doing} …"))
+                ensure_agent(workspace, report=lambda doing: say(f"The agent is {doing} …"))
             except AgentStoppedError as error:
-                self._say(error.sentence)
+                say(error.sentence)
             except AgentUnreachableError as error:
-                self._say(f"The agent does not start: {str(error).rstrip('.')}. Trying again in {pause:.0f} s.")
-                self._stop.wait(pause)
+                say(f"The agent does not start: {str(error).rstrip('.')}. Trying again in {pause:.0f} s.")
+                stop.wait(pause)
                 pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
-    def _say(self, text: str | None) -> None:
-        if text != self._said and not self._stop.is_set():
-            self._said = text
-            self._tell(text)
+    try:
+        workspace.create()
+        with view_presence(workspace):
+            keep()
+    except OSError as error:
+        say(f"Cannot use {workspace.state}: {error.strerror}; choose another --home.")
 
 
 def run(workspace: Workspace, feed: Feed, *, readonly: bool = False, demo: bool = False) -> int:
@@ -292,13 +279,14 @@ def run(workspace: Workspace, feed: Feed, *, readonly: bool = False, demo: bool 
                     settings=settings, settings_path=workspace.settings)  # fmt: skip
     if trouble is not None:
         app.message = (trouble, "warning")
-    keeper = AgentKeeper(workspace, lambda text: app.call_later(app.agent_is, text))
-    keeper.start()
+    stop = threading.Event()
+    told = workspace, lambda text: app.call_later(app.agent_is, text), stop
+    threading.Thread(target=keep_agent, args=told, name="agent keeper", daemon=True).start()
     try:
         # Textual's mouse support reports every motion; `terminal.features` has ours.
         code = app.run(mouse=False)
     finally:
-        keeper.stop()
+        stop.set()
         feed.stop()
         problem = app.save_settings()
     if problem is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -11,7 +12,7 @@ from gputui.core.config import Workspace
 from gputui.runs.agent_process import AgentIdentity, AgentUnreachableError, has_views
 from gputui.runs.identity import ProcessIdentity
 from gputui.ui.tui import app as module
-from gputui.ui.tui.app import GONE, STARTING, AgentKeeper
+from gputui.ui.tui.app import GONE, STARTING, keep_agent
 from tests.conftest import wait_until
 from tests.texts import mentions
 
@@ -54,27 +55,33 @@ def agents(monkeypatch: pytest.MonkeyPatch) -> Agents:
 
 
 @pytest.fixture
-def keeper(agents: Agents, workspace: Workspace) -> Iterator[AgentKeeper]:
-    made = AgentKeeper(workspace, agents.told.put)
-    yield made
-    made.stop()
+def keep(agents: Agents, workspace: Workspace) -> Iterator[Callable[[], threading.Event]]:
+    """Starts the keeper; returns what ends it."""
+    stop = threading.Event()
+
+    def start() -> threading.Event:
+        threading.Thread(target=keep_agent, args=(workspace, agents.told.put, stop)).start()
+        return stop
+
+    yield start
+    stop.set()
 
 
 def test_an_agent_that_lives_is_left_alone_and_the_presence_ends_with_the_keeper(
-    keeper: AgentKeeper, agents: Agents, workspace: Workspace
+    keep: Callable[[], threading.Event], agents: Agents, workspace: Workspace
 ) -> None:
     agents.identity = ALIVE
-    keeper.start()
+    stop = keep()
     wait_until(lambda: agents.looks > 3, what="some looks")
     assert agents.starts == 0 and agents.told.empty() and has_views(workspace)
-    keeper.stop()
+    stop.set()
     assert wait_until(lambda: not has_views(workspace), what="its end")
 
 
-def test_an_agent_is_started_and_started_again(keeper: AgentKeeper, agents: Agents) -> None:
+def test_an_agent_is_started_and_started_again(keep: Callable[[], threading.Event], agents: Agents) -> None:
     """Failures are told, and tried again after a growing pause."""
     agents.problems = ["no room on the disk.", "no room on the disk."]
-    keeper.start()
+    keep()
     assert agents.next_word() == STARTING
     said = agents.next_word()
     assert mentions(said, "does not start", "no room on the disk", "again in")
