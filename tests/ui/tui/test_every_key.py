@@ -38,12 +38,11 @@ LEAVING = ("leave", "suspend", "mouse")
 """Carried out they would end the test, or its terminal; tests of their own do that."""
 
 RESTING = {
-    "run": "zoom_all pan_left pan_right log_next log_previous grave_only follow beginning",
-    "compare": "zoom_all pan_left pan_right",
+    "run": "grave_only traceback follow beginning",
     "gpu": "up down page_up page_down",
     "launch": "field_next field_previous value_next value_previous",
 }
-"""There is nothing to move: charts without a zoom, one log, a page that fits, a form without a profile."""
+"""There is nothing to move: a log of few lines, a page that fits, a form without a profile."""
 
 OPENING: dict[Scope, Callable[[GputuiApp], object]] = {
     "overview": lambda app: None,

@@ -15,7 +15,7 @@ from gputui.ui.tui.actions.keys import key_word
 from gputui.ui.tui.actions.table import TIME_ACTIONS, Action, Heading, actions_in
 from gputui.ui.tui.layout.columns import between, fit_line, fitting, wrap
 
-_FILTERS = ("filter", "find", "metric_find")
+_FILTERS = ("filter", "find")
 _WIDE_ONLY = ("fold", "mark", "sort")
 _LAST = ("palette", "help", "leave", "cancel")
 """The end of the footer, at every width."""

@@ -132,7 +132,7 @@ gpu | gpu_next gpu_previous | tab / shift+tab | next | {Next|Previous} GPU
 gpu | span_longer span_shorter | plus / minus | longer | {Longer|Shorter} time span
 compare | open | enter | open | Open the page of the run | run
 compare | metric_next metric_previous | tab full_stop / shift+tab semicolon | metric | {Next|Previous} metric
-compare | metric_find | slash | find | Find a metric by name
+compare | find | slash | filter | Filter the charts
 compare | cut | w | cut | End the x axis with the shortest run, or the longest
 compare | hide | space | hide | Hide or show the curve of the run | run
 compare | leave_out | d delete |  | Take the run out | run

@@ -24,6 +24,9 @@ LIST_SECONDS = 2.0
 EARLIER_ATTEMPTS = 3
 """How many earlier attempts offer their logs."""
 
+OF_ATTEMPT = " of attempt "
+"""Part of the labels of earlier attempts' logs."""
+
 
 @dataclass(slots=True)
 class LogReader:
@@ -160,7 +163,7 @@ def _earlier_logs(attempt_dir: Path) -> Iterator[tuple[str, RankLog]]:
     for before in range(number - 1, max(0, number - 1 - EARLIER_ATTEMPTS), -1):
         for log in shown_logs(attempt_dir.with_name(str(before))):
             if _size(log.path)[0] > 0:
-                yield f"{label(log)} of attempt {before}", log
+                yield f"{label(log)}{OF_ATTEMPT}{before}", log
 
 
 def _most_useful(sized: list[tuple[RankLog, int, int]]) -> tuple[RankLog, int, int] | None:

@@ -1,4 +1,4 @@
-"""The settings of a run's charts as immutable values: layout, axis, smoothing, pins, filter."""
+"""What charts show, as one immutable value: layout, axes, window, crosshair, pins, filter."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.metrics.curves.model import AXES, Axis
+from gputui.metrics.draw.viewport import Viewport
 from gputui.ui.tui.settings import Settings
 
 Layout = Literal["grid", "two", "one"]
@@ -18,24 +19,33 @@ SMOOTHINGS = (0.0, 0.6, 0.8, 0.9, 0.97, 0.99)
 """Weights of the moving average that one key steps through."""
 
 
-class ChartSettings(Struct, frozen=True):
-    """The settings of the charts of one run."""
+class ChartView(Struct, frozen=True):
+    """What the charts of a page show.
+
+    Attributes:
+        logs: charts with a logarithmic value axis.
+        by_rank: charts with a curve for each rank.
+        is_cut: whether the x axis of several runs ends with the shortest.
+        cursor: the x of the crosshair.
+        focus: the chosen chart; None for the first.
+    """
 
     layout: Layout = "grid"
     axis: Axis = "step"
     smoothing: float = 0.0
     pins: tuple[str, ...] = ()
     logs: frozenset[str] = frozenset()
-    """Charts with a logarithmic value axis."""
     is_log_x: bool = False
-    """Whether the axis that all charts share is logarithmic."""
     by_rank: frozenset[str] = frozenset()
-    """Charts with a curve for each rank."""
     filter_text: str = ""
+    is_cut: bool = False
+    viewport: Viewport = Viewport()
+    cursor: float | None = None
+    focus: str | None = None
 
-    def with_pin(self, name: str) -> ChartSettings:
-        pins = tuple(pin for pin in self.pins if pin != name)
-        return replace(self, pins=pins if len(pins) < len(self.pins) else (*pins, name))
+    def rescaled(self, **changes: Any) -> ChartView:
+        """The view over another x axis, on which window and crosshair have no place."""
+        return replace(self, viewport=Viewport(), cursor=None, **changes)
 
 
 T = TypeVar("T")
@@ -47,40 +57,40 @@ def after(choices: Sequence[T], chosen: T, by: int = 1) -> T:
     return choices[(place + by) % len(choices)]
 
 
-def from_kept(settings: Settings) -> ChartSettings:
-    """The chart settings of the settings file; invalid ones get their default."""
-    usual = ChartSettings(pins=settings.pins)
+def from_kept(settings: Settings) -> ChartView:
+    """The view of the settings file; invalid settings get their default."""
+    usual = ChartView(pins=settings.pins)
     layout = next((each for each in LAYOUTS if each == settings.chart_layout), usual.layout)
     axis = next((each for each in AXES if each == settings.chart_axis), usual.axis)
     smoothing = next((each for each in SMOOTHINGS if f"{each:g}" == settings.chart_smoothing), usual.smoothing)
     return replace(usual, layout=layout, axis=axis, smoothing=smoothing)
 
 
-def to_keep(settings: ChartSettings) -> dict[str, Any]:
-    """The settings to keep for the next start, by the names of `tui.settings.Settings`."""
+def to_keep(view: ChartView) -> dict[str, Any]:
+    """What to keep for the next start, by the names of `tui.settings.Settings`."""
     return {
-        "chart_layout": settings.layout,
-        "chart_axis": settings.axis,
-        "chart_smoothing": f"{settings.smoothing:g}",
-        "pins": settings.pins,
+        "chart_layout": view.layout,
+        "chart_axis": view.axis,
+        "chart_smoothing": f"{view.smoothing:g}",
+        "pins": view.pins,
     }
 
 
 class ChartMemory:
-    """The settings of each run's charts while the program runs. A run starts with those used last, but with linear
-    axes. ``keep`` stores settings for the next start."""
+    """The view of each run's charts while the program runs. A run starts with the layout, axis, smoothing and pins used
+    last, which ``keep`` stores for the next start."""
 
-    def __init__(self, usual: ChartSettings, keep: Callable[[ChartSettings], object]) -> None:
+    def __init__(self, usual: ChartView, keep: Callable[[ChartView], object]) -> None:
         self.usual = usual
         self._keep = keep
-        self._known: dict[str, ChartSettings] = {}
+        self._known: dict[str, ChartView] = {}
 
-    def of(self, run_id: str) -> ChartSettings:
+    def of(self, run_id: str) -> ChartView:
         return self._known.get(run_id, self.usual)
 
-    def keep(self, run_id: str, settings: ChartSettings) -> None:
-        self._known[run_id] = settings
-        usual = replace(settings, logs=frozenset(), is_log_x=False, by_rank=frozenset(), filter_text="")
+    def keep(self, run_id: str, view: ChartView) -> None:
+        self._known[run_id] = view
+        usual = ChartView(view.layout, view.axis, view.smoothing, view.pins)
         if usual != self.usual:
             self.usual = usual
             self._keep(usual)

@@ -1,33 +1,34 @@
-"""The charts of a run: metrics and hardware over one x axis, with markers and a crosshair."""
+"""The charts of a run, or of several compared: metrics and hardware over one x axis, with markers and a crosshair."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
+from os.path import commonprefix
 from typing import Final
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.core.text import cell_width
+from gputui.core.text import cell_width, clip_middle
 from gputui.core.units import count, gibibytes, metric_value, short_number
 from gputui.metrics.curves.model import (
     Axis,
     ChartData,
     ChartMarker,
+    ChartRequest,
     Frame,
     HardwareCurve,
-    HardwareField,
     MarkerKind,
     RankCurves,
 )
 from gputui.metrics.curves.plot import values_at
-from gputui.metrics.draw.axes import AxisKind
 from gputui.metrics.draw.chart import chart
 from gputui.metrics.draw.envelope import Bin
 from gputui.metrics.draw.parts import Curve, Line, Marker, XAxis, XKind, YAxis
 from gputui.metrics.draw.viewport import Extent
-from gputui.ui.tui.layout.chart_settings import ChartSettings
+from gputui.ui.tui.layout.chart_settings import ChartView
 from gputui.ui.tui.layout.columns import fit_line
 from gputui.ui.tui.layout.panels import FULL_HEIGHT, Panel, PanelPlace
 from gputui.ui.tui.layout.words import clock, dated_clock
@@ -35,9 +36,11 @@ from gputui.ui.tui.layout.words import clock, dated_clock
 GUTTER = 6
 """Cells of the value labels of all charts, so that charts below each other match."""
 
-END_CELLS = 10
+END_CELLS, MOST_NAME_CELLS = 10, 26
+"""Cells at the right of a chart for the newest values, and most cells for the names of compared runs with them."""
+
 LEAST_FOR_ENDS = 50
-"""Least width of a chart with its newest values in `END_CELLS` cells at the right."""
+"""Least width of a chart with its newest values at the right."""
 
 MOST_GPU_LINES = 4
 """More GPUs than this share one colour, and the legend shows their lowest and highest value."""
@@ -48,14 +51,15 @@ MOST_RANK_LINES = 6
 AXIS_NAMES = {"step": "step", "time": "time", "trained": "time trained", "epoch": "epoch"}
 AXIS_KINDS: dict[Axis, XKind] = {"step": "count", "time": "time", "trained": "time", "epoch": "number"}
 MARKER_STYLES: Mapping[MarkerKind, str] = {
-    "start": "dim",
-    "restart": "marker",
-    "checkpoint": "good",
     "incident": "bad",
     "alert": "warn",
-    "event": "dim",
+    "restart": "marker",
     "end": "dim",
+    "start": "dim",
+    "checkpoint": "good",
+    "event": "dim",
 }
+"""The gravest kind first."""
 
 SHAPES: Final = "●■▲◆✚▼"
 """Signs of curves, to distinguish them without colour."""
@@ -63,31 +67,68 @@ SHAPES: Final = "●■▲◆✚▼"
 MARKED_APART = 8
 """Checkpoints closer than this many columns, on average, are counted instead of marked."""
 
+_GRAVITY = list(MARKER_STYLES)
 _TIMES = frozenset({"time", "seconds", "sec", "ms", "latency", "throughput"})
 _NOTCHES = frozenset({"checkpoint", "event", "end"})
-_GRAVITY = ("incident", "alert", "restart", "end", "start", "checkpoint", "event")
+_BYTES = frozenset({"memory", "host_memory"})
+_SIGN_CELLS = 4
+_REACHES_END = 0.97
+"""Part of the window beyond which a curve ends beside its name, and needs no other sign."""
+
+
+class ChartedRun(Struct, frozen=True):
+    """A run with its curves; of several, with its name, the number of its colour, and whether it is in front."""
+
+    data: ChartData
+    name: str = ""
+    colour: int = 0
+    is_in_front: bool = False
 
 
 class ChartLook(Struct, frozen=True):
-    """The settings and the state of the charts. ``focus`` is the key of the marked chart; ``gpus`` gives each GPU's
-    index by its UUID."""
+    """Everything that charts are drawn from.
 
-    settings: ChartSettings
-    window: tuple[float, float]
-    cursor: float | None
-    focus: str | None
-    gpus: Mapping[str, int]
+    Attributes:
+        runs: one run, or all with a curve of a comparison.
+        gpus: the index of each GPU by its UUID.
+        focus: the key of the marked chart.
+    """
+
+    view: ChartView
+    runs: tuple[ChartedRun, ...] = ()
+    gpus: Mapping[str, int] = msgspec.field(default_factory=dict)
     slow_ranks: frozenset[int] = frozenset()
+    window: tuple[float, float] = (0.0, 1.0)
+    focus: str | None = None
+
+    @property
+    def is_compared(self) -> bool:
+        return not self.runs or bool(self.runs[0].name)
+
+    @property
+    def data(self) -> ChartData:
+        """The data of the run; of several runs nothing but the axis."""
+        return ChartData(ChartRequest(), Frame(self.view.axis)) if self.is_compared else self.runs[0].data
+
+    @property
+    def reach(self) -> float:
+        """How far from the crosshair something still lies at it."""
+        return (self.window[1] - self.window[0]) / 60
+
+    def is_by_rank(self, panel: Panel) -> bool:
+        return panel.key in self.view.by_rank and panel.key in self.data.rank_names
 
 
-def extent_of(data: ChartData, *, is_log: bool = False) -> Extent | None:
-    """The whole x axis of the run; None while it is empty."""
-    frame = data.frame
-    if frame.start is None or frame.end is None:
+def extent_of(look: ChartLook) -> Extent | None:
+    """The whole x axis; None while it is empty."""
+    frames = [run.data.frame for run in look.runs if run.data.frame.axis == look.view.axis]
+    ends = [(frame.start, frame.end) for frame in frames if frame.start is not None and frame.end is not None]
+    if not ends:
         return None
-    resolution = {"step": 1.0, "epoch": 1e-3}.get(frame.axis, 1.0)
-    extent = Extent(frame.start, max(frame.end, frame.start), resolution)
-    return extent.logarithmic() if is_log else extent
+    start = min(start for start, _ in ends)
+    newest = (min if look.view.is_cut else max)(end for _, end in ends)
+    extent = Extent(start, max(newest, start), 1e-3 if look.view.axis == "epoch" else 1.0)
+    return extent.logarithmic() if look.view.is_log_x else extent
 
 
 def place_words(frame: Frame, x: float) -> str:
@@ -96,9 +137,11 @@ def place_words(frame: Frame, x: float) -> str:
         return f"step {count(x)}"
     if frame.axis == "epoch":
         return f"epoch {short_number(x)}"
+    minutes, seconds = divmod(round(max(0.0, x)), 60)
+    elapsed = f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}"
     if frame.axis == "time" and frame.origin_at is not None:
-        return f"{frame_clock(frame, frame.origin_at + x)}, {_elapsed(x)} in"
-    return f"{_elapsed(x)} trained"
+        return f"{frame_clock(frame, frame.origin_at + x)}, {elapsed} in"
+    return elapsed if frame.axis == "time" else f"{elapsed} trained"
 
 
 def frame_clock(frame: Frame, at: float) -> str:
@@ -107,21 +150,17 @@ def frame_clock(frame: Frame, at: float) -> str:
     return clock(at) if newest is None else dated_clock(at, newest)
 
 
-def _elapsed(seconds: float) -> str:
-    minutes, rest = divmod(round(max(0.0, seconds)), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}"
+# --- charts
 
 
 def grid_lines(
-    panels: Sequence[Panel], places: Sequence[PanelPlace], data: ChartData, look: ChartLook, width: int, height: int
+    panels: Sequence[Panel], places: Sequence[PanelPlace], look: ChartLook, width: int, height: int
 ) -> list[Line]:
     """The charts in their places, as ``height`` lines of ``width`` cells."""
     lines: list[Line] = [[] for _ in range(height)]
     filled = [0] * height
     for panel, place in zip(panels, places, strict=False):
-        drawn = panel_lines(panel, data, look, place.width, place.height)
-        for y, line in enumerate(drawn, place.top):
+        for y, line in enumerate(panel_lines(panel, look, place.width, place.height), place.top):
             if place.left > filled[y]:
                 lines[y].append((" " * (place.left - filled[y]), "text"))
             lines[y] += line
@@ -129,104 +168,110 @@ def grid_lines(
     return [fit_line(line, width) for line in lines]
 
 
-def panel_lines(panel: Panel, data: ChartData, look: ChartLook, width: int, height: int) -> list[Line]:
+def panel_lines(panel: Panel, look: ChartLook, width: int, height: int) -> list[Line]:
+    data, view = look.data, look.view
     title = f"{'▸' if panel.key == look.focus else ' '}{'*' if panel.is_pinned else ''}{panel.title}"
-    if is_by_rank(panel, data, look.settings):
+    if look.is_by_rank(panel):
         ranked = data.ranked.get(panel.key)
         title += " by rank, samples" if ranked is not None and ranked.is_sampled else " by rank"
-    curves = panel_curves(panel, data, look, room=width)
-    if end_cells(width, height):
-        curves = _with_ends(curves, panel, look)
     return chart(
-        curves,
+        panel_curves(panel, look, width, height),
         width=width,
         height=height,
         title=title,
-        x_axis=x_axis(data, look),
+        x_axis=XAxis(AXIS_NAMES[view.axis], *look.window, AXIS_KINDS[view.axis], "log" if view.is_log_x else "linear"),
         y_axis=y_axis(panel, look),
-        markers=drawn_markers(
-            data.markers, with_words=height >= FULL_HEIGHT, notches=not counted_checkpoints(data.markers, look, width)
-        ),
-        cursor=look.cursor,
+        markers=drawn_markers(look, width, height),
+        cursor=view.cursor,
         least_gutter=GUTTER,
-        end_gutter=end_cells(width, height),
-        empty_text=_empty_text(panel, data),
+        end_gutter=end_cells(look, width, height),
+        empty_text=_empty_text(panel, look),
     )
 
 
-def end_cells(width: int, height: int) -> int:
-    """Cells at the right of a chart for the newest values; 0 for a small chart."""
+def end_cells(look: ChartLook, width: int, height: int) -> int:
+    """Cells at the right of a chart for the newest values, and the names of several runs; 0 for a small chart."""
+    if look.is_compared:
+        return min(MOST_NAME_CELLS, max(0, width - GUTTER - 2) * 2 // 5)
     return END_CELLS if height >= FULL_HEIGHT and width >= LEAST_FOR_ENDS else 0
 
 
-def plot_columns(width: int, height: int) -> int:
-    return max(1, width - GUTTER - 2 - end_cells(width, height))
+def plot_columns(look: ChartLook, width: int, height: int) -> int:
+    return max(8, width - GUTTER - 2 - end_cells(look, width, height))
+
+
+def panel_curves(panel: Panel, look: ChartLook, width: int, height: int) -> list[Curve]:
+    """The curves of a chart of this size, from back to front."""
+    if look.is_compared:
+        return _compared_curves(panel, look, end_cells(look, width, height))
+    if panel.field is not None:
+        curves = _hardware_curves(panel, look, width)
+    elif look.is_by_rank(panel) and panel.key in look.data.ranked:
+        curves = rank_curves(panel, look.data.ranked[panel.key], look)
+    else:
+        curves = _metric_curves(panel, look)
+    return _with_ends(curves, panel, look) if end_cells(look, width, height) else curves
 
 
 def _with_ends(curves: Sequence[Curve], panel: Panel, look: ChartLook) -> list[Curve]:
     """Give each curve of a large chart its newest value at its end. A single curve then needs none in the title."""
-    words = metric_value if panel.field is None else _value_words(panel.field)
-    is_alone = look.cursor is None and sum(curve.value is not None for curve in curves) == 1
+    is_alone = look.view.cursor is None and sum(curve.value is not None for curve in curves) == 1
     found = []
     for curve in curves:
         last = next((each.last for each in reversed(curve.bins) if each.last is not None), None)
         if last is not None and not curve.is_shadow and curve.style != "shadow":
             is_repeated = is_alone and curve.value == last
-            curve = replace(curve, end=words(last), value=None if is_repeated else curve.value)
+            curve = replace(curve, end=_value_words(panel, last), value=None if is_repeated else curve.value)
         found.append(curve)
     return found
 
 
-def panel_curves(panel: Panel, data: ChartData, look: ChartLook, *, room: int | None = None) -> list[Curve]:
-    """The curves of a chart, from back to front; ``room`` are cells for title and legend."""
-    if panel.field is None:
-        if is_by_rank(panel, data, look.settings) and panel.key in data.ranked:
-            return rank_curves(panel, data.ranked[panel.key], look)
-        return _metric_curves(panel, data, look)
-    return _hardware_curves([curve for curve in data.hardware if curve.field == panel.field], panel, look, room)
-
-
-def x_axis(data: ChartData, look: ChartLook) -> XAxis:
-    axis = data.frame.axis
-    scale: AxisKind = "log" if look.settings.is_log_x else "linear"
-    return XAxis(AXIS_NAMES[axis], *look.window, AXIS_KINDS[axis], scale)
-
-
 def y_axis(panel: Panel, look: ChartLook) -> YAxis:
+    """The value axis. Rates and times begin at 0: what hardly varies looks calm."""
+    if panel.field in _BYTES:
+        return YAxis(low=0.0, label=lambda value: short_number(value / 2**30), unit=2.0**30)
     if panel.field is not None:
-        return _hardware_axis(panel.field)
-    return metric_axis(panel.key, look.settings.logs)
+        is_percent = panel.field in ("utilization", "host_cpu")
+        return YAxis(low=20.0 if panel.field == "temperature" else 0.0, high=100.0 if is_percent else None)
+    if panel.key in look.view.logs:
+        return YAxis("log")
+    words = re.split(r"[^a-z]+", panel.key.lower())
+    return YAxis(low=0.0 if panel.key.endswith("_per_s") or not _TIMES.isdisjoint(words) else None)
 
 
-def metric_axis(name: str, logs: Set[str]) -> YAxis:
-    """The value axis of a metric. Rates and times begin at 0: what hardly varies looks calm."""
-    is_log, words = name in logs, re.split(r"[^a-z]+", name.lower())
-    is_from_zero = name.endswith("_per_s") or not _TIMES.isdisjoint(words)
-    return YAxis("log" if is_log else "linear", low=0.0 if is_from_zero and not is_log else None)
-
-
-def _empty_text(panel: Panel, data: ChartData) -> str:
+def _empty_text(panel: Panel, look: ChartLook) -> str:
+    data = look.data
+    if not look.runs:
+        return "all runs are hidden"
     if panel.field is not None:
-        if panel.field not in data.request.hardware:
-            return "reading…"
         # Without a step or an epoch the charts are about to be drawn over time.
-        return "reading…" if data.frame.axis in ("step", "epoch") and not data.frame.end else "not recorded then"
-    curve = data.curves.get(panel.key)
-    if curve is None:
+        is_early = data.frame.axis in ("step", "epoch") and not data.frame.end
+        return "reading…" if is_early or panel.field not in data.request.hardware else "not recorded then"
+    curves = [run.data.curves.get(panel.key) for run in look.runs]
+    problems = [curve.problem for curve in curves if curve is not None]
+    if not problems:
         return "reading…"
-    return curve.problem or ("nothing measured above 0 here" if data.request.is_log else "nothing measured here")
+    return problems[0] or ("nothing measured above 0 here" if look.view.is_log_x else "nothing measured here")
 
 
-def _metric_curves(panel: Panel, data: ChartData, look: ChartLook) -> list[Curve]:
-    found = data.curves.get(panel.key)
+def within(bins: Sequence[Bin], look: ChartLook) -> Sequence[Bin]:
+    """The bins inside the window: others must not stretch the value axis."""
+    start, end = look.window
+    if not bins or (bins[0].first_x >= start and bins[-1].last_x <= end):
+        return bins
+    return [each for each in bins if each.last_x >= start and each.first_x <= end]
+
+
+def _metric_curves(panel: Panel, look: ChartLook) -> list[Curve]:
+    found = look.data.curves.get(panel.key)
     if found is None:
         return []
-    bins, smooth = within(found.bins, look.window), within(found.smooth, look.window)
+    bins, smooth = within(found.bins, look), within(found.smooth, look)
     value, average = found.last, smooth[-1].last if smooth else None
-    if look.cursor is not None:
-        value, average = (at.value for at in values_at((found.bins, found.smooth), look.cursor))
+    if look.view.cursor is not None:
+        value, average = (at.value for at in values_at((found.bins, found.smooth), look.view.cursor))
     style = f"series.{panel.colour}"
-    redone = Curve(within(found.redone, look.window), "shadow", is_shadow=True)
+    redone = Curve(within(found.redone, look), "shadow", is_shadow=True)
     measured = Curve(bins, style, "", value, is_strong=True)
     if not smooth:
         return [redone, measured]
@@ -234,19 +279,38 @@ def _metric_curves(panel: Panel, data: ChartData, look: ChartLook) -> list[Curve
     return [redone, Curve(smooth, style, "~", average, is_strong=True), raw]
 
 
-# --- the ranks
-
-
-def is_by_rank(panel: Panel, data: ChartData, settings: ChartSettings) -> bool:
-    return panel.key in settings.by_rank and panel.key in data.rank_names
+def _compared_curves(panel: Panel, look: ChartLook, end_cells: int) -> list[Curve]:
+    """The curve of each run with its name at its end; that of the run in front is on top."""
+    cursor, end = look.view.cursor, look.window[1]
+    known = [(run, run.data.curves.get(panel.key)) for run in sorted(look.runs, key=lambda run: run.is_in_front)]
+    drawn = [(run, curve, metric_value(curve.last)) for run, curve in known if curve is not None and curve.bins]
+    # If they are too long, what all names (they are no paths) begin with is left out.
+    common = commonprefix([run.name for run, *_ in drawn]).rpartition("-")[0] + "-"  # noqa: RUF071
+    is_long = any(cell_width(run.name) + len(text) + _SIGN_CELLS > end_cells for run, _, text in drawn)
+    curves: list[Curve] = []
+    for run, curve, text in drawn:
+        bins, smooth = within(curve.bins, look), within(curve.smooth, look)
+        if smooth:
+            curves.append(Curve(bins, "shadow", is_shadow=True))
+        shown, sign, name = smooth or bins, SHAPES[run.colour], run.name
+        if is_long:
+            name = clip_middle(f"…{name.removeprefix(common)}", max(4, end_cells - len(text) - _SIGN_CELLS))
+        line = Curve(shown, f"series.{run.colour}", is_strong=run.is_in_front, end=f"{sign} {name} {text}")
+        if cursor is not None:
+            [at] = values_at([shown], cursor)
+            line = replace(line, label=sign, value=at.value)
+        elif not shown or shown[-1].last_x < _REACHES_END * end:
+            line = replace(line, shape=sign)
+        curves.append(line)
+    return curves
 
 
 def rank_curves(panel: Panel, found: RankCurves, look: ChartLook) -> list[Curve]:
     """A curve for each rank; slow ranks are first in the legend and in front. Of many ranks, only the lowest, the
     highest and the slow ones have a name and a colour."""
     values = {each.rank: each.last for each in found.curves}
-    if look.cursor is not None:
-        at = values_at([each.bins for each in found.curves], look.cursor)
+    if look.view.cursor is not None:
+        at = values_at([each.bins for each in found.curves], look.view.cursor)
         values = {each.rank: value.value for each, value in zip(found.curves, at, strict=True)}
     named = set(values)
     notes: dict[int, str] = {}
@@ -258,92 +322,66 @@ def rank_curves(panel: Panel, found: RankCurves, look: ChartLook) -> list[Curve]
         named = {*notes, *look.slow_ranks}
     drawn, legend, in_front = [], [], []
     for number, each in enumerate(sorted(found.curves, key=lambda one: (one.rank in named, one.rank))):
-        is_slow = each.rank in look.slow_ranks
-        bins = within(each.bins, look.window)
+        bins, note, value = within(each.bins, look), notes.get(each.rank, ""), values[each.rank]
         if each.rank not in named:
             drawn.append(Curve(bins, "shadow"))
-            continue
-        note, value = notes.get(each.rank, ""), values[each.rank]
-        if is_slow:
+        elif each.rank in look.slow_ranks:
             legend.append(Curve((), "warn", f"r{each.rank} slow{note}", value))
             in_front.append(Curve(bins, "warn"))
         else:
             style = f"series.{(panel.colour + number) % MOST_RANK_LINES}"
-            shape = SHAPES[len(drawn) % len(SHAPES)]
-            drawn.append(Curve(bins, style, f"r{each.rank}{note}", value, shape=shape))
+            drawn.append(Curve(bins, style, f"r{each.rank}{note}", value, shape=SHAPES[len(drawn) % len(SHAPES)]))
     return [*legend, *drawn, *in_front]
 
 
-def within(bins: Sequence[Bin], window: tuple[float, float] | None) -> Sequence[Bin]:
-    """The bins inside the window: others must not stretch the value axis."""
-    if window is None:
-        return bins
-    start, end = window
-    if not bins or (bins[0].first_x >= start and bins[-1].last_x <= end):
-        return bins
-    return [each for each in bins if each.last_x >= start and each.first_x <= end]
+def _value_words(panel: Panel, value: float | None) -> str:
+    """A value without its unit, which is in the title of the chart."""
+    if panel.field is None:
+        return metric_value(value)
+    if panel.field in _BYTES:
+        return gibibytes(value)
+    return "–" if value is None else f"{value:.0f}"
 
 
-# --- the hardware
-
-
-def _hardware_axis(field: HardwareField) -> YAxis:
-    if field in ("utilization", "host_cpu"):
-        return YAxis(low=0.0, high=100.0)
-    if field in ("memory", "host_memory"):
-        return YAxis(low=0.0, label=lambda value: short_number(value / 2**30), unit=2.0**30)
-    return YAxis(low=20.0 if field == "temperature" else 0.0)
-
-
-def _value_words(field: HardwareField) -> Callable[[float | None], str]:
-    """Writes a value without its unit, which is in the title."""
-    if field in ("memory", "host_memory"):
-        return gibibytes
-    return lambda value: "–" if value is None else f"{value:.0f}"
-
-
-def _hardware_curves(
-    found: Sequence[HardwareCurve], panel: Panel, look: ChartLook, room: int | None = None
-) -> list[Curve]:
-    assert panel.field is not None
-    ordered = sorted(found, key=lambda curve: look.gpus.get(curve.uuid or "", 1 << 20))
-    if not any(curve.bins for curve in ordered):
+def _hardware_curves(panel: Panel, look: ChartLook, room: int) -> list[Curve]:
+    """A curve for each device. If their values do not fit beside the title, it has the lowest and the highest."""
+    found = [curve for curve in look.data.hardware if curve.field == panel.field]
+    if not any(curve.bins for curve in found):
         return []
-    words = _value_words(panel.field)
-    values = [curve.last for curve in ordered]
-    if look.cursor is not None:
+    found.sort(key=lambda curve: look.gpus.get(curve.uuid or "", 1 << 20))
+    values, cursor = [curve.last for curve in found], look.view.cursor
+    if cursor is not None:
         # Samples far from the crosshair do not count.
-        reach = (look.window[1] - look.window[0]) / 20
-        found_at = values_at([curve.bins for curve in ordered], look.cursor)
-        values = [at.value if at.x is not None and abs(at.x - look.cursor) <= reach else None for at in found_at]
-    is_alone, are_many = len(ordered) == 1, len(ordered) > MOST_GPU_LINES
+        near = values_at([curve.bins for curve in found], cursor)
+        values = [at.value if at.x is not None and abs(at.x - cursor) <= 3 * look.reach else None for at in near]
+    is_alone, are_many = len(found) == 1, len(found) > MOST_GPU_LINES
+    texts = [_value_words(panel, value) for value in values]
     labels = [
-        words(value) if curve.uuid is None or is_alone else f"{_index(curve, look)}: {words(value)}"
-        for value, curve in zip(values, ordered, strict=True)
+        text if is_alone else f"{device_index(one, look)}: {text}" for text, one in zip(texts, found, strict=True)
     ]
     legend: list[Curve] = []
-    if are_many or (room is not None and room < 2 + cell_width(panel.title) + sum(4 + len(text) for text in labels)):
+    if are_many or room < 2 + cell_width(panel.title) + sum(4 + len(text) for text in labels):
         known = [(value, number) for number, value in enumerate(values) if value is not None]
-        text = words(None)
+        text = _value_words(panel, None)
         if known:
             (lowest, where), (highest, _) = min(known), max(known)
-            text = "–".join(dict.fromkeys((words(lowest), words(highest))))
-            if are_many:
-                text = f"{words(lowest)} (GPU {_index(ordered[where], look)}) to {words(highest)}"
+            low, high = _value_words(panel, lowest), _value_words(panel, highest)
+            text = low if low == high else f"{low}–{high}"
+            text = f"{low} (GPU {device_index(found[where], look)}) to {high}" if are_many else text
         legend = [Curve((), f"series.{panel.colour}" if are_many else "text", text)]
         labels = [""] * len(labels)
     return legend + [
         Curve(
-            within(curve.bins, look.window),
+            within(curve.bins, look),
             f"series.{panel.colour if are_many else (panel.colour + number) % 4}",
             label,
             shape="" if is_alone or not label else SHAPES[number],
         )
-        for number, (curve, label) in enumerate(zip(ordered, labels, strict=True))
+        for number, (curve, label) in enumerate(zip(found, labels, strict=True))
     ]
 
 
-def _index(curve: HardwareCurve, look: ChartLook) -> str:
+def device_index(curve: HardwareCurve, look: ChartLook) -> str:
     found = look.gpus.get(curve.uuid or "")
     return (curve.uuid or "")[:8] if found is None else str(found)
 
@@ -351,21 +389,22 @@ def _index(curve: HardwareCurve, look: ChartLook) -> str:
 # --- what happened
 
 
-def counted_checkpoints(markers: Sequence[ChartMarker], look: ChartLook, width: int) -> int:
+def counted_checkpoints(look: ChartLook, width: int) -> int:
     """The number of checkpoints in the window if they are too many to mark each; else 0."""
     start, end = look.window
-    saved = sum(marker.kind == "checkpoint" and start <= marker.x <= end for marker in markers)
+    saved = sum(marker.kind == "checkpoint" and start <= marker.x <= end for marker in look.data.markers)
     return saved if saved * MARKED_APART > width else 0
 
 
-def drawn_markers(markers: Sequence[ChartMarker], *, with_words: bool, notches: bool = True) -> list[Marker]:
-    """The markers of a chart, the gravest last; without ``notches``, no checkpoints."""
+def drawn_markers(look: ChartLook, width: int, height: int) -> list[Marker]:
+    """The markers of a chart of this size, the gravest last."""
+    hidden = ("start", "checkpoint") if counted_checkpoints(look, width) else ("start",)
     drawn = []
-    for marker in sorted(markers, key=lambda each: -_GRAVITY.index(each.kind)):
-        if marker.kind == "start" or (marker.kind == "checkpoint" and not notches):
-            continue
-        word = marker.word if with_words and marker.kind not in _NOTCHES else ""
-        drawn.append(Marker(marker.x, word, MARKER_STYLES[marker.kind], is_line=marker.kind not in _NOTCHES))
+    for marker in sorted(look.data.markers, key=lambda each: -_GRAVITY.index(each.kind)):
+        if marker.kind not in hidden:
+            is_line = marker.kind not in _NOTCHES
+            word = marker.word if is_line and height >= FULL_HEIGHT else ""
+            drawn.append(Marker(marker.x, word, MARKER_STYLES[marker.kind], is_line=is_line))
     return drawn
 
 
@@ -377,7 +416,5 @@ def markers_near(markers: Sequence[ChartMarker], x: float, reach: float) -> list
 
 def next_marker(markers: Sequence[ChartMarker], x: float | None, by: int) -> ChartMarker | None:
     """The next marker to the right of ``x``, or to the left with -1. For None, the first, or the last with -1."""
-    ordered = sorted(markers, key=lambda marker: marker.x)
-    if by > 0:
-        return next((marker for marker in ordered if x is None or marker.x > x + 1e-9), None)
-    return next((marker for marker in reversed(ordered) if x is None or marker.x < x - 1e-9), None)
+    ordered = sorted(markers, key=lambda marker: by * marker.x)
+    return next((marker for marker in ordered if x is None or by * (marker.x - x) > 1e-9), None)

@@ -1,20 +1,23 @@
-"""The charts of a run's page: which, in what order, and where."""
+"""Which charts a page shows, in what order, and where."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from msgspec import Struct
 
 from gputui.core.text import clean
 from gputui.metrics.curves.model import HardwareField
-from gputui.metrics.curves.names import NameFilter, filter_names, is_of_the_run, is_set
+from gputui.metrics.curves.names import filter_names, is_of_the_run, is_set
 from gputui.store.metrics.queries import is_of_events
-from gputui.ui.tui.layout.chart_settings import ChartSettings, Layout
+from gputui.ui.tui.layout.chart_settings import ChartView, Layout
 
 LEAST_WIDTH, LEAST_HEIGHT = 31, 6
 """Least size of a useful chart."""
+
+LEAST_NAMED_WIDTH = 56
+"""Least width of a chart with names at the ends of its curves."""
 
 MOST_COLUMNS = 3
 FULL_HEIGHT = 10
@@ -26,7 +29,7 @@ THROUGHPUT = ("samples_per_s", "tokens_per_s", "images_per_s", "steps_per_s")
 USUAL = (*LEADING, *THROUGHPUT, "lr", "grad_norm")
 """The most common metrics, the most important first; requested before a run's names are known."""
 
-_FIRST = (*LEADING, *THROUGHPUT, "gpu/utilization", "lr", "grad_norm")
+_FIRST = (*LEADING, "val/accuracy", "eval_accuracy", *THROUGHPUT, "gpu/utilization", "lr", "grad_norm")
 _TITLES = {"lr": "learning rate", "grad_norm": "gradient norm"}
 HARDWARE: dict[str, tuple[HardwareField, str]] = {
     "gpu/utilization": ("utilization", "GPU util %"),
@@ -53,8 +56,8 @@ class Panel(Struct, frozen=True):
 class Panels(Struct, frozen=True):
     """The charts that match the filter, of ``count``, and what is wrong with the filter."""
 
-    shown: tuple[Panel, ...]
-    count: int
+    shown: tuple[Panel, ...] = ()
+    count: int = 0
     problem: str | None = None
 
 
@@ -65,22 +68,20 @@ class PanelPlace(NamedTuple):
     height: int
 
 
-def panels(names: Sequence[str], settings: ChartSettings, *, has_gpus: bool) -> Panels:
+def panels(names: Iterable[str], hardware: Iterable[str], view: ChartView) -> Panels:
     """The charts in order: pinned ones, then those of `by_interest`. What the run is (`is_of_the_run`) has a chart only
     if it is pinned or matches a filter: the parameters tell it better than a curve of one point."""
-    hardware = [key for key in HARDWARE if has_gpus or key.startswith("host/")]
     keys = by_interest([*names, *hardware])
     every = {
-        key: Panel(key, title, number % 4, field, key in settings.pins)
+        key: Panel(key, title, number % 4, field, key in view.pins)
         for number, key in enumerate(keys)
         for field, title in (HARDWARE.get(key, (None, metric_title(key))),)
     }
-    found: NameFilter = filter_names(keys, settings.filter_text)
-    pinned = [pin for pin in settings.pins if pin in every]
-    is_filtered = bool(settings.filter_text.strip())
-    others = found.names if is_filtered else [key for key in found.names if not is_of_the_run(key)]
-    chosen = [*pinned, *(key for key in others if key not in pinned)]
-    return Panels(tuple(every[key] for key in chosen), len(keys) if is_filtered else len(chosen), found.problem)
+    found, is_filtered = filter_names(keys, view.filter_text), bool(view.filter_text.strip())
+    pinned = [pin for pin in view.pins if pin in every]
+    others = [key for key in found.names if key not in pinned and (is_filtered or not is_of_the_run(key))]
+    chosen = tuple(every[key] for key in (*pinned, *others))
+    return Panels(chosen, len(keys) if is_filtered else len(chosen), found.problem)
 
 
 def by_interest(keys: Sequence[str]) -> list[str]:
@@ -111,7 +112,7 @@ def param_text(text: str) -> str:
         return text
 
 
-def places(count: int, width: int, height: int, layout: Layout) -> list[PanelPlace]:
+def places(count: int, width: int, height: int, layout: Layout, least_width: int = LEAST_WIDTH) -> list[PanelPlace]:
     """The places of one screenful of at most ``count`` charts; the first is above the others, at full width."""
     if count < 1 or height < 3 or width < 12:
         return []
@@ -121,7 +122,7 @@ def places(count: int, width: int, height: int, layout: Layout) -> list[PanelPla
     if layout == "two":
         half = height // 2
         return [PanelPlace(0, 0, width, height - half), PanelPlace(0, height - half, width, half)]
-    columns = max(1, min(MOST_COLUMNS, (width + 1) // (LEAST_WIDTH + 1)))
+    columns = max(1, min(MOST_COLUMNS, (width + 1) // (least_width + 1)))
     below = min(rows - (2 if rows >= 4 else 1), -(-(count - 1) // columns))
     columns = min(columns, -(-(count - 1) // below))
     # The first chart gets twice the height of the others, if there is room.

@@ -18,16 +18,16 @@ from gputui.ui.tui.actions.keys import key_word
 from gputui.ui.tui.actions.shown import footer_line, help_lines
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.pages.alerts.page import AlertsScreen
-from gputui.ui.tui.pages.compare.page import CompareCharts, CompareScreen
+from gputui.ui.tui.pages.compare.page import CompareScreen
 from gputui.ui.tui.pages.gpu.page import GpuScreen
 from gputui.ui.tui.pages.launch.page import ChooseProfileScreen, LaunchScreen
 from gputui.ui.tui.pages.overview.page import OverviewScreen
 from gputui.ui.tui.pages.processes.page import ProcessesScreen
-from gputui.ui.tui.pages.run.chart_pane import RunCharts
 from gputui.ui.tui.pages.run.log import RunLog
 from gputui.ui.tui.pages.run.page import RunScreen
 from gputui.ui.tui.pages.study.choose import ChooseStudyScreen
 from gputui.ui.tui.pages.study.page import StudyScreen
+from gputui.ui.tui.widgets.chart_pane import Charts
 from gputui.ui.tui.widgets.page import ActionScreen
 from tests.ui.tui.filling import Filler
 
@@ -43,7 +43,7 @@ SCREENS: dict[Scope, type[ActionScreen]] = {
     "studies": StudyScreen,
     "study_files": ChooseStudyScreen,
 }
-PARTS: dict[Scope, tuple[type, ...]] = {"run": (RunCharts, RunLog), "compare": (CompareCharts,)}
+PARTS: dict[Scope, tuple[type, ...]] = {"run": (Charts, RunLog), "compare": (Charts,)}
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 
 

@@ -1,24 +1,33 @@
-"""A comparison of runs: differing parameters, results, order and groups. Pure."""
+"""A comparison of runs: differing parameters, results, order and groups, and the table of all that. Pure."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from types import MappingProxyType
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.core.text import clean
+from gputui.core.text import clean, clip_middle
+from gputui.core.units import aligned, count, count_of, duration, metric_value, short_number
 from gputui.metrics.curves.model import ChartData
-from gputui.metrics.curves.names import is_more_better, is_of_the_run
+from gputui.metrics.curves.names import is_more_better
 from gputui.metrics.draw.envelope import Bin
+from gputui.metrics.draw.raster import Span
 from gputui.runs.command import format_value
 from gputui.ui.tui.data.run_details import launched_code, launched_params
 from gputui.ui.tui.data.snapshot import RunRow
-from gputui.ui.tui.layout.panels import by_interest
+from gputui.ui.tui.layout.chart_settings import after
+from gputui.ui.tui.layout.charts import SHAPES
+from gputui.ui.tui.layout.columns import Column
+from gputui.ui.tui.layout.lists import Listing, ListSection
+from gputui.ui.tui.layout.panels import param_text
+from gputui.ui.tui.layout.run_words import run_title
+from gputui.ui.tui.layout.words import run_state_text, sign_of
 
 MOST_CURVES = 6
 """Most runs with a curve: there are as many colours."""
@@ -34,50 +43,46 @@ UNSET = "–"
 
 
 class Comparison(Struct, frozen=True):
-    """The state of the page.
+    """Which runs are compared, and how.
 
     Attributes:
         sort: one of `SORT_KEYS` or a parameter.
         group: the parameter that runs are grouped by.
         drawn: the runs with a curve, each at the index of its colour, None for a free colour.
-        cursor: the run under the cursor.
     """
 
     run_ids: tuple[str, ...]
-    metric: str | None = None
     sort: str = "chosen"
     is_reversed: bool = False
     group: str | None = None
     drawn: tuple[str | None, ...] = ()
-    cursor: str | None = None
 
     @classmethod
-    def of(
-        cls, run_ids: Sequence[str], metric: str | None = None, colours: Mapping[str, int] = MappingProxyType({})
-    ) -> Comparison:
+    def of(cls, run_ids: Sequence[str], colours: Mapping[str, int] = MappingProxyType({})) -> Comparison:
         """A comparison in which the first `MOST_CURVES` runs have a curve, each in its own of ``colours``; if two runs
         share a colour, the later one gets the next free one."""
         drawn: list[str | None] = [None] * MOST_CURVES
         for number, run_id in enumerate(run_ids[:MOST_CURVES]):
             wanted = colours.get(run_id, number)
             drawn[next(at % MOST_CURVES for at in range(wanted, 2**31) if drawn[at % MOST_CURVES] is None)] = run_id
-        return cls(tuple(run_ids), metric, drawn=tuple(drawn))
+        return cls(tuple(run_ids), drawn=tuple(drawn))
 
     @property
-    def curve_count(self) -> int:
-        return sum(run_id is not None for run_id in self.drawn)
+    def notes(self) -> list[str]:
+        """What differs from the usual, in words."""
+        drawn = sum(run_id is not None for run_id in self.drawn)
+        notes = [f"{drawn} shown"] if drawn < len(self.run_ids) else []
+        if self.sort != "chosen" or self.is_reversed:
+            notes.append(f"sorted by {clean(self.sort)}" + (", reversed" if self.is_reversed else ""))
+        return [*notes, f"grouped by {clean(self.group)}"] if self.group is not None else notes
 
-    def sorted_next(self, params: Sequence[str] = ()) -> Comparison:
+    def sorted_next(self, params: Sequence[str]) -> Comparison:
         """The comparison in the next order. ``params`` are those in which the runs differ."""
-        keys = [*SORT_KEYS, *params]
-        place = keys.index(self.sort) if self.sort in keys else -1
-        return replace(self, sort=keys[(place + 1) % len(keys)])
+        return replace(self, sort=after([*SORT_KEYS, *params], self.sort))
 
     def grouped_next(self, params: Sequence[str]) -> Comparison:
         """The comparison grouped by the next of ``params``; after the last, ungrouped."""
-        names = [None, *params]
-        place = names.index(self.group) if self.group in names else 0
-        return replace(self, group=names[(place + 1) % len(names)])
+        return replace(self, group=after([None, *params], self.group))
 
     def toggled(self, run_id: str) -> Comparison:
         """The comparison with a run's curve hidden, or shown if a colour is free."""
@@ -97,9 +102,8 @@ class ComparedRun(Struct, frozen=True):
     Attributes:
         colour: the number of its curve's colour; None without a curve.
         params: as text, the parameters in which the runs differ.
-        best: the best value of the metric.
-        best_x: the place of the best value on the axis.
-        is_best_x_exact: whether it is exactly there, or in the stretch that ends there.
+        best: the best value of the metric, which was at ``best_x`` or, if that is not exact, in the stretch that ends
+            there.
         seconds: how long the run took until now.
     """
 
@@ -117,14 +121,10 @@ class ComparedRun(Struct, frozen=True):
         return self.row.run.run_id
 
 
-def metric_names(data: Mapping[str, ChartData]) -> tuple[str, ...]:
-    """The metrics of the runs, those of all first, both in the order of a run's page."""
-    counts = Counter(name for one in data.values() for name in one.names if not is_of_the_run(name))
-    most = max(counts.values(), default=0)
-    common = [name for name, number in counts.items() if number == most]
-    leading = [name for name in ("loss", "val/loss", "val/accuracy") if name in common]
-    others = [name for name in common if name not in leading]
-    return (*leading, *by_interest(others), *by_interest([name for name in counts if name not in common]))
+def metric_names(data: Iterable[ChartData]) -> list[str]:
+    """The metrics of the runs, those of all runs first."""
+    counts = Counter(name for one in data for name in one.names)
+    return sorted(counts, key=lambda name: -(counts[name] == max(counts.values())))
 
 
 def differing(rows: Sequence[RunRow]) -> dict[str, tuple[str, ...]]:
@@ -157,56 +157,50 @@ def _text(value: object) -> str:
 
 
 def compare(
-    rows: Sequence[RunRow], data: Mapping[str, ChartData], comparison: Comparison, now: float
+    rows: Sequence[RunRow], data: Mapping[str, ChartData], comparison: Comparison, metric: str, now: float
 ) -> list[ComparedRun]:
-    """The runs of the table, sorted within their groups. Unknown values come last in any order."""
+    """The runs of the table, sorted by ``metric`` within their groups. Unknown values come last in any order."""
     by_id = {row.run.run_id: row for row in rows}
     chosen = [by_id[run_id] for run_id in comparison.run_ids if run_id in by_id]
     params = differing(chosen)
     runs = []
     for number, row in enumerate(chosen):
         run_id, started, ended = row.run.run_id, row.run.started_at, row.run.ended_at
-        curve = data[run_id].curves.get(comparison.metric or "") if run_id in data else None
-        best, best_x, is_exact = _best(() if curve is None else curve.bins, comparison.metric or "")
+        curve = data[run_id].curves.get(metric) if run_id in data else None
         runs.append(
             ComparedRun(
                 row,
                 comparison.drawn.index(run_id) if run_id in comparison.drawn else None,
                 {name: values[number] for name, values in params.items()},
                 curve.last if curve is not None else None,
-                best,
-                best_x,
-                is_exact,
-                None if started is None else max(0.0, (now if ended is None else ended) - started),
+                *_best(() if curve is None else curve.bins, metric),
+                seconds=None if started is None else max(0.0, (now if ended is None else ended) - started),
             )
         )
-    runs = _ordered(runs, comparison)
+    runs = _ordered(runs, comparison, metric)
     values = list(dict.fromkeys(run.params.get(comparison.group or "") for run in runs))
     return sorted(runs, key=lambda run: values.index(run.params.get(comparison.group or "")))
 
 
 def _best(bins: Sequence[Bin], metric: str) -> tuple[float | None, float | None, bool]:
     """The best value of a curve, its place, and whether that is exact."""
-    measured = [each for each in bins if each.low is not None and each.high is not None]
-    if not measured:
+    sign = -1 if is_more_better(metric) else 1
+    ends = [(sign * (each.high if sign < 0 else each.low), number) for number, each in enumerate(bins)
+            if each.low is not None and each.high is not None]  # fmt: skip
+    if not ends:
         return None, None, True
-    if is_more_better(metric):
-        found = max(measured, key=lambda each: each.high or 0.0)
-        best = found.high
-    else:
-        found = min(measured, key=lambda each: each.low or 0.0)
-        best = found.low
+    lowest, number = min(ends)
+    best, found = sign * lowest, bins[number]
     if best == found.first:
         return best, found.first_x, True
     return best, found.last_x, best == found.last
 
 
-def _ordered(runs: list[ComparedRun], comparison: Comparison) -> list[ComparedRun]:
+def _ordered(runs: list[ComparedRun], comparison: Comparison, metric: str) -> list[ComparedRun]:
     sort, is_reversed = comparison.sort, comparison.is_reversed
     if sort == "chosen":
         return runs[::-1] if is_reversed else runs
-    is_metric = sort in ("best", "last")
-    is_more_first = sort in ("step", "hours") or (is_metric and is_more_better(comparison.metric or ""))
+    is_more_first = sort in ("step", "hours") or (sort in ("best", "last") and is_more_better(metric))
     keys = {run.run_id: _sort_key(run, sort) for run in runs}
     known = [run for run in runs if keys[run.run_id] is not None]
     known.sort(key=lambda run: keys[run.run_id] or (), reverse=is_more_first != is_reversed)
@@ -240,3 +234,71 @@ def param_texts(runs: Sequence[ComparedRun]) -> list[str]:
             who = ", ".join(clean(run.run_id) for run in runs if run.params[name] == value)
             texts.append(f"{name} {value} · {who}")
     return texts or ["These runs were launched with the same parameters."]
+
+
+# --- the table
+
+
+def table_of(runs: Sequence[ComparedRun], group: str | None, metric: str) -> Listing[ComparedRun]:
+    """A row per run, under a heading for each value of the grouping parameter."""
+    sections = []
+    for value, each in groupby(runs, lambda run: run.params.get(group or "")):
+        members, heading = list(each), ""
+        if value is not None:
+            best = best_of(members, metric)
+            words = "nothing measured" if best is None else f"best {metric_value(best)}"
+            heading = f"{clean(group or '')} {value} · {count_of(len(members), 'run')} · {words}"
+        sections.append(ListSection(heading, members))
+    return Listing(
+        "RUNS",
+        [*_columns(runs, metric), *_parameters(runs)],
+        sections,
+        lambda run: run.run_id,
+        [(f"{len(runs[0].params)} parameters differ: i", "dim")] if runs and runs[0].params else [],
+        empty="None of these runs is there any more; esc goes back.",
+        base=lambda run: "dim" if run.colour is None else None,
+    )
+
+
+def _columns(runs: Sequence[ComparedRun], metric: str) -> list[Column[ComparedRun]]:
+    ids = [run.run_id for run in runs]
+    leading = best_of(runs, metric) if sum(run.best is not None for run in runs) > 1 else None
+    bests = dict(zip(ids, aligned([metric_value(run.best) for run in runs]), strict=True))
+    lasts = dict(zip(ids, aligned([metric_value(run.last) for run in runs]), strict=True))
+
+    def mark(run: ComparedRun, _: int) -> list[Span]:
+        return [("·", "dim") if run.colour is None else (SHAPES[run.colour], f"series.{run.colour}")]
+
+    def best(run: ComparedRun, _: int) -> list[Span]:
+        is_leading = run.best is not None and run.best == leading
+        return [("★ " if is_leading else "", "good"), (bests[run.run_id], "good" if is_leading else "accent")]
+
+    def at(run: ComparedRun, _: int) -> list[Span]:
+        return [("" if run.is_best_x_exact else "~", "dim"), (short_number(run.best_x), "dim")]
+
+    def state(run: ComparedRun, _: int) -> list[Span]:
+        return [(run_state_text(run.row.run), sign_of(run.row.run).style)]
+
+    return [
+        Column("", 1, mark),
+        Column("run", 16, lambda run, room: [(clip_middle(run_title(run.row.run), room), "text")], grow=2, most=40),
+        Column("max" if is_more_better(metric) else "min", 10, best, ">"),
+        Column("at", 8, at, ">", importance=3),
+        Column("last", 9, lambda run, _: [(lasts[run.run_id], "text")], ">", importance=1),
+        Column("step", 9, lambda run, _: [(count(run.row.progress.step), "text")], ">", importance=2),
+        Column("state", 12, state, importance=4),
+        Column("took", 11, lambda run, _: [(duration(run.seconds), "text")], ">", importance=5),
+    ]
+
+
+def _parameters(runs: Sequence[ComparedRun]) -> list[Column[ComparedRun]]:
+    columns: list[Column[ComparedRun]] = []
+    for place, name in enumerate(runs[0].params if runs else ()):
+        texts = {run.run_id: param_text(run.params.get(name, UNSET)) for run in runs}
+        width = min(max(len(name), *map(len, texts.values()), 3), 18)
+
+        def cell(run: ComparedRun, _: int, texts: Mapping[str, str] = texts) -> list[Span]:
+            return [(texts[run.run_id], "text")]
+
+        columns.append(Column(name, width, cell, ">", 3 + place))
+    return columns

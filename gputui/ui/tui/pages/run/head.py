@@ -1,4 +1,4 @@
-"""The top of a run's page: its state in one line, its labels, and why it failed."""
+"""The top of a run's page: its state in one line, its labels, and why it failed or waits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gputui.runs.spec import known_spec
 from gputui.store.hardware import GpuView
 from gputui.store.run_history import IncidentView
 from gputui.store.runs import Run
-from gputui.ui.tui.actions import Context, actions_in
+from gputui.ui.tui.actions import Context, find
 from gputui.ui.tui.data.snapshot import Past, RunPage, RunRow
 from gputui.ui.tui.layout.columns import fit_line, fitting, wrap
 from gputui.ui.tui.layout.moments import right_end
@@ -30,34 +30,25 @@ _HELPFUL = ("traceback", "section_log", "rerun")
 
 def run_head(page: RunPage, gpus: Sequence[GpuView], now: float, width: int, past: Past | None = None) -> Line:
     """``vit-b16-1 · ● running ↻2 · step 8 110/90 000 · 9 h 10 left · GPU 6``."""
-    run, progress = page.run, page.progress
+    run, progress, sign = page.run, page.progress, sign_of(page.run)
     tail = [(" ", "text"), *right_end(now, past)]
     room = width - _size(tail)
     told, style = outlook(RunRow(run, progress), now)
-    if run.state == "failed":
+    if run.state == "failed" or (run.state == "queued" and run.waiting_for):
         # The banner below has the reason.
         took = f"after {duration(run.ended_seconds)}, " if run.ended_seconds else ""
         told, style = "" if run.ended_at is None else took + ago(now - run.ended_at), "text"
     spec = None if run.gpus else known_spec(run)
     wanted = 0 if spec is None else run.gpu_count or len(spec.gpus.uuids) or spec.gpus.count
     where: Span = (count_of(wanted, "GPU") if wanted else gpu_words(run.gpus, gpus), "text")
-    if run.state == "queued" and run.waiting_for:
-        # The banner below has what it waits for.
-        told, style = "", "text"
     if run.target is not None:
         placed = placement_words(run, now)
         where = ("", "text") if placed[0] == told else placed
     pace, loss = progress.steps_per_second, progress.loss
-    sign = sign_of(run)
     name = 1 + min(cell_width(run_title(run)), LEAST_NAME)
-    parts: list[tuple[int, Span]] = []
-
-    def is_too_wide() -> bool:
-        return name + sum(3 + _size([span]) for _, span in parts) > room
-
     for step in _step_words(page):
         # With their importance: what matters least is left out first.
-        parts = [
+        parts: list[tuple[int, Span]] = [
             (0, (f"{sign.glyph} {run_state_text(run)}", sign.style)),
             (1, (step, "text")),
             (2, (told, style)),
@@ -67,35 +58,41 @@ def run_head(page: RunPage, gpus: Sequence[GpuView], now: float, width: int, pas
             (6, (f"attempt {run.attempt}" if run.attempt > 1 else "", "text")),
         ]
         parts = [part for part in parts if part[1][0]]
-        while is_too_wide() and max(parts)[0] > _DISPENSABLE:
+        while (needed := name + _joined(parts)) > room and max(parts)[0] > _DISPENSABLE:
             parts.remove(max(parts))
-        if not is_too_wide():
+        if needed <= room:
             break
-    known = sum(3 + _size([span]) for number, span in parts if number < 2)
-    title: Line = [(" " + clip_middle(run_title(run), max(LEAST_NAME, room - 1 - known)), "title")]
+    least = _joined([part for part in parts if part[0] < 2])
+    title: Line = [(" " + clip_middle(run_title(run), max(LEAST_NAME, room - 1 - least)), "title")]
     return [*fitting([title, *([(" · ", "dim"), span] for _, span in parts)], room), *tail]
-
-
-def _step_words(page: RunPage) -> list[str]:
-    step, total = page.progress.step, page.progress.total_steps
-    if step is None:
-        return [""]
-    if not total:
-        return [f"step {count(step)}"]
-    short = f"{count(step)}/{short_number(total)}"
-    return [f"step {count(step)}/{count(total)}", f"step {short}", short]
-
-
-def labels_line(run: Run, width: int) -> Line | None:
-    """The id of a renamed run, its tags and its note; None if it has none of them."""
-    note = clean(run.note or "")
-    parts = [(clean(run.run_id) if run.is_renamed else "", "dim"), (tag_words(run), "label"), (note, "text")]
-    spans = [(f" {words} ", style) for words, style in parts if words]
-    return fit_line(spans, width) if spans else None
 
 
 def _size(spans: Sequence[Span]) -> int:
     return sum(cell_width(text) for text, _ in spans)
+
+
+def _joined(parts: Sequence[tuple[int, Span]]) -> int:
+    """Cells of the parts, each behind a dot."""
+    return sum(3 + _size([span]) for _, span in parts)
+
+
+def _step_words(page: RunPage) -> list[str]:
+    step, total = page.progress.step, page.progress.total_steps
+    if step is None or not total:
+        return ["" if step is None else f"step {count(step)}"]
+    short = f"{count(step)}/{short_number(total)}"
+    return [f"step {count(step)}/{count(total)}", f"step {short}", short]
+
+
+def labels_line(run: Run, width: int) -> list[Line]:
+    """The id of a renamed run, its tags and its note; nothing if it has none of them."""
+    parts = [
+        (clean(run.run_id) if run.is_renamed else "", "dim"),
+        (tag_words(run), "label"),
+        (clean(run.note or ""), "text"),
+    ]
+    spans = [(f" {words} ", style) for words, style in parts if words]
+    return [fit_line(spans, width)] if spans else []
 
 
 def gpu_words(uuids: Sequence[str], gpus: Sequence[GpuView]) -> str:
@@ -122,26 +119,24 @@ def title_of(incident: IncidentView) -> str:
 
 def banner_lines(page: RunPage, context: Context, width: int) -> list[Line]:
     """Of a failed run the cause, what recovery decided, and keys that help; of a queued one what it waits for."""
-    if page.run.state == "queued" and page.run.waiting_for:
-        waits = wrap(clean(page.run.waiting_for), width - 4)[:MOST_CAUSE_LINES]
+    run, incident = page.run, fatal_incident(page)
+    if run.state == "queued" and run.waiting_for:
+        waits = wrap(clean(run.waiting_for), width - 4)[:MOST_CAUSE_LINES]
         return [fit_line([(" ┃ ", "warn"), (part, "text")], width) for part in waits]
-    if page.run.state != "failed":
+    if run.state != "failed":
         return []
-    incident, after = fatal_incident(page), []
-    cause = clean(page.run.told_reason or "no cause is known") if incident is None else clean(incident.summary)
-    if len(page.attempts) > 1:
-        after.append(f"{len(page.attempts)} attempts")
+    cause = clean(run.told_reason or "no cause is known") if incident is None else clean(incident.summary)
+    after = [f"{len(page.attempts)} attempts"] if len(page.attempts) > 1 else []
     if incident is not None:
         decided = (one for one in page.decisions if one.incident_id == incident.incident_id)
         after += [clean(one.reason) for one in decided][:1]
-    texts = [(part, "bad") for part in wrap(cause[:1].upper() + cause[1:], width - 4)[:MOST_CAUSE_LINES]]
-    texts += [(part, "text") for part in wrap(" · ".join(filter(None, after)), width - 4)[:MOST_CAUSE_LINES]]
+    lines = []
+    for text, style in ((cause[:1].upper() + cause[1:], "bad"), (" · ".join(filter(None, after)), "text")):
+        parts = wrap(text, width - 4)[:MOST_CAUSE_LINES]
+        lines += [fit_line([(" ┃ ", "bad"), (part, style)], width) for part in parts]
     keys: list[list[Span]] = [[(" ┃ ", "bad")]]
-    helpful = (action for action in actions_in("run") if action.name in _HELPFUL and action.keys_in(context))
-    for action in sorted(helpful, key=lambda action: _HELPFUL.index(action.name)):
-        is_possible = action.why_not(context) is None
-        styles = ("key", "text") if is_possible else ("dim", "dim")
-        keys.append(
-            [(action.key_word(context), styles[0]), (f" {action.label or action.tooltip.lower()}   ", styles[1])]
-        )
-    return [*(fit_line([(" ┃ ", "bad"), part], width) for part in texts), fitting(keys, width)]
+    for action in (find(name, "run") for name in _HELPFUL):
+        if word := action.key_word(context):
+            styles = ("key", "text") if action.why_not(context) is None else ("dim", "dim")
+            keys.append([(word, styles[0]), (f" {action.label or action.tooltip.lower()}   ", styles[1])])
+    return [*lines, fitting(keys, width)]

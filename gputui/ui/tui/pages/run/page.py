@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial, partialmethod
 from typing import ClassVar, Literal, get_args
 
@@ -13,17 +13,23 @@ from textual.containers import Container, Horizontal
 from textual.widget import Widget
 
 from gputui.core.text import clean
+from gputui.core.units import count_of
+from gputui.metrics.curves.model import ChartData, Frame
 from gputui.metrics.draw.parts import Line
+from gputui.metrics.draw.raster import Span
 from gputui.store.metrics.intake import intake_words
 from gputui.store.runs import Run
 from gputui.ui.tui.actions import Context, Scope
 from gputui.ui.tui.data.snapshot import Interest, Moment, RunPage
-from gputui.ui.tui.layout.chart_settings import ChartMemory, ChartSettings
+from gputui.ui.tui.layout.chart_settings import ChartMemory, ChartView
+from gputui.ui.tui.layout.charts import ChartedRun, ChartLook
 from gputui.ui.tui.layout.columns import BOX_FROM_WIDTH, fit_line, framed, is_boxed, rule
-from gputui.ui.tui.pages.run.chart_pane import ChartFile, RunCharts, write_chart
+from gputui.ui.tui.layout.panels import HARDWARE
+from gputui.ui.tui.pages.run.chart_files import chart_file, write_chart
 from gputui.ui.tui.pages.run.head import banner_lines, fatal_incident, labels_line, run_head
 from gputui.ui.tui.pages.run.log import RunLog
 from gputui.ui.tui.pages.run.sections import SideSection, share_lines, side_sections
+from gputui.ui.tui.widgets.chart_pane import Charts
 from gputui.ui.tui.widgets.line_edit import LineEdit
 from gputui.ui.tui.widgets.page import ActionScreen, Choice, Copyable
 from gputui.ui.tui.widgets.pane import Pane
@@ -33,14 +39,12 @@ WIDE = BOX_FROM_WIDTH
 
 Section = Literal["charts", "ranks", "log", "story", "params"]
 SECTIONS: tuple[Section, ...] = get_args(Section)
+BESIDE: tuple[Section, ...] = ("params", "ranks", "story")
+"""The sections at the right of the charts, from above."""
 
-_NAMES: dict[Section, str] = {
-    "charts": "charts",
-    "ranks": "ranks",
-    "log": "log",
-    "story": "timeline",
-    "params": "parameters",
-}
+_NAMES = {"story": "timeline", "params": "parameters"}
+
+Size = tuple[int, int]
 
 
 class RunScreen(ActionScreen):
@@ -52,33 +56,36 @@ class RunScreen(ActionScreen):
         super().__init__()
         self.run_id = run_id
         self.section: Section = "charts"
-        self.charts = RunCharts(memory.of(run_id), self._keep_charts)
-        self.log_part = RunLog(lambda text: self.shell.say(text, "warning"))
+        self.charts = Charts(memory.of(run_id), self._keep_view, self._say)
+        self.log_part = RunLog(self._say, self.do_section_log)
         self.parts = (self.charts, self.log_part)
         self.head = Pane(id="head")
         self.labels = Pane(id="run-labels")
         self.banner = Pane(id="banner")
         self.tabs = Pane(id="tabs")
-        self.beside = {name: Pane(id=name) for name in ("params", "ranks", "story")}
-        self.side = Container(*self.beside.values(), id="side")
+        self.panes = {name: Pane(id=name) for name in (*BESIDE, "log")} | {"charts": self.charts.pane}
+        self.side = Container(*(self.panes[name] for name in BESIDE), id="side")
         self.middle = Horizontal(self.charts.pane, self.side, id="middle")
         self.is_maximised = False
         self.checkpoint_to_check: str | None = None
         self._memory = memory
         self._was_read = False
         self._has_sought_cause = False
-        self._has_charts = True
+        self._is_beside = True
         self._scrolled: dict[str, int] = dict.fromkeys(SECTIONS, 0)
         self._drawn: dict[str, tuple[SideSection, int]] = {}
         """The sections drawn last, with their lines' room."""
 
-    def _keep_charts(self, settings: ChartSettings) -> None:
+    def _keep_view(self, view: ChartView) -> None:
         self.section = "charts"
-        self._memory.keep(self.run_id, settings)
+        self._memory.keep(self.run_id, view)
+
+    def _say(self, text: str) -> None:
+        self.shell.say(text)
 
     def compose(self) -> ComposeResult:
         self.paint()
-        yield from (self.head, self.labels, self.banner, self.notice, self.tabs, self.middle, self.log_part.pane)
+        yield from (self.head, self.labels, self.banner, self.notice, self.tabs, self.middle, self.panes["log"])
         yield from (self.message, self.footer)
 
     def on_screen_resume(self) -> None:
@@ -127,12 +134,11 @@ class RunScreen(ActionScreen):
         around = 1 + self.draw_frame(width)
         if page is None:
             state = "is gone" if self._was_read else "reading…"
-            if snapshot.past is not None:
-                state = "did not exist yet"
+            state = state if snapshot.past is None else "did not exist yet"
             self.head.show([fit_line([(f" {clean(self.run_id)}", "title"), (f" · {state}", "dim")], width)])
             self.labels.clear()
             self.banner.clear()
-            self._place(0, 0, 0, 0)
+            self._place({}, 0)
             self.charts.prepare(charts_width(width))
             return
         self._was_read = True
@@ -144,36 +150,48 @@ class RunScreen(ActionScreen):
         self.head.show(
             [self.with_trail(lambda room: run_head(page, snapshot.gpus, snapshot.at, room, snapshot.past), width)]
         )
-        labels = labels_line(page.run, width)
-        self.labels.fit([] if labels is None else [labels])
-        banner = banner_lines(page, self.context(), width)
+        labels, banner = labels_line(page.run, width), banner_lines(page, self.context(), width)
+        self.labels.fit(labels)
         self.banner.fit(banner)
-        around += len(banner) + (labels is not None)
-        is_wide, is_framed = width >= WIDE and not self.is_maximised, is_boxed(width, height)
+        is_wide = width >= WIDE and not self.is_maximised
         tabs = [
-            span
+            (f"{number} {_NAMES.get(name, name)}   ", "tab" if name == self.section else "dim")
             for number, name in enumerate(SECTIONS, 1)
-            for span in ((f"{number} {_NAMES[name]}", "tab" if name == self.section else "dim"), ("   ", "text"))
         ]
         self.tabs.fit([] if is_wide else [fit_line([(" ", "text"), *tabs], width)])
-        body = max(0, height - around - (not is_wide))
-        self.charts.is_maximised = self.is_maximised
+        body = max(0, height - around - len(labels) - len(banner) - (not is_wide))
+        is_framed = is_boxed(width, height)
+        frame = 2 if is_framed else 1 if is_wide else 0
         if is_wide:
-            self._draw_wide(page, width, body, is_framed=is_framed)
+            sections, sizes, upper = self._sizes(page, width, body, frame)
         else:
-            self._draw_section(page, width, body, is_framed=is_framed)
+            sections = self._sections(page, width - frame, {self.section})
+            sizes, upper = {self.section: (width, body)}, 0 if self.section == "log" else body
+        self._place(sizes, upper)
+        self._drawn.clear()
+        for name, size in sizes.items():
+            if name == "charts":
+                self._draw_charts(page, size, is_framed=is_framed)
+            elif name == "log":
+                self._draw_log(page, size, is_framed=is_framed)
+            else:
+                self._draw_section(name, sections[name], size, frame)
 
-    def _draw_wide(self, page: RunPage, width: int, height: int, *, is_framed: bool) -> None:
-        """Charts and the other sections side by side, the log below. Without charts, the log gets their room."""
-        is_live = page.run.state in ("starting", "running", "recovering")
-        has_charts = bool(page.metric_names) or is_live or self.section == "charts"
+    def _sections(self, page: RunPage, width: int, opened: set[str]) -> dict[str, SideSection]:
+        snapshot = self.snapshot
+        return side_sections(page, snapshot.gpus, snapshot.at, width, opened=opened, is_past=snapshot.past is not None)
+
+    def _sizes(
+        self, page: RunPage, width: int, height: int, frame: int
+    ) -> tuple[Mapping[str, SideSection], dict[Section, Size], int]:
+        """The sections of a wide page with their sizes, and the lines above the log: the sections beside the charts,
+        or without charts beside each other, over a log that has the charts' room."""
+        has_charts = bool(page.metric_names) or not page.run.state.is_over or self.section == "charts"
         left = charts_width(width) if has_charts else 0
-        shown = [name for name in self.beside if has_charts or name in ("params", "story", self.section)]
-        side = (width - left) // (1 if has_charts else len(shown))
-        inner = side - 2
-        sections = self._sections(page, inner, {self.section})
-        frame = 2 if is_framed else 1
-        wanted = {name: each.height + frame for name, each in sections.items()}
+        names = [name for name in BESIDE if has_charts or name != "ranks" or name == self.section]
+        side = (width - left) // (1 if has_charts else len(names))
+        sections = self._sections(page, side - 2, {self.section})
+        wanted: dict[str, int] = {name: sections[name].height + frame for name in names}
         log_height = max(5 + frame, height // 4)
         if self.section == "log":
             log_height = max(log_height, min(height // 2, len(page.log.lines) + frame))
@@ -182,75 +200,75 @@ class RunScreen(ActionScreen):
         upper = max(0, height - log_height)
         if has_charts:
             # What is left out elsewhere is shown where there is room.
-            opened = self._sections(page, inner, {*sections})
+            opened = self._sections(page, side - 2, {*BESIDE})
             if sum(each.height + frame for each in opened.values()) <= upper:
-                sections, wanted = opened, {name: each.height + frame for name, each in opened.items()}
-        rooms = share_lines(wanted, self.section, upper) if has_charts else dict.fromkeys(sections, upper)
-        self._place(upper, left, width - left, log_height)
-        if has_charts:
-            is_focused = self.section == "charts"
-            self.charts.draw(page, self.snapshot.gpus, (left, upper), is_focused=is_focused, is_framed=is_framed)
-        if has_charts != self._has_charts:
+                sections, wanted = opened, {name: opened[name].height + frame for name in names}
+        rooms = share_lines(wanted, self.section, upper) if has_charts else dict.fromkeys(wanted, upper)
+        sizes: dict[Section, Size] = {"charts": (left, upper)} if has_charts else {}
+        last = width if has_charts else width - side * (len(names) - 1)
+        sizes |= {name: (last - left if name == names[-1] else side, rooms[name]) for name in names}
+        return sections, sizes | {"log": (width, log_height)}, upper
+
+    def _place(self, sizes: Mapping[Section, Size], upper: int) -> None:
+        """Show these sections, all but the log in so many lines above it."""
+        self.middle.display, self.middle.styles.height = upper > 0, upper
+        shown = [name for name in BESIDE if name in sizes]
+        self.side.display = bool(shown)
+        is_beside = "charts" in sizes or len(shown) < 2
+        if is_beside != self._is_beside:
             # Textual lays everything out again whenever this is set.
-            self._has_charts = has_charts
-            self.side.styles.layout = "vertical" if has_charts else "horizontal"
-        self._drawn.clear()
-        for name, pane in self.beside.items():
-            pane.display = name in shown
-            cells = side if has_charts or name != shown[-1] else width - side * (len(shown) - 1)
-            pane.styles.width = cells
-            self._show_beside(name, sections[name], cells, rooms[name], is_framed=is_framed)
-        self._draw_log(page, width, log_height, is_framed=is_framed)
+            self._is_beside = is_beside
+            self.side.styles.layout = "vertical" if is_beside else "horizontal"
+        for name, pane in self.panes.items():
+            size = sizes.get(name, (0, 0))
+            pane.display, pane.styles.width = min(size) > 0, size[0]
 
-    def _show_beside(self, name: str, section: SideSection, width: int, height: int, *, is_framed: bool) -> None:
-        """Show a section under its title, in a frame or behind a line."""
-        inner, room = width - 2, height - 1 - is_framed
+    def _draw_charts(self, page: RunPage, size: Size, *, is_framed: bool) -> None:
+        charts, run, snapshot = self.charts, page.run, self.snapshot
+        charts.is_maximised = self.is_maximised
+        view, notes = charts.view, list[Span]()
+        if view.axis in ("step", "epoch") and not page.progress.step and not any(a.last_step for a in page.attempts):
+            # On these axes nothing has a place before the first step.
+            view = replace(view, axis="time")
+            notes.append((f"no step {'known' if run.state.is_over else 'yet'}", "dim"))
+        if page.intake is not None and page.intake.rejected:
+            notes.append((f"{count_of(page.intake.rejected, 'line')} could not be used", "warn"))
+        data = page.charts or ChartData(charts.request, Frame(charts.request.axis))
+        hardware = [key for key in HARDWARE if run.gpus or key.startswith("host/")]
+        look = ChartLook(
+            view,
+            (ChartedRun(data),),
+            {gpu.uuid: gpu.index for gpu in snapshot.gpus},
+            frozenset(number for number, rank in page.progress.ranks.items() if rank.is_slow),
+        )
+        charts.choose(data.names or page.metric_names, hardware)
+        charts.draw(look, size, notes, is_focused=self.section == "charts", is_framed=is_framed)
+
+    def _draw_log(self, page: RunPage, size: Size, *, is_framed: bool) -> None:
+        width, height = (size[0] - 2, size[1] - 1) if is_framed else size
+        log, stopped = self.log_part, [attempt.number for attempt in page.attempts if attempt.state == "stopped"]
+        log.update(page.log, width, height - 1)
+        lines = log.lines(
+            width,
+            style="tab" if self.section == "log" else "title",
+            is_live=not page.run.state.is_over and self.snapshot.past is None,
+            was_stopped=any(f"/attempts/{number}/" in page.log.source for number in stopped),
+        )[:height]
+        shown = framed(lines[0], lines[1:], *size) if is_framed else lines
+        self.panes["log"].show(shown, height=size[1])
+
+    def _draw_section(self, name: Section, section: SideSection, size: Size, frame: int) -> None:
+        """Show a section: in a frame of two lines, behind a line below its title, or in a narrow terminal alone."""
+        width, room = size[0] - (2 if frame else 0), size[1] - frame
         self._drawn[name] = section, room
-        title = rule(section.title, inner, style="tab" if name == self.section else "title")
-        lines = [fit_line(line, inner) for line in section.shown(inner, room, self._scrolled[name])]
-        plain: list[Line] = [[("│ ", "rule"), *line] for line in (title, *lines)]
-        self.beside[name].show(framed(title, lines, width, height) if is_framed else plain[:height], height=height)
-
-    def _draw_section(self, page: RunPage, width: int, height: int, *, is_framed: bool) -> None:
-        section, is_log, is_charts = self.section, self.section == "log", self.section == "charts"
-        upper = 0 if is_log else height
-        self._place(upper, width if is_charts else 0, 0 if is_charts or is_log else width, height - upper)
-        self._drawn.clear()
-        for name, pane in self.beside.items():
-            pane.display, pane.styles.width = name == section, width
-            if name == section and is_framed:
-                found = self._sections(page, width - 2, {section})[name]
-                self._show_beside(name, found, width, height, is_framed=True)
-            elif name == section:
-                found = self._sections(page, width, {section})[name]
-                self._drawn[name] = found, height
-                pane.show(found.shown(width, height, self._scrolled[name]), height=height)
-        if is_charts:
-            self.charts.draw(page, self.snapshot.gpus, (width, height), is_focused=True, is_framed=is_framed)
-        if is_log:
-            self._draw_log(page, width, height, is_framed=is_framed)
-
-    def _sections(self, page: RunPage, width: int, opened: set[str]) -> dict[str, SideSection]:
-        snapshot = self.snapshot
-        return side_sections(page, snapshot.gpus, snapshot.at, width, opened=opened, is_past=snapshot.past is not None)
-
-    def _draw_log(self, page: RunPage, width: int, height: int, *, is_framed: bool) -> None:
-        is_focused = self.section == "log" and width >= WIDE
-        stopped = (attempt.number for attempt in page.attempts if attempt.state == "stopped")
-        was_stopped = any(f"/attempts/{number}/" in page.log.source for number in stopped)
-        inner = (width - 2, height - 1) if is_framed else (width, height)
-        lines = self.log_part.lines(page.log, *inner, is_focused=is_focused, was_stopped=was_stopped)
-        self.log_part.pane.show(framed(lines[0], lines[1:], width, height) if is_framed else lines, height=height)
-
-    def _place(self, upper: int, charts_width: int, side_width: int, log_height: int) -> None:
-        self.middle.display = upper > 0
-        self.middle.styles.height = upper
-        self.charts.pane.display = charts_width > 0
-        self.charts.pane.styles.width = charts_width
-        self.side.display = side_width > 0
-        self.side.styles.width = side_width
-        self.log_part.pane.display = log_height > 0
-        self.log_part.pane.set_height(log_height)
+        title = rule(section.title, width, style="tab" if name == self.section else "title")
+        lines = [fit_line(line, width) for line in section.shown(width, room, self._scrolled[name])]
+        if frame == 2:
+            lines = framed(title, lines, *size)
+        elif frame:
+            edge: Line = [("│ ", "rule")]
+            lines = [[*edge, *line] for line in (title, *lines)][: size[1]]
+        self.panes[name].show(lines, height=size[1])
 
     # --- typing
 
@@ -260,29 +278,23 @@ class RunScreen(ActionScreen):
         return self.charts.edit or self.log_part.edit
 
     def type_line(self, line: LineEdit | None, text: str) -> None:
-        if self.charts.edit is not None:
-            self.charts.filter_to(line, text)
-        else:
-            self.log_part.search(line, text)
+        (self.log_part.look_for if self.charts.edit is None else self.charts.filter_to)(line, text)
 
     # --- the mouse
 
-    def _section_of(self, pane: Widget | None) -> Section | None:
-        return next((name for name in SECTIONS if pane is not None and pane.id == name), None)
-
     def wheel(self, pane: Widget | None, by: int) -> None:
         """Scroll the section under the pointer, focused or not; zoom the charts."""
-        section = self._section_of(pane)
-        if section == "charts":
+        if pane is self.charts.pane:
             self.charts.zoom(-by)
-        elif section is not None:
-            focused, self.section = self.section, section
-            self._scroll(by)
-            self.section = focused
+        for name in (*BESIDE, "log"):
+            if pane is self.panes[name]:
+                focused, self.section = self.section, name
+                self._scroll(by)
+                self.section = focused
         self.changed()
 
     def on_click(self, event: events.Click) -> None:
-        section = self._section_of(event.widget)
+        section = next((name for name in SECTIONS if event.widget is self.panes[name]), None)
         if section is not None:
             self.section = section
             if section == "charts":
@@ -293,8 +305,9 @@ class RunScreen(ActionScreen):
         own: list[Copyable] = []
         if self.section == "log" and self.log_part.text:
             own.append(Copyable("the log", self.log_part.text))
-        elif self.section == "charts" and self.charts.cursor is not None:
-            own.append(Copyable("what is at the crosshair", self.charts.head_text))
+        elif self.section == "charts" and self.charts.view.cursor is not None:
+            head = self.charts.pane.text.partition("\n")[0].strip("╭╮─ ")
+            own.append(Copyable("what is at the crosshair", head))
         return [*own, *super().copyable()]
 
     def choices(self) -> Sequence[Choice]:
@@ -310,7 +323,6 @@ class RunScreen(ActionScreen):
         self.changed()
 
     def _show_metric(self, name: str) -> None:
-        self.section = "charts"
         self.charts.filter_to(None, name)
         self.changed()
 
@@ -320,13 +332,9 @@ class RunScreen(ActionScreen):
         """Leave the whole-page view, else remove the crosshair, the search or the filter, else leave the page."""
         if self.is_maximised:
             self.is_maximised = False
-        elif self.section == "charts" and self.charts.cursor is not None:
-            self.charts.cursor = None
-        elif self.section == "log" and self.log_part.view.search.text:
-            self.log_part.search(None, "")
-        elif self.section == "charts" and self.charts.settings.filter_text:
-            self.charts.filter_to(None, "")
-        else:
+        elif self.section == "log" and self.log_part.search.text:
+            self.log_part.look_for(None, "")
+        elif self.section != "charts" or not self.charts.clear():
             self.app.pop_screen()
 
     def _turn_section(self, by: int) -> None:
@@ -349,13 +357,15 @@ class RunScreen(ActionScreen):
 
     def do_find(self) -> None:
         if self.section == "log":
-            self.log_part.edit = LineEdit.at_end(self.log_part.view.search.text)
+            self.log_part.edit = LineEdit.at_end(self.log_part.search.text)
         else:
             self.section = "charts"
-            self.charts.edit = LineEdit.at_end(self.charts.settings.filter_text)
+            self.charts.edit = LineEdit.at_end(self.charts.view.filter_text)
+
+    # --- actions: the focused section
 
     @property
-    def _part(self) -> RunCharts | RunLog | None:
+    def _part(self) -> Charts | RunLog | None:
         """The part that keys act on; None for the other sections, which only scroll."""
         return self.charts if self.section == "charts" else self.log_part if self.section == "log" else None
 
@@ -363,10 +373,8 @@ class RunScreen(ActionScreen):
         if (part := self._part) is not None:
             part.scroll(by)
         elif self.section in self._drawn:
-            drawn, room = self._drawn[self.section]
-            # The timeline is read from its end.
-            moved = self._scrolled[self.section] + (-by if drawn.is_from_end else by)
-            self._scrolled[self.section] = min(max(0, moved), drawn.most_offset(room))
+            section, room = self._drawn[self.section]
+            self._scrolled[self.section] = section.scrolled(self._scrolled[self.section], by, room)
 
     do_up = partialmethod(_scroll, -1)
     do_down = partialmethod(_scroll, 1)
@@ -389,35 +397,29 @@ class RunScreen(ActionScreen):
     do_beginning = partialmethod(_to_end, is_end=False)
     do_follow = partialmethod(_to_end, is_end=True)
 
-    # --- actions: charts, the log and the checkpoints
-
     def _sideways(self, by: int) -> None:
         (self._part or self.charts).sideways(by)
 
     do_cursor_left = partialmethod(_sideways, -1)
     do_cursor_right = partialmethod(_sideways, 1)
 
-    def do_by_rank(self) -> None:
-        why_not = self.charts.why_not_by_rank(len(self.page.progress.ranks) if self.page else 0)
-        if why_not is not None:
-            self.shell.say(why_not)
-        elif (focus := self.charts.focus) is not None:
-            settings = self.charts.settings
-            self.charts.change(replace(settings, by_rank=settings.by_rank ^ {focus.key}))
+    # --- actions: a moment, a chart as files, the cause, a checkpoint
 
     def do_time_type(self) -> None:
-        at = self.charts.cursor_at
+        cursor = self.charts.view.cursor
+        at = None if cursor is None else self.charts.look.data.frame.moment_at(cursor)
         if at is None:
             self.shell.do_time_type()
         else:
             self.shell.look_back(Moment(at))
 
     def do_export(self) -> None:
-        file = self.charts.file(self.shell.workspace.run_dir(self.run_id), self.run_id)
-        if file is None:
+        panel = self.charts.focus
+        if panel is None:
             self.shell.say("There is no chart to write yet.", "warning")
-        else:
-            self.in_thread(lambda: _written(file), lambda told: self.shell.say(*told))
+            return
+        file = chart_file(self.shell.workspace.run_dir(self.run_id), self.run_id, panel, self.charts.look)
+        self.in_thread(partial(write_chart, file), lambda told: self.shell.say(*told))
 
     def do_traceback(self) -> None:
         self.section = "log"
@@ -432,14 +434,6 @@ class RunScreen(ActionScreen):
             self.section = "params"
         else:
             self.shell.say("There is no checkpoint to verify.", "warning")
-
-
-def _written(file: ChartFile) -> tuple[str, str]:
-    """A sentence about the written chart, and its kind."""
-    try:
-        return write_chart(file), "info"
-    except OSError as error:
-        return f"The chart cannot be written: {error.strerror or error}.", "error"
 
 
 def charts_width(width: int) -> int:

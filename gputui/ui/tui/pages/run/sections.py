@@ -23,7 +23,6 @@ from gputui.ui.tui.pages.run.timeline import cost_lines, timeline_lines
 LEAST_LINES = 4
 """Least lines of a section beside others, with its title and its frame."""
 
-
 _RULE_CELLS = 6
 """Cells of a heading beside its title and note."""
 
@@ -41,22 +40,22 @@ class SideSection(Struct, frozen=True):
     def height(self) -> int:
         return len(self.lines) + len(self.foot)
 
-    def most_offset(self, height: int) -> int:
-        """How far it can be scrolled in ``height`` lines."""
-        return max(0, len(self.lines) - max(1, height - len(self.foot)))
+    def scrolled(self, offset: int, by: int, height: int) -> int:
+        """How far the section is scrolled ``by`` lines further down in ``height`` lines."""
+        most = max(0, len(self.lines) - max(1, height - len(self.foot)))
+        return min(max(0, min(offset, most) + (-by if self.is_from_end else by)), most)
 
     def shown(self, width: int, height: int, offset: int) -> list[Line]:
         """The lines in view; the number of others stands in place of the first or last one."""
         if height < 1:
             return []
         foot = list(self.foot)[: height - 1]
-        room, most = height - len(foot), self.most_offset(height)
-        offset = min(offset, most)
-        top = most - offset if self.is_from_end else offset
+        room, offset = height - len(foot), self.scrolled(offset, 0, height)
+        top = max(0, len(self.lines) - room) - offset if self.is_from_end else offset
         lines = list(self.lines[top : top + room])
         below = len(self.lines) - top - len(lines)
         if top and room > 2:
-            lines[0] = fit_line([(f"  … {len(self.lines) - below - len(lines) + 1} above", "dim")], width)
+            lines[0] = fit_line([(f"  … {top + 1} above", "dim")], width)
         if below and room > 1:
             lines[-1] = fit_line([(f"  … {below + 1} more", "dim")], width)
         return [*lines, *foot]
@@ -103,15 +102,20 @@ def share_lines(wanted: Mapping[str, int], focus: str, height: int) -> dict[str,
 def parameter_lines(page: RunPage, now: float, width: int) -> list[Line]:
     """The name and value of each parameter, those first that recovery changed, with the reason; and the code."""
     launched, current = page.launched, page.run.params
-    why = _changed_by(page, now)
-    names = [*launched, *(name for name in current if name not in launched)]
-    names.sort(key=lambda name: launched.get(name) == current.get(name))
-    items = []
-    for name in names:
-        before, after = _value(launched, name), _value(current, name)
-        is_changed = launched.get(name) != current.get(name)
-        value = f"{before} → {after}" if is_changed else after
-        items.append((clean(name), value, *(("warn", why.get(name, "")) if is_changed else ("text", ""))))
+    kinds = {incident.incident_id: incident.kind.replace("_", " ") for incident in page.incidents}
+    reasons = {
+        name: clean(f"{kinds.get(each.incident_id, 'recovery')} {dated_clock(each.at, now)}")
+        for each in page.decisions
+        for name in each.params
+    }
+    changed, same = [], []
+    for name in dict.fromkeys([*launched, *current]):
+        before, after = (_value(params, name) for params in (launched, current))
+        if launched.get(name) == current.get(name):
+            same.append((clean(name), after, "text", ""))
+        else:
+            changed.append((clean(name), f"{before} → {after}", "warn", reasons.get(name, "")))
+    items = [*changed, *same]
     if (code := launched_code(page.run)) is not None:
         items.append(("code", code, "text", ""))
     if not items:
@@ -124,20 +128,8 @@ def parameter_lines(page: RunPage, now: float, width: int) -> list[Line]:
 
 
 def _value(params: Mapping[str, object], name: str) -> str:
-    if name not in params:
-        return UNKNOWN
-    value = params[name]
+    value = params.get(name, UNKNOWN)
     return clean(value) if isinstance(value, str) else param_text(json.dumps(value))
-
-
-def _changed_by(page: RunPage, now: float) -> dict[str, str]:
-    """The incident because of which each parameter was changed: ``cuda oom 01:40:12``."""
-    kinds = {incident.incident_id: incident.kind for incident in page.incidents}
-    return {
-        name: clean(f"{kinds.get(each.incident_id, 'recovery').replace('_', ' ')} {dated_clock(each.at, now)}")
-        for each in page.decisions
-        for name in each.params
-    }
 
 
 # --- checkpoints
@@ -165,11 +157,18 @@ def checkpoint_lines(page: RunPage, now: float, width: int) -> list[Line]:
     if found is None or not found.newest:
         return []
     resumed = {one.resumed_from.rsplit("/", 1)[-1]: one.number for one in page.attempts if one.resumed_from}
-    widest = max(cell_width(_where(each)) for each in found.newest)
+
+    def old(each: Checkpoint, _: int) -> list[Span]:
+        return [(UNKNOWN if each.modified_at is None else age(now - each.modified_at), "text")]
+
     columns: list[Column[Checkpoint]] = [
-        Column("", min(widest, 28), lambda each, _: [(_where(each), "text")]),
+        Column(
+            "",
+            min(max(cell_width(_where(each)) for each in found.newest), 28),
+            lambda each, _: [(_where(each), "text")],
+        ),
         Column("", 8, lambda each, _: [(bytes_text(each.size_bytes), "text")], ">", gap=0),
-        Column("", 6, lambda each, _: [_age(each, now)], ">"),
+        Column("", 6, old, ">"),
         Column("", 8, lambda each, _: _state(each, resumed.get(each.name)), grow=1),
     ]
     placed = place(columns, width - 1)
@@ -183,10 +182,6 @@ def _where(found: Checkpoint) -> str:
         return found.name
     # Two files that are overwritten in turns may have the same step.
     return f"step {count(found.step)}" if is_step_named(found.name) else f"{found.name} ~{count(found.step)}"
-
-
-def _age(found: Checkpoint, now: float) -> Span:
-    return (UNKNOWN if found.modified_at is None else age(now - found.modified_at), "text")
 
 
 def _state(found: Checkpoint, resumed_by: int | None) -> list[Span]:
@@ -205,12 +200,15 @@ def _state(found: Checkpoint, resumed_by: int | None) -> list[Span]:
 
 
 def ranks_lines(ranks: Mapping[int, RankRow], width: int) -> list[Line]:
-    """A head and a row per rank; slow ranks come first and are marked."""
+    """A head and a row per rank; slow ranks come first and are marked. A column that no rank reports is left out, and
+    so is a throughput that one rank reports for all."""
     if not ranks:
         return [fit_line([("  No rank has reported a step.", "dim")], width)]
     rows = sorted(ranks.values(), key=lambda rank: (not rank.is_slow, rank.rank))
-    columns = [column for column in _RANK_COLUMNS if column.head != "PEAK" or any(each.memory_bytes for each in rows)]
-    placed = place(columns, width - 1)
+    hidden = set() if any(row.memory_bytes for row in rows) else {"PEAK"}
+    if sum(row.samples_per_second is not None for row in rows) < min(len(rows), 2):
+        hidden.add("SAMPLES/S")
+    placed = place([column for column in _RANK_COLUMNS if column.head not in hidden], width - 1)
     lines: list[Line] = [[(" ", "text"), *head_line(placed, width - 1)]]
     return [*lines, *([(" ", "text"), *row_line(placed, rank, width - 1)] for rank in rows)]
 
@@ -230,9 +228,8 @@ def _data_wait(rank: RankRow, width: int) -> list[Span]:
 
 
 def _slowness(rank: RankRow, width: int) -> list[Span]:
-    if rank.is_slow and rank.slowdown is not None:
-        return [(f"▲ slow, {rank.slowdown:.1f}× the median", "warn")]
-    return []
+    is_told = rank.is_slow and rank.slowdown is not None
+    return [(f"▲ slow, {rank.slowdown:.1f}× the median", "warn")] if is_told else []
 
 
 _RANK_COLUMNS: tuple[Column[RankRow], ...] = (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from pathlib import PurePath
 from typing import NamedTuple
 
@@ -32,7 +31,7 @@ class _Entry(NamedTuple):
     at: float
     style: str
     text: str
-    details: tuple[Span, ...] = ()
+    details: Sequence[Span] = ()
 
 
 def timeline_lines(
@@ -40,32 +39,36 @@ def timeline_lines(
 ) -> list[Line]:
     """Attempts, and incidents with decisions and costs, in order of time, each with its day if that is not today.
     ``with_evidence`` adds the evidence of each incident."""
-    sinks = ((f"→ sinks: {', '.join(page.sinks)}", "dim"),) if page.sinks else ()
+    run = page.run
+    sinks = [(f"→ sinks: {', '.join(page.sinks)}", "dim")] if page.sinks else []
     entries = [
-        _Entry(page.run.created_at, "dim", "queued", sinks),
-        *(_start_of(attempt, gpus, page.run.target) for attempt in page.attempts),
-        *(_end_of(attempt) for attempt in page.attempts if attempt.ended_at is not None),
+        _Entry(run.created_at, "dim", "queued", sinks),
+        *(_start_of(attempt, gpus, run.target) for attempt in page.attempts),
+        *(_end_of(attempt, attempt.ended_at) for attempt in page.attempts if attempt.ended_at is not None),
         *_incidents(page, gpus, with_evidence=with_evidence),
-        *(
-            _Entry(event.at, "dim" if event.severity == "info" else SEVERITY_STYLES[event.severity],
-                   clean(event.message))
-            for event in page.data_events
-        ),
-    ]  # fmt: skip
-    if page.run.ended_at is not None:
-        sign = sign_of(page.run)
+    ]
+    for event in page.data_events:
+        style = "dim" if event.severity == "info" else SEVERITY_STYLES[event.severity]
+        entries.append(_Entry(event.at, style, clean(event.message)))
+    if run.ended_at is not None:
+        sign = sign_of(run)
         # The reason of a failed run is in the banner.
-        reason = "" if page.run.state == "failed" else clean(page.run.told_reason or "")
-        words = f"{sign.glyph} {sign.word}" + (f": {reason}" if reason else "")
-        entries.append(_Entry(page.run.ended_at, sign.style, words))
+        reason = "" if run.state == "failed" else clean(run.told_reason or "")
+        entries.append(_Entry(run.ended_at, sign.style, f"{sign.glyph} {sign.word}{': ' if reason else ''}{reason}"))
     entries.sort(key=lambda entry: entry.at)
     stamps = [dated_clock(entry.at, now) for entry in entries]
     margin = max(map(cell_width, stamps)) + 2
-    return [
-        line
-        for stamp, entry in zip(stamps, entries, strict=True)
-        for line in _entry_lines(f" {stamp:>{margin - 2}} ", entry.style, entry.text, entry.details, width)
-    ]
+    lines: list[Line] = []
+    for stamp, entry in zip(stamps, entries, strict=True):
+        before = f"{stamp:>{margin - 1}} "
+        for part in wrap(entry.text, width - margin):
+            lines.append(fit_line([(before, "dim"), (part, entry.style)], width))
+            before = " " * margin
+        for detail, style in entry.details:
+            for number, part in enumerate(wrap(detail, width - margin - _INDENT)):
+                indent = margin + (_INDENT if number else 0)
+                lines.append(fit_line([(" " * indent + part, style)], width))
+    return lines
 
 
 def cost_lines(page: RunPage, width: int) -> list[Line]:
@@ -81,13 +84,9 @@ def cost_lines(page: RunPage, width: int) -> list[Line]:
 
 def _incidents(page: RunPage, gpus: Sequence[GpuView], *, with_evidence: bool) -> Iterator[_Entry]:
     fatal = fatal_incident(page)
-
     for incident in page.incidents:
-        details: list[Span] = []
-        if with_evidence:
-            details += [
-                (f"· {clean(with_indices(str(found), gpus))}", "dim") for found in incident.evidence[:EVIDENCE_SHOWN]
-            ]
+        evidence = incident.evidence[:EVIDENCE_SHOWN] if with_evidence else ()
+        details = [(f"· {clean(with_indices(str(found), gpus))}", "dim") for found in evidence]
         if incident is not fatal:
             decided = (one for one in page.decisions if one.incident_id == incident.incident_id)
             details += [(f"→ {clean(with_indices(each.reason or each.verdict, gpus))}", "text") for each in decided]
@@ -95,36 +94,20 @@ def _incidents(page: RunPage, gpus: Sequence[GpuView], *, with_evidence: bool) -
         if paid is not None and in_words(paid):
             details.append((f"cost {in_words(paid)}", "dim"))
         text = title_of(incident) if incident is fatal else clean(with_indices(incident.summary, gpus))
-        yield _Entry(incident.at, "warn", text, tuple(details))
-
-
-@lru_cache(8192)
-def _entry_lines(stamp: str, style: str, text: str, details: tuple[Span, ...], width: int) -> tuple[Line, ...]:
-    """An entry as lines, cached because the page is drawn every second; not to be changed."""
-    lines: list[Line] = []
-    margin = len(stamp)
-    for number, part in enumerate(wrap(text, width - margin)):
-        lines.append(fit_line([(stamp if number == 0 else " " * margin, "dim"), (part, style)], width))
-    for detail, detail_style in details:
-        for number, part in enumerate(wrap(detail, width - margin - _INDENT)):
-            before = margin if number == 0 else margin + _INDENT
-            lines.append(fit_line([(" " * before + part, detail_style)], width))
-    return tuple(lines)
+        yield _Entry(incident.at, "warn", text, details)
 
 
 def _start_of(attempt: Attempt, gpus: Sequence[GpuView], target: str | None) -> _Entry:
     where = gpu_words(attempt.gpus, gpus) if target is None else clean(target)
     verb = f"attempt {attempt.number} started" if attempt.number > 1 else "started"
     if attempt.resumed_from is not None:
-        name = PurePath(attempt.resumed_from).name
-        step = attempt.resumed_step
+        name, step = PurePath(attempt.resumed_from).name, attempt.resumed_step
         verb = f"attempt {attempt.number} resumed from {clean(name) if step is None else step_words(name, step)}"
     at = attempt.started_at if attempt.started_at is not None else attempt.created_at
     return _Entry(at, "text", f"{verb} on {where}")
 
 
-def _end_of(attempt: Attempt) -> _Entry:
-    assert attempt.ended_at is not None
+def _end_of(attempt: Attempt, ended_at: float) -> _Entry:
     if attempt.state == "stopped":
         ended = "was stopped"
     elif attempt.exit_signal is not None:
@@ -134,8 +117,8 @@ def _end_of(attempt: Attempt) -> _Entry:
         ended = f"exited with code {attempt.exit_code}" if attempt.exit_code else "exited normally"
     else:
         ended = "ended"
-    seconds = None if attempt.started_at is None else attempt.ended_at - attempt.started_at
+    seconds = None if attempt.started_at is None else ended_at - attempt.started_at
     # With a clock that was set back, the duration is unknown.
     took = "" if seconds is None or seconds < 0 else f" after {duration(seconds)}"
     at_step = "" if attempt.last_step is None else f" at step {count(attempt.last_step)}"
-    return _Entry(attempt.ended_at, "dim", f"attempt {attempt.number} {ended}{took}{at_step}")
+    return _Entry(ended_at, "dim", f"attempt {attempt.number} {ended}{took}{at_step}")

@@ -20,8 +20,8 @@ from gputui.ui.tui.pages.compare.comparison import (
     differing,
     metric_names,
     param_texts,
+    table_of,
 )
-from gputui.ui.tui.pages.compare.view import table_items
 
 
 def row(run_id: str, step: int | None = None, started_at: float | None = 100.0, **params: object) -> RunRow:
@@ -48,11 +48,11 @@ ROWS = [
     row("c", None, lr=0.1, batch=32, note=None, extra=True),
 ]
 DATA = {"a": measured("loss", 3.0, 0.5, 1.0), "b": measured("loss", 2.0, 1.5, 0.9), "c": measured("loss")}
-ALL = Comparison.of(("a", "b", "c"), "loss")
+ALL = Comparison.of(("a", "b", "c"))
 
 
 def compared(comparison: Comparison, rows: list[RunRow] = ROWS) -> list[ComparedRun]:
-    return compare(rows, DATA, comparison, 200.0)
+    return compare(rows, DATA, comparison, "loss", 200.0)
 
 
 def ids(comparison: Comparison) -> list[str]:
@@ -89,9 +89,10 @@ def test_orders_with_what_is_unknown_last_and_colours_kept() -> None:
 def test_groups_by_a_parameter_one_after_the_other() -> None:
     grouped = ALL.grouped_next(["lr", "batch"])
     assert grouped.group == "lr"
-    items = table_items(compared(grouped), grouped.group)
-    assert [item if isinstance(item, str) else item.run_id for item in items] == ["0.1", "a", "c", "0.01", "b"]
-    assert [item.run_id for item in table_items(compared(ALL), None) if not isinstance(item, str)] == ["a", "b", "c"]
+    items = table_of(compared(grouped), grouped.group, "loss").items
+    assert [row.run_id if row else heading for heading, row in items] == [
+        "lr 0.1 · 2 runs · best 0.5000", "a", "c", "lr 0.01 · 1 run · best 0.9000", "b",
+    ]  # fmt: skip
     after = grouped.grouped_next(["lr", "batch"])
     assert (after.group, after.grouped_next(["lr", "batch"]).group) == ("batch", None)
 
@@ -99,22 +100,13 @@ def test_groups_by_a_parameter_one_after_the_other() -> None:
 def test_as_many_curves_as_colours_and_all_runs_in_the_table() -> None:
     names = [f"run-{number}" for number in range(9)]
     comparison = Comparison.of(names)
-    assert comparison.drawn == tuple(names[:6]) and comparison.curve_count == 6
+    assert comparison.drawn == tuple(names[:6]) and comparison.notes == ["6 shown"]
     assert comparison.toggled("run-8") == comparison  # no colour is free
     changed = comparison.toggled("run-2").toggled("run-8")
     assert changed.drawn[2] == "run-8" and "run-2" not in changed.drawn
     assert changed.without("run-8").toggled("run-2") == replace(comparison, run_ids=tuple(names[:8]))
-    assert [run.colour for run in compared(changed, [row(name) for name in names])] == [
-        0,
-        1,
-        None,
-        3,
-        4,
-        5,
-        None,
-        None,
-        2,
-    ]
+    colours = [run.colour for run in compared(changed, [row(name) for name in names])]
+    assert colours == [0, 1, None, 3, 4, 5, None, None, 2]
 
 
 def test_parameters_within_others_are_told_by_themselves() -> None:
@@ -129,8 +121,8 @@ def test_where_more_is_better() -> None:
 
 
 def test_what_all_runs_measured_comes_first() -> None:
-    data = {"a": measured("loss", names=("lr", "loss", "own")), "b": measured("loss", names=("lr", "loss", "val/loss"))}
-    assert metric_names(data) == ("loss", "lr", "val/loss", "own")
+    data = [measured("loss", names=("lr", "own", "loss")), measured("loss", names=("lr", "loss", "val/loss"))]
+    assert metric_names(data) == ["lr", "loss", "own", "val/loss"]
 
 
 def test_runs_of_other_code_differ_in_it() -> None:
@@ -150,6 +142,6 @@ def test_a_stretch_knows_only_its_ends_exactly() -> None:
         for x, value in enumerate(values):
             stretch.add(float(x), value)
         data = ChartData(ChartRequest(("loss",)), Frame("step"), ("loss",), {"loss": MetricCurve("loss", (stretch,))})
-        [run] = compare(ROWS[:1], {"a": data}, Comparison.of(("a",), "loss"), 200.0)
+        [run] = compare(ROWS[:1], {"a": data}, Comparison.of(("a",)), "loss", 200.0)
         found[values] = run.best, run.best_x, run.is_best_x_exact
     assert list(found.values()) == [(0.5, 0.0, True), (0.5, 2.0, True), (0.5, 2.0, False)]

@@ -52,7 +52,7 @@ async def opened(app: GputuiApp, pilot: Any) -> CompareScreen:
 async def test_runs_of_a_profile_lie_over_each_other_with_what_differs(app: GputuiApp) -> None:
     async with app.run_test(size=(120, 36)) as pilot:
         await opened(app, pilot)
-        assert "3 runs" in text(app, "head") and "loss by step" in text(app, "head")
+        assert "3 runs" in text(app, "head") and "· loss" in text(app, "head")
         table = text(app, "runs")
         assert "lr" in table and "batch_size" in table and "depth" not in table
         assert all(f"sweep-{number}" in table and str(rate) in table for number, rate in enumerate(RATES, 1))
@@ -66,28 +66,31 @@ async def test_metrics_axes_smoothing_and_the_crosshair(app: GputuiApp) -> None:
     async with app.run_test(size=(120, 36)) as pilot:
         page = await opened(app, pilot)
         await pilot.press("tab")
-        assert page.table.metric == "val/accuracy"
         await pilot.pause()
+        assert "val/accuracy" in text(app, "head")
         assert "max" in text(app, "runs")
         await pilot.press("shift+tab", "m", "y")
         await pilot.pause()
-        assert "smoothing 0.8" in text(app, "head") and "log y" in text(app, "head")
+        assert "smoothing 0.8" in text(app, "charts") and text(app, "charts").splitlines()[1].endswith("log│")
         await pilot.press("slash", *"acc")
-        assert "val/accuracy" in text(app, "head")
+        assert "filter acc" in text(app, "charts") and "1 of 3 charts" in text(app, "charts")
         await pilot.press("enter")
-        assert page.table.metric == "val/accuracy"
+        assert "val/accuracy" in text(app, "head")
         await pilot.press("left")
-        assert page.charts.cursor is not None and " at step " in text(app, "charts").splitlines()[1]
-        before = page.charts.cursor
+        before = page.charts.view.cursor
+        assert before is not None and "│ step " in text(app, "charts").splitlines()[0]
         await pilot.press("left")
-        assert page.charts.cursor < before
+        here = page.charts.view.cursor
+        assert here is not None and here < before
         await pilot.press("plus")
-        assert page.charts.viewport.span is not None
+        assert page.charts.view.viewport.span is not None
         await pilot.press("shift+left", "shift+right", "minus", "0", "escape")
-        assert page.charts.cursor is None and page.charts.viewport.span is None
+        assert page.charts.view.cursor is None and page.charts.view.viewport.span is None
+        await pilot.press("shift+left")
+        assert "show the whole run" in text(app, "message")
         await pilot.press("x")
         await pilot.pause()
-        assert "by time" in text(app, "head")
+        assert "x time" in text(app, "charts")
         assert any("⠀" < char <= "⣿" for char in text(app, "charts"))
 
 
@@ -101,7 +104,7 @@ async def test_the_code_of_two_runs_is_compared(app: GputuiApp, filler: Filler) 
         write_private(folder / SPEC_FILE, spec.to_json())
     async with app.run_test(size=(80, 24)) as pilot:
         page = await opened(app, pilot)
-        page.table = Comparison.of(("sweep-1", "sweep-2"))
+        page.comparison = Comparison.of(("sweep-1", "sweep-2"))
         page.changed()
         page.point_at("sweep-2")
         await pilot.press("e")
@@ -109,7 +112,7 @@ async def test_the_code_of_two_runs_is_compared(app: GputuiApp, filler: Filler) 
         styles = {part: style for line in app.screen.lines(76) for part, style in line}  # type: ignore[attr-defined]
         assert styles["+lr = 0.2"] == "good"
         await pilot.press("escape")
-        page.table = Comparison.of(("sweep-1", "sweep-3"))
+        page.comparison = Comparison.of(("sweep-1", "sweep-3"))
         page.changed()
         page.point_at("sweep-3")
         await pilot.press("e")

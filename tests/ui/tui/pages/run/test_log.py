@@ -11,7 +11,7 @@ from gputui.runs.log_lines import Level
 from gputui.ui.tui.data import log_tail
 from gputui.ui.tui.data.log_tail import LogReader
 from gputui.ui.tui.data.snapshot import LogTail
-from gputui.ui.tui.pages.run.log import LogView, Search, log_lines
+from gputui.ui.tui.pages.run.log import RunLog, Search
 
 
 @pytest.fixture
@@ -107,91 +107,112 @@ def tail_of(count: int, first: int = 0, label: str = "rank 0") -> LogTail:
     return LogTail(label, (label,), lines, None, levels, first)
 
 
-def shown(view: LogView) -> list[str]:
-    return [view.line(number)[0] for number in view.line_numbers]
-
-
-def view_of(count: int = 50, height: int = 4) -> LogView:
-    view = LogView()
-    view.update(tail_of(count), height)
+def log_of(tail: LogTail, said: list[str] | None = None) -> RunLog:
+    view = RunLog((said if said is not None else []).append, lambda: None)
+    view.update(tail, 80, 4)
     return view
 
 
+def shown(view: RunLog) -> list[str]:
+    return [view.line(number)[0] for number in view.numbers]
+
+
+def drawn(view: RunLog, *, is_live: bool = True) -> list[str]:
+    lines = view.lines(80, style="title", is_live=is_live)
+    assert {sum(cell_width(text) for text, _ in line) for line in lines} == {80}
+    return ["".join(text for text, _ in line) for line in lines]
+
+
 def test_the_end_is_followed_until_somebody_scrolls() -> None:
-    view = view_of()
-    assert shown(view) == ["line 46", "line 47", "line 48", "line 49"] and view.is_following
+    view = log_of(tail_of(50))
+    assert shown(view) == ["line 46", "line 47", "line 48", "line 49"] and " following " in drawn(view)[0]
+    assert "following" not in drawn(view, is_live=False)[0], "nothing is written any more"
+    assert "following" not in drawn(log_of(tail_of(50, label="rank 0 of attempt 2")))[0]
     view.scroll(-2)
     seen = shown(view)
-    assert seen[-1] == "line 47" and view.lines_below == 2
-    view.update(tail_of(80), 4)
-    assert shown(view) == seen and view.lines_below == 32
-    view.update(tail_of(60, first=30), 4)  # the oldest are dropped, what is read stays
+    assert seen[-1] == "line 47" and "2 lines below, f follows" in drawn(view)[0]
+    view.update(tail_of(80), 80, 4)
+    assert shown(view) == seen and "32 lines below" in drawn(view)[0]
+    view.update(tail_of(60, first=30), 80, 4)  # the oldest are dropped, what is read stays
     assert shown(view) == seen
     view.scroll(1000)
-    assert view.is_following and shown(view)[-1] == "line 89"
-    view.to_top()
-    assert shown(view)[0] == "WARNING 30" and view.is_at_top
-    view.follow()
+    assert " following " in drawn(view)[0] and shown(view)[-1] == "line 89"
+    view.scroll_to(end=False)
+    assert shown(view)[0] == "WARNING 30" and view.is_deep
+    view.update(tail_of(70, first=20), 80, 4)
+    assert shown(view)[0] == "WARNING 20", "older lines were read meanwhile"
+    view.scroll_to(end=True)
     assert shown(view)[-1] == "line 89"
 
 
 def test_hits_are_found_as_lines_come_and_walked_through() -> None:
-    view = view_of()
-    view.look_for("warn")
-    assert view.hits == [0, 10, 20, 30, 40] and view.current_hit == 40 and view.hits_text == "5 of 5"
-    assert 40 in view.line_numbers
-    view.next_hit(-1)
-    assert view.current_hit == 30 and 30 in view.line_numbers
-    view.update(tail_of(70), 4)
-    assert view.hits[-2:] == [50, 60] and 30 in view.line_numbers
-    view.next_hit(1)
-    view.next_hit(1)
-    assert view.current_hit == 50
-    for _ in range(2):
-        view.next_hit(1)
-    assert view.current_hit == 0  # around the end
-    view.look_for("")
+    said: list[str] = []
+    view = log_of(tail_of(50), said)
+    view.do_hit_next()
+    view.look_for(None, "warn")
+    assert view.hits == [0, 10, 20, 30, 40] and view.current_hit == 40 and view.hits_text == "match 5 of 5"
+    assert 40 in view.numbers and "search warn: match 5 of 5" in drawn(view)[0]
+    view.do_hit_previous()
+    assert view.current_hit == 30 and 30 in view.numbers
+    view.update(tail_of(70), 80, 4)
+    assert view.hits[-2:] == [50, 60] and 30 in view.numbers
+    places = []
+    for _ in range(4):
+        view.do_hit_next()
+        places.append(view.current_hit)
+    assert places == [40, 50, 60, 0], "around the end"
+    view.look_for(None, "")
     assert view.hits == [] and view.current_hit is None
+    view.look_for(None, "nowhere")
+    view.do_hit_next()
+    assert "Nothing is searched" in said[0] and "No line" in said[1] and len(said) == 2
 
 
 def test_a_search_minds_capitals_only_when_there_are_some() -> None:
-    assert Search.of("loss").pattern is not None
-    assert bool(Search.of("loss").pattern and Search.of("loss").pattern.search("LOSS"))  # type: ignore[union-attr]
-    assert not Search.of("Loss").pattern.search("loss")  # type: ignore[union-attr]
-    assert Search.of("a.c").pattern.search("abc") is None  # type: ignore[union-attr]
-    assert Search.of("~a.c").pattern.search("xABC") is not None  # type: ignore[union-attr]
+    found = {
+        (text, line): bool((search := Search.of(text)).pattern and search.pattern.search(line))
+        for text, line in (("loss", "LOSS"), ("Loss", "loss"), ("a.c", "abc"), ("~a.c", "xABC"), ("~", ""))
+    }
+    assert list(found.values()) == [True, False, False, True, False]
     assert "not a regular expression" in str(Search.of("~(").problem)
-    assert Search.of("~").pattern is None
 
 
 def test_only_what_is_grave_is_shown_and_searched() -> None:
-    view = view_of()
-    view.only_grave()
+    view = log_of(tail_of(50))
+    view.do_grave_only()
     assert shown(view) == ["WARNING 10", "WARNING 20", "WARNING 30", "WARNING 40"]
-    view.update(tail_of(70), 4)
+    assert "warnings and errors: 5 of 50 lines" in drawn(view)[0]
+    view.update(tail_of(70), 80, 4)
     assert shown(view)[-1] == "WARNING 60"
-    view.look_for("line")
+    view.look_for(None, "line")
     assert view.hits == []
-    view.only_grave()
-    assert len(view.hits) == 63 and shown(view)[-1] in {"line 69", "line 68", "line 67", "line 66"}
+    view.do_grave_only()
+    assert len(view.hits) == 63 and shown(view)[-1] == "line 69"
 
 
 def test_long_lines_are_read_sideways() -> None:
-    lines = ("short", "漢字" + "x" * 80 + "END")
-    view = LogView()
-    view.update(LogTail("rank 0", ("rank 0",), lines, None, bytes(2), 0), 4)
-    assert "END" not in "".join(text for line in log_lines(view, None, 60, 5) for text, _ in line)
-    view.sideways(20, 59)
-    drawn = log_lines(view, None, 60, 5)
-    assert {sum(cell_width(text) for text, _ in line) for line in drawn} == {60}
-    assert "from column 21" in "".join(text for text, _ in drawn[0]) and view.left == 20
-    view.sideways(1000, 59)
-    assert "".join(text for text, _ in log_lines(view, None, 60, 5)[2]).endswith("xEND")
-    view.sideways(-1000, 59)
+    view = log_of(LogTail("rank 0", ("rank 0",), ("short", "漢字" + "x" * 160 + "END"), None, bytes(2), 0))
+    assert "END" not in drawn(view)[2]
+    view.sideways(1)
+    assert "from column 40" in drawn(view)[0] and view.left == 39
+    view.sideways(9)
+    assert drawn(view)[2].endswith("xEND")
+    view.sideways(-9)
     assert view.left == 0
-    view.sideways(2, 59)
+    view.left = 2
     # The second half of a wide character is a blank.
-    assert "".join(text for text, _ in log_lines(view, None, 60, 5)[2]).startswith(" … xxx")
+    assert drawn(view)[2].startswith(" … xxx")
+
+
+def test_another_log_is_chosen_or_there_is_none() -> None:
+    said: list[str] = []
+    view = log_of(tail_of(5)._replace(labels=("rank 0", "rank 1", "launcher")), said)
+    view.do_log_next()
+    assert view.label == "rank 1"
+    view.do_log_previous()
+    assert view.label == "launcher" and not said
+    log_of(tail_of(5), said).do_log_next()
+    assert said == ["There is no other log."]
 
 
 def test_the_log_of_a_new_attempt_is_another_one(tmp_path: Path) -> None:
@@ -200,14 +221,14 @@ def test_the_log_of_a_new_attempt_is_another_one(tmp_path: Path) -> None:
         folder = tmp_path / str(number) / "nodes" / "0"
         folder.mkdir(parents=True)
         (folder / "output.log").write_text("".join(f"WARNING {number}.{n}\n" for n in range(count)))
-    reader, view = LogReader(), LogView()
-    view.update(reader.read(tmp_path / "1", None), 4)
-    view.only_grave()
-    view.look_for("warning")
+    reader = LogReader()
+    view = log_of(reader.read(tmp_path / "1", None))
+    view.do_grave_only()
+    view.look_for(None, "warning")
     view.scroll(-20)
-    view.update(reader.read(tmp_path / "2", None), 4)
+    view.update(reader.read(tmp_path / "2", None), 80, 4)
     assert shown(view) == ["WARNING 2.0", "WARNING 2.1", "WARNING 2.2"] and len(view.hits) == 3
-    assert view.is_following and view.current_hit is None
+    assert "below" not in drawn(view)[0] and view.current_hit is None
 
 
 def test_logs_of_attempts_before_can_be_chosen(tmp_path: Path) -> None:

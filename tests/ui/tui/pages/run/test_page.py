@@ -9,7 +9,7 @@ from textual.pilot import Pilot
 
 from gputui.core.config import Workspace
 from gputui.ui.tui.app import GputuiApp
-from gputui.ui.tui.layout.chart_settings import ChartMemory, ChartSettings, from_kept, to_keep
+from gputui.ui.tui.layout.chart_settings import ChartMemory, ChartView, from_kept, to_keep
 from gputui.ui.tui.pages.run.page import RunScreen
 from gputui.ui.tui.settings import Settings
 from gputui.ui.tui.widgets.pane import Pane
@@ -75,18 +75,18 @@ async def test_the_crosshair_moves_over_all_charts_and_names_its_place(app: Gput
         for line in (3, 12, 18):
             assert "│" in text(app, "charts").splitlines()[line][8:]
         await press(pilot, "h", "left")
-        here = page_of(app).charts.cursor
+        here = page_of(app).charts.view.cursor
         assert here is not None and here < 9440
         await press(pilot, "l", "right", "right")
-        assert page_of(app).charts.cursor == 9440
+        assert page_of(app).charts.view.cursor == 9440
         await press(pilot, "g")
         assert head(app).startswith(" │ step 0")
         asked = feed_of(app).interest.charts
         assert asked is not None and {"utilization", "power", "temperature"} <= set(asked.hardware)
         await press(pilot, "escape")
-        assert page_of(app).charts.cursor is None and "x step" in head(app)
+        assert page_of(app).charts.view.cursor is None and "x step" in head(app)
         await press(pilot, "left", "G")
-        assert page_of(app).charts.cursor is None
+        assert page_of(app).charts.view.cursor is None
 
 
 async def test_zooming_and_panning_ask_for_the_window(app: GputuiApp) -> None:
@@ -99,7 +99,7 @@ async def test_zooming_and_panning_ask_for_the_window(app: GputuiApp) -> None:
         moved = feed_of(app).interest.charts
         assert moved is not None and moved.window is not None and moved.window[0] < asked.window[0]
         await press(pilot, "shift+right", "shift+right", "shift+right")
-        assert page_of(app).charts.viewport.end is None
+        assert page_of(app).charts.view.viewport.end is None
         await press(pilot, "equals_sign", "0")
         reset = feed_of(app).interest.charts
         assert reset is not None and reset.window is None
@@ -192,15 +192,15 @@ async def test_the_chart_in_focus_is_written_as_it_is_seen(app: GputuiApp, works
 
 
 def test_how_charts_are_looked_at_is_kept_for_the_next_start() -> None:
-    kept: list[ChartSettings] = []
-    memory = ChartMemory(ChartSettings(), kept.append)
-    mine = ChartSettings("two", "time", 0.9, ("lr",), frozenset({"loss"}), "l*")
+    kept: list[ChartView] = []
+    memory = ChartMemory(ChartView(), kept.append)
+    mine = ChartView("two", "time", 0.9, ("lr",), frozenset({"loss"}), "l*")
     memory.keep("a", mine)
-    assert memory.of("a") == mine and memory.of("b") == ChartSettings("two", "time", 0.9, ("lr",))
+    assert memory.of("a") == mine and memory.of("b") == ChartView("two", "time", 0.9, ("lr",))
     assert from_kept(Settings(**to_keep(kept[-1]))) == memory.of("b")
     memory.keep("a", replace(mine, filter_text=""))
     assert len(kept) == 1
-    assert from_kept(Settings(chart_layout="?", chart_axis="", chart_smoothing="7")) == ChartSettings()
+    assert from_kept(Settings(chart_layout="?", chart_axis="", chart_smoothing="7")) == ChartView()
 
 
 # --- by rank
@@ -270,7 +270,7 @@ async def test_a_failed_run_opens_on_the_log_of_its_rank_and_without_charts_that
             feed_of(app).refresh()
             await pilot.pause()
         page = page_of(app)
-        log = page.log_part.pane
+        log = page.panes["log"]
         assert page.section == "log" and not page.charts.pane.display
         assert log.size.width == 120 and log.size.height >= 18
         lines = text(app, "log").splitlines()

@@ -25,15 +25,10 @@ from gputui.store.metrics import queries
 from gputui.ui.tui.data.progress import rank_rows
 from gputui.ui.tui.data.reader import SnapshotReader
 from gputui.ui.tui.data.snapshot import Checkpoint, CheckpointList, Interest, RankRow, RunPage, Snapshot
-from gputui.ui.tui.layout.chart_settings import ChartSettings
-from gputui.ui.tui.layout.charts import (
-    ChartLook,
-    markers_near,
-    next_marker,
-    panel_lines,
-)
-from gputui.ui.tui.layout.panels import Panel, panels
-from gputui.ui.tui.pages.run.chart_pane import at_cursor, chart_file
+from gputui.ui.tui.layout.chart_settings import ChartView
+from gputui.ui.tui.layout.charts import ChartedRun, ChartLook, markers_near, next_marker, panel_lines
+from gputui.ui.tui.layout.panels import HARDWARE, Panel, panels
+from gputui.ui.tui.pages.run.chart_files import chart_file
 from gputui.ui.tui.pages.run.sections import (
     SideSection,
     checkpoint_lines,
@@ -44,6 +39,7 @@ from gputui.ui.tui.pages.run.sections import (
     side_sections,
 )
 from gputui.ui.tui.pages.run.timeline import cost_lines, timeline_lines
+from gputui.ui.tui.widgets.chart_pane import at_cursor
 from tests.texts import mentions
 from tests.ui.tui.filling import NOW, Filler
 from tests.ui.tui.pages.overview.test_render import text_of, widths
@@ -224,15 +220,14 @@ def test_the_focused_section_comes_first_and_the_last_fills_the_rest() -> None:
 
 def test_pins_come_first_then_what_matters_then_the_hardware() -> None:
     names = ("epoch", "my/metric", "grad_norm", "lr", "loss", "samples_per_s")
-    found = panels(names, ChartSettings(), has_gpus=True)
+    found = panels(names, HARDWARE, ChartView())
     keys = [panel.key for panel in found.shown]
     assert keys[:6] == ["loss", "samples_per_s", "gpu/utilization", "lr", "grad_norm", "my/metric"]
     assert keys[-1] == "epoch" and found.count == len(keys)
-    assert all(not panel.key.startswith("gpu/") for panel in panels(names, ChartSettings(), has_gpus=False).shown)
-    pinned = panels(names, ChartSettings(pins=("my/metric", "gone"), filter_text="l*"), has_gpus=True).shown
+    pinned = panels(names, HARDWARE, ChartView(pins=("my/metric", "gone"), filter_text="l*")).shown
     assert [panel.key for panel in pinned] == ["my/metric", "loss", "lr"] and pinned[0].is_pinned
     assert next(p.colour for p in found.shown if p.key == "lr") == pinned[2].colour  # wherever it stands
-    broken = panels(names, ChartSettings(filter_text="~("), has_gpus=False)
+    broken = panels(names, (), ChartView(filter_text="~("))
     assert broken.problem is not None and "not a regular expression" in broken.problem
 
 
@@ -259,27 +254,27 @@ def data_of(*curves: MetricCurve, hardware: tuple[HardwareCurve, ...] = (), mark
                      {curve.name: curve for curve in curves}, hardware, markers)  # fmt: skip
 
 
-def look_of(**changes: object) -> ChartLook:
-    base = ChartLook(ChartSettings(), (0.0, 10.0), None, None, {"GPU-a": 0, "GPU-b": 1})
+def look_of(data: ChartData, *, cursor: float | None = None, **changes: object) -> ChartLook:
+    base = ChartLook(ChartView(cursor=cursor), (ChartedRun(data),), {"GPU-a": 0, "GPU-b": 1}, window=(0.0, 10.0))
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
 def test_the_legend_tells_the_newest_value_or_that_at_the_crosshair() -> None:
     data = data_of(MetricCurve("loss", bins(*range(10)), last=9.0))
-    assert " loss  9" in text_of(panel_lines(LOSS, data, look_of(), 60, 9))[0]
-    tall = text_of(panel_lines(LOSS, data, look_of(), 60, 10))
+    assert " loss  9" in text_of(panel_lines(LOSS, look_of(data), 60, 9))[0]
+    tall = text_of(panel_lines(LOSS, look_of(data), 60, 10))
     assert tall[0].strip() == "loss" and [line for line in tall if line.endswith(" 9")]  # where the curve ends
-    lines = panel_lines(LOSS, data, look_of(cursor=3.2, focus="loss"), 60, 10)
+    lines = panel_lines(LOSS, look_of(data, cursor=3.2, focus="loss"), 60, 10)
     assert text_of(lines)[0].startswith("▸loss  3") and widths(lines) == {60}
     assert styles(lines, "│") >= {"cursor"}
     nan = data_of(MetricCurve("loss", bins(1.0, float("nan"), 2.0), last=2.0))
-    lines = panel_lines(LOSS, nan, look_of(cursor=1.0), 60, 10)
+    lines = panel_lines(LOSS, look_of(nan, cursor=1.0), 60, 10)
     assert "loss  nan" in text_of(lines)[0] and "× 1 not finite" in text_of(lines)[0]
 
 
 def test_smoothed_curves_keep_the_measured_ones_behind_them() -> None:
     curve = MetricCurve("loss", bins(5, 1, 5, 1), smooth=bins(5, 3, 3.5, 3), last=1.0)
-    lines = panel_lines(LOSS, data_of(curve), look_of(window=(0.0, 4.0)), 60, 12)
+    lines = panel_lines(LOSS, look_of(data_of(curve), window=(0.0, 4.0)), 60, 12)
     assert "~ 3  1" in text_of(lines)[0]
     drawn = {style for line in lines[1:-1] for text, style in line if any(0x2800 < ord(char) < 0x2900 for char in text)}
     assert drawn == {"series.0", "shadow"}
@@ -288,22 +283,22 @@ def test_smoothed_curves_keep_the_measured_ones_behind_them() -> None:
 def test_each_gpu_has_its_curve_and_many_are_told_by_their_range() -> None:
     pair = (HardwareCurve("utilization", "GPU-b", bins(90, 91), 91.0),
             HardwareCurve("utilization", "GPU-a", bins(10, 11), 11.0))  # fmt: skip
-    lines = panel_lines(UTIL, data_of(hardware=pair), look_of(), 60, 10)
+    lines = panel_lines(UTIL, look_of(data_of(hardware=pair)), 60, 10)
     assert "● 0: 11  ■ 1: 91" in text_of(lines)[0] and "100 ┤" in "\n".join(text_of(lines))
-    at = text_of(panel_lines(UTIL, data_of(hardware=pair), look_of(cursor=0.0), 60, 10))[0]
+    at = text_of(panel_lines(UTIL, look_of(data_of(hardware=pair), cursor=0.0), 60, 10))[0]
     assert "● 0: 10  ■ 1: 90" in at
-    far = text_of(panel_lines(UTIL, data_of(hardware=pair), look_of(cursor=9.0), 60, 10))[0]
+    far = text_of(panel_lines(UTIL, look_of(data_of(hardware=pair), cursor=9.0), 60, 10))[0]
     assert "● 0: –  ■ 1: –" in far  # nothing was recorded there
-    small = text_of(panel_lines(UTIL, data_of(hardware=pair), look_of(), 26, 6))[0]
+    small = text_of(panel_lines(UTIL, look_of(data_of(hardware=pair)), 26, 6))[0]
     assert small.rstrip() == f" {UTIL.title}  11–91", "no value is cut from a legend"
     many = tuple(HardwareCurve("utilization", f"GPU-{n}", bins(90 - n), 90.0 - n) for n in range(8))
     gpus = {f"GPU-{n}": n for n in range(8)}
-    assert "83 (GPU 7) to 90" in text_of(panel_lines(UTIL, data_of(hardware=many), look_of(gpus=gpus), 60, 10))[0]
+    assert "83 (GPU 7) to 90" in text_of(panel_lines(UTIL, look_of(data_of(hardware=many), gpus=gpus), 60, 10))[0]
 
 
 def test_no_two_metrics_share_a_file(tmp_path: Path) -> None:
     keys = ["val/loss", "val_loss", "val.loss", "val loss", "/", "..", "größe", "grö_e", "x" * 300]
-    names = [chart_file(tmp_path, "a-1", replace(UTIL, key=key), data_of(), look_of()).name for key in keys]
+    names = [chart_file(tmp_path, "a-1", replace(UTIL, key=key), look_of(data_of())).name for key in keys]
     assert len(set(names)) == len(keys) and names[0] == "val.loss-step" and names[1] == "val_loss-step"
     assert all(name and not name.startswith((".", "-")) and "/" not in name and len(name) < 200 for name in names)
 
@@ -317,11 +312,11 @@ MARKERS = (
 
 def test_what_happened_stands_below_every_curve_and_is_named_at_the_crosshair() -> None:
     data = data_of(MetricCurve("loss", bins(*range(10)), last=9.0), markers=MARKERS)
-    tall = text_of(panel_lines(LOSS, data, look_of(), 60, 12))
+    tall = text_of(panel_lines(LOSS, look_of(data), 60, 12))
     assert "cuda oom" in tall[-1] and "┴" in tall[-2] and "┊" in tall[3]
-    low = text_of(panel_lines(LOSS, data, look_of(), 60, 7))
+    low = text_of(panel_lines(LOSS, look_of(data), 60, 7))
     assert "cuda oom" not in "\n".join(low) and "┊" in low[1]
-    at = [text for text, _ in at_cursor(data, look_of(cursor=5.0), 5.0, (LOSS,))]
+    at = [text for text, _ in at_cursor(look_of(data, cursor=5.0), (LOSS,))]
     assert at == ["│ step 5", "✗ CUDA ran out of memory on rank 1 03:12:44", "↻1"]
     assert [marker.kind for marker in markers_near(MARKERS, 5.0, 0.5)] == ["incident", "restart"]
     assert next_marker(MARKERS, 3.0, 1) is MARKERS[1] and next_marker(MARKERS, 3.0, -1) is None

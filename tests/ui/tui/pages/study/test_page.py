@@ -154,7 +154,7 @@ async def test_the_overview_names_the_study_and_its_trials_open_and_are_compared
         await pilot.press("down", "down", "enter")
         assert isinstance(app.screen, RunScreen) and app.screen.run_id == "lr-search-1-t2"
         await pilot.press("escape", "c")
-        assert isinstance(app.screen, CompareScreen) and "lr-search-1-t4" in app.screen.table.run_ids
+        assert isinstance(app.screen, CompareScreen) and "lr-search-1-t4" in app.screen.comparison.run_ids
         await pilot.press("escape", "escape")
         assert isinstance(app.screen, OverviewScreen)
 
