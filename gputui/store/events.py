@@ -180,12 +180,6 @@ def read_news(connection: sqlite3.Connection, at: float | None = None, *, limit:
     return records(connection, EventView, query, at, limit)[::-1]
 
 
-def newest_event_id(connection: sqlite3.Connection, run_id: str) -> int:
-    """The id of a run's newest event, 0 without events."""
-    row = connection.execute("SELECT coalesce(max(event_id), 0) FROM events WHERE run_id = ?", (run_id,)).fetchone()
-    return int(row[0])
-
-
 def read_data_events(
     connection: sqlite3.Connection, run_id: str, at: float | None = None, *, after_id: int = 0
 ) -> list[EventView]:

@@ -218,13 +218,12 @@ class Navigation(Commands):
         why_not = find("launch", "overview").why_not(self.page.context())
 
         def profiles() -> list[Choice]:
-            from gputui.ui.tui.pages.launch.plan import read_profiles
+            from gputui.ui.tui.pages.launch.plan import profile_names
 
             return [
-                Choice(f"Launch {clean(entry.name)}", "broken profile" if entry.profile is None else "profile",
-                       partial(self.launch_from, entry.name), why_not, kind="profile")
-                for entry in read_profiles(self.workspace, Path.cwd())
-            ]  # fmt: skip
+                Choice(f"Launch {clean(name)}", "profile", partial(self.launch_from, name), why_not, kind="profile")
+                for name in profile_names(self.workspace, Path.cwd())
+            ]
 
         self.push_screen(PaletteScreen(self.page, profiles))
 

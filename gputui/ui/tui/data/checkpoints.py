@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-import msgspec
 from msgspec import Struct
 
 from gputui.core.text import clean
@@ -35,15 +34,14 @@ class LedgerFact(Struct, frozen=True):
     seen: int = 0
 
 
-Facts = Mapping[str, LedgerFact]
-"""By path."""
+class CheckpointWish(NamedTuple):
+    """What to list. ``to_check`` names a checkpoint to check whatever its size; ``facts`` are those of the ledger, by
+    path."""
 
-
-class _Wish(Struct, frozen=True):
     folder: Path
     pattern: str
-    to_check: str | None
-    facts: Facts = msgspec.field(default_factory=dict)
+    to_check: str | None = None
+    facts: Mapping[str, LedgerFact] = {}
 
 
 class CheckpointReader:
@@ -51,26 +49,22 @@ class CheckpointReader:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._wish: _Wish | None = None
+        self._wish: CheckpointWish | None = None
         self._listed_at = float("-inf")
-        self._found: tuple[Hashable, CheckpointList] = (None, CheckpointList())
-        self._checked: dict[Hashable, tuple[bool, str]] = {}
+        self._found: tuple[Path | None, CheckpointList] = (None, CheckpointList())
+        self._checked: dict[FoundCheckpoint, tuple[bool, str]] = {}
         self._thread: threading.Thread | None = None
 
-    def read(
-        self, folder: Path, pattern: str, to_check: str | None = None, facts: Facts | None = None
-    ) -> CheckpointList:
-        """The known checkpoints, newest first. ``to_check`` names one to check whatever its size; ``facts`` are those
-        of the ledger."""
-        wish = _Wish(folder, pattern, to_check, facts or {})
+    def read(self, wish: CheckpointWish) -> CheckpointList:
+        """The known checkpoints, newest first."""
         now = self._clock()
         is_busy = self._thread is not None and self._thread.is_alive()
         if not is_busy and (wish != self._wish or now - self._listed_at >= LIST_SECONDS):
             self._wish, self._listed_at = wish, now
             self._thread = threading.Thread(target=self._look, args=(wish,), name="checkpoints", daemon=True)
             self._thread.start()
-        found_for, found = self._found
-        return found if found_for == (folder, pattern) else CheckpointList()
+        folder, found = self._found
+        return found if folder == wish.folder else CheckpointList()
 
     def wait(self, seconds: float) -> None:
         if self._thread is not None:
@@ -78,7 +72,7 @@ class CheckpointReader:
 
     # --- the thread
 
-    def _look(self, wish: _Wish) -> None:
+    def _look(self, wish: CheckpointWish) -> None:
         # Imported on first use: the archive and hash libraries would slow the start.
         from gputui.runs.checkpoint_files import list_checkpoints
         from gputui.runs.checkpoint_formats import validate
@@ -88,30 +82,25 @@ class CheckpointReader:
         except OSError:
             lying = []
         lying.sort(key=lambda one: facts.seen if (facts := wish.facts.get(one.path)) else 1 << 62, reverse=True)
-        listed = [self._checkpoint(one, wish) for one in lying[:MOST_LISTED]]
-        self._show(wish, listed, len(lying))
-        for number, (one, found) in enumerate(zip(lying, listed, strict=False)):
-            is_small = found.size_bytes is not None and found.size_bytes <= CHECKED_UNASKED_BYTES
-            is_wanted = found.name == wish.to_check or (number == 0 and is_small)
-            if is_wanted and found.is_valid is None:
+        self._show(wish, lying)
+        for number, one in enumerate(lying[:MOST_LISTED]):
+            is_small = one.size_bytes is not None and one.size_bytes <= CHECKED_UNASKED_BYTES
+            is_wanted = Path(one.path).name == wish.to_check or (number == 0 and is_small)
+            if is_wanted and one not in self._checked:
                 info = validate(Path(one.path))
                 self._checked[one] = (info.valid, clean(info.why))
-                listed[number] = self._checkpoint(one, wish)
-                self._show(wish, listed, len(lying))
+                self._show(wish, lying)
 
-    def _checkpoint(self, one: FoundCheckpoint, wish: _Wish) -> Checkpoint:
+    def _show(self, wish: CheckpointWish, lying: list[FoundCheckpoint]) -> None:
         from gputui.runs.checkpoint_names import step_in_name
 
-        path = Path(one.path)
-        found = Checkpoint(
-            clean(path.name), step_in_name(path, wish.folder), one.size_bytes, one.modified_ns / 1e9,
-            *self._checked.get(one, (None, "")),
-        )  # fmt: skip
-        fact = wish.facts.get(one.path)
-        if fact is None:
-            return found
-        return found._replace(step=fact.step, attempt=fact.attempt, refused=clean(fact.refused))
-
-    def _show(self, wish: _Wish, listed: list[Checkpoint], count: int) -> None:
+        listed = []
+        for one in lying[:MOST_LISTED]:
+            path, checked = Path(one.path), self._checked.get(one, (None, ""))
+            step = step_in_name(path, wish.folder)
+            found = Checkpoint(clean(path.name), step, one.size_bytes, one.modified_ns / 1e9, *checked)
+            if (fact := wish.facts.get(one.path)) is not None:
+                found = found._replace(step=fact.step, attempt=fact.attempt, refused=clean(fact.refused))
+            listed.append(found)
         # A single assignment, because the feed's thread reads it at any time.
-        self._found = ((wish.folder, wish.pattern), CheckpointList(tuple(listed), count, is_known=True))
+        self._found = (wish.folder, CheckpointList(tuple(listed), len(lying), is_known=True))

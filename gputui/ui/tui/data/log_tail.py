@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gputui.core.text import clean
@@ -20,7 +18,6 @@ DEEP_BYTES = 4 * 1024 * 1024
 
 MOST_LINES = 40_000
 UNFINISHED_BYTES = 8 * 1024
-LIST_SECONDS = 2.0
 EARLIER_ATTEMPTS = 3
 """How many earlier attempts offer their logs."""
 
@@ -28,43 +25,33 @@ OF_ATTEMPT = " of attempt "
 """Part of the labels of earlier attempts' logs."""
 
 
-@dataclass(slots=True)
 class LogReader:
     """Follows the logs of one attempt, and offers those of earlier attempts."""
 
-    clock: Callable[[], float] = time.monotonic
-    _directory: Path | None = None
-    _logs: tuple[RankLog, ...] = ()
-    _earlier: tuple[tuple[str, RankLog], ...] = ()
-    _listed_at: float = float("-inf")
-    _key: object = None
-    _file: _FollowedFile | None = None
-    _tail: LogTail = field(default_factory=LogTail)
+    def __init__(self) -> None:
+        self._directory: Path | None = None
+        self._earlier: dict[str, RankLog] = {}
+        self._key: object = None
+        self._file: _FollowedFile | None = None
+        self._tail = LogTail()
 
     def read(self, attempt_dir: Path, wanted: str | None, *, deep: bool = False) -> LogTail:
         """The newest lines of the log labelled ``wanted``, as harmless text; None for the most useful log of this
-        attempt. ``deep`` reads further back."""
-        now = self.clock()
+        attempt. ``deep`` reads further back. An unchanged log is the same tail."""
         if attempt_dir != self._directory:
             # Logs of ended attempts do not change.
-            self._earlier = tuple(_earlier_logs(attempt_dir))
-        if attempt_dir != self._directory or now - self._listed_at >= LIST_SECONDS:
-            self._directory, self._listed_at = attempt_dir, now
-            self._logs = tuple(shown_logs(attempt_dir))
-        sized = [(log, *_size(log.path)) for log in self._logs]
-        labels = (*(label(log) for log, size, _ in sized if size > 0), *(name for name, _ in self._earlier))
-        chosen = next((item for item in sized if label(item[0]) == wanted), None)
-        if chosen is None:
-            chosen = next(((log, *_size(log.path)) for name, log in self._earlier if name == wanted), None)
-        if chosen is None:
-            wanted, chosen = None, _most_useful(sized)
-        if chosen is None:
+            self._directory, self._earlier = attempt_dir, dict(_earlier_logs(attempt_dir))
+        own = {_label(log): log for log in shown_logs(attempt_dir)}
+        written = {name: log for name, log in own.items() if _size(log.path)[0] > 0}
+        labels = (*written, *self._earlier)
+        logs = {**own, **self._earlier}
+        name = wanted if wanted in logs else _most_useful(written) or next(iter(own), None)
+        if name is None:
             return LogTail(labels=labels)
-        log, size, modified = chosen
-        key = (log.path, size, modified, labels, deep)
+        log = logs[name]
+        key = (log.path, *_size(log.path), labels, deep)
         if key != self._key:
-            self._key = key
-            self._tail = self._follow(log, wanted or label(log), labels, deep=deep)
+            self._key, self._tail = key, self._follow(log, name, labels, deep=deep)
         return self._tail
 
     def _follow(self, log: RankLog, name: str, labels: tuple[str, ...], *, deep: bool) -> LogTail:
@@ -72,18 +59,14 @@ class LogReader:
             self._file = _FollowedFile(log.path)
         file = self._file
         try:
-            file.read(deep=deep)
+            unfinished = file.read(deep=deep)
         except OSError as error:
             self._file = None
             return LogTail(name, labels, problem=f"Cannot read {log.path}: {error.strerror or error}.")
+        levels = bytes(file.levels) + bytes(len(unfinished))
+        lines = (*file.lines, *unfinished)
         return LogTail(
-            name,
-            labels,
-            lines=(*file.lines, *file.unfinished),
-            levels=bytes(file.levels) + bytes(len(file.unfinished)),
-            first=file.first,
-            is_whole=file.is_whole,
-            source=str(log.path),
+            name, labels, lines, levels=levels, first=file.first, is_whole=file.is_whole, source=str(log.path)
         )
 
 
@@ -95,7 +78,6 @@ class _FollowedFile:
         self.path = path
         self.lines: list[str] = []
         self.levels = bytearray()
-        self.unfinished: tuple[str, ...] = ()
         self.first = 0
         self.is_whole = False
         self._end: int | None = None
@@ -103,8 +85,8 @@ class _FollowedFile:
         self._is_deep = self._is_cut = False
         self._grave = LevelReader()
 
-    def read(self, *, deep: bool) -> None:
-        """Read what was written since the last time. Raises OSError."""
+    def read(self, *, deep: bool) -> Sequence[str]:
+        """Read what was written since the last time; returns the unfinished line. Raises OSError."""
         size, end, newest = self.path.stat().st_size, self._end, self.first + len(self.lines)
         if end is None or size < end or size - end > (DEEP_BYTES if self._is_deep else TAIL_BYTES):
             # A new file, a truncated one, or one that grew far beyond the kept lines.
@@ -120,7 +102,7 @@ class _FollowedFile:
                 self.first = newest - len(self.lines)
         self._read_on(None)
         rest = read_window(self.path, self._end or 0, UNFINISHED_BYTES, partial=True, as_written=True).text
-        self.unfinished = (clean(last_state(self._begun + rest)),) if self._begun or rest else ()
+        return [clean(last_state(self._begun + rest))] if self._begun or rest else []
 
     def _begin(self, start: int) -> None:
         self.lines, self.levels, self._grave = [], bytearray(), LevelReader()
@@ -138,19 +120,17 @@ class _FollowedFile:
             cut = window.text.find("\n") + 1 if self._is_cut else 0
             lines, self._begun = printed_lines(window.text[cut:], self._begun)
             self._end, self._is_cut = window.end, False
-            self._keep([clean(line) for line in lines])
-
-    def _keep(self, harmless: Sequence[str]) -> None:
-        self.lines += harmless
-        self.levels += bytes(map(self._grave.level, harmless))
-        surplus = len(self.lines) - MOST_LINES
-        if surplus > 0:
-            del self.lines[:surplus], self.levels[:surplus]
-            self.first += surplus
-            self.is_whole = False
+            harmless = [clean(line) for line in lines]
+            self.lines += harmless
+            self.levels += bytes(map(self._grave.level, harmless))
+            surplus = len(self.lines) - MOST_LINES
+            if surplus > 0:
+                del self.lines[:surplus], self.levels[:surplus]
+                self.first += surplus
+                self.is_whole = False
 
 
-def label(log: RankLog) -> str:
+def _label(log: RankLog) -> str:
     """The label of a log: ``rank 0``, ``rank 0 stderr``, ``launcher``, ``job``."""
     if log.rank is None:
         return "job" if log.stream == "job" else "launcher"
@@ -163,14 +143,13 @@ def _earlier_logs(attempt_dir: Path) -> Iterator[tuple[str, RankLog]]:
     for before in range(number - 1, max(0, number - 1 - EARLIER_ATTEMPTS), -1):
         for log in shown_logs(attempt_dir.with_name(str(before))):
             if _size(log.path)[0] > 0:
-                yield f"{label(log)}{OF_ATTEMPT}{before}", log
+                yield f"{_label(log)}{OF_ATTEMPT}{before}", log
 
 
-def _most_useful(sized: list[tuple[RankLog, int, int]]) -> tuple[RankLog, int, int] | None:
-    """The first rank's standard output if it is not empty, else the first log that is not."""
-    with_text = [item for item in sized if item[1] > 0]
-    ranks = [item for item in with_text if item[0].rank is not None and item[0].stream == "stdout"]
-    return next(iter(ranks or with_text or sized), None)
+def _most_useful(written: dict[str, RankLog]) -> str | None:
+    """The first rank's standard output, else the first log that is not empty."""
+    ranks = [name for name, log in written.items() if log.rank is not None and log.stream == "stdout"]
+    return next(iter([*ranks, *written]), None)
 
 
 def _size(path: Path) -> tuple[int, int]:

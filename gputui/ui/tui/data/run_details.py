@@ -6,8 +6,7 @@ import sqlite3
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -20,13 +19,13 @@ from gputui.runs.executors import chooses_start
 from gputui.runs.spec import known_spec
 from gputui.store import checkpoints
 from gputui.store.attempts import Attempt, read_attempts
-from gputui.store.events import EventView, newest_event_id, read_data_events
+from gputui.store.events import read_data_events
 from gputui.store.metrics import intake
 from gputui.store.metrics.step_times import StepTimes
 from gputui.store.rows import json_mapping
 from gputui.store.run_history import DecisionView, IncidentView, read_decisions, read_incidents
 from gputui.store.runs import Run
-from gputui.ui.tui.data.checkpoints import CheckpointReader, Facts, LedgerFact
+from gputui.ui.tui.data.checkpoints import CheckpointReader, CheckpointWish, LedgerFact
 from gputui.ui.tui.data.curves import CurveReader
 from gputui.ui.tui.data.log_tail import LogReader
 from gputui.ui.tui.data.snapshot import Checkpoint, CheckpointList, LogTail, Progress, RunPage
@@ -35,84 +34,14 @@ if TYPE_CHECKING:
     from gputui.ui.tui.data.snapshot import Interest
 
 
-class RunStory(NamedTuple):
-    """What happened to a run: incidents with decisions and costs, sinks, events of DATA_KINDS."""
-
-    incidents: tuple[IncidentView, ...] = ()
-    decisions: tuple[DecisionView, ...] = ()
-    costs: Mapping[int, Cost] = MappingProxyType({})
-    sinks: tuple[str, ...] = ()
-    events: tuple[EventView, ...] = ()
-
-
-class StoryReader:
-    """Reads the story of a run, again when an event is added or an attempt starts, makes its first step or ends."""
-
-    def __init__(self) -> None:
-        self._basis: object = None
-        self._story = RunStory()
-
-    def read(self, connection: sqlite3.Connection, run: Run, attempts: Sequence[Attempt], at: float | None) -> RunStory:
-        """The story until ``at`` (UTC; None is now), oldest first. Raises sqlite3.Error."""
-        moves = [
-            (each.number, each.started_at, each.first_step, each.first_step_at, each.ended_at) for each in attempts
-        ]
-        basis = (run.run_id, run.created_at, newest_event_id(connection, run.run_id), moves, at)
-        if basis == self._basis:
-            return self._story
-        incidents = tuple(read_incidents(connection, run.run_id, at))
-        decisions = tuple(read_decisions(connection, run.run_id, at))
-        costs_: Mapping[int, Cost] = {}
-        if incidents:
-            is_chosen_there = chooses_start(known_spec(run))
-            steps = StepTimes(connection, run.run_id)
-            costs_ = costs(attempts, incidents, decisions, steps, start_is_chosen_there=is_chosen_there)
-        events = tuple(read_data_events(connection, run.run_id, at))
-        self._basis, self._story = basis, RunStory(incidents, decisions, costs_, tuple(sinks_of(run, Path())), events)
-        return self._story
-
-
-class RunCheckpoints:
-    def __init__(self, workspace: Workspace) -> None:
-        self._workspace = workspace
-        self._reader = CheckpointReader()
-        self._facts: tuple[str, Facts] = ("", {})
-
-    def note_ledger(self, connection: sqlite3.Connection, run: Run, attempts: Sequence[Attempt]) -> None:
-        """Read the ledger of the run's checkpoints. Raises sqlite3.Error."""
-        from gputui.recovery.checkpoints import attempt_spans, resumable  # its checks of files would slow the start
-
-        rows = checkpoints.of_run(connection, run.run_id)
-        known = attempt_spans.spans_of(run, attempts, time.time())
-        refused = {row.path: why for row, why in resumable.refused(rows, known)}
-        facts = {
-            row.path: LedgerFact(row.step, row.attempt if row.is_written else None, refused.get(row.path, ""), row.seen)
-            for row in rows
-        }
-        self._facts = (run.run_id, facts)
-
-    def read(self, run: Run, to_check: str | None) -> CheckpointList | None:
-        """The known checkpoints; None if the run's profile names no place for them."""
-        spec = known_spec(run)
-        folder = None if spec is None else checkpoint_directory(spec, self._workspace.run_dir(run.run_id))
-        if folder is None or spec is None or not spec.checkpoints:
-            return None
-        if chooses_start(spec):
-            return CheckpointList(is_elsewhere=True)
-        facts = self._facts[1] if self._facts[0] == run.run_id else {}
-        return self._reader.read(folder, spec.checkpoints.pattern, to_check, facts)
-
-    def wait(self, seconds: float) -> None:
-        self._reader.wait(seconds)
-
-
 class RunPageReader:
     def __init__(self, workspace: Workspace, curves: CurveReader) -> None:
-        self.checkpoints = RunCheckpoints(workspace)
+        self.checkpoints = CheckpointReader()
         self._workspace = workspace
         self._curves = curves
         self._log = LogReader()
-        self._story = StoryReader()
+        self._ledger: tuple[str, Mapping[str, LedgerFact]] = ("", {})
+        self._costs: tuple[object, Mapping[int, Cost]] = (None, {})
 
     def read(
         self,
@@ -125,47 +54,86 @@ class RunPageReader:
         at: float | None = None,
     ) -> RunPage:
         """The page now, or at the past moment ``at`` (UTC unix seconds). Raises sqlite3.Error."""
-        attempts = tuple(read_attempts(connection, run.run_id, at))
-        story = self._story.read(connection, run, attempts, at)
+        run_id = run.run_id
+        attempts = tuple(read_attempts(connection, run_id, at))
+        incidents, decisions = read_incidents(connection, run_id, at), read_decisions(connection, run_id, at)
         if at is None:
-            self.checkpoints.note_ledger(connection, run, attempts)
-        listed = self.checkpoints.read(run, interest.checkpoint_to_check)
-        if at is not None and listed is not None:
-            gone = [
-                Checkpoint(clean(Path(path).name), step, size_bytes, written_at, attempt=attempt, is_gone=True)
-                for path, attempt, step, size_bytes, written_at in checkpoints.former(connection, run.run_id, at)
-            ]
-            listed = listed.at(at, gone)
-        log, request = self.log(run, interest), interest.charts
+            self._ledger = (run_id, _ledger_facts(connection, run, attempts))
+        listed, log, request = self._checkpoints(run, interest), self._tail(run, interest), interest.charts
         if at is not None:
             from gputui.ui.tui.data.past import past_tail  # most screens never show the past
 
             log = past_tail(log, at, attempts[-1].ended_at if attempts else None)
+            gone = [
+                Checkpoint(clean(Path(path).name), step, size_bytes, written_at, attempt=attempt, is_gone=True)
+                for path, attempt, step, size_bytes, written_at in checkpoints.former(connection, run_id, at)
+            ]
+            listed = listed and listed.at(at, gone)
         return RunPage(
             run=run,
             launched=launched_params(run),
             progress=progress,
             metric_names=metric_names,
             attempts=attempts,
-            incidents=story.incidents,
-            decisions=story.decisions,
+            incidents=tuple(incidents),
+            decisions=tuple(decisions),
             log=log,
-            charts=None if request is None else self._curves.read(connection, run.run_id, request, now, at),
-            costs=story.costs,
+            charts=None if request is None else self._curves.read(connection, run_id, request, now, at),
+            costs=self._costs_of(connection, run, attempts, incidents, decisions) if incidents else {},
             checkpoints=listed,
-            intake=intake.intake(connection, run.run_id) if at is None else None,
-            sinks=story.sinks,
-            data_events=story.events,
+            intake=intake.intake(connection, run_id) if at is None else None,
+            sinks=tuple(sinks_of(run, Path())),
+            data_events=tuple(read_data_events(connection, run_id, at)),
         )
 
     def later(self, page: RunPage, interest: Interest) -> RunPage:
         """The page with a new log and new checkpoints, which are not in the store."""
-        checkpoints = self.checkpoints.read(page.run, interest.checkpoint_to_check)
-        return replace(page, log=self.log(page.run, interest), checkpoints=checkpoints)
+        return replace(page, log=self._tail(page.run, interest), checkpoints=self._checkpoints(page.run, interest))
 
-    def log(self, run: Run, interest: Interest) -> LogTail:
+    def _costs_of(
+        self,
+        connection: sqlite3.Connection,
+        run: Run,
+        attempts: Sequence[Attempt],
+        incidents: Sequence[IncidentView],
+        decisions: Sequence[DecisionView],
+    ) -> Mapping[int, Cost]:
+        """The cost of each incident; among a million lines that is slow, and done when one of these has changed."""
+        moves = [(each.started_at, each.first_step, each.first_step_at, each.ended_at) for each in attempts]
+        basis = (run.run_id, moves, incidents, decisions)
+        if basis != self._costs[0]:
+            steps, is_chosen_there = StepTimes(connection, run.run_id), chooses_start(known_spec(run))
+            found = costs(attempts, incidents, decisions, steps, start_is_chosen_there=is_chosen_there)
+            self._costs = (basis, found)
+        return self._costs[1]
+
+    def _checkpoints(self, run: Run, interest: Interest) -> CheckpointList | None:
+        """The known checkpoints; None if the run's profile names no place for them."""
+        spec = known_spec(run)
+        folder = None if spec is None else checkpoint_directory(spec, self._workspace.run_dir(run.run_id))
+        if folder is None or spec is None or not spec.checkpoints:
+            return None
+        if chooses_start(spec):
+            return CheckpointList(is_elsewhere=True)
+        facts = self._ledger[1] if self._ledger[0] == run.run_id else {}
+        wish = CheckpointWish(folder, spec.checkpoints.pattern, interest.checkpoint_to_check, facts)
+        return self.checkpoints.read(wish)
+
+    def _tail(self, run: Run, interest: Interest) -> LogTail:
         directory = self._workspace.run_dir(run.run_id) / "attempts" / str(run.attempt)
         return self._log.read(directory, interest.log_label, deep=interest.is_log_deep or interest.moment is not None)
+
+
+def _ledger_facts(connection: sqlite3.Connection, run: Run, attempts: Sequence[Attempt]) -> Mapping[str, LedgerFact]:
+    from gputui.recovery.checkpoints import attempt_spans, resumable  # its checks of files would slow the start
+
+    rows = checkpoints.of_run(connection, run.run_id)
+    spans = attempt_spans.spans_of(run, attempts, time.time())
+    refused = {row.path: why for row, why in resumable.refused(rows, spans)}
+    return {
+        row.path: LedgerFact(row.step, row.attempt if row.is_written else None, refused.get(row.path, ""), row.seen)
+        for row in rows
+    }
 
 
 def launched_params(run: Run) -> Mapping[str, object]:

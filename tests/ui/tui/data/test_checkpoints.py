@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from gputui.store import checkpoints
 from gputui.ui.tui.data import checkpoints as checkpoint_list
-from gputui.ui.tui.data.checkpoints import CheckpointReader, LedgerFact
+from gputui.ui.tui.data.checkpoints import CheckpointReader, CheckpointWish, LedgerFact
 from gputui.ui.tui.data.snapshot import Checkpoint, CheckpointList
 from tests.ledgers import ledger_row
 from tests.ui.tui.filling import Filler
@@ -33,10 +33,13 @@ def write(folder: Path, step: int, *, damaged: bool = False) -> Path:
     return path
 
 
-def look(reader: CheckpointReader, folder: Path, to_check: str | None = None) -> CheckpointList:
-    reader.read(folder, "step_*.pt", to_check)
+def look(
+    reader: CheckpointReader, folder: Path, to_check: str | None = None, facts: dict[str, LedgerFact] | None = None
+) -> CheckpointList:
+    wish = CheckpointWish(folder, "step_*.pt", to_check, facts or {})
+    reader.read(wish)
     reader.wait(60.0)
-    return reader.read(folder, "step_*.pt", to_check)
+    return reader.read(wish)
 
 
 def test_the_newest_is_checked_and_the_others_when_asked(tmp_path: Path) -> None:
@@ -59,7 +62,7 @@ def test_what_comes_later_is_found_a_few_seconds_later(tmp_path: Path) -> None:
     write(tmp_path, 100)
     assert look(reader, tmp_path).count == 1
     write(tmp_path, 200)
-    assert reader.read(tmp_path, "step_*.pt").count == 1  # listed a moment ago
+    assert reader.read(CheckpointWish(tmp_path, "step_*.pt")).count == 1  # listed a moment ago
     clock.now = checkpoint_list.LIST_SECONDS
     assert look(reader, tmp_path).newest[0].step == 200
 
@@ -84,8 +87,5 @@ def test_a_checkpoint_that_is_gone_or_written_again_was_there_in_the_past(filler
 def test_what_the_ledger_knows_wins_over_the_name(tmp_path: Path) -> None:
     path = write(tmp_path, 200)
     facts = {str(path): LedgerFact(190, 2, "was left by a rollback")}
-    reader = CheckpointReader(Clock())
-    reader.read(tmp_path, "step_*.pt", None, facts)
-    reader.wait(60.0)
-    (one,) = reader.read(tmp_path, "step_*.pt", None, facts).newest
+    (one,) = look(CheckpointReader(Clock()), tmp_path, None, facts).newest
     assert (one.step, one.attempt, one.refused) == (190, 2, "was left by a rollback")
