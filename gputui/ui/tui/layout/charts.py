@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from os.path import commonprefix
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -21,7 +21,6 @@ from gputui.metrics.curves.model import (
     Frame,
     HardwareCurve,
     MarkerKind,
-    RankCurves,
 )
 from gputui.metrics.curves.plot import values_at
 from gputui.metrics.draw.chart import chart
@@ -42,11 +41,8 @@ END_CELLS, MOST_NAME_CELLS = 10, 26
 LEAST_FOR_ENDS = 50
 """Least width of a chart with its newest values at the right."""
 
-MOST_GPU_LINES = 4
-"""More GPUs than this share one colour, and the legend shows their lowest and highest value."""
-
-MOST_RANK_LINES = 6
-"""More ranks than this share one colour, except the lowest, the highest and slow ones."""
+MOST_DEVICES = 6
+"""Of more GPUs or ranks than this, only the lowest, the highest and slow ones have a colour and a label."""
 
 AXIS_NAMES = {"step": "step", "time": "time", "trained": "time trained", "epoch": "epoch"}
 AXIS_KINDS: dict[Axis, XKind] = {"step": "count", "time": "time", "trained": "time", "epoch": "number"}
@@ -204,12 +200,10 @@ def panel_curves(panel: Panel, look: ChartLook, width: int, height: int) -> list
     """The curves of a chart of this size, from back to front."""
     if look.is_compared:
         return _compared_curves(panel, look, end_cells(look, width, height))
-    if panel.field is not None:
-        curves = _hardware_curves(panel, look, width)
-    elif look.is_by_rank(panel) and panel.key in look.data.ranked:
-        curves = rank_curves(panel, look.data.ranked[panel.key], look)
-    else:
-        curves = _metric_curves(panel, look)
+    devices = _devices(panel, look)
+    if devices is not None and not any(device.bins for device in devices):
+        return []
+    curves = _metric_curves(panel, look) if devices is None else _device_curves(panel, devices, look, width)
     return _with_ends(curves, panel, look) if end_cells(look, width, height) else curves
 
 
@@ -305,35 +299,6 @@ def _compared_curves(panel: Panel, look: ChartLook, end_cells: int) -> list[Curv
     return curves
 
 
-def rank_curves(panel: Panel, found: RankCurves, look: ChartLook) -> list[Curve]:
-    """A curve for each rank; slow ranks are first in the legend and in front. Of many ranks, only the lowest, the
-    highest and the slow ones have a name and a colour."""
-    values = {each.rank: each.last for each in found.curves}
-    if look.view.cursor is not None:
-        at = values_at([each.bins for each in found.curves], look.view.cursor)
-        values = {each.rank: value.value for each, value in zip(found.curves, at, strict=True)}
-    named = set(values)
-    notes: dict[int, str] = {}
-    if len(values) > MOST_RANK_LINES:
-        known = {rank: value for rank, value in values.items() if value is not None}
-        if known:
-            notes[min(known, key=lambda rank: known[rank])] = " lowest"
-            notes[max(known, key=lambda rank: known[rank])] = " highest"
-        named = {*notes, *look.slow_ranks}
-    drawn, legend, in_front = [], [], []
-    for number, each in enumerate(sorted(found.curves, key=lambda one: (one.rank in named, one.rank))):
-        bins, note, value = within(each.bins, look), notes.get(each.rank, ""), values[each.rank]
-        if each.rank not in named:
-            drawn.append(Curve(bins, "shadow"))
-        elif each.rank in look.slow_ranks:
-            legend.append(Curve((), "warn", f"r{each.rank} slow{note}", value))
-            in_front.append(Curve(bins, "warn"))
-        else:
-            style = f"series.{(panel.colour + number) % MOST_RANK_LINES}"
-            drawn.append(Curve(bins, style, f"r{each.rank}{note}", value, shape=SHAPES[len(drawn) % len(SHAPES)]))
-    return [*legend, *drawn, *in_front]
-
-
 def _value_words(panel: Panel, value: float | None) -> str:
     """A value without its unit, which is in the title of the chart."""
     if panel.field is None:
@@ -343,42 +308,61 @@ def _value_words(panel: Panel, value: float | None) -> str:
     return "–" if value is None else f"{value:.0f}"
 
 
-def _hardware_curves(panel: Panel, look: ChartLook, room: int) -> list[Curve]:
-    """A curve for each device. If their values do not fit beside the title, it has the lowest and the highest."""
-    found = [curve for curve in look.data.hardware if curve.field == panel.field]
-    if not any(curve.bins for curve in found):
-        return []
-    found.sort(key=lambda curve: look.gpus.get(curve.uuid or "", 1 << 20))
-    values, cursor = [curve.last for curve in found], look.view.cursor
+class _Device(NamedTuple):
+    """A rank or a GPU with its curve, or the host, which has no name."""
+
+    name: str
+    bins: Sequence[Bin]
+    last: float | None
+    is_slow: bool = False
+
+
+def _devices(panel: Panel, look: ChartLook) -> list[_Device] | None:
+    """The devices of a chart, in order; None for a chart of the whole run."""
+    if panel.field is not None:
+        found = [curve for curve in look.data.hardware if curve.field == panel.field]
+        found.sort(key=lambda curve: look.gpus.get(curve.uuid or "", 1 << 20))
+        return [_Device(device_index(curve, look), curve.bins, curve.last) for curve in found]
+    if not look.is_by_rank(panel) or panel.key not in look.data.ranked:
+        return None
+    ranks = look.data.ranked[panel.key].curves
+    return [_Device(f"r{each.rank}", each.bins, each.last, each.rank in look.slow_ranks) for each in ranks]
+
+
+def _device_curves(panel: Panel, devices: Sequence[_Device], look: ChartLook, room: int) -> list[Curve]:
+    """A curve for each device; slow ranks are first in the legend and in front. Of many, only the lowest, the highest
+    and slow ones have a name and a colour. If the names do not fit, the legend is the lowest and the highest value."""
+    cursor = look.view.cursor
+    values = [each.last for each in devices]
     if cursor is not None:
-        # Samples far from the crosshair do not count.
-        near = values_at([curve.bins for curve in found], cursor)
+        # What was measured far from the crosshair does not count.
+        near = values_at([each.bins for each in devices], cursor)
         values = [at.value if at.x is not None and abs(at.x - cursor) <= 3 * look.reach else None for at in near]
-    is_alone, are_many = len(found) == 1, len(found) > MOST_GPU_LINES
-    texts = [_value_words(panel, value) for value in values]
-    labels = [
-        text if is_alone else f"{device_index(one, look)}: {text}" for text, one in zip(texts, found, strict=True)
-    ]
-    legend: list[Curve] = []
-    if are_many or room < 2 + cell_width(panel.title) + sum(4 + len(text) for text in labels):
-        known = [(value, number) for number, value in enumerate(values) if value is not None]
-        text = _value_words(panel, None)
-        if known:
-            (lowest, where), (highest, _) = min(known), max(known)
-            low, high = _value_words(panel, lowest), _value_words(panel, highest)
-            text = low if low == high else f"{low}–{high}"
-            text = f"{low} (GPU {device_index(found[where], look)}) to {high}" if are_many else text
-        legend = [Curve((), f"series.{panel.colour}" if are_many else "text", text)]
-        labels = [""] * len(labels)
-    return legend + [
-        Curve(
-            within(curve.bins, look),
-            f"series.{panel.colour if are_many else (panel.colour + number) % 4}",
-            label,
-            shape="" if is_alone or not label else SHAPES[number],
-        )
-        for number, (curve, label) in enumerate(zip(found, labels, strict=True))
-    ]
+    known = sorted((value, number) for number, value in enumerate(values) if value is not None)
+    are_many = len(devices) > MOST_DEVICES
+    notes = {known[-1][1]: " highest", known[0][1]: " lowest"} if known and are_many else {}
+    labels: dict[int, str] = {}
+    for number, (each, value) in enumerate(zip(devices, values, strict=True)):
+        if not are_many or number in notes or each.is_slow:
+            name = f"{each.name}{' slow' if each.is_slow else ''}{notes.get(number, '')}: "
+            labels[number] = (name if len(devices) > 1 else "") + _value_words(panel, value)
+    named, legend = labels.keys(), []
+    if room < 2 + cell_width(panel.title) + sum(4 + cell_width(label) for label in labels.values()):
+        ends = [_value_words(panel, value) for value, _ in (*known[:1], *known[-1:])] or ["–"]
+        legend = [Curve((), "text", "–".join(dict.fromkeys(ends)))]
+        labels = {number: label for number, label in labels.items() if devices[number].is_slow}
+    behind, curves, in_front = list[Curve](), list[Curve](), list[Curve]()
+    for number, each in enumerate(devices):
+        bins, label = within(each.bins, look), labels.get(number, "")
+        if each.is_slow:
+            legend.insert(0, Curve((), "warn", label))
+            in_front.append(Curve(bins, "warn"))
+        elif number in named:
+            shape = SHAPES[len(curves)] if label and len(devices) > 1 else ""
+            curves.append(Curve(bins, f"series.{(panel.colour + number) % MOST_DEVICES}", label, shape=shape))
+        else:
+            behind.append(Curve(bins, "shadow"))
+    return [*legend, *behind, *curves, *in_front]
 
 
 def device_index(curve: HardwareCurve, look: ChartLook) -> str:

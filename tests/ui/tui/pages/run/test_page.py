@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from textual.pilot import Pilot
 
 from gputui.core.config import Workspace
+from gputui.metrics.curves.model import ChartRequest
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.layout.chart_settings import ChartMemory, ChartView, from_kept, to_keep
 from gputui.ui.tui.pages.run.page import RunScreen
@@ -44,68 +45,61 @@ def head(app: GputuiApp) -> str:
     return text(app, "charts").splitlines()[0]
 
 
-# --- sections
+def asked(app: GputuiApp) -> ChartRequest:
+    found = feed_of(app).interest.charts
+    assert found is not None
+    return found
 
 
 async def test_the_page_shows_one_section_at_a_time_at_80_columns(app: GputuiApp) -> None:
     async with app.run_test(size=SMALL) as pilot:
         await press(pilot, "enter")
         assert "vit-b16-1 · ● running ↻2" in text(app, "head")
-        assert "loss" in text(app, "charts") and "learning rate" in text(app, "charts")
-        sections = [("2", "ranks", "r0"), ("3", "log", "LOG"), ("4", "story", "CUDA ran out"), ("5", "params", "384"),
-                    ("1", "charts", "loss")]  # fmt: skip
-        for key, pane, word in sections:
+        sections = {"2": ("ranks", "r0"), "3": ("log", "LOG"), "4": ("story", "CUDA ran out"), "5": ("params", "384"),
+                    "1": ("charts", "learning rate"), "tab": ("ranks", "r0")}  # fmt: skip
+        for key, (pane, word) in sections.items():
             await press(pilot, key)
-            assert word in text(app, pane)
+            assert word in text(app, pane) and page_of(app).section == pane
             shown = [p.id for p in app.screen.query(Pane) if p.is_on_screen and p.size.height and p.size.width]
             assert {"charts", "ranks", "log", "story", "params"} & set(shown) == {pane}
-        await press(pilot, "tab")
-        assert page_of(app).section == "ranks"
-        await press(pilot, "shift+tab", "shift+tab")
-        assert page_of(app).section == "params"
 
 
 # --- charts
 
 
-async def test_the_crosshair_moves_over_all_charts_and_names_its_place(app: GputuiApp) -> None:
+async def test_crosshair_and_zoom_ask_for_what_they_show(app: GputuiApp) -> None:
     async with app.run_test(size=SMALL) as pilot:
         await press(pilot, "enter", "left")
         assert head(app).startswith(" │ step 9 440")
         for line in (3, 12, 18):
             assert "│" in text(app, "charts").splitlines()[line][8:]
-        await press(pilot, "h", "left")
-        here = page_of(app).charts.view.cursor
-        assert here is not None and here < 9440
-        await press(pilot, "l", "right", "right")
-        assert page_of(app).charts.view.cursor == 9440
-        await press(pilot, "g")
-        assert head(app).startswith(" │ step 0")
-        asked = feed_of(app).interest.charts
-        assert asked is not None and {"utilization", "power", "temperature"} <= set(asked.hardware)
-        await press(pilot, "escape")
-        assert page_of(app).charts.view.cursor is None and "x step" in head(app)
-        await press(pilot, "left", "G")
-        assert page_of(app).charts.view.cursor is None
+        places = []
+        for key in ("h", "left", "l", "right", "right", "g"):
+            await press(pilot, key)
+            places.append(page_of(app).charts.view.cursor or 0.0)
+        assert places[1] < places[0] < 9440 == places[4] and head(app).startswith(" │ step 0")
+        assert {"utilization", "power", "temperature"} <= set(asked(app).hardware)
+        for keys in (("escape",), ("left", "G")):
+            await press(pilot, *keys)
+            assert page_of(app).charts.view.cursor is None and "x step" in head(app)
+        windows = []
+        for keys in (("plus",), ("shift+left",), ("shift+right",) * 3, ("equals_sign", "0")):
+            await press(pilot, *keys)
+            windows.append(asked(app).window)
+        assert windows[0] is not None and windows[1] is not None and windows[3] is None
+        assert 0 < windows[1][0] < windows[0][0] and windows[0][1] >= 9440, "the newest stays in sight"
+        assert windows[2] == windows[0], "at the right end it follows again"
+        for key, words in (
+            ("0", "whole run"),
+            ("shift+left", "whole run"),
+            ("ctrl+right", None),
+            ("o", "no other log"),
+        ):
+            await press(pilot, key)
+            assert words is None or words in text(app, "message"), "what has no effect says why"
 
 
-async def test_zooming_and_panning_ask_for_the_window(app: GputuiApp) -> None:
-    async with app.run_test(size=SMALL) as pilot:
-        await press(pilot, "enter", "plus")
-        asked = feed_of(app).interest.charts
-        assert asked is not None and asked.window is not None
-        assert asked.window[0] > 0 and asked.window[1] >= 9440 and "to" in head(app)  # the newest stays in sight
-        await press(pilot, "shift+left")
-        moved = feed_of(app).interest.charts
-        assert moved is not None and moved.window is not None and moved.window[0] < asked.window[0]
-        await press(pilot, "shift+right", "shift+right", "shift+right")
-        assert page_of(app).charts.view.viewport.end is None
-        await press(pilot, "equals_sign", "0")
-        reset = feed_of(app).interest.charts
-        assert reset is not None and reset.window is None
-
-
-async def test_smoothing_axes_logarithm_and_pins_are_kept_while_the_program_runs(app: GputuiApp) -> None:
+async def test_how_charts_are_looked_at_is_kept_while_the_program_runs(app: GputuiApp) -> None:
     async with app.run_test(size=SMALL) as pilot:
         await press(pilot, "enter", "m", "m", "m")
         app.perform("smoothing_previous")
@@ -114,24 +108,21 @@ async def test_smoothing_axes_logarithm_and_pins_are_kept_while_the_program_runs
         assert "learning rate  ~" not in text(app, "charts")  # it is set, not measured
         await press(pilot, "y")
         assert text(app, "charts").splitlines()[1].rstrip().endswith("log")
-        await press(pilot, "down", "down", "down", "asterisk")
-        assert "*learning rate" in text(app, "charts").splitlines()[1]
-        await press(pilot, "x")
-        asked = feed_of(app).interest.charts
-        assert asked is not None and asked.axis == "time" and "x time" in head(app)
-        await press(pilot, "escape", "enter")
-        assert "smoothing 0.8" in head(app) and "*learning rate" in text(app, "charts") and "x time" in head(app)
-        await press(pilot, "asterisk")
-        assert "*" not in text(app, "charts")
-        await press(pilot, "x", "x")
+        await press(pilot, "down", "down", "down", "asterisk", "x")
+        assert asked(app).axis == "time"
+        for keys in ((), ("escape", "enter")):
+            await press(pilot, *keys)
+            assert mentions(head(app), "x time", "smoothing 0.8")
+            assert "*learning rate" in text(app, "charts").splitlines()[1]
+        await press(pilot, "asterisk", "x", "x")
         # Nobody wrote an epoch: that axis is passed over.
-        assert "x step" in head(app)
+        assert "*" not in text(app, "charts") and "x step" in head(app)
 
 
 async def test_the_filter_narrows_while_typing(app: GputuiApp) -> None:
     async with app.run_test(size=SMALL) as pilot:
         await press(pilot, "enter", "slash", "g", "r", "a", "d")
-        assert " filter grad" in head(app) and "1 of" in head(app)
+        assert mentions(head(app), " filter grad", "1 of")
         assert "gradient norm" in text(app, "charts") and "loss" not in text(app, "charts")
         await press(pilot, "enter")
         assert "/grad" in head(app)
@@ -139,20 +130,18 @@ async def test_the_filter_narrows_while_typing(app: GputuiApp) -> None:
         assert "not a regular expression" in head(app) and "loss" in text(app, "charts")
         await press(pilot, "ctrl+u", "z", "z", "enter")
         assert mentions(text(app, "charts"), "No metric", "filter")
-        await press(pilot, "escape")
-        assert "loss" in text(app, "charts") and page_of(app).section == "charts"  # as the sentence had promised
-        await press(pilot, "slash", "g", "escape")
-        assert "loss" in text(app, "charts")
+        for keys in (("escape",), ("slash", "g", "escape")):
+            await press(pilot, *keys)
+            assert "loss" in text(app, "charts") and page_of(app).section == "charts"
 
 
 # --- the log
 
 
 async def test_the_log_follows_scrolls_and_changes_rank(app: GputuiApp, workspace: Workspace) -> None:
-    for rank in (0, 1):
+    for rank in (1, 0):
         lines = "".join(f"rank {rank} line {number} \x1b[31mred\x1b[0m\n" for number in range(100))
         path = write_log(workspace, rank, lines)
-    path = path.parent.parent / "0" / "stdout.log"
     async with app.run_test(size=SMALL) as pilot:
         await press(pilot, "enter", "3")
         assert text(app, "log").endswith("rank 0 line 99 red") and "following" in text(app, "log")
@@ -161,14 +150,11 @@ async def test_the_log_follows_scrolls_and_changes_rank(app: GputuiApp, workspac
         with path.open("a") as file:
             file.write("one more\ntwo more\n")
         feed_of(app).refresh()
-        await press(pilot, "f")
-        assert text(app, "log").endswith("two more")
-        await press(pilot, "home")
-        assert "rank 0 line 0 red" in text(app, "log")
-        await press(pilot, "o")
-        assert "LOG rank 1" in text(app, "log") and text(app, "log").endswith("rank 1 line 99 red")
-        await press(pilot, "O")
-        assert "LOG rank 0" in text(app, "log")
+        shown = {"f": "two more", "home": "line 0 red", "o": "LOG rank 1", "1": "", "O": "LOG rank 0"}
+        for key, words in shown.items():
+            await press(pilot, key)
+            assert words in text(app, "log")
+        assert page_of(app).section == "log", "a key of the log reveals it"
 
 
 # --- what is kept, and files
@@ -211,20 +197,16 @@ async def test_a_metric_is_split_by_rank_and_the_straggler_stands_out(app: Gputu
         await press(pilot, "down", "enter", "slash", *"step_t", "enter")
         app.perform("by_rank")
         await pilot.pause()
-        first = text(app, "charts").splitlines()[1]
-        assert "step time by rank" in first and "r0 0.3000" in first and "r2 slow 0.4500" in first
-        asked = feed_of(app).interest.charts
-        assert asked is not None and asked.ranked == ("step_time",)
-        await press(pilot, "right", "right")
-        assert "r2 slow 0.4500" in text(app, "charts").splitlines()[1]
-        await press(pilot, "E")
+        assert "step time by rank  r2 slow: 0.4500  0.3000–0.4500" in text(app, "charts").splitlines()[1]
+        assert asked(app).ranked == ("step_time",)
+        await press(pilot, "right", "right", "E")
+        assert "r2 slow: 0.4500" in text(app, "charts").splitlines()[1]
         await until(pilot, lambda: "Wrote" in text(app, "message"))
         written = (workspace.run_dir("gpt2-124m-1") / "charts" / "step_time-step.csv").read_text()
         assert all(f"\nstep_time rank {rank}," in written for rank in range(4))
         app.perform("by_rank")
         await pilot.pause()
-        assert "by rank" not in text(app, "charts") and feed_of(app).interest.charts is not None
-        assert feed_of(app).interest.charts.ranked == ()  # type: ignore[union-attr]
+        assert "by rank" not in text(app, "charts") and asked(app).ranked == ()
 
 
 # --- a failed run
@@ -246,20 +228,7 @@ def failed_at_start(filler: Filler, workspace: Workspace) -> None:
         (folder / "stderr.log").write_text(error + "shutting down\n" * 60 if rank else "")
 
 
-async def test_a_failed_run_says_why_first_and_once(filler: Filler, make_app: MakeApp, workspace: Workspace) -> None:
-    failed_at_start(filler, workspace)
-    app = make_app()
-    async with app.run_test(size=SMALL) as pilot:
-        await press(pilot, "enter")
-        banner = text(app, "banner")
-        assert "KeyError: 'labels', data.py:17" in banner and "not retried" in banner
-        assert "e traceback   3 log   " in banner
-        await press(pilot, "4")
-        everything = "\n".join(pane.text for pane in app.screen.query(Pane))
-        assert everything.count("data.py:17") == 1
-
-
-async def test_a_failed_run_opens_on_the_log_of_its_rank_and_without_charts_that_has_their_room(
+async def test_a_failed_run_says_why_once_and_opens_on_the_log_of_its_rank_that_has_the_charts_room(
     filler: Filler, make_app: MakeApp, workspace: Workspace
 ) -> None:
     failed_at_start(filler, workspace)
@@ -269,10 +238,15 @@ async def test_a_failed_run_opens_on_the_log_of_its_rank_and_without_charts_that
         for _ in range(5):
             feed_of(app).refresh()
             await pilot.pause()
-        page = page_of(app)
+        banner, page = text(app, "banner"), page_of(app)
+        assert mentions(banner, "KeyError: 'labels', data.py:17", "not retried", "e traceback   3 log   ")
         log = page.panes["log"]
         assert page.section == "log" and not page.charts.pane.display
         assert log.size.width == 120 and log.size.height >= 18
         lines = text(app, "log").splitlines()
         assert "LOG rank 1 stderr" in lines[0] and "Traceback" in lines[1] and "KeyError" in lines[3]
+        assert "following" not in lines[0], "nothing follows in the log of an ended run"
         assert "PARAMETERS" in text(app, "params") and "exited with code 1" in text(app, "story")
+        await press(pilot, "4")
+        everything = "\n".join(pane.text for pane in app.screen.query(Pane))
+        assert everything.count("data.py:17") == 1

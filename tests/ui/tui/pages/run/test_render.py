@@ -293,7 +293,10 @@ def test_each_gpu_has_its_curve_and_many_are_told_by_their_range() -> None:
     assert small.rstrip() == f" {UTIL.title}  11–91", "no value is cut from a legend"
     many = tuple(HardwareCurve("utilization", f"GPU-{n}", bins(90 - n), 90.0 - n) for n in range(8))
     gpus = {f"GPU-{n}": n for n in range(8)}
-    assert "83 (GPU 7) to 90" in text_of(panel_lines(UTIL, look_of(data_of(hardware=many), gpus=gpus), 60, 10))[0]
+    assert (
+        "● 0 highest: 90  ■ 7 lowest: 83"
+        in text_of(panel_lines(UTIL, look_of(data_of(hardware=many), gpus=gpus), 60, 10))[0]
+    )
 
 
 def test_no_two_metrics_share_a_file(tmp_path: Path) -> None:
