@@ -70,12 +70,12 @@ class Charts:
         self.request = ChartRequest(USUAL, view.axis, smoothing=view.smoothing, hardware=("utilization",))
         self._keep = keep
         self._say = say
+        self._left: dict[Axis, tuple[Viewport, float | None]] = {}
         self._names: Sequence[str] = ()
         self._hardware: Sequence[str] = ()
         self._visible: Sequence[Panel] = ()
         self._places: Sequence[PanelPlace] = ()
-        self._is_framed = False
-        self._is_tab = False
+        self._is_framed = self._is_tab = False
 
     def change(self, **changes: Any) -> None:
         """Change the view."""
@@ -110,7 +110,10 @@ class Charts:
         width, height = (size[0] - 2, size[1] - 2) if is_framed else (size[0], size[1] - 1)
         axis, self._is_framed, self._is_tab = look.view.axis, is_framed, is_focused and not look.is_compared
         if axis != self.request.axis:
-            self.view = self.view.rescaled()
+            # A past moment before the first step has another axis than the present, to which the crosshair returns.
+            self._left[self.request.axis] = self.view.viewport, self.view.cursor
+            viewport, cursor = self._left.get(axis, (Viewport(), None))
+            self.view = replace(self.view, viewport=viewport, cursor=cursor)
         drawn = next((run.data.frame.axis for run in look.runs), axis)
         look = replace(look, view=replace(self.view, axis=drawn))
         extent = extent_of(look)
@@ -369,22 +372,14 @@ class Charts:
             self.change(pins=tuple(pin for pin in pins if pin != key) if key in pins else (*pins, key))
 
     def do_by_rank(self) -> None:
-        why_not, panel = self._why_not_by_rank(), self.focus
-        if why_not is not None or panel is None:
-            self._say(why_not or "There is no chart yet.")
+        panel, data = self.focus, self.look.data
+        ranked = [name for name in data.names if name in data.rank_names]
+        if panel is None or panel.field is not None or not ranked:
+            self._say("No metric here is reported by several ranks.")
+        elif panel.key not in ranked:
+            self._say(f"Only one rank reports {panel.title}; several report {', '.join(ranked[:4])}.")
         else:
             self.change(by_rank=self.view.by_rank ^ {panel.key})
-
-    def _why_not_by_rank(self) -> str | None:
-        panel, data = self.focus, self.look.data
-        if panel is None or panel.key in data.rank_names:
-            return None
-        if panel.field is not None:
-            return "Charts of the hardware show each GPU already."
-        names = [name for name in data.names if name in data.rank_names]
-        if not names:
-            return "Only one rank reports metrics, and its curve is what you see."
-        return f"Only one rank reports {panel.title}; several report {', '.join(names[:4])}."
 
 
 WHOLE = "The charts show the whole run; + zooms in."

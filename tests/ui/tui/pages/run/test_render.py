@@ -10,23 +10,17 @@ import pytest
 from msgspec.structs import replace
 
 from gputui.core.config import Workspace
-from gputui.metrics.curves.model import (
-    ChartData,
-    ChartMarker,
-    ChartRequest,
-    Frame,
-    HardwareCurve,
-    MetricCurve,
-)
+from gputui.metrics.curves.model import ChartData, ChartMarker, ChartRequest, Frame, HardwareCurve, MetricCurve
 from gputui.metrics.draw.envelope import Bin
 from gputui.metrics.draw.parts import Line
 from gputui.store.database import open_reader
 from gputui.store.metrics import queries
+from gputui.store.metrics.queries import RankLine
 from gputui.ui.tui.data.progress import rank_rows
 from gputui.ui.tui.data.reader import SnapshotReader
 from gputui.ui.tui.data.snapshot import Checkpoint, CheckpointList, Interest, RankRow, RunPage, Snapshot
 from gputui.ui.tui.layout.chart_settings import ChartView
-from gputui.ui.tui.layout.charts import ChartedRun, ChartLook, markers_near, next_marker, panel_lines
+from gputui.ui.tui.layout.charts import ChartedRun, ChartLook, next_marker, panel_lines
 from gputui.ui.tui.layout.panels import HARDWARE, Panel, panels
 from gputui.ui.tui.pages.run.chart_files import chart_file
 from gputui.ui.tui.pages.run.sections import (
@@ -81,17 +75,17 @@ def test_slow_ranks_are_named_and_come_first() -> None:
     text = text_of(ranks_lines(ranks, 80))
     assert text[1].startswith(" r2") and text[1].endswith("▲ slow, 1.5× the median") and "slow" not in text[2]
     assert "PEAK" not in text[0], "nobody reports it"
+    one = {0: ranks[0]._replace(samples_per_second=900.0)}
+    heads = [text_of(ranks_lines(rows, 80))[0] for rows in (one, ranks | one)]
+    assert ["SAMPLES/S" in head for head in heads] == [True, False], "rank 0 reports that of all ranks"
     assert mentions(*text_of(ranks_lines({}, 80)), "No rank")
 
 
 def test_the_rank_that_waits_least_for_others_is_the_slow_one() -> None:
-    from gputui.store.metrics.queries import RankLine
-
-    def line(rank: int, own: float) -> RankLine:
-        return RankLine(rank, 10, NOW, {"step_time": 1.0, "comm_time": 1.0 - own})
-
-    rows = rank_rows([line(0, 0.5), line(1, 0.5), line(2, 0.9)])
-    assert rows[2].is_slow and not rows[0].is_slow
+    own = (0.5, 0.5, 0.9)
+    lines = [RankLine(rank, 10, NOW, {"step_time": 1.0, "comm_time": 1.0 - own[rank]}) for rank in range(3)]
+    rows = rank_rows(lines)
+    assert [rows[rank].is_slow for rank in rows] == [False, False, True]
     work = [text.split()[2:4] for text in text_of(ranks_lines(rows, 80))[1:]]
     assert work == [["900", "ms"], ["500", "ms"], ["500", "ms"]], "the row shows what it is called slow by"
 
@@ -171,29 +165,24 @@ def test_checkpoints_tell_what_is_known_of_each(page: RunPage) -> None:
     assert text_of(checkpoint_lines(replace(page, checkpoints=over), NOW, 80))[0].startswith(" last.pth.tar ~9 000 ")
 
 
-@pytest.mark.parametrize(
-    ("found", "words"),
-    [
-        (None, "names no place"),
-        (CheckpointList(), "reading"),
-        (CheckpointList(is_known=True), "none yet"),
-        (CheckpointList(is_elsewhere=True), "on its target"),
-        (
-            CheckpointList((Checkpoint("step_9.pt", 9, 1, NOW - 90, True),), 1, is_known=True),
-            "newest 9, 1 min ago, ✓",
-        ),
-    ],
-)
-def test_checkpoints_are_one_line_until_they_are_opened(
-    page: RunPage, snapshot: Snapshot, found: CheckpointList | None, words: str
-) -> None:
-    here = replace(page, checkpoints=found)
-    assert words in checkpoint_words(here, NOW)
-    assert (words == "none yet") == (checkpoint_words(here, NOW, is_past=True) == "none of then is left")
-    closed, opened = (
-        side_sections(here, snapshot.gpus, NOW, 60, opened=names)["params"].height for names in ((), ("params",))
-    )
-    assert opened - closed == (len(found.newest) if found else 0)
+def test_checkpoints_are_one_line_until_they_are_opened(page: RunPage, snapshot: Snapshot) -> None:
+    one = CheckpointList((Checkpoint("step_9.pt", 9, 1, NOW - 90, True),), 1, is_known=True)
+    told = {
+        "its profile names no place": None,
+        "reading…": CheckpointList(),
+        "none yet": CheckpointList(is_known=True),
+        "on its target, not seen from here": CheckpointList(is_elsewhere=True),
+        "newest 9, 1 min ago, ✓": one,
+    }
+    assert [checkpoint_words(replace(page, checkpoints=found), NOW) for found in told.values()] == list(told)
+    none = replace(page, checkpoints=told["none yet"])
+    assert checkpoint_words(none, NOW, is_past=True) == "none of then is left"
+    for found in told.values():
+        here = replace(page, checkpoints=found)
+        closed, opened = (
+            side_sections(here, snapshot.gpus, NOW, 60, opened=names)["params"].height for names in ((), ("params",))
+        )
+        assert opened - closed == (found is one)
 
 
 def test_what_is_left_out_above_and_below_is_said() -> None:
@@ -247,61 +236,60 @@ LOSS = Panel("loss", "loss", 0)
 UTIL = Panel("gpu/utilization", "GPU util %", 2, "utilization")
 
 
-def data_of(*curves: MetricCurve, hardware: tuple[HardwareCurve, ...] = (), markers: tuple[ChartMarker, ...] = (),
-            end: float = 9.0) -> ChartData:  # fmt: skip
-    request = ChartRequest(hardware=("utilization",))
-    return ChartData(request, Frame("step", 0.0, end), tuple(c.name for c in curves),
+def look_of(*curves: MetricCurve, hardware: tuple[HardwareCurve, ...] = (), markers: tuple[ChartMarker, ...] = (),
+            cursor: float | None = None, **changes: object) -> ChartLook:  # fmt: skip
+    data = ChartData(ChartRequest(hardware=("utilization",)), Frame("step", 0.0, 9.0), tuple(c.name for c in curves),
                      {curve.name: curve for curve in curves}, hardware, markers)  # fmt: skip
+    gpus = {f"GPU-{n}": n for n in range(8)}
+    look = ChartLook(ChartView(cursor=cursor), (ChartedRun(data),), gpus, window=(0.0, 10.0))
+    return replace(look, **changes)  # type: ignore[arg-type]
 
 
-def look_of(data: ChartData, *, cursor: float | None = None, **changes: object) -> ChartLook:
-    base = ChartLook(ChartView(cursor=cursor), (ChartedRun(data),), {"GPU-a": 0, "GPU-b": 1}, window=(0.0, 10.0))
-    return replace(base, **changes)  # type: ignore[arg-type]
+LINE = MetricCurve("loss", bins(*range(10)), last=9.0)
+
+
+def drawn(panel: Panel, look: ChartLook, width: int = 60, height: int = 10) -> list[str]:
+    return text_of(panel_lines(panel, look, width, height))
 
 
 def test_the_legend_tells_the_newest_value_or_that_at_the_crosshair() -> None:
-    data = data_of(MetricCurve("loss", bins(*range(10)), last=9.0))
-    assert " loss  9" in text_of(panel_lines(LOSS, look_of(data), 60, 9))[0]
-    tall = text_of(panel_lines(LOSS, look_of(data), 60, 10))
+    assert " loss  9" in drawn(LOSS, look_of(LINE), height=9)[0]
+    tall = drawn(LOSS, look_of(LINE))
     assert tall[0].strip() == "loss" and [line for line in tall if line.endswith(" 9")]  # where the curve ends
-    lines = panel_lines(LOSS, look_of(data, cursor=3.2, focus="loss"), 60, 10)
+    lines = panel_lines(LOSS, look_of(LINE, cursor=3.2, focus="loss"), 60, 10)
     assert text_of(lines)[0].startswith("▸loss  3") and widths(lines) == {60}
     assert styles(lines, "│") >= {"cursor"}
-    nan = data_of(MetricCurve("loss", bins(1.0, float("nan"), 2.0), last=2.0))
-    lines = panel_lines(LOSS, look_of(nan, cursor=1.0), 60, 10)
-    assert "loss  nan" in text_of(lines)[0] and "× 1 not finite" in text_of(lines)[0]
+    nan = MetricCurve("loss", bins(1.0, float("nan"), 2.0), last=2.0)
+    assert mentions(drawn(LOSS, look_of(nan, cursor=1.0))[0], "loss  nan", "× 1 not finite")
 
 
 def test_smoothed_curves_keep_the_measured_ones_behind_them() -> None:
     curve = MetricCurve("loss", bins(5, 1, 5, 1), smooth=bins(5, 3, 3.5, 3), last=1.0)
-    lines = panel_lines(LOSS, look_of(data_of(curve), window=(0.0, 4.0)), 60, 12)
+    lines = panel_lines(LOSS, look_of(curve, window=(0.0, 4.0)), 60, 12)
     assert "~ 3  1" in text_of(lines)[0]
-    drawn = {style for line in lines[1:-1] for text, style in line if any(0x2800 < ord(char) < 0x2900 for char in text)}
-    assert drawn == {"series.0", "shadow"}
+    found = {style for line in lines[1:-1] for text, style in line if any(0x2800 < ord(char) < 0x2900 for char in text)}
+    assert found == {"series.0", "shadow"}
 
 
-def test_each_gpu_has_its_curve_and_many_are_told_by_their_range() -> None:
-    pair = (HardwareCurve("utilization", "GPU-b", bins(90, 91), 91.0),
-            HardwareCurve("utilization", "GPU-a", bins(10, 11), 11.0))  # fmt: skip
-    lines = panel_lines(UTIL, look_of(data_of(hardware=pair)), 60, 10)
-    assert "● 0: 11  ■ 1: 91" in text_of(lines)[0] and "100 ┤" in "\n".join(text_of(lines))
-    at = text_of(panel_lines(UTIL, look_of(data_of(hardware=pair), cursor=0.0), 60, 10))[0]
-    assert "● 0: 10  ■ 1: 90" in at
-    far = text_of(panel_lines(UTIL, look_of(data_of(hardware=pair), cursor=9.0), 60, 10))[0]
-    assert "● 0: –  ■ 1: –" in far  # nothing was recorded there
-    small = text_of(panel_lines(UTIL, look_of(data_of(hardware=pair)), 26, 6))[0]
-    assert small.rstrip() == f" {UTIL.title}  11–91", "no value is cut from a legend"
+def test_each_gpu_has_its_curve_and_of_many_the_ends_have_a_name() -> None:
+    pair = (HardwareCurve("utilization", "GPU-1", bins(90, 91), 91.0),
+            HardwareCurve("utilization", "GPU-0", bins(10, 11), 11.0))  # fmt: skip
     many = tuple(HardwareCurve("utilization", f"GPU-{n}", bins(90 - n), 90.0 - n) for n in range(8))
-    gpus = {f"GPU-{n}": n for n in range(8)}
-    assert (
-        "● 0 highest: 90  ■ 7 lowest: 83"
-        in text_of(panel_lines(UTIL, look_of(data_of(hardware=many), gpus=gpus), 60, 10))[0]
-    )
+    assert "100 ┤" in "\n".join(drawn(UTIL, look_of(hardware=pair)))
+    told = {
+        "● 0: 11  ■ 1: 91": look_of(hardware=pair),
+        "● 0: 10  ■ 1: 90": look_of(hardware=pair, cursor=0.0),
+        "● 0: –  ■ 1: –": look_of(hardware=pair, cursor=9.0),  # nothing was recorded there
+        "● 0 highest: 90  ■ 7 lowest: 83": look_of(hardware=many),
+    }
+    assert [drawn(UTIL, look)[0].split("%  ")[1].strip() for look in told.values()] == list(told)
+    small = drawn(UTIL, look_of(hardware=pair), 26, 6)[0]
+    assert small.rstrip() == f" {UTIL.title}  11–91", "no value is cut from a legend"
 
 
 def test_no_two_metrics_share_a_file(tmp_path: Path) -> None:
     keys = ["val/loss", "val_loss", "val.loss", "val loss", "/", "..", "größe", "grö_e", "x" * 300]
-    names = [chart_file(tmp_path, "a-1", replace(UTIL, key=key), look_of(data_of())).name for key in keys]
+    names = [chart_file(tmp_path, "a-1", replace(UTIL, key=key), look_of()).name for key in keys]
     assert len(set(names)) == len(keys) and names[0] == "val.loss-step" and names[1] == "val_loss-step"
     assert all(name and not name.startswith((".", "-")) and "/" not in name and len(name) < 200 for name in names)
 
@@ -314,13 +302,11 @@ MARKERS = (
 
 
 def test_what_happened_stands_below_every_curve_and_is_named_at_the_crosshair() -> None:
-    data = data_of(MetricCurve("loss", bins(*range(10)), last=9.0), markers=MARKERS)
-    tall = text_of(panel_lines(LOSS, look_of(data), 60, 12))
+    look = look_of(LINE, markers=MARKERS)
+    tall, low = drawn(LOSS, look, height=12), drawn(LOSS, look, height=7)
     assert "cuda oom" in tall[-1] and "┴" in tall[-2] and "┊" in tall[3]
-    low = text_of(panel_lines(LOSS, look_of(data), 60, 7))
     assert "cuda oom" not in "\n".join(low) and "┊" in low[1]
-    at = [text for text, _ in at_cursor(look_of(data, cursor=5.0), (LOSS,))]
+    at = [text for text, _ in at_cursor(look_of(LINE, markers=MARKERS, cursor=5.0), (LOSS,))]
     assert at == ["│ step 5", "✗ CUDA ran out of memory on rank 1 03:12:44", "↻1"]
-    assert [marker.kind for marker in markers_near(MARKERS, 5.0, 0.5)] == ["incident", "restart"]
     assert next_marker(MARKERS, 3.0, 1) is MARKERS[1] and next_marker(MARKERS, 3.0, -1) is None
     assert next_marker(MARKERS, None, -1) is MARKERS[2]
