@@ -49,6 +49,9 @@ def app(filler: Filler, make_app: MakeApp) -> GputuiApp:
 async def test_the_whole_screen_is_as_it_was(app: GputuiApp) -> None:
     async with app.run_test(size=SMALL) as pilot:
         assert "◀" not in whole(app) and "12:44" in text(app, "head")
+        await pilot.press("down", "down")
+        page = app.screen
+        assert isinstance(page, OverviewScreen) and page.table.cursor == "lr-sweep-3"
         app.perform("time_back_far")
         await pilot.pause()
         head = text(app, "head")
@@ -61,7 +64,7 @@ async def test_the_whole_screen_is_as_it_was(app: GputuiApp) -> None:
         assert "resnet50-2" in text(app, "runs") and "1 h ago" in text(app, "runs")
         await pilot.press("L")
         assert "◀" not in whole(app) and "lr-sweep" in text(app, "runs")
-        assert "4 120/6 000" in text(app, "runs")
+        assert "4 120/6 000" in text(app, "runs") and page.table.cursor == "lr-sweep-3"
 
 
 async def test_steps_go_on_and_end_in_the_present(app: GputuiApp) -> None:

@@ -51,6 +51,8 @@ class ListPage(ActionScreen):
     ORDERS: ClassVar[Sequence[RowOrder[Any]]] = ()
     """The orders that `o` steps through; ``table.order`` is the name of one."""
     _awaits_letter = False
+    _left: tuple[Any, Any] = None, None
+    """The row with the cursor before the past moment, which does not have it, and the row with the cursor instead."""
     _filter_line: LineEdit | None = None
 
     @property
@@ -63,10 +65,17 @@ class ListPage(ActionScreen):
         return ids[0]
 
     def keep_cursor(self) -> None:
-        """Keep the cursor on its row; if that is gone, move it to the `replacement`."""
-        ids = self.row_ids
-        if self.table.cursor not in ids:
-            self.table = replace(self.table, cursor=self.replacement(ids) if ids else None)
+        """Keep the cursor on its row; if that is gone, move it to the `replacement`. A row that only a past moment
+        does not have gets it back."""
+        ids, cursor = self.row_ids, self.table.cursor
+        left, instead = self._left
+        if left in ids and cursor == instead:
+            self.table, self._left = replace(self.table, cursor=left), (None, None)
+        elif cursor not in ids:
+            found = self.replacement(ids) if ids else None
+            is_past = self.snapshot.past is not None
+            self._left = (left if cursor == instead and left is not None else cursor if is_past else None, found)
+            self.table = replace(self.table, cursor=found)
 
     def scroll_to_cursor(self, room: int) -> None:
         """Scroll as little as needed to have the cursor among the ``room`` visible rows."""
