@@ -180,6 +180,10 @@ class Navigation(Commands):
                          action.why_not(context))
                 for key, action in zip("rc0", actions, strict=True)
             ]  # fmt: skip
+            shown = shell.snapshot.page
+            listed = shown.checkpoints if shown is not None and shown.run is run else None
+            if items[0].why_not is None and listed is not None and listed.is_known and not listed.newest:
+                items = [items[2], items[0]._replace(why_not="It has no checkpoint."), items[1]]
         title = study_id or (run.run_id if run is not None else "")
         self.push_screen(MenuScreen(clean(title), items))
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import get_args
 
+from msgspec.structs import replace
+
 from gputui.core.text import cell_width, clean, fit
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
@@ -75,6 +77,8 @@ def _size(spans: Sequence[Span]) -> int:
 def _shown_actions(context: Context) -> list[Action]:
     """The page's actions in the footer's order, but those that this view always refuses."""
     here = [one for one in actions_in(context.scope) if one.keys_in(context) and one.is_shown(context)]
+    if context.section == "log":
+        here = [replace(one, label="search") if one.name == "find" else one for one in here]
     refused = refusal("change", context)
     shown = [one for one in here if refused is None or one.why_not(context) != refused]
     return sorted(shown, key=lambda one: (_group(one), _LAST.index(one.name) if one.name in _LAST else -1))

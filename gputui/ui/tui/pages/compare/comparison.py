@@ -24,7 +24,7 @@ from gputui.ui.tui.data.snapshot import RunRow
 from gputui.ui.tui.layout.chart_settings import after
 from gputui.ui.tui.layout.charts import SHAPES
 from gputui.ui.tui.layout.columns import Column
-from gputui.ui.tui.layout.lists import Listing, ListSection
+from gputui.ui.tui.layout.lists import Listing
 from gputui.ui.tui.layout.panels import param_text
 from gputui.ui.tui.layout.run_words import run_title
 from gputui.ui.tui.layout.words import run_state_text, sign_of
@@ -241,14 +241,14 @@ def param_texts(runs: Sequence[ComparedRun]) -> list[str]:
 
 def table_of(runs: Sequence[ComparedRun], group: str | None, metric: str) -> Listing[ComparedRun]:
     """A row per run, under a heading for each value of the grouping parameter."""
-    sections = []
+    sections: dict[str, Sequence[ComparedRun]] = {}
     for value, each in groupby(runs, lambda run: run.params.get(group or "")):
         members, heading = list(each), ""
         if value is not None:
             best = best_of(members, metric)
             words = "nothing measured" if best is None else f"best {metric_value(best)}"
             heading = f"{clean(group or '')} {value} · {count_of(len(members), 'run')} · {words}"
-        sections.append(ListSection(heading, members))
+        sections[heading] = members
     return Listing(
         "RUNS",
         [*_columns(runs, metric), *_parameters(runs)],

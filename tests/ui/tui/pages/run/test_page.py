@@ -250,3 +250,5 @@ async def test_a_failed_run_says_why_once_and_opens_on_the_log_of_its_rank_that_
         await press(pilot, "4")
         everything = "\n".join(pane.text for pane in app.screen.query(Pane))
         assert everything.count("data.py:17") == 1
+        await press(pilot, "r")
+        assert mentions(text(app, "confirm"), "▸ 0  restart", "r  resume   It has no checkpoint.")
