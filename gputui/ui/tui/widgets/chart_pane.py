@@ -275,8 +275,7 @@ class Charts:
         bins = next((curve.bins for curve in curves if curve.bins), ())
         self.point_at(stepped(bins, view.cursor, by, abs(beside - view.cursor)) if bins else beside)
 
-    do_cursor_left = partialmethod(sideways, -1)
-    do_cursor_right = partialmethod(sideways, 1)
+    do_cursor_left, do_cursor_right = partialmethod(sideways, -1), partialmethod(sideways, 1)
 
     def point_at(self, x: float) -> None:
         """Move the crosshair to ``x``, and the window if ``x`` lies outside."""
@@ -331,8 +330,7 @@ class Charts:
         else:
             self._move_window(lambda at, extent: at.zoomed_out(extent, cursor), WHOLE)
 
-    do_zoom_in = partialmethod(zoom, 1)
-    do_zoom_out = partialmethod(zoom, -1)
+    do_zoom_in, do_zoom_out = partialmethod(zoom, 1), partialmethod(zoom, -1)
 
     def do_zoom_all(self) -> None:
         self._move_window(lambda at, extent: Viewport(), WHOLE)
@@ -341,8 +339,7 @@ class Charts:
         end = WHOLE if self.view.viewport.span is None else "The run begins here." if by < 0 else "The run ends here."
         self._move_window(lambda at, extent: at.panned(extent, by), end)
 
-    do_pan_left = partialmethod(_pan, -1)
-    do_pan_right = partialmethod(_pan, 1)
+    do_pan_left, do_pan_right = partialmethod(_pan, -1), partialmethod(_pan, 1)
 
     def do_x_axis(self) -> None:
         axes = [axis for axis in AXES if axis != "epoch" or "epoch" in self._names]
@@ -356,8 +353,7 @@ class Charts:
     def _smooth(self, by: int) -> None:
         self.change(smoothing=after(SMOOTHINGS, self.view.smoothing, by))
 
-    do_smoothing_next = partialmethod(_smooth, 1)
-    do_smoothing_previous = partialmethod(_smooth, -1)
+    do_smoothing_next, do_smoothing_previous = partialmethod(_smooth, 1), partialmethod(_smooth, -1)
 
     def do_log_axis(self) -> None:
         if (key := self.focused_key) is not None:

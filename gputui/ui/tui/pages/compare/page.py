@@ -190,8 +190,7 @@ class CompareScreen(ListingPage[ComparedRun]):
         if (key := self.charts.focused_key) is not None:
             self.charts.change(focus=after(self.charts.keys, key, by))
 
-    do_metric_next = partialmethod(_turn_metric, 1)
-    do_metric_previous = partialmethod(_turn_metric, -1)
+    do_metric_next, do_metric_previous = partialmethod(_turn_metric, 1), partialmethod(_turn_metric, -1)
 
     # --- the filter of the charts
 

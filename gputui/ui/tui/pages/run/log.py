@@ -135,8 +135,7 @@ class RunLog:
         else:
             self.show(labels[((labels.index(here) if here in labels else -by) + by) % len(labels)])
 
-    do_log_next = partialmethod(_choose, 1)
-    do_log_previous = partialmethod(_choose, -1)
+    do_log_next, do_log_previous = partialmethod(_choose, 1), partialmethod(_choose, -1)
 
     def show(self, label: str | None) -> None:
         self.label = label
@@ -217,8 +216,7 @@ class RunLog:
             self._say("No line matches the search.")
         self._go_to_hit(by)
 
-    do_hit_next = partialmethod(_next_hit, 1)
-    do_hit_previous = partialmethod(_next_hit, -1)
+    do_hit_next, do_hit_previous = partialmethod(_next_hit, 1), partialmethod(_next_hit, -1)
 
     def _go_to_hit(self, by: int) -> None:
         """Go to the next hit, or the previous one with -1, wrapping around."""

@@ -28,7 +28,7 @@ from gputui.ui.tui.layout.panels import HARDWARE
 from gputui.ui.tui.pages.run.chart_files import chart_file, write_chart
 from gputui.ui.tui.pages.run.head import banner_lines, fatal_incident, labels_line, run_head
 from gputui.ui.tui.pages.run.log import RunLog
-from gputui.ui.tui.pages.run.sections import SideSection, share_lines, side_sections
+from gputui.ui.tui.pages.run.sections import SideSection, SideView, share_lines, side_sections
 from gputui.ui.tui.widgets.chart_pane import Charts
 from gputui.ui.tui.widgets.line_edit import LineEdit
 from gputui.ui.tui.widgets.page import ActionScreen, Choice, Copyable
@@ -72,9 +72,10 @@ class RunScreen(ActionScreen):
         self._was_read = False
         self._has_sought_cause = False
         self._is_beside = True
-        self._scrolled: dict[str, int] = dict.fromkeys(SECTIONS, 0)
-        self._drawn: dict[str, tuple[SideSection, int]] = {}
-        """The sections drawn last, with their lines' room."""
+        self.beside = {name: SideView() for name in BESIDE}
+        self._scrolled: Mapping[Section, Charts | RunLog | SideView] = {
+            "charts": self.charts, "log": self.log_part, **self.beside
+        }  # fmt: skip
 
     def _keep_view(self, view: ChartView) -> None:
         self.section = "charts"
@@ -168,7 +169,6 @@ class RunScreen(ActionScreen):
             sections = self._sections(page, width - frame, {self.section})
             sizes, upper = {self.section: (width, body)}, 0 if self.section == "log" else body
         self._place(sizes, upper)
-        self._drawn.clear()
         for name, size in sizes.items():
             if name == "charts":
                 self._draw_charts(page, size, is_framed=is_framed)
@@ -260,9 +260,8 @@ class RunScreen(ActionScreen):
     def _draw_section(self, name: Section, section: SideSection, size: Size, frame: int) -> None:
         """Show a section: in a frame of two lines, behind a line below its title, or in a narrow terminal alone."""
         width, room = size[0] - (2 if frame else 0), size[1] - frame
-        self._drawn[name] = section, room
         title = rule(section.title, width, style="tab" if name == self.section else "title")
-        lines = [fit_line(line, width) for line in section.shown(width, room, self._scrolled[name])]
+        lines = [fit_line(line, width) for line in self.beside[name].shown(section, width, room)]
         if frame == 2:
             lines = framed(title, lines, *size)
         elif frame:
@@ -288,9 +287,7 @@ class RunScreen(ActionScreen):
             self.charts.zoom(-by)
         for name in (*BESIDE, "log"):
             if pane is self.panes[name]:
-                focused, self.section = self.section, name
-                self._scroll(by)
-                self.section = focused
+                self._scrolled[name].scroll(by)
         self.changed()
 
     def on_click(self, event: events.Click) -> None:
@@ -340,17 +337,14 @@ class RunScreen(ActionScreen):
     def _turn_section(self, by: int) -> None:
         self.section = SECTIONS[(SECTIONS.index(self.section) + by) % len(SECTIONS)]
 
-    do_section_next = partialmethod(_turn_section, 1)
-    do_section_previous = partialmethod(_turn_section, -1)
+    do_section_next, do_section_previous = partialmethod(_turn_section, 1), partialmethod(_turn_section, -1)
 
     def _focus(self, section: Section) -> None:
         self.section = section
 
-    do_section_charts = partialmethod(_focus, "charts")
-    do_section_ranks = partialmethod(_focus, "ranks")
+    do_section_charts, do_section_ranks = partialmethod(_focus, "charts"), partialmethod(_focus, "ranks")
     do_section_log = partialmethod(_focus, "log")
-    do_section_story = partialmethod(_focus, "story")
-    do_section_params = partialmethod(_focus, "params")
+    do_section_story, do_section_params = partialmethod(_focus, "story"), partialmethod(_focus, "params")
 
     def do_maximise(self) -> None:
         self.is_maximised = not self.is_maximised
@@ -364,44 +358,25 @@ class RunScreen(ActionScreen):
 
     # --- actions: the focused section
 
-    @property
-    def _part(self) -> Charts | RunLog | None:
-        """The part that keys act on; None for the other sections, which only scroll."""
-        return self.charts if self.section == "charts" else self.log_part if self.section == "log" else None
-
     def _scroll(self, by: int) -> None:
-        if (part := self._part) is not None:
-            part.scroll(by)
-        elif self.section in self._drawn:
-            section, room = self._drawn[self.section]
-            self._scrolled[self.section] = section.scrolled(self._scrolled[self.section], by, room)
+        self._scrolled[self.section].scroll(by)
 
-    do_up = partialmethod(_scroll, -1)
-    do_down = partialmethod(_scroll, 1)
+    do_up, do_down = partialmethod(_scroll, -1), partialmethod(_scroll, 1)
 
     def _scroll_page(self, by: int) -> None:
-        if (part := self._part) is not None:
-            part.scroll_page(by)
-        elif self.section in self._drawn:
-            self._scroll(by * max(1, self._drawn[self.section][1] - 2))
+        self._scrolled[self.section].scroll_page(by)
 
-    do_page_up = partialmethod(_scroll_page, -1)
-    do_page_down = partialmethod(_scroll_page, 1)
+    do_page_up, do_page_down = partialmethod(_scroll_page, -1), partialmethod(_scroll_page, 1)
 
     def _to_end(self, *, is_end: bool) -> None:
-        if (part := self._part) is not None:
-            part.scroll_to(end=is_end)
-        else:
-            self._scroll(1 << 20 if is_end else -(1 << 20))
+        self._scrolled[self.section].scroll_to(end=is_end)
 
-    do_beginning = partialmethod(_to_end, is_end=False)
-    do_follow = partialmethod(_to_end, is_end=True)
+    do_beginning, do_follow = partialmethod(_to_end, is_end=False), partialmethod(_to_end, is_end=True)
 
     def _sideways(self, by: int) -> None:
-        (self._part or self.charts).sideways(by)
+        (self.log_part if self.section == "log" else self.charts).sideways(by)
 
-    do_cursor_left = partialmethod(_sideways, -1)
-    do_cursor_right = partialmethod(_sideways, 1)
+    do_cursor_left, do_cursor_right = partialmethod(_sideways, -1), partialmethod(_sideways, 1)
 
     # --- actions: a moment, a chart as files, the cause, a checkpoint
 

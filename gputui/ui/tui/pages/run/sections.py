@@ -40,20 +40,37 @@ class SideSection(Struct, frozen=True):
     def height(self) -> int:
         return len(self.lines) + len(self.foot)
 
-    def scrolled(self, offset: int, by: int, height: int) -> int:
-        """How far the section is scrolled ``by`` lines further down in ``height`` lines."""
-        most = max(0, len(self.lines) - max(1, height - len(self.foot)))
-        return min(max(0, min(offset, most) + (-by if self.is_from_end else by)), most)
 
-    def shown(self, width: int, height: int, offset: int) -> list[Line]:
+class SideView:
+    """How far a section is scrolled. Keys and the wheel scroll what was drawn last."""
+
+    def __init__(self) -> None:
+        self._offset = 0
+        self._most = 0
+        self._page = 1
+        self._sign = 1
+
+    def scroll(self, by: int) -> None:
+        self._offset = min(max(0, self._offset + by * self._sign), self._most)
+
+    def scroll_page(self, by: int) -> None:
+        self.scroll(by * self._page)
+
+    def scroll_to(self, *, end: bool) -> None:
+        self.scroll(self._most if end else -self._most)
+
+    def shown(self, section: SideSection, width: int, height: int) -> list[Line]:
         """The lines in view; the number of others stands in place of the first or last one."""
         if height < 1:
             return []
-        foot = list(self.foot)[: height - 1]
-        room, offset = height - len(foot), self.scrolled(offset, 0, height)
-        top = max(0, len(self.lines) - room) - offset if self.is_from_end else offset
-        lines = list(self.lines[top : top + room])
-        below = len(self.lines) - top - len(lines)
+        foot = list(section.foot)[: height - 1]
+        room = height - len(foot)
+        self._most, self._page = max(0, len(section.lines) - room), max(1, height - 2)
+        self._sign = -1 if section.is_from_end else 1
+        self._offset = min(self._offset, self._most)
+        top = self._most - self._offset if section.is_from_end else self._offset
+        lines = list(section.lines[top : top + room])
+        below = len(section.lines) - top - len(lines)
         if top and room > 2:
             lines[0] = fit_line([(f"  … {top + 1} above", "dim")], width)
         if below and room > 1:

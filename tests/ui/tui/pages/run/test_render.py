@@ -25,6 +25,7 @@ from gputui.ui.tui.layout.panels import HARDWARE, Panel, panels
 from gputui.ui.tui.pages.run.chart_files import chart_file
 from gputui.ui.tui.pages.run.sections import (
     SideSection,
+    SideView,
     checkpoint_lines,
     checkpoint_words,
     parameter_lines,
@@ -187,13 +188,15 @@ def test_checkpoints_are_one_line_until_they_are_opened(page: RunPage, snapshot:
 
 def test_what_is_left_out_above_and_below_is_said() -> None:
     lines: list[Line] = [[(f"{number:<20}", "text")] for number in range(10)]
-    section = SideSection("X", lines)
-    assert text_of(section.shown(20, 4, 0)) == ["0", "1", "2", "  … 7 more"]
-    assert text_of(section.shown(20, 4, 3)) == ["  … 4 above", "4", "5", "  … 4 more"]
-    assert text_of(section.shown(20, 4, 99)) == ["  … 7 above", "7", "8", "9"]
-    assert section.shown(20, 0, 0) == []
+    section, view = SideSection("X", lines), SideView()
+    assert view.shown(section, 20, 0) == []
+    assert text_of(view.shown(section, 20, 4)) == ["0", "1", "2", "  … 7 more"]
+    view.scroll(3)
+    assert text_of(view.shown(section, 20, 4)) == ["  … 4 above", "4", "5", "  … 4 more"]
+    view.scroll_to(end=True)
+    assert text_of(view.shown(section, 20, 4)) == ["  … 7 above", "7", "8", "9"]
     story = SideSection("X", [[("  ", ""), *one] for one in lines], [[("cost", "")]], is_from_end=True)
-    assert text_of(story.shown(20, 4, 0)) == ["  … 8 above", "  8", "  9", "cost"]
+    assert text_of(SideView().shown(story, 20, 4)) == ["  … 8 above", "  8", "  9", "cost"]
 
 
 def test_the_focused_section_comes_first_and_the_last_fills_the_rest() -> None:
