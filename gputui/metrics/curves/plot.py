@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.metrics.curves.model import Axis, ChartData, HardwareCurve, MarkerKind, MetricCurve, RankCurve
@@ -16,36 +15,21 @@ from gputui.metrics.draw.parts import Marker, XAxis, YAxis
 from gputui.metrics.draw.picture import Drawing
 
 
-class ValueAt(Struct, frozen=True):
-    """The value measured nearest to the crosshair, and the extremes of its bin.
-
-    ``value`` is NaN or infinite if nothing finite was measured there; ``value`` and ``x`` are None
-    for an empty curve.
-    """
-
-    x: float | None = None
-    value: float | None = None
-    low: float | None = None
-    high: float | None = None
-
-
-def values_at(curves: Iterable[Sequence[Bin]], position: float) -> list[ValueAt]:
-    """For each curve, given as bins in order of x, its value nearest to ``position``."""
-    return [_value_at(bins, position) for bins in curves]
-
-
-def _value_at(bins: Sequence[Bin], position: float) -> ValueAt:
+def value_at(bins: Sequence[Bin], position: float, reach: float = math.inf) -> float | None:
+    """The value measured nearest to ``position``, of bins in order of x; NaN or infinite if nothing finite was
+    measured there, None without a bin within ``reach``."""
     if not bins:
-        return ValueAt()
+        return None
     place = bisect_left(bins, position, key=lambda each: each.last_x)
     near = bins[max(0, place - 1) : place + 1]
     found = min(near, key=lambda each: max(each.first_x - position, position - each.last_x, 0.0))
+    at_start = abs(position - found.first_x) < abs(position - found.last_x)
+    if abs(position - (found.first_x if at_start else found.last_x)) > reach:
+        return None
     if found.first is None or found.last is None:
         infinity = math.inf if found.positive_infinite >= found.negative_infinite else -math.inf
-        return ValueAt(found.first_x, math.nan if found.nan else infinity)
-    at_start = abs(position - found.first_x) < abs(position - found.last_x)
-    x, value = (found.first_x, found.first) if at_start else (found.last_x, found.last)
-    return ValueAt(x, value, found.low, found.high)
+        return math.nan if found.nan else infinity
+    return found.first if at_start else found.last
 
 
 COLOURS = 6

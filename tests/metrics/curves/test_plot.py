@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from gputui.metrics.curves.model import ChartData, ChartRequest
-from gputui.metrics.curves.plot import drawing, values_at
+from gputui.metrics.curves.plot import drawing, value_at
 from gputui.metrics.draw.envelope import reduce
 from gputui.metrics.draw.export import csv_text, export
 
@@ -40,16 +40,9 @@ def test_a_curve_stands_before_its_shadows(story: Story) -> None:
 POINTS = [(0.0, 5.0), (1.0, 4.0), (10.0, 3.0), (11.0, math.nan), (20.0, math.inf)]
 
 
-def test_the_nearest_place_and_its_value() -> None:
+def test_the_nearest_value_finite_or_not() -> None:
     bins = reduce(POINTS, 1000)
-    for position, expected in ((-5.0, (0.0, 5.0)), (0.4, (0.0, 5.0)), (0.6, (1.0, 4.0)), (5.4, (1.0, 4.0)),
-                               (5.6, (10.0, 3.0)), (10.0, (10.0, 3.0))):  # fmt: skip
-        (found,) = values_at([bins], position)
-        assert (found.x, found.value) == expected
-
-
-def test_what_is_not_finite_is_said() -> None:
-    bins = reduce(POINTS, 1000)
-    (nan, infinite) = (values_at([bins], x)[0] for x in (11.1, 99.0))
-    assert nan.x == 11.0 and nan.value is not None and math.isnan(nan.value) and nan.low is None
-    assert (infinite.x, infinite.value) == (20.0, math.inf)
+    places = {-5.0: 5.0, 0.4: 5.0, 0.6: 4.0, 5.4: 4.0, 5.6: 3.0, 10.0: 3.0, 99.0: math.inf}
+    assert {at: value_at(bins, at) for at in places} == places
+    assert math.isnan(value_at(bins, 11.1) or 0.0)
+    assert [value_at(bins, 5.4, reach) for reach in (4.3, 4.5)] == [None, 4.0] and value_at((), 1.0) is None

@@ -22,7 +22,7 @@ from gputui.metrics.curves.model import (
     HardwareCurve,
     MarkerKind,
 )
-from gputui.metrics.curves.plot import values_at
+from gputui.metrics.curves.plot import value_at
 from gputui.metrics.draw.chart import chart
 from gputui.metrics.draw.envelope import Bin
 from gputui.metrics.draw.parts import Curve, Line, Marker, XAxis, XKind, YAxis
@@ -263,7 +263,7 @@ def _metric_curves(panel: Panel, look: ChartLook) -> list[Curve]:
     bins, smooth = within(found.bins, look), within(found.smooth, look)
     value, average = found.last, smooth[-1].last if smooth else None
     if look.view.cursor is not None:
-        value, average = (at.value for at in values_at((found.bins, found.smooth), look.view.cursor))
+        value, average = (value_at(bins, look.view.cursor) for bins in (found.bins, found.smooth))
     style = f"series.{panel.colour}"
     redone = Curve(within(found.redone, look), "shadow", is_shadow=True)
     measured = Curve(bins, style, "", value, is_strong=True)
@@ -291,8 +291,7 @@ def _compared_curves(panel: Panel, look: ChartLook, end_cells: int) -> list[Curv
             name = clip_middle(f"…{name.removeprefix(common)}", max(4, end_cells - len(text) - _SIGN_CELLS))
         line = Curve(shown, f"series.{run.colour}", is_strong=run.is_in_front, end=f"{sign} {name} {text}")
         if cursor is not None:
-            [at] = values_at([shown], cursor)
-            line = replace(line, label=sign, value=at.value)
+            line = replace(line, label=sign, value=value_at(shown, cursor))
         elif not shown or shown[-1].last_x < _REACHES_END * end:
             line = replace(line, shape=sign)
         curves.append(line)
@@ -336,8 +335,7 @@ def _device_curves(panel: Panel, devices: Sequence[_Device], look: ChartLook, ro
     values = [each.last for each in devices]
     if cursor is not None:
         # What was measured far from the crosshair does not count.
-        near = values_at([each.bins for each in devices], cursor)
-        values = [at.value if at.x is not None and abs(at.x - cursor) <= 3 * look.reach else None for at in near]
+        values = [value_at(each.bins, cursor, 3 * look.reach) for each in devices]
     known = sorted((value, number) for number, value in enumerate(values) if value is not None)
     are_many = len(devices) > MOST_DEVICES
     notes = {known[-1][1]: " highest", known[0][1]: " lowest"} if known and are_many else {}

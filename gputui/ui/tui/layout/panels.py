@@ -87,16 +87,13 @@ def panels(names: Iterable[str], hardware: Iterable[str], view: ChartView) -> Pa
 def by_interest(keys: Sequence[str]) -> list[str]:
     """Sort names of metrics and of `HARDWARE`: the most important for any training, other metrics, hardware, values of
     events, and at last totals and counters."""
-    known = dict.fromkeys(keys)
-    first = [key for key in _FIRST if key in known]
-    rest = [key for key in known if key not in first]
-    return [
-        *first,
-        *(key for key in rest if key not in HARDWARE and not is_set(key) and not is_of_events(key)),
-        *(key for key in rest if key in HARDWARE),
-        *(key for key in rest if is_of_events(key)),
-        *(key for key in rest if key not in HARDWARE and is_set(key) and not is_of_events(key)),
-    ]
+
+    def weight(key: str) -> int:
+        if key in _FIRST or key in HARDWARE:
+            return _FIRST.index(key) if key in _FIRST else len(_FIRST) + 1
+        return len(_FIRST) + (2 if is_of_events(key) else 3 if is_set(key) else 0)
+
+    return sorted(dict.fromkeys(keys), key=weight)
 
 
 def metric_title(name: str) -> str:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gputui.core.text import cell_width, clean
 from gputui.core.units import short_number
 from gputui.metrics.curves.model import AXES, Axis, ChartRequest, HardwareField
-from gputui.metrics.curves.plot import values_at
+from gputui.metrics.curves.plot import value_at
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.metrics.draw.viewport import Extent, Viewport, stepped
@@ -394,9 +394,8 @@ def at_cursor(look: ChartLook, visible: Sequence[Panel]) -> list[Span]:
         at = f" {frame_clock(frame, marker.at)}" if marker.at is not None and frame.axis != "time" else ""
         parts.append((f"{_GLYPHS.get(marker.kind, '')}{marker.text or marker.word}{at}", MARKER_STYLES[marker.kind]))
     for field, (title, unit) in AT_CROSSHAIR.items():
-        bins = [one.bins for one in data.hardware if one.field == field and one.uuid is not None]
-        near = (at for at in values_at(bins, x) if at.x is not None and abs(at.x - x) <= reach * 3)
-        known = [at.value for at in near if at.value is not None]
+        of_gpus = (one.bins for one in data.hardware if one.field == field and one.uuid is not None)
+        known = [value for bins in of_gpus if (value := value_at(bins, x, 3 * reach)) is not None]
         if known and field not in {panel.field for panel in visible}:
             low, high = f"{min(known):.0f}", f"{max(known):.0f}"
             parts.append((f"{title}{low}{unit}" if low == high else f"{title}{low}–{high}{unit}", "text"))

@@ -6,8 +6,6 @@ import re
 import zlib
 from pathlib import Path
 
-from msgspec import Struct
-
 from gputui.core.config import PRIVATE_DIR_MODE
 from gputui.core.files import replaced
 from gputui.metrics.curves.plot import drawing, hardware_drawing
@@ -15,55 +13,48 @@ from gputui.metrics.draw.picture import Drawing
 from gputui.ui.tui.layout.charts import ChartLook, device_index
 from gputui.ui.tui.layout.panels import Panel
 
-FOLDER = "charts"
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _NAME_MAX = 100
 
 
-class ChartFile(Struct, frozen=True):
-    """A chart to be written. ``name`` has no file extension."""
+def file_name(key: str) -> str:
+    """``val.loss`` for ``val/loss``; with a checksum if characters had to go, so that no two metrics share a file."""
+    name = _UNSAFE.sub("_", key.replace("/", ".")).strip(".")
+    if len(name) <= _NAME_MAX and name.replace(".", "/") == key:
+        return name
+    return f"{name[:_NAME_MAX]}-{zlib.crc32(key.encode(errors='surrogatepass')):08x}".lstrip("-")
 
-    folder: Path
-    name: str
-    drawing: Drawing
 
-
-def chart_file(folder: Path, run_id: str, panel: Panel, look: ChartLook) -> ChartFile:
+def chart_drawing(run_id: str, panel: Panel, look: ChartLook) -> Drawing:
     """The chart of the window that the screen shows."""
     data, title, key = look.data, f"{run_id}: {panel.title}", panel.key
     if panel.field is not None:
         devices = [curve for curve in data.hardware if curve.field == panel.field]
-        # A GPU that is gone is named by its UUID, the host by nothing.
+        # The host has no name.
         names = [f"{panel.title} GPU {device_index(one, look)}" if one.uuid else panel.title for one in devices]
-        drawn = hardware_drawing(data, title, devices, names)
-    elif look.is_by_rank(panel) and key in data.ranked:
+        return hardware_drawing(data, title, devices, names)
+    if look.is_by_rank(panel) and key in data.ranked:
         ranks = data.ranked[key].curves
-        drawn = hardware_drawing(data, title, ranks, [f"{key} rank {one.rank}" for one in ranks])
-    else:
-        drawn = drawing(data, title, [key], is_log=key in look.view.logs)
-    # ``val.loss`` for ``val/loss``; with a checksum if characters had to go, so that no two metrics share a file.
-    name = _UNSAFE.sub("_", key.replace("/", ".")).strip(".")
-    if len(name) > _NAME_MAX or name.replace(".", "/") != key:
-        name = f"{name[:_NAME_MAX]}-{zlib.crc32(key.encode(errors='surrogatepass')):08x}".lstrip("-")
-    return ChartFile(folder / FOLDER, f"{name}-{data.frame.axis}", drawn)
+        return hardware_drawing(data, title, ranks, [f"{key} rank {one.rank}" for one in ranks])
+    return drawing(data, title, [key], is_log=key in look.view.logs)
 
 
-def write_chart(file: ChartFile) -> tuple[str, str]:
+def write_chart(drawn: Drawing, folder: Path, name: str) -> tuple[str, str]:
     """Write the chart as CSV, SVG and, if possible, PNG, each file atomically. Returns a sentence and its kind."""
     from gputui.metrics.draw import export
 
     kinds, hint = [], ""
     try:
-        file.folder.mkdir(parents=True, exist_ok=True, mode=PRIVATE_DIR_MODE)
+        folder.mkdir(parents=True, exist_ok=True, mode=PRIVATE_DIR_MODE)
         for kind in export.EXPORTS:
             try:
-                content = export.export(kind, file.drawing)
+                content = export.export(kind, drawn)
             except export.ChartExportError as error:
                 hint = f" No .{kind}: {error}."
                 continue
-            with replaced(file.folder / f"{file.name}.{kind}") as written:
+            with replaced(folder / f"{name}.{kind}") as written:
                 written.write(content)
             kinds.append(f".{kind}")
     except OSError as error:
         return f"The chart cannot be written: {error.strerror or error}.", "error"
-    return f"Wrote {file.folder / file.name} ({', '.join(kinds)}).{hint}", "info"
+    return f"Wrote {folder / name} ({', '.join(kinds)}).{hint}", "info"

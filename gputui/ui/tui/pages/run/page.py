@@ -25,7 +25,7 @@ from gputui.ui.tui.layout.chart_settings import ChartMemory, ChartView
 from gputui.ui.tui.layout.charts import ChartedRun, ChartLook
 from gputui.ui.tui.layout.columns import BOX_FROM_WIDTH, fit_line, framed, is_boxed, rule
 from gputui.ui.tui.layout.panels import HARDWARE
-from gputui.ui.tui.pages.run.chart_files import chart_file, write_chart
+from gputui.ui.tui.pages.run.chart_files import chart_drawing, file_name, write_chart
 from gputui.ui.tui.pages.run.head import banner_lines, fatal_incident, labels_line, run_head
 from gputui.ui.tui.pages.run.log import RunLog
 from gputui.ui.tui.pages.run.sections import SideSection, SideView, share_lines, side_sections
@@ -389,12 +389,13 @@ class RunScreen(ActionScreen):
             self.shell.look_back(Moment(at))
 
     def do_export(self) -> None:
-        panel = self.charts.focus
+        panel, look = self.charts.focus, self.charts.look
         if panel is None:
             self.shell.say("There is no chart to write yet.", "warning")
             return
-        file = chart_file(self.shell.workspace.run_dir(self.run_id), self.run_id, panel, self.charts.look)
-        self.in_thread(partial(write_chart, file), lambda told: self.shell.say(*told))
+        folder, name = self.shell.workspace.run_dir(self.run_id) / "charts", f"{file_name(panel.key)}-{look.view.axis}"
+        drawn = chart_drawing(self.run_id, panel, look)
+        self.in_thread(partial(write_chart, drawn, folder, name), lambda told: self.shell.say(*told))
 
     def do_traceback(self) -> None:
         self.section = "log"
