@@ -209,13 +209,14 @@ def panel_curves(panel: Panel, look: ChartLook, width: int, height: int) -> list
 
 def _with_ends(curves: Sequence[Curve], panel: Panel, look: ChartLook) -> list[Curve]:
     """Give each curve of a large chart its newest value at its end. A single curve then needs none in the title."""
-    is_alone = look.view.cursor is None and sum(curve.value is not None for curve in curves) == 1
+    is_alone = look.view.cursor is None and sum(bool(curve.label) or curve.value is not None for curve in curves) == 1
     found = []
     for curve in curves:
         last = next((each.last for each in reversed(curve.bins) if each.last is not None), None)
         if last is not None and not curve.is_shadow and curve.style != "shadow":
-            is_repeated = is_alone and curve.value == last
-            curve = replace(curve, end=_value_words(panel, last), value=None if is_repeated else curve.value)
+            if is_alone and curve.value in (None, last):
+                curve = replace(curve, label="", value=None)
+            curve = replace(curve, end=_value_words(panel, last))
         found.append(curve)
     return found
 
