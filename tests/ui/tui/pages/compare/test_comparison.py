@@ -64,6 +64,16 @@ def test_only_what_differs_is_told() -> None:
         "lr": ("0.1", "0.01", "0.1"), "batch": ("64", "64", "32"), "extra": ("–", "–", "true"),
     }  # fmt: skip
     assert differing(ROWS[:1]) == {}
+    nested = [row("a", model={"depth": 2, "width": 8}, data={}), row("b", model={"depth": 4, "width": 8}, data={})]
+    assert differing(nested) == {"model.depth": ("2", "4")}
+
+    def with_code(row: RunRow, commit: str) -> RunRow:
+        spec = json.loads(row.run.spec_json) | {"code": {"commit": commit * 8, "branch": "main", "changed_files": 1}}
+        return replace(row, run=replace(row.run, spec_json=json.dumps(spec)))
+
+    rows = [with_code(ROWS[0], "a1"), with_code(ROWS[2], "b2")]
+    assert [words.split()[0] for words in differing(rows)["code"]] == ["a1a1a1a1", "b2b2b2b2"]
+    assert "code" not in differing([with_code(ROWS[0], "a1"), with_code(ROWS[2], "a1")])
 
 
 def test_the_best_value_and_where_it_was() -> None:
@@ -109,11 +119,6 @@ def test_as_many_curves_as_colours_and_all_runs_in_the_table() -> None:
     assert colours == [0, 1, None, 3, 4, 5, None, None, 2]
 
 
-def test_parameters_within_others_are_told_by_themselves() -> None:
-    rows = [row("a", model={"depth": 2, "width": 8}, data={}), row("b", model={"depth": 4, "width": 8}, data={})]
-    assert differing(rows) == {"model.depth": ("2", "4")}
-
-
 def test_where_more_is_better() -> None:
     more = ["val/accuracy", "samples_per_s", "F1", "eval_bleu", "mfu"]
     less = ["loss", "val/loss", "perplexity", "step_time", "grad_norm", "word_error", "mapping"]
@@ -123,16 +128,6 @@ def test_where_more_is_better() -> None:
 def test_what_all_runs_measured_comes_first() -> None:
     data = [measured("loss", names=("lr", "own", "loss")), measured("loss", names=("lr", "loss", "val/loss"))]
     assert metric_names(data) == ["lr", "loss", "own", "val/loss"]
-
-
-def test_runs_of_other_code_differ_in_it() -> None:
-    def with_code(row: RunRow, commit: str) -> RunRow:
-        spec = json.loads(row.run.spec_json) | {"code": {"commit": commit * 8, "branch": "main", "changed_files": 1}}
-        return replace(row, run=replace(row.run, spec_json=json.dumps(spec)))
-
-    rows = [with_code(ROWS[0], "a1"), with_code(ROWS[2], "b2")]
-    assert [words.split()[0] for words in differing(rows)["code"]] == ["a1a1a1a1", "b2b2b2b2"]
-    assert "code" not in differing([with_code(ROWS[0], "a1"), with_code(ROWS[2], "a1")])
 
 
 def test_a_stretch_knows_only_its_ends_exactly() -> None:
