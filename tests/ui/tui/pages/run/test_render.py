@@ -27,12 +27,13 @@ from gputui.ui.tui.pages.run.sections import (
     SideView,
     checkpoint_lines,
     checkpoint_words,
+    cost_lines,
     parameter_lines,
     ranks_lines,
     share_lines,
     side_sections,
+    timeline_lines,
 )
-from gputui.ui.tui.pages.run.timeline import cost_lines, timeline_lines
 from gputui.ui.tui.widgets.chart_pane import at_cursor
 from tests.texts import mentions
 from tests.ui.tui.filling import NOW, Filler
