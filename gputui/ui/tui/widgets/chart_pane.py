@@ -8,39 +8,18 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gputui.core.text import cell_width, clean
+from gputui.core.text import clean
 from gputui.core.units import short_number
 from gputui.metrics.curves.model import AXES, Axis, ChartRequest, HardwareField
 from gputui.metrics.curves.plot import value_at
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.metrics.draw.viewport import Extent, Viewport, stepped
+from gputui.ui.tui.layout import charts
 from gputui.ui.tui.layout.chart_settings import LAYOUTS, SMOOTHINGS, ChartView, after
-from gputui.ui.tui.layout.charts import (
-    AXIS_NAMES,
-    GUTTER,
-    MARKER_STYLES,
-    ChartLook,
-    counted_checkpoints,
-    extent_of,
-    frame_clock,
-    grid_lines,
-    markers_near,
-    next_marker,
-    place_words,
-    plot_columns,
-)
-from gputui.ui.tui.layout.columns import clip_line, fit_line, framed, rule
-from gputui.ui.tui.layout.panels import (
-    LEAST_NAMED_WIDTH,
-    LEAST_WIDTH,
-    USUAL,
-    Panel,
-    PanelPlace,
-    Panels,
-    panels,
-    places,
-)
+from gputui.ui.tui.layout.charts import ChartLook, place_words, plot_columns
+from gputui.ui.tui.layout.columns import cells_in, clip_line, fit_line, framed, rule
+from gputui.ui.tui.layout.panels import LEAST_NAMED_WIDTH, LEAST_WIDTH, USUAL, Panel, PanelPlace, Panels, panels, places
 from gputui.ui.tui.widgets.line_edit import LineEdit
 from gputui.ui.tui.widgets.pane import SlowPane
 
@@ -116,7 +95,7 @@ class Charts:
             self.view = replace(self.view, viewport=viewport, cursor=cursor)
         drawn = next((run.data.frame.axis for run in look.runs), axis)
         look = replace(look, view=replace(self.view, axis=drawn))
-        extent = extent_of(look)
+        extent = charts.extent_of(look)
         self.extent = extent if drawn == axis else None
         self._choose_visible(look, width, height)
         self.look = look = replace(
@@ -167,7 +146,7 @@ class Charts:
         width, height = (size[0] - 2, size[1] - 1) if self._is_framed else size
         head = self._head(look, width, notes)
         if self._visible:
-            lines = grid_lines(self._visible, self._places, look, width, height - 1)
+            lines = charts.grid_lines(self._visible, self._places, look, width, height - 1)
         else:
             text = "No metric matches the filter; esc clears it." if look.view.filter_text else "No metric yet."
             lines = [fit_line([("  " + text, "dim")], width)]
@@ -185,7 +164,7 @@ class Charts:
                 return rule("CHARTS", width, notes=parts, style="tab" if self._is_tab else "title")
             spans = [(f"{' · ' if number else ' '}{text}", style) for number, (text, style) in enumerate(parts)]
         line = clip_line([*spans, (" ", "text")], width)
-        rest = width - sum(cell_width(text) for text, _ in line)
+        rest = width - cells_in(line)
         # In a frame, the rest is the frame's upper side.
         return [*line, ("─" * rest, "rule")] if self._is_framed else fit_line(line, width)
 
@@ -195,12 +174,12 @@ class Charts:
         first = shown.index(visible[0]) + 1 if visible else 0
         count = self.panels.count
         of_all = f" ({count} in all)" if len(shown) < count else ""
-        saved = counted_checkpoints(look, width) if visible else 0
+        saved = charts.counted_checkpoints(look, width) if visible else 0
         redone = any(curve.redone for curve in look.data.curves.values())
         non_finite = sum(each.non_finite for curve in look.data.curves.values() for each in curve.bins)
         is_log = self.extent is None or self.extent.kind == "log"
         parts: list[tuple[object, str, str]] = [
-            (True, f"x {AXIS_NAMES[view.axis]}", "dim"),
+            (True, f"x {charts.AXIS_NAMES[view.axis]}", "dim"),
             (view.is_log_x, "log x" if is_log else "log x: nothing above 0", "accent"),
             (view.is_cut, "cut to the shortest", "accent"),
             (view.viewport.span is not None, f"{start} to {end.removeprefix('step ')}", "accent"),
@@ -284,7 +263,7 @@ class Charts:
             self.change(cursor=cursor, viewport=self.view.viewport.holding(extent, cursor))
 
     def _move_to_marker(self, by: int) -> None:
-        found = next_marker(self.look.data.markers, self.view.cursor, by)
+        found = charts.next_marker(self.look.data.markers, self.view.cursor, by)
         if found is None:
             self._say(f"There is no checkpoint or incident {'before' if by < 0 else 'after'} this.")
         else:
@@ -308,7 +287,7 @@ class Charts:
                 self.change(focus=panel.key)
                 columns = plot_columns(self.look, place.width, place.height)
                 # The newest values are right of their place.
-                column = min(x - place.left - GUTTER - 2, columns - 1)
+                column = min(x - place.left - charts.GUTTER - 2, columns - 1)
                 if self.extent is not None and column >= 0:
                     self.point_at(self.extent.between(self.look.window, (column + 0.5) / columns))
 
@@ -389,10 +368,12 @@ def at_cursor(look: ChartLook, visible: Sequence[Panel]) -> list[Span]:
     parts: list[Span] = [(f"│ {place_words(frame, x)}", "cursor")]
     moment = None if frame.axis == "time" else frame.moment_at(x)
     if moment is not None:
-        parts.append((frame_clock(frame, moment), "cursor"))
-    for marker in markers_near(data.markers, x, reach)[:3]:
-        at = f" {frame_clock(frame, marker.at)}" if marker.at is not None and frame.axis != "time" else ""
-        parts.append((f"{_GLYPHS.get(marker.kind, '')}{marker.text or marker.word}{at}", MARKER_STYLES[marker.kind]))
+        parts.append((charts.frame_clock(frame, moment), "cursor"))
+    for marker in charts.markers_near(data.markers, x, reach)[:3]:
+        at = f" {charts.frame_clock(frame, marker.at)}" if marker.at is not None and frame.axis != "time" else ""
+        parts.append(
+            (f"{_GLYPHS.get(marker.kind, '')}{marker.text or marker.word}{at}", charts.MARKER_STYLES[marker.kind])
+        )
     for field, (title, unit) in AT_CROSSHAIR.items():
         of_gpus = (one.bins for one in data.hardware if one.field == field and one.uuid is not None)
         known = [value for bins in of_gpus if (value := value_at(bins, x, 3 * reach)) is not None]

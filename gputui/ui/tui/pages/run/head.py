@@ -15,7 +15,7 @@ from gputui.store.run_history import IncidentView
 from gputui.store.runs import Run
 from gputui.ui.tui.actions import Context, find
 from gputui.ui.tui.data.snapshot import Past, RunPage, RunRow
-from gputui.ui.tui.layout.columns import fit_line, fitting, wrap
+from gputui.ui.tui.layout.columns import cells_in, fit_line, fitting, wrap
 from gputui.ui.tui.layout.moments import right_end
 from gputui.ui.tui.layout.run_words import outlook, placement_words, run_title, tag_words
 from gputui.ui.tui.layout.words import run_state_text, sign_of
@@ -32,7 +32,7 @@ def run_head(page: RunPage, gpus: Sequence[GpuView], now: float, width: int, pas
     """``vit-b16-1 · ● running ↻2 · step 8 110/90 000 · 9 h 10 left · GPU 6``."""
     run, progress, sign = page.run, page.progress, sign_of(page.run)
     tail = [(" ", "text"), *right_end(now, past)]
-    room = width - _size(tail)
+    room = width - cells_in(tail)
     told, style = outlook(RunRow(run, progress), now)
     if run.state == "failed" or (run.state == "queued" and run.waiting_for):
         # The banner below has the reason.
@@ -67,13 +67,9 @@ def run_head(page: RunPage, gpus: Sequence[GpuView], now: float, width: int, pas
     return [*fitting([title, *([(" · ", "dim"), span] for _, span in parts)], room), *tail]
 
 
-def _size(spans: Sequence[Span]) -> int:
-    return sum(cell_width(text) for text, _ in spans)
-
-
 def _joined(parts: Sequence[tuple[int, Span]]) -> int:
     """Cells of the parts, each behind a dot."""
-    return sum(3 + _size([span]) for _, span in parts)
+    return sum(3 + cells_in([span]) for _, span in parts)
 
 
 def _step_words(page: RunPage) -> list[str]:
