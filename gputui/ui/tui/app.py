@@ -221,9 +221,7 @@ class GputuiApp(Navigation, inherit_bindings=False):
             return
         method = next(found for owner in (page, *page.parts, self) if (found := getattr(owner, f"do_{name}", None)))
         with self.one_paint():
-            # A method without an effect returns the reason.
-            if isinstance(words := method(), str):
-                self.say(words)
+            method()
 
     def do_suspend(self) -> None:
         self.action_suspend_process()

@@ -244,7 +244,7 @@ class ListingPage(ListPage, Generic[Row]):
         foot = self.framed(self.foot(self.inner_width(width), left), width)
         foot = foot if left - len(foot) >= LIST_LEAST else []
         self.list.show(self.list_lines(width, left - len(foot)), height=left - len(foot))
-        self.detail.fit(foot)
+        self.detail.show(foot)
 
     def show_head(self, width: int) -> None:
         """Show the page's name behind the trail of pages, the summary, and the time."""

@@ -269,7 +269,7 @@ class ActionScreen(Screen[None]):
             pane.clear()
         text = f"This terminal has {width}×{height} cells; gputui needs {LEAST_WIDTH}×{LEAST_HEIGHT}."
         lines = [fit_line([(part, "warn")], width) for part in wrap(text, width)][:height]
-        self.notice.fit(lines)
+        self.notice.show(lines)
 
     def draw(self, width: int, height: int) -> None:
         """Give every pane its lines for a terminal of this size."""
@@ -281,9 +281,9 @@ class ActionScreen(Screen[None]):
         notices = [] if past is None else [time_line(past, self.snapshot.at, width)]
         notices += notice_lines(self.snapshot, self.shell.agent_notice, width)
         notices += [line for text in self.warnings() for line in warning_lines(text, width)]
-        self.notice.fit(notices)
+        self.notice.show(notices)
         text, kind = self.shell.message
         messages = message_lines(text, kind, width) if text else []
-        self.message.fit(messages)
+        self.message.show(messages)
         self.footer.show([footer_line(self.context(), width)], height=1)
         return len(notices) + len(messages) + 1

@@ -24,7 +24,7 @@ REGIONS_AT_ONCE = 6
 
 
 class Pane(Widget):
-    """Lines in a fixed place. It repaints only when `show` or `fit` gives it other lines.
+    """Lines in a fixed place. It repaints only when `show` gives it other lines.
 
     No style sheet may give it a border, padding or opacity: `render_lines` bypasses Textual's passes.
     """
@@ -54,10 +54,6 @@ class Pane(Widget):
             self.refresh()
         else:
             self.refresh(*(Region(0, y, self.size.width, 1) for y in changed))
-
-    def fit(self, lines: Sequence[Line]) -> None:
-        """Show ``lines``, and take exactly their height."""
-        self.show(lines)
 
     def set_height(self, height: int) -> None:
         """Set the widget's height, in lines."""

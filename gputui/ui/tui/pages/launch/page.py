@@ -112,7 +112,7 @@ class LaunchScreen(ListingPage[Field]):
         gpus = view.gpu_words(self.snapshot.gpus, self.snapshot.machine.quarantined)
         shown += self.framed(view.check_lines(plan, gpus, inner, left - len(shown) - frame), width)
         self.list.show([*shown, *command], height=rows)
-        self.detail.fit([])
+        self.detail.show([])
 
     # --- what arrives from threads
 

@@ -74,9 +74,9 @@ class OverviewScreen(OverviewCursor):
         head = [head_line(snapshot, width, app.host_name, demo=app.is_demo, readonly=app.is_readonly)]
         if self.shell.is_demo and snapshot.past is None and height >= DEMO_LINE_HEIGHT:
             head.append(demo_line(snapshot, width))
-        self.head.fit(head)
+        self.head.show(head)
         strip = alert_strip(snapshot.alerts, snapshot.at, width)
-        self.alerts.fit([] if strip is None else [strip])
+        self.alerts.show([] if strip is None else [strip])
         passing = self.draw_frame(width) - 1 + (strip is not None)
         processes = [len(gpu.processes) for gpu in snapshot.gpus if gpu.processes]
         wanted = Wanted(

@@ -152,14 +152,14 @@ class RunScreen(ActionScreen):
             [self.with_trail(lambda room: run_head(page, snapshot.gpus, snapshot.at, room, snapshot.past), width)]
         )
         labels, banner = labels_line(page.run, width), banner_lines(page, self.context(), width)
-        self.labels.fit(labels)
-        self.banner.fit(banner)
+        self.labels.show(labels)
+        self.banner.show(banner)
         is_wide = width >= WIDE and not self.is_maximised
         tabs = [
             (f"{number} {_NAMES.get(name, name)}   ", "tab" if name == self.section else "dim")
             for number, name in enumerate(SECTIONS, 1)
         ]
-        self.tabs.fit([] if is_wide else [fit_line([(" ", "text"), *tabs], width)])
+        self.tabs.show([] if is_wide else [fit_line([(" ", "text"), *tabs], width)])
         body = max(0, height - around - len(labels) - len(banner) - (not is_wide))
         is_framed = is_boxed(width, height)
         frame = 2 if is_framed else 1 if is_wide else 0

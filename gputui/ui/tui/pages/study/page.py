@@ -105,7 +105,7 @@ class StudyScreen(ListingPage[view.TrialRow]):
         left -= len(detail)
         self.list_top = len(top)
         self.list.show([*top, *self._body(page, width, left - len(top))], height=left)
-        self.detail.fit(detail)
+        self.detail.show(detail)
 
     def _body(self, page: StudyPage, width: int, height: int) -> list[Line]:
         """The list of trials with the charts beside or below it."""
