@@ -135,8 +135,7 @@ class ActionScreen(Screen[None]):
 
     def copyable(self) -> Sequence[Copyable]:
         """What can be copied here, the focused item first."""
-        run = self.run_in_question
-        return [Copyable("the run's id", run.run_id)] if run is not None else []
+        return [] if (run := self.run_in_question) is None else [Copyable("the run's id", run.run_id)]
 
     def choices(self) -> Sequence[Choice]:
         """The palette's choices on this page beside its actions."""
@@ -167,8 +166,7 @@ class ActionScreen(Screen[None]):
     def footer_clicked(self, event: events.Click) -> None:
         """Perform the clicked action."""
         event.stop()
-        name = footer_action(self.context(), self.app.size.width, event.x)
-        if name is not None:
+        if (name := footer_action(self.context(), self.app.size.width, event.x)) is not None:
             self.shell.perform(name)
 
     @on(events.Click, "#notice")
@@ -198,16 +196,14 @@ class ActionScreen(Screen[None]):
     def on_key(self, event: events.Key) -> None:
         """Handle keys one after another. Textual's bindings act later, so that text in one burst, as
         over a slow line, would overtake the key before it."""
+        event.stop()
         if passed_to_top(self, event) or self.take_key(event):
-            event.stop()
-        elif (line := self.line) is not None and event.key in ("enter", "escape"):
-            event.stop()
+            return
+        if (line := self.line) is not None and event.key in ("enter", "escape"):
             self._take_line(None, line.text if event.key == "enter" else "")
         elif line is not None and (typed := line.typed(event.key, event.character)) is not None:
-            event.stop()
             self._take_line(typed, typed.text)
         elif (name := self.shell.keys.action(self.SCOPE, event.key)) is not None:
-            event.stop()
             self.shell.perform(name)
 
     def on_paste(self, event: events.Paste) -> None:
@@ -268,8 +264,7 @@ class ActionScreen(Screen[None]):
         for pane in self.query(Pane):
             pane.clear()
         text = f"This terminal has {width}×{height} cells; gputui needs {LEAST_WIDTH}×{LEAST_HEIGHT}."
-        lines = [fit_line([(part, "warn")], width) for part in wrap(text, width)][:height]
-        self.notice.show(lines)
+        self.notice.show([fit_line([(part, "warn")], width) for part in wrap(text, width)][:height])
 
     def draw(self, width: int, height: int) -> None:
         """Give every pane its lines for a terminal of this size."""
