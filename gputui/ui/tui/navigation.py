@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial, partialmethod
-from pathlib import Path
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
@@ -22,7 +21,7 @@ from gputui.ui.tui.commands import Commands
 from gputui.ui.tui.data.snapshot import Moment, Snapshot
 from gputui.ui.tui.layout.words import dated_clock
 from gputui.ui.tui.pages.overview.page import OverviewScreen
-from gputui.ui.tui.widgets.page import ActionScreen, Choice
+from gputui.ui.tui.widgets.page import ActionScreen
 
 STEP_SECONDS = 10.0
 """One step in time: a bucket of the short histories."""
@@ -180,7 +179,7 @@ class Navigation(Commands):
                          action.why_not(context))
                 for key, action in zip("rc0", actions, strict=True)
             ]  # fmt: skip
-            shown = shell.snapshot.page
+            shown = self.snapshot.page
             listed = shown.checkpoints if shown is not None and shown.run is run else None
             if items[0].why_not is None and listed is not None and listed.is_known and not listed.newest:
                 items = [items[2], items[0]._replace(why_not="It has no checkpoint."), items[1]]
@@ -219,17 +218,7 @@ class Navigation(Commands):
     def do_palette(self) -> None:
         from gputui.ui.tui.dialogs.palette import PaletteScreen
 
-        why_not = find("launch", "overview").why_not(self.page.context())
-
-        def profiles() -> list[Choice]:
-            from gputui.ui.tui.pages.launch.plan import profile_names
-
-            return [
-                Choice(f"Launch {clean(name)}", "profile", partial(self.launch_from, name), why_not, kind="profile")
-                for name in profile_names(self.workspace, Path.cwd())
-            ]
-
-        self.push_screen(PaletteScreen(self.page, profiles))
+        self.push_screen(PaletteScreen(self.page))
 
     def do_time_type(self) -> None:
         """Ask for the moment to show."""

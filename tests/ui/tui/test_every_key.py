@@ -31,7 +31,7 @@ OURS = re.compile(r"\x1b\[[0-9;]*[mHABCDEFGJ]|\x1b\[6n|\x1b\[\?2026[hl]|[\r\x08]
 
 RUN = "vit-b16-1"
 
-WORK = {"work", "comparing code", "palette"}
+WORK = {"work", "comparing code"}
 """Threads that soon end. One that asks the agent waits long for its answer."""
 
 LEAVING = ("leave", "suspend", "mouse")

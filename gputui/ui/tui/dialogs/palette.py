@@ -5,24 +5,23 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import ClassVar, TypeVar
 
+from gputui.core.config import shipped_profiles
 from gputui.core.text import cell_width, clean, clip
 from gputui.core.units import count_of
 from gputui.metrics.draw.parts import Line
-from gputui.ui.tui.actions import actions_in
+from gputui.ui.tui.actions import actions_in, find
 from gputui.ui.tui.dialogs.settings import ITEMS
 from gputui.ui.tui.layout.columns import between
 from gputui.ui.tui.layout.gpu_words import is_free
 from gputui.ui.tui.layout.words import sign_of
-from gputui.ui.tui.shell import Shell
 from gputui.ui.tui.widgets.dialog import Content, Dialog
 from gputui.ui.tui.widgets.line_edit import LineEdit
 from gputui.ui.tui.widgets.page import ActionScreen, Choice
 
 Thing = TypeVar("Thing")
-
-MORE_SECONDS = 0.1
 
 _WORD, _INSIDE, _BESIDE, _LETTERS = 1, 2, 3, 4
 
@@ -59,26 +58,12 @@ class PaletteScreen(Dialog):
     MOST_ROWS: ClassVar = 12
     LISTED = 100
 
-    def __init__(self, page: ActionScreen, more: Callable[[], Sequence[Choice]]) -> None:
-        """``more`` is called in a thread; its choices follow the others."""
+    def __init__(self, page: ActionScreen) -> None:
         super().__init__()
         self.edits = [LineEdit()]
-        self._page, self._more = page, more
-        self._choices = choices(self.shell, page)
+        self._choices = choices(page)
         self.found: list[Choice] = []
         self.edited()
-
-    def on_mount(self) -> None:
-        # Reading files would delay the first paint.
-        self.set_timer(MORE_SECONDS, lambda: self._page.in_thread(self._more, self._add))
-
-    def _add(self, more: Sequence[Choice]) -> None:
-        place, current = self.place, self.found[self.place : self.place + 1]
-        self._choices += more
-        self.edited()
-        self.place = self.found.index(current[0]) if current and place else 0
-        if self.is_mounted:
-            self.draw()
 
     def edited(self) -> None:
         """Find the choices that match; trials follow once the name of their study is typed."""
@@ -123,9 +108,9 @@ def searched(choice: Choice) -> tuple[str, str, tuple[int, ...]]:
 # --- what can be chosen
 
 
-def choices(shell: Shell, page: ActionScreen) -> list[Choice]:
-    """The choices that are known at once: all but profiles."""
-    context, snapshot = page.context(), shell.snapshot
+def choices(page: ActionScreen) -> list[Choice]:
+    """The choices on a page."""
+    shell, context, snapshot = page.shell, page.context(), page.snapshot
     found = [
         Choice(action.tooltip, action.key_word(context), partial(shell.perform, action.name), action.why_not(context),
                action.label, "page" if action.heading == "Go to" else "action",
@@ -144,6 +129,12 @@ def choices(shell: Shell, page: ActionScreen) -> list[Choice]:
     for study_id, count in trials.items():
         found.append(Choice(f"Study {clean(study_id)}", count_of(count, "trial"), partial(shell.open_study, study_id),
                             name=study_id, kind="study"))  # fmt: skip
+    # No file is read: what checks profiles takes 14 MB.
+    folders = (Path.cwd() / "profiles", shell.workspace.profiles, shipped_profiles())
+    why_not = find("launch", "overview").why_not(context)
+    found += [Choice(f"Launch {clean(name)}", "profile", partial(shell.launch_from, name), why_not, kind="profile")
+              for name in dict.fromkeys(path.stem for folder in folders for path in sorted(folder.glob("*.y*ml")))
+              ]  # fmt: skip
     for gpu in snapshot.gpus:
         users = gpu.run_ids or [process.user or "?" for process in (gpu.processes or ())[:2]]
         who = ", ".join(users) or ("free" if is_free(gpu) else "in use")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.core.config import Workspace, shipped_profiles
+from gputui.core.config import Workspace
 from gputui.core.redaction import Redactor
 from gputui.core.text import clean
 from gputui.core.units import index_ranges
@@ -64,12 +64,6 @@ def read_profiles(workspace: Workspace, cwd: Path, files: Sequence[str] = ()) ->
             except ProfileError as error:
                 entries[path.resolve()] = named(None, error)
     return sorted(entries.values(), key=lambda entry: entry.profile is None)
-
-
-def profile_names(workspace: Workspace, cwd: Path) -> list[str]:
-    """The names of all profiles, broken ones too. No file is read: what checks profiles takes 14 MB."""
-    folders = (cwd / "profiles", workspace.profiles, shipped_profiles())
-    return list(dict.fromkeys(path.stem for folder in folders for path in sorted(folder.glob("*.y*ml"))))
 
 
 def find_profile(prefill: Prefill, workspace: Workspace, cwd: Path) -> ProfileEntry | None:
