@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from msgspec import Struct
 
 from gputui.core.config import Workspace
-from gputui.core.text import clean, clip_middle
+from gputui.core.text import clean
 from gputui.metrics.draw.parts import Line
+from gputui.metrics.draw.raster import Span
 from gputui.profiles.situation import situation_of
 from gputui.store.database import StoreError, open_reader
 from gputui.ui.tui import commands
 from gputui.ui.tui.actions import Scope
 from gputui.ui.tui.layout.columns import Column, fit_line, paragraph, rule
-from gputui.ui.tui.pages.file_list import FileListScreen
+from gputui.ui.tui.pages.file_list import FileListScreen, name_cell
 from gputui.ui.tui.pages.study.view import goal_words
 
 if TYPE_CHECKING:
@@ -102,10 +103,16 @@ def make_plan(
     except (ProfileError, ResolveError) as error:
         return StudyPlan(path, problems=tuple(clean(line) for line in str(error).splitlines()))
     details = [f"{goal_words(spec)} · over {', '.join(spec.tuned)}"]
-    details += [f"trial {number}: {launch.point_words(point)}" for number, point in enumerate(plan["first_points"][:4])]
+    points = [launch.point_words(point) for point in plan["first_points"][:4]]
+    details += [f"trial {number}: {words}" for number, words in enumerate(points)]
     details.append(launch.plan_cost(plan))
-    failed = tuple(clean(f"{one.name}: {one.detail}; {one.remedy}") for one in checks if one.status == "fail")
-    return StudyPlan(path, clean(launch.plan_head(plan)), tuple(map(clean, details)), failed, spec, base, found.source)
+    failed = [f"{one.name}: {one.detail}; {one.remedy}" for one in checks if one.status == "fail"]
+    texts, problems = tuple(map(clean, details)), tuple(map(clean, failed))
+    return StudyPlan(path, clean(launch.plan_head(plan)), texts, problems, spec, base, found.source)
+
+
+def _search(row: StudyFileRow, width: int) -> list[Span]:
+    return [(row.problem, "warn") if row.problem else (row.search, "text")]
 
 
 class ChooseStudyScreen(FileListScreen[StudyFileRow]):
@@ -125,11 +132,10 @@ class ChooseStudyScreen(FileListScreen[StudyFileRow]):
 
     def columns(self) -> Sequence[Column[StudyFileRow]]:
         return (
-            Column("STUDY FILE", 18, lambda row, width: [(clip_middle(row.name, width), "accent")], grow=1, most=32),
-            Column("PROFILE", 14, lambda row, width: [(clip_middle(row.profile, width), "text")], grow=1, most=28),
-            Column("SEARCH", 24, lambda row, _: [(row.problem, "warn") if row.problem else (row.search, "text")],
-                   grow=3),
-        )  # fmt: skip
+            Column("STUDY FILE", 18, name_cell, grow=1, most=32),
+            Column("PROFILE", 14, lambda row, _: [(row.profile, "text")], grow=1, most=28),
+            Column("SEARCH", 24, _search, grow=3),
+        )
 
     # --- the plan
 
@@ -155,9 +161,12 @@ class ChooseStudyScreen(FileListScreen[StudyFileRow]):
         if plan is None:
             return [*lines, fit_line([("  checking…", "dim")], width)]
         texts = [(" ", "text", plan.head), *(("   ", "dim", detail) for detail in plan.details)]
-        texts += [(" ✗ ", "bad", problem) for problem in plan.problems] or [(" ✓ ", "good", "checked")]
         for lead, style, text in texts:
-            lines += paragraph((lead, style), text, {"bad": "text", "good": "dim"}.get(style, style), width)
+            lines += paragraph((lead, style), text, style, width)
+        for problem in plan.problems:
+            lines += paragraph((" ✗ ", "bad"), problem, "text", width)
+        if not plan.problems:
+            lines += paragraph((" ✓ ", "good"), "checked", "dim", width)
         return lines[: max(0, height - LEAST_ROWS - 4)]
 
     # --- starting
@@ -172,7 +181,8 @@ class ChooseStudyScreen(FileListScreen[StudyFileRow]):
         elif plan is None:
             self.shell.say("Still checking; a moment.")
         else:
-            self.shell.confirmed("Start the study", f"Start {plan.head}?", lambda: self._check(path))
+            words = f"Start {plan.head}?"
+            self.shell.confirmed("Start the study", words, lambda: self._check(path))
 
     def _check(self, path: Path) -> None:
         """Make the checks that start a process, then start the study."""

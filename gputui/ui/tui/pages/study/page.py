@@ -68,19 +68,22 @@ class StudyScreen(ListingPage[view.TrialRow]):
         return row.trial.run_id
 
     def context(self) -> Context:
-        return replace(super().context(), study=None if self.study is None else self.study.study.state)
+        state = None if self.study is None else self.study.study.state
+        return replace(super().context(), study=state)
 
     def copyable(self) -> Sequence[Copyable]:
         if self.current is None:
             return []
-        words = [word for each in assignments(self.current.trial.params) for word in ("--set", each)]
+        given = assignments(self.current.trial.params)
+        words = [word for each in given for word in ("--set", each)]
         return [Copyable("the trial's parameters", clean(shlex.join(words))), *super().copyable()]
 
     def make_listing(self) -> Listing[view.TrialRow]:
         if self.study is None:
             words = "No study yet. N starts one from a file; gputui study run PROFILE --grid lr=0.1,0.01 tries a grid."
             is_reading = self.snapshot.agent is None or self.study_id is not None
-            return Listing("TRIALS", (), {}, lambda row: row.trial.number, empty="reading…" if is_reading else words)
+            words = "reading…" if is_reading else words
+            return Listing("TRIALS", (), {}, lambda row: row.trial.number, empty=words)
         runs = {row.run.run_id: (row.run.state, row.progress) for row in self.snapshot.runs}
         return view.trial_listing(self.study, view.trial_rows(self.study, self.table, runs))
 
@@ -111,14 +114,17 @@ class StudyScreen(ListingPage[view.TrialRow]):
         """The list of trials with the charts beside or below it."""
         if width >= SIDE_LEAST:
             across = width * 3 // 5
-            return beside(self.list_lines(across, height), self._pictures(page, width - across, height))
-        room = min(len(self.listing.items) + self.listing.head_lines, max(LIST_LEAST, height - PICTURE_LEAST))
+            charts = self._pictures(page, width - across, height)
+            return beside(self.list_lines(across, height), charts)
+        wanted = len(self.listing.items) + self.listing.head_lines
+        room = min(wanted, max(LIST_LEAST, height - PICTURE_LEAST))
         room = height if height - room < PICTURE_LEAST else room
         return [*self.list_lines(width, room), *self._pictures(page, width, height - room)]
 
     def _pictures(self, page: StudyPage, width: int, height: int) -> list[Line]:
         inner = self.inner_width(width)
-        return self.framed(view.picture_lines(page, self.table, inner, height - (inner < width)), width)
+        lines = view.picture_lines(page, self.table, inner, height - (inner < width))
+        return self.framed(lines, width)
 
     # --- actions
 

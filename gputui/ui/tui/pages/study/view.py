@@ -90,11 +90,12 @@ def trial_rows(
         curve = tuple(map(rungs.get, range(1, farthest + 1)))
         if not farthest and progress is not None and objective.metric == LOSS:
             curve = progress.losses
-        is_active = trial.state is TrialState.RUNNING and run_state is not None and not run_state.is_over
-        # A launched trial has the state of its run, which may be queued.
-        sign = run_sign(run_state) if is_active and run_state else TRIAL_SIGNS[trial.state]
-        is_counted = trial.state is TrialState.COMPLETE and trial.value is not None and math.isfinite(trial.value)
-        loss = objective.sign * trial.value if is_counted and trial.value is not None else None
+        sign, loss = TRIAL_SIGNS[trial.state], None
+        if trial.state is TrialState.RUNNING and run_state is not None and not run_state.is_over:
+            # A launched trial has the state of its run, which may be queued.
+            sign = run_sign(run_state)
+        if trial.state is TrialState.COMPLETE and math.isfinite(trial.value or 0.0):
+            loss = None if trial.value is None else objective.sign * trial.value
         rows.append(TrialRow(trial, sign, curve, trial.number in best, loss, progress))
     return order_named(ORDERS, state.order).sorted(rows)
 
@@ -122,11 +123,12 @@ def _columns(page: StudyPage, rows: Sequence[TrialRow]) -> list[Column[TrialRow]
     states = max((len(row.sign.word) + 2 for row in rows), default=0)
 
     def of_value(row: TrialRow) -> str:
-        return "good" if row.is_best else "text" if row.trial.state is TrialState.COMPLETE else "dim"
+        pale = "text" if row.trial.state is TrialState.COMPLETE else "dim"
+        return "good" if row.is_best else pale
 
     first = {trial.number: metric_value(trial.shown_value) for trial in trials}
     columns: list[Column[TrialRow]] = [
-        Column("#", 2 + digits, lambda row, _: [("★ " * row.is_best, "good"), (str(row.trial.number), "label")], ">"),
+        Column("#", 2 + digits, _number, ">"),
         Column("STATE", max(9, states), lambda row, _: [_state(row)], gap=1),
         _column(metric_title(spec.objectives[0].metric), first, of_value),
         Column("CURVE", 10, _curve(page), importance=2, gap=1),
@@ -141,6 +143,10 @@ def _columns(page: StudyPage, rows: Sequence[TrialRow]) -> list[Column[TrialRow]
         texts = dict(zip(first, _params(trials, name), strict=True))
         columns.append(_column(clean(name), texts, lambda row: "text", importance=1 if number < 3 else 3))
     return [*columns, Column("REASON", 12, _reason, importance=9, grow=1)]
+
+
+def _number(row: TrialRow, width: int) -> list[Span]:
+    return [("★ " * row.is_best, "good"), (str(row.trial.number), "label")]
 
 
 def _state(row: TrialRow) -> Span:
@@ -179,8 +185,9 @@ def _curve(page: StudyPage) -> Callable[[TrialRow, int], list[Span]]:
 def _params(trials: Sequence[TrialRecord], name: str) -> list[str]:
     """A parameter of each trial. Where one value needs an exponent all have one."""
     values = [trial.params.get(name) for trial in trials]
-    form = ".3e" if any(isinstance(value, float) and 0 < abs(value) < LEAST_PLAIN for value in values) else ".4g"
-    return [_param(value, form) for value in values]
+    sizes = [abs(value) for value in values if isinstance(value, float)]
+    is_small = any(0 < size < LEAST_PLAIN for size in sizes)
+    return [_param(value, ".3e" if is_small else ".4g") for value in values]
 
 
 def _param(value: object, form: str = ".4g") -> str:
@@ -211,10 +218,11 @@ def detail_lines(row: TrialRow | None, now: float, width: int) -> list[Line]:
     trial = row.trial
     point = ", ".join(f"{clean(name)} {_param(value)}" for name, value in trial.params.items())
     first: list[Span] = [(" ", "text"), _state(row), (f" · {point}", "text")]
-    took = "" if trial.ended_at is None else f" · took {duration(trial.ended_at - trial.created_at)}"
+    end, begin = trial.ended_at, trial.created_at
+    took = "" if end is None else f" · took {duration(end - begin)}"
     second: list[Span] = [
         (f" run {clean(trial.run_id)}" if trial.run_id else " no run yet", "dim"),
-        (f" · began {dated_clock(trial.created_at, now)}{took}", "dim"),
+        (f" · began {dated_clock(begin, now)}{took}", "dim"),
         ("" if trial.parent is None else f" · from trial {trial.parent}", "accent"),
         (f" · started {trial.starts} times" if trial.starts > 1 else "", "warn"),
         (f" · {clean(trial.reason)}" if trial.reason else "", "text"),
