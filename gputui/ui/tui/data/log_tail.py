@@ -45,7 +45,9 @@ class LogReader:
         written = {name: log for name, log in own.items() if _size(log.path)[0] > 0}
         labels = (*written, *self._earlier)
         logs = {**own, **self._earlier}
-        name = wanted if wanted in logs else _most_useful(written) or next(iter(own), None)
+        # The first rank's standard output, else the first log that is not empty.
+        ranks = [each for each, log in written.items() if log.rank is not None and log.stream == "stdout"]
+        name = wanted if wanted in logs else next(iter([*ranks, *written, *own]), None)
         if name is None:
             return LogTail(labels=labels)
         log = logs[name]
@@ -144,12 +146,6 @@ def _earlier_logs(attempt_dir: Path) -> Iterator[tuple[str, RankLog]]:
         for log in shown_logs(attempt_dir.with_name(str(before))):
             if _size(log.path)[0] > 0:
                 yield f"{_label(log)}{OF_ATTEMPT}{before}", log
-
-
-def _most_useful(written: dict[str, RankLog]) -> str | None:
-    """The first rank's standard output, else the first log that is not empty."""
-    ranks = [name for name, log in written.items() if log.rank is not None and log.stream == "stdout"]
-    return next(iter([*ranks, *written]), None)
 
 
 def _size(path: Path) -> tuple[int, int]:

@@ -63,7 +63,7 @@ SHAPES: Final = "●■▲◆✚▼"
 MARKED_APART = 8
 """Checkpoints closer than this many columns, on average, are counted instead of marked."""
 
-_GRAVITY = list(MARKER_STYLES)
+GRAVITY = list(MARKER_STYLES)
 _TIMES = frozenset({"time", "seconds", "sec", "ms", "latency", "throughput"})
 _NOTCHES = frozenset({"checkpoint", "event", "end"})
 _BYTES = frozenset({"memory", "host_memory"})
@@ -383,18 +383,12 @@ def drawn_markers(look: ChartLook, width: int, height: int) -> list[Marker]:
     """The markers of a chart of this size, the gravest last."""
     hidden = ("start", "checkpoint") if counted_checkpoints(look, width) else ("start",)
     drawn = []
-    for marker in sorted(look.data.markers, key=lambda each: -_GRAVITY.index(each.kind)):
+    for marker in sorted(look.data.markers, key=lambda each: -GRAVITY.index(each.kind)):
         if marker.kind not in hidden:
             is_line = marker.kind not in _NOTCHES
             word = marker.word if is_line and height >= FULL_HEIGHT else ""
             drawn.append(Marker(marker.x, word, MARKER_STYLES[marker.kind], is_line=is_line))
     return drawn
-
-
-def markers_near(markers: Sequence[ChartMarker], x: float, reach: float) -> list[ChartMarker]:
-    """The markers within ``reach`` of ``x``, the gravest first."""
-    near = [marker for marker in markers if abs(marker.x - x) <= reach]
-    return sorted(near, key=lambda marker: (_GRAVITY.index(marker.kind), abs(marker.x - x)))
 
 
 def next_marker(markers: Sequence[ChartMarker], x: float | None, by: int) -> ChartMarker | None:

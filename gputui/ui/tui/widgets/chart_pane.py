@@ -369,7 +369,9 @@ def at_cursor(look: ChartLook, visible: Sequence[Panel]) -> list[Span]:
     moment = None if frame.axis == "time" else frame.moment_at(x)
     if moment is not None:
         parts.append((charts.frame_clock(frame, moment), "cursor"))
-    for marker in charts.markers_near(data.markers, x, reach)[:3]:
+    near = [marker for marker in data.markers if abs(marker.x - x) <= reach]
+    near.sort(key=lambda marker: (charts.GRAVITY.index(marker.kind), abs(marker.x - x)))
+    for marker in near[:3]:
         at = f" {charts.frame_clock(frame, marker.at)}" if marker.at is not None and frame.axis != "time" else ""
         parts.append(
             (f"{_GLYPHS.get(marker.kind, '')}{marker.text or marker.word}{at}", charts.MARKER_STYLES[marker.kind])

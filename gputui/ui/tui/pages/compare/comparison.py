@@ -21,7 +21,6 @@ from gputui.metrics.draw.raster import Span
 from gputui.runs.command import format_value
 from gputui.ui.tui.data.run_details import launched_code, launched_params
 from gputui.ui.tui.data.snapshot import RunRow
-from gputui.ui.tui.layout.chart_settings import after
 from gputui.ui.tui.layout.charts import SHAPES
 from gputui.ui.tui.layout.columns import Column
 from gputui.ui.tui.layout.lists import Listing
@@ -75,14 +74,6 @@ class Comparison(Struct, frozen=True):
         if self.sort != "chosen" or self.is_reversed:
             notes.append(f"sorted by {clean(self.sort)}" + (", reversed" if self.is_reversed else ""))
         return [*notes, f"grouped by {clean(self.group)}"] if self.group is not None else notes
-
-    def sorted_next(self, params: Sequence[str]) -> Comparison:
-        """The comparison in the next order. ``params`` are those in which the runs differ."""
-        return replace(self, sort=after([*SORT_KEYS, *params], self.sort))
-
-    def grouped_next(self, params: Sequence[str]) -> Comparison:
-        """The comparison grouped by the next of ``params``; after the last, ungrouped."""
-        return replace(self, group=after([None, *params], self.group))
 
     def toggled(self, run_id: str) -> Comparison:
         """The comparison with a run's curve hidden, or shown if a colour is free."""

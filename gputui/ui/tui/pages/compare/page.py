@@ -25,6 +25,7 @@ from gputui.ui.tui.layout.panels import metric_title
 from gputui.ui.tui.layout.run_words import run_colour, run_title
 from gputui.ui.tui.pages.compare.comparison import (
     MOST_CURVES,
+    SORT_KEYS,
     ComparedRun,
     Comparison,
     compare,
@@ -140,7 +141,8 @@ class CompareScreen(ListingPage[ComparedRun]):
             self.comparison = self.comparison.without(run.run_id)
 
     def do_sort(self) -> None:
-        self.comparison = self.comparison.sorted_next(self._params)
+        order = after([*SORT_KEYS, *self._params], self.comparison.sort)
+        self.comparison = replace(self.comparison, sort=order)
 
     def do_reverse(self) -> None:
         self.comparison = replace(self.comparison, is_reversed=not self.comparison.is_reversed)
@@ -180,7 +182,7 @@ class CompareScreen(ListingPage[ComparedRun]):
     def do_group(self) -> None:
         if not self._params:
             self.shell.say("These runs were launched with the same parameters.")
-        self.comparison = self.comparison.grouped_next(self._params)
+        self.comparison = replace(self.comparison, group=after([None, *self._params], self.comparison.group))
 
     def do_cut(self) -> None:
         """End the x axis with the shortest run, or with the longest again."""

@@ -253,11 +253,6 @@ def _data_wait(rank: RankRow, width: int) -> list[Span]:
     return [(percent(None if share is None else min(share, 1.0) * 100), "warn" if (share or 0) >= 0.2 else "text")]
 
 
-def _slowness(rank: RankRow, width: int) -> list[Span]:
-    is_told = rank.is_slow and rank.slowdown is not None
-    return [(f"▲ slow, {rank.slowdown:.1f}× the median", "warn")] if is_told else []
-
-
 _RANK_COLUMNS: tuple[Column[RankRow], ...] = (
     Column("RANK", 4, lambda rank, _: [(f"r{rank.rank}", "text")]),
     Column("STEP", 9, lambda rank, _: [(count(rank.step), "text")], ">", gap=1),
@@ -265,7 +260,7 @@ _RANK_COLUMNS: tuple[Column[RankRow], ...] = (
     Column("SAMPLES/S", 9, lambda one, _: [(rate(one.samples_per_second), "text")], ">", importance=1),
     Column("DATA", 4, _data_wait, ">"),
     Column("PEAK", 9, lambda rank, _: [(bytes_text(rank.memory_bytes), "text")], ">", importance=2),
-    Column("", 6, _slowness, grow=1),
+    Column("", 6, lambda one, _: [(f"▲ slow, {one.slowdown:.1f}× the median", "warn")] if one.is_slow else [], grow=1),
 )
 
 
