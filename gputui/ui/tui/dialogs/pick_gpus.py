@@ -3,45 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar
 
 from gputui.core.text import clean
 from gputui.core.units import celsius, gibibytes, percent
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
-from gputui.store.hardware import GpuView
-from gputui.ui.tui.layout.columns import Column, head_line, place, row_line
 from gputui.ui.tui.widgets.dialog import Content, Dialog
 
 if TYPE_CHECKING:
     from gputui.profiles.gpu_checks import GpuSituation
-
-
-class _Row(NamedTuple):
-    """One GPU. ``state`` names the occupant or the problem."""
-
-    gpu: GpuView
-    state: Span
-    is_chosen: bool
-    is_recommended: bool
-
-
-def _free(row: _Row, _width: int) -> list[Span]:
-    total, used = row.gpu.memory_total_bytes, row.gpu.memory_used_bytes
-    free = None if total is None or used is None else max(0, total - used)
-    return [(gibibytes(free), "text"), (f" / {gibibytes(total, 0)}", "dim")]
-
-
-_COLUMNS: tuple[Column[_Row], ...] = (
-    Column("", 3, lambda row, _: [("[x]", "accent") if row.is_chosen else ("[ ]", "dim")]),
-    Column("#", 3, lambda row, _: [(str(row.gpu.index), "label")], align=">"),
-    Column("free GiB", 11, _free, align=">"),
-    Column("util", 5, lambda row, _: [(percent(row.gpu.utilization_percent), "text")], ">", importance=2),
-    Column("temp", 6, lambda row, _: [(celsius(row.gpu.temperature_celsius), "text")], ">", importance=3),
-    Column("used by", 16, lambda row, _: [row.state], grow=2, most=60),
-    Column("", 11, lambda row, _: [("recommended" if row.is_recommended else "", "good")], importance=1),
-    Column("model", 18, lambda row, _: [(clean(row.gpu.name), "dim")], importance=4, grow=1, most=32),
-)
 
 
 class PickGpusScreen(Dialog):
@@ -76,7 +47,7 @@ class PickGpusScreen(Dialog):
         if situation is None or fact is None:
             return "free", "good"
         if (obstacle := situation.unusable_reason(fact, self._memory_bytes)) is not None:
-            return obstacle, "bad"
+            return obstacle.removeprefix("is "), "bad"
         if (hindrance := situation.busy_reason(fact, self._memory_bytes)) is not None:
             return hindrance.removeprefix("is used by "), "warn"
         worry = situation.warning(fact)
@@ -103,13 +74,24 @@ class PickGpusScreen(Dialog):
     def content(self, width: int) -> Content:
         """The GPUs as they are in the newest snapshot."""
         gpus, situation = self.shell.snapshot.gpus, self._situation()
-        recommended, placed = self._recommended(situation), place(_COLUMNS, width - 2)
-        head: Line = [("  ", "text"), *head_line(placed, width - 2)]
-        rows = [
-            _Row(gpu, self._state(situation, gpu.uuid), gpu.uuid in self._chosen, gpu.uuid in recommended)
-            for gpu in gpus
-        ]
-        note = f"{sum(row.is_chosen for row in rows)} chosen · space takes · r recommended · ↵ done · esc back"
-        lines: list[Line] = [head if gpus else [("No GPU is known; 0 runs on the CPU.", "dim")]]
-        title = f"Choose GPUs · the profile asks for {self._gpu_count}"
-        return Content(title, lines, [row_line(placed, row, width - 2) for row in rows], note=note)
+        recommended = self._recommended(situation)
+        head = (
+            f"{'#':>9}{'free GiB':>13}{'util':>7}{'temp':>7}  used by"
+            if gpus
+            else "No GPU is known; 0 runs on the CPU."
+        )
+        rows: list[Line] = []
+        for gpu in gpus:
+            total, used = gpu.memory_total_bytes, gpu.memory_used_bytes
+            free = None if total is None or used is None else max(0, total - used)
+            words, style = self._state(situation, gpu.uuid)
+            rows.append([
+                ("[x]", "accent") if gpu.uuid in self._chosen else ("[ ]", "dim"),
+                (f"{gpu.index:>4}", "label"), (f"{gibibytes(free):>8}", "text"), (f" /{gibibytes(total, 0):>3}", "dim"),
+                (f"{percent(gpu.utilization_percent):>7}{celsius(gpu.temperature_celsius):>7}  ", "text"),
+                (f"{words + ' · recommended' * (gpu.uuid in recommended):<26}", style),
+                (f"  {clean(gpu.name)}", "dim"),
+            ])  # fmt: skip
+        chosen = sum(gpu.uuid in self._chosen for gpu in gpus)
+        note = f"{chosen} chosen · space takes · r recommended · ↵ done · esc back"
+        return Content(f"Choose GPUs · the profile asks for {self._gpu_count}", [[(head, "head")]], rows, note=note)
