@@ -95,7 +95,7 @@ def test_a_driver_that_hangs(machine: Machine) -> None:
     write_scenario(machine, 2)
     home = str(machine.folder / "home")
     with PtyApp(["gputui", "--home", home], size=(100, 30)) as app:
-        app.read_until(lambda: "2 GPUs" in app.terminal.text)
+        app.read_until(lambda: "2 × Simulated GPU" in app.terminal.text)
         write_scenario(machine, 2, "{kind: hang}")
         app.read_until(lambda: "driver silent" in app.terminal.text or "no news" in app.terminal.text, 30)
         check_keys(app)
