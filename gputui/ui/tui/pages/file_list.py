@@ -10,11 +10,11 @@ from typing import ClassVar, Generic, Protocol, TypeVar
 from msgspec.structs import replace
 from textual import events
 
-from gputui.core.text import clean, clip_middle
+from gputui.core.text import cell_width, clean
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.ui.tui.dialogs.palette import ranked
-from gputui.ui.tui.layout.columns import Column, between
+from gputui.ui.tui.layout.columns import Column, between, without_left
 from gputui.ui.tui.layout.lists import Listing, ListState
 from gputui.ui.tui.widgets.line_edit import LineEdit
 from gputui.ui.tui.widgets.list_page import ListingPage
@@ -35,8 +35,10 @@ Row = TypeVar("Row", bound=FileRow)
 
 
 def name_cell(row: FileRow, width: int) -> list[Span]:
-    """The name of a file, its middle left out if it is too long."""
-    return [(clip_middle(row.name, width), "accent")]
+    """The name of a file, or the end of its path."""
+    over = cell_width(row.name) - width
+    end = without_left([(row.name, "accent")], over + 1)
+    return [(row.name, "accent")] if over <= 0 else [("…", "accent"), *end]
 
 
 class FileListScreen(ListingPage[Row], Generic[Row]):

@@ -369,8 +369,8 @@ class ChooseProfileScreen(FileListScreen[ProfileRow]):
             used = "" if row.used_at is None else f"used {ago(now - row.used_at)}"
             return [(row.missing, "warn") if row.missing else (used, "dim")]
 
-        # No wider than needed: the descriptions get the rest.
-        names = max((len(row.name) for row in self.found), default=0)
+        # No wider than needed, so that the descriptions get the rest; paths are cut.
+        names = max((len(row.name) for row in self.found if "/" not in row.name), default=12)
         states = max((len(text) for row in self.found for text, _ in state(row)), default=0)
         most = self.app.size.width // 4
 
@@ -378,7 +378,7 @@ class ChooseProfileScreen(FileListScreen[ProfileRow]):
             return [(clip_words(row.description, width), "text")]
 
         return (
-            Column("PROFILE", max(7, min(names, most)), name_cell),
+            Column("PROFILE", max(18, min(names, most)), name_cell),
             Column("", 12, about, importance=1, grow=1),
             Column("GPUS", 8, lambda row, _: [(row.gpus, "text")]),
             Column("LAST USED", max(9, min(states, most)), state),
