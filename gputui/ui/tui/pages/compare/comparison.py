@@ -240,12 +240,13 @@ def table_of(runs: Sequence[ComparedRun], group: str | None, metric: str) -> Lis
             words = "nothing measured" if best is None else f"best {metric_value(best)}"
             heading = f"{clean(group or '')} {value} · {count_of(len(members), 'run')} · {words}"
         sections[heading] = members
+    differing = len(runs[0].params) if runs else 0
     return Listing(
         "RUNS",
         [*_columns(runs, metric), *_parameters(runs)],
         sections,
         lambda run: run.run_id,
-        [(f"{len(runs[0].params)} parameters differ: i", "dim")] if runs and runs[0].params else [],
+        [(f"{count_of(differing, 'parameter')} differ{'s' if differing == 1 else ''}: i", "dim")] if differing else [],
         empty="None of these runs is there any more; esc goes back.",
         base=lambda run: "dim" if run.colour is None else None,
     )
