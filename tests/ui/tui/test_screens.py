@@ -22,6 +22,7 @@ from gputui.ui.tui.dialogs.sheet import HelpScreen, SheetScreen
 from gputui.ui.tui.pages.launch.page import ChooseProfileScreen, LaunchScreen
 from gputui.ui.tui.pages.overview.page import OverviewScreen
 from gputui.ui.tui.pages.run.page import RunScreen
+from gputui.ui.tui.widgets.dialog import Dialog
 from gputui.ui.tui.widgets.pane import Pane
 from tests.texts import mentions
 from tests.ui.tui.conftest import StillFeed
@@ -43,7 +44,7 @@ def overview(app: GputuiApp) -> OverviewScreen:
 
 def screen_text(app: GputuiApp) -> str:
     """All lines of the screen with its dialogs, as the terminal shows them."""
-    lines = (app._cell_grid.line(y) for y in range(app.size.height))
+    lines = (app._cell_grid.line(y) for y in range(app._cell_grid.height))
     return "\n".join("".join(text for text, _ in line).rstrip() for line in lines)
 
 
@@ -129,6 +130,23 @@ async def test_a_terminal_that_is_too_small_is_told(app: GputuiApp) -> None:
         await until(pilot, lambda: text(app, "notice") == "")
         assert "gpt2-124m-1 r0" in text(app, "gpus")
         assert "utilisation" in text(app, "charts")
+
+
+@pytest.mark.parametrize("key", ["question_mark", "comma", "ctrl+p", "r", "t"])
+async def test_a_terminal_grows_and_shrinks_below_a_dialog(app: GputuiApp, key: str) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        await pilot.press(key)
+        dialog = app.screen
+        assert isinstance(dialog, Dialog)
+        for width, height in ((50, 12), (120, 36), (200, 50), (30, 6), (150, 40)):
+            await pilot.resize_terminal(width, height)
+            is_small = (width, height) == (30, 6)
+            end = "40×9." if is_small else "quit"
+            await until(pilot, lambda end=end: screen_text(app).rstrip().endswith(end))
+            await until(pilot, lambda is_small=is_small: (dialog.pane.text == "") == is_small)
+            assert app.screen is dialog and ("╰" in screen_text(app)) != is_small, (width, height)
+        await pilot.press("escape")
+        assert app.screen is overview(app)
 
 
 # --- a run's page

@@ -18,6 +18,9 @@ Row = TypeVar("Row")
 
 GAP = 2
 
+LEAST_SIZE = 40, 9
+"""Least columns and rows of a terminal for a page or a dialog."""
+
 BOX_FROM_WIDTH, BOX_FROM_HEIGHT = 100, 30
 """Least terminal whose panels have a frame; a smaller one has only their headings."""
 
@@ -214,6 +217,11 @@ def rule(
         if text and cell_width(text) + 5 + cells_in(tail) <= width - cells_in(line):
             tail += [(f" {text} ", kind), ("─", "rule")]
     return [*line, ("─" * (width - cells_in(line) - cells_in(tail)), "rule"), *tail]
+
+
+def is_too_small(width: int, height: int) -> bool:
+    """Whether a terminal of this size shows only that it is too small."""
+    return width < LEAST_SIZE[0] or height < LEAST_SIZE[1]
 
 
 def is_boxed(width: int, height: int) -> bool:

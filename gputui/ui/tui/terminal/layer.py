@@ -210,4 +210,5 @@ class Overlay(ModalScreen[ReturnType]):
         below = stack[max(0, stack.index(self) - 1)] if self in stack else self
         painted = [] if below is self else below._compositor.render_strips(self.size)[crop.y : crop.bottom]
         blank = [Strip.blank(crop.width)] * (crop.height - len(painted))
-        return [*(strip.crop(crop.x, crop.right) for strip in painted), *blank]
+        # While a terminal grows, the screen below is still as narrow as it was.
+        return [*(strip.crop(crop.x, crop.right).adjust_cell_length(crop.width) for strip in painted), *blank]

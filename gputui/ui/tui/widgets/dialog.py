@@ -10,7 +10,7 @@ from textual.app import ComposeResult
 
 from gputui.core.text import cell_width, clip
 from gputui.metrics.draw.parts import Line
-from gputui.ui.tui.layout.columns import box, fit_line, rule, selected
+from gputui.ui.tui.layout.columns import box, fit_line, is_too_small, rule, selected
 from gputui.ui.tui.shell import Shell, passed_to_top
 from gputui.ui.tui.terminal.layer import Overlay
 from gputui.ui.tui.widgets.line_edit import LineEdit
@@ -90,7 +90,7 @@ class Dialog(Overlay[None]):
         if key in self.CLOSING:
             self.dismiss(None)
             return
-        if self.press(event.key):
+        if is_too_small(*self.app.size) or self.press(event.key):
             pass
         elif key == "enter":
             self.choose()
@@ -138,6 +138,10 @@ class Dialog(Overlay[None]):
     def draw(self) -> None:
         """Draw the frame in the middle of the screen."""
         size = self._drawn_size = self.app.size
+        if is_too_small(*size):
+            # The page below says so.
+            self.pane.show([])
+            return
         width = min(self.WIDTH, size.width)
         title, lines, rows, below, note = self.content(width - 4)
         self.count, self._first_row = len(rows), len(lines)

@@ -19,16 +19,13 @@ from gputui.store.runs import Run
 from gputui.ui.tui.actions import Context, Scope, actions_in
 from gputui.ui.tui.actions.shown import footer_action, footer_line, message_lines
 from gputui.ui.tui.data.snapshot import Interest, Moment, Snapshot
-from gputui.ui.tui.layout.columns import fit_line, wrap
+from gputui.ui.tui.layout.columns import LEAST_SIZE, fit_line, is_too_small, wrap
 from gputui.ui.tui.layout.moments import time_at, time_line
 from gputui.ui.tui.layout.strips import notice_lines, warning_lines
 from gputui.ui.tui.layout.words import dated_clock
 from gputui.ui.tui.shell import Shell, passed_to_top
 from gputui.ui.tui.widgets.line_edit import LineEdit
 from gputui.ui.tui.widgets.pane import Pane
-
-LEAST_WIDTH, LEAST_HEIGHT = 40, 9
-"""Least size of a terminal."""
 
 WHEEL_LINES = 3
 
@@ -255,7 +252,7 @@ class ActionScreen(Screen[None]):
         if not width or not height or self.shell.is_holding_paint:
             return
         with self.app.batch_update():
-            if width < LEAST_WIDTH or height < LEAST_HEIGHT:
+            if is_too_small(width, height):
                 self._draw_too_small(width, height)
             else:
                 self.draw(width, height)
@@ -263,7 +260,7 @@ class ActionScreen(Screen[None]):
     def _draw_too_small(self, width: int, height: int) -> None:
         for pane in self.query(Pane):
             pane.clear()
-        text = f"This terminal has {width}×{height} cells; gputui needs {LEAST_WIDTH}×{LEAST_HEIGHT}."
+        text = f"This terminal has {width}×{height} cells; gputui needs {LEAST_SIZE[0]}×{LEAST_SIZE[1]}."
         self.notice.show([fit_line([(part, "warn")], width) for part in wrap(text, width)][:height])
 
     def draw(self, width: int, height: int) -> None:
