@@ -199,7 +199,7 @@ def next_move(
         if again:
             return Next(rerun=again)
         if is_full:
-            done = f"its {count(begun)} trials are done"
+            done = f"its {count(begun)} trials have ended"
         elif exhausted:
             done = "every point of its grid is done"
         else:

@@ -101,7 +101,7 @@ def play_study(past: DemoPast, file: Path, began_at: float) -> None:
     with transaction(connection):
         study = get_study(connection, study_id)
         assert study is not None
-        cause = f"its {len(courses)} trials are done"
+        cause = f"its {len(courses)} trials have ended"
         rows.move_study(connection, study, StudyState.FINISHED, cause=cause, actor=f"study {study_id}", now=clock.at)
         rows.set_importances(connection, study_id, importances(read_trials(connection, study_id), spec))
 

@@ -30,7 +30,7 @@ def events_panel(
     note = f"{numbers[0]}–{numbers[-1]} of {len(events)}" if cursor is not None and len(numbers) < len(events) else ""
     lines = [rule("EVENTS", width, note)]
     if not events and height > 1:
-        lines.append(fit_line([("  Nothing has happened yet.", "dim")], width))
+        lines.append(fit_line([("  No event is recorded.", "dim")], width))
     names = {row.event_id: _name(row, snapshot) for row in shown if not isinstance(row, str)}
     name_width = min(NAME_MOST, max(map(cell_width, names.values()), default=0))
     # The name of the day may be above the first row.
