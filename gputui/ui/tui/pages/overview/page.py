@@ -101,7 +101,7 @@ class OverviewScreen(OverviewCursor):
     def _gpu_height(self, width: int, height: int, most: int) -> int:
         if self.is_folded and self.snapshot.gpus:
             return min(most, max(FOLDED_LEAST, min(FOLDED_MOST, height // FOLDED_SHARE)))
-        return gpu_height(self.snapshot, width, most)
+        return gpu_height(self.snapshot, width - 2 * is_boxed(width, height), most)
 
     def _draw_gpus(self, width: int, height: int, is_framed: bool) -> None:
         snapshot, focus = self.snapshot, self.focus_at
