@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from gputui.core.text import cell_width
 from gputui.store.runs import find_run
 from gputui.ui.tui.actions import ACTIONS, Context, Scope, actions_in, find
-from gputui.ui.tui.actions.context import NO_RUN, refusal
+from gputui.ui.tui.actions.context import CHECKS, NO_RUN, refusal
 from gputui.ui.tui.actions.keys import key_word
 from gputui.ui.tui.actions.shown import footer_line, help_lines
 from gputui.ui.tui.app import GputuiApp
@@ -117,7 +117,7 @@ def test_what_is_possible_depends_on_the_run(filler: Filler) -> None:
         assert find(name, "overview").why_not(replace(here, run=run)) == words, (name, words)
     readonly = replace(here, run=failed, is_readonly=True)
     for name in ("stop", "resume", "restart", "rerun", "remove", "launch", "clone"):
-        assert find(name, "overview").why_not(readonly) == "This view is read only."
+        assert find(name, "overview").why_not(readonly) == CHECKS["writable"][1]
 
 
 def test_whatever_a_read_only_view_refuses_is_refused_while_looking_back(filler: Filler) -> None:

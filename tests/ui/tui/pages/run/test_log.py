@@ -13,6 +13,7 @@ from gputui.ui.tui.data import log_tail
 from gputui.ui.tui.data.log_tail import LogReader
 from gputui.ui.tui.data.snapshot import LogTail
 from gputui.ui.tui.pages.run.log import RunLog, Search
+from tests.texts import mentions
 
 
 @pytest.fixture
@@ -79,7 +80,7 @@ def test_a_log_that_cannot_be_read_says_so(log: Path, monkeypatch: pytest.Monkey
 
     log.write_text("x\n")
     monkeypatch.setattr(log_tail, "read_window", fail)
-    assert LogReader().read(log.parents[2], None).problem == f"Cannot read {log}: Input/output error."
+    assert mentions(LogReader().read(log.parents[2], None).problem, log, "Input/output error")
 
 
 def test_a_progress_bar_is_one_line_that_changes(log: Path) -> None:
@@ -213,7 +214,7 @@ def test_another_log_is_chosen_or_there_is_none() -> None:
     view.do_log_previous()
     assert view.label == "launcher" and not said
     log_of(tail_of(5), said).do_log_next()
-    assert said == ["There is no other log."]
+    assert len(said) == 1 and "other log" in said[0]
 
 
 def test_the_log_of_a_new_attempt_is_another_one(tmp_path: Path) -> None:
