@@ -80,7 +80,7 @@ def _gpus(spec: RunSpec, situation: GpuSituation | None) -> str:
         return "none, on the CPU"
     memory = f", each with {bytes_text(request.memory_bytes)} free" if request.memory_bytes is not None else ""
     if situation is not None:
-        chosen = likely_gpus(request, situation)
+        chosen = likely_gpus(spec, situation)
         if len(chosen) == request.count:
             return ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in chosen) + memory
     requested = ", ".join(request.uuids) if request.uuids else f"any {request.count}"

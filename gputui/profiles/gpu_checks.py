@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import math
+import sys
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -10,8 +13,13 @@ from msgspec import Struct
 from gputui.core.units import bytes_text, index_ranges
 from gputui.machine.gpu_model import GpuFacts
 from gputui.runs.checks import CheckResult, graded
-from gputui.runs.spec import GpuRequest, RunSpec
+from gputui.runs.executors import Executors
+from gputui.runs.scheduler import GpuAvailability, Start, Wait, schedule
+from gputui.runs.spec import GpuRequest, RunSpec, spec_of
+from gputui.runs.waiting_runs import WaitingRuns
 from gputui.store.gpu_use import PastPeak
+from gputui.store.run_states import RunState
+from gputui.store.runs import Run
 from gputui.store.series import GpuSample, GpuSlowSample
 
 MARGIN = 0.95
@@ -21,9 +29,10 @@ _LENGTH_WORDS = {"step", "steps", "epoch", "epochs", "seed", "every", "interval"
 
 
 class GpuSituation(Struct, frozen=True):
-    """The state of this machine's GPUs, by UUID. ``in_use`` says who uses a GPU ("is used by
-    digits-3"), ``quarantined`` the reason for a quarantine, ``alerts`` an active alert. A GPU
-    without a sample is judged by its facts."""
+    """The state of this machine's GPUs, by UUID, and its queue. ``in_use`` says who uses a GPU ("is
+    used by digits-3"), ``holders`` which runs lease it, ``promised`` which run has it next,
+    ``quarantined`` the reason for a quarantine, ``alerts`` an active alert. A GPU without a sample
+    is judged by its facts."""
 
     facts: Sequence[GpuFacts]
     samples: Mapping[str, GpuSample] = msgspec.field(default_factory=dict)
@@ -31,6 +40,9 @@ class GpuSituation(Struct, frozen=True):
     in_use: Mapping[str, str] = msgspec.field(default_factory=dict)
     quarantined: Mapping[str, str] = msgspec.field(default_factory=dict)
     alerts: Mapping[str, str] = msgspec.field(default_factory=dict)
+    holders: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
+    waiting: WaitingRuns = WaitingRuns()
+    promised: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     def unusable_reason(self, gpu: GpuFacts, memory_bytes: int | None) -> str | None:
         """Why nothing can run on this GPU until somebody repairs or replaces it, or None."""
@@ -51,6 +63,8 @@ class GpuSituation(Struct, frozen=True):
         """Why a run cannot start on this GPU now, or None."""
         if gpu.uuid in self.in_use:
             return self.in_use[gpu.uuid]
+        if gpu.uuid in self.promised:
+            return f"is promised to {self.promised[gpu.uuid]}"
         sample = self.samples.get(gpu.uuid)
         if memory_bytes is None or sample is None or sample.memory_used_bytes is None:
             return None
@@ -72,6 +86,50 @@ class GpuSituation(Struct, frozen=True):
             return f"has had {slow.ecc_uncorrected} uncorrectable memory errors"
         return f"has an active alert: {self.alerts[gpu.uuid]}" if gpu.uuid in self.alerts else None
 
+    def decision(self, spec: RunSpec) -> Start | Wait:
+        """The scheduler's decision if a run joined the queue now."""
+        stored = json.dumps(spec.to_json())
+        run = Run("", sys.maxsize, spec.name, spec.name, RunState.QUEUED, 0, spec.params, stored, math.inf)
+        ahead = sum(each.priority >= spec.priority for each in self.waiting.runs)
+        outcomes = self.schedule([*self.waiting.runs[:ahead], run, *self.waiting.runs[ahead:]])
+        return next(each for each in outcomes if each.run is run)
+
+    def schedule(self, queue: Sequence[Run]) -> list[Start | Wait]:
+        """The scheduler's decisions for a queue on these GPUs."""
+        available = []
+        for gpu in self.facts:
+            broken, sample = self.unusable_reason(gpu, None), self.samples.get(gpu.uuid)
+            holders = self.holders.get(gpu.uuid, ())
+            total = gpu.memory_total_bytes if sample is None else sample.memory_total_bytes
+            used = None if sample is None else sample.memory_used_bytes
+            available.append(
+                GpuAvailability(
+                    gpu.uuid,
+                    gpu.index,
+                    holders,
+                    broken or (None if holders else self.in_use.get(gpu.uuid)),
+                    free_bytes=None if total is None or used is None else total - used,
+                    out_of_service=broken is not None,
+                    total_bytes=total,
+                )
+            )
+        executors = Executors()
+        return schedule(
+            queue,
+            available,
+            paused=self.waiting.is_paused,
+            places_gpus=lambda run: executors.of(spec_of(run).target).places_gpus,
+            predecessor=lambda run: self.waiting.predecessors.get(run.run_id),
+        )
+
+    def promises(self) -> dict[str, str]:
+        """The run that each GPU is promised to, by UUID."""
+        promised: dict[str, str] = {}
+        for outcome in self.schedule(self.waiting.runs):
+            uuids = outcome.uuids if isinstance(outcome, Start) else outcome.promised
+            promised |= {uuid: outcome.run.run_id for uuid in uuids if uuid not in promised}
+        return promised
+
 
 def _sizes(one: int, other: int) -> tuple[str, str]:
     """Two sizes, with more digits if they look the same: a GPU of 24 GB has 23.99 GiB."""
@@ -79,10 +137,11 @@ def _sizes(one: int, other: int) -> tuple[str, str]:
     return words if words[0] != words[1] else (f"{one / 2**30:.2f} GiB", f"{other / 2**30:.2f} GiB")
 
 
-def likely_gpus(request: GpuRequest, situation: GpuSituation) -> tuple[GpuFacts, ...]:
-    """The GPUs that the run would get if it started now; fewer than requested if it would wait."""
-    free = [gpu for gpu in _candidates(request, situation) if situation.is_free(gpu, request.memory_bytes)]
-    return tuple(sorted(free, key=lambda gpu: gpu.uuid in situation.alerts)[: request.count])
+def likely_gpus(spec: RunSpec, situation: GpuSituation) -> tuple[GpuFacts, ...]:
+    """The GPUs that the run would get if it joined the queue now; none if it would wait."""
+    outcome = situation.decision(spec)
+    uuids = outcome.uuids if isinstance(outcome, Start) else ()
+    return tuple(gpu for gpu in situation.facts if gpu.uuid in uuids)
 
 
 def check_gpus(spec: RunSpec, situation: GpuSituation | None) -> CheckResult:
@@ -98,27 +157,22 @@ def check_gpus(spec: RunSpec, situation: GpuSituation | None) -> CheckResult:
         return CheckResult("gpus", "fail", f"{', '.join(sorted(missing))} does not exist", "choose others with --gpus")
     memory_bytes = request.memory_bytes
     broken = {gpu.index: why for gpu in candidates if (why := situation.unusable_reason(gpu, memory_bytes)) is not None}
-    busy = {
-        gpu.index: why
-        for gpu in candidates
-        if gpu.index not in broken and (why := situation.busy_reason(gpu, memory_bytes)) is not None
-    }
     usable = len(candidates) - len(broken)
     if usable < request.count:
         counted = f"{usable} of {request.count} GPUs can be used"
         return CheckResult("gpus", "fail", _sentence(counted, broken), "ask for others with --gpus")
-    if usable - len(busy) < request.count:
-        counted = f"{usable - len(busy)} of {request.count} GPUs free"
-        return CheckResult("gpus", "warn", _sentence(counted, busy), "it will wait in the queue, or choose with --gpus")
-    chosen = likely_gpus(request, situation)
+    outcome = situation.decision(spec)
+    if isinstance(outcome, Wait):
+        return CheckResult("gpus", "warn", outcome.reason, "it joins the queue, or choose other GPUs")
+    chosen = [gpu for gpu in situation.facts if gpu.uuid in outcome.uuids]
     warnings = {gpu.index: why for gpu in chosen if (why := situation.warning(gpu)) is not None}
-    named = "GPU " + ", ".join(str(gpu.index) for gpu in chosen)
+    starts = f"starts now on GPU{'s' * (len(chosen) > 1)} {index_ranges(sorted(gpu.index for gpu in chosen))}"
     if spec.nproc > request.count:
-        detail = f"{named} free for {spec.nproc} processes; NCCL refuses two on one GPU"
+        detail = f"{starts} with {spec.nproc} processes; NCCL refuses two on one GPU"
         return CheckResult("gpus", "warn", detail, "write nproc: gpus, or use a backend other than NCCL")
     if warnings:
-        return CheckResult("gpus", "warn", _sentence(f"{named} free", warnings), "gputui doctor says what to do")
-    return CheckResult("gpus", "pass", f"{named} free")
+        return CheckResult("gpus", "warn", _sentence(starts, warnings), "gputui doctor says what to do")
+    return CheckResult("gpus", "pass", starts)
 
 
 def _candidates(request: GpuRequest, situation: GpuSituation) -> list[GpuFacts]:
@@ -133,7 +187,7 @@ _PLURALS = {"is": "are", "has": "have", "waits": "wait", "answers": "answer"}
 
 
 def _sentence(first: str, by_index: Mapping[int, str]) -> str:
-    """``2 of 4 GPUs free; GPUs 0–3 are used by a-1; GPU 5 has 20 of 60 GiB free``."""
+    """``1 of 2 GPUs can be used; GPUs 0–3 are in MIG mode; GPU 5 has 20 GiB, not 60 GiB``."""
     indices: dict[str, list[int]] = {}
     for index, why in by_index.items():
         indices.setdefault(why, []).append(index)
@@ -169,7 +223,7 @@ def check_memory(past: Sequence[PastPeak], spec: RunSpec, situation: GpuSituatio
         return CheckResult("memory", "skip", "unknown: no earlier run of this profile measured its GPU memory")
     runs = "1 earlier run" if expected.run_count == 1 else f"{expected.run_count} earlier runs"
     how = f"expected from {runs}" + (" with another batch size" if expected.is_scaled else "")
-    total_bytes = None if situation is None else _smallest_bytes(spec.gpus, situation)
+    total_bytes = None if situation is None else _smallest_bytes(spec, situation)
     if total_bytes is None:
         return CheckResult("memory", "skip", f"{bytes_text(expected.peak_bytes)} per GPU {how}")
     detail = f"{bytes_text(expected.peak_bytes)} of {bytes_text(total_bytes)} per GPU {how}"
@@ -214,9 +268,9 @@ def expect(past: Sequence[PastPeak], spec: RunSpec) -> Expectation | None:
     return Expectation(max(0, round(expected)), runs, is_scaled=True)
 
 
-def _smallest_bytes(request: GpuRequest, situation: GpuSituation) -> int | None:
+def _smallest_bytes(spec: RunSpec, situation: GpuSituation) -> int | None:
     """The memory of the smallest GPU that the run would get, of any GPU if none is free."""
-    gpus = likely_gpus(request, situation) or situation.facts
+    gpus = likely_gpus(spec, situation) or situation.facts
     return min((gpu.memory_total_bytes for gpu in gpus if gpu.memory_total_bytes is not None), default=None)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -55,11 +55,13 @@ class Start(NamedTuple):
 
 class Wait(NamedTuple):
     """The run waits. ``in_service`` is the number of usable GPUs if a recovering run waits while
-    some that it held are out of service; else None."""
+    some that it held are out of service; else None. ``promised`` are the GPUs that no later run
+    gets before it."""
 
     run: Run
     reason: str
     in_service: int | None = None
+    promised: frozenset[str] = frozenset()
 
 
 def gpus_wanted(run: Run) -> int:
@@ -91,8 +93,8 @@ def schedule(
     """Decide for each run of ``queue``, in order, whether it starts now.
 
     - Runs that still lease GPUs come first: no other run can have those GPUs.
-    - A waiting run reserves every GPU that it could use, so that small runs never starve a large
-      one. A run that the GPUs in service can never satisfy reserves none.
+    - A waiting run is promised every GPU that it could use, so that small runs never starve a large
+      one. A run that the GPUs in service can never satisfy is promised none.
     - A recovering run returns to the GPUs that it leases. Those that are lost, in quarantine or
       used by others are replaced.
     - A trial shares a GPU only with trials of its study, up to ``share_of``, and not if an earlier
@@ -101,11 +103,11 @@ def schedule(
       ones, and one with more ranks than the limit starts when no other runs.
 
     ``places_gpus`` is False for a run on another machine, which waits for nothing here.
-    ``predecessor`` returns why a run waits for another one; such a run reserves nothing. ``gpus`` is
+    ``predecessor`` returns why a run waits for another one; such a run is promised nothing. ``gpus`` is
     None before the sampler's first report. While ``paused``, only recovering runs start.
     """
     outcomes: list[Start | Wait] = []
-    reserved: set[str] = set()
+    taken: dict[str, str] = {}
     pool = _GpuPool(gpus or (), share_of)
     for run in sorted(queue, key=lambda run: not pool.has_lease_of(run)):
         outcome: Start | Wait
@@ -118,8 +120,9 @@ def schedule(
         elif gpus_wanted(run) and gpus is None:
             outcome = Wait(run, "waits for the first look at the GPUs")
         elif gpus_wanted(run):
-            outcome, newly_reserved = _place_on_gpus(run, pool, reserved)
-            reserved |= newly_reserved
+            outcome = _place_on_gpus(run, pool, taken)
+            uuids = outcome.uuids if isinstance(outcome, Start) else outcome.promised
+            taken |= {uuid: run.run_id for uuid in uuids if uuid not in taken}
         elif not cpu_running or cpu_running + spec_of(run).nproc <= cpu_limit:
             outcome = Start(run, ())
             cpu_running += spec_of(run).nproc
@@ -163,15 +166,14 @@ class _GpuPool(NamedTuple):
         return None
 
 
-def _place_on_gpus(run: Run, pool: _GpuPool, reserved: Collection[str]) -> tuple[Start | Wait, set[str]]:
-    """Decide for one run that needs GPUs, and return those that later runs cannot have.
-    ``reserved`` are those that earlier runs get or wait for."""
+def _place_on_gpus(run: Run, pool: _GpuPool, taken: Mapping[str, str]) -> Start | Wait:
+    """Decide for one run that needs GPUs. ``taken`` are those that earlier runs get or wait for."""
     wanted, held, named = gpus_wanted(run), pool.held_by(run), spec_of(run).gpus.uuids
     others = [gpu for gpu in pool.gpus if gpu not in held and (not named or gpu.uuid in named)]
     candidates = held + others
     blocks = {gpu.uuid: pool.blocked_by(gpu, run) for gpu in candidates}
-    for uuid in blocks.keys() & reserved:
-        blocks[uuid] = blocks[uuid] or "is promised to an earlier run"
+    for uuid in blocks.keys() & taken.keys():
+        blocks[uuid] = blocks[uuid] or f"is promised to {taken[uuid]}"
     # Prefer unused GPUs to shared ones, and those that few share.
     free = sorted(
         (gpu for gpu in candidates if blocks[gpu.uuid] is None),
@@ -180,19 +182,19 @@ def _place_on_gpus(run: Run, pool: _GpuPool, reserved: Collection[str]) -> tuple
     # Its own GPUs are free within seconds: it waits for them instead of moving to others.
     free_soon = [gpu for gpu in held if gpu in free or gpu.is_settling]
     if len(free_soon) >= wanted > sum(gpu in free for gpu in held):
-        return Wait(run, _wait_reason(held, blocks, wanted)), set()
+        return Wait(run, _wait_reason(held, blocks, wanted))
     if len(free) >= wanted:
         chosen = {gpu.uuid for gpu in free[:wanted]}
         lost = [(gpu.name, reason) for gpu in held if (reason := blocks[gpu.uuid]) is not None]
         uuids = tuple(gpu.uuid for gpu in pool.gpus if gpu.uuid in chosen)
-        return Start(run, uuids, tuple(f"{name} {reason}" for name, reason in lost)), chosen
+        return Start(run, uuids, tuple(f"{name} {reason}" for name, reason in lost))
     needed = spec_of(run).gpus.memory_bytes or 0
     large = [gpu for gpu in candidates if gpu.total_bytes is None or gpu.total_bytes >= needed]
     in_service = sum(not gpu.out_of_service for gpu in large)
     is_short = is_recovering(run) and any(gpu.out_of_service for gpu in held)
     reason = _wait_reason(candidates, blocks, wanted)
-    waits = {gpu.uuid for gpu in large} if in_service >= wanted else set()
-    return Wait(run, reason, in_service if is_short else None), waits
+    promised = frozenset(gpu.uuid for gpu in large) if in_service >= wanted else frozenset()
+    return Wait(run, reason, in_service if is_short else None, promised)
 
 
 def _wait_reason(candidates: Sequence[GpuAvailability], blocks: Mapping[str, str | None], wanted: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from msgspec.structs import replace
@@ -12,7 +13,10 @@ from gputui.profiles.gpu_checks import Expectation, GpuSituation, check_gpus, ch
 from gputui.profiles.recommend import recommend, usable
 from gputui.runs.checks import CheckResult
 from gputui.runs.spec import GpuRequest, RunSpec
+from gputui.runs.waiting_runs import WaitingRuns
 from gputui.store.gpu_use import PastPeak
+from gputui.store.run_states import RunState
+from gputui.store.runs import Run
 from gputui.store.series import GpuSample, GpuSlowSample
 from tests.tables import table
 from tests.texts import mentions
@@ -30,18 +34,34 @@ class TestGpus:
     spec = replace(SPEC, nproc=2, gpus=GpuRequest(2, (), 10 * GIB))
 
     def test_free_ones_in_order(self) -> None:
-        assert check_gpus(self.spec, GpuSituation(GPUS[::-1])) == CheckResult("gpus", "pass", "GPU 0, 1 free")
+        assert check_gpus(self.spec, GpuSituation(GPUS)) == CheckResult("gpus", "pass", "starts now on GPUs 0–1")
         named = replace(self.spec, gpus=GpuRequest(2, ("GPU-3", "GPU-1")))
-        assert check_gpus(named, GpuSituation(GPUS)).detail == "GPU 3, 1 free"
-        assert [gpu.index for gpu in likely_gpus(named.gpus, GpuSituation(GPUS))] == [3, 1]
+        assert mentions(check_gpus(named, GpuSituation(GPUS)).detail, "GPUs 1, 3")
+        assert [gpu.index for gpu in likely_gpus(named, GpuSituation(GPUS))] == [1, 3]
 
     def test_busy_ones_are_passed_over_or_waited_for(self) -> None:
         used = GpuSample(uuid="GPU-2", memory_used_bytes=75 * GIB, memory_total_bytes=80 * GIB)
         situation = GpuSituation(GPUS, samples={"GPU-2": used}, in_use={"GPU-0": "is used by digits-3"})
-        assert check_gpus(self.spec, situation).detail == "GPU 1, 3 free"
+        assert mentions(check_gpus(self.spec, situation).detail, "GPUs 1, 3")
         result = check_gpus(replace(self.spec, gpus=GpuRequest(3, (), 10 * GIB)), situation)
         assert result.status == "warn"
-        assert mentions(result.detail, "2 of 3", "GPU 0", "digits-3", "GPU 2", "5 GiB", "10 GiB")
+        assert mentions(result.detail, "3 GPUs", "2 free", "GPU 0", "digits-3", "GPU 2", "5.0 of 10.0 GiB")
+
+    def test_ones_that_a_queued_run_gets_first_are_not_free(self) -> None:
+        big = json.dumps(replace(SPEC, gpus=GpuRequest(4)).to_json())
+        waiting = WaitingRuns((Run("big-1", 1, "big", "big", RunState.QUEUED, 0, {}, big, 0.0),))
+        situation = GpuSituation(GPUS, holders={"GPU-0": ("vit-1",)}, waiting=waiting)
+        situation = replace(situation, promised=situation.promises())
+        assert set(situation.promised.values()) == {"big-1"} and not usable(situation)[:-1]
+        result = check_gpus(self.spec, situation)
+        assert result.status == "warn" and mentions(result.detail, "0 free", "GPUs 1–3", "big-1")
+        assert likely_gpus(self.spec, situation) == ()
+        first = replace(self.spec, priority=1)
+        assert [gpu.index for gpu in likely_gpus(first, situation)] == [1, 2]
+        follower = situation.waiting._replace(predecessors={"big-1": "waits for vit-1 to succeed"})
+        assert not replace(situation, waiting=follower).promises()
+        paused = situation.waiting._replace(is_paused=True)
+        assert not likely_gpus(first, replace(situation, waiting=paused))
 
     def test_unusable_ones_fail_with_their_reason(self) -> None:
         situation = GpuSituation(
@@ -132,7 +152,6 @@ def test_what_is_broken_is_never_and_what_is_doubtful_last() -> None:
     assert [gpu.index for gpu in usable(situation)] == [3, 1]
     hot = GpuSituation(GPUS, used(0, 20), alerts={"GPU-1": "GPU hot", "GPU-2": "clocks throttled"})
     assert [gpu.index for gpu in usable(hot)] == [3, 0, 1, 2]
-    assert [gpu.index for gpu in likely_gpus(GpuRequest(3), hot)] == [0, 3, 1]
 
 
 def test_near_ones_are_preferred_but_not_to_healthy_ones() -> None:

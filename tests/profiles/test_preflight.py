@@ -221,7 +221,7 @@ def test_what_a_person_reads(spec: RunSpec) -> None:
         spec, gpus=GpuRequest(2), nproc=2, env={"HF_TOKEN": secret, "A": "b c"}, checkpoints=checkpoints
     )  # fmt: skip
     situation = GpuSituation(GPUS)
-    launch = preview_launch(spec, runs=Path("/state/runs"), gpus=likely_gpus(spec.gpus, situation))
+    launch = preview_launch(spec, runs=Path("/state/runs"), gpus=likely_gpus(spec, situation))
     lines = describe(spec, launch, situation)
     rows = {title: rest.strip() for title, _, rest in (line.partition(" ") for line in lines) if title}
     assert (rows["GPUs"], rows["processes"]) == ("0 (GPU-0), 1 (GPU-1)", "2")

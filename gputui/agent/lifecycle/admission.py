@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,30 +25,16 @@ from gputui.runs.gpu_locks import GpuHeldError, GpuLocks, HeldLocks
 from gputui.runs.scheduler import GpuAvailability, Start, Wait, gpus_wanted, schedule
 from gputui.runs.spec import spec_of
 from gputui.runs.submission import SPEC_FILE
-from gputui.store import queue
+from gputui.runs.waiting_runs import read_waiting_runs
 from gputui.store.attempts import Attempt
 from gputui.store.gpu_use import study_peaks
 from gputui.store.run_history import met_incident
-from gputui.store.run_states import RunState
-from gputui.store.runs import Run, get_run, queued_runs
+from gputui.store.runs import Run
 from gputui.studies.decide import trials_on_gpu
 
 # A GPU that is reset, or whose driver is reloaded, is back within minutes.
 MISSING_SECONDS = 300.0
 LEAST_CPU_RANKS = 16
-
-
-def waits_for_predecessor(connection: sqlite3.Connection, run: Run) -> str | None:
-    """Why a run that follows others does not start yet; None once all of them succeeded, or if it
-    has started before. Raises sqlite3.Error."""
-    for run_id in spec_of(run).after if not run.attempt else ():
-        predecessor = get_run(connection, run_id)
-        state = "was removed" if predecessor is None else predecessor.state
-        if state is not RunState.SUCCEEDED:
-            is_over = predecessor is None or predecessor.state.is_over
-            ends = f", which {state}; gputui stop {run.run_id} ends that"
-            return f"waits for {run_id}{ends if is_over else ' to succeed'}"
-    return None
 
 
 @dataclass(slots=True)
@@ -73,18 +58,18 @@ class Admission:
         """Start as many runs as a turn has time for, and store what the others wait for. True if
         none is left that may start. Raises sqlite3.Error."""
         context, connection = self.context, self.context.connection
-        waiting = queued_runs(connection)
-        if not waiting:
+        waiting = read_waiting_runs(connection)
+        if not waiting.runs:
             return True
         outcomes = schedule(
-            waiting,
+            waiting.runs,
             self.availability(),
-            paused=queue.pause(connection) is not None,
+            paused=waiting.is_paused,
             # More on small machines, because such runs often wait for a disk or a network.
             cpu_limit=max(len(os.sched_getaffinity(0)), LEAST_CPU_RANKS),
             cpu_running=repository.cpu_ranks(connection),
             places_gpus=lambda run: context.executors.of(spec_of(run).target).places_gpus,
-            predecessor=lambda run: waits_for_predecessor(connection, run),
+            predecessor=lambda run: waiting.predecessors.get(run.run_id),
             share_of=partial(self._share_of, {}),
         )
         missed_long = self._missed_long(outcomes)

@@ -91,7 +91,7 @@ def print_plan(session: Session, spec: RunSpec, situation: GpuSituation | None, 
     from gputui.profiles.describe import describe, preview_launch
     from gputui.profiles.gpu_checks import likely_gpus
 
-    likely = () if situation is None else likely_gpus(spec.gpus, situation)
+    likely = () if situation is None else likely_gpus(spec, situation)
     launch = preview_launch(spec, runs=session.workspace.runs, gpus=likely)
     if as_json:
         shown = redact_launch(launch, Redactor(secrets_of(spec))).to_json()

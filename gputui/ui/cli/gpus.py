@@ -49,6 +49,8 @@ def command(session: Session, as_json: bool, clear: str | None, recommend: int |
 
         print_recommended(connection, gpus, recommend, memory, as_json)
         return
+    from gputui.profiles.situation import read_situation
+
     failed = quarantined(connection)
     if as_json:
         print_json(shapes(connection, gpus, failed))
@@ -56,6 +58,8 @@ def command(session: Session, as_json: bool, clear: str | None, recommend: int |
     if not gpus:
         say(problem or "no GPUs have been reported yet")
         return
+    situation = read_situation(connection, time.time())
+    promised = {} if situation is None else situation.promised
     rows = [
         (
             str(gpu.index),
@@ -66,7 +70,7 @@ def command(session: Session, as_json: bool, clear: str | None, recommend: int |
             units.celsius(gpu.temperature_celsius),
             units.watts(gpu.power_watts),
             gpu.name,
-            failed[gpu.uuid].reason if gpu.uuid in failed else gpu_user(gpu),
+            failed[gpu.uuid].reason if gpu.uuid in failed else gpu_user(gpu, promised.get(gpu.uuid)),
         )
         for gpu in gpus
     ]
@@ -128,8 +132,8 @@ def has_samples(agent: AgentView | None, gpus: Sequence[GpuView]) -> bool:
     return is_new or agent.sampler_state not in ("ok", "starting")
 
 
-def gpu_user(gpu: GpuView) -> str:
-    """The user of a GPU."""
+def gpu_user(gpu: GpuView, promised: str | None) -> str:
+    """The user of a GPU, or the queued run that it is ``promised`` to."""
     if gpu.shared_with:
         return f"{len(gpu.run_ids)} runs: {', '.join(gpu.run_ids)}"
     if gpu.run_id is not None:
@@ -138,5 +142,6 @@ def gpu_user(gpu: GpuView) -> str:
     if not names and gpu.state in ("lost", "error"):
         return "–"
     if not names:
-        return "MIG" if gpu.facts.get("mig_mode") else "free" if is_free(gpu) else "no visible process"
+        free = "free" if promised is None else f"promised to {promised}"
+        return "MIG" if gpu.facts.get("mig_mode") else free if is_free(gpu) else "no visible process"
     return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")

@@ -17,14 +17,11 @@ from gputui.profiles.gpu_checks import GpuSituation
 from gputui.profiles.params import ParameterError, split_assignments
 from gputui.profiles.profile_file import Profile, ProfileNotFoundError, find, load
 from gputui.profiles.resolve import ResolveError, resolve
-from gputui.profiles.situation import situation_of
+from gputui.profiles.situation import read_situation
 from gputui.runs.checks import CheckResult
 from gputui.runs.spec import RunSpec
-from gputui.store import alerts
-from gputui.store.agent import read_agent
 from gputui.store.database import StoreError, open_reader
 from gputui.store.gpu_use import PastPeak, past_peaks
-from gputui.store.hardware import quarantined, read_gpus
 from gputui.ui.cli.context import Exit, Session
 
 
@@ -96,8 +93,7 @@ def gpu_situation(session: Session) -> GpuSituation | None:
     """The GPUs as the agent last saw them; None if no agent has read them."""
     try:
         with closing(open_reader(session.workspace.database)) as connection:
-            gpus = read_gpus(connection, time.time())
-            return situation_of(read_agent(connection), gpus, quarantined(connection), alerts.lasting(connection))
+            return read_situation(connection, time.time())
     except StoreError:
         return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Sequence
 
 from gputui.core.text import clean
@@ -13,10 +14,9 @@ from gputui.machine.topology import GpuPair
 from gputui.profiles.doctor.gpus import read_gpus
 from gputui.profiles.gpu_checks import GpuSituation
 from gputui.profiles.recommend import recommend, usable
-from gputui.profiles.situation import situation_of
-from gputui.store import alerts
+from gputui.profiles.situation import read_situation
 from gputui.store.agent import read_agent
-from gputui.store.hardware import GpuView, quarantined
+from gputui.store.hardware import GpuView
 from gputui.ui.cli.context import Exit, fail, print_json, say
 
 TOPOLOGY_SECONDS = 5.0
@@ -35,8 +35,7 @@ def print_recommended(
         memory_bytes = parse_size(memory)
         if memory_bytes is None:
             fail(f"--memory: expected a size such as 16GiB, found {shorten(clean(memory))}", Exit.USAGE)
-    agent = read_agent(connection)
-    situation = situation_of(agent, gpus, quarantined(connection), alerts.lasting(connection))
+    agent, situation = read_agent(connection), read_situation(connection, time.time())
     if situation is None:
         fail("the driver has not answered yet; try again, or see gputui gpus", Exit.REFUSED)
     pairs: tuple[GpuPair, ...] = ()

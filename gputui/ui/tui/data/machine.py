@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from gputui.recovery.costs import Cost, costs, total
 from gputui.runs.executors import chooses_start
 from gputui.runs.spec import known_spec
+from gputui.runs.waiting_runs import WaitingRuns, read_waiting_runs
 from gputui.store import alerts, queue
 from gputui.store.agent import AgentView
 from gputui.store.alerts import AlertView
@@ -46,15 +47,25 @@ EVENTS_OF_A_GPU = 40
 COSTS_PER_READ = 4
 
 
-def machine_state(connection: sqlite3.Connection, now: float, at: float | None = None) -> MachineState:
-    """The machine now, or at the past moment ``at``; quarantines and pauses that have ended since are not stored.
-    Raises sqlite3.Error."""
+def machine_state(
+    connection: sqlite3.Connection, now: float, at: float | None, agent: AgentView | None, gpus: Sequence[GpuView]
+) -> MachineState:
+    """The machine now, or at the past moment ``at``: quarantines and pauses that have ended since are not stored, and
+    the queue is not read. Raises sqlite3.Error."""
     failed, pause = quarantined(connection), queue.pause(connection)
     if at is not None:
         failed = {uuid: found for uuid, found in failed.items() if found.since <= at}
         pause = pause if pause is not None and pause.at <= at else None
     seen = now if at is None else at
-    return MachineState(quarantined=failed, queue_pause=pause, xids=xid_counts(connection, seen - XID_SECONDS, seen))
+    xids = xid_counts(connection, seen - XID_SECONDS, seen)
+    waiting = read_waiting_runs(connection) if at is None else WaitingRuns()
+    situation = None
+    if waiting.runs:
+        # Imported on first use: mostly the queue is empty.
+        from gputui.profiles.situation import situation_of
+
+        situation = situation_of(agent, gpus, failed, (), waiting)
+    return MachineState(failed, pause, xids, waiting, {} if situation is None else situation.promised)
 
 
 class GpuPageReader:

@@ -145,7 +145,7 @@ class SnapshotReader:
                 events=tuple(read_news(connection, at, limit=EVENTS_KEPT)),
                 page=self._page(reading, runs),
                 compared=self._compared(reading),
-                machine=machine_state(connection, now, at),
+                machine=machine_state(connection, now, at, agent, gpus),
                 alerts=read_alerts(connection, interest.alerts, at),
                 gpu_page=self._read_gpu_page(reading, runs),
                 processes=self.processes.read(gpus) if has_processes else None,

@@ -10,6 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.metrics.curves.model import ChartData, ChartRequest
+from gputui.runs.waiting_runs import WaitingRuns
 from gputui.store.agent import AgentView
 from gputui.store.alerts import AlertView
 from gputui.store.attempts import Attempt
@@ -114,12 +115,14 @@ class RunRow(Struct, frozen=True):
 
 
 class MachineState(Struct, frozen=True):
-    """The state of the whole machine: the GPUs in quarantine (by UUID), the pause of the queue, and the number of XIDs
-    of each GPU within the last day (by UUID)."""
+    """The state of the whole machine: the queue and its pause, and by the GPU's UUID those in quarantine, the number of
+    XIDs within the last day, and the run that gets it next."""
 
     quarantined: Mapping[str, Quarantined] = msgspec.field(default_factory=dict)
     queue_pause: QueuePause | None = None
     xids: Mapping[str, int] = msgspec.field(default_factory=dict)
+    waiting: WaitingRuns = WaitingRuns()
+    promised: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
 class AlertsState(NamedTuple):

@@ -137,7 +137,9 @@ def choices(page: ActionScreen) -> list[Choice]:
               ]  # fmt: skip
     for gpu in snapshot.gpus:
         users = gpu.run_ids or [process.user or "?" for process in (gpu.processes or ())[:2]]
-        who = ", ".join(users) or ("free" if is_free(gpu) else "in use")
+        promised = snapshot.machine.promised.get(gpu.uuid)
+        free = "free" if promised is None else f"promised to {promised}"
+        who = ", ".join(users) or (free if is_free(gpu) else "in use")
         title = f"GPU {gpu.index} · {clean(gpu.name)[:40]}"
         found.append(Choice(title, clean(who)[:30], partial(shell.open_gpu, gpu.uuid), kind="GPU"))
     found += [Choice(f"Copy {what}", clean(text.strip().partition("\n")[0])[:40], partial(shell.copy, what, text))

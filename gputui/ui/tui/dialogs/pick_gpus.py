@@ -32,8 +32,8 @@ class PickGpusScreen(Dialog):
     def _situation(self) -> GpuSituation | None:
         from gputui.profiles.situation import situation_of
 
-        snapshot = self.shell.snapshot
-        return situation_of(snapshot.agent, snapshot.gpus, snapshot.machine.quarantined, snapshot.alerts.last)
+        now, machine = self.shell.snapshot, self.shell.snapshot.machine
+        return situation_of(now.agent, now.gpus, machine.quarantined, now.alerts.last, machine.waiting)
 
     def _recommended(self, situation: GpuSituation | None) -> set[str]:
         from gputui.profiles.recommend import recommend

@@ -30,6 +30,7 @@ class GpuRow(Struct, frozen=True):
         quarantined: why it is in quarantine.
         xids: the number of XIDs in the last day.
         parked_seconds: how long its memory has been held by idle processes, if that is an alert.
+        promised: the queued run that gets it next.
     """
 
     gpu: GpuView
@@ -39,6 +40,7 @@ class GpuRow(Struct, frozen=True):
     quarantined: Quarantined | None = None
     xids: int = 0
     parked_seconds: float | None = None
+    promised: str | None = None
 
 
 def gpu_row(snapshot: Snapshot, gpu: GpuView) -> GpuRow:
@@ -55,6 +57,7 @@ def gpu_row(snapshot: Snapshot, gpu: GpuView) -> GpuRow:
         machine.quarantined.get(gpu.uuid),
         machine.xids.get(gpu.uuid, 0),
         _parked_seconds(snapshot, gpu),
+        machine.promised.get(gpu.uuid),
     )
 
 
@@ -88,7 +91,7 @@ def who(row: GpuRow, width: int) -> list[Span]:
     if row.quarantined is not None:
         return [("⊘ quarantine", "warn")]
     if is_free(gpu):
-        return [("free", "dim")]
+        return [("free" if row.promised is None else f"promised to {clean(row.promised)}", "dim")]
     if gpu.facts.get("mig_mode"):
         return [("MIG", "dim")]
     if gpu.processes is None:

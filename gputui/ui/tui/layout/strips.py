@@ -165,8 +165,12 @@ def gpu_figures(snapshot: Snapshot) -> list[list[Span]]:
         figures.append([(words, "warn" if hot else base)])
     machine = snapshot.machine
     xids = sum(machine.xids.values())
-    free = sum(is_free(gpu) and gpu.uuid not in machine.quarantined for gpu in snapshot.gpus)
-    figures.append([(f"{free} free", "good" if free else "dim")])
+    idle = [gpu.uuid for gpu in snapshot.gpus if is_free(gpu) and gpu.uuid not in machine.quarantined]
+    promised = len(machine.promised.keys() & idle)
+    if promised < len(idle) or not promised:
+        figures.append([(f"{len(idle) - promised} free", "good" if idle else "dim")])
+    if promised:
+        figures.append([(f"{promised} promised", "dim")])
     figures += [[(f"{total.lost_count} lost", "bad")]] if total.lost_count else []
     figures += [[(count_of(xids, "XID"), "warn")]] if xids else []
     if total.memory_reserved_bytes is not None:

@@ -16,15 +16,12 @@ from msgspec.structs import replace
 from gputui.core.config import Workspace
 from gputui.core.redaction import Redactor
 from gputui.core.text import clean
-from gputui.core.units import index_ranges
 from gputui.runs.checks import CheckResult
 from gputui.runs.redaction import redact_launch, secrets_of
-from gputui.runs.scheduler import Start, Wait
-from gputui.runs.spec import RunSpec, SpecError, known_spec
-from gputui.store import queue
+from gputui.runs.spec import RunSpec, known_spec
 from gputui.store.database import StoreError, open_reader
 from gputui.store.gpu_use import PastPeak, past_peaks
-from gputui.store.runs import Run, queued_runs
+from gputui.store.runs import Run
 from gputui.ui.tui.data.snapshot import Snapshot
 from gputui.ui.tui.pages.launch.form import GPUS, PRIORITY, Form, Prefill, priority_of
 
@@ -139,16 +136,17 @@ def make_plan(form: Form, snapshot: Snapshot, workspace: Workspace) -> Plan:
 
 def _resolved(form: Form, profile: Profile, snapshot: Snapshot, workspace: Workspace) -> Plan:
     from gputui.profiles.describe import command_line, describe, preview_launch
+    from gputui.profiles.gpu_checks import likely_gpus
     from gputui.profiles.preflight import check_elsewhere, quick_checks
     from gputui.profiles.resolve import resolve
-    from gputui.profiles.situation import decision, situation_of
+    from gputui.profiles.situation import situation_of
     from gputui.profiles.targets import find_target
     from gputui.runs.command import without_gpus
     from gputui.runs.executors import Executors
 
-    name, gpus, machine = form.target, snapshot.gpus, snapshot.machine
+    name, machine = form.target, snapshot.machine
     target = None if name is None else find_target(name, profile.form.targets, workspace)
-    situation = situation_of(snapshot.agent, gpus, machine.quarantined, snapshot.alerts.last)
+    situation = situation_of(snapshot.agent, snapshot.gpus, machine.quarantined, snapshot.alerts.last, machine.waiting)
     spec = resolve(
         profile,
         overrides=form.overrides(),
@@ -164,36 +162,17 @@ def _resolved(form: Form, profile: Profile, snapshot: Snapshot, workspace: Works
         lines = tuple(map(clean, Executors().of(target).preview(spec, shown).splitlines()))
         checks = check_elsewhere(spec, workspace.state)
         return Plan(spec, (), command_line(spec, launch), lines, tuple(checks))
-    outcome: Start | Wait | None = None
     past: list[PastPeak] = []
     try:
         with closing(open_reader(workspace.database)) as connection:
             past = past_peaks(connection, spec.name)
-            if situation is not None:
-                is_paused, queued = queue.pause(connection) is not None, queued_runs(connection)
-                outcome = decision(spec, queued, gpus, situation, paused=is_paused)
-    except (StoreError, SpecError, sqlite3.Error):
+    except (StoreError, sqlite3.Error):
         pass  # the checks then say what is known
-    # What it would get is checked as if it had been asked for by name.
-    uuids = outcome.uuids if isinstance(outcome, Start) else ()
-    sure = replace(spec, gpus=replace(spec.gpus, uuids=uuids)) if uuids else spec
-    taken = [gpu for gpu in situation.facts if gpu.uuid in uuids] if situation is not None else []
-    launch = preview_launch(sure, runs=workspace.runs, gpus=taken)
-    checks = quick_checks(sure, state=workspace.state, gpus=situation, past=past)
-    words = outcome.reason if isinstance(outcome, Wait) else ""
-    checks = [_of_gpus(check, words, [gpu.index for gpu in taken]) for check in checks]
-    description = tuple(describe(sure, launch, situation))
+    taken = () if situation is None else likely_gpus(spec, situation)
+    launch = preview_launch(spec, runs=workspace.runs, gpus=taken)
+    checks = quick_checks(spec, state=workspace.state, gpus=situation, past=past)
+    description = tuple(describe(spec, launch, situation))
     return Plan(spec, (), command_line(spec, launch), description, tuple(checks), is_whole=False)
-
-
-def _of_gpus(check: CheckResult, waits: str, indices: Sequence[int]) -> CheckResult:
-    """The check of the GPUs in the scheduler's words; others as they are."""
-    if check.name != "gpus" or check.status == "fail":
-        return check
-    if waits:
-        return CheckResult("gpus", "warn", waits)
-    takes = f"starts now on GPU{'s' * (len(indices) > 1)} {index_ranges(indices)}"
-    return replace(check, detail=takes) if check.status == "pass" and indices else check
 
 
 def probe(plan: Plan, workspace: Workspace) -> Plan:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from gputui.core.text import cell_width, clip
+from gputui.core.text import cell_width, clean, clip
 from gputui.core.units import count_of, gibibytes, index_ranges
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.profiles.situation import holder_of
 from gputui.runs.checks import CheckResult
 from gputui.store.hardware import GpuView
+from gputui.ui.tui.data.snapshot import MachineState
 from gputui.ui.tui.layout.columns import Column, filled, fit_line, paragraph, rule, wrap
 from gputui.ui.tui.layout.gpu_words import is_free
 from gputui.ui.tui.layout.lists import Listing
@@ -99,14 +100,16 @@ def _short(text: str) -> str:
         return text
 
 
-def gpu_words(gpus: Sequence[GpuView], quarantined: Collection[str]) -> str:
+def gpu_words(gpus: Sequence[GpuView], machine: MachineState) -> str:
     """The free GPUs, and who has the others: ``GPU 4: free, 80 GiB or more · GPUs 0–3: vit-1``."""
     held: dict[str, list[int]] = {"free": []}
     least = float("inf")
     for gpu in gpus:
         words = {"stale": "silent", "error": "unreadable"}.get(gpu.state, gpu.state)
-        if gpu.uuid in quarantined:
+        if gpu.uuid in machine.quarantined:
             words = "in quarantine"
+        elif words == "ok" and is_free(gpu) and gpu.uuid in machine.promised:
+            words = f"promised to {clean(machine.promised[gpu.uuid])}"
         elif words == "ok" and is_free(gpu):
             words = "free"
             least = min(least, (gpu.memory_total_bytes or 0) - (gpu.memory_used_bytes or 0))

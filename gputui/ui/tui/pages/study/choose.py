@@ -140,8 +140,8 @@ class ChooseStudyScreen(FileListScreen[StudyFileRow]):
     # --- the plan
 
     def _plan(self, path: Path, take: Callable[[StudyPlan], None], *, with_process: bool) -> None:
-        workspace, now = self.shell.workspace, self.snapshot
-        situation = situation_of(now.agent, now.gpus, now.machine.quarantined, now.alerts.last)
+        workspace, now, machine = self.shell.workspace, self.snapshot, self.snapshot.machine
+        situation = situation_of(now.agent, now.gpus, machine.quarantined, now.alerts.last, machine.waiting)
         make = partial(make_plan, path, workspace, Path.cwd(), situation, with_process=with_process)
         self.in_thread(make, take)
 

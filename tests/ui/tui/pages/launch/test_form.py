@@ -16,7 +16,7 @@ from gputui.ui.tui.pages.launch.form import GPUS, PLACE
 from tests.texts import mentions
 from tests.ui.tui.conftest import MakeApp
 from tests.ui.tui.filling import Filler
-from tests.ui.tui.test_screens import asked, form_of, open_form, screen_text, text, until
+from tests.ui.tui.test_screens import asked, feed_of, form_of, open_form, screen_text, text, until
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ async def test_the_form_names_the_gpus_that_the_agent_would_take(app: GputuiApp,
 
     # One that follows another run, and one on a target: neither keeps GPUs of this machine.
     for run_id, change in (("next-1", {"after": ["x-1"]}), ("far-1", {"target": {"name": "lab", "kind": "slurm"}})):
-        filler.run(run_id, "queued", gpus=(0, 1), started_ago=None, waiting_for="waits for x-1 to succeed")
+        filler.run(run_id, "queued", gpus=(0, 1), attempt=0, started_ago=None)
         filler.connection.execute(
             "UPDATE runs SET spec = json_patch(spec, ?) WHERE run_id = ?", (json.dumps(change), run_id)
         )
@@ -64,7 +64,9 @@ async def test_the_form_names_the_gpus_that_the_agent_would_take(app: GputuiApp,
         assert "✓ gpus: starts now on GPU 4" in found and "GPU 5: a process of alice" in found
         await pilot.press("escape", "escape")
         filler.run("big-1", "queued", gpus=(0, 1), started_ago=None)
-        assert mentions(await checked("1"), "waits for 1 GPU (0 free", "GPU 4 is promised to an earlier run")
+        feed_of(app).refresh()
+        await until(pilot, lambda: "promised to big-1" in text(app, "gpus"))
+        assert mentions(await checked("1"), "waits for 1 GPU (0 free", "GPU 4 is promised to big-1")
 
 
 async def test_a_secret_is_seen_by_nobody_and_comes_from_the_profile(

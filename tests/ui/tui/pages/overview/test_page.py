@@ -101,6 +101,15 @@ async def test_waiting_runs_move_and_others_do_not(app: GputuiApp, filler: Fille
         assert asked(filler)[-1] == ("queue_move", "lr-sweep-3", {"place": "up"})
 
 
+async def test_a_gpu_that_a_queued_run_gets_next_is_not_called_free(app: GputuiApp, filler: Filler) -> None:
+    async with app.run_test(size=LARGE) as pilot:
+        assert "free" in text(app, "gpus")
+        filler.run("big-1", "queued", gpus=(0, 1), started_ago=None)
+        feed_of(app).refresh()
+        await until(pilot, lambda: "promised to big-1" in text(app, "gpus"))
+        assert mentions(text(app, "gpus"), "1 promised") and "free" not in text(app, "gpus")
+
+
 async def test_the_page_of_a_gpu(app: GputuiApp, filler: Filler) -> None:
     filler.quarantine(4, "XID 48: double bit ECC error")
     async with app.run_test(size=SMALL) as pilot:
