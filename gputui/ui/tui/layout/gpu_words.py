@@ -91,7 +91,9 @@ def who(row: GpuRow, width: int) -> list[Span]:
     if row.quarantined is not None:
         return [("⊘ quarantine", "warn")]
     if is_free(gpu):
-        return [("free" if row.promised is None else f"promised to {clean(row.promised)}", "dim")]
+        promised = "" if row.promised is None else clean(row.promised)
+        fits = cell_width(f"promised to {promised}") <= width
+        return [(f"{'promised to' if fits else 'for'} {promised}" if promised else "free", "dim")]
     if gpu.facts.get("mig_mode"):
         return [("MIG", "dim")]
     if gpu.processes is None:
