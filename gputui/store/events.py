@@ -169,12 +169,16 @@ def read_events(
 
 
 def read_news(connection: sqlite3.Connection, at: float | None = None, *, limit: int) -> list[EventView]:
-    """The machine's newest events, oldest first, without those of `TRIAL_KINDS` of trials. Raises sqlite3.Error."""
+    """The machine's newest events, oldest first, without those of `TRIAL_KINDS` of trials, and without the start that
+    a resume, restart or retry has announced. Raises sqlite3.Error."""
     order = "event_id" if at is None else "at DESC, event_id"
     kinds = ", ".join(f"'{kind}'" for kind in TRIAL_KINDS)
     query = (
         f"SELECT * FROM events AS e WHERE (?1 IS NULL OR at <= ?1) AND NOT (kind IN ({kinds}) AND EXISTS "  # noqa: S608
         "(SELECT 1 FROM runs AS r WHERE r.run_id = e.run_id AND r.study_id IS NOT NULL)) "
+        "AND NOT (kind = 'attempt_started' AND coalesce((SELECT kind FROM events AS p WHERE p.run_id = e.run_id AND "
+        "p.event_id < e.event_id AND kind IN ('requeued', 'decision', 'stopped', 'attempt_started') "
+        "ORDER BY p.event_id DESC LIMIT 1), '') IN ('requeued', 'decision')) "
         f"ORDER BY {order} DESC LIMIT ?2"
     )
     return records(connection, EventView, query, at, limit)[::-1]

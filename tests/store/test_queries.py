@@ -12,7 +12,7 @@ from gputui.store import json_shapes
 from gputui.store.agent import read_agent
 from gputui.store.attempts import read_attempts
 from gputui.store.database import data_version
-from gputui.store.events import read_events, read_news
+from gputui.store.events import EventKind, add_event, read_events, read_news
 from gputui.store.hardware import LOST_SHOWN_SECONDS, gpu_history, host_history, read_gpus, read_host
 from gputui.store.run_history import read_decisions, read_incidents, read_transitions
 from gputui.store.runs import RunLookupError, find_run, read_runs, runs_mark
@@ -138,6 +138,15 @@ def test_what_happened_comes_oldest_first_and_after_a_cursor(filler: Filler, rea
     assert [event.subject for event in read_events(reader, "lr-sweep-3")] == ["lr-sweep-3"]
     filler.connection.execute("UPDATE runs SET study_id = 'sweep-1' WHERE run_id = 'lr-sweep-3'")
     assert [event.event_id for event in read_news(reader, limit=2)] == [1, 2]
+    # A start is news unless a resume, restart or retry has announced it.
+    kinds: tuple[EventKind, ...] = (
+        "launched", "attempt_started", "decision", "gpu_quarantined", "attempt_started", "stopped", "requeued",
+        "attempt_started", "stopped", "attempt_started",
+    )  # fmt: skip
+    for kind in kinds:
+        add_event(filler.connection, kind, "a sentence", now=filler.now, run_id="vit-b16-1")
+    news = [event.kind for event in read_news(reader, limit=7)]
+    assert news == [kinds[at] for at in (1, 2, 3, 5, 6, 8, 9)]
     incidents = read_incidents(reader, "vit-b16-1")
     assert [incident.kind for incident in incidents] == ["cuda_oom", "gpu_lost"]
     assert len(incidents[0].evidence) == 1 and mentions(incidents[0].evidence[0], "error.json", "2.00 GiB")
