@@ -51,19 +51,22 @@ def describe(spec: RunSpec, launch: Launch, situation: GpuSituation | None = Non
     spec = redact_spec(spec)
     run_dir = launch.env["GPUTUI_RUN_DIR"]
     values = values_for(spec.params, run_dir, None)
-    environment = [f"{name}={shlex.quote(value) if value else ''}" for name, value in sorted(launch.env.items())]
+    count = spec.gpus.count
+    shown = {name: shlex.quote(value) if value else "" for name, value in sorted(launch.env.items())}
+    if not shown.get("CUDA_VISIBLE_DEVICES", "?"):
+        shown["CUDA_VISIBLE_DEVICES"] = f"<the {count_of(count, 'GPU')} it gets>" if count else "<no GPU>"
     lines = [
         f"profile      {spec.profile_path or spec.name}",
         f"command      {shlex.join(launch.argv)}",
         f"in           {launch.cwd}",
         f"GPUs         {_gpus(spec, situation)}",
-        f"processes    {spec.nproc}",
+        f"processes    {spec.nproc}" + f", with all {count} GPUs" * (spec.nproc == 1 < count),
         *_labelled("metrics", [substitute(text, values) for text in _metrics(spec)]),
         f"checkpoints  {_checkpoints(spec, values)}",
         *_labelled("sinks", shown_sinks(spec, run_id=RUN_ID, run_dir=run_dir)),
         f"recovery     {spec.recovery.get('policy', 'standard')}",
         f"stop         SIGTERM, then SIGKILL after {launch.grace_seconds:g} s",
-        *_labelled("environment", environment),
+        *_labelled("environment", [f"{name}={value}" for name, value in shown.items()]),
     ]
     return [clean(line) for line in lines]
 

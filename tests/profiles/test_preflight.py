@@ -230,3 +230,9 @@ def test_what_a_person_reads(spec: RunSpec) -> None:
     assert mentions(rows["checkpoints"], "--hub '[redacted]'") and secret not in "\n".join(lines)
     assert rows["command"].startswith(f"{sys.executable} -m torch.distributed.run")
     assert launch.env["CUDA_VISIBLE_DEVICES"] == "GPU-0,GPU-1"
+    for count, words in ((4, "the 4 GPUs"), (0, "no GPU")):
+        spec = replace(spec, gpus=GpuRequest(count), nproc=1)
+        shown = describe(spec, preview_launch(spec, runs=Path("/state/runs")))
+        processes = next(line for line in shown if line.startswith("processes"))
+        assert any("CUDA_VISIBLE_DEVICES=<" in line and words in line for line in shown)
+        assert mentions(processes, "1") and ("all 4 GPUs" in processes) == bool(count)
