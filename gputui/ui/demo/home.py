@@ -41,12 +41,12 @@ faults:
   - {{kind: hot, gpu: 2, celsius: 84}}
 """
 
-# What each profile trains: GPUs, steps, seconds of a step, batch, loss at begin and end.
+# What each profile trains: GPUs, steps, batch.
 TRAININGS = {
-    "gpt2-124m": ("GPT-2 124M on FineWeb", 4, 120_000, 0.4, 64, (10.9, 3.1)),
-    "resnet50": ("ResNet-50 on ImageNet-1k", 4, 90_000, 0.4, 256, (6.9, 1.4)),
-    "vit-b16": ("Vision transformer B/16, ImageNet-1k", 2, 90_000, 0.5, 512, (6.9, 1.9)),
-    "bert-mlm": ("BERT base, masked words", 2, 90_000, 0.4, 128, (10.3, 1.8)),
+    "gpt2-124m": ("GPT-2 124M on FineWeb", 4, 120_000, 64),
+    "resnet50": ("ResNet-50 on ImageNet-1k", 4, 90_000, 256),
+    "vit-b16": ("Vision transformer B/16, ImageNet-1k", 2, 90_000, 512),
+    "bert-mlm": ("BERT base, masked words", 2, 90_000, 128),
 }
 
 PROFILE = """\
@@ -60,13 +60,10 @@ params:
   batch_size: {{default: {batch_size}, min: 1, help: samples per step and rank}}
   grad_accum: {{default: 1, min: 1}}
   steps: {steps}
-  step_seconds: {step_seconds}
-  loss_begin: {loss[0]}
-  loss_end: {loss[1]}
   lr: {{default: 0.0006, min: 0, help: peak learning rate}}
   weight_decay: {{default: 0.1, min: 0}}
-args: --out {{run_dir}} --steps {{steps}} --step-seconds {{step_seconds}} --loss {{loss_begin}} {{loss_end}} \
---batch-size {{batch_size}} --grad-accum {{grad_accum}} --lr {{lr}} --weight-decay {{weight_decay}}
+args: --out {{run_dir}} --model {name} --steps {{steps}} --batch-size {{batch_size}} --grad-accum {{grad_accum}} \
+--lr {{lr}} --weight-decay {{weight_decay}}
 metrics: {{source: jsonl, path: "{{run_dir}}/metrics.jsonl"}}
 checkpoints: {{dir: "{{run_dir}}/checkpoints", pattern: "step_*.pt", resume: "--resume {{checkpoint}}"}}
 """
@@ -98,11 +95,8 @@ def write_profiles(workspace: Workspace) -> None:
     """Write the demo's profiles, the script that they start, and the file of a study."""
     folder = workspace.profiles
     shutil.copyfile(simulated_trainer.__file__, folder / "train.py")
-    for name, (description, gpus, steps, step_seconds, batch_size, loss) in TRAININGS.items():
-        text = PROFILE.format(
-            name=name, description=description, gpus=gpus, steps=steps, step_seconds=step_seconds,
-            batch_size=batch_size, loss=loss,
-        )  # fmt: skip
+    for name, (description, gpus, steps, batch_size) in TRAININGS.items():
+        text = PROFILE.format(name=name, description=description, gpus=gpus, steps=steps, batch_size=batch_size)
         (folder / f"{name}.yaml").write_text(text, "utf-8")
     workspace.study_files.mkdir(exist_ok=True)
     (workspace.study_files / f"{STUDY}.yaml").write_text(STUDY_FILE, "utf-8")

@@ -46,6 +46,7 @@ from gputui.store.series import HostSample
 from gputui.ui.demo.simulated_trainer import (
     CHECKPOINT_STEPS,
     LOG_STEPS,
+    MODELS,
     VALIDATION_STEPS,
     lines,
     log_line,
@@ -111,24 +112,23 @@ class Act(Struct, frozen=True):
 
 
 class Story(Struct, frozen=True):
-    """One run: its start in seconds ago, its GPUs, step time, attempts, and learning rate if not the profile's."""
+    """One run: its start in seconds ago, its GPUs, attempts, and learning rate if not the profile's."""
 
     profile: str
     began_ago: float
     gpus: tuple[int, ...]
-    step_seconds: float
     acts: tuple[Act, ...]
     actor: str = "ada"
     lr: float | None = None
 
 
 STORIES = (
-    Story("resnet50", 6.2 * DAY, (0, 1, 2, 3), 0.4, (Act(90_000),)),
-    Story("vit-b16", 4.1 * DAY, (4, 5), 0.5, (Act(34_150, OOM, 1), Act(90_000))),
-    Story("gpt2-124m", 2.3 * DAY, (4, 5, 6, 7), 0.4, (Act(46_950, BUS_ERROR, 1, xid=79), Act(120_000))),
-    Story("bert-mlm", 1.2 * DAY, (0, 1), 0.4, (Act(0, KEY_ERROR, 1),), "bob"),
-    Story("vit-b16", 22 * HOUR, (4, 6), 0.5, (Act(90_000),), lr=0.0015),
-    Story("gpt2-124m", 5.5 * HOUR, (0, 1, 2, 3), 0.4, (Act(48_960, is_stopped=True),)),
+    Story("resnet50", 6.2 * DAY, (0, 1, 2, 3), (Act(90_000),)),
+    Story("vit-b16", 4.1 * DAY, (4, 5), (Act(34_150, OOM, 1), Act(90_000))),
+    Story("gpt2-124m", 2.3 * DAY, (4, 5, 6, 7), (Act(46_950, BUS_ERROR, 1, xid=79), Act(120_000))),
+    Story("bert-mlm", 1.2 * DAY, (0, 1), (Act(0, KEY_ERROR, 1),), "bob"),
+    Story("vit-b16", 22 * HOUR, (4, 6), (Act(90_000),), lr=0.0015),
+    Story("gpt2-124m", 5.5 * HOUR, (0, 1, 2, 3), (Act(48_960, is_stopped=True),)),
 )
 
 
@@ -194,7 +194,7 @@ class DemoPast:
         run_id = self.begin_run(replace(spec, shell=None), story.actor)
         gpus = story.gpus
         for act in story.acts:
-            gpus = self._act(run_id, act, gpus, story.step_seconds, story.actor)
+            gpus = self._act(run_id, act, gpus, MODELS[story.profile][0], story.actor)
 
     def train_trial(
         self, run_id: str, gpus: tuple[int, ...], step_seconds: float, last_step: int, pruned: str | None, actor: str
@@ -272,22 +272,23 @@ class DemoPast:
                 repository.move(self.connection, run, RunState.RUNNING, cause="first step read", now=first_at)
         written: list[dict[str, object]] = []
         params = {name: float(str(value)) for name, value in attempt.params.items()}
-        end = tuned_end(params["loss_end"], params["lr"], params["weight_decay"])
+        first, last = MODELS[self._run(run_id).profile][1]
+        loss = first, tuned_end(last, params["lr"], params["weight_decay"])
         printed: list[str] = []
         samples = int(params["batch_size"] * params["grad_accum"])
         for step in steps:
             at = first_at + (step - first_step) * step_seconds
             if step % LOG_STEPS == 0:
-                loss = loss_at(step, int(params["steps"]), params["loss_begin"], end, int(params["loss_begin"] * 1000))
-                printed.append(log_line(step, int(params["steps"]), loss))
+                now = loss_at(step, int(params["steps"]), *loss, int(first * 1000))
+                printed.append(log_line(step, int(params["steps"]), now))
             written += lines(
                 step, at, total=int(params["steps"]), ranks=ranks, batch_size=samples,
-                step_seconds=step_seconds, loss=(params["loss_begin"], end), lr=params["lr"],
+                step_seconds=step_seconds, loss=loss, lr=params["lr"],
             )  # fmt: skip
         with (folder / "metrics.jsonl").open("a") as file:
             file.writelines(json.dumps(line) + "\n" for line in written)
         for step in saved:
-            at = first_at + (step - first_step) * step_seconds + 0.5
+            at = first_at + (step - first_step) * step_seconds + 0.1
             os.utime(save(folder / "checkpoints", step), (at, at))
         clock.at = self.until if act.is_live else first_at + (act.last_step - first_step) * step_seconds + 1.0
         return printed

@@ -23,6 +23,16 @@ VALIDATION_STEPS = 100
 LOG_STEPS = 20
 LR, WEIGHT_DECAY = 6e-4, 0.1
 
+# Of each model the seconds of a step, and the first and the last loss.
+MODELS = {
+    "gpt2-124m": (0.4, (10.9, 3.1)),
+    "resnet50": (0.4, (6.9, 1.4)),
+    "vit-b16": (0.5, (6.9, 1.9)),
+    "bert-mlm": (0.4, (10.3, 1.8)),
+}
+SHORT_STEPS = 12_000
+"""A shorter training has shorter steps, so that a trial of the study takes a minute."""
+
 
 def noise(*key: int) -> float:
     """A number from -1 to 1 that depends only on the key (an integer hash after Wang)."""
@@ -105,9 +115,8 @@ def save(folder: Path, step: int) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--model", choices=MODELS, required=True)
     parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--step-seconds", type=float, required=True)
-    parser.add_argument("--loss", type=float, nargs=2, required=True)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--lr", type=float, default=LR)
     parser.add_argument("--weight-decay", type=float, default=WEIGHT_DECAY)
@@ -159,14 +168,16 @@ def steps(options: argparse.Namespace, rank: int, ranks: int, should_stop: list[
     if options.resume is not None:
         with zipfile.ZipFile(options.resume) as archive:
             begin = json.loads(archive.read("archive/state.json"))["step"]
-    end = tuned_end(options.loss[1], options.lr, options.weight_decay)
+    step_seconds, (first, last) = MODELS[options.model]
+    step_seconds *= min(1.0, options.steps / SHORT_STEPS)
+    loss = first, tuned_end(last, options.lr, options.weight_decay)
     out = os.open(os.environ["GPUTUI_METRICS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     folder, began_at = options.out / "checkpoints", time.monotonic()
     for step in range(begin + 1, options.steps + 1):
-        time.sleep(max(0.0, began_at + (step - begin) * options.step_seconds - time.monotonic()))
+        time.sleep(max(0.0, began_at + (step - begin) * step_seconds - time.monotonic()))
         written = lines(
             step, time.time(), total=options.steps, ranks=ranks, batch_size=options.batch_size * options.grad_accum,
-            step_seconds=options.step_seconds, loss=(options.loss[0], end), lr=options.lr,
+            step_seconds=step_seconds, loss=loss, lr=options.lr,
         )  # fmt: skip
         line = next(one for one in written if one["rank"] == rank)
         os.write(out, f"{json.dumps(line)}\n".encode())

@@ -25,7 +25,7 @@ from gputui.studies.importances import importances
 from gputui.studies.rungs import pruning_reason
 from gputui.studies.spec import Objective, StudySpec
 from gputui.studies.study_file import load_study
-from gputui.ui.demo.simulated_trainer import VALIDATION_STEPS, tuned_end, validation_loss
+from gputui.ui.demo.simulated_trainer import MODELS, VALIDATION_STEPS, tuned_end, validation_loss
 
 if TYPE_CHECKING:
     from gputui.ui.demo.past import DemoPast
@@ -36,7 +36,7 @@ STUDY_FILE = """\
 name: vit-lr
 description: Learning rate, weight decay and batch size of ViT-B/16 (simulated)
 profile: vit-b16
-params: {steps: 1200, step_seconds: 0.05}
+params: {steps: 1200}
 space:
   lr: {type: float, min: 1.0e-5, max: 1.0e-2, log: true}
   weight_decay: {type: float, min: 0.0, max: 0.3}
@@ -108,9 +108,10 @@ def play_study(past: DemoPast, file: Path, began_at: float) -> None:
 
 def _course(spec: StudySpec, params: Mapping[str, Any], begin: float, others: Sequence[_Course]) -> _Course:
     """A trial's values at its rungs, up to the one at which the median of earlier trials prunes it."""
-    end = tuned_end(params["loss_end"], params["lr"], params["weight_decay"])
+    first, last = MODELS[spec.profile][1]
+    end = tuned_end(last, params["lr"], params["weight_decay"])
     values = tuple(
-        validation_loss(rung * VALIDATION_STEPS, int(params["steps"]), (params["loss_begin"], end))
+        validation_loss(rung * VALIDATION_STEPS, int(params["steps"]), (first, end))
         for rung in range(1, spec.pruner.rungs + 1)
     )
     course = _Course(begin, values)
