@@ -327,7 +327,7 @@ class RunScreen(ActionScreen):
 
     def do_back(self) -> None:
         """Leave the whole-page view, else remove the crosshair, the search or the filter, else leave the page."""
-        if self.is_maximised:
+        if self._is_enlarged:
             self.is_maximised = False
         elif self.section == "log" and self.log_part.search.text:
             self.log_part.look_for(None, "")
@@ -347,7 +347,15 @@ class RunScreen(ActionScreen):
     do_section_story, do_section_params = partialmethod(_focus, "story"), partialmethod(_focus, "params")
 
     def do_maximise(self) -> None:
-        self.is_maximised = not self.is_maximised
+        self.is_maximised = not self._is_enlarged
+        if self.is_maximised and not self._is_enlarged:
+            self.is_maximised = False
+            self.shell.say("This section has the full page already.")
+
+    @property
+    def _is_enlarged(self) -> bool:
+        """Whether the section in focus is larger than it would be without: narrow screens show one at a time."""
+        return self.is_maximised and (self.section == "charts" or self.app.size.width >= WIDE)
 
     def do_find(self) -> None:
         if self.section == "log":

@@ -62,6 +62,11 @@ async def test_the_page_shows_one_section_at_a_time_at_80_columns(app: GputuiApp
             assert word in text(app, pane) and page_of(app).section == pane
             shown = [p.id for p in app.screen.query(Pane) if p.is_on_screen and p.size.height and p.size.width]
             assert {"charts", "ranks", "log", "story", "params"} & set(shown) == {pane}
+        # It has the full page already: enter says so, and one escape leaves.
+        await press(pilot, "5", "enter")
+        assert mentions(text(app, "message"), "full page")
+        await press(pilot, "escape")
+        assert not isinstance(app.screen, RunScreen)
 
 
 # --- charts
