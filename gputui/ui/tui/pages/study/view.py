@@ -247,14 +247,12 @@ def study_title(page: StudyPage) -> list[Span]:
 
 def result_lines(page: StudyPage, width: int) -> list[Line]:
     """What is searched for and how; trials, best value and cost; the study's reason and trouble."""
-    study = page.study
-    finished = f" · {clean(study.reason or '')}" if study.state is StudyState.FINISHED else ""
-    lines = [
-        fitting(_results(page), width),
-        fit_line([(f" {goal_words(page.spec)}", "text"), (finished, "dim")], width),
-    ]
+    study, row = page.study, next(one for one in page.known if one.study_id == page.study.study_id)
+    lines = [fitting(_results(page, row), width), fit_line([(f" {goal_words(page.spec)}", "text")], width)]
     of_state = "bad" if study.state is StudyState.FAILED else "warn" if not study.state.is_over else "dim"
-    for text, style in (("" if finished else study.reason, of_state), (study.trouble, "bad")):
+    # That all its trials have ended, the first line says.
+    is_told = study.state is StudyState.FINISHED and row.over == row.wanted
+    for text, style in (("" if is_told else study.reason, of_state), (study.trouble, "bad")):
         lines += paragraph((" ", style), clean(text or ""), style, width)[:2]
     return lines
 
@@ -267,9 +265,8 @@ def goal_words(spec: StudySpec) -> str:
     return f"{goal} · {spec.method}" + f", {spec.pruner.kind} pruner" * has_pruner
 
 
-def _results(page: StudyPage) -> list[list[Span]]:
+def _results(page: StudyPage, row: StudyRow) -> list[list[Span]]:
     states, objectives = counted(page.trials), page.spec.objectives
-    row = next(one for one in page.known if one.study_id == page.study.study_id)
     parts: list[list[Span]] = [[(f" {trials_done(row)}", "text")]]
     if len(objectives) > 1:
         parts.append([(f" · Pareto front: {count_of(len(ranked(page.trials, objectives)), 'trial')}", "dim")])
