@@ -19,6 +19,8 @@ from gputui.ui.tui.layout.columns import (
     Placed,
     bar_spans,
     box,
+    cells_in,
+    clip_facts,
     fit_line,
     pad,
     place,
@@ -123,14 +125,11 @@ def _idle_row(placed: Placed[_Shown], shown: _Shown, width: int) -> Line:
     cost = f" · failures cost {words}" if shown.row.cost is not None and (words := in_words(shown.row.cost)) else ""
     head = tuple((tuple(column.cell(shown, room)), room, column) for column, room in placed[:cells])
     tags, note = tag_words(run), clean(run.note or "")
-    tail = (
-        (_queue_words(shown), "label"),
-        (f"{tags} · " if tags else "", "label"),
-        outlook(shown.row, shown.snapshot.at),
-        (cost, "dim"),
-        (f" · {note}" if note else "", "dim"),
-    )
-    return [*_short_row(head, tail, width)]
+    words, style = outlook(shown.row, shown.snapshot.at)
+    more = cost + (f" · {note}" if note else "")
+    before = _queue_words(shown) + (f"{tags} · " if tags else "")
+    after = ((words + more, style),) if style == "dim" else ((words, style), (more, "dim"))
+    return [*_short_row(head, ((before, "label"), *after), width)]
 
 
 def _study_row(placed: Placed[_Shown], entry: StudyEntry, snapshot: Snapshot, state: RunsState, width: int) -> Line:
@@ -170,7 +169,8 @@ def _study_words(entry: StudyEntry, now: float) -> tuple[Span, ...]:
 def _short_row(
     head: tuple[tuple[tuple[Span, ...], int, Column[_Shown]], ...], tail: tuple[Span, ...], width: int
 ) -> tuple[Span, ...]:
-    """Cells, each with its room and its column, and the text behind them; the last cell takes the room that it needs.
+    """Cells, each with its room and its column, and the text behind them, whose dim facts are whole or not there; the
+    last cell takes the room that it needs.
 
     Cached, because most rows of a long table stay the same for hours.
     """
@@ -180,7 +180,10 @@ def _short_row(
             room = max(room, sum(cell_width(text) for text, _ in spans))
         cell = pad(spans, room, column.align)
         line += [(" " * column.gap, "text"), *cell] if number > 1 else cell
-    return tuple(fit_line([*line, ("  ", "text"), *tail], width))
+    line.append(("  ", "text"))
+    for text, style in tail:
+        line.append((clip_facts(text, width - cells_in(line)) if style == "dim" else text, style))
+    return tuple(fit_line(line, width))
 
 
 def _queue_words(shown: _Shown) -> str:
