@@ -10,8 +10,8 @@ from gputui.ui.tui.layout.columns import is_boxed
 HEIGHT_OF_EVENTS = 16
 """Least height of a page that always shows events."""
 
-RUNS_BESIDE_CHARTS, FEW_EVENTS = 9, 3
-"""Runs and events that stay in sight before there are charts."""
+RUNS_BESIDE_CHARTS, FEW_EVENTS, SOME_EVENTS = 6, 3, 8
+"""Runs and events that stay in sight before there are charts, and events before these become higher."""
 
 CHARTS_LEAST, CHARTS_MOST = 7, 11
 
@@ -45,9 +45,10 @@ class Rows(NamedTuple):
 def share_rows(width: int, height: int, wanted: Wanted, *, is_framed: bool | None = None, passing: int = 0) -> Rows:
     """Share ``height`` lines of a page without head and footer.
 
-    First come the GPUs, while some runs and events stay in sight; then the runs, the charts of all GPUs, and in what is
-    left processes and events. ``passing`` lines of an alert or message are taken from the events, so that no panel
-    goes for them.
+    First come the GPUs, while some runs and events stay in sight; then the charts of all GPUs, low ones, if some runs
+    fit beside them; then the runs, and beside the events, if the page is wide, processes for a third. Charts become
+    higher where nothing else needs the lines. ``passing`` lines of an alert or message are taken from the events, so
+    that no panel goes for them.
     """
     is_framed = is_boxed(width, height + 2) if is_framed is None else is_framed
     frame = 2 if is_framed else 1
@@ -60,13 +61,17 @@ def share_rows(width: int, height: int, wanted: Wanted, *, is_framed: bool | Non
     few_runs = min(wanted_runs, frame + (4 if few_events else 2))
     gpus = min(height, max(0, wanted.gpus(max(2, whole - few_runs - few_events))))
     left = max(0, whole - gpus)
+    is_beside = bool(wanted.processes) and width >= BESIDE_WIDTH
+    if is_beside and few_events:
+        few_events = max(few_events, min(frame + 1 + wanted.processes, left // 3))
     beside_charts = min(wanted_runs, frame + RUNS_BESIDE_CHARTS) + few_events
     charts = CHARTS_LEAST if wanted.has_charts and left >= beside_charts + CHARTS_LEAST else 0
     runs = max(0, min(wanted_runs, left - few_events - charts, height - gpus))
     left = max(0, height - gpus - runs)
     few_events = min(left, max(0, few_events - passing))
-    if wanted.processes and width >= BESIDE_WIDTH and left - charts >= frame + 3:
-        charts += min(CHARTS_MOST - charts, (left - few_events - charts) // 3) if charts else 0
+    if is_beside and left - charts >= frame + 3:
+        needed = frame + max(1 + wanted.processes, min(wanted.events, SOME_EVENTS))
+        charts += max(0, min(CHARTS_MOST - charts, left - charts - needed)) if charts else 0
         return Rows(gpus, runs, charts, left - charts, left - charts, is_beside=True)
     left -= charts
     spare = left - few_events
