@@ -74,7 +74,7 @@ def time_at(past: Past, width: int, x: int) -> float | None:
 def _ends(past: Past, width: int) -> tuple[str, str, int]:
     """The texts at the ends of the time line, and the number of cells between."""
     length = past.now - past.timeline.start
-    form = "%H:%M" if length < DAY_SECONDS else "%a %H:%M" if length < 7 * DAY_SECONDS else "%d %b"
+    form = "%H:%M" if length < DAY_SECONDS else "%a %H:%M" if length < 6 * DAY_SECONDS else "%d %b"
     left, right = f" {time.strftime(form, time.localtime(past.timeline.start))} ", " now "
     return left, right, width - cell_width(left) - cell_width(right)
 

@@ -16,6 +16,9 @@ from gputui.ui.tui.layout.words import SEVERITY_GLYPHS, SEVERITY_STYLES, clock, 
 NAME_MOST = 20
 """Most cells of the column of names."""
 
+NAMED_DAYS = 4
+"""Least lines, with the heading, in which days have rows of their own; in fewer each event has its day."""
+
 
 def events_panel(
     snapshot: Snapshot, width: int, height: int, cursor: int | None = None, *, is_framed: bool = False
@@ -31,15 +34,14 @@ def events_panel(
     lines = [rule("EVENTS", width, note)]
     if not events and height > 1:
         lines.append(fit_line([("  No event is recorded.", "dim")], width))
-    names = {row.event_id: _name(row, snapshot) for row in shown if not isinstance(row, str)}
+    # Of all, so that the column holds still.
+    names = {event.event_id: _name(event, snapshot) for event in events}
     name_width = min(NAME_MOST, max(map(cell_width, names.values()), default=0))
-    # The name of the day may be above the first row.
-    first = dated_clock(shown[0].at, now) if shown and not isinstance(shown[0], str) else ""
-    for number, row in enumerate(shown):
+    for row in shown:
         if isinstance(row, str):
             lines.append(fit_line([(f" {row}", "dim")], width))
         else:
-            time = f"{clock(row.at) if number else first:<{len(first)}}"
+            time = clock(row.at) if height >= NAMED_DAYS else f"{dated_clock(row.at, now):<9}"
             is_current = row.event_id == cursor
             spans = [
                 ("▸" if is_current else " ", "cursor"),
@@ -57,12 +59,12 @@ def events_panel(
 def event_rows(
     events: Sequence[EventView], now: float, height: int = 10_000, cursor: int | None = None
 ) -> list[EventView | str]:
-    """The rows that fit below the heading: the newest events, or those around the event of that id, with the name of
-    the day where it changes."""
+    """The rows that fit below the heading: the newest events, or those around the event of that id. From `NAMED_DAYS`
+    lines on, the name of the day stands above the first one and where it changes, unless all are of today."""
     rows: list[EventView | str] = []
     place, day = None, day_name(now)
     for event in events:
-        if day_name(event.at) != day:
+        if day_name(event.at) != day and height >= NAMED_DAYS:
             day = day_name(event.at)
             rows.append(day)
         if event.event_id == cursor:
@@ -71,7 +73,10 @@ def event_rows(
     room, end = max(0, height - 1), len(rows)
     if place is not None:
         end = min(end, max(room, place + room // 2 + 1))
-    return rows[max(0, end - room) : end]
+    shown = rows[max(0, end - room) : end]
+    if height >= NAMED_DAYS and shown and not isinstance(shown[0], str) and day_name(shown[0].at) != day_name(now):
+        shown[0] = day_name(shown[0].at)
+    return shown
 
 
 def _name(event: EventView, snapshot: Snapshot) -> str:
