@@ -30,6 +30,7 @@ AGENT_SILENT_SECONDS = 5.0
 """An agent is silent if its heartbeat is older than this plus its interval."""
 
 _TIGHT = 110
+_SPACIOUS = 140
 _CONCERNING = ("queued", "starting", "running", "recovering", "stopping")
 
 # Maker and brand, and what follows the memory: NVIDIA H100 80GB HBM3, NVIDIA GeForce RTX 4090.
@@ -208,7 +209,7 @@ def host_figures(snapshot: Snapshot, width: int) -> list[list[Span]]:
     used, total = gibibytes(host.memory_used_bytes, 0), gibibytes(host.memory_total_bytes, 0)
     past = snapshot.host_history
     cpu = ram = ""
-    if past is not None and width >= _TIGHT:
+    if past is not None and width >= _SPACIOUS:
         cpu = f" {spark(past.cpu_percent, SPARK_CELLS, 0.0, 100.0).strip()}".rstrip()
         ram = f" {spark(past.memory_used_bytes, SPARK_CELLS, 0.0, host.memory_total_bytes).strip()}".rstrip()
     figures: list[list[Span]] = [
@@ -221,12 +222,15 @@ def host_figures(snapshot: Snapshot, width: int) -> list[list[Span]]:
 
 
 def _traffic(host: HostSample) -> list[str]:
-    received, sent = byte_rate(host.network_received_bytes_per_second), byte_rate(host.network_sent_bytes_per_second)
-    words = [
-        f"read {byte_rate(host.disk_read_bytes_per_second)}",
-        f"write {byte_rate(host.disk_write_bytes_per_second)}",
-        f"net ↓{received} ↑{sent}",
-    ]
+    rates = (
+        host.disk_read_bytes_per_second,
+        host.disk_write_bytes_per_second,
+        host.network_received_bytes_per_second,
+        host.network_sent_bytes_per_second,
+    )
+    read, write, received, sent = (byte_rate(each).replace(" ", "") for each in rates)
+    # Each in the room of the longest rate, so that nothing moves.
+    words = [f"read {read:<8}", f"write {write:<8}", f"net {f'↓{received} ↑{sent}':<19}"]
     if host.load_1m is not None and host.cpu_count:
         words.append(f"load {host.load_1m:.1f} on {host.cpu_count} cores")
     return [*words, f"swap {gibibytes(host.swap_used_bytes)} GiB"] if host.swap_used_bytes else words
