@@ -81,6 +81,7 @@ class PickGpusScreen(Dialog):
             else "No GPU is known; 0 runs on the CPU."
         )
         rows: list[Line] = []
+        is_mixed = len({gpu.name for gpu in gpus}) > 1
         for gpu in gpus:
             total, used = gpu.memory_total_bytes, gpu.memory_used_bytes
             free = None if total is None or used is None else max(0, total - used)
@@ -90,7 +91,7 @@ class PickGpusScreen(Dialog):
                 (f"{gpu.index:>4}", "label"), (f"{gibibytes(free):>8}", "text"), (f" /{gibibytes(total, 0):>3}", "dim"),
                 (f"{percent(gpu.utilization_percent):>7}{celsius(gpu.temperature_celsius):>7}  ", "text"),
                 (f"{words + ' · recommended' * (gpu.uuid in recommended):<26}", style),
-                (f"  {clean(gpu.name)}", "dim"),
+                (f"  {clean(gpu.name)}" * is_mixed, "dim"),
             ])  # fmt: skip
         chosen = sum(gpu.uuid in self._chosen for gpu in gpus)
         note = f"{chosen} chosen · space takes · r recommended · ↵ done · esc back"
