@@ -14,6 +14,7 @@ from gputui.runs.spec import spec_of
 from gputui.store.runs import Run
 
 _PLURALS = {"is": "are", "has": "have"}
+MOST_PARTS = 9  # of a reason: the free GPUs, and each of eight others by itself
 PAUSED = "waits for the queue, which is paused; gputui queue resume opens it"
 
 
@@ -212,5 +213,5 @@ def _wait_reason(candidates: Sequence[GpuAvailability], blocks: Mapping[str, str
             parts.append(f"GPUs {index_ranges(indices)} {plural}")
             gpus = [gpu for gpu in gpus if gpu.index is None]
         parts += [f"{gpu.name} {reason}" for gpu in gpus]
-    detail = "; ".join(parts[:4]) + (f"; +{len(parts) - 4} more" if len(parts) > 4 else "")
+    detail = "; ".join(parts[:MOST_PARTS]) + (f"; +{len(parts) - MOST_PARTS} more" if len(parts) > MOST_PARTS else "")
     return f"waits for {count_of(wanted, 'GPU')} ({detail})"

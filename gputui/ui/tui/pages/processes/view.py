@@ -281,7 +281,7 @@ def _columns(snapshot: Snapshot, rows: Sequence[ProcessRow]) -> list[Column[Proc
         Column("CPU", 5, lambda row, _: _value(percent(row.cpu_percent)), ">", 1, gap=1),
         Column("RAM", 6, lambda row, _: _value(_size(row.memory_bytes)), ">", 4, gap=1),
         Column("TIME", 6, lambda row, _: [(age(row.running_seconds), "dim")], ">", 5, gap=1),
-        Column("RUN", 13, run, importance=2, grow=1, most=26),
+        Column("RUN", 14, run, importance=2, grow=1, most=26),
         Column("COMMAND", 14, _command, grow=8),
     ]
     return [
