@@ -29,7 +29,7 @@ from gputui.store.commands import (
 from gputui.store.database import StoreError, open_commander
 from gputui.store.rows import json_mapping
 from gputui.store.runs import Run
-from gputui.ui.tui.layout.words import RUN_SIGNS, run_sign
+from gputui.ui.tui.layout.words import RUN_SIGNS, STUDY_SIGNS, run_sign
 from gputui.ui.tui.shell import Shell
 from gputui.ui.tui.widgets.page import ActionScreen
 
@@ -103,7 +103,8 @@ class Commands(Shell):
         """Show the answer to a command."""
         words = self.unanswered.pop(answer.command_id, "")
         if answer.state == "refused":
-            self.say(f"{words}: refused. {answer.reason or ''}", "error")
+            reason, subject = answer.reason or "", words.rpartition(" ")[2]
+            self.say(f"Refused: {reason}" if subject in reason else f"{words}: refused. {reason}", "error")
             return
         result = answer.result or {}
         self.say(answer_text(words, result))
@@ -197,18 +198,18 @@ class Commands(Shell):
 
 
 def answer_text(words: str, result: Mapping[str, Any]) -> str:
-    """An answer as a sentence. ``words`` name the command, ``result`` is the agent's answer."""
-    run_id, state = clean(str(result.get("id", ""))), str(result.get("state"))
+    """An answer as a sentence that names its subject once. ``words`` name the command, ``result`` is the agent's
+    answer."""
+    subject, sign = clean(str(result.get("id", ""))), (RUN_SIGNS | STUDY_SIGNS).get(str(result.get("state")))
     if "text" in result:
         return clean(str(result["text"]))
     if "paused" in result:
-        return f"{words}: " + ("no run starts; active runs continue" if result["paused"] else "the queue is open")
+        return "No run starts; active runs continue." if result["paused"] else "The queue is open."
     if result.get("position") is not None:
-        return f"{words}: {run_id} is #{result['position']} in the queue"
-    if state == "queued":
-        # It may be starting by now.
-        return f"{words}: {run_id} starts as soon as its GPUs are free"
-    return f"{words}: {run_id} is {run_sign(state).word}" if state in RUN_SIGNS else f"{words}: done"
+        return f"{subject} is #{result['position']} in the queue"
+    if sign is None:
+        return f"{words}: done"
+    return f"{subject}{':' if sign.word == 'stopping' else ''} {sign.word}"
 
 
 def launch(workspace: Workspace, spec: RunSpec, name: str | None) -> int:
