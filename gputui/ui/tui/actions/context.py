@@ -75,13 +75,17 @@ CHECKS: Mapping[str, str | Check] = {
     "queued": (lambda c: c.run and c.run.state != "queued", f"{_NOW}; only a waiting run can move in the queue."),
     "ended": (lambda c: c.run and not c.run.state.is_over, f"{_NOW}; only an ended run can be resumed."),
     "idle": (lambda c: c.run and not c.run.state.is_over, f"{_NOW}; stop it first."),
-    "settled": (
-        lambda c: c.run and c.run.state in ("queued", "recovering", "stopping"), f"{_NOW}; it cannot be restarted now.",
+    "settled": "not_waiting not_ending",
+    "not_waiting": (
+        lambda c: c.run and c.run.state in ("queued", "recovering"), "{c.run.run_id} is still {word}: stop it first.",
     ),
+    "not_ending": (lambda c: c.run and c.run.state == "stopping", f"{_NOW}: wait for its end."),
     "active": (lambda c: c.run and (c.run.state.is_over or c.run.state == "stopping"), f"{_NOW} already."),
     "study": (lambda c: c.study is None, "There is no study."),
-    "study_live": (lambda c: c.study not in ("running", "paused"), "The study is {c.study}."),
-    "study_active": (lambda c: c.study not in ("running", "paused", "unknown"), "The study is {c.study} already."),
+    "study_live": (lambda c: c.study not in ("running", "paused"), "This study is {c.study}."),
+    "study_active": (
+        lambda c: c.study not in ("running", "paused", "unknown"), "This study is {c.study}: it has no run to stop.",
+    ),
     "gpu": "gpu_of_event some_gpu",
     "gpu_of_event": (lambda c: c.gpu is None and c.section == "events", _GONE.format("GPU")),
     "some_gpu": (lambda c: c.gpu is None, "There is no GPU."),

@@ -39,7 +39,7 @@ ITEMS = tuple(
         ("slow_line", "slow line", "auto: fewer updates while the line does not keep up; on: always fewer"),
         ("title", "terminal's title", "counts of runs and the worst state, in the window's title"),
         ("bell", "bell", "ring for warnings and errors among the events"),
-        ("fold", "GPUs together", "begin with all GPUs together instead of each in a row"),
+        ("fold", "charts of all GPUs", "begin with these on the overview; off: with a row for each GPU"),
     )
 )
 

@@ -215,7 +215,7 @@ def totals(rows: Sequence[ProcessRow]) -> str:
 def facts(row: ProcessRow) -> list[tuple[str, str]]:
     """What is known of a process, by name."""
     unseen = "" if row.start_ticks is not None else " (not visible on this machine: a container's, or outside of ours)"
-    rank = "" if row.rank is None else f" rank {row.rank}"
+    rank, memory = "" if row.rank is None else f" rank {row.rank}", bytes_text(row.gpu_memory_bytes)
     # Samples reach back a day.
     is_capped = row.idle_seconds is not None and row.idle_seconds >= 0.99 * LOOK_BACK_SECONDS
     known = {
@@ -225,8 +225,9 @@ def facts(row: ProcessRow) -> list[tuple[str, str]]:
         "user": row.user or UNKNOWN,
         "run": UNKNOWN if row.run_id is None else row.run_id + rank,
         "GPU" if len(row.gpus) == 1 else "GPUs": index_ranges(row.gpus) or UNKNOWN,
-        "GPU memory": bytes_text(row.gpu_memory_bytes),
-        "of its GPUs": percent(row.gpu_memory_percent),
+        "GPU memory": memory
+        if row.gpu_memory_percent is None
+        else f"{memory}, {percent(row.gpu_memory_percent)} of it",
         "SM": percent(row.sm_percent),
         "idle": "over a day" if is_capped else age(row.idle_seconds),
         "CPU": percent(row.cpu_percent),
@@ -240,7 +241,7 @@ def facts(row: ProcessRow) -> list[tuple[str, str]]:
 def detail_lines(row: ProcessRow, width: int) -> list[Line]:
     """The command and the details of a process below a heading, in `DETAIL_LINES` lines."""
     known = " · ".join(f"{name} {text}" for name, text in facts(row) if name not in ("PID", "command"))
-    command = paragraph((" ", "text"), row.command or "its command cannot be read", "text", width)
+    command = paragraph((" ", "text"), row.command or _unseen(row), "text", width)
     details = paragraph((" ", "dim"), known, "dim", width)
     return filled([rule(f"PROCESS {row.pid}", width), *command[: DETAIL_LINES // 2], *details], width, DETAIL_LINES)
 
@@ -309,4 +310,9 @@ def _command(row: ProcessRow, width: int) -> list[Span]:
     if row.idle_seconds is not None:
         parts.append((f"[idle {age(row.idle_seconds)}] ", "warn"))
     script = script_of(row.command or "")
-    return [*parts, (script, "text") if script else ("cannot be read", "dim")]
+    return [*parts, (script, "text") if script else (_unseen(row), "dim")]
+
+
+def _unseen(row: ProcessRow) -> str:
+    """What stands in place of a command."""
+    return "process not visible here" if row.start_ticks is None else UNKNOWN

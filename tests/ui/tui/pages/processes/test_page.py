@@ -126,7 +126,7 @@ def test_the_panel_has_what_every_snapshot_knows(filler: Filler) -> None:
     assert shown[1].split() == ["PID", "USER", "GPU", "GPU", "MEM", "%", "SM", "RUN", "COMMAND"]
     assert shown[2].split() == ["1003", "me", "3", "63.0G", "79%", "93%", "llama-1", "r3", "train.py"]
     assert [line.split() for line in shown if "4190777" in line] == [
-        ["4190777", "–", "7", "1.0G", "1%", "–", "cannot", "be", "read"]
+        ["4190777", "–", "7", "1.0G", "1%", "–", "process", "not", "visible", "here"]
     ]
 
 
