@@ -62,6 +62,7 @@ class ActionScreen(Screen[None]):
     """A page whose keys come from the table of actions. A method ``do_<name>`` of it, of one of its
     ``parts``, or of the app and its parts carries out an action."""
 
+    BLANK = True
     SCOPE: ClassVar[Scope]
     parts: tuple[object, ...] = ()
     """Objects that carry out actions beside the page."""

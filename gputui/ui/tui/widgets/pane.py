@@ -10,6 +10,7 @@ from typing import ClassVar, cast
 
 from rich.segment import Segment
 from rich.style import Style
+from textual.containers import Container
 from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
@@ -104,6 +105,12 @@ class Pane(Widget):
             plain = self.rich_style + styles["text"]
             self._styles_by_key[key] = plain + styles[key] if key in styles else plain
         return self._styles_by_key[key]
+
+
+class Area(Container):
+    """A place for panes. With ``BLANK``, Textual neither renders the lines below them nor keeps those of closed pages."""
+
+    BLANK = True
 
 
 REDRAW_SECONDS = 0.9

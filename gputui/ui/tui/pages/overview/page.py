@@ -7,7 +7,6 @@ from typing import ClassVar
 from msgspec.structs import replace
 from textual import events
 from textual.app import ComposeResult
-from textual.containers import Container
 from textual.widget import Widget
 
 from gputui.metrics.draw.parts import Line
@@ -24,7 +23,7 @@ from gputui.ui.tui.pages.overview.run_order import ORDERS, entry_id
 from gputui.ui.tui.pages.overview.runs import RunsState, runs_panel
 from gputui.ui.tui.pages.overview.selection import OverviewCursor, Section
 from gputui.ui.tui.pages.processes.view import process_panel
-from gputui.ui.tui.widgets.pane import Pane
+from gputui.ui.tui.widgets.pane import Area, Pane
 
 DEMO_LINE_HEIGHT = 20
 """Least height of a page with the demo's hint."""
@@ -48,7 +47,7 @@ class OverviewScreen(OverviewCursor):
         self.charts = Pane(id="charts")
         self.processes = Pane(id="processes")
         self.events = Pane(id="events")
-        self.lower = Container(self.processes, self.events, id="lower")
+        self.lower = Area(self.processes, self.events, id="lower")
         self.is_folded = is_folded
         self._panels = ChartPanels()
         self.table = RunsState(order=order_named(ORDERS, order).name)

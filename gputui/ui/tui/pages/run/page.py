@@ -9,7 +9,6 @@ from typing import ClassVar, Literal, get_args
 from msgspec.structs import replace
 from textual import events
 from textual.app import ComposeResult
-from textual.containers import Container, Horizontal
 from textual.widget import Widget
 
 from gputui.core.text import clean
@@ -32,7 +31,7 @@ from gputui.ui.tui.pages.run.sections import SideSection, SideView, share_lines,
 from gputui.ui.tui.widgets.chart_pane import Charts
 from gputui.ui.tui.widgets.line_edit import LineEdit
 from gputui.ui.tui.widgets.page import ActionScreen, Choice, Copyable
-from gputui.ui.tui.widgets.pane import Pane
+from gputui.ui.tui.widgets.pane import Area, Pane
 
 WIDE = BOX_FROM_WIDTH
 """Least width of a page with all sections side by side."""
@@ -64,8 +63,8 @@ class RunScreen(ActionScreen):
         self.banner = Pane(id="banner")
         self.tabs = Pane(id="tabs")
         self.panes = {name: Pane(id=name) for name in (*BESIDE, "log")} | {"charts": self.charts.pane}
-        self.side = Container(*(self.panes[name] for name in BESIDE), id="side")
-        self.middle = Horizontal(self.charts.pane, self.side, id="middle")
+        self.side = Area(*(self.panes[name] for name in BESIDE), id="side")
+        self.middle = Area(self.charts.pane, self.side, id="middle")
         self.is_maximised = False
         self.checkpoint_to_check: str | None = None
         self._memory = memory
