@@ -108,7 +108,7 @@ class Pane(Widget):
 
 
 class Area(Container):
-    """A place for panes. With ``BLANK``, Textual neither renders the lines below them nor keeps those of closed pages."""
+    """A place for panes. ``BLANK``: Textual neither renders the lines below them nor keeps those of closed pages."""
 
     BLANK = True
 

@@ -70,7 +70,7 @@ async def test_the_queue_is_paused_after_a_question_and_opened_without(app: Gput
         filler.pause_queue("me", seconds_ago=5)
         feed_of(app).refresh()
         await pilot.pause()
-        assert mentions(text(app, "message"), "no run starts")
+        assert mentions(text(app, "message"), "No run starts")
         assert mentions(text(app, "head"), "queue paused", "P opens")
         await pilot.press("P")
         await until(pilot, lambda: len(asked(filler)) == 2)
