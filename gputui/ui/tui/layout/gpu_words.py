@@ -14,10 +14,13 @@ from gputui.store.hardware import GpuView, Quarantined
 from gputui.ui.tui.data.snapshot import RankRow, Snapshot
 from gputui.ui.tui.layout.process_words import process_words
 from gputui.ui.tui.layout.run_words import run_style, title_of
-from gputui.ui.tui.layout.words import dated_clock, is_alarming
+from gputui.ui.tui.layout.words import dated_clock
 
 PARKED = "gpu_parked"
 """The alert rule about memory held by processes that compute nothing."""
+
+# Words of throttle reasons that mean heat or a fault. A power cap is normal for a busy GPU.
+_ALARMING = ("thermal", "hardware", "brake")
 
 
 class GpuRow(Struct, frozen=True):
@@ -134,8 +137,8 @@ def held_back(row: GpuRow, width: int = 0) -> list[Span]:
     reasons = row.gpu.throttle_reasons
     if not reasons:
         return [] if reasons is not None else [(UNKNOWN, "dim")]
-    style = "warn" if any(is_alarming(reason) for reason in reasons) else "dim"
-    return [(clean(", ".join(reasons)), style)]
+    words = ", ".join(reasons)
+    return [(clean(words), "warn" if any(alarming in words for alarming in _ALARMING) else "dim")]
 
 
 def pcie_link(gpu: GpuView) -> list[Span]:

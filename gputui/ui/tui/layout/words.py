@@ -43,10 +43,6 @@ SEVERITY_STYLES = {"info": "text", "warning": "warn", "error": "bad"}
 SEVERITY_GLYPHS = {"info": " ", "warning": "▲", "error": "✗"}
 
 
-# Words of gpu.throttle that mean heat or a fault. A power cap is normal for a busy GPU.
-_ALARMING = ("thermal", "hardware", "brake")
-
-
 def run_sign(state: str) -> Sign:
     """Glyph, word and style of a run's state."""
     return RUN_SIGNS.get(state, UNKNOWN_SIGN)
@@ -69,11 +65,6 @@ def is_hot(gpu: GpuView) -> bool:
         return True
     limit = gpu.facts.get("temperature_slowdown_celsius")
     return gpu.temperature_celsius is not None and limit is not None and gpu.temperature_celsius >= limit - 5
-
-
-def is_alarming(reason: str) -> bool:
-    """Whether a throttle reason means that something is wrong."""
-    return any(word in reason for word in _ALARMING)
 
 
 def clock(at: float) -> str:

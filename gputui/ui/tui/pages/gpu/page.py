@@ -225,7 +225,8 @@ def _run(row: GpuRow, page: GpuPage | None, now: float) -> Fact:
     gpu, rank = row.gpu, row.rank
     if gpu.run_id is None:
         many = "no list of" if gpu.processes is None else str(len(gpu.processes))
-        return Fact("run", f"none of ours; {many} processes", "dim")
+        ours = "none of ours" if row.promised is None else f"none yet, promised to {clean(row.promised)}"
+        return Fact("run", f"{ours}; {many} processes", "dim")
     text = clean(gpu.run_id) + (f" rank {gpu.rank}" if gpu.rank is not None else "")
     if gpu.shared_with:
         text = f"{', '.join(clean(run_id) for run_id in gpu.run_ids)} share it"
