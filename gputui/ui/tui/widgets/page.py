@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -240,6 +241,8 @@ class ActionScreen(Screen[None]):
 
     def on_screen_resume(self) -> None:
         self.changed()
+        # What was closed is a thousand objects in cycles. By then the page is painted; later there would be many.
+        self.set_timer(0.2, gc.collect)
 
     def changed(self) -> None:
         """Draw the page, and request the data that it needs from now on."""
