@@ -213,5 +213,4 @@ def _wait_reason(candidates: Sequence[GpuAvailability], blocks: Mapping[str, str
             parts.append(f"GPUs {index_ranges(indices)} {plural}")
             gpus = [gpu for gpu in gpus if gpu.index is None]
         parts += [f"{gpu.name} {reason}" for gpu in gpus]
-    detail = "; ".join(parts[:MOST_PARTS]) + (f"; +{len(parts) - MOST_PARTS} more" if len(parts) > MOST_PARTS else "")
-    return f"waits for {count_of(wanted, 'GPU')} ({detail})"
+    return f"waits for {count_of(wanted, 'GPU')} ({'; '.join(parts)})"

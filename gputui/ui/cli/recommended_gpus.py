@@ -70,8 +70,8 @@ def _refusal(situation: GpuSituation, count: int, memory_bytes: int | None) -> s
         reason = situation.unusable_reason(gpu, memory_bytes) or situation.busy_reason(gpu, memory_bytes)
         if reason is not None:
             reasons.append(f"GPU {gpu.index} {clean(reason)}")
-    shown = "; ".join(reasons[:4]) + (f"; and {len(reasons) - 4} more" if len(reasons) > 4 else "")
-    return f"{had} of {count} requested GPUs are available" + (f": {shown}" if shown else "; this machine shows no GPU")
+    shown = f": {'; '.join(reasons)}" if reasons else "; this machine shows no GPU"
+    return f"{had} of {count} requested GPUs are available{shown}"
 
 
 def _links(chosen: Sequence[GpuFacts], pairs: Sequence[GpuPair]) -> list[dict[str, object]]:
