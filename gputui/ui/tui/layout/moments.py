@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 from gputui.core.text import cell_width
@@ -14,7 +13,6 @@ from gputui.ui.tui.data.snapshot import Past, Snapshot
 from gputui.ui.tui.layout.columns import fit_line
 from gputui.ui.tui.layout.words import clock, dated_clock, day_name
 
-DAY_SECONDS = 86_400.0
 LEAST_CELLS = 12
 
 _TICKS = {
@@ -47,7 +45,7 @@ def day_and_clock(at: float) -> str:
 
 
 def time_line(past: Past, at: float, width: int) -> Line:
-    """``02:13 ────  ──✗──◆──●──── now``: the recorded time, what happened, and the moment shown."""
+    """``02:13:00 ────  ──✗──◆──●──── now``: the recorded time, what happened, and the moment shown."""
     timeline = past.timeline
     left, right, cells = _ends(past, width)
     if cells < LEAST_CELLS:
@@ -73,9 +71,7 @@ def time_at(past: Past, width: int, x: int) -> float | None:
 
 def _ends(past: Past, width: int) -> tuple[str, str, int]:
     """The texts at the ends of the time line, and the number of cells between."""
-    length = past.now - past.timeline.start
-    form = "%H:%M" if length < DAY_SECONDS else "%a %H:%M" if length < 6 * DAY_SECONDS else "%d %b"
-    left, right = f" {time.strftime(form, time.localtime(past.timeline.start))} ", " now "
+    left, right = f" {dated_clock(past.timeline.start, past.now)} ", " now "
     return left, right, width - cell_width(left) - cell_width(right)
 
 

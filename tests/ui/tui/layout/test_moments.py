@@ -46,9 +46,11 @@ def test_the_time_line_fills_the_width() -> None:
         line = time_line(past(Tick(NOW - 600, "incident", "error", "x")), NOW - 1800, width)
         text = text_of(line)
         assert cell_width(text) == width
-        assert text.startswith(" 02:12 ") and text.endswith(" now "), width
+        assert text.startswith(" 02:12:44 ") and text.endswith(" now "), width
         assert text.index("●") < text.index("✗"), width
         assert [part for part, style in line if style == "selected"] == ["●"], width
     assert text_of(time_line(past(), NOW - 60, 20)).strip() == ""
+    week = Past(Moment(NOW), NOW, Timeline(NOW - 160 * HOUR, NOW, NOW - 160 * HOUR, (), ()), None)
+    assert text_of(time_line(week, NOW - 60, 80)).startswith(" 14 Nov 11:12 ")
     on_a_tick = time_line(past(Tick(NOW - 600, "incident", "error", "x")), NOW - 600, 80)
     assert [part for part, style in on_a_tick if style == "selected"] == ["✗"]
