@@ -14,7 +14,6 @@ from gputui.runs.spec import spec_of
 from gputui.store.runs import Run
 
 _PLURALS = {"is": "are", "has": "have"}
-MOST_PARTS = 9  # of a reason: the free GPUs, and each of eight others by itself
 PAUSED = "waits for the queue, which is paused; gputui queue resume opens it"
 
 

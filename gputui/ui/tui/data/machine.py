@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.core.units import ago
 from gputui.recovery.costs import Cost, costs, total
 from gputui.runs.executors import chooses_start
 from gputui.runs.spec import known_spec
@@ -194,7 +194,7 @@ def full_disk_words(state: Path, agent: AgentView | None, now: float) -> str | N
         return None
     return (
         f"The disk of {state} is full: nothing is recorded until you free some space. The values shown are from "
-        f"{ago(now - agent.heartbeat_at)}; runs continue."
+        f"{time.strftime('%a %H:%M:%S', time.localtime(agent.heartbeat_at))}; runs continue."
     )
 
 

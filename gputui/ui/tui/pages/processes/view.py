@@ -8,7 +8,7 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.core.text import clean, clip_middle
+from gputui.core.text import cell_width, clean, clip_middle
 from gputui.core.units import UNKNOWN, age, bytes_text, count_of, duration, gibibytes, index_ranges, percent
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
@@ -261,6 +261,7 @@ _KNOWN_BY: Mapping[str, Callable[[ProcessRow], object]] = {
 def _columns(snapshot: Snapshot, rows: Sequence[ProcessRow]) -> list[Column[ProcessRow]]:
     """The columns that have a value."""
     colours = {row.run.run_id: run_style(row.run) for row in snapshot.runs}
+    user = max((cell_width(row.user or UNKNOWN) for row in rows), default=0)
 
     def gpu(row: ProcessRow, width: int) -> list[Span]:
         return [(index_ranges(row.gpus), "text")]
@@ -274,7 +275,7 @@ def _columns(snapshot: Snapshot, rows: Sequence[ProcessRow]) -> list[Column[Proc
 
     columns: list[Column[ProcessRow]] = [
         Column("PID", 8, lambda row, _: [(str(row.pid), "text" if row.start_ticks is not None else "dim")], ">"),
-        Column("USER", 7, lambda row, _: [(row.user or UNKNOWN, "dim")], gap=1, grow=1, most=12),
+        Column("USER", min(12, max(4, user)), lambda row, _: [(row.user or UNKNOWN, "dim")], gap=1),
         *([Column("GPU", 3, gpu, ">", gap=1)] if len(snapshot.gpus) > 1 else []),
         Column("GPU MEM", 7, lambda row, _: _value(_size(row.gpu_memory_bytes)) if row.gpus else [], ">", gap=1),
         Column("%", 4, lambda row, _: _value(percent(row.gpu_memory_percent)) if row.gpus else [], ">", gap=1),
