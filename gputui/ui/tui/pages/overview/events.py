@@ -9,7 +9,7 @@ from gputui.core.units import UNKNOWN
 from gputui.metrics.draw.parts import Line
 from gputui.store.events import EventView
 from gputui.ui.tui.data.snapshot import Snapshot
-from gputui.ui.tui.layout.columns import box, clip_line, fit_line, pad, rule, selected
+from gputui.ui.tui.layout.columns import box, clip_line, filled, fit_line, pad, rule, selected
 from gputui.ui.tui.layout.gpu_words import with_indices
 from gputui.ui.tui.layout.words import SEVERITY_GLYPHS, SEVERITY_STYLES, clock, dated_clock, day_name
 
@@ -26,7 +26,7 @@ def events_panel(
     """A heading and the newest events; with a cursor, those around the event of that id."""
     if is_framed:
         lines = events_panel(snapshot, width - 2, height - 1, cursor)
-        return box([*lines, *[fit_line([], width - 2)] * (height - 1 - len(lines))], width)
+        return box(filled(lines, width - 2, height - 1), width)
     events, now = snapshot.events, snapshot.at
     shown = event_rows(events, now, height, cursor)
     numbers = [number for number, event in enumerate(events, 1) if event in shown]
@@ -35,7 +35,9 @@ def events_panel(
     if not events and height > 1:
         lines.append(fit_line([("  No event is recorded.", "dim")], width))
     # Of all, so that the column holds still.
-    names = {event.event_id: _name(event, snapshot) for event in events}
+    names = {
+        event.event_id: clean(with_indices(event.subject or event.run_id or "", snapshot.gpus)) for event in events
+    }
     name_width = min(NAME_MOST, max(map(cell_width, names.values()), default=0))
     for row in shown:
         if isinstance(row, str):
@@ -77,7 +79,3 @@ def event_rows(
     if height >= NAMED_DAYS and shown and not isinstance(shown[0], str) and day_name(shown[0].at) != day_name(now):
         shown[0] = day_name(shown[0].at)
     return shown
-
-
-def _name(event: EventView, snapshot: Snapshot) -> str:
-    return clean(with_indices(event.subject or event.run_id or "", snapshot.gpus))

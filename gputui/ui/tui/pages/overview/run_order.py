@@ -35,14 +35,6 @@ ORDERS: tuple[RowOrder[RunRow], ...] = (
 queue, ended runs."""
 
 
-def matching(rows: Sequence[RunRow], filter_text: str) -> list[RunRow]:
-    """The rows that contain every word of the filter in their id, name, ``#tags``, note, state, profile or reason."""
-    words = filter_text.lower().split()
-    if not words:
-        return list(rows)
-    return [row for row in rows if all(word in _haystack(row) for word in words)]
-
-
 class StudyEntry(Struct, frozen=True):
     """A study in the table of runs: its trials that do not run now, and its progress while it is active."""
 
@@ -85,7 +77,8 @@ def with_studies(rows: Sequence[RunRow], studies: Sequence[StudyRow]) -> list[En
     return [*(StudyEntry(each, (), study) for each, study in active.items() if each not in shown), *entries]
 
 
-def _haystack(row: RunRow) -> str:
+def words_of(row: RunRow) -> str:
+    """What a filter looks at: its id, name, ``#tags``, note, state, profile and reason."""
     run = row.run
     words = (run.run_id, run.name, run.profile, sign_of(run).word, run.reason or "", run.waiting_for or "")
-    return " ".join((*words, *(f"#{tag}" for tag in run.tags), run.note or "")).lower()
+    return " ".join((*words, *(f"#{tag}" for tag in run.tags), run.note or ""))

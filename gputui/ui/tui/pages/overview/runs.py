@@ -21,6 +21,7 @@ from gputui.ui.tui.layout.columns import (
     box,
     cells_in,
     clip_facts,
+    filled,
     fit_line,
     pad,
     place,
@@ -67,7 +68,7 @@ def runs_panel(
     lines += [_row(placed, entry, snapshot, state, inner) for entry in shown]
     if not is_framed:
         return lines[:height]
-    return box([*lines, *[fit_line([], inner)] * (room + 1 - len(lines))][: room + 1], width)
+    return box(filled(lines, inner, room + 1), width)
 
 
 def _empty_text(snapshot: Snapshot, state: RunsState, *, has_keys: bool) -> str:

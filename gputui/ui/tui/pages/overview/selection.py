@@ -14,8 +14,8 @@ from gputui.store.events import EventView
 from gputui.store.hardware import GpuView
 from gputui.store.runs import Run
 from gputui.ui.tui.actions import Context
-from gputui.ui.tui.layout.lists import order_named
-from gputui.ui.tui.pages.overview.run_order import ORDERS, Entry, StudyEntry, entry_id, matching, with_studies
+from gputui.ui.tui.layout.lists import matching, order_named
+from gputui.ui.tui.pages.overview.run_order import ORDERS, Entry, StudyEntry, entry_id, with_studies, words_of
 from gputui.ui.tui.pages.overview.runs import RunsState
 from gputui.ui.tui.widgets.list_page import ListPage, moved
 
@@ -51,12 +51,11 @@ class OverviewCursor(ListPage):
         """The filtered and sorted runs. Without a filter, studies stand for their trials."""
         snapshot, table = self.snapshot, self.table
         if self._entries[0] is not snapshot or self._entries[1:3] != (table.filter_text, table.order):
-            rows = order_named(ORDERS, table.order).sorted(matching(snapshot.runs, table.filter_text))
+            rows = order_named(ORDERS, table.order).sorted(matching(snapshot.runs, table.filter_text, words_of))
             found = with_studies(rows, snapshot.studies)
             if table.filter_text:
-                words = table.filter_text.lower().split()
                 studies = (entry for entry in found if isinstance(entry, StudyEntry))
-                found = [*(each for each in studies if all(word in each.study_id.lower() for word in words)), *rows]
+                found = [*matching(studies, table.filter_text, lambda study: study.study_id), *rows]
             self._entries = (snapshot, table.filter_text, table.order, found)
         return self._entries[3]
 

@@ -17,12 +17,13 @@ from gputui.store.events import EventView
 from gputui.store.rollups import HostHistory
 from gputui.ui.tui.data.reader import SnapshotReader
 from gputui.ui.tui.data.snapshot import Interest, Snapshot
+from gputui.ui.tui.layout.lists import matching
 from gputui.ui.tui.layout.strips import head_line, host_figures, notice_lines
 from gputui.ui.tui.layout.words import dated_clock
 from gputui.ui.tui.pages.overview.areas import Rows, Wanted, share_rows
 from gputui.ui.tui.pages.overview.events import event_rows, events_panel
 from gputui.ui.tui.pages.overview.gpus import gpu_panel
-from gputui.ui.tui.pages.overview.run_order import matching
+from gputui.ui.tui.pages.overview.run_order import words_of
 from gputui.ui.tui.pages.overview.runs import RunsState, runs_panel
 from tests.texts import mentions
 from tests.ui.tui.filling import NOW, Filler
@@ -150,9 +151,9 @@ def test_losses_and_steps_are_never_cut(snapshot: Snapshot) -> None:
 
 
 def test_the_filter_needs_every_word(snapshot: Snapshot) -> None:
-    assert [row.run.run_id for row in matching(snapshot.runs, "running vit")] == ["vit-b16-1"]
-    assert [row.run.run_id for row in matching(snapshot.runs, "KeyError")] == ["resnet50-2"]
-    assert matching(snapshot.runs, "nothing like it") == []
+    assert [row.run.run_id for row in matching(snapshot.runs, "running vit", words_of)] == ["vit-b16-1"]
+    assert [row.run.run_id for row in matching(snapshot.runs, "KeyError", words_of)] == ["resnet50-2"]
+    assert matching(snapshot.runs, "nothing like it", words_of) == []
     assert "No run matches" in text_of(runs_panel([], RunsState(None, 0, "x"), Snapshot(NOW), 80, 3))[1]
     assert "Press n" in text_of(runs_panel([], RunsState(), Snapshot(NOW), 80, 3))[1]
 
