@@ -162,18 +162,20 @@ class _Plot(NamedTuple):
         return best
 
     def label_line(self, width: int) -> Line:
-        """The labels of markers below them, in ``width`` cells behind the gutter. Of two that would
-        touch, the later marker's stays."""
-        taken: dict[int, tuple[int, Marker]] = {}
-        for column, marker in reversed(self.markers):
+        """The labels of markers below or beside them, in ``width`` cells behind the gutter. Short
+        ones, such as a restart's, come first, because they leave room for others."""
+        taken: list[tuple[int, int, int, Marker]] = []
+        by_size = sorted(self.markers, key=lambda each: -cell_width(each[1].label))
+        for column, marker in by_size[::-1]:
             size = cell_width(marker.label) if marker.is_line else 0
-            start = min(max(0, column - size // 2), width - size)
-            is_free = all(start + size < at or at + used < start - 1 for at, (used, _) in taken.items())
-            if size and start >= 0 and is_free:
-                taken[start] = (size, marker)
+            ends = [at + used + 1 for at, used, its, _ in taken if its < column]
+            starts = [at - size - 1 for at, _, its, _ in taken if its >= column]
+            low, high = max(0, column - size - 3, *ends), min(column + 3, width - size, *starts)
+            if size and low <= high:
+                taken.append((min(max(low, column - size // 2), high), size, column, marker))
         line: Line = [(" " * (self.gutter_width + 1), "dim")]
         at = 0
-        for start, (size, marker) in sorted(taken.items(), key=lambda each: each[0]):
+        for start, size, _, marker in sorted(taken, key=lambda each: each[0]):
             line.append((" " * (start - at) + marker.label, marker.style))
             at = start + size
         return [piece for piece in [*line, (" " * (width - at), "dim")] if piece[0]]
@@ -352,5 +354,4 @@ def _value_labels(scale: LogScale, rows: int, axis: YAxis) -> dict[int, str]:
 
 def _empty(width: int, rows: int, text: str) -> list[Line]:
     middle = (rows - 1) // 2
-    blank = " " * width
-    return [[(fit(text, width, "^") if row == middle else blank, "dim")] for row in range(rows)]
+    return [[(fit(text if row == middle else "", width, "^"), "dim")] for row in range(rows)]

@@ -223,3 +223,14 @@ def test_a_logarithmic_x_axis_gives_each_decade_the_same_room() -> None:
     places = [axis.index(f"┬{label}") for label in ("1", "10", "100", "1k")]
     apart = [b - a for a, b in pairwise(places)]
     assert max(apart) - min(apart) <= 1
+
+
+def test_labels_of_markers_move_beside_each_other_in_order() -> None:
+    def labels(*marks: tuple[float, str]) -> list[str]:
+        lines = chart([curve], width=60, height=8, markers=[Marker(x, label) for x, label in marks])
+        return " ".join(text for text, _ in lines[-1]).split()
+
+    curve = Curve(reduce(ramp(100), 100))
+    assert labels((50, "↻1"), (50, "hot")) == ["hot", "↻1"]
+    assert labels((50, "hot"), (52, "↻1"), (56, "oom")) == ["hot", "↻1", "oom"]
+    assert labels((0, "hot"), (2, "↻1")) == ["↻1"] and labels((97, "hot"), (99, "↻1")) == ["hot", "↻1"]
