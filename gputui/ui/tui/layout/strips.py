@@ -43,7 +43,8 @@ def head_line(
     """The host and its GPUs, the number of runs in each active state, and the time."""
     agent = snapshot.agent
     is_simulated = demo or (agent is not None and agent.source == "simulated")
-    parts: list[Span] = [(clean(host_name), "text"), *((words, "text") for words in _models(snapshot.gpus))]
+    models = Counter(match.group(1).strip() for gpu in snapshot.gpus if (match := _MODEL.match(clean(gpu.name))))
+    parts: list[Span] = [(clean(host_name), "text"), *((f"{n} × {model}", "text") for model, n in models.items())]
     # The past moment needs the room; the runs are listed below.
     is_tight = snapshot.past is not None and width < _TIGHT
     if agent is not None and not is_simulated and not is_tight:
@@ -69,12 +70,6 @@ def head_line(
     return between(left, right, width)
 
 
-def _models(gpus: Sequence[GpuView]) -> list[str]:
-    """``8 × H100 80GB``, for each model."""
-    models = Counter(match.group(1).strip() for gpu in gpus if (match := _MODEL.match(clean(gpu.name))))
-    return [f"{number} × {name}" for name, number in models.items()]
-
-
 def demo_line(snapshot: Snapshot, width: int) -> Line:
     """What to press first in the demo, with a moment at which the longest of its finished runs was training."""
     middles = [
@@ -94,11 +89,7 @@ def demo_line(snapshot: Snapshot, width: int) -> Line:
 
 def notice_lines(snapshot: Snapshot, agent_notice: str | None, width: int) -> list[Line]:
     """Problems on the way from the driver to the screen, one sentence each."""
-    notices: list[str] = []
-    if agent_notice:
-        notices.append(agent_notice)
-    if snapshot.trouble:
-        notices.append(snapshot.trouble)
+    notices = [text for text in (agent_notice, snapshot.trouble) if text]
     notices += past_notices(snapshot)
     silent, agent = driver_silence(snapshot), snapshot.agent
     if agent is not None and agent.gpu_problem and snapshot.gpus and snapshot.past is None:

@@ -30,7 +30,6 @@ from gputui.ui.tui.widgets.pane import Pane
 
 WHEEL_LINES = 3
 
-
 Found = TypeVar("Found")
 
 

@@ -13,7 +13,6 @@ from msgspec import Struct
 from gputui.core.config import Workspace
 from gputui.core.text import clean
 from gputui.metrics.draw.parts import Line
-from gputui.metrics.draw.raster import Span
 from gputui.profiles.situation import situation_of
 from gputui.store.database import StoreError, open_reader
 from gputui.ui.tui import commands
@@ -111,10 +110,6 @@ def make_plan(
     return StudyPlan(path, clean(launch.plan_head(plan)), texts, problems, spec, base, found.source)
 
 
-def _search(row: StudyFileRow, width: int) -> list[Span]:
-    return [(row.problem, "warn") if row.problem else (row.search, "text")]
-
-
 class ChooseStudyScreen(FileListScreen[StudyFileRow]):
     """The list of study files; the chosen one is started after a question."""
 
@@ -134,7 +129,9 @@ class ChooseStudyScreen(FileListScreen[StudyFileRow]):
         return (
             Column("STUDY FILE", 18, name_cell, grow=1, most=32),
             Column("PROFILE", 14, lambda row, _: [(row.profile, "text")], grow=1, most=28),
-            Column("SEARCH", 24, _search, grow=3),
+            Column(
+                "SEARCH", 24, lambda row, _: [(row.problem or row.search, "warn" if row.problem else "text")], grow=3
+            ),
         )
 
     # --- the plan
