@@ -37,11 +37,11 @@ FIRST_PID = 31_400
 STILL_STORIES = (
     *STORIES[:-1],
     Story(
-        "vit-b16", 7.5 * HOUR, (4, 6), 0.5,
+        "vit-b16", 7.5 * HOUR, (4, 6),
         (Act(4_150, OOM, 1), Act(13_310, BUS_ERROR.replace("rank3", "rank1"), 1), Act(0, is_live=True)),
         lr=0.00025,
     ),
-    Story("gpt2-124m", 5.5 * HOUR, (0, 1, 2, 3), 0.4, (Act(0, is_live=True),)),
+    Story("gpt2-124m", 5.5 * HOUR, (0, 1, 2, 3), (Act(0, is_live=True),)),
 )  # fmt: skip
 
 
