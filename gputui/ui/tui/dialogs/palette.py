@@ -15,7 +15,8 @@ from gputui.metrics.draw.parts import Line
 from gputui.ui.tui.actions import actions_in, find
 from gputui.ui.tui.dialogs.settings import ITEMS
 from gputui.ui.tui.layout.columns import between
-from gputui.ui.tui.layout.gpu_words import is_free
+from gputui.ui.tui.layout.gpu_words import gpu_row
+from gputui.ui.tui.layout.gpu_words import who as holder
 from gputui.ui.tui.layout.words import sign_of
 from gputui.ui.tui.widgets.dialog import Content, Dialog
 from gputui.ui.tui.widgets.line_edit import LineEdit
@@ -137,9 +138,7 @@ def choices(page: ActionScreen) -> list[Choice]:
               ]  # fmt: skip
     for gpu in snapshot.gpus:
         users = gpu.run_ids or [process.user or "?" for process in (gpu.processes or ())[:2]]
-        promised = snapshot.machine.promised.get(gpu.uuid)
-        free = "free" if promised is None else f"promised to {promised}"
-        who = ", ".join(users) or (free if is_free(gpu) else "in use")
+        who = ", ".join(users) or "".join(text for text, _ in holder(gpu_row(snapshot, gpu), 30))
         title = f"GPU {gpu.index} · {clean(gpu.name)[:40]}"
         found.append(Choice(title, clean(who)[:30], partial(shell.open_gpu, gpu.uuid), kind="GPU"))
     found += [Choice(f"Copy {what}", clean(text.strip().partition("\n")[0])[:40], partial(shell.copy, what, text))
