@@ -23,8 +23,7 @@ RUN_ID = "RUN"
 
 
 def preview_launch(spec: RunSpec, *, runs: Path, gpus: Sequence[GpuFacts] = ()) -> Launch:
-    """The first attempt's command if it were launched now. ``runs`` is the folder of all runs;
-    ``gpus`` are those that it would get. The run's id is `RUN_ID`; port 0 stands for a free one."""
+    """The first attempt's command if it got ``gpus`` now; port 0 stands for a free one."""
     uuids = tuple(gpu.uuid for gpu in gpus) or spec.gpus.uuids
     visible = uuids if spec.visible == "uuid" else tuple(str(gpu.index) for gpu in gpus)
     here = Placement.here(visible, spec.nproc, port=0)
@@ -45,8 +44,7 @@ def command_line(spec: RunSpec, launch: Launch) -> str:
 
 
 def describe(spec: RunSpec, launch: Launch, situation: GpuSituation | None = None) -> list[str]:
-    """Lines for a person: the command, its folder, GPUs and environment. ``situation`` are the
-    machine's GPUs, if they can be asked."""
+    """Lines for a person; ``situation`` are the machine's GPUs, if they can be asked."""
     launch = redact_launch(launch, Redactor(secrets_of(spec)))
     spec = redact_spec(spec)
     run_dir = launch.env["GPUTUI_RUN_DIR"]
@@ -72,7 +70,6 @@ def describe(spec: RunSpec, launch: Launch, situation: GpuSituation | None = Non
 
 
 def _labelled(label: str, texts: Sequence[str]) -> list[str]:
-    """One line per text, the first with the label."""
     return [f"{label if index == 0 else '':13}{text}" for index, text in enumerate(texts)]
 
 
@@ -91,7 +88,6 @@ def _gpus(spec: RunSpec, situation: GpuSituation | None) -> str:
 
 
 def _metrics(spec: RunSpec) -> list[str]:
-    """Where each source of metrics is read."""
     if not spec.metrics:
         return ["off"]
     sources = []

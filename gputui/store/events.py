@@ -95,7 +95,6 @@ DATA_KINDS: tuple[EventKind, ...] = (
 )  # fmt: skip
 """Lasting conditions of a run's metrics, checkpoints and sinks, and their ends."""
 
-
 TRIAL_KINDS: tuple[EventKind, ...] = (
     "launched", "attempt_started", "stop_requested", "stopped", "succeeded", "failed", "requeued", "placed", "incident",
     "decision", "observation", "wait_timed_out", "gpus_released", "gpus_reduced", "gpus_replaced",
@@ -105,8 +104,6 @@ TRIAL_KINDS: tuple[EventKind, ...] = (
 
 
 class EventView(Struct, frozen=True):
-    """One event. ``kind`` and ``key`` are those of `EventKind`."""
-
     event_id: int
     at: float
     severity: Severity
@@ -130,7 +127,7 @@ def add_event(
     run_id: str | None = None,
     attempt: int | None = None,
 ) -> None:
-    """Insert an event at ``now`` (UTC unix seconds). The message is redacted."""
+    """Insert an event, redacted, at ``now`` (UTC unix seconds)."""
     where = {"subject": subject, "run_id": run_id, "attempt": attempt}
     texts = {"key": None if key is None else _storable(key), "message": _storable(message)}
     insert(connection, "events", at=now, severity=severity, kind=kind, **where, **texts)
@@ -139,7 +136,6 @@ def add_event(
 def has_event(
     connection: sqlite3.Connection, kind: EventKind, *, run_id: str | None = None, key: str | None = None
 ) -> bool:
-    """Whether an event of this kind and key exists for the run, or without a run if None."""
     row = connection.execute(
         "SELECT 1 FROM events WHERE run_id IS ? AND kind = ? AND key IS ?",
         (run_id, kind, None if key is None else _storable(key)),
@@ -169,15 +165,16 @@ def read_events(
 
 
 def read_news(connection: sqlite3.Connection, at: float | None = None, *, limit: int) -> list[EventView]:
-    """The machine's newest events, oldest first, without those of `TRIAL_KINDS` of trials, and without the start that
-    a resume, restart or retry has announced. Raises sqlite3.Error."""
+    """The machine's newest events, oldest first; raises sqlite3.Error. A trial's of `TRIAL_KINDS`
+    are not among them, nor a start that a resume, restart or retry has announced."""
     order = "event_id" if at is None else "at DESC, event_id"
     kinds = ", ".join(f"'{kind}'" for kind in TRIAL_KINDS)
     query = (
         f"SELECT * FROM events AS e WHERE (?1 IS NULL OR at <= ?1) AND NOT (kind IN ({kinds}) AND EXISTS "  # noqa: S608
         "(SELECT 1 FROM runs AS r WHERE r.run_id = e.run_id AND r.study_id IS NOT NULL)) "
-        "AND NOT (kind = 'attempt_started' AND coalesce((SELECT kind FROM events AS p WHERE p.run_id = e.run_id AND "
-        "p.event_id < e.event_id AND kind IN ('requeued', 'decision', 'stopped', 'attempt_started') "
+        "AND NOT (kind = 'attempt_started' AND coalesce((SELECT kind FROM events AS p "
+        "WHERE p.run_id = e.run_id AND p.event_id < e.event_id "
+        "AND kind IN ('requeued', 'decision', 'stopped', 'attempt_started') "
         "ORDER BY p.event_id DESC LIMIT 1), '') IN ('requeued', 'decision')) "
         f"ORDER BY {order} DESC LIMIT ?2"
     )
@@ -187,7 +184,6 @@ def read_news(connection: sqlite3.Connection, at: float | None = None, *, limit:
 def read_data_events(
     connection: sqlite3.Connection, run_id: str, at: float | None = None, *, after_id: int = 0
 ) -> list[EventView]:
-    """A run's events of DATA_KINDS with an id above ``after_id``, oldest first."""
     events = read_events(connection, run_id, at, after_id=after_id)
     return [event for event in events if event.kind in DATA_KINDS]
 

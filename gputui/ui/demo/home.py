@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 
 from gputui.core.config import PRIVATE_FILE_MODE, Workspace, locate
@@ -21,7 +22,7 @@ from gputui.runs.submission import submit_run
 from gputui.store import commands
 from gputui.store.database import StoreError, open_commander
 from gputui.store.runs import read_runs
-from gputui.store.studies import StudyRecord, read_studies
+from gputui.store.studies import read_studies
 from gputui.ui.demo import simulated_trainer
 from gputui.ui.demo.past import STORIES, DemoPast
 from gputui.ui.demo.study import STUDY, STUDY_FILE
@@ -71,7 +72,7 @@ checkpoints: {{dir: "{{run_dir}}/checkpoints", pattern: "step_*.pt", resume: "--
 
 @contextmanager
 def demo_home() -> Iterator[Workspace]:
-    """A home with a history and an active run. Raises OSError, StoreError, AgentUnreachableError."""
+    """A home with a history. Raises OSError, StoreError, AgentUnreachableError."""
     folder = Path(tempfile.mkdtemp(prefix="gputui-demo-"))
     workspace = locate(folder, {})
     try:
@@ -108,18 +109,12 @@ def _start_runs(workspace: Workspace) -> None:
     now = time.time()
     with closing(open_commander(workspace.database)) as connection:
         stopped = next(run for run in read_runs(connection) if run.state == "stopped")
-        command_id = commands.submit(
-            connection, "resume", stopped.run_id, {"set": {}}, STORIES[-1].actor, now=now, doorbell=workspace.doorbell
-        )
+        actor, bell = STORIES[-1].actor, workspace.doorbell
+        command_id = commands.submit(connection, "resume", stopped.run_id, {"set": {}}, actor, now=now, doorbell=bell)
         # It must have its GPUs before another run asks for four.
         commands.wait_for_answer(connection, command_id, commands.ANSWER_SECONDS)
         spec = resolve(load(workspace.profiles / "resnet50.yaml"))
         submit_run(workspace, connection, spec, name=None, actor="bob", now=now)
-
-
-def _active_studies(connection: sqlite3.Connection) -> list[StudyRecord]:
-    """The studies that are not over."""
-    return [study for study in read_studies(connection) if not study.state.is_over]
 
 
 def _stop_everything(workspace: Workspace) -> None:
@@ -128,20 +123,17 @@ def _stop_everything(workspace: Workspace) -> None:
         return
     try:
         with closing(open_commander(workspace.database)) as connection:
-            for study in _active_studies(connection):
-                # It would go on launching trials.
-                words = {"study": study.study_id}
-                commands.submit(
-                    connection, "study_stop", None, words, "demo", now=time.time(), doorbell=workspace.doorbell
-                )
-            for run in read_runs(connection, active_only=True):
-                commands.submit(
-                    connection, "stop", run.run_id, {"now": True}, "demo", now=time.time(), doorbell=workspace.doorbell
-                )
+            ask = partial(commands.submit, connection, actor="demo", doorbell=workspace.doorbell)
+            active = partial(read_runs, connection, active_only=True)
+            # A study would go on launching trials.
+            for study in (one for one in read_studies(connection) if not one.state.is_over):
+                ask("study_stop", None, {"study": study.study_id}, now=time.time())
+            for run in active():
+                ask("stop", run.run_id, {"now": True}, now=time.time())
             deadline = time.monotonic() + STOP_SECONDS
-            while (
-                read_runs(connection, active_only=True) or _active_studies(connection)
-            ) and time.monotonic() < deadline:
+            while time.monotonic() < deadline and (
+                active() or any(not one.state.is_over for one in read_studies(connection))
+            ):
                 time.sleep(0.1)
         stop_agent(workspace)
     except (StoreError, AgentUnreachableError, sqlite3.Error) as error:

@@ -97,9 +97,7 @@ BUS_ERROR = """\
 
 
 class Act(Struct, frozen=True):
-    """One attempt: its last step and its end. ``log`` is the end of its output; ``xid`` is reported
-    for its last GPU; ``pruned`` says why a study pruned it. A live one trains on at the end of the
-    history."""
+    """One attempt: its last step, its output's end, its last GPU's XID, why it was pruned."""
 
     last_step: int
     log: str = ""
@@ -112,7 +110,7 @@ class Act(Struct, frozen=True):
 
 
 class Story(Struct, frozen=True):
-    """One run: its start in seconds ago, its GPUs, attempts, and learning rate if not the profile's."""
+    """One run: its start in seconds ago, GPUs, attempts, and learning rate if not the profile's."""
 
     profile: str
     began_ago: float
@@ -143,8 +141,7 @@ class Clock:
 
 
 class DemoPast:
-    """Makes the history of one home. ``source`` is its simulated machine, ``host`` the host at all times; None for this
-    one as it is."""
+    """Makes the history of a home with a simulated machine; ``host`` is this one if None."""
 
     def __init__(
         self, workspace: Workspace, source: SimulatedSource, now: float, host: HostSample | None = None
@@ -162,8 +159,7 @@ class DemoPast:
         self.busy: list[tuple[float, float, str, tuple[int, ...]]] = []
 
     def make(self, stories: Sequence[Story] = STORIES, each_recent: Callable[[], object] = lambda: None) -> None:
-        """Write the whole history, the oldest run first; call ``each_recent`` after each sample of the last minutes.
-        Raises sqlite3.Error, OSError."""
+        """Write it; ``each_recent`` follows each late sample. Raises sqlite3.Error, OSError."""
         self.clock.at = self.until - 7 * DAY
         inventory = self.source.inventory(self.clock.at)
         self.gpus = inventory.gpus
@@ -180,7 +176,6 @@ class DemoPast:
         self._sample(each_recent)
 
     def close(self) -> None:
-        """Close the store."""
         self.context.ingest.close()
         self.connection.close()
 
@@ -257,7 +252,7 @@ class DemoPast:
         return tuple(index for index in gpus if self.gpus[index].uuid not in quarantined)
 
     def _train(self, run_id: str, attempt: Attempt, act: Act, ranks: int, step_seconds: float) -> list[str]:
-        """Write the metrics and checkpoints of an attempt, and move the clock to its end; returns what it printed."""
+        """Write metrics and checkpoints, and move the clock; returns what was printed."""
         clock, folder = self.clock, self.workspace.run_dir(run_id)
         first_step, first_at = attempt.resumed_step or 0, clock.at + 18.0
         if act.is_live:
@@ -317,8 +312,7 @@ class DemoPast:
     # --- hardware
 
     def _sample(self, each_recent: Callable[[], object]) -> None:
-        """Record GPUs and host up to now: a sample per minute, and one every two seconds in the last 15 minutes, each
-        followed by ``each_recent``."""
+        """Record GPUs and host: a sample per minute, at the end one every two seconds."""
         begin, recent = self.until - SAMPLED_SECONDS, self.until - 900.0
         times = [begin + 60.0 * number for number in range(int((recent - begin) // 60.0))]
         times += [recent + 2.0 * number for number in range(450)]
@@ -352,7 +346,7 @@ def _saved_steps(act: Act, first_step: int) -> list[int]:
 
 
 def _written_steps(act: Act, first_step: int, saved: Sequence[int]) -> list[int]:
-    """The steps of an attempt that have lines: some of all, some validated ones, and each saved one."""
+    """The steps of an attempt that have lines: some of all, some validated ones, each saved one."""
     if not act.last_step:
         return []
     every = max(1, (act.last_step - first_step) // act.max_lines)

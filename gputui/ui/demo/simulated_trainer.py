@@ -71,8 +71,7 @@ def lines(
     loss: tuple[float, float],
     lr: float = LR,
 ) -> Iterator[dict[str, Any]]:
-    """The lines of all ranks about one step, rank 0 first. ``at`` is UTC unix seconds, ``batch_size`` the samples of a
-    rank in a step, ``loss`` the first and the last loss."""
+    """The lines of all ranks about a step; ``loss`` are the first and the last, ``at`` is UTC."""
     seed = int(loss[0] * 1000)
     warm = max(1, total // 20)
     for rank in range(ranks):
@@ -163,7 +162,7 @@ def train(options: argparse.Namespace, rank: int, ranks: int) -> int:
 
 
 def steps(options: argparse.Namespace, rank: int, ranks: int, should_stop: list[bool]) -> int:
-    """Make all steps that are left, or those until something is in ``should_stop``; returns the exit code."""
+    """Make the steps that are left, until ``should_stop`` is filled; returns the exit code."""
     begin = 0
     if options.resume is not None:
         with zipfile.ZipFile(options.resume) as archive:

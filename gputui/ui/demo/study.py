@@ -107,7 +107,7 @@ def play_study(past: DemoPast, file: Path, began_at: float) -> None:
 
 
 def _course(spec: StudySpec, params: Mapping[str, Any], begin: float, others: Sequence[_Course]) -> _Course:
-    """A trial's values at its rungs, up to the one at which the median of earlier trials prunes it."""
+    """A trial's values at its rungs, up to where the median of earlier trials prunes it."""
     first, last = MODELS[spec.profile][1]
     end = tuned_end(last, params["lr"], params["weight_decay"])
     values = tuple(

@@ -41,7 +41,7 @@ POLL_SECONDS = 0.1
 
 
 class Commands(Shell):
-    """The part of the app that writes commands about the run, study or GPU in question, and shows their answers."""
+    """Commands about the run, study or GPU in question, and their answers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,8 +74,7 @@ class Commands(Shell):
         self.ask_by(words, write, patience_seconds(verb))
 
     def ask_by(self, words: str, write: Callable[[], int], patience: float = ANSWER_SECONDS) -> None:
-        """`ask` with ``write``, which writes the command and returns its id. Without an answer after
-        ``patience`` seconds it is withdrawn: the person may have repeated it."""
+        """`ask` by ``write``, which returns the id; without an answer in time it is withdrawn."""
         earlier, written = self._newest_write, threading.Event()
         self._newest_write = written
 
@@ -100,7 +99,6 @@ class Commands(Shell):
         self.say(f"{words}…")
 
     def answered(self, answer: CommandAnswer) -> None:
-        """Show the answer to a command."""
         words = self.unanswered.pop(answer.command_id, "")
         if answer.state == "refused":
             reason, subject = answer.reason or "", words.rpartition(" ")[2]
@@ -198,8 +196,7 @@ class Commands(Shell):
 
 
 def answer_text(words: str, result: Mapping[str, Any]) -> str:
-    """An answer as a sentence that names its subject once. ``words`` name the command, ``result`` is the agent's
-    answer."""
+    """The agent's answer as a sentence; ``words`` name the command."""
     subject, sign = clean(str(result.get("id", ""))), (RUN_SIGNS | STUDY_SIGNS).get(str(result.get("state")))
     if "text" in result:
         return clean(str(result["text"]))
@@ -213,7 +210,7 @@ def answer_text(words: str, result: Mapping[str, Any]) -> str:
 
 
 def launch(workspace: Workspace, spec: RunSpec, name: str | None) -> int:
-    """Hand a run to the agent; returns the command's id. Raises StoreError, sqlite3.Error or OSError."""
+    """Hand a run to the agent; returns the id. Raises StoreError, sqlite3.Error, OSError."""
     from gputui.runs.submission import submit_run
 
     with closing(open_commander(workspace.database)) as store:
@@ -221,8 +218,7 @@ def launch(workspace: Workspace, spec: RunSpec, name: str | None) -> int:
 
 
 def start_study(workspace: Workspace, base: RunSpec, spec: StudySpec, source: str) -> int:
-    """Hand a study to the agent; ``base`` specifies its runs, ``source`` is the text of its file.
-    Returns the command's id. Raises as `launch` does."""
+    """`launch` of a study: the specification of its runs, its own, and the text of its file."""
     from gputui.runs.launch_shell import capture
     from gputui.runs.submission import submit_ticket
 

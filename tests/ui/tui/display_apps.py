@@ -53,7 +53,6 @@ class EverythingApp(App[None]):
         yield Footer()
 
     def change(self, source: random.Random, words: list[str]) -> None:
-        """One random change."""
         word = " ".join(source.choice(words) for _ in range(source.randint(1, 4)))
         style = source.choice(STYLES)
         screen = self.screen_stack[0]

@@ -47,36 +47,30 @@ class Terminal:
         self.fill_with_garbage()
 
     def feed(self, data: str) -> None:
-        """Take in what was written to the terminal."""
         self._stream.feed(_UNKNOWN_TO_PYTE.sub("", data))
 
     def resize(self, width: int, height: int) -> None:
-        """Change the size; what is shown then is anybody's guess."""
         self.screen.resize(height, width)
         self.screen.reset_mode(7)
         self.fill_with_garbage()
 
     def fill_with_garbage(self) -> None:
-        """Show something that nobody wants to see."""
         for y in range(self.screen.lines):
             for x in range(self.screen.columns):
                 self.screen.buffer[y][x] = Char(GARBAGE, fg="red", bold=True)
 
     @property
     def lines(self) -> list[str]:
-        """The text that is shown, a wide character followed by nothing."""
         return [
             "".join(self.screen.buffer[y][x].data for x in range(self.screen.columns)) for y in range(self.screen.lines)
         ]
 
     @property
     def text(self) -> str:
-        """The lines, joined."""
         return "\n".join(self.lines)
 
     @property
     def cursor(self) -> tuple[int, int]:
-        """Column and row of the cursor."""
         return self.screen.cursor.x, self.screen.cursor.y
 
     def wrong_cells(self, grid: CellGrid) -> list[str]:
@@ -91,7 +85,6 @@ class Terminal:
 
 
 def repaint(app: DisplayLayer[Any]) -> None:
-    """Let an app write the whole screen again."""
     app._cell_grid.mark_unknown()
     app._emit()
 

@@ -132,7 +132,6 @@ class Filler:
         )
 
     def slow(self, index: int, **values: Any) -> None:
-        """Change slow values of a GPU."""
         held = self.connection.execute("SELECT slow FROM gpus WHERE uuid = ?", (uuid(index),)).fetchone()[0]
         text = json.dumps(json.loads(held) | values)
         self.connection.execute("UPDATE gpus SET slow = ? WHERE uuid = ?", (text, uuid(index)))
@@ -357,7 +356,6 @@ class Filler:
         )
 
     def end(self, run_id: str, state: str, seconds_ago: float = 0.0) -> None:
-        """A run comes to its end."""
         at = self.now - seconds_ago
         self.connection.execute("UPDATE runs SET state = ?, ended_at = ? WHERE run_id = ?", (state, at, run_id))
         self.transition(run_id, "running", state, state, seconds_ago)
@@ -512,7 +510,6 @@ class Filler:
     # --- whole stories
 
     def history(self, seconds: int = 600, every: int = 5) -> None:
-        """Samples of all GPUs and the host over the last ``seconds``."""
         count = self.connection.execute("SELECT count(*) FROM gpus").fetchone()[0]
         self.connection.execute("BEGIN")
         for ago in range(seconds, 0, -every):

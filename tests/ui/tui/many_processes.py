@@ -64,5 +64,4 @@ def give(feed: Feed) -> StillProcesses:
 
 
 def everything(gpus: tuple[GpuView, ...]) -> int:
-    """How many there are."""
     return 2 + RANKS * (1 + LOADERS) + FOREIGN

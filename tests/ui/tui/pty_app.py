@@ -68,7 +68,6 @@ class PtyApp:
         os.close(self.master)
 
     def read(self, seconds: float) -> bytes:
-        """What the program writes during some time; also shown on the emulated terminal."""
         start = len(self.output)
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
@@ -94,12 +93,10 @@ class PtyApp:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the program has suspended itself."""
         stat = read_stat(self.process.pid)
         return stat is not None and stat.state == "T"
 
     def type(self, keys: str) -> None:
-        """Press keys."""
         os.write(self.master, keys.encode())
 
     def _answer(self) -> None:

@@ -59,7 +59,6 @@ OPENING: dict[Scope, Callable[[GputuiApp], object]] = {
 
 
 def check(frame: str) -> None:
-    """Only text that takes room and our own sequences."""
     text = OURS.sub("", frame)
     for char in set(text):
         assert unicodedata.category(char) not in ("Cc", "Cf", "Co", "Cn", "Cs", "Zl", "Zp"), f"{char!r} in {frame!r}"
@@ -96,7 +95,6 @@ def check_told(sequence: str) -> None:
 
 
 def whole(app: GputuiApp) -> object:
-    """Everything that is shown, with its styles."""
     return [(type(screen), [pane._lines for pane in screen.query(Pane)]) for screen in app.screen_stack]
 
 

@@ -40,7 +40,6 @@ def open_screen(filler: Filler, workspace: Workspace) -> Callable[..., object]:
 
 
 def leave(app: PtyApp) -> bytes:
-    """Press q; what was written after it."""
     before = len(app.output)
     app.type("q")
     app.read_until(lambda: app.process.poll() is not None)

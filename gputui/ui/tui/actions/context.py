@@ -21,16 +21,8 @@ Scope = Literal[
 class Context(Struct, frozen=True):
     """The state of a page that decides whether an action is possible, and how keys are printed.
 
-    Attributes:
-        run: the run that an action would apply to: the page's, or the one under the cursor.
-        section: the section of the page in focus.
-        study: the state of the study that is shown, or under the cursor.
-        quarantined: UUIDs of the GPUs in quarantine.
-        has_studies: whether there is a study to open.
-        past_at: the past moment that is shown, in words; None for live.
-        blocked_by: why the launch form cannot be started; None if it can.
-        connection_lag: the lag of a slow connection, in words; None if there is none.
-        keys: keys from the settings, by action.
+    Actions apply to ``run``, ``gpu``, ``alert``, ``pid``, or to the study in the state ``study``.
+    ``past_at``, ``blocked_by`` (why the form cannot be started) and ``connection_lag`` are words.
     """
 
     scope: Scope
@@ -111,8 +103,7 @@ CHECKS: Mapping[str, str | Check] = {
 
 
 def refusal(checks: str, context: Context) -> str | None:
-    """The sentence of the first of these checks that refuses; None if none does. With ``study|run`` the first half
-    is for the row of a study on the overview."""
+    """The sentence of the first check that refuses; of ``a|b``, ``a`` is for the row of a study."""
     of_study, _, of_run = checks.rpartition("|")
     for name in (of_study if of_study and context.is_study_row else of_run).split():
         check = CHECKS[name]

@@ -20,7 +20,7 @@ Place = tuple[str, str]
 
 
 class Keys(Struct, frozen=True):
-    """The keys that differ from the table's; ``refused`` are sentences about the wishes that cannot be met."""
+    """The keys that differ from the table's; ``refused`` says which wishes cannot be met."""
 
     changed: Mapping[Place, tuple[str, ...]] = msgspec.field(default_factory=dict)
     refused: tuple[str, ...] = ()
@@ -36,8 +36,7 @@ class Keys(Struct, frozen=True):
 
 
 def resolve(wanted: Mapping[str, str]) -> Keys:
-    """The effective keys for the wishes of a settings file, which map an action, or ``page.action``, to keys separated
-    by spaces."""
+    """The keys for the wishes of a settings file, by action or ``page.action``."""
     refused: list[str] = []
     changed: dict[Place, tuple[str, ...]] = {}
     # A wish for one page overrides one for all.

@@ -22,13 +22,8 @@ TIME_ACTIONS = ("time_back", "time_forth", "live")
 class Action(Struct, frozen=True):
     """One action, carried out by a method ``do_<name>``.
 
-    Attributes:
-        keys: Textual's names of its keys; none if only the palette has it.
-        label: a word for the footer; empty if only help and palette have it.
-        tooltip: a phrase for the palette.
-        help: the same for the help; actions with one phrase share a line.
-        checks: what may refuse it, as `refusal` takes it.
-        sections: the focused sections of a run's page for which the footer has it; empty for all.
+    ``label`` is a word for the footer, which has it for these ``sections`` of a run's page, or all;
+    ``tooltip`` a phrase for the palette, ``help`` one for the help, where actions may share it.
     """
 
     name: str
@@ -42,7 +37,6 @@ class Action(Struct, frozen=True):
     sections: tuple[str, ...]
 
     def why_not(self, context: Context) -> str | None:
-        """Why it is not possible now, as a sentence; None if it is."""
         return refusal(self.checks, context)
 
     def keys_in(self, context: Context) -> tuple[str, ...]:
@@ -50,7 +44,6 @@ class Action(Struct, frozen=True):
         return context.keys.get(self.name, self.keys)
 
     def key_word(self, context: Context) -> str:
-        """Its first key as it is printed; empty if only the palette has it."""
         return "".join(key_word(key, is_ascii=context.is_ascii) for key in self.keys_in(context)[:1])
 
     def is_shown(self, context: Context) -> bool:

@@ -28,7 +28,7 @@ def run_style(run: Run) -> str:
 
 
 def run_colour(run: Run) -> int:
-    """The number of a run's colour, the same in all charts; runs launched one after the other differ."""
+    """The number of a run's colour; runs launched one after the other differ."""
     return (run.sequence - 1) % RUN_COLOURS
 
 
@@ -67,7 +67,7 @@ def outlook(row: RunRow, now: float) -> Span:
 
 
 def unmeasured_words(row: RunRow) -> str:
-    """Why no step of a training run is known yet, if its metrics come with checkpoints; else empty."""
+    """Why no step is known yet, if metrics come with checkpoints; else empty."""
     spec = known_spec(row.run) if row.run.state == "running" and row.progress.step is None else None
     if spec is None or not spec.metrics or any(source.kind != "hf" for source in spec.metrics):
         return ""
@@ -90,16 +90,14 @@ def title_of(run_id: str, name: str | None) -> str:
 
 
 def start_words(run: Run, now: float) -> str:
-    """``14 s (last time 11 s)``: how long an attempt has been starting, and how long the profile's last one took to its
-    first step."""
+    """``14 s (last time 11 s)``: how long it has been starting, and the profile's last run took."""
     began_at, usual = run.attempt_started_at, run.usual_start_seconds
     since = "launching" if began_at is None else _since(now - began_at)
     return since if usual is None else f"{since} (last time {_since(usual)})"
 
 
 def stop_words(row: RunRow, now: float) -> Span:
-    """``8 s: waits for its exit · 23 steps unsaved · killed in 18 s``: what a stop waits for, what would be lost, and
-    how long it will wait."""
+    """``8 s: waits for its exit · 23 steps unsaved · killed in 18 s``."""
     stop = row.run.stop
     if stop is None:
         return ("waits for its exit", "text")
@@ -132,8 +130,7 @@ def unsaved_words(step: int | None, stop: StopRequest) -> str:
 
 
 def placement_words(run: Run, now: float) -> Span:
-    """The state of a run on a target: ``lab: pending (Priority), expected 14:30``, ``lab: running on node1, 3 h of its
-    limit left``, or, if it cannot be reached, ``lab: unknown since 14:02 (…)``."""
+    """``lab: pending (Priority), expected 14:30``, or ``lab: unknown since 14:02 (…)``."""
     where, placement = clean(run.target or ""), run.placement
     if placement is None:
         return (where, "text")
@@ -157,8 +154,7 @@ def placement_words(run: Run, now: float) -> Span:
 
 
 def silent_seconds(row: RunRow, now: float) -> float | None:
-    """How long a training run has reported no step, if more than `SILENT_STEPS` times the usual time and
-    `SILENT_SECONDS`; None for a run that continues as usual or whose steps have no time."""
+    """Seconds without a step, if that is unusually long for a training run; else None."""
     newest, usual = row.progress.newest_at, _usual_seconds(row.progress)
     if row.run.state != "running" or newest is None or usual is None:
         return None
@@ -174,7 +170,7 @@ def _usual_seconds(progress: Progress) -> float | None:
 
 
 def _since(seconds: float) -> str:
-    """A duration in whole seconds, from two minutes on in whole minutes, so that it does not flicker."""
+    """A duration in whole seconds, from two minutes on in minutes, so that it does not flicker."""
     seconds = max(0.0, seconds)
     return duration(seconds // 1 if seconds < 120 else seconds // 60 * 60)
 

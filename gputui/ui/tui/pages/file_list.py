@@ -70,7 +70,6 @@ class FileListScreen(ListingPage[Row], Generic[Row]):
 
     @property
     def found(self) -> Sequence[Row]:
-        """The rows that match the typed text."""
 
         def texts(row: Row) -> tuple[str, str, tuple[int, ...]]:
             return row.name, f"{row.searched} {row.path}", ()
@@ -139,7 +138,6 @@ class FileListScreen(ListingPage[Row], Generic[Row]):
         self.changed()
 
     def do_choose(self) -> None:
-        """Go on with the chosen file."""
         path = self.chosen
         self._is_taken_ahead = self.rows is None
         if self.rows is not None and path is not None:

@@ -28,8 +28,6 @@ DEADLINE_SECONDS = 60.0
 
 
 class Listener:
-    """Keeps what a feed hands out."""
-
     def __init__(self) -> None:
         self.snapshots: queue.Queue[Snapshot] = queue.Queue()
         self.answers: queue.Queue[CommandAnswer] = queue.Queue()

@@ -21,8 +21,6 @@ from gputui.ui.tui.terminal.driver import KeysLost, TerminalDriver, TerminalGone
 
 
 class Sink:
-    """Takes what an app would."""
-
     def __init__(self) -> None:
         self.keys: asyncio.Queue[str] = asyncio.Queue()
         self.others: list[Message] = []
@@ -40,7 +38,6 @@ class Sink:
 
 @pytest.fixture
 def terminal() -> Iterator[tuple[int, int]]:
-    """Both ends of a terminal: the person's and the program's."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTSTP, signal.SIGCONT)}
     master, slave = pty.openpty()
     tty.setraw(slave)

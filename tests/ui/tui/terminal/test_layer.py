@@ -16,8 +16,6 @@ from tests.ui.tui.emulator import Terminal, repaint
 
 
 class Words(Captured):
-    """Two lines of text."""
-
     CSS = "#text { width: 1fr; height: 2; }"
 
     def compose(self) -> ComposeResult:
@@ -49,7 +47,6 @@ def composed_differences(app: Captured) -> list[str]:
 
 
 async def settled(pilot: Pilot[None]) -> None:
-    """Let the app work off what happened and paint."""
     await pilot.pause()
     await pilot.pause(0.02)
 

@@ -26,7 +26,6 @@ class SlowTerminal(PtyApp):
     rate = 2000
 
     def crawl(self, seconds: float) -> None:
-        """Some time of the line."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             self.crawl_once()

@@ -42,13 +42,8 @@ UNSET = "–"
 
 
 class Comparison(Struct, frozen=True):
-    """Which runs are compared, and how.
-
-    Attributes:
-        sort: one of `SORT_KEYS` or a parameter.
-        group: the parameter that runs are grouped by.
-        drawn: the runs with a curve, each at the index of its colour, None for a free colour.
-    """
+    """Which runs are compared, by one of `SORT_KEYS` or a parameter, grouped by a parameter.
+    ``drawn`` are the runs with a curve, each at the index of its colour."""
 
     run_ids: tuple[str, ...]
     sort: str = "chosen"
@@ -58,8 +53,7 @@ class Comparison(Struct, frozen=True):
 
     @classmethod
     def of(cls, run_ids: Sequence[str], colours: Mapping[str, int] = MappingProxyType({})) -> Comparison:
-        """A comparison in which the first `MOST_CURVES` runs have a curve, each in its own of ``colours``; if two runs
-        share a colour, the later one gets the next free one."""
+        """The first `MOST_CURVES` runs have a curve, in their ``colours`` or the next free one."""
         drawn: list[str | None] = [None] * MOST_CURVES
         for number, run_id in enumerate(run_ids[:MOST_CURVES]):
             wanted = colours.get(run_id, number)
@@ -68,7 +62,6 @@ class Comparison(Struct, frozen=True):
 
     @property
     def notes(self) -> list[str]:
-        """What differs from the usual, in words."""
         drawn = sum(run_id is not None for run_id in self.drawn)
         notes = [f"{drawn} shown"] if drawn < len(self.run_ids) else []
         if self.sort != "chosen" or self.is_reversed:
@@ -88,15 +81,8 @@ class Comparison(Struct, frozen=True):
 
 
 class ComparedRun(Struct, frozen=True):
-    """A run in the table.
-
-    Attributes:
-        colour: the number of its curve's colour; None without a curve.
-        params: as text, the parameters in which the runs differ.
-        best: the best value of the metric, which was at ``best_x`` or, if that is not exact, in the stretch that ends
-            there.
-        seconds: how long the run took until now.
-    """
+    """A run in the table, with a curve in ``colour`` and the ``params`` in which the runs differ.
+    ``best`` was at ``best_x`` or, if that is not exact, in the stretch that ends there."""
 
     row: RunRow
     colour: int | None
@@ -119,8 +105,7 @@ def metric_names(data: Iterable[ChartData]) -> list[str]:
 
 
 def differing(rows: Sequence[RunRow]) -> dict[str, tuple[str, ...]]:
-    """The launch parameters, and the code, in which runs differ, with the text of each run's value. Nested parameters
-    are named ``outer.inner``."""
+    """The launch parameters (``outer.inner``) and the code in which runs differ, as texts."""
     launched = [dict(_flat(launched_params(row.run))) for row in rows]
     for row, params in zip(rows, launched, strict=True):
         if (code := launched_code(row.run)) is not None:
@@ -150,7 +135,7 @@ def _text(value: object) -> str:
 def compare(
     rows: Sequence[RunRow], data: Mapping[str, ChartData], comparison: Comparison, metric: str, now: float
 ) -> list[ComparedRun]:
-    """The runs of the table, sorted by ``metric`` within their groups. Unknown values come last in any order."""
+    """The runs of the table, by ``metric`` within their groups; unknown values come last."""
     by_id = {row.run.run_id: row for row in rows}
     chosen = [by_id[run_id] for run_id in comparison.run_ids if run_id in by_id]
     params = differing(chosen)

@@ -216,8 +216,7 @@ class CompareScreen(ListingPage[ComparedRun]):
             self.changed()
 
     def on_click(self, event: events.Click) -> None:
-        """In the table, move the cursor to the clicked run, and open it on a double click; in a chart, move the
-        crosshair."""
+        """Move the cursor to the clicked run, which a double click opens, or the crosshair."""
         if event.widget is self.charts.pane:
             self.charts.click(event.x, event.y)
             self.changed()

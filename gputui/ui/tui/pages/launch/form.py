@@ -61,9 +61,7 @@ class Prefill(Struct, frozen=True):
 
 
 class Field(Struct, frozen=True):
-    """One line of the form: the profile's value, a hint at those that it takes, that of an earlier
-    run if it differs, the only ones that it takes, what reads them, its content, and what is wrong
-    with that. A secret is shown only while typed."""
+    """One line of the form; ``last`` is an earlier run's value if it differs."""
 
     key: str
     default: str
@@ -78,17 +76,14 @@ class Field(Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """Its name, as harmless text."""
         return clean(self.key)
 
     @property
     def is_parameter(self) -> bool:
-        """Whether it is a parameter of the profile."""
         return " " not in self.key
 
     @property
     def is_changed(self) -> bool:
-        """Whether it differs from the profile."""
         return self.edit.text != self.default
 
     def shown(self, text: str) -> str:
@@ -130,7 +125,7 @@ class Form(Struct, frozen=True):
         return cls(entry, tuple(replace(each, edit=LineEdit.at_end(each.default)) for each in fields))
 
     def shown(self, cursor: str | None, *, is_whole: bool = False) -> list[Field]:
-        """The visible fields, ``is_whole`` all; the one under the cursor and changed ones always are."""
+        """The visible fields, ``is_whole`` all; the current and changed ones always are."""
         if is_whole:
             return [field for field in self.fields if field.key != MORE]
         return [
@@ -141,7 +136,6 @@ class Form(Struct, frozen=True):
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong with the fields."""
         return [f"{field.label}: {field.problem}" for field in self.fields if field.problem]
 
     @property
@@ -174,7 +168,6 @@ class Form(Struct, frozen=True):
         return form
 
     def set(self, key: str, edit: LineEdit) -> Form:
-        """The form with other content in a field."""
         fields = (field.filled(edit) if field.key == key else field for field in self.fields)
         return replace(self, fields=tuple(fields))
 
@@ -195,7 +188,6 @@ def priority_of(text: str) -> int:
 
 
 def _text_of(value: object) -> str:
-    """A stored parameter as text."""
     is_scalar = value is None or isinstance(value, (str, int, float))
     return clean(format_value(value if is_scalar else str(value)))  # type: ignore[arg-type]
 

@@ -137,7 +137,6 @@ class LaunchScreen(ListingPage[Field]):
         return max(of_it, key=lambda run: run.sequence, default=None)
 
     def _change(self, form: Form) -> None:
-        """Take changed content, and compute its plan."""
         before, self.form, self._made = self.form, form, None
         if form.entry is not before.entry or form.fields is not before.fields:
             self._is_eager = False
@@ -146,7 +145,6 @@ class LaunchScreen(ListingPage[Field]):
 
     @property
     def is_settled(self) -> bool:
-        """Whether the form's plan is complete."""
         return self.plan is not None and not self._is_planning
 
     def _make_plan(self) -> None:
@@ -221,7 +219,6 @@ class LaunchScreen(ListingPage[Field]):
     do_field_next, do_field_previous = partialmethod(_move, 1), partialmethod(_move, -1)
 
     def do_choose_gpus(self) -> None:
-        """Choose GPUs from a table with their occupants."""
         if not self.form.fields:
             self.shell.say(self._blocked_by() or "", "warning")
             return
@@ -234,7 +231,6 @@ class LaunchScreen(ListingPage[Field]):
         self.app.push_screen(PickGpusScreen(asked.count, asked.memory_bytes, asked.uuids, take))
 
     def do_last_values(self) -> None:
-        """Fill in the parameters of the newest run of this profile."""
         run = None if self.form.entry is None else self._newest_run(self.form.entry)
         if run is None:
             self.shell.say("No run of this profile is in the list.")
@@ -250,7 +246,6 @@ class LaunchScreen(ListingPage[Field]):
         self.app.push_screen(SheetScreen("What would be started", lines))
 
     def do_ask_target(self) -> None:
-        """Show what the target tells about its state."""
         form, name, workspace = self.form, self.form.target, self.shell.workspace
         if name is None:
             self.shell.say(f"Write the name of a target into the field {PLACE!r} first.")
@@ -300,7 +295,6 @@ class ProfileRow(NamedTuple):
 
     @property
     def searched(self) -> str:
-        """What is found beside the name."""
         return self.description
 
 
@@ -385,7 +379,6 @@ class ChooseProfileScreen(FileListScreen[ProfileRow]):
         )
 
     def foot(self, width: int, height: int) -> list[Line]:
-        """The whole description of the profile under the cursor."""
         if (row := self.current) is None:
             return []
         about = ". ".join(filter(None, (row.description.rstrip("."), row.missing)))

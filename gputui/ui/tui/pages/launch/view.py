@@ -38,8 +38,7 @@ class FormRoom(NamedTuple):
 
 
 def form_listing(form: Form, key: str | None, room: FormRoom, *, is_fresh: bool) -> Listing[Field]:
-    """The visible fields, below the headings of their groups if there is room. Typing replaces the
-    content of that under the cursor, ``key``, while it ``is_fresh``."""
+    """The visible fields below headings. While ``is_fresh``, typing replaces that of ``key``."""
     shown = form.shown(key, is_whole=room.is_whole)
     groups: dict[str, list[Field]] = {}
     for field in shown:

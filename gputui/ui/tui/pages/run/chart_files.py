@@ -18,7 +18,7 @@ _NAME_MAX = 100
 
 
 def file_name(key: str) -> str:
-    """``val.loss`` for ``val/loss``; with a checksum if characters had to go, so that no two metrics share a file."""
+    """``val.loss`` for ``val/loss``; with a checksum if characters had to go."""
     name = _UNSAFE.sub("_", key.replace("/", ".")).strip(".")
     if len(name) <= _NAME_MAX and name.replace(".", "/") == key:
         return name
@@ -26,7 +26,6 @@ def file_name(key: str) -> str:
 
 
 def chart_drawing(run_id: str, panel: Panel, look: ChartLook) -> Drawing:
-    """The chart of the window that the screen shows."""
     data, title, key = look.data, f"{run_id}: {panel.title}", panel.key
     if panel.field is not None:
         devices = [curve for curve in data.hardware if curve.field == panel.field]
@@ -40,7 +39,7 @@ def chart_drawing(run_id: str, panel: Panel, look: ChartLook) -> Drawing:
 
 
 def write_chart(drawn: Drawing, folder: Path, name: str) -> tuple[str, str]:
-    """Write the chart as CSV, SVG and, if possible, PNG, each file atomically. Returns a sentence and its kind."""
+    """Write CSV, SVG and, if possible, PNG, each atomically. Returns a sentence and its kind."""
     from gputui.metrics.draw import export
 
     kinds, hint = [], ""

@@ -114,7 +114,7 @@ def title_of(incident: IncidentView) -> str:
 
 
 def banner_lines(page: RunPage, context: Context, width: int) -> list[Line]:
-    """Of a failed run the cause, what recovery decided, and keys that help; of a queued one what it waits for."""
+    """Of a failed run cause, decision and keys that help; of a queued one what it waits for."""
     run, incident = page.run, fatal_incident(page)
     if run.state == "queued" and run.waiting_for:
         waits = wrap(clean(run.waiting_for), width - 4)[:MOST_CAUSE_LINES]

@@ -29,8 +29,7 @@ _BEFORE_ALL = -(1 << 62)
 
 
 class Search(Struct, frozen=True):
-    """A search: literal text, case-sensitive only if it has capitals, or a regular expression behind ``~``. ``problem``
-    says what is wrong with the expression."""
+    """Literal text, case-sensitive only if it has capitals, or an expression behind ``~``."""
 
     text: str = ""
     pattern: re.Pattern[str] | None = None
@@ -49,13 +48,9 @@ class Search(Struct, frozen=True):
 
 
 class RunLog:
-    """The visible lines of a log: its end or a place scrolled to, a search, warnings only. ``label`` and ``is_deep``
-    are its request to the feed; ``say`` shows a sentence, ``reveal`` the log that an action is about.
+    """The visible lines of a log: its end or a place scrolled to, a search, warnings only.
 
-    Attributes:
-        hits: the numbers of the shown lines that match the search.
-        left: cells of each line that are scrolled out to the left.
-    """
+    ``label`` and ``is_deep`` are its request to the feed; ``left`` are cells scrolled out to the left."""
 
     def __init__(self, say: Callable[[str], object], reveal: Callable[[], object]) -> None:
         self.label: str | None = None
@@ -84,7 +79,6 @@ class RunLog:
 
     @property
     def numbers(self) -> Sequence[int]:
-        """The numbers of the visible lines."""
         return self._shown[max(0, self._end - self._size[1]) : self._end]
 
     def line(self, number: int) -> tuple[str, Level]:
@@ -143,8 +137,7 @@ class RunLog:
         self._to_try = []
 
     def show_traceback(self, labels: Sequence[str], rank: int | None) -> None:
-        """Show the newest traceback of these logs: first of ``rank``, then of other ranks; a launcher's own traceback
-        only says that a rank has failed."""
+        """Show the newest traceback, first of ``rank``, at last a launcher's."""
         preferred = [name for name in (f"rank {rank} stderr", f"rank {rank}") if name in labels]
         ranks = [name for name in labels if name.startswith("rank ") and OF_ATTEMPT not in name]
         ranks.sort(key=lambda name: not name.endswith(" stderr"))
@@ -187,7 +180,7 @@ class RunLog:
         self.is_deep |= not end
 
     def sideways(self, by: int) -> None:
-        """Scroll half a pane to the left (-1) or right (1), up to the end of the longest visible line."""
+        """Scroll half a pane to the left (-1) or right (1), to the end of the longest line."""
         width = self._size[0]
         longest = max((cell_width(self.line(number)[0]) for number in self.numbers), default=0)
         self.left = max(0, min(self.left + by * (width // 2), longest - width))
@@ -245,8 +238,7 @@ class RunLog:
     # --- drawing
 
     def lines(self, width: int, *, style: str, is_live: bool, was_stopped: bool = False) -> list[Line]:
-        """A heading or the search being typed, and the visible lines. If the attempt ``was_stopped``, the traceback by
-        which its launcher reports that is not shown as an error."""
+        """A heading or the search, and the visible lines; a launcher's report of a stop is dim."""
         tail = self.tail
         report = stop_report(tail.lines) if was_stopped else None
         if self.edit is None:

@@ -55,8 +55,8 @@ class RunScreen(ActionScreen):
         super().__init__()
         self.run_id = run_id
         self.section: Section = "charts"
-        self.charts = Charts(memory.of(run_id), self._keep_view, self._say)
-        self.log_part = RunLog(self._say, self.do_section_log)
+        self.charts = Charts(memory.of(run_id), self._keep_view, lambda text: self.shell.say(text))
+        self.log_part = RunLog(lambda text: self.shell.say(text), self.do_section_log)
         self.parts = (self.charts, self.log_part)
         self.head = Pane(id="head")
         self.labels = Pane(id="run-labels")
@@ -79,9 +79,6 @@ class RunScreen(ActionScreen):
     def _keep_view(self, view: ChartView) -> None:
         self.section = "charts"
         self._memory.keep(self.run_id, view)
-
-    def _say(self, text: str) -> None:
-        self.shell.say(text)
 
     def compose(self) -> ComposeResult:
         self.paint()
@@ -183,8 +180,7 @@ class RunScreen(ActionScreen):
     def _sizes(
         self, page: RunPage, width: int, height: int, frame: int
     ) -> tuple[Mapping[str, SideSection], dict[Section, Size], int]:
-        """The sections of a wide page with their sizes, and the lines above the log: the sections beside the charts,
-        or without charts beside each other, over a log that has the charts' room."""
+        """The sections of a wide page with their sizes, and the lines above the log."""
         has_charts = bool(page.metric_names) or not page.run.state.is_over or self.section == "charts"
         left = charts_width(width) if has_charts else 0
         names = [name for name in BESIDE if has_charts or name != "ranks" or name == self.section]
@@ -257,7 +253,7 @@ class RunScreen(ActionScreen):
         self.panes["log"].show(shown, height=size[1])
 
     def _draw_section(self, name: Section, section: SideSection, size: Size, frame: int) -> None:
-        """Show a section: in a frame of two lines, behind a line below its title, or in a narrow terminal alone."""
+        """Show a section in a frame, behind a line at its left, or in a narrow terminal alone."""
         width, room = size[0] - (2 if frame else 0), size[1] - frame
         title = rule(section.title, width, style="tab" if name == self.section else "title")
         lines = [fit_line(line, width) for line in self.beside[name].shown(section, width, room)]
@@ -325,7 +321,7 @@ class RunScreen(ActionScreen):
     # --- actions: the page
 
     def do_back(self) -> None:
-        """Leave the whole-page view, else remove the crosshair, the search or the filter, else leave the page."""
+        """Leave the full page, else the crosshair, the search or the filter, else the page."""
         if self._is_enlarged:
             self.is_maximised = False
         elif self.section == "log" and self.log_part.search.text:
@@ -353,7 +349,7 @@ class RunScreen(ActionScreen):
 
     @property
     def _is_enlarged(self) -> bool:
-        """Whether the section in focus is larger than it would be without: narrow screens show one at a time."""
+        """Whether the section in focus has more room: narrow screens show one at a time."""
         return self.is_maximised and (self.section == "charts" or self.app.size.width >= WIDE)
 
     def do_find(self) -> None:
@@ -420,5 +416,4 @@ class RunScreen(ActionScreen):
 
 
 def charts_width(width: int) -> int:
-    """Cells of the charts on a screen of this width."""
     return width if width < WIDE else width - min(96, width * 9 // 20)

@@ -37,8 +37,7 @@ _RULE_CELLS = 6
 
 
 class SideSection(Struct, frozen=True):
-    """One section as lines. ``foot`` stays below the others; ``is_from_end``: it is read from its end, and scrolled
-    from there."""
+    """A section as lines. ``foot`` stays below them; ``is_from_end``: it is read from its end."""
 
     title: str
     lines: Sequence[Line]
@@ -90,7 +89,7 @@ class SideView:
 def side_sections(
     page: RunPage, gpus: Sequence[GpuView], now: float, width: int, *, opened: Container[str], is_past: bool = False
 ) -> dict[str, SideSection]:
-    """All sections; those ``opened`` with their details: the list of checkpoints, the evidence of incidents."""
+    """All sections; those ``opened`` with all checkpoints, or the evidence of incidents."""
     parameters = parameter_lines(page, now, width)
     words = checkpoint_words(page, now, is_past=is_past)
     if cell_width(words) + len(" CHECKPOINTS ") + _RULE_CELLS > width:
@@ -108,8 +107,7 @@ def side_sections(
 
 
 def share_lines(wanted: Mapping[str, int], focus: str, height: int) -> dict[str, int]:
-    """Lines for each section: the focused one gets up to three fifths and the others equal parts, then each what it
-    still wants. The last one fills the rest."""
+    """The lines of each section: three fifths for the focused one, the rest for the last."""
     order = sorted(wanted, key=lambda name: name != focus)
     found: dict[str, int] = {}
     for number, name in enumerate(order):
@@ -126,7 +124,7 @@ def share_lines(wanted: Mapping[str, int], focus: str, height: int) -> dict[str,
 
 
 def parameter_lines(page: RunPage, now: float, width: int) -> list[Line]:
-    """The name and value of each parameter, those first that recovery changed, with the reason; and the code."""
+    """Each parameter, those first that recovery changed, with the reason; and the code."""
     launched, current = page.launched, page.run.params
     kinds = {incident.incident_id: incident.kind.replace("_", " ") for incident in page.incidents}
     reasons = {
@@ -183,18 +181,12 @@ def checkpoint_lines(page: RunPage, now: float, width: int) -> list[Line]:
     if found is None or not found.newest:
         return []
     resumed = {one.resumed_from.rsplit("/", 1)[-1]: one.number for one in page.attempts if one.resumed_from}
-
-    def old(each: Checkpoint, _: int) -> list[Span]:
-        return [(UNKNOWN if each.modified_at is None else age(now - each.modified_at), "text")]
-
+    where = min(max(cell_width(_where(each)) for each in found.newest), 28)
+    ages = {one.name: UNKNOWN if one.modified_at is None else age(now - one.modified_at) for one in found.newest}
     columns: list[Column[Checkpoint]] = [
-        Column(
-            "",
-            min(max(cell_width(_where(each)) for each in found.newest), 28),
-            lambda each, _: [(_where(each), "text")],
-        ),
+        Column("", where, lambda each, _: [(_where(each), "text")]),
         Column("", 8, lambda each, _: [(bytes_text(each.size_bytes), "text")], ">", gap=0),
-        Column("", 6, old, ">"),
+        Column("", 6, lambda each, _: [(ages[each.name], "text")], ">"),
         Column("", 8, lambda each, _: _state(each, resumed.get(each.name)), grow=1),
     ]
     placed = place(columns, width - 1)
@@ -226,8 +218,7 @@ def _state(found: Checkpoint, resumed_by: int | None) -> list[Span]:
 
 
 def ranks_lines(ranks: Mapping[int, RankRow], width: int) -> list[Line]:
-    """A head and a row per rank; slow ranks come first and are marked. A column that no rank reports is left out, and
-    so is a throughput that one rank reports for all."""
+    """A row per rank, slow ones first, without the columns that no rank reports."""
     if not ranks:
         return [fit_line([("  No rank has reported a step.", "dim")], width)]
     rows = sorted(ranks.values(), key=lambda rank: (not rank.is_slow, rank.rank))
@@ -240,8 +231,7 @@ def ranks_lines(ranks: Mapping[int, RankRow], width: int) -> list[Line]:
 
 
 def _work(rank: RankRow, width: int) -> list[Span]:
-    """The part of a step not spent waiting for other ranks. In lock-step all ranks have the same step time; this shows
-    which one sets it."""
+    """The part of a step not spent waiting: in lock-step all ranks have the same step time."""
     seconds = rank.own_seconds
     if seconds is None:
         return [(UNKNOWN, "text")]
@@ -279,8 +269,7 @@ class _Entry(NamedTuple):
 def timeline_lines(
     page: RunPage, gpus: Sequence[GpuView], now: float, width: int, *, with_evidence: bool = False
 ) -> list[Line]:
-    """Attempts, and incidents with decisions and costs, in order of time, each with its day if that is not today.
-    ``with_evidence`` adds the evidence of each incident."""
+    """Attempts, incidents, decisions and costs in order of time, each with its day if not today."""
     run = page.run
     sinks = [(f"→ sinks: {', '.join(page.sinks)}", "dim")] if page.sinks else []
     entries = [

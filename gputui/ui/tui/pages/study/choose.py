@@ -42,7 +42,6 @@ class StudyFileRow(NamedTuple):
 
     @property
     def searched(self) -> str:
-        """What is found beside the name."""
         return f"{self.profile} {self.search}"
 
 
@@ -78,8 +77,7 @@ def study_file_rows(workspace: Workspace, cwd: Path) -> list[StudyFileRow]:
 def make_plan(
     path: Path, workspace: Workspace, cwd: Path, situation: GpuSituation | None, *, with_process: bool = False
 ) -> StudyPlan:
-    """What the study of a file would start, as ``gputui study check --dry-run``, with the checks of
-    its first trial; those that start a process only ``with_process``."""
+    """What a file would start, with its first trial's checks, the slow ones ``with_process``."""
     from gputui.core.yaml_forms.problems import ProfileError
     from gputui.profiles.resolve import ResolveError
     from gputui.studies import launch
@@ -147,7 +145,6 @@ class ChooseStudyScreen(FileListScreen[StudyFileRow]):
         self.changed()
 
     def foot(self, width: int, height: int) -> list[Line]:
-        """What the chosen file would start."""
         path = self.chosen
         if path is None or not path.is_file():
             return []

@@ -111,7 +111,6 @@ class StudyScreen(ListingPage[view.TrialRow]):
         self.detail.show(detail)
 
     def _body(self, page: StudyPage, width: int, height: int) -> list[Line]:
-        """The list of trials with the charts beside or below it."""
         if width >= SIDE_LEAST:
             across = width * 3 // 5
             charts = self._pictures(page, width - across, height)
@@ -141,7 +140,6 @@ class StudyScreen(ListingPage[view.TrialRow]):
     do_study_next, do_study_previous = partialmethod(_turn, 1), partialmethod(_turn, -1)
 
     def turn_to(self, study_id: str) -> None:
-        """Show this study."""
         if study_id != self.study_id:
             self.study_id = study_id
             self.table = view.TrialList(order=self.table.order, view=self.table.view)
@@ -153,7 +151,6 @@ class StudyScreen(ListingPage[view.TrialRow]):
             self.table = replace(self.table, view=views[(place + 1) % len(views)])
 
     def _ask(self, words: str, verb: str, **args: object) -> None:
-        """Write a command about this study."""
         self.shell.ask(words, verb, None, {"study": self.study_in_question, **args})
 
     def do_prune(self) -> None:

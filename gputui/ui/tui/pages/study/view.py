@@ -56,9 +56,8 @@ class TrialList(ListState, frozen=True):
 
 
 class TrialRow(NamedTuple):
-    """A trial as the list shows it. ``curve`` has the objective at each rung that any trial passed;
-    without rungs the newest losses of its run, if the loss is the objective. ``loss`` is a complete trial's value, less
-    being better."""
+    """A trial. ``curve`` has the objective at each rung, or the newest losses of its run; ``loss`` is
+    a complete trial's value, less being better."""
 
     trial: TrialRecord
     sign: Sign
@@ -106,7 +105,6 @@ def _searched(trial: TrialRecord) -> str:
 
 
 def trial_listing(page: StudyPage, rows: Sequence[TrialRow]) -> Listing[TrialRow]:
-    """The list of trials."""
     return Listing(
         "TRIALS",
         _columns(page, rows),
@@ -164,8 +162,7 @@ def _column(
 
 
 def _curve(page: StudyPage) -> Callable[[TrialRow, int], list[Span]]:
-    """The curves over rungs, in the range of all trials. Equal rungs are in equal columns, which
-    shows where a trial was pruned."""
+    """The curves in the range of all trials; equal rungs are in equal columns."""
     values = [one.value for rungs in page.rungs.values() for one in rungs]
     reached = [value for value in values if value is not None and math.isfinite(value)]
     low, high = min(reached, default=None), max(reached, default=None)
@@ -329,7 +326,6 @@ _VIEWS: Mapping[View, tuple[str, str]] = {
 
 
 def views_of(page: StudyPage) -> list[View]:
-    """The views that this study has."""
     missing = {"courses"} if all(len(values) < 2 for values in page.rungs.values()) else set()
     missing |= {"front"} if len(page.spec.objectives) < 2 else set()
     return [view for view in _VIEWS if view not in missing]

@@ -16,7 +16,6 @@ from tests.ui.tui.test_screens import asked, form_of, overview, text, until
 
 
 def launched_from(filler: Filler, run_id: str, path: Path) -> None:
-    """A run that came from this file."""
     filler.run(run_id, "succeeded", name=run_id.rpartition("-")[0], params={"steps": 42}, ended_ago=5.0)
     (spec,) = filler.connection.execute("SELECT spec FROM runs WHERE run_id = ?", (run_id,)).fetchone()
     changed = json.dumps({**json.loads(spec), "profile_path": str(path)})

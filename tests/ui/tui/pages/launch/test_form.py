@@ -99,7 +99,6 @@ def targets(filler: Filler) -> None:
 
 
 def sheet(app: GputuiApp) -> str:
-    """What the sheet on top shows; nothing where none is."""
     if not isinstance(app.screen, SheetScreen):
         return ""
     return "\n".join("".join(part for part, _ in line) for line in app.screen.lines(200))

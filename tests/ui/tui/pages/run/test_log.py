@@ -25,7 +25,6 @@ def log(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pieces of a size that a test can fill."""
     monkeypatch.setattr(log_tail, "TAIL_BYTES", 100)
     monkeypatch.setattr(log_tail, "DEEP_BYTES", 1000)
     monkeypatch.setattr(log_tail, "MOST_LINES", 60)

@@ -21,7 +21,6 @@ sampler: grid
 
 @pytest.fixture
 def files(profile: Path) -> Path:
-    """The folder of the home's studies with a valid file and a broken one."""
     folder = profile.parent.parent / "studies"
     folder.mkdir(exist_ok=True)
     (folder / "lengths.yaml").write_text(STUDY)
