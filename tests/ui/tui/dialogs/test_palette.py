@@ -84,6 +84,8 @@ async def test_a_study_comes_before_its_trials(filler: Filler, make_app: MakeApp
 async def test_studies_runs_gpus_and_pages_come_before_actions(filler: Filler, make_app: MakeApp) -> None:
     filler.overnight()
     filler.study()
+    filler.quarantine(4, "XID 48")
+    filler.run("big-1", "queued", gpus=(0, 1), started_ago=None)
     app = make_app()
     async with app.run_test(size=SIZE) as pilot:
         await pilot.press("ctrl+p")
@@ -92,3 +94,5 @@ async def test_studies_runs_gpus_and_pages_come_before_actions(filler: Filler, m
         await until(pilot, lambda: any(choice.kind == "profile" for choice in palette.found))
         kinds = [KINDS.index(choice.kind) for choice in palette.found]
         assert kinds == sorted(kinds) and set(kinds) == set(range(len(KINDS)))
+        users = [choice.hint for choice in palette.found if choice.kind == "GPU"]
+        assert "quarantine" in users[4] and not any("promised" in user for user in users)
