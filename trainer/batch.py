@@ -114,8 +114,8 @@ def find_batch(probe: Callable[[int], Probe | None], limit: int, world: World) -
     """
     search = AutoBatch(limit)
     while (size := search.next_try) is not None:
-        probes = _gather_probes(probe(size), world)
-        if probes is None:
+        probes = [each for each in world.gather(probe(size)) if each is not None]
+        if len(probes) < world.size:
             search.failed()
         else:
             search.fitted(max(probes, key=lambda each: each.peak_bytes / each.total_bytes))
@@ -125,14 +125,3 @@ def find_batch(probe: Callable[[int], Probe | None], limit: int, world: World) -
             " bf16, --parallel fsdp or a smaller model"
         )
     return search.result
-
-
-def _gather_probes(own: Probe | None, world: World) -> list[Probe] | None:
-    """All ranks' probes; None if any rank ran out of memory."""
-    votes = [0.0] * (1 + 3 * world.size)
-    if own is None:
-        votes[0] = 1.0
-    else:
-        votes[1 + 3 * world.rank : 4 + 3 * world.rank] = [own.peak_bytes, own.total_bytes, own.base_bytes]
-    failures, *figures = (int(vote) for vote in world.vote(*votes))
-    return None if failures else [Probe(*figures[start : start + 3]) for start in range(0, len(figures), 3)]

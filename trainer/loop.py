@@ -1,25 +1,30 @@
-"""The training loop of one phase: steps, validation, checkpoints, and the end or stop."""
+"""The training loop of one phase: steps, validation, checkpoints, and the end or stop.
+
+A step is the gradients of its micro batches, a vote of the ranks, and the update. Its results are published once the
+device has computed them.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import gc
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from trainer.answering import Prompts
-from trainer.batch import smaller
-from trainer.checkpoints import Checkpointer
+from trainer.batch import Probe, find_batch, is_out_of_memory, smaller
+from trainer.checkpoints import Checkpointer, parts_on_host, shared_state
 from trainer.checkpoints.streams import sign_of_life
 from trainer.errors import SettingsError
 from trainer.faults import Injector
-from trainer.probing import largest_batch
+from trainer.precision import forget_compiled
 from trainer.session import PhaseSession
 from trainer.signals import Signals
-from trainer.stepper import Stepper
 from trainer.telemetry.peaks import peak_of
 from trainer.telemetry.telemetry import Telemetry
 from trainer.telemetry.timing import Lagged, Pending, Result, StepTimer
@@ -63,7 +68,7 @@ class Loop:
         self.checkpoints = checkpoints
         self.signals = signals
         self.clock = StepTimer(session.world.device)
-        self.stepper = Stepper(session, faults, self.clock)
+        self.faults = faults
         self.lagged: Lagged[StepFacts] = Lagged(session.world.device)
         self.oom_retries = session.settings.oom_retries
         self.peak_flops = peak_of(session.settings, session.world.device)
@@ -77,7 +82,7 @@ class Loop:
         settings, session = self.settings, self.session
         self.world.wait_for(max(settings.timeout, settings.start_timeout))
         if not session.batch_size:
-            session.batch_size = largest_batch(session, self.stepper)
+            session.batch_size = self.largest_batch()
             self.telemetry.event(self.progress.step, "batch_found", batch_size=session.batch_size)
             self.telemetry.say(f"the largest micro batch that fits has {session.batch_size} samples")
         session.set_batch(session.batch_size, session.grad_accum)
@@ -137,7 +142,7 @@ class Loop:
 
     def step(self) -> tuple[bool, bool]:
         """Do one optimizer step. Returns whether any rank was asked to stop, and to save."""
-        session, world, telemetry = self.session, self.world, self.telemetry
+        session, world, telemetry, strategy = self.session, self.world, self.telemetry, self.session.strategy
         rate = session.schedule.advance()
         epoch = session.epoch
         self.progress.step += 1
@@ -146,27 +151,24 @@ class Loop:
         with telemetry.observe(step, session.objective.model):
             while True:
                 can_retry = self.smaller_batch() is not None
-                local_loss = self.stepper.gradients(step, survive=can_retry)
-                save_asked, self.signals.save = self.signals.save, False
-                # The only all-reduce of a step besides the gradients. It must not wait for a GPU.
-                cpu_loss = float(local_loss) if local_loss is not None and world.device.type == "cpu" else 0.0
-                failed, stop, save, summed_cpu_loss = world.vote(
-                    local_loss is None, bool(self.signals.stop), save_asked, cpu_loss
-                )
-                if not failed:
+                local_loss, votes = self.gradients(step, survive=can_retry)
+                # Unless the step may have to be repeated, the vote goes on beside the update.
+                if not can_retry or not votes()[0]:
                     break
-                self.step_down(save_asked)
+                self.step_down()
             assert local_loss is not None
-            self.stepper.unscale()
-            factor = self.stepper.normalize_weights()
+            session.precision.scaler.unscale_(strategy.optimizer)
+            factor = self.normalize_weights() if session.objective.weighed else None
             if telemetry.wants_histograms(step):
-                telemetry.gradients(step, session.strategy.local_gradients(), session.objective.model)
+                telemetry.gradients(step, strategy.local_gradients(), session.objective.model)
             self.progress.samples += session.samples_per_step
-            norm = self.stepper.update()
-        on_gpu = world.device.type == "cuda"
-        summed_loss = self.stepper.sum_over_ranks(local_loss) if on_gpu else torch.tensor(summed_cpu_loss)
+            norm = self.update()
+        _, stop, save, summed_cpu_loss = votes()
+        if save:
+            self.signals.save = False
+        loss = self.sum_over_ranks(local_loss) if world.device.type == "cuda" else torch.tensor(summed_cpu_loss)
         if factor is not None:
-            summed_loss = summed_loss * factor
+            loss = loss * factor
         report = session.feed.report()
         telemetry.skipped(step, report.skipped)
         facts = StepFacts(
@@ -177,7 +179,11 @@ class Loop:
             times=self.clock.stop(),
             cache_hit_rate=report.cache_hit_rate,
         )
-        self.lagged.push(step, {"loss": summed_loss, "norm": norm, **self.stepper.loss_scale()}, facts)
+        results = {"loss": loss, "norm": norm}
+        if session.precision.scaler.is_enabled():
+            # Of the next step; `get_scale` would wait for the device.
+            results["loss_scale"] = session.precision.scaler.scale(torch.ones((), device=world.device))
+        self.lagged.push(step, results, facts)
         for result in self.lagged.pop_ready():
             self.publish(result)
         telemetry.bottleneck(step)
@@ -185,20 +191,101 @@ class Loop:
             gc.collect()
         return stop > 0, save > 0
 
+    def gradients(self, step: int, *, survive: bool) -> tuple[Tensor | None, Callable[[], list[float]]]:
+        """Run forward and backward of a step's micro batches. Returns their mean loss [], on the device, and a vote:
+        on running out of memory, stopping and saving, with the sum of losses on CPUs.
+
+        The loss is None if memory ran out and `survive` is set. This rank has then taken part in the all-reduces that
+        others wait for, so all ranks can go on to vote.
+        """
+        session, strategy, on_cpu = self.session, self.session.strategy, self.world.device.type == "cpu"
+        total = torch.zeros((), device=self.world.device)
+        self.weight = torch.zeros_like(total)
+
+        def vote(failed: bool) -> Callable[[], list[float]]:
+            # The only all-reduce of a step besides the gradients. It must not wait for a GPU.
+            cpu_loss = float(total) if on_cpu else 0.0
+            return self.world.begin_vote(failed, bool(self.signals.stop), self.signals.save, cpu_loss)
+
+        votes: Callable[[], list[float]] | None = None
+        try:
+            for micro in range(session.grad_accum):
+                last = micro == session.grad_accum - 1
+                with strategy.accumulate(last=last):
+                    poison = micro == 0 and self.faults.before_step(step, session.batch_size)
+                    with self.clock.data():
+                        fields = session.feed.next()
+                    if session.objective.weighed:
+                        self.weight += session.objective.weight(fields) / session.grad_accum
+                    with session.precision.autocast():
+                        loss = strategy.loss(fields) / session.grad_accum
+                    if poison:
+                        loss = loss * math.nan
+                    total += loss.detach()
+                    if last and not survive:
+                        votes = vote(failed=False)  # it goes on beside backward
+                    session.precision.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            return total, votes or vote(failed=False)
+        except Exception as error:
+            if not survive or not is_out_of_memory(error):
+                raise
+        # After the except block: the error's traceback keeps the activations alive.
+        strategy.settle()
+        return None, vote(failed=True)
+
+    def normalize_weights(self) -> Tensor:
+        """Divide gradients by the mean weight of the micro batches of all ranks (collective).
+
+        So every learnt token counts equally, in whichever micro batch and on whichever rank it is. Returns the factor
+        [] for the loss.
+        """
+        weight = self.sum_over_ranks(self.weight) / self.world.size
+        factor = 1 / weight.clamp_min(torch.finfo(weight.dtype).tiny ** 0.5)  # weight 0: gradients are 0, too
+        gradients = list(self.session.strategy.local_gradients().values())
+        if gradients:
+            torch._foreach_mul_(gradients, factor.to(gradients[0].device))  # of --cpu-offload: in host memory
+        return factor
+
+    def update(self) -> Tensor:
+        """Clip gradients, step the optimizer and the averages. Returns the norm [] before clipping, on the device."""
+        session, strategy, scaler = self.session, self.session.strategy, self.session.precision.scaler
+        norm = strategy.clip(self.settings.grad_clip)
+        scaler.step(strategy.optimizer)
+        scaler.update()
+        strategy.clear_gradients()
+        strategy.after_update()
+        if session.ema:
+            session.ema.update(self.progress.step)
+        return norm
+
+    def sum_over_ranks(self, value: Tensor) -> Tensor:
+        """All-reduce a scalar [] in place, without waiting for the device."""
+        if self.world.backend:
+            dist.all_reduce(value, group=self.world.group)
+        return value
+
+    # --- memory -------------------------------------------------------------------------------------------------------
+
     def smaller_batch(self) -> tuple[int, int] | None:
         """The batch size and accumulation to try if memory runs out; None if the step cannot be repeated."""
         if not self.oom_retries or not self.session.strategy.can_settle:
             return None
         return smaller(self.session.batch_size, self.session.grad_accum)
 
-    def step_down(self, save_asked: bool) -> None:
+    def renew(self) -> None:
+        """Release memory after a failed step, so that it can be repeated. Call it on all ranks."""
+        self.session.strategy.renew()
+        forget_compiled(self.settings)
+        if self.world.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def step_down(self) -> None:
         """Reduce the micro batches of all ranks, so that the step can be repeated with the same samples."""
         target = self.smaller_batch()
         assert target is not None
         former_size = self.session.batch_size
         self.oom_retries -= 1
-        self.signals.save = self.signals.save or save_asked
-        self.stepper.renew()
+        self.renew()
         self.session.set_batch(*target)
         _reset_peak_memory(self.world.device)
         self.telemetry.event(
@@ -209,6 +296,51 @@ class Loop:
             f"{target[1]} of them per step",
             error=True,
         )
+
+    def largest_batch(self) -> int:
+        """The largest micro batch that fits on every rank, found by trial steps (collective). The session is restored
+        afterwards.
+
+        Raises TrainerError if not even one sample fits.
+        """
+        session, world = self.session, self.world
+        state = shared_state(parts_on_host(session.sharded_state(), world), world, self.settings.checkpoint_dir)
+        accumulation = session.grad_accum
+        # Memory must be measured with the optimizer's state, which the first step creates.
+        self.probe(1)
+        batch_size = find_batch(self.probe, self.settings.max_batch_size, world)
+        session.strategy.load_optimizer_state({})
+        session.load(state)
+        session.grad_accum = accumulation
+        forget_compiled(self.settings)
+        return batch_size
+
+    def probe(self, batch_size: int) -> Probe | None:
+        """Train one step of up to two micro batches of this size. Returns None if any rank ran out of memory."""
+        device, strategy = self.world.device, self.session.strategy
+        self.session.set_batch(batch_size, min(self.session.grad_accum, 2))
+        forget_compiled(self.settings)
+        base = 0
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(device)
+            base = torch.cuda.memory_reserved(device)
+        _, votes = self.gradients(self.progress.step + 1, survive=strategy.can_settle)
+        if votes()[0]:
+            self.renew()
+            return None
+        self.session.precision.scaler.unscale_(strategy.optimizer)
+        self.update()
+        if device.type != "cuda":
+            # The limit of a CPU process is unknown; only a failed allocation shows it.
+            return Probe(peak_bytes=0, total_bytes=1)
+        torch.cuda.synchronize(device)
+        free, total_bytes = torch.cuda.mem_get_info(device)
+        usable = min(free + torch.cuda.memory_reserved(device), int(total_bytes * self.settings.memory_fraction))
+        return Probe(torch.cuda.max_memory_reserved(device), usable, base)
+
+    # --- results ------------------------------------------------------------------------------------------------------
 
     def publish(self, result: Result[StepFacts]) -> None:
         """Write a step's metrics. Raises FloatingPointError if its loss or gradients are not finite."""

@@ -72,9 +72,10 @@ def parameter_groups(
     ]
 
 
-def optimizer_options(settings: Settings, device: torch.device) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
-    """The optimizer's class and its arguments but for the parameters; fused kernels where the weights are on a GPU."""
-    fused = True if device.type == "cuda" and not settings.cpu_offload else None
+def optimizer_options(settings: Settings) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+    """The optimizer's class and its arguments but for the parameters; in one kernel where torch has it."""
+    sharded_sgd = settings.optimizer == "sgd" and settings.parallel == "fsdp"  # which torch's fused SGD does not take
+    fused = None if settings.cpu_offload or sharded_sgd else True
     if settings.optimizer == "sgd":
         return torch.optim.SGD, {
             "lr": settings.lr,
@@ -91,14 +92,13 @@ def optimizer_options(settings: Settings, device: torch.device) -> tuple[type[to
 def build_optimizer(
     named_parameters: Iterable[tuple[str, nn.Parameter]],
     settings: Settings,
-    device: torch.device,
     matrices: Set[str] = frozenset(),
 ) -> torch.optim.Optimizer:
     """The optimizer of the settings, whose groups keep the names in ``group["param_names"]``.
 
     `matrices` are the names of those that Muon is for.
     """
-    kind, options = optimizer_options(settings, device)
+    kind, options = optimizer_options(settings)
     return kind(parameter_groups(named_parameters, settings, matrices), **options)
 
 

@@ -53,18 +53,28 @@ class World:
 
     def sum(self, *values: float | Tensor) -> list[float]:
         """All-reduce scalars to their sums, on the device; waits for it."""
-        return self._sum(values, self.device)
-
-    def vote(self, *values: float) -> list[float]:
-        """All-reduce scalars to their sums, between hosts; does not wait for the device."""
-        return self._sum(values, torch.device("cpu"))
-
-    def _sum(self, values: tuple[float | Tensor, ...], device: torch.device) -> list[float]:
-        packed = torch.stack([torch.as_tensor(value, dtype=torch.float64, device=device) for value in values])
+        packed = torch.stack([torch.as_tensor(value, dtype=torch.float64, device=self.device) for value in values])
         if self.backend:
             dist.all_reduce(packed, group=self.group)
         result: list[float] = packed.tolist()
         return result
+
+    def vote(self, *values: float) -> list[float]:
+        """All-reduce scalars to their sums, between hosts; does not wait for the device."""
+        return self.begin_vote(*values)()
+
+    def begin_vote(self, *values: float) -> Callable[[], list[float]]:
+        """Begin a `vote`; call the result for the sums, once other work is done."""
+        packed = torch.tensor(values, dtype=torch.float64)
+        work = dist.all_reduce(packed, group=self.group, async_op=True) if self.backend else None
+
+        def sums() -> list[float]:
+            if work is not None:
+                work.wait()
+            result: list[float] = packed.tolist()
+            return result
+
+        return sums
 
     def from_main(self, value: T) -> T:
         """Broadcast rank 0's value."""

@@ -69,7 +69,7 @@ def train(settings: Settings, result: Path, warm_steps: int) -> None:
         ],
         lr=settings.lr,
         betas=(settings.beta1, settings.beta2),
-        fused=True if cuda else None,
+        fused=True,
     )
 
     times = []

@@ -60,7 +60,7 @@ def train(strategy: Strategy, steps: range, accumulate: int = 1) -> list[float]:
         losses.append(backward(strategy, step, accumulate))
         strategy.clip(1.0)
         strategy.optimizer.step()
-        strategy.after_update(step)
+        strategy.after_update()
     return losses
 
 
@@ -194,7 +194,7 @@ def survive(
             torch.equal(gradients, theirs) for theirs in world.gather(gradients)
         )
         strategy.optimizer.step()
-        strategy.after_update(step)
+        strategy.after_update()
         losses.append(loss)
         step += 1
     return {"losses": losses, "model": copied(strategy.model_state())}
@@ -279,7 +279,7 @@ def train_words(
             loss.backward()
         norms.append(strategy.clip(clip).item())
         strategy.optimizer.step()
-        strategy.after_update(step)
+        strategy.after_update()
         losses.append(loss.item())
     mean = [total / world.size for total in world.sum(*losses)]
     return mean, copied(strategy.model_state()), copied_optimizer(strategy.optimizer_state()), norms

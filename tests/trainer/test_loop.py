@@ -25,7 +25,6 @@ from trainer.data.contract import Fields
 from trainer.data.feed import HeldOut
 from trainer.loop import Loop
 from trainer.session import PhaseSession, TrainingProgress
-from trainer.stepper import Stepper
 from trainer.world import World
 
 pytestmark = pytest.mark.filterwarnings("ignore:Unable to enable fault handler")  # stderr is captured
@@ -251,16 +250,16 @@ def test_a_stop_signal_leaves_a_checkpoint_and_exit_code_0(tmp_path: Path) -> No
 @table("moment", ["before the ranks agree", "after it"])
 def test_usr1_saves_and_goes_on(moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     method = "gradients" if moment == "before the ranks agree" else "update"
-    original = getattr(Stepper, method)
+    original = getattr(Loop, method)
     calls: list[int] = []
     send = send_once(signal.SIGUSR1, lambda: len(calls) == 3)
 
-    def counted(stepper: Stepper, *given: Any, **named: Any) -> Any:
+    def counted(loop: Loop, *given: Any, **named: Any) -> Any:
         calls.append(1)
         send()
-        return original(stepper, *given, **named)
+        return original(loop, *given, **named)
 
-    monkeypatch.setattr(Stepper, method, counted)
+    monkeypatch.setattr(Loop, method, counted)
     assert train(tmp_path, "--steps", "30", "--checkpoint-every", "0") == 0
     asked = 3 if method == "gradients" else 4
     assert [event["step"] for event in events(tmp_path, "checkpoint")] == [asked, 30]

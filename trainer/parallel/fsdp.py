@@ -52,7 +52,7 @@ class Fsdp(Strategy):
         # Taken after sharding: FSDP replaces parameters, and these are the sharded ones.
         self._names = names_by_parameter(objective.model)
         self._parameters = {name: parameter for parameter, name in self._names.items()}
-        self.optimizer = build_optimizer(objective.model.named_parameters(), settings, world.device)
+        self.optimizer = build_optimizer(objective.model.named_parameters(), settings)
 
     def _shard_model(self, settings: Settings) -> None:
         world, copy_ranks = self.world, settings.shard_ranks or self.world.size

@@ -50,7 +50,7 @@ class Plain(Strategy):
 
     def _build_optimizer(self, settings: Settings) -> torch.optim.Optimizer:
         model = self.objective.model
-        return build_optimizer(model.named_parameters(), settings, self.world.device, matrices_of_blocks(model))
+        return build_optimizer(model.named_parameters(), settings, matrices_of_blocks(model))
 
     def loss(self, fields: Fields) -> Tensor:
         loss: Tensor = self.objective(fields)
@@ -82,7 +82,7 @@ class Plain(Strategy):
     def clear_gradients(self) -> None:
         self.optimizer.zero_grad(set_to_none=not self._keeps_gradients)
 
-    def after_update(self, step: int) -> None:
+    def after_update(self) -> None:
         self.stage = "between"
 
     @torch.no_grad()

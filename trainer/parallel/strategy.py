@@ -58,7 +58,7 @@ class Strategy(ABC):
         With 0 the norm is only measured.
         """
 
-    def after_update(self, step: int) -> None:
+    def after_update(self) -> None:
         """Called at the end of every step, even if the fp16 scaler skipped the update."""
         return
 

@@ -34,7 +34,7 @@ class Zero1(Ddp):
     optimizer: ZeroRedundancyOptimizer
 
     def _build_optimizer(self, settings: Settings) -> ZeroRedundancyOptimizer:
-        kind, options = optimizer_options(settings, self.world.device)
+        kind, options = optimizer_options(settings)
         model = self.objective.model
         groups = parameter_groups(model.named_parameters(), settings, matrices_of_blocks(model))
         # Without names: groups are split over ranks, after which names would not match.
