@@ -198,10 +198,10 @@ def _find_checkpoint(source: Path, weights: Weights) -> Path:
         return source
     folder = source / "checkpoints" if (source / "checkpoints").is_dir() else source
     if weights == "best":
-        for path in (names.best_file(folder), names.best_file(folder, gzip=True)):
-            if path.is_file():
-                hashes.verify(path)
-                return path
+        path = names.best_file(folder)
+        if path.is_file():
+            hashes.verify(path)
+            return path
         raise CheckpointError(f"{folder} has no best checkpoint; train with --best-checkpoint, or use --weights last")
     choice = choose("auto", folder)
     for reason in choice.rejected:

@@ -26,7 +26,7 @@ PARAMETERS = 100
 
 
 def made_state(size: int, device: torch.device) -> State:
-    """Weights and the two means of AdamW, `size` bytes in all, of random numbers, which compress as weights do."""
+    """Weights and the two means of AdamW, `size` bytes in all, of random numbers."""
     generator = torch.Generator(device).manual_seed(0)
     numel = size // (3 * 4 * PARAMETERS)
 
@@ -43,15 +43,12 @@ def made_state(size: int, device: torch.device) -> State:
     }
 
 
-def saving(
-    state: State, folder: Path, device: torch.device, times: int, *, background: bool, gzip: bool = False
-) -> dict[str, Any]:
+def saving(state: State, folder: Path, device: torch.device, times: int, *, background: bool) -> dict[str, Any]:
     """Saves the state that often. Later ones find buffers and files as the first one has left them.
 
     `blocked_seconds` is until training may go on; `device_blocked_seconds` until its device has nothing left to copy.
     """
-    chosen: dict[str, Any] = {"async_checkpoints": background, "gzip_checkpoints": gzip}
-    settings = Settings(**{"checkpoint_dir": folder, "keep": 1, **chosen})
+    settings = Settings.model_validate({"checkpoint_dir": folder, "keep": 1, "async_checkpoints": background})
     checkpointer = Checkpointer(settings, World(rank=0, size=1, device=device, backend=""))
     blocked, on_device, outcomes = [], [], []
     for step in range(1, times + 1):
@@ -92,18 +89,16 @@ def loading(state: State, folder: Path, times: int) -> dict[str, float]:
 
 
 def measure(size: int, times: int, device: torch.device) -> dict[str, Any]:
-    """Everything about a state of `size` bytes on a device; compressed saving and loading is done once."""
+    """Everything about a state of `size` bytes on a device."""
     state = made_state(size, device)
     with tempfile.TemporaryDirectory(prefix="gputui-bench-") as folder:
-        plain, packed = Path(folder) / "plain", Path(folder) / "packed"
+        plain = Path(folder) / "plain"
         return {
             "state_bytes": size,
             "times": times,
             "sync": saving(state, plain, device, times, background=False),
             "load": loading(state, plain, times),
             "async": saving(state, Path(folder) / "async", device, times, background=True),
-            "gzip": saving(state, packed, device, 1, background=False, gzip=True),
-            "gzip_load": loading(state, packed, 1),
         }
 
 

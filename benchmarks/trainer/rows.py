@@ -43,8 +43,6 @@ def _checkpoint(part: str, what: str, blocked: str, **aim: Any) -> list[Figure]:
         _row(f"{what} saved asynchronously: it stands still", "ms", part, "async", blocked, **aim),
         _row(f"{what} saved asynchronously, the first time", "ms", part, "async", f"first_{blocked}"),
         _row(f"{what} loaded", "ms", part, "load", "seconds"),
-        _row(f"{what} saved compressed", "s", part, "gzip", "seconds"),
-        _row(f"{what} loaded compressed", "s", part, "gzip_load", "seconds"),
     ]
 
 

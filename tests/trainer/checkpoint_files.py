@@ -12,9 +12,9 @@ from typing import Any
 from trainer.checkpoints import files, names
 
 
-def save(directory: Path, step: int, *, gzip: bool = False, **values: object) -> Path:
+def save(directory: Path, step: int, **values: object) -> Path:
     """A real checkpoint of a few values."""
-    path = names.step_file(directory, step, gzip=gzip)
+    path = names.step_file(directory, step)
     files.save({"format": files.FORMAT, "step": step, **values}, path)
     return path
 

@@ -172,9 +172,9 @@ def test_whatever_happens_the_newest_valid_one_stays_and_not_too_many_do(
             assert listing(folder) == after_once
 
 
-def write_best(folder: Path, step: int, value: float, *, gzip: bool = False) -> Path:
-    path = save(folder, step, gzip=gzip).replace(names.best_file(folder, gzip=gzip))
-    names.hash_file(names.step_file(folder, step, gzip=gzip)).replace(names.hash_file(path))
+def write_best(folder: Path, step: int, value: float) -> Path:
+    path = save(folder, step).replace(names.best_file(folder))
+    names.hash_file(names.step_file(folder, step)).replace(names.hash_file(path))
     state = {"step": step, "metrics": {"loss": 0.5, "val/loss": value}, "config": {"width": 16}}
     best.write_record(path, state, "val/loss", value)
     return path

@@ -131,8 +131,7 @@ def test_a_state_is_saved_once(folder: Path) -> None:
     assert len(elsewhere.poll()) == 1
 
 
-@table("compressed", [False, True])
-def test_in_the_background_the_same_bytes_are_written_though_training_goes_on(folder: Path, compressed: bool) -> None:
+def test_in_the_background_the_same_bytes_are_written_though_training_goes_on(folder: Path) -> None:
     torch.manual_seed(0)
     weights = torch.randn(1000, 300)
     live = {
@@ -142,9 +141,7 @@ def test_in_the_background_the_same_bytes_are_written_though_training_goes_on(fo
         "metrics": {"loss": 0.5},
     }
     for kind in ("sync", "async"):
-        saver = Checkpointer(
-            settings(folder / kind, async_checkpoints=kind == "async", gzip_checkpoints=compressed), ALONE
-        )
+        saver = Checkpointer(settings(folder / kind, async_checkpoints=kind == "async"), ALONE)
         for step in (10, 20):  # twice, for the second time uses the first one's memory
             live["step"] = step
             assert saver.save(lambda: live, step=step)

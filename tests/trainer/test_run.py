@@ -126,7 +126,7 @@ def test_more_ranks_than_there_are_is_refused(tmp_path: Path, capsys: pytest.Cap
 LONG = (
     ("--parallel", "zero1"),
     ("--parallel", "fsdp"),
-    ("--async-checkpoints", "--gzip-checkpoints"),
+    ("--async-checkpoints",),
 )
 
 

@@ -39,32 +39,22 @@ def is_better(metric: str, value: float, best: float | None) -> bool:
 
 def record_file(path: Path) -> Path:
     """The path of the record of a best checkpoint. Other checkpoints have no such file."""
-    return path.with_name(path.name.partition(".pt")[0] + ".json")
-
-
-def records(directory: Path) -> list[Record]:
-    """The best checkpoints of a directory: two if compression was switched on or off during the run."""
-    paths = (names.best_file(directory, gzip=gzip) for gzip in (False, True))
-    return [record for path in paths if (record := _record(path)) is not None]
+    return path.with_suffix(".json")
 
 
 def best_value(directory: Path, metric: str) -> float | None:
     """The value to beat: the metric of the best valid checkpoint; None if there is none with this metric."""
-    values = [
-        float(record.metrics[metric])
-        for record in records(directory)
-        if isinstance(record.metrics.get(metric), int | float) and hashes.is_valid(record.path)
-    ]
-    best = None
-    for value in values:
-        best = value if is_better(metric, value, best) else best
-    return best
+    found = record(directory)
+    value = found.metrics.get(metric) if found else None
+    if found is None or not isinstance(value, int | float) or not hashes.is_valid(found.path):
+        return None
+    return float(value) if math.isfinite(value) else None
 
 
 def write_record(path: Path, state: files.State, metric: str, value: float) -> None:
     """Write the record of the best checkpoint `path`, which holds `state`. Raises OSError."""
     digest = hashes.read(path)[0].sha256
-    record = {
+    content = {
         "metric": metric,
         "value": value,
         "step": state["step"],
@@ -73,10 +63,12 @@ def write_record(path: Path, state: files.State, metric: str, value: float) -> N
         "metrics": state["metrics"],
         "settings": state.get("config", {}),
     }
-    durable.replace(record_file(path), f"{json.dumps(record, indent=2, default=str)}\n".encode())
+    durable.replace(record_file(path), f"{json.dumps(content, indent=2, default=str)}\n".encode())
 
 
-def _record(path: Path) -> Record | None:
+def record(directory: Path) -> Record | None:
+    """The best checkpoint of a directory, verified or not; None if there is none."""
+    path = names.best_file(directory)
     if not path.exists():
         return None
     try:

@@ -45,7 +45,7 @@ def save(state: Any, path: Path) -> int:
 
 
 def stage(state: Any, path: Path, *, before_write: Callable[[Path], None] | None = None) -> Staged:
-    """Write and sync the content of `path` under a temporary name; compressed if the name ends in ``.gz``.
+    """Write and sync the content of `path` under a temporary name.
 
     `before_write` is called with `path` once the file is open. Raises OSError, and leaves nothing behind.
     """
@@ -54,7 +54,7 @@ def stage(state: Any, path: Path, *, before_write: Callable[[Path], None] | None
     with durable.removed_on_failure(temporary), temporary.open("wb", buffering=0) as raw:
         if before_write is not None:
             before_write(path)
-        digest, size = streams.save(state, raw, compress=path.suffix == ".gz")
+        digest, size = streams.save(state, raw)
     return Staged(temporary, digest, size)
 
 
@@ -139,8 +139,7 @@ def remove(path: Path) -> None:
     """Delete a checkpoint with its hash and shards. If interrupted, the remains do not count as a checkpoint."""
     path.unlink(missing_ok=True)
     names.hash_file(path).unlink(missing_ok=True)
-    if not any(main.exists() for main in names.main_files(names.shards_folder(path))):
-        shutil.rmtree(names.shards_folder(path), ignore_errors=True)
+    shutil.rmtree(names.shards_folder(path), ignore_errors=True)
 
 
 def require_writable(directory: Path) -> None:

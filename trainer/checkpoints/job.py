@@ -139,16 +139,16 @@ class _CheckpointWrite:
                 files.forget_former(staged, path, shards)
                 _remove_other_shards(path, shards)
             if job.best_value is not None:
-                rotation.forget_other_bests(best_path)
+                rotation.forget_stale_best(best_path)
             rotation.prune(self.settings.checkpoint_dir, self.settings.keep, known_valid=first)
         except OSError as error:
             job.problem = f"older checkpoints could not be deleted: {error}"
 
     def _best_path(self) -> Path:
-        return names.best_file(self.settings.checkpoint_dir, gzip=self.settings.gzip_checkpoints)
+        return names.best_file(self.settings.checkpoint_dir)
 
     def _shard_name(self, rank: int) -> str:
-        return names.shard_file(self.job.step, rank, self.world.size, gzip=self.settings.gzip_checkpoints)
+        return names.shard_file(self.job.step, rank, self.world.size)
 
     def _own_shards(self) -> list[Path]:
         return [names.shards_folder(path) / self._shard_name(self.world.rank) for path in self.job.paths]

@@ -8,7 +8,7 @@
     phase_main/epoch_3.pt       the end of an epoch, never deleted
     best_model.pt               the best so far, with best_model.json for people
 
-Compressed ones end in ``.pt.gz``. Names with a leading dot that end in ``.tmp`` are unfinished.
+Names with a leading dot that end in ``.tmp`` are unfinished.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from urllib.parse import quote
 STALE = ".stale"
 TEMPORARY = ".tmp"
 
-_STEP = re.compile(r"step_(\d{8,})\.pt(\.gz)?")
+_STEP = re.compile(r"step_(\d{8,})\.pt")
 _OURS = re.compile(r"(step_\d{8,}(_rank_\d+_of_\d+)?|epoch_\d+|best_model)\.(pt|shards|json)(\..*)?")
 
 
-def step_file(directory: Path, step: int, *, gzip: bool = False) -> Path:
-    return directory / f"step_{step:08d}{_suffix(gzip)}"
+def step_file(directory: Path, step: int) -> Path:
+    return directory / f"step_{step:08d}.pt"
 
 
-def epoch_file(directory: Path, phase: str, epoch: int, *, gzip: bool = False) -> Path:
+def epoch_file(directory: Path, phase: str, epoch: int) -> Path:
     """Different phase names give different files, for any characters."""
-    return directory / f"phase_{quote(phase or 'main', safe='')}" / f"epoch_{epoch}{_suffix(gzip)}"
+    return directory / f"phase_{quote(phase or 'main', safe='')}" / f"epoch_{epoch}.pt"
 
 
-def best_file(directory: Path, *, gzip: bool = False) -> Path:
-    return directory / f"best_model{_suffix(gzip)}"
+def best_file(directory: Path) -> Path:
+    return directory / "best_model.pt"
 
 
 def hash_file(path: Path) -> Path:
@@ -48,18 +48,12 @@ def temporary_file(path: Path) -> Path:
 
 def shards_folder(path: Path) -> Path:
     """The folder with the shards of a sharded checkpoint."""
-    return path.with_name(path.name.partition(".pt")[0] + ".shards")
+    return path.with_suffix(".shards")
 
 
-def shard_file(step: int, rank: int, ranks: int, *, gzip: bool = False) -> str:
+def shard_file(step: int, rank: int, ranks: int) -> str:
     """The name of a rank's shard. It has the step, so that another state of the same name never overwrites it."""
-    return f"step_{step:08d}_rank_{rank}_of_{ranks}{_suffix(gzip)}"
-
-
-def main_files(folder: Path) -> tuple[Path, Path]:
-    """The checkpoints, compressed or not, that a folder of shards can belong to."""
-    stem = folder.name.removesuffix(".shards")
-    return folder.with_name(f"{stem}.pt"), folder.with_name(f"{stem}.pt.gz")
+    return f"step_{step:08d}_rank_{rank}_of_{ranks}.pt"
 
 
 def step_of(path: Path) -> int | None:
@@ -84,7 +78,3 @@ def is_hash_file(path: Path) -> bool:
 
 def is_shards_folder(path: Path) -> bool:
     return path.name.endswith(".shards") and _OURS.fullmatch(path.name) is not None
-
-
-def _suffix(gzip: bool) -> str:
-    return ".pt.gz" if gzip else ".pt"

@@ -59,7 +59,9 @@ def begin_branch(directory: Path, step: int) -> list[Path]:
     """
     _remove_unfinished(directory)
     later = [path for path in existing(directory) if (names.step_of(path) or 0) > step]
-    later += [record.path for record in best.records(directory) if record.step > step]
+    best_one = best.record(directory)
+    if best_one is not None and best_one.step > step:
+        later.append(best_one.path)
     return [_set_aside(path) for path in later]
 
 
@@ -82,12 +84,9 @@ def prune(directory: Path, keep: int, *, known_valid: Path | None = None) -> Non
             files.remove(path)
 
 
-def forget_other_bests(path: Path) -> None:
-    """Delete the best checkpoints that `path` has replaced: stale ones, and one with another suffix."""
-    for other in (names.best_file(path.parent), names.best_file(path.parent, gzip=True)):
-        if other != path:
-            files.remove(other)
-        _remove_stale(_stale(other))
+def forget_stale_best(path: Path) -> None:
+    """Delete the stale best checkpoint that `path` has replaced."""
+    _remove_stale(_stale(path))
     _stale(best.record_file(path)).unlink(missing_ok=True)
 
 
@@ -129,7 +128,7 @@ def _remove_unfinished(directory: Path) -> None:
     for path in _walk(directory):
         if names.is_temporary(path):
             path.unlink(missing_ok=True)
-        elif names.is_shards_folder(path) and not any(main.exists() for main in names.main_files(path)):
+        elif names.is_shards_folder(path) and not path.with_suffix(".pt").exists():
             shutil.rmtree(path, ignore_errors=True)
         elif names.is_hash_file(path) and not path.with_suffix("").exists():
             path.unlink(missing_ok=True)

@@ -96,7 +96,7 @@ class Checkpointer:
         Returns the new names of stale checkpoints on rank 0; an empty list on the others.
         """
         directory = self._settings.checkpoint_dir
-        own = names.step_file(directory, step, gzip=self._settings.gzip_checkpoints)
+        own = names.step_file(directory, step)
         if resumed_from is not None and resumed_from.resolve() == own.resolve():
             self._newest = _Saved(step, frozenset({own}))
         if not self._world.is_main:
@@ -199,12 +199,12 @@ class Checkpointer:
         return best.is_better(self._settings.best_metric, score, self._best_value if pending is None else pending)
 
     def _paths(self, step: int, periodic: bool, epoch: int | None, phase: str, better: bool) -> tuple[Path, ...]:
-        directory, gzip = self._settings.checkpoint_dir, self._settings.gzip_checkpoints
-        paths = [names.step_file(directory, step, gzip=gzip)] if periodic else []
+        directory = self._settings.checkpoint_dir
+        paths = [names.step_file(directory, step)] if periodic else []
         if epoch is not None:
-            paths.append(names.epoch_file(directory, phase, epoch, gzip=gzip))
+            paths.append(names.epoch_file(directory, phase, epoch))
         if better:
-            paths.append(names.best_file(directory, gzip=gzip))
+            paths.append(names.best_file(directory))
         return tuple(paths)
 
     def _is_on_its_way(self, step: int, paths: tuple[Path, ...]) -> bool:

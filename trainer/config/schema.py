@@ -291,7 +291,6 @@ class CheckpointSettings(_Group):
     )
     keep: int = Field(3, ge=1, description="newest checkpoints of checkpoint_every to keep")
     async_checkpoints: bool = Field(False, description="write checkpoints in the background")
-    gzip_checkpoints: bool = Field(False, description="compress checkpoints (slow; names then end in .pt.gz)")
     sharded_checkpoints: bool = Field(False, description="fsdp: every rank writes its own part")
     export: Literal["none", "last", "ema", "best"] = Field(
         "none", description="at the end write these weights to OUTPUT_DIR/hf, as a folder that transformers loads"
