@@ -2,5 +2,5 @@
 
 In come the loop's numbers and tensors, out come files, from rank 0 but for the timings of the other ranks. Nothing here
 stops the training once it has begun. `writers` appends, `timing` measures without making the device wait, `bottleneck`
-gives the verdict, `sinks` and `trackers` feed others. Read `telemetry` first.
+gives the verdict, `trackers` feeds others. Read `telemetry` first.
 """

@@ -7,19 +7,20 @@ timings. After the start, no failure here stops training.
 from __future__ import annotations
 
 import contextlib
+import functools
+import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor, nn
 
-from trainer.config import Settings, as_plain
+from trainer.config import Settings
 from trainer.errors import SettingsError, TrainerError, show
 from trainer.telemetry import histograms
 from trainer.telemetry.bottleneck import Bottleneck, verdict
 from trainer.telemetry.histograms import Histogram
-from trainer.telemetry.sinks import SinkFeed, close_all
 from trainer.telemetry.timing import MeanTimes, StepDurations
 from trainer.telemetry.traces import Tracer, TraceSummary
-from trainer.telemetry.trackers import wanted_sinks
+from trainer.telemetry.trackers import Tracker, close_all, start_trackers
 from trainer.telemetry.writers import MetricsWriter, TextLog, Value
 from trainer.world import World
 
@@ -46,7 +47,7 @@ class Telemetry:
         self._world = world
         self._total_steps = settings.steps
         self._main = world.is_main
-        self._feeds: list[SinkFeed] = []
+        self._trackers: list[Tracker] = []
         self._text: TextLog | None = None
         self._histograms: MetricsWriter | None = None
         self._tracer = Tracer(settings.output_dir / "traces", world.device)
@@ -64,13 +65,10 @@ class Telemetry:
 
     def _try_to_open(self) -> TrainerError | None:
         try:
-            sinks = wanted_sinks(self._settings)
             self._open(repair=True)
+            self._trackers = start_trackers(self._settings)
         except TrainerError as error:
             return error
-        self._feeds = [SinkFeed(sink) for sink in sinks]
-        for feed in self._feeds:
-            feed.settings(as_plain(self._settings))
         return None
 
     def _open(self, *, repair: bool) -> None:
@@ -217,7 +215,7 @@ class Telemetry:
 
     def close(self, *, good: bool = True) -> None:
         """End the trackers' runs and close the files. `good`: the run succeeded."""
-        close_all(self._feeds, good)
+        close_all(self._trackers, good)
         for file in (self._metrics, self._histograms, self._text):
             if file is not None:
                 file.close()
@@ -244,8 +242,9 @@ class Telemetry:
         for histogram in new:
             if self._histograms:
                 self._histograms.write(step, **vars(histogram))
-            for feed in self._feeds:
-                feed.histogram(step, histogram)
+            if histogram.total:
+                for tracker in self._trackers:
+                    tracker.send(functools.partial(tracker.histogram, step, time.time(), histogram))
 
     def _log_trace(self, step: int, summary: TraceSummary) -> None:
         self._device_busy = summary.device_busy
@@ -256,10 +255,10 @@ class Telemetry:
         self.event(step, "trace", path=str(summary.path), seconds=summary.seconds, top=top, **busy)
 
     def _feed(self, step: int, values: Mapping[str, Value]) -> None:
-        if self._feeds:
+        if self._trackers:
             numbers = {name: float(value) for name, value in values.items() if isinstance(value, float | int)}
-            for feed in self._feeds:
-                feed.scalars(step, numbers)
+            for tracker in self._trackers:
+                tracker.send(functools.partial(tracker.scalars, step, time.time(), numbers))
 
     def _print(self, text: str, error: bool) -> None:
         show(text, error=error)
