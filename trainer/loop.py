@@ -160,7 +160,7 @@ class Loop:
             session.precision.scaler.unscale_(strategy.optimizer)
             factor = self.normalize_weights() if session.objective.weighed else None
             if telemetry.wants_histograms(step):
-                telemetry.gradients(step, strategy.local_gradients(), session.objective.model)
+                telemetry.gradients(step, strategy.local_gradients())
             self.progress.samples += session.samples_per_step
             norm = self.update()
         _, stop, save, summed_cpu_loss = votes()

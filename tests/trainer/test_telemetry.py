@@ -75,7 +75,7 @@ def train(telemetry: Telemetry, model: nn.Module, steps: int) -> None:
         with telemetry.observe(step, model):
             model.zero_grad()
             model(torch.ones(3, 4)).sum().backward()
-            telemetry.gradients(step, gradients_of(model), model)
+            telemetry.gradients(step, gradients_of(model))
 
 
 def test_histograms_and_traces_come_at_their_intervals_and_not_in_the_same_step(folder: Path) -> None:

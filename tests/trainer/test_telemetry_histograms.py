@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 
 import pytest
 import torch
@@ -11,43 +10,47 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from tests.tables import table
 from tests.trainer.test_telemetry import gradients_of
-from trainer.telemetry.histograms import EDGES, Histogram, ValueCounts, blocks_of, gradients, watch_activations
-
-
-def counted(*tensors: Tensor) -> Histogram:
-    tally = ValueCounts()
-    for tensor in tensors:
-        tally.add(tensor)
-    return tally.histogram("x", "gradient")
-
+from trainer.telemetry.histograms import EDGES, MAX_PARTS, count, gradients, part_of, watch_activations
 
 floats = st.floats(width=32) | st.floats(-1, 1, width=32) | st.just(0.0)
 
 
 @given(st.lists(st.lists(floats, max_size=20), max_size=3))
-def test_every_value_is_counted_once(lists: list[list[float]]) -> None:
-    result = counted(*(torch.tensor(values, dtype=torch.float32) for values in lists))
+def test_every_value_is_counted_once_in_the_bin_that_encloses_it(lists: list[list[float]]) -> None:
+    result = count("x", "gradient", [torch.tensor(values, dtype=torch.float32) for values in lists])
     values = [value for one in lists for value in one]
     finite = [value for value in values if math.isfinite(value)]
-    assert result.total == len(finite)
-    assert result.not_finite == len(values) - len(finite)
+    assert (result.total, result.not_finite) == (len(finite), len(values) - len(finite))
     assert result.zeros == finite.count(0.0)
-    assert len(result.edges) == len(result.counts) + 1 if finite else not result.edges
-    if finite:
-        assert (result.min, result.max) == (min(finite), max(finite))
-        assert result.mean == pytest.approx(math.fsum(finite) / len(finite), rel=1e-6, abs=1e-6 * max(map(abs, finite)))
-        assert result.norm == pytest.approx(math.sqrt(math.fsum(value * value for value in finite)))
+    if not finite:
+        assert (result.edges, result.mean, result.max) == ((), None, None)
+        return
+    assert (result.min, result.max) == (min(finite), max(finite))
+    assert result.mean == pytest.approx(math.fsum(finite) / len(finite), rel=1e-6, abs=1e-6 * max(map(abs, finite)))
+    assert result.norm == pytest.approx(math.sqrt(math.fsum(value * value for value in finite)))
+    edges = torch.tensor(result.edges).tolist()
+    assert len(edges) == len(result.counts) + 1
+    for low, high, counted in zip(edges, edges[1:], result.counts, strict=False):
+        below = low == pytest.approx(EDGES[0])
+        above = high == pytest.approx(EDGES[-1])
+        assert counted == sum((below or low <= value) and (above or value < high) for value in finite)
 
 
-@given(st.lists(st.floats(-1e4, 1e4, width=32), min_size=1, max_size=20))
-def test_values_are_in_the_bin_whose_edges_enclose_them(values: list[float]) -> None:
-    result = counted(torch.tensor(values))
-    edges = torch.tensor(result.edges)
-    for index, count in enumerate(result.counts):
-        low, high = float(edges[index]), float(edges[index + 1])
-        last = high == pytest.approx(EDGES[-1])
-        assert count == sum(low <= value < high or (last and value == high) for value in values)
+@table(
+    ("parameter", "part"),
+    [
+        ("transformer.h.3.attn.c_attn.weight", "transformer.h.3"),
+        ("resnet.encoder.stages.0.layers.1.layer.0.convolution.weight", "resnet.encoder.stages.0"),
+        ("transformer.wte.weight", "transformer.wte"),
+        ("model.decoder.norm.bias", "model.decoder"),
+        ("conv2d.weight", "conv2d"),
+        ("scale", "scale"),
+    ],
+)
+def test_parts(parameter: str, part: str) -> None:
+    assert part_of(parameter) == part
 
 
 class Network(nn.Module):
@@ -55,7 +58,7 @@ class Network(nn.Module):
         super().__init__()
         self.embed = nn.Linear(4, 4)
         self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(depth))
-        self.head = nn.Sequential(OrderedDict(norm=nn.LayerNorm(4), out=nn.Linear(4, 2)))
+        self.head = nn.Linear(4, 2)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.embed(x)
@@ -69,12 +72,13 @@ def test_gradients_per_block_with_their_norm() -> None:
     network = Network()
     network.embed.requires_grad_(False)
     network(torch.randn(5, 4)).sum().backward()
-    found = {one.name: one for one in gradients(gradients_of(network), blocks_of(network))}
-    assert set(found) == {"blocks.0", "blocks.1", "blocks.2", "head.norm", "head.out"}
+    found = {one.name: one for one in gradients(gradients_of(network))}
+    assert set(found) == {"blocks.0", "blocks.1", "blocks.2", "head"}
     expected = torch.cat([p.grad.flatten() for p in network.blocks[1].parameters() if p.grad is not None])
-    assert found["blocks.1"].kind == "gradient"
+    assert (found["blocks.1"].kind, found["blocks.1"].total) == ("gradient", expected.numel())
     assert found["blocks.1"].norm == pytest.approx(float(expected.norm()), rel=1e-5)
-    assert found["blocks.1"].total == expected.numel()
+    many = gradients({f"blocks.{n}.weight": torch.ones(1) for n in range(3 * MAX_PARTS - 1)})
+    assert [one.name for one in many[:2]] == ["blocks.0", "blocks.3"] and len(many) == MAX_PARTS
 
 
 def test_activations_are_those_of_the_first_micro_batch_and_no_hook_stays() -> None:

@@ -19,7 +19,7 @@ from tests.tables import table
 from tests.texts import mentions
 from trainer.config import Settings
 from trainer.errors import TrainerError
-from trainer.telemetry.histograms import Histogram, ValueCounts
+from trainer.telemetry.histograms import count
 from trainer.telemetry.trackers import MLflow, TensorBoard, Tracker, WeightsAndBiases, close_all, start_trackers
 
 
@@ -122,9 +122,7 @@ def use(kind: type[Tracker], settings: Settings, first: int, last: int, *, good:
     for step in range(first, last + 1):
         values = {"loss": 1 / step, "val/loss": math.nan}
         tracker.send(lambda step=step, values=values: tracker.scalars(step, 1000.0 + step, values))  # type: ignore[misc]
-    tally = ValueCounts()
-    tally.add(torch.tensor([-0.5, 0.0, 0.25, 0.25]))
-    drawn: Histogram = tally.histogram("block.0", "gradient")
+    drawn = count("block.0", "gradient", [torch.tensor([-0.5, 0.0, 0.25, 0.25])])
     tracker.send(lambda: tracker.histogram(last, 1000.0, drawn))
     close_all([tracker], good, patience=60)
     assert not tracker.failed

@@ -178,10 +178,10 @@ class Telemetry:
         """Whether `gradients` writes anything in this step on this rank."""
         return self._main and self._histogram_due(step)
 
-    def gradients(self, step: int, gradients: Mapping[str, Tensor], model: nn.Module) -> None:
+    def gradients(self, step: int, gradients: Mapping[str, Tensor]) -> None:
         """Write histograms of this rank's gradients if they are due. Call it between unscaling and clipping."""
         if self.wants_histograms(step):
-            self._write_histograms(step, histograms.gradients(gradients, histograms.blocks_of(model)))
+            self._write_histograms(step, histograms.gradients(gradients))
 
     def validation(self, step: int, values: Mapping[str, float], seconds: float) -> None:
         """Write the results of a validation: ``val/loss``, ``val/accuracy``, …"""
