@@ -15,11 +15,10 @@ from torch import Tensor, nn
 
 from trainer.config import Settings
 from trainer.errors import SettingsError, TrainerError, show
-from trainer.telemetry import histograms
+from trainer.telemetry import histograms, traces
 from trainer.telemetry.bottleneck import Bottleneck, verdict
 from trainer.telemetry.histograms import Histogram
 from trainer.telemetry.timing import MeanTimes, StepDurations
-from trainer.telemetry.traces import Tracer, TraceSummary
 from trainer.telemetry.trackers import Tracker, close_all, start_trackers
 from trainer.telemetry.writers import MetricsWriter, TextLog, Value
 from trainer.world import World
@@ -50,7 +49,6 @@ class Telemetry:
         self._trackers: list[Tracker] = []
         self._text: TextLog | None = None
         self._histograms: MetricsWriter | None = None
-        self._tracer = Tracer(settings.output_dir / "traces", world.device)
         self._since_line, self._since_verdict = MeanTimes(), MeanTimes()
         self._warm = False
         self._device_busy: float | None = None
@@ -163,16 +161,17 @@ class Telemetry:
             yield
             return
         with contextlib.ExitStack() as stack:
-            recording = stack.enter_context(self._tracer.record(step)) if trace else None
+            path = self._settings.output_dir / "traces" / f"step_{step:08d}.json.gz"
+            recording = stack.enter_context(traces.record(path, self._world.device)) if trace else None
             # A compiled module ignores hooks that are added later.
             watched = histogram and self._settings.compile == "off"
             activations = stack.enter_context(histograms.watch_activations(model)) if watched else []
             yield
         self._write_histograms(step, activations)
-        if recording and recording.summary:
-            self._log_trace(step, recording.summary)
-        elif recording:
+        if recording and recording.error:
             self.say(recording.error, error=True)
+        elif recording:
+            self._log_trace(step, recording)
 
     def wants_histograms(self, step: int) -> bool:
         """Whether `gradients` writes anything in this step on this rank."""
@@ -246,13 +245,13 @@ class Telemetry:
                 for tracker in self._trackers:
                     tracker.send(functools.partial(tracker.histogram, step, time.time(), histogram))
 
-    def _log_trace(self, step: int, summary: TraceSummary) -> None:
-        self._device_busy = summary.device_busy
-        if self._world.device.type == "cuda" and summary.device_busy is None:
-            self.say(f"{summary.path} shows no work of the GPU: the profiler could not see it", error=True)
-        top = "; ".join(f"{cost.name} {cost.seconds:.3g} s" for cost in summary.top[:3])
-        busy: dict[str, Value] = {} if summary.device_busy is None else {"device_busy": summary.device_busy}
-        self.event(step, "trace", path=str(summary.path), seconds=summary.seconds, top=top, **busy)
+    def _log_trace(self, step: int, trace: traces.Trace) -> None:
+        self._device_busy = trace.device_busy
+        if self._world.device.type == "cuda" and trace.device_busy is None:
+            self.say(f"{trace.path} shows no work of the GPU: the profiler could not see it", error=True)
+        top = "; ".join(f"{name} {seconds:.3g} s" for name, seconds in trace.top)
+        busy: dict[str, Value] = {} if trace.device_busy is None else {"device_busy": trace.device_busy}
+        self.event(step, "trace", path=str(trace.path), seconds=trace.seconds, top=top, **busy)
 
     def _feed(self, step: int, values: Mapping[str, Value]) -> None:
         if self._trackers:
