@@ -25,7 +25,7 @@ from trainer.faults import Injector
 from trainer.precision import forget_compiled
 from trainer.session import PhaseSession
 from trainer.signals import Signals
-from trainer.telemetry.peaks import peak_of
+from trainer.telemetry.speed import peak_of
 from trainer.telemetry.telemetry import Telemetry
 from trainer.telemetry.timing import Lagged, Pending, Result, StepTimer
 from trainer.validation import validate

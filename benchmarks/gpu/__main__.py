@@ -120,7 +120,7 @@ def _describe(machine: Machine) -> dict[str, Any] | None:
         return {"device": "cpu", "measured_on_gpu": False, **software}
     if not torch.cuda.is_available():
         return None
-    from trainer.telemetry.peaks import peak_flops
+    from trainer.telemetry.speed import peak_flops
 
     first = torch.cuda.get_device_properties(0)
     machine.memory_bytes, machine.peak_flops = first.total_memory, peak_flops(first.name, "half")

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 
-from trainer.telemetry.timing import Lagged, MeanTimes, StepDurations, StepTimer
+from trainer.telemetry.timing import Lagged, StepDurations, StepTimer, means
 
 CPU = torch.device("cpu")
 
 
-def ticking(*moments: float) -> Iterator[float]:
-    yield from moments
-
-
 def test_a_step_and_its_waits_for_data_are_timed() -> None:
-    moments = ticking(10.0, 11.0, 11.5, 12.0, 12.25, 14.0)
+    moments = iter((10.0, 11.0, 11.5, 12.0, 12.25, 14.0))
     clock = StepTimer(CPU, now=lambda: next(moments))
     clock.start()
     for _ in range(2):
@@ -45,11 +39,8 @@ def test_with_a_lag_of_one_results_come_a_step_late_and_unchanged() -> None:
     assert [result.step for result in lagged.pop_ready(force=True)] == [3]
 
 
-def test_means_leave_out_what_was_unknown_and_start_afresh() -> None:
-    means = MeanTimes()
-    assert means.take() is None
-    means.add(StepDurations(1.0, 0.5, exchange=None, device_wait=0.25))
-    means.add(StepDurations(3.0, 0.0, exchange=0.75, device_wait=0.75))
-    assert means.take() == StepDurations(2.0, 0.25, 0.75, 0.5)
-    means.add(StepDurations(1.0, 0.5))
-    assert means.take() == StepDurations(1.0, 0.5, None, None)
+def test_means_leave_out_what_was_unknown() -> None:
+    first = StepDurations(1.0, 0.5, exchange=None, device_wait=0.25)
+    second = StepDurations(3.0, 0.0, exchange=0.75, device_wait=0.75)
+    assert means([first, second]) == StepDurations(2.0, 0.25, 0.75, 0.5)
+    assert means([]) is None and means([StepDurations(1.0, 0.5)]) == StepDurations(1.0, 0.5, None, None)

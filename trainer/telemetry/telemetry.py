@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from trainer.config import Settings
 from trainer.errors import SettingsError, TrainerError, show
 from trainer.telemetry import histograms, traces
-from trainer.telemetry.bottleneck import Bottleneck, verdict
 from trainer.telemetry.histograms import Histogram
-from trainer.telemetry.timing import MeanTimes, StepDurations
+from trainer.telemetry.speed import Bottleneck, verdict
+from trainer.telemetry.timing import StepDurations, means
 from trainer.telemetry.trackers import Tracker, close_all, start_trackers
 from trainer.telemetry.writers import MetricsWriter, TextLog, Value
 from trainer.world import World
@@ -49,7 +49,8 @@ class Telemetry:
         self._trackers: list[Tracker] = []
         self._text: TextLog | None = None
         self._histograms: MetricsWriter | None = None
-        self._since_line, self._since_verdict = MeanTimes(), MeanTimes()
+        self._since_line: list[StepDurations] = []
+        self._since_verdict: list[StepDurations] = []
         self._warm = False
         self._device_busy: float | None = None
         self._last_verdict: tuple[str, int | None] | None = None
@@ -89,7 +90,7 @@ class Telemetry:
     def enter(self, settings: Settings, world: World, total_steps: int) -> None:
         """Start a phase with its settings and ranks; files and trackers stay. `total_steps` counts the whole run."""
         self._settings, self._world, self._total_steps = settings, world, total_steps
-        self._since_line, self._since_verdict = MeanTimes(), MeanTimes()
+        self._since_line, self._since_verdict = [], []
         self._warm, self._device_busy = False, None
         try:
             self._open_histograms()
@@ -120,12 +121,13 @@ class Telemetry:
         settings = self._settings
         # Not the first step of a phase, which starts workers, compiles and allocates.
         if settings.bottleneck_every and self._warm and not self._disturbed(step):
-            self._since_verdict.add(times)
+            self._since_verdict.append(times)
         self._warm = True
         if self._main or not settings.rank_metrics_every:
             return
-        self._since_line.add(times)
-        if step % settings.rank_metrics_every == 0 and (mean := self._since_line.take()):
+        self._since_line.append(times)
+        if step % settings.rank_metrics_every == 0 and (mean := means(self._since_line)):
+            self._since_line = []
             exchange = {} if mean.exchange is None else {"comm_time": mean.exchange}
             self._metrics.write(step, rank=self._world.rank, step_time=mean.step, data_time=mean.data, **exchange)
 
@@ -137,7 +139,8 @@ class Telemetry:
         every = self._settings.bottleneck_every
         if not every or step % every != 0:
             return None
-        all_times = [times for times in self._world.gather(self._since_verdict.take()) if times is not None]
+        own, self._since_verdict = means(self._since_verdict), []
+        all_times = [times for times in self._world.gather(own) if times is not None]
         if not self._main or not all_times:
             return None
         result = verdict(all_times, on_gpu=self._world.device.type == "cuda", device_busy=self._device_busy)

@@ -1,13 +1,11 @@
-"""Verdicts on what limits the speed."""
+"""Peak rates of GPUs, and verdicts on what limits the speed."""
 
 from __future__ import annotations
 
 import pytest
-from hypothesis import strategies as st
 
 from tests.tables import table
-from trainer.telemetry.bottleneck import Kind, straggler, verdict
-from trainer.telemetry.peaks import peak_flops
+from trainer.telemetry.speed import Arithmetic, Kind, peak_flops, verdict
 from trainer.telemetry.timing import StepDurations
 
 
@@ -65,19 +63,18 @@ def test_a_slow_rank_is_named_although_all_steps_are_equally_long() -> None:
     ],
 )
 def test_stragglers(times: list[StepDurations], slow: int | None) -> None:
-    assert straggler(times) == slow
+    assert verdict(times, on_gpu=False).straggler == slow
 
 
-seconds = st.floats(0, 10)
-times = st.builds(StepDurations, st.floats(0, 10), seconds, st.none() | seconds, st.none() | seconds)
-
-
-def test_the_more_exact_name_counts() -> None:
-    assert peak_flops("NVIDIA H200", "half") == 989e12
-    assert peak_flops("NVIDIA H100 80GB HBM3", "tf32") == 494e12
-    assert peak_flops("NVIDIA H100 PCIe", "half") == 756e12
-    assert peak_flops("NVIDIA A100-SXM4-80GB", "fp32") == 19.5e12
-
-
-def test_an_unknown_gpu_has_no_peak() -> None:
-    assert peak_flops("NVIDIA T1000", "half") is None
+@table(
+    ("device", "arithmetic", "peak"),
+    [
+        ("NVIDIA H200", "half", 989e12),
+        ("NVIDIA H100 80GB HBM3", "tf32", 494e12),
+        ("NVIDIA H100 PCIe", "half", 756e12),
+        ("NVIDIA A100-SXM4-80GB", "fp32", 19.5e12),
+        ("NVIDIA T1000", "half", None),
+    ],
+)
+def test_the_more_exact_name_counts(device: str, arithmetic: Arithmetic, peak: float | None) -> None:
+    assert peak_flops(device, arithmetic) == peak
