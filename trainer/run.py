@@ -36,8 +36,7 @@ from trainer.precision import snapshot_at_out_of_memory
 from trainer.preparing import PreparationPlan, Prepared, prepare
 from trainer.session import PhaseSession, TrainingProgress
 from trainer.signals import Signals
-from trainer.telemetry.telemetry import Telemetry
-from trainer.telemetry.writers import Value
+from trainer.telemetry.telemetry import Telemetry, Value
 from trainer.world import World, join, lost_a_peer
 
 # Seconds that a rank which lost a peer gives the launcher to notice that peer's end first.

@@ -14,7 +14,7 @@ ROUNDS = 5
 
 def measure(lines: int = LINES, rounds: int = ROUNDS) -> dict[str, Any]:
     """Seconds per line of a step with everything in it that a GPU run has; the median of the rounds."""
-    from trainer.telemetry.writers import MetricsWriter
+    from trainer.telemetry.telemetry import MetricsWriter
 
     taken = []
     with tempfile.TemporaryDirectory(prefix="gputui-bench-") as folder:

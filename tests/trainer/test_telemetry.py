@@ -1,8 +1,12 @@
-"""Telemetry as the training loop uses it: which rank writes which line, and what is due when."""
+"""Telemetry as the training loop uses it: which rank writes which line, what is due when, and what a full disk does."""
 
 from __future__ import annotations
 
 import json
+import math
+import os
+import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +17,16 @@ from torch import Tensor, nn
 from tests.texts import mentions
 from tests.trainer.ranks import Ranks
 from trainer.config import Settings
-from trainer.telemetry.telemetry import Telemetry
+from trainer.errors import SettingsError
+from trainer.telemetry.telemetry import MetricsWriter, Telemetry, TextLog
 from trainer.telemetry.timing import StepDurations
 from trainer.world import World
 
 ALONE = World(rank=0, size=1, device=torch.device("cpu"), backend="")
 
 
-def make(folder: Path, world: World = ALONE, **wanted: Any) -> Settings:
-    return Settings(output_dir=folder, metrics=folder / "metrics.jsonl", **wanted)
+def make(folder: Path, **wanted: Any) -> Settings:
+    return Settings(**{"output_dir": folder, "metrics": folder / "metrics.jsonl", **wanted})
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -35,52 +40,50 @@ def gradients_of(model: nn.Module) -> dict[str, Tensor]:
     return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
-def test_a_step_s_line_has_what_is_known(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    telemetry = Telemetry(make(folder, steps=12, log_every=5), ALONE)
+def test_lines_of_steps_and_events_in_the_metrics_the_console_and_the_log(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    telemetry = Telemetry(make(folder, steps=12, log_every=5, text_log=True), ALONE)
+    telemetry.event(0, "start", task="classify", name="x", step_="y")
     for step in range(1, 13):
         telemetry.step(step, {"epoch": 0, "loss": 1 / step, "lr": 0.002, "comm_time": None})
+    telemetry.validation(12, {"val/loss": math.nan}, seconds=0.1)
+    telemetry.say("disk full:\n  really", error=True)
     telemetry.close()
     found = lines(folder / "metrics.jsonl")
-    assert found[0] == {"step": 1, "rank": 0, "epoch": 0, "loss": 1.0, "lr": 0.002}
-    assert len(found) == 12
-    assert capsys.readouterr().out.splitlines() == [
-        "step 5/12  loss 0.2000  lr 2.00e-03",
-        "step 10/12  loss 0.1000  lr 2.00e-03",
-        "step 12/12  loss 0.0833  lr 2.00e-03",
-    ]
-
-
-def test_events_and_validation(folder: Path) -> None:
-    telemetry = Telemetry(make(folder, text_log=True), ALONE)
-    telemetry.event(0, "start", task="classify", name="x", step_="y")
-    telemetry.validation(2, {"val/loss": 0.5}, seconds=0.1)
-    telemetry.say("going on")
-    telemetry.say("disk full", error=True)
-    telemetry.close()
-    assert lines(folder / "metrics.jsonl") == [
+    assert found[:2] == [
         {"step": 0, "event": "start", "task": "classify", "name": "x", "step_": "y"},
-        {"step": 2, "event": "validation", "val/loss": 0.5, "seconds": 0.1},
+        {"step": 1, "rank": 0, "epoch": 0, "loss": 1.0, "lr": 0.002},
     ]
-    log = [line.split("Z ", 1)[1] for line in (folder / "logs" / "trainer.log").read_text().splitlines()]
-    assert log == [
+    assert len(found) == 14 and math.isnan(found[-1].pop("val/loss"))
+    assert found[-1] == {"step": 12, "event": "validation", "seconds": 0.1}
+    said = [f"step {step}/12  loss {1 / step:.4f}  lr 2.00e-03" for step in (5, 10, 12)]
+    assert capsys.readouterr().out.splitlines() == said
+    log = (folder / "logs" / "trainer.log").read_text().splitlines()
+    assert all(re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ ", line) for line in log)
+    assert [line.split("Z ", 1)[1] for line in log] == [
         "INFO step 0 start task=classify name=x step_=y",
-        "INFO step 2 validation val/loss=0.5 seconds=0.1",
-        "INFO going on",
-        "ERROR trainer: disk full",
+        *(f"INFO {line}" for line in said),
+        "INFO step 12 validation val/loss=nan seconds=0.1",
+        "ERROR trainer: disk full:   really",
     ]
 
 
-def train(telemetry: Telemetry, model: nn.Module, steps: int) -> None:
-    for step in range(1, steps + 1):
-        with telemetry.observe(step, model):
-            model.zero_grad()
-            model(torch.ones(3, 4)).sum().backward()
-            telemetry.gradients(step, gradients_of(model))
+def test_a_file_that_cannot_be_opened_ends_the_run_at_its_start(folder: Path) -> None:
+    (folder / "logs").touch()
+    with pytest.raises(SettingsError, match=re.escape(f"{folder / 'logs'} cannot be written: File exists")):
+        Telemetry(make(folder, text_log=True), ALONE)
 
 
 def test_histograms_and_traces_come_at_their_intervals_and_not_in_the_same_step(folder: Path) -> None:
     telemetry = Telemetry(make(folder, histograms_every=2, trace_every=4), ALONE)
-    train(telemetry, nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), 6)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    for step in range(1, 7):
+        with telemetry.observe(step, model):
+            model.zero_grad()
+            model(torch.ones(3, 4)).sum().backward()
+            if telemetry.wants_histograms(step):
+                telemetry.gradients(step, gradients_of(model))
     telemetry.close()
     found = lines(folder / "histograms.jsonl")
     assert [(line["step"], line["kind"], line["name"]) for line in found] == [
@@ -101,8 +104,7 @@ def test_verdicts_are_written_at_their_interval_and_said_when_they_change(
     telemetry = Telemetry(make(folder, bottleneck_every=2), ALONE)
     for step, data in enumerate((9.0, 0.5, 0.6, 0.6, 0.0, 0.0), start=1):  # the first step starts up
         telemetry.rank_timings(step, StepDurations(1.0, data))
-        result = telemetry.bottleneck(step)
-        assert (result is None) == (step % 2 == 1)
+        assert (telemetry.bottleneck(step) is None) == (step % 2 == 1)
     assert telemetry.bottleneck(8) is None  # no steps since the last one
     telemetry.close()
     found = lines(folder / "metrics.jsonl")
@@ -136,11 +138,10 @@ def test_ranks_write_their_own_timings_and_rank_0_names_the_slow_one(two_ranks: 
     said = two_ranks.run(on_two_ranks, folder)
     assert mentions(said[0], "Rank 1", "1 s a step", "0.5 s") and said[1] is None
     found = lines(folder / "metrics.jsonl")
-    [skipped] = [line for line in found if line.get("event") == "sample_skipped"]
-    assert skipped == {"step": 4, "event": "sample_skipped", "rank": 1, "reason": "cannot read a sample"}
-    assert [line for line in found if line.get("rank") == 1 and "event" not in line] == [
+    assert [line for line in found if line.get("rank") == 1] == [
         {"step": 2, "rank": 1, "step_time": 1.0, "data_time": 0.375, "comm_time": 0.0},
         {"step": 4, "rank": 1, "step_time": 1.0, "data_time": 0.875, "comm_time": 0.0},
+        {"step": 4, "event": "sample_skipped", "rank": 1, "reason": "cannot read a sample"},
     ]
     assert sum(line.get("rank") == 0 for line in found) == 4
     assert sum(line.get("event") == "only of rank 0" for line in found) == 4
@@ -149,3 +150,74 @@ def test_ranks_write_their_own_timings_and_rank_0_names_the_slow_one(two_ranks: 
     own = (folder / "logs" / "trainer.rank1.log").read_text().splitlines()
     written = [line.split("Z ERROR trainer: rank 1: ")[1] for line in own]
     assert written == ["the disk is slow", "cannot read a sample"]
+
+
+# --- the files --------------------------------------------------------------------------------------------------------
+
+
+def test_a_half_line_of_a_killed_predecessor_is_ended(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2, "lo')
+    for step in (3, 4):
+        writer = MetricsWriter(path)
+        writer.write(step)
+        writer.close()
+    broken = path.read_text().splitlines()
+    assert broken[1] == '{"step": 2, "lo'
+    assert [json.loads(line)["step"] for line in broken[2:]] == [3, 4]
+
+
+def test_lines_of_several_writers_never_mix(tmp_path: Path) -> None:
+    writers = [MetricsWriter(tmp_path / "metrics.jsonl") for _ in range(4)]
+
+    def write(rank: int) -> None:
+        for step in range(200):
+            writers[rank].write(step, rank=rank, padding="x" * (step % 50) * 10)
+
+    threads = [threading.Thread(target=write, args=(rank,)) for rank in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    seen = lines(tmp_path / "metrics.jsonl")
+    for rank in range(4):
+        assert [line["step"] for line in seen if line["rank"] == rank] == list(range(200))
+
+
+def test_a_full_disk_is_reported_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "trainer.log").symlink_to("/dev/full")
+    writer, log = MetricsWriter(Path("/dev/full")), TextLog(tmp_path)
+    for step in range(3):
+        writer.write(step)
+        log.line("step")
+    metrics, text = capsys.readouterr().err.splitlines()
+    assert mentions(metrics, "metrics", "No space left on device")
+    assert mentions(text, "text log", "No space left on device")
+
+
+def test_after_a_cut_line_the_next_one_starts_afresh(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "metrics.jsonl"
+    writer = MetricsWriter(path)
+
+    class NearlyFull:
+        def write(self, line: bytes) -> int:
+            return file.write(line[:9])
+
+    file, writer._file = writer._file, NearlyFull()  # type: ignore[assignment]
+    writer.write(1, loss=1.0)
+    writer._file = file
+    writer.write(2, loss=2.0)
+    writer.close()
+    assert "only 9 of" in capsys.readouterr().err
+    assert json.loads(path.read_text().splitlines()[1])["step"] == 2
+
+
+def test_a_new_day_begins_a_new_file_and_keeps_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "trainer.log"
+    path.write_text("of an earlier day\n")
+    os.utime(path, (1_700_000_000, 1_700_000_000))  # 2023-11-14
+    log = TextLog(tmp_path)
+    log.line("today")
+    log.close()
+    assert (tmp_path / "trainer.log.2023-11-14").read_text() == "of an earlier day\n"
+    assert path.read_text().endswith("INFO today\n")

@@ -8,20 +8,27 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
+import logging
+import os
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from logging.handlers import TimedRotatingFileHandler
+from pathlib import Path
 
 from torch import Tensor, nn
 
-from trainer.config import Settings
+from trainer.config import Settings, unfold
 from trainer.errors import SettingsError, TrainerError, show
 from trainer.telemetry import histograms, traces
 from trainer.telemetry.histograms import Histogram
 from trainer.telemetry.speed import Bottleneck, verdict
 from trainer.telemetry.timing import StepDurations, means
 from trainer.telemetry.trackers import Tracker, close_all, start_trackers
-from trainer.telemetry.writers import MetricsWriter, TextLog, Value
 from trainer.world import World
+
+Value = float | int | str | None
 
 # The values of a step on the console, and their formats.
 _CONSOLE_FORMATS = (
@@ -42,60 +49,45 @@ class Telemetry:
     """
 
     def __init__(self, settings: Settings, world: World) -> None:
-        self._settings = settings
-        self._world = world
-        self._total_steps = settings.steps
         self._main = world.is_main
         self._trackers: list[Tracker] = []
         self._text: TextLog | None = None
         self._histograms: MetricsWriter | None = None
-        self._since_line: list[StepDurations] = []
-        self._since_verdict: list[StepDurations] = []
-        self._warm = False
-        self._device_busy: float | None = None
         self._last_verdict: tuple[str, int | None] | None = None
-        # Rank 0 is first: it ends an incomplete line of a killed process before others write.
-        problem = self._try_to_open() if self._main else None
-        problem = world.from_main(problem)
-        if problem is not None:
+        self.enter(settings, world, settings.steps)
+        problem: TrainerError | None = None
+        if self._main:  # first: it ends an incomplete line of a killed process before others write
+            try:
+                self._open()
+                self._trackers = start_trackers(settings)
+            except TrainerError as error:
+                problem = error
+        if (problem := world.from_main(problem)) is not None:
             raise problem
         if not self._main:
-            self._open(repair=False)
+            self._open()
 
-    def _try_to_open(self) -> TrainerError | None:
-        try:
-            self._open(repair=True)
-            self._trackers = start_trackers(self._settings)
-        except TrainerError as error:
-            return error
-        return None
-
-    def _open(self, *, repair: bool) -> None:
+    def _open(self) -> None:
         settings = self._settings
         try:
-            self._metrics = MetricsWriter(settings.metrics, repair=repair)
+            self._metrics = MetricsWriter(settings.metrics, repair=self._main)
         except OSError as error:
             raise SettingsError(f"--metrics {settings.metrics} cannot be written: {error.strerror}") from None
         try:
             if settings.text_log:
                 self._text = TextLog(settings.output_dir / "logs", self._world.rank)
-            self._open_histograms()
+            if self._main and any(phase.histograms_every for phase in unfold(settings)):
+                self._histograms = MetricsWriter(settings.output_dir / "histograms.jsonl")
         except OSError as error:
             raise SettingsError(f"{error.filename} cannot be written: {error.strerror}") from None
-
-    def _open_histograms(self) -> None:
-        if self._settings.histograms_every and self._main and self._histograms is None:
-            self._histograms = MetricsWriter(self._settings.output_dir / "histograms.jsonl")
 
     def enter(self, settings: Settings, world: World, total_steps: int) -> None:
         """Start a phase with its settings and ranks; files and trackers stay. `total_steps` counts the whole run."""
         self._settings, self._world, self._total_steps = settings, world, total_steps
-        self._since_line, self._since_verdict = [], []
-        self._warm, self._device_busy = False, None
-        try:
-            self._open_histograms()
-        except OSError as error:
-            self.say(f"no histograms: {error.filename} cannot be written: {error.strerror}", error=True)
+        self._since_line: list[StepDurations] = []
+        self._since_verdict: list[StepDurations] = []
+        self._warm = False
+        self._device_busy: float | None = None
 
     # --- every step ---------------------------------------------------------------------------------------------------
 
@@ -112,21 +104,25 @@ class Telemetry:
         present = {name: value for name, value in values.items() if value is not None}
         phase = {"phase": self._settings.phase} if self._settings.phase else {}
         self._metrics.write(step, rank=0, **phase, **present)
-        self._feed(step, present)
+        self._track(step, present)
         if step % self._settings.log_every == 0 or step == self._total_steps:
-            self.say(progress(step, self._total_steps, present))
+            parts = [form.format(values[name]) for name, form in _CONSOLE_FORMATS if name in present]
+            self.say("  ".join([f"step {step}/{self._total_steps}", *parts]))
 
     def rank_timings(self, step: int, times: StepDurations) -> None:
         """Add a rank's times of a step to its means; ranks other than 0 write them every --rank-metrics-every steps."""
         settings = self._settings
-        # Not the first step of a phase, which starts workers, compiles and allocates.
-        if settings.bottleneck_every and self._warm and not self._disturbed(step):
-            self._since_verdict.append(times)
+        # Not the first step of a phase, which starts workers, compiles and allocates, nor steps that recording slows
+        # down, on any rank.
+        if settings.bottleneck_every and self._warm:
+            traced = _due(step, settings.trace_every) or _due(step - 1, settings.trace_every)
+            if not traced and not self._histogram_due(step):
+                self._since_verdict.append(times)
         self._warm = True
         if self._main or not settings.rank_metrics_every:
             return
         self._since_line.append(times)
-        if step % settings.rank_metrics_every == 0 and (mean := means(self._since_line)):
+        if _due(step, settings.rank_metrics_every) and (mean := means(self._since_line)):
             self._since_line = []
             exchange = {} if mean.exchange is None else {"comm_time": mean.exchange}
             self._metrics.write(step, rank=self._world.rank, step_time=mean.step, data_time=mean.data, **exchange)
@@ -136,8 +132,7 @@ class Telemetry:
 
         The first step of a phase does not count, nor do steps with traces or histograms.
         """
-        every = self._settings.bottleneck_every
-        if not every or step % every != 0:
+        if not _due(step, self._settings.bottleneck_every):
             return None
         own, self._since_verdict = means(self._since_verdict), []
         all_times = [times for times in self._world.gather(own) if times is not None]
@@ -159,37 +154,35 @@ class Telemetry:
 
         `model` is the unwrapped one.
         """
-        trace, histogram = self._trace_due(step), self._histogram_due(step)
-        if not self._main or not (trace or histogram):
+        settings = self._settings
+        trace_due, histogram_due = self._main and _due(step, settings.trace_every), self.wants_histograms(step)
+        if not trace_due and not histogram_due:
             yield
             return
+        trace, activations = None, []
         with contextlib.ExitStack() as stack:
-            path = self._settings.output_dir / "traces" / f"step_{step:08d}.json.gz"
-            recording = stack.enter_context(traces.record(path, self._world.device)) if trace else None
-            # A compiled module ignores hooks that are added later.
-            watched = histogram and self._settings.compile == "off"
-            activations = stack.enter_context(histograms.watch_activations(model)) if watched else []
+            if trace_due:
+                path = settings.output_dir / "traces" / f"step_{step:08d}.json.gz"
+                trace = stack.enter_context(traces.record(path, self._world.device))
+            if histogram_due and settings.compile == "off":  # a compiled module ignores hooks that are added later
+                activations = stack.enter_context(histograms.watch_activations(model))
             yield
         self._write_histograms(step, activations)
-        if recording and recording.error:
-            self.say(recording.error, error=True)
-        elif recording:
-            self._log_trace(step, recording)
+        if trace:
+            self._log_trace(step, trace)
 
     def wants_histograms(self, step: int) -> bool:
-        """Whether `gradients` writes anything in this step on this rank."""
+        """Whether rank 0 wants to be given this step's gradients."""
         return self._main and self._histogram_due(step)
 
     def gradients(self, step: int, gradients: Mapping[str, Tensor]) -> None:
-        """Write histograms of this rank's gradients if they are due. Call it between unscaling and clipping."""
-        if self.wants_histograms(step):
-            self._write_histograms(step, histograms.gradients(gradients))
+        """Write histograms of this rank's gradients. Call it between unscaling and clipping."""
+        self._write_histograms(step, histograms.gradients(gradients))
 
     def validation(self, step: int, values: Mapping[str, float], seconds: float) -> None:
         """Write the results of a validation: ``val/loss``, ``val/accuracy``, …"""
         self.event(step, "validation", **values, seconds=seconds)
-        if self._main:
-            self._feed(step, values)
+        self._track(step, values)
 
     def event(self, step: int, name: str, /, **values: Value) -> None:
         """Write an event of the run, on rank 0."""
@@ -198,7 +191,7 @@ class Telemetry:
         self._metrics.write(step, event=name, **values)
         if self._text:
             details = " ".join(f"{key}={value}" for key, value in values.items())
-            self._text.write(f"step {step} {name} {details}".rstrip())
+            self._text.line(f"step {step} {name} {details}".rstrip())
 
     def say(self, text: str, *, error: bool = False) -> None:
         """Print a line, on rank 0."""
@@ -224,21 +217,12 @@ class Telemetry:
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
-    def _trace_due(self, step: int) -> bool:
-        every = self._settings.trace_every
-        return every > 0 and step % every == 0
-
     def _histogram_due(self, step: int) -> bool:
         """Histograms move to the next step if a trace is due, which would show their cost."""
-        every = self._settings.histograms_every
-        if not every:
-            return False
-        on_time = step % every == 0 and not self._trace_due(step)
-        return on_time or ((step - 1) % every == 0 and step > 1 and self._trace_due(step - 1))
-
-    def _disturbed(self, step: int) -> bool:
-        """Whether recording on rank 0 slowed down this step, on any rank."""
-        return self._trace_due(step) or (step > 1 and self._trace_due(step - 1)) or self._histogram_due(step)
+        settings = self._settings
+        if _due(step, settings.histograms_every):
+            return not _due(step, settings.trace_every)
+        return _due(step - 1, settings.histograms_every) and _due(step - 1, settings.trace_every)
 
     def _write_histograms(self, step: int, new: list[Histogram]) -> None:
         for histogram in new:
@@ -250,13 +234,16 @@ class Telemetry:
 
     def _log_trace(self, step: int, trace: traces.Trace) -> None:
         self._device_busy = trace.device_busy
+        if trace.error:
+            self.say(trace.error, error=True)
+            return
         if self._world.device.type == "cuda" and trace.device_busy is None:
             self.say(f"{trace.path} shows no work of the GPU: the profiler could not see it", error=True)
         top = "; ".join(f"{name} {seconds:.3g} s" for name, seconds in trace.top)
         busy: dict[str, Value] = {} if trace.device_busy is None else {"device_busy": trace.device_busy}
         self.event(step, "trace", path=str(trace.path), seconds=trace.seconds, top=top, **busy)
 
-    def _feed(self, step: int, values: Mapping[str, Value]) -> None:
+    def _track(self, step: int, values: Mapping[str, Value]) -> None:
         if self._trackers:
             numbers = {name: float(value) for name, value in values.items() if isinstance(value, float | int)}
             for tracker in self._trackers:
@@ -265,10 +252,71 @@ class Telemetry:
     def _print(self, text: str, error: bool) -> None:
         show(text, error=error)
         if self._text:
-            self._text.write(text, error=error)
+            self._text.line(text, error=error)
 
 
-def progress(step: int, steps: int, values: Mapping[str, Value]) -> str:
-    """A step as a line for the console."""
-    parts = [form.format(values[name]) for name, form in _CONSOLE_FORMATS if values.get(name) is not None]
-    return "  ".join([f"step {step}/{steps}", *parts])
+class MetricsWriter:
+    """A file of JSON lines. The time of a line is UTC unix seconds.
+
+    A line is a single write to a file opened for appending, so lines of several ranks never mix, and readers see whole
+    lines. A failed write (a full disk, a removed folder) is reported once and never stops training.
+    """
+
+    def __init__(self, path: Path, *, repair: bool = True) -> None:
+        """Open it. `repair` ends an incomplete line of a killed process, before others write. Raises OSError."""
+        self._path, self._failed = path, False
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("ab+", buffering=0)
+        self._half_line = False  # the file ends in one, which the next line must not continue
+        if repair and self._file.tell():
+            self._half_line = os.pread(self._file.fileno(), 1, self._file.tell() - 1) != b"\n"
+
+    def write(self, step: int, /, **values: Value | Sequence[float]) -> None:
+        """Append one line. NaN is written as NaN."""
+        try:
+            line = json.dumps({"step": step, "time": round(time.time(), 6), **values}).encode() + b"\n"
+            if self._half_line:
+                line = b"\n" + line
+            written = self._file.write(line)
+            self._half_line = written != len(line)
+            if self._half_line:
+                raise OSError(f"only {written} of {len(line)} bytes were written")
+        except (OSError, TypeError, ValueError) as error:
+            if not self._failed:
+                show(f"trainer: cannot write metrics to {self._path}: {error}; training goes on", error=True)
+            self._failed = True
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class TextLog(TimedRotatingFileHandler):
+    """OUTPUT_DIR/logs/trainer.log; yesterday's is ``trainer.log.2026-11-20``.
+
+    Rank 0 writes everything there. Another rank has a file such as ``trainer.rank3.log``, created with its first line.
+    A failed write is reported once on stderr, and never stops training.
+    """
+
+    def __init__(self, folder: Path, rank: int = 0) -> None:
+        """Raises OSError if the folder cannot be made or, on rank 0, the file not be opened."""
+        self._failed = False
+        folder.mkdir(parents=True, exist_ok=True)
+        name = "trainer.log" if rank == 0 else f"trainer.rank{rank}.log"
+        super().__init__(folder / name, when="midnight", utc=True, encoding="utf-8", delay=rank != 0)
+        self.formatter = logging.Formatter("%(asctime)sZ %(levelname)s %(message)s", datefmt="%Y-%m-%dT%H:%M:%S")
+        self.formatter.converter = time.gmtime
+
+    def line(self, text: str, *, error: bool = False) -> None:
+        """Append one line; line breaks in `text` become spaces."""
+        level = logging.ERROR if error else logging.INFO
+        self.handle(logging.LogRecord("trainer", level, "", 0, " ".join(text.splitlines()), None, None))
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        if not self._failed:
+            error = sys.exc_info()[1]
+            show(f"trainer: cannot write the text log {self.baseFilename}: {error}; training goes on", error=True)
+        self._failed = True
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step > 0 and step % every == 0
