@@ -15,8 +15,8 @@ from trainer.checkpoints import FORMAT, State, random_state, restore_random_stat
 from trainer.checkpoints.snapshot import seed_everything
 from trainer.config import Settings, as_plain
 from trainer.data import Data, load_data
-from trainer.data.deals import Deal
 from trainer.data.feed import BatchFeed, HeldOut
+from trainer.data.order import Deal
 from trainer.errors import SettingsError, TrainerError
 from trainer.models import Built, build
 from trainer.models.blocks import transformer_blocks

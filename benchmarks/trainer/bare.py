@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainer.config import Settings, from_arguments
 from trainer.data import load_data
-from trainer.data.sampler import order_for
+from trainer.data.order import Order
 from trainer.models import build_model
 
 LOG_EVERY = 10
@@ -54,7 +54,7 @@ def train(settings: Settings, result: Path, warm_steps: int) -> None:
     data, batch = load_data(settings), settings.batch_size
     assert isinstance(batch, int)
     # The samples of all steps are known before the first: here, looking one up costs nothing.
-    order = order_for(data.train, settings.seed).indices(0, settings.steps * ranks * batch)
+    order = Order(data.train, settings.seed).indices(0, settings.steps * ranks * batch)
     torch.manual_seed(settings.seed)
     module: nn.Module = NextToken(build_model(settings, data)).to(device)
     parameters = list(module.parameters())

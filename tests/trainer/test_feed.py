@@ -20,7 +20,7 @@ from tests.trainer.splits import Deadly, Faulty, Rows, with_positions
 from trainer.config import Settings
 from trainer.data.contract import Split
 from trainer.data.feed import BatchFeed, HeldOut
-from trainer.data.sampler import micro_start, order_for
+from trainer.data.order import Order, micro_start
 from trainer.errors import TrainerError
 
 CPU = torch.device("cpu")
@@ -36,7 +36,7 @@ def numbers(feed: BatchFeed, batches: int) -> list[list[int]]:
 
 
 def expected(split: Split, consumed: int, batch: int, batches: int, rank: int = 0, ranks: int = 1) -> list[list[int]]:
-    order = order_for(split, 0)
+    order = Order(split, 0)
     starts = [micro_start(consumed, micro, rank, ranks, batch) for micro in range(batches)]
     return [order.indices(start, batch).tolist() for start in starts]
 
@@ -88,7 +88,7 @@ def test_workers_give_what_this_process_would_and_stay_for_another_position() ->
         here.seek(8, 4)
         there.seek(8, 4)
         pids: set[int] = set()
-        for _ in range(15):
+        for _ in range(23):
             one, other = here.next(), there.next()
             pids |= set(other.pop("pid").tolist())
             assert all(torch.equal(one[name], values) for name, values in other.items())

@@ -15,8 +15,8 @@ from tests.tables import table
 from tests.texts import mentions
 from tests.trainer.splits import Rows, Telling, as_they_are, with_positions
 from trainer.data.contract import BrokenSample, Fields, Indices
+from trainer.data.order import Order
 from trainer.data.reading import Fetched, Reader, Request
-from trainer.data.sampler import order_for
 from trainer.data.samples import SampleCache, Samples
 from trainer.errors import TrainerError
 
@@ -155,10 +155,10 @@ def read(reader: Reader, start: int, count: int, next_start: int | None = None) 
 
 
 def test_a_reader_reads_the_order_and_transforms_by_position() -> None:
-    order = order_for(Rows(10), 5)
+    order = Order(Rows(10), 5)
     asked = order.indices(7, 6).tolist()
     split = Rows(10, broken=(asked[2],))
-    reader = Reader(Samples(split, max_broken=1), order, with_positions)
+    reader = Reader(Samples(split, max_broken=1), order.indices, with_positions)
     fetched = read(reader, 7, 6)
     expected = [(index + 1) % 10 if index == asked[2] else index for index in asked]
     assert fetched.fields["number"].tolist() == expected
@@ -166,15 +166,15 @@ def test_a_reader_reads_the_order_and_transforms_by_position() -> None:
     assert (fetched.samples, list(fetched.broken)) == (6, [asked[2]])
     assert (fetched.cache_hits, fetched.cache_misses) == (0, 0)
     assert fetched.read_seconds > 0
-    resumed = Reader(Samples(split, max_broken=1), order, with_positions)
+    resumed = Reader(Samples(split, max_broken=1), order.indices, with_positions)
     assert torch.equal(read(resumed, 7, 6).fields["drawn"], fetched.fields["drawn"])
 
 
 @table("cache_bytes", [0, 100_000])
 def test_a_split_is_told_what_comes_next(cache_bytes: int) -> None:
     split = Telling(12, blocks=(4, 8))
-    order = order_for(split, 1)
-    reader = Reader(Samples(split, max_broken=0, cache_bytes=cache_bytes), order, as_they_are)
+    order = Order(split, 1)
+    reader = Reader(Samples(split, max_broken=0, cache_bytes=cache_bytes), order.indices, as_they_are)
     read(reader, 0, 5, next_start=10)
     read(reader, 10, 5, next_start=None)
     assert split.expected == [order.indices(10, 5).tolist()]

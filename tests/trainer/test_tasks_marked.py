@@ -19,7 +19,7 @@ from tests.trainer.running import settings, step_lines, train_on
 from trainer.__main__ import main
 from trainer.checkpoints import load
 from trainer.data import load_data
-from trainer.data.sampler import order_for
+from trainer.data.order import Order
 from trainer.errors import SettingsError, TrainerError
 from trainer.models import build_model
 from trainer.tasks import build_objective
@@ -139,7 +139,7 @@ def test_a_step_counts_every_token_alike_in_whichever_micro_batch_and_on_whichev
     torch.manual_seed(3)
     task = build_objective(chosen, data, build_model(chosen, data), ALONE)
     assert isinstance(task, LanguageObjective)
-    raw = data.train.read(order_for(data.train, 3).indices(0, 4))
+    raw = data.train.read(Order(data.train, 3).indices(0, 4))
     counts = [int(raw["learn"][part, 1:].sum()) for part in (slice(0, 2), slice(2, 4))]
     assert counts[0] != counts[1], "the micro batches must differ for this to show anything"
     total, count = alone(task, raw)

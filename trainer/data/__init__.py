@@ -1,8 +1,8 @@
 """Data sets, the order of their samples, and reading them into batches.
 
 --data and --data-dir come in; batches on a rank's device go out, from any position of the run. `contract` says what a
-data set is, `sources` lists all of them, one module each; `sampler` is the order of samples, a function of seed and
-position (`shuffle`, or `block_order` with `deals`); `samples` replaces broken ones; `reading` and `workers` make
+data set is, `sources` lists all of them, one module each; `order` is the order of samples, a function of seed and
+position; `samples` replaces broken ones; `reading` and `workers` make
 batches; `feed` is what the training loop uses. Read `contract` first.
 """
 

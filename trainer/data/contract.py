@@ -1,6 +1,6 @@
 """Contract between data sources and the trainer: splits return samples by number.
 
-Nothing here depends on an order. Which samples a rank takes, and when, is `trainer.data.sampler`; reading ahead is
+Nothing here depends on an order. Which samples a rank takes, and when, is `trainer.data.order`; reading ahead is
 `trainer.data.feed`; turning raw samples into inputs is the task's `transform`.
 """
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from trainer.config import Settings
-from trainer.data.contract import Fields, Indices, Split, Transform
-from trainer.data.deals import Deal, redealt
+from trainer.data.contract import Fields, Split, Transform
+from trainer.data.order import Deal, Order, evenly, micro_start, redealt
 from trainer.data.reading import FeedReport, Fetched, Reader, ReadTally, Request
-from trainer.data.sampler import micro_start, order_for
 from trainer.data.samples import Samples
 from trainer.data.workers import readers_for
 from trainer.errors import TrainerError
@@ -35,8 +34,8 @@ class BatchFeed:
         self._to_device = DeviceCopies(device)
         limit = settings.max_broken_samples
         samples = Samples(split, max_broken=limit, cache_bytes=settings.cache_bytes)
-        order = order_for(split, settings.seed)
-        reader = Reader(samples, order, transform)
+        order = Order(split, settings.seed)
+        reader = Reader(samples, order.indices, transform)
         self._readers = readers_for(reader, settings, device, persistent=settings.persistent_workers)
         self._tally = ReadTally(limit)
         self._batches: Iterator[Fetched] = iter(())
@@ -150,10 +149,10 @@ class HeldOut:
         self._ranks = ranks
         self._to_device = DeviceCopies(device)
         self._max_broken = settings.max_broken_samples
-        order = EvenSample(self.samples, len(split) if split.blocks is None else self.samples)
+        choice = functools.partial(evenly, self.samples, len(split) if split.blocks is None else self.samples)
         samples = Samples(split, max_broken=self._max_broken, replace=False)
         # Not persistent: idle between validations, they would double the memory of the training readers.
-        self._readers = readers_for(Reader(samples, order, transform), settings, device, persistent=False)
+        self._readers = readers_for(Reader(samples, choice, transform), settings, device, persistent=False)
         self._tally = ReadTally(self._max_broken)
 
     def batches(self, batch_size: int) -> Iterator[Fields]:
@@ -193,18 +192,6 @@ class HeldOut:
 
     def _empty_batch(self) -> Fields:
         return {name: tensor[:0] for name, tensor in self.any_sample().items()}
-
-
-@dataclass(frozen=True)
-class EvenSample:
-    """`size` of `total` samples, evenly spread, in ascending order."""
-
-    size: int
-    total: int
-
-    def indices(self, start: int, count: int, deals: tuple[Deal, ...] = ()) -> Indices:
-        """The samples at the positions start .. start + count - 1."""
-        return np.arange(start, start + count, dtype=np.int64) * self.total // self.size
 
 
 def held_out_requests(samples: int, rank: int, ranks: int, batch_size: int, readers: int) -> list[Request]:

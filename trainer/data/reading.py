@@ -7,8 +7,7 @@ import time
 from dataclasses import dataclass
 
 from trainer.data.contract import Fields, ReadsAhead, Transform
-from trainer.data.deals import Deal
-from trainer.data.sampler import Order
+from trainer.data.order import Choice, Deal
 from trainer.data.samples import Samples, too_many_broken
 
 
@@ -47,9 +46,9 @@ class Fetched:
 class Reader:
     """Reads the batches of one process and prefetches for the next one. Picklable until the first read."""
 
-    def __init__(self, samples: Samples, order: Order, transform: Transform) -> None:
+    def __init__(self, samples: Samples, choice: Choice, transform: Transform) -> None:
         self._samples = samples
-        self._order = order
+        self._choice = choice
         self._transform = transform
         # Checked once: isinstance on a protocol is slow.
         self._prefetcher = samples.split if isinstance(samples.split, ReadsAhead) else None
@@ -59,10 +58,10 @@ class Reader:
         began = time.perf_counter()
         samples, cache = self._samples, self._samples.cache
         hits, misses = (cache.hits, cache.misses) if cache is not None else (0, 0)
-        batch = samples.take(self._order.indices(request.start, request.count, request.deals))
+        batch = samples.take(self._choice(request.start, request.count, request.deals))
         fields = self._transform(batch.fields, request.start + batch.rows) if batch.fields else {}
         if request.next_start is not None and self._prefetcher is not None:
-            upcoming = samples.uncached(self._order.indices(request.next_start, request.count, request.deals))
+            upcoming = samples.uncached(self._choice(request.next_start, request.count, request.deals))
             if len(upcoming):
                 self._prefetcher.expect(upcoming)
         return Fetched(

@@ -7,12 +7,12 @@ import importlib.util
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from trainer.config import Settings
 from trainer.data.contract import Fields, Images, Indices, Text
+from trainer.data.order import hashed
 from trainer.data.pixels import resize
 from trainer.errors import TrainerError
 
@@ -84,7 +84,7 @@ class SyntheticImages:
         return self._samples
 
     def read(self, indices: Indices) -> Fields:
-        hashes = _hash(indices + self._first)
+        hashes = hashed((indices + self._first).astype(np.uint64))
         labels = (hashes % np.uint64(CLASSES)).astype(np.int64)
         images = self._patterns[labels]
         starts = ((hashes >> np.uint64(20)) % np.uint64(_NOISE_BYTES)).tolist()
@@ -108,7 +108,7 @@ class SyntheticTokens:
         return self._samples
 
     def read(self, indices: Indices) -> Fields:
-        hashes = _hash(indices + self._first)
+        hashes = hashed((indices + self._first).astype(np.uint64))
         starts = (hashes % np.uint64(self._vocabulary)).astype(np.int64)
         strides = (hashes >> np.uint64(40)).astype(np.int64) % _STRIDES + 1
         counted = starts[:, None] + strides[:, None] * np.arange(self._context + 1)
@@ -145,11 +145,3 @@ def synthetic_text(settings: Settings) -> Text:
 
 def _held_out_samples(samples: int) -> int:
     return max(2, samples // 10)
-
-
-def _hash(numbers: Indices) -> npt.NDArray[np.uint64]:
-    """The finaliser of splitmix64: neighbouring numbers become unrelated ones."""
-    values = (numbers.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))

@@ -9,33 +9,21 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.data.block_order import BlockOrder
-from trainer.data.contract import Fields, Indices
-from trainer.data.deals import Deal, redealt
-from trainer.data.sampler import Order, micro_start
-from trainer.data.shuffle import ShuffledOrder
+from tests.trainer.splits import Rows
+from trainer.data.order import Deal, Order, micro_start, redealt
 
-sizes = st.one_of(st.integers(1, 300), st.sampled_from([1437, 8192, 8193, 20_000]))
 seeds = st.integers(0, 2**70)
-lengths = st.lists(st.one_of(st.integers(0, 30), st.sampled_from([8192, 8200])), min_size=1, max_size=12).filter(any)
-orders: st.SearchStrategy[Order] = st.one_of(
-    st.builds(ShuffledOrder, sizes, seeds),
-    st.builds(lambda blocks, seed: BlockOrder(tuple(blocks), seed), lengths, seeds),
+lengths = st.lists(st.one_of(st.integers(0, 30), st.sampled_from([300, 8200])), min_size=1, max_size=12).filter(any)
+sizes = st.one_of(st.integers(1, 300), st.sampled_from([1437, 8192, 8193, 20_000]))
+
+
+def in_blocks(blocks: list[int], seed: int) -> Order:
+    return Order(Rows(sum(blocks), blocks=tuple(blocks)), seed)
+
+
+orders = st.one_of(
+    st.builds(lambda size, seed: Order(Rows(size), seed), sizes, seeds), st.builds(in_blocks, lengths, seeds)
 )
-
-
-class Numbers:
-    """A split whose contents do not matter."""
-
-    def __init__(self, size: int, blocks: tuple[int, ...] | None = None) -> None:
-        self.blocks = blocks
-        self._size = size
-
-    def __len__(self) -> int:
-        return self._size
-
-    def read(self, indices: Indices) -> Fields:
-        return {}
 
 
 @given(order=orders, epoch=st.integers(0, 1000))
@@ -48,8 +36,7 @@ def test_samples_depend_on_their_position_alone(
     order: Order, start: int, cuts: list[int], again: random.Random
 ) -> None:
     whole = order.indices(start, sum(cuts)).tolist()
-    places = np.cumsum([0, *cuts])[:-1].tolist()
-    shuffled = list(zip(places, cuts, strict=True))
+    shuffled = list(zip(np.cumsum([0, *cuts])[:-1].tolist(), cuts, strict=True))
     again.shuffle(shuffled)
     fresh: Order = pickle.loads(pickle.dumps(order))
     for place, count in shuffled:
@@ -58,47 +45,33 @@ def test_samples_depend_on_their_position_alone(
 
 @given(blocks=lengths, seed=seeds, epoch=st.integers(0, 50))
 def test_a_block_is_finished_before_the_next_one_begins(blocks: list[int], seed: int, epoch: int) -> None:
-    order = BlockOrder(tuple(blocks), seed)
-    block_of = np.repeat(np.arange(len(blocks)), blocks)
-    taken = block_of[order.indices(epoch * order.size, order.size)]
+    order = in_blocks(blocks, seed)
+    taken = np.repeat(np.arange(len(blocks)), blocks)[order.indices(epoch * order.size, order.size)]
     visits = taken[np.flatnonzero(np.diff(taken, prepend=-1))].tolist()
     assert sorted(visits) == [number for number, length in enumerate(blocks) if length]
 
 
-@given(
-    order=orders,
-    ranks=st.integers(1, 6),
-    batch=st.integers(1, 9),
-    accum=st.integers(1, 4),
-    consumed=st.integers(0, 10_000),
-)
+@given(order=orders, ranks=st.integers(1, 6), batch=st.integers(1, 9), consumed=st.integers(0, 10_000))
 def test_a_step_is_the_same_samples_whatever_the_number_of_ranks(
-    order: Order, ranks: int, batch: int, accum: int, consumed: int
+    order: Order, ranks: int, batch: int, consumed: int
 ) -> None:
-    alone = order.indices(consumed, ranks * batch * accum).tolist()
-    joined: list[int] = []
-    for micro in range(accum):
-        for rank in range(ranks):
-            joined += order.indices(micro_start(consumed, micro, rank, ranks, batch), batch).tolist()
-    assert joined == alone
+    starts = [micro_start(consumed, micro, rank, ranks, batch) for micro in range(3) for rank in range(ranks)]
+    joined = np.concatenate([order.indices(start, batch) for start in starts])
+    assert joined.tolist() == order.indices(consumed, 3 * ranks * batch).tolist()
 
 
-# --- deals ------------------------------------------------------------------------------------------------------------
+layouts = st.tuples(st.integers(1, 12), st.integers(1, 40), st.integers(1, 30))  # lanes, turn, turns
 
 
-@given(
-    blocks=st.lists(st.one_of(st.integers(0, 30), st.just(300)), min_size=1, max_size=12).filter(any),
-    seed=seeds,
-    layouts=st.lists(st.tuples(st.integers(1, 12), st.integers(1, 40), st.integers(1, 30)), min_size=1, max_size=6),
-)
+@given(blocks=lengths, seed=seeds, dealt=st.lists(layouts, min_size=1, max_size=6))
 def test_each_epoch_holds_every_sample_once_however_readers_and_batches_change(
-    blocks: list[int], seed: int, layouts: list[tuple[int, int, int]]
+    blocks: list[int], seed: int, dealt: list[tuple[int, int, int]]
 ) -> None:
-    order = BlockOrder(tuple(blocks), seed)
+    order = in_blocks(blocks, seed)
     deals: tuple[Deal, ...] = ()
     seen: list[int] = []
     position = 0
-    for lanes, turn, turns in layouts:
+    for lanes, turn, turns in dealt:
         deals = redealt(deals, order.size, position, lanes, turn)
         seen += order.indices(position, turns * turn, deals).tolist()
         position += turns * turn
@@ -107,11 +80,20 @@ def test_each_epoch_holds_every_sample_once_however_readers_and_batches_change(
     for epoch in range(len(seen) // order.size):
         assert sorted(seen[epoch * order.size : (epoch + 1) * order.size]) == list(range(order.size))
     # A resumed run knows the last deals alone; and whoever reads a part of it reads the same.
-    assert order.indices(position, end, redealt(deals, order.size, position, *layouts[-1][:2])).tolist() == (
-        seen[position:] if end else []
-    )
+    assert redealt(deals, order.size, position, *dealt[-1][:2])[-1] == deals[-1]
     for at in range(position, position + end, max(1, end // 20)):
-        assert order.indices(at, 3, deals).tolist()[: position + end - at] == seen[at : at + 3]
+        resumed = redealt(deals, order.size, position, *dealt[-1][:2])
+        assert order.indices(at, 3, resumed).tolist()[: position + end - at] == seen[at : at + 3]
+
+
+def test_each_reader_of_a_deal_has_blocks_of_its_own() -> None:
+    order = in_blocks([100] * 8, 3)
+    deals = redealt((), order.size, 0, 4, 8)
+    for epoch in range(2):
+        for lane in range(4):
+            turns = range(lane, 100, 4)
+            taken = np.concatenate([order.indices(epoch * order.size + turn * 8, 8, deals) for turn in turns])
+            assert len(set((taken // 100).tolist())) == 2
 
 
 def test_an_epoch_begins_with_the_last_deal_and_forgets_those_before() -> None:

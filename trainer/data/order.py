@@ -1,0 +1,209 @@
+"""The order of samples: a stateless function of the seed and the position, and for splits in blocks of the deals.
+
+A run's position is the number of samples that all ranks together have consumed, so it stays valid if batch size or
+number of ranks change. An epoch is `size` positions; it has every sample once, in an order of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.data.contract import Indices, Split
+from trainer.errors import TrainerError
+
+_ROUNDS = 6
+_CHUNK = 8192  # positions that are computed, and cached, together
+
+
+class Deal(NamedTuple):
+    """How positions are dealt to the readers of a split in blocks, round-robin.
+
+    Attributes:
+        start: the first position of the run that is dealt like this.
+        lanes: the number of readers. Each gets a contiguous part of an epoch, so readers share hardly any blocks.
+        turn: how many positions a reader takes before it is the next one's turn.
+    """
+
+    start: int
+    lanes: int
+    turn: int
+
+    def taken(self, lane: Indices, until: Indices | int) -> Indices:
+        """How many of the positions start .. until - 1 a lane takes."""
+        rounds, rest = np.divmod(until - self.start, self.lanes * self.turn)
+        taken: Indices = rounds * self.turn + np.clip(rest - lane * self.turn, 0, self.turn)
+        return taken
+
+
+_UNDEALT = Deal(0, 1, 1)
+
+# The samples at positions start .. start + count - 1: `Order.indices`, or another order.
+Choice = Callable[[int, int, Sequence[Deal]], Indices]
+
+
+class Order:
+    """The training order of a split.
+
+    A split in blocks is read block by block: for each epoch the blocks are shuffled, and the samples within each block.
+    A reader needs one block at a time, or two if a batch crosses the end of one; so does each reader of a deal, and
+    only blocks with a cut in them are read twice.
+    """
+
+    def __init__(self, split: Split, seed: int) -> None:
+        if len(split) == 0:
+            raise TrainerError("there are no samples to train on; check --data and --data-dir")
+        self.size = len(split)
+        self._seed = seed
+        self._lengths = None if split.blocks is None else np.array(split.blocks, dtype=np.int64)
+
+    def indices(self, start: int, count: int, deals: Sequence[Deal] = ()) -> Indices:
+        """The samples at positions start .. start + count - 1, which may extend into later epochs.
+
+        `deals` are the result of `redealt` for a position up to `start`; they concern splits in blocks only.
+        """
+        if self._lengths is None:
+            return _shuffled(self.size, self._seed, start, count)
+        parts = [np.empty(0, dtype=np.int64)]
+        while count > 0:
+            epoch, position = divmod(start, self.size)
+            positions = np.arange(start, start + min(count, self.size - position))
+            offsets = _epoch_offsets(positions, epoch * self.size, self.size, deals)
+            for contiguous in np.split(offsets, np.flatnonzero(np.diff(offsets) != 1) + 1):
+                parts += self._in_blocks(self._lengths, epoch, int(contiguous[0]), len(contiguous))
+            start, count = start + len(positions), count - len(positions)
+        return np.concatenate(parts)
+
+    def _in_blocks(self, lengths: Indices, epoch: int, start: int, count: int) -> list[Indices]:
+        """The samples at offsets start .. start + count - 1 of an epoch's sequence of blocks."""
+        parts = []
+        blocks, ends, firsts = self._sequence(epoch)
+        while count > 0:
+            number = int(np.searchsorted(ends, start, side="right"))
+            block, length = int(blocks[number]), int(lengths[blocks[number]])
+            offset = start - (int(ends[number]) - length)
+            seed = _mix(_mix(self._seed) + block + 1)
+            part = _shuffled(length, seed, epoch * length + offset, min(count, length - offset))
+            parts.append(part + firsts[block])
+            start, count = start + len(part), count - len(part)
+        return parts
+
+    @functools.lru_cache(maxsize=4)  # noqa: B019  (prefetching looks into the next epoch: two are in use around its start)
+    def _sequence(self, epoch: int) -> tuple[Indices, Indices, Indices]:
+        """The blocks in the order of an epoch, the offset at which each of them ends, and each block's first sample."""
+        assert self._lengths is not None
+        blocks = _shuffled(len(self._lengths), self._seed, epoch * len(self._lengths), len(self._lengths))
+        return blocks, np.cumsum(self._lengths[blocks]), np.cumsum(self._lengths) - self._lengths
+
+
+def micro_start(consumed: int, micro: int, rank: int, ranks: int, batch_size: int) -> int:
+    """The position where a rank's micro batch starts. Within a micro batch, ranks follow one another.
+
+    So a step of R ranks with batch B takes the same samples as one process with batch R * B.
+    """
+    return consumed + (micro * ranks + rank) * batch_size
+
+
+def evenly(wanted: int, total: int, start: int, count: int, deals: Sequence[Deal]) -> Indices:
+    """Positions start .. start + count - 1 of an order of `wanted` out of `total` samples, evenly spread, ascending."""
+    return np.arange(start, start + count, dtype=np.int64) * total // wanted
+
+
+# --- deals ------------------------------------------------------------------------------------------------------------
+
+
+def redealt(deals: Sequence[Deal], size: int, position: int, lanes: int, turn: int) -> tuple[Deal, ...]:
+    """Add a deal from `position` on, and drop those that no longer matter. Epochs have `size` samples.
+
+    An epoch starts with the last deal before it. A deal within an epoch divides what is left of it, so every sample is
+    still taken once. Dropped are deals of past epochs, and those at or after `position`, of which nothing was taken.
+    """
+    kept = [deal for deal in deals if deal.start < position] or [_UNDEALT]
+    new = Deal(position, lanes, turn if lanes > 1 else 1)
+    if kept[-1][1:] != new[1:]:
+        kept.append(new)
+    return tuple(_since(kept, position - position % size))
+
+
+def _since(deals: list[Deal], begin: int) -> list[Deal]:
+    """The deal that the epoch from `begin` on starts with, and the later ones."""
+    return deals[max(0, sum(deal.start <= begin for deal in deals) - 1) :]
+
+
+def _epoch_offsets(positions: Indices, begin: int, size: int, deals: Sequence[Deal]) -> Indices:
+    """Map contiguous positions of the epoch from `begin` on to offsets 0 .. size - 1 in its sequence of blocks.
+
+    A deal cuts the sequence into one contiguous range per lane. The next deal in the same epoch does the same with the
+    concatenation of what is left of those ranges.
+
+    Example: an epoch of 10 with ``Deal(0, lanes=2, turn=2)``. Lane 0 takes positions 0, 1, 4, 5, 8, 9, at offsets
+    0 .. 5; lane 1 takes positions 2, 3, 6, 7, at offsets 6 .. 9. If ``Deal(4, lanes=1, turn=1)`` follows, offsets 0, 1,
+    6 and 7 are taken, and positions 4 .. 9 are at offsets 2, 3, 4, 5, 8, 9.
+    """
+    current = _since([_UNDEALT, *(deal for deal in deals if deal.start <= positions[0])], begin)
+    end = begin + size
+    leftovers = []  # per superseded deal: the start and the length of what each lane's range has left
+    for deal, following in itertools.pairwise(current):
+        lanes = np.arange(deal.lanes)
+        at_begin, at_following, at_end = (deal.taken(lanes, until) for until in (begin, following.start, end))
+        leftovers.append((np.cumsum(at_end - at_begin) - (at_end - at_following), at_end - at_following))
+        begin = following.start
+    deal = current[-1]
+    lanes = np.arange(deal.lanes)
+    at_begin, at_end = deal.taken(lanes, begin), deal.taken(lanes, end)
+    lane = (positions - deal.start) // deal.turn % deal.lanes
+    offsets = (np.cumsum(at_end - at_begin) - at_end)[lane] + deal.taken(lane, positions)
+    for starts, lengths in reversed(leftovers):
+        ends = np.cumsum(lengths)
+        ranges = np.searchsorted(ends, offsets, side="right")
+        offsets = starts[ranges] + offsets - (ends - lengths)[ranges]
+    return offsets
+
+
+# --- a keyed permutation, any part of which can be computed alone -----------------------------------------------------
+
+
+def _shuffled(size: int, seed: int, start: int, count: int) -> Indices:
+    """The samples at positions start .. start + count - 1, where each epoch is a permutation of 0 .. size - 1."""
+    parts = [np.empty(0, dtype=np.int64)]
+    while count > 0:
+        epoch, position = divmod(start, size)
+        chunk, offset = divmod(position, _CHUNK)
+        parts.append(_permuted_chunk(size, seed, epoch, chunk)[offset : offset + count])
+        start, count = start + len(parts[-1]), count - len(parts[-1])
+    return np.concatenate(parts)
+
+
+@functools.lru_cache(maxsize=8)
+def _permuted_chunk(size: int, seed: int, epoch: int, chunk: int) -> Indices:
+    """A Feistel network over the smallest power of four that fits, repeated for values outside (cycle walking)."""
+    half_bits = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))
+    mask = (np.uint64(1) << half_bits) - np.uint64(1)
+    keys = [np.uint64(_mix(_mix(seed) ^ _mix(epoch * _ROUNDS + number + 1))) for number in range(_ROUNDS)]
+    values = np.arange(chunk * _CHUNK, min(size, (chunk + 1) * _CHUNK), dtype=np.uint64)
+    outside = np.arange(len(values))
+    while len(outside):
+        left, right = values[outside] >> half_bits, values[outside] & mask
+        for key in keys:
+            left, right = right, left ^ ((hashed(right ^ key) >> np.uint64(32)) & mask)
+        values[outside] = (left << half_bits) | right
+        outside = outside[values[outside] >= size]
+    return values.astype(np.int64)
+
+
+def hashed(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """The finaliser of splitmix64: neighbouring numbers become unrelated ones."""
+    values = (numbers + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def _mix(value: int) -> int:
+    """The hash of a whole number of any size."""
+    return int(hashed(np.array([value & (2**64 - 1)], dtype=np.uint64))[0])
