@@ -43,7 +43,6 @@ class StepFacts:
     samples: int
     samples_in_step: int
     times: Pending
-    cache_hit_rate: float | None
 
 
 @dataclass(frozen=True)
@@ -169,15 +168,13 @@ class Loop:
         loss = self.sum_over_ranks(local_loss) if world.device.type == "cuda" else torch.tensor(summed_cpu_loss)
         if factor is not None:
             loss = loss * factor
-        report = session.feed.report()
-        telemetry.skipped(step, report.skipped)
+        telemetry.skipped(step, session.feed.skipped())
         facts = StepFacts(
             epoch=epoch,
             rate=rate,
             samples=self.progress.samples,
             samples_in_step=session.samples_per_step,
             times=self.clock.stop(),
-            cache_hit_rate=report.cache_hit_rate,
         )
         results = {"loss": loss, "norm": norm}
         if session.precision.scaler.is_enabled():
@@ -370,7 +367,6 @@ class Loop:
                 "comm_time": times.exchange,
                 "gpu_mem_peak": _peak_memory(self.world.device),
                 "loss_scale": result.values.get("loss_scale"),
-                "cache_hit_rate": facts.cache_hit_rate,
             },
         )
         self.telemetry.rank_timings(result.step, times)
@@ -413,7 +409,7 @@ class Loop:
         metric = self.settings.best_metric
         if self.settings.best_checkpoint and metric not in means:
             raise SettingsError(f"--best-metric {metric} is not measured; it can be {', '.join(sorted(means))}")
-        self.telemetry.skipped(self.progress.step, self.session.held_out.report().skipped)
+        self.telemetry.skipped(self.progress.step, self.session.held_out.skipped())
         self.progress.metrics |= means
         self.telemetry.validation(self.progress.step, means, seconds)
         return means

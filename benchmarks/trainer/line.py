@@ -48,5 +48,4 @@ def _values(step: int) -> dict[str, float]:
         "data_time": 0.0012345678 + (step % 7) / 1e5,
         "comm_time": 0.0123456789 + (step % 11) / 1e5,
         "gpu_mem_peak": 12_345_678_901,
-        "cache_hit_rate": 0.987654321,
     }

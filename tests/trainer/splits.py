@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
-import time
 
 import numpy as np
 import torch
@@ -19,10 +19,14 @@ class Rows:
         self.blocks = blocks
         self.broken = broken
         self.reads: list[list[int]] = []
+        self.expected: list[list[int]] = []
         self._size = size
 
     def __len__(self) -> int:
         return self._size
+
+    def expect(self, indices: Indices) -> None:
+        self.expected.append(indices.tolist())
 
     def read(self, indices: Indices) -> Fields:
         asked = indices.tolist()
@@ -36,22 +40,17 @@ class Rows:
         return {"number": numbers, "row": numbers.unsqueeze(1).repeat(1, 3).float()}
 
 
-class Telling(Rows):
-    """Rows that want to know what comes next."""
+class Shaky(Rows):
+    """Rows on a disk that fails at the first attempts."""
 
-    def __init__(self, size: int, blocks: tuple[int, ...] | None = None) -> None:
-        super().__init__(size, blocks=blocks)
-        self.expected: list[list[int]] = []
-
-    def expect(self, indices: Indices) -> None:
-        self.expected.append(indices.tolist())
-
-
-class Slow(Rows):
-    """Rows that take very long to read."""
+    def __init__(self, failures: int) -> None:
+        super().__init__(10)
+        self.failures = failures
 
     def read(self, indices: Indices) -> Fields:
-        time.sleep(600)
+        if self.failures and 3 in indices:
+            self.failures -= 1
+            raise BrokenSample(3, "row 3", "the disk") from OSError(errno.EIO, os.strerror(errno.EIO))
         return super().read(indices)
 
 
@@ -79,7 +78,3 @@ def with_positions(fields: Fields, positions: Indices) -> Fields:
         "pid": torch.full((len(positions),), os.getpid()),
         "drawn": torch.rand(len(positions), generator=torch.Generator().manual_seed(int(positions[0]))),
     }
-
-
-def as_they_are(fields: Fields, positions: Indices) -> Fields:
-    return fields

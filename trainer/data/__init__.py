@@ -2,8 +2,7 @@
 
 --data and --data-dir come in; batches on a rank's device go out, from any position of the run. `contract` says what a
 data set is, `sources` lists all of them, one module each; `order` is the order of samples, a function of seed and
-position; `samples` replaces broken ones; `reading` and `workers` make
-batches; `feed` is what the training loop uses. Read `contract` first.
+position; `reading` makes batches, in processes; `feed` is what the training loop uses. Read `contract` first.
 """
 
 from trainer.data.contract import BrokenSample, Data, Fields, Images, Indices, ReadsAhead, Split, Text, Transform

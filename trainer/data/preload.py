@@ -5,6 +5,6 @@ The server must survive a SIGTERM to the process group, because the rank then fi
 
 import signal
 
-import trainer.data.workers  # noqa: F401
+import trainer.data.reading  # noqa: F401
 
 signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -1,14 +1,35 @@
-"""Batches for ranges of positions: read in the order of the run, transformed, with statistics."""
+"""Batches for ranges of positions: read again after transient errors, replaced where broken, and transformed."""
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import dataclasses
+import errno
+import multiprocessing
+import os
+import signal
+import threading
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from multiprocessing import connection, forkserver, parent_process, resource_tracker
+from multiprocessing.process import BaseProcess
+from typing import Any
 
-from trainer.data.contract import Fields, ReadsAhead, Transform
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from trainer.config import Settings
+from trainer.data.contract import BrokenSample, Fields, Indices, ReadsAhead, Split, Transform
 from trainer.data.order import Choice, Deal
-from trainer.data.samples import Samples, too_many_broken
+from trainer.errors import RankError, TrainerError
+
+_RETRY_SECONDS = (0.05, 0.5)
+# Errors of a disk or network that may be gone at the next attempt.
+_TRANSIENT_ERRNOS = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.ECONNRESET, errno.ENOTCONN)
+_CLOSE_SECONDS = 2.0  # that a worker which is no longer needed gets to finish what it reads
 
 
 @dataclass(frozen=True)
@@ -26,100 +47,249 @@ class Request:
 
 @dataclass(frozen=True)
 class Fetched:
-    """A batch and the cost of reading it.
-
-    `fields` is empty if no sample is left. `broken` has the broken samples that were asked for, with the reasons.
-    """
+    """A batch, empty if no sample is left, and the reasons of the broken samples that were asked for, by number."""
 
     fields: Fields
-    samples: int
     broken: dict[int, str]
-    cache_hits: int
-    cache_misses: int
-    read_seconds: float  # reading and transforming
 
     def pin_memory(self) -> Fetched:
         """A copy in page-locked host memory."""
         return dataclasses.replace(self, fields={name: tensor.pin_memory() for name, tensor in self.fields.items()})
 
 
-class Reader:
-    """Reads the batches of one process and prefetches for the next one. Picklable until the first read."""
+class Reader(Dataset[Fetched | str]):
+    """Reads the batches of one process and prefetches for the next one. Picklable.
 
-    def __init__(self, samples: Samples, choice: Choice, transform: Transform) -> None:
-        self._samples = samples
+    A broken sample is replaced by the next readable one by number, so that a resumed run does the same; without
+    `replace` it is left out. More than `max_broken` of them are an error.
+    """
+
+    def __init__(
+        self, split: Split, choice: Choice, transform: Transform, *, max_broken: int, replace: bool = True
+    ) -> None:
+        self._split = split
         self._choice = choice
         self._transform = transform
+        self._max_broken = max_broken
+        self._replace = replace
+        self._broken: dict[int, str] = {}
         # Checked once: isinstance on a protocol is slow.
-        self._prefetcher = samples.split if isinstance(samples.split, ReadsAhead) else None
+        self._prefetcher = split if isinstance(split, ReadsAhead) else None
 
     def read(self, request: Request) -> Fetched:
         """Read a batch. Raises TrainerError if too many samples are broken."""
-        began = time.perf_counter()
-        samples, cache = self._samples, self._samples.cache
-        hits, misses = (cache.hits, cache.misses) if cache is not None else (0, 0)
-        batch = samples.take(self._choice(request.start, request.count, request.deals))
-        fields = self._transform(batch.fields, request.start + batch.rows) if batch.fields else {}
+        samples, rows, broken = self._take(self._choice(request.start, request.count, request.deals))
+        fields = self._transform(samples, request.start + rows) if samples else {}
         if request.next_start is not None and self._prefetcher is not None:
-            upcoming = samples.uncached(self._choice(request.next_start, request.count, request.deals))
-            if len(upcoming):
-                self._prefetcher.expect(upcoming)
-        return Fetched(
-            fields=fields,
-            samples=len(batch.rows),
-            broken=batch.broken,
-            cache_hits=cache.hits - hits if cache is not None else 0,
-            cache_misses=cache.misses - misses if cache is not None else 0,
-            read_seconds=time.perf_counter() - began,
-        )
+            self._prefetcher.expect(self._choice(request.next_start, request.count, request.deals))
+        return Fetched(fields, broken)
 
+    def __getitem__(self, request: Request) -> Fetched | str:
+        """Read for torch's DataLoader; a TrainerError becomes its text, which torch would wrap in a traceback."""
+        try:
+            return self.read(request)
+        except TrainerError as error:
+            return str(error)
 
-@dataclass(frozen=True)
-class FeedReport:
-    """Statistics since the previous report."""
-
-    wait_seconds: float  # the training process waited for data
-    read_seconds: float  # readers spent on these batches, summed over reading processes
-    samples: int
-    skipped: list[str]  # messages of broken samples, each sample once in the life of a feed
-    cache_hit_rate: float | None  # None without a cache
-
-
-class ReadTally:
-    """Sums the statistics of a rank's reading processes and enforces the limit on broken samples."""
-
-    def __init__(self, max_broken: int) -> None:
-        self._max_broken = max_broken
-        self._broken: set[int] = set()
-        self._clear()
-
-    def add(self, fetched: Fetched, wait_seconds: float) -> None:
-        """Add a batch for which training waited. Raises TrainerError above the limit of broken samples."""
-        self._wait_seconds += wait_seconds
-        self._read_seconds += fetched.read_seconds
-        self._samples += fetched.samples
-        self._hits += fetched.cache_hits
-        self._lookups += fetched.cache_hits + fetched.cache_misses
-        for index, reason in fetched.broken.items():
-            if index not in self._broken:
-                self._broken.add(index)
-                self._skipped.append(reason)
+    def _take(self, indices: Indices) -> tuple[Fields, Indices, dict[int, str]]:
+        """The samples, which of the indices they are for, and the broken ones among those asked for."""
+        while True:
+            broken: dict[int, str] = {}
+            chosen = np.array([self._replacement(index, broken) for index in indices.tolist()], dtype=np.int64)
+            rows = np.flatnonzero(chosen >= 0)
+            if not len(rows):
+                return {}, rows, broken
+            try:
+                return self._read_patiently(chosen[rows]), rows, broken
+            except BrokenSample as error:
+                self._broken[error.index] = str(error)
                 if len(self._broken) > self._max_broken:
-                    raise too_many_broken(self._max_broken, reason)
+                    raise too_many_broken(self._max_broken, str(error)) from None
+                if self._replace and len(self._broken) == len(self._split):
+                    raise RankError(f"none of the {len(self._split)} samples can be read; the last: {error}") from None
 
-    def report(self) -> FeedReport:
-        """Return the sums since the previous report, and reset them."""
-        report = FeedReport(
-            wait_seconds=self._wait_seconds,
-            read_seconds=self._read_seconds,
-            samples=self._samples,
-            skipped=self._skipped,
-            cache_hit_rate=self._hits / self._lookups if self._lookups else None,
+    def _replacement(self, index: int, broken: dict[int, str]) -> int:
+        """The index, or if broken the next one not known to be; -1: leave it out. Adds to `broken`."""
+        while index in self._broken:
+            broken[index] = self._broken[index]
+            if not self._replace:
+                return -1
+            index = (index + 1) % len(self._split)
+        return index
+
+    def _read_patiently(self, indices: Indices) -> Fields:
+        for delay in _RETRY_SECONDS:
+            try:
+                return self._split.read(indices)
+            except BrokenSample as error:
+                if not _is_transient(error):
+                    raise
+            time.sleep(delay)
+        return self._split.read(indices)
+
+
+def _is_transient(error: BaseException | None) -> bool:
+    """Whether an error or one of its causes is transient."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _TRANSIENT_ERRNOS:
+            return True
+        error = error.__cause__
+    return False
+
+
+def too_many_broken(limit: int, reason: str) -> RankError:
+    """The error for more broken samples than --max-broken-samples; `reason` is that of the last one."""
+    return RankError(f"{reason}; that is more than {limit}: repair the data or raise --max-broken-samples")
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+
+class Readers:
+    """Answers requests in order: in this process, or in `count` processes that read ahead and take turns.
+
+    Each of them gets every count-th request. They are forked from a fork server, never from this process. This process
+    has threads of CUDA, NCCL and gloo, locks, signal handlers, and sockets, which a forked worker would keep open after
+    the rank's death, hiding it from peers. Workers that are not `persistent` end when their requests are answered.
+    """
+
+    def __init__(self, reader: Reader, settings: Settings, device: torch.device, *, persistent: bool) -> None:
+        self.count = max(1, settings.num_workers)
+        self._processes: list[BaseProcess] = []
+        self._requests = _Requests()
+        self._iterator: Iterator[Fetched | str] | None = None
+        self._is_persistent = persistent and settings.num_workers > 0
+        options: dict[str, Any] = {}
+        if settings.num_workers:
+            context = torch.multiprocessing.get_context("forkserver")
+            context.set_forkserver_preload(["trainer.data.preload"])
+            resource_tracker.ensure_running()  # before signals are blocked: starting it unblocks them
+            with _signals_blocked():
+                forkserver.ensure_running()  # early: its imports take about a second
+            options = {
+                "num_workers": settings.num_workers,
+                "prefetch_factor": settings.prefetch,
+                "persistent_workers": persistent,
+                "multiprocessing_context": context,
+                "worker_init_fn": _start_worker,
+            }
+            atexit.register(self.close)
+        self._loader: DataLoader[Fetched | str] | None = DataLoader(
+            reader,
+            batch_size=None,
+            sampler=self._requests,
+            pin_memory=settings.pin_memory and device.type == "cuda",
+            generator=torch.Generator(),  # else the loader would draw from torch's global one, which --seed governs
+            **options,
         )
-        self._clear()
-        return report
 
-    def _clear(self) -> None:
-        self._wait_seconds = self._read_seconds = 0.0
-        self._samples = self._hits = self._lookups = 0
-        self._skipped: list[str] = []
+    def fetch(self, requests: Iterable[Request]) -> Iterator[Fetched]:
+        """Yield the batches of the requests. Ends the iterator of an earlier call.
+
+        Raises TrainerError if too many samples are broken, or a reading process died.
+        """
+        assert self._loader is not None, "the readers are closed"
+        if not self._is_persistent:
+            self._end()
+        self._requests.current = requests
+        others = multiprocessing.active_children()
+        try:
+            self._iterator = iter(self._loader)
+        except (RuntimeError, OSError, EOFError) as error:
+            raise self._explain(error) from error
+        self._processes += [process for process in multiprocessing.active_children() if process not in others]
+        return self._fetched()
+
+    def close(self) -> None:
+        """End all workers and wait for them."""
+        atexit.unregister(self.close)
+        self._loader = None
+        self._end()
+
+    def _fetched(self) -> Iterator[Fetched]:
+        while self._iterator is not None:
+            try:
+                answer = next(self._iterator)
+            except StopIteration:
+                if not self._is_persistent:
+                    self._end()
+                return
+            except (RuntimeError, OSError, EOFError) as error:
+                raise self._explain(error) from error
+            if isinstance(answer, str):
+                raise RankError(answer)
+            yield answer
+
+    def _end(self) -> None:
+        """Let torch end the workers, which waits for their current batch; kill those that take too long."""
+        killer = threading.Timer(_CLOSE_SECONDS, self._kill)
+        killer.start()
+        self._iterator = None  # ends the workers, unless a traceback still refers to it
+        killer.cancel()
+        self._kill()
+
+    def _kill(self) -> None:
+        for process in self._processes:
+            process.kill()
+        while self._processes:
+            self._processes.pop().join()
+
+    def _explain(self, error: Exception) -> Exception:
+        """The error that names a dead worker; any other error unchanged."""
+        connection.wait([process.sentinel for process in self._processes], timeout=0.5)
+        for process in self._processes:
+            if process.exitcode is not None:
+                return RankError(describe_death(process.pid, process.exitcode))
+        return error
+
+
+@contextlib.contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Block SIGINT and SIGTERM, also for processes that are started inside, and for their children.
+
+    Else a signal to the process group would end a worker without handlers yet, while the rank waits for it.
+    """
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+
+
+def describe_death(pid: int | None, exitcode: int) -> str:
+    """Explain a worker's exit code (negative: the signal that killed it)."""
+    if exitcode >= 0:
+        return f"a reading process (pid {pid}) ended with exit code {exitcode}; what it printed tells why"
+    try:
+        name = signal.Signals(-exitcode).name
+    except ValueError:
+        name = f"signal {-exitcode}"
+    return (
+        f"a reading process (pid {pid}) was killed by {name}: mostly host memory or shared memory (/dev/shm) ran out; "
+        "use fewer --num-workers or a smaller --prefetch"
+    )
+
+
+class _Requests(Sampler[Request]):
+    """The sampler of torch's DataLoader, which iterates over it anew for each `fetch`."""
+
+    def __init__(self) -> None:
+        self.current: Iterable[Request] = ()
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self.current)
+
+
+def _start_worker(_: int) -> None:
+    """Set up a new worker: it ignores stop signals, and ends with its rank."""
+    # A stop signal reaches the whole process group, but the rank finishes its step first and may need data for that.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    threading.Thread(target=_end_with_rank, daemon=True).start()
+
+
+def _end_with_rank() -> None:
+    rank = parent_process()
+    assert rank is not None, "workers are children"
+    connection.wait([rank.sentinel])
+    os._exit(1)

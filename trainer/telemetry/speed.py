@@ -98,7 +98,7 @@ def verdict(ranks: Sequence[StepDurations], *, on_gpu: bool, device_busy: float 
     if data >= NOTABLE_SHARE and not host_is_ahead and data >= (exchange or 0.0):
         kind = "data"
         sentence = (
-            f"Waiting for data takes {data:.0%} of a step: more workers (--num-workers), or a cache (--cache-bytes)."
+            f"Waiting for data takes {data:.0%} of a step: more workers (--num-workers)."
         )
     elif exchange is not None and exchange >= NOTABLE_SHARE:
         kind = "communication"

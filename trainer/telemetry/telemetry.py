@@ -97,7 +97,7 @@ class Telemetry:
         Names, with times in seconds: ``epoch``, ``loss`` (mean over ranks and micro batches), ``lr``, ``grad_norm``
         (before clipping), ``samples`` (consumed so far), ``samples_per_s`` and ``tokens_per_s`` (of all ranks), ``mfu``
         (share of the peak, 0..1), ``step_time``, ``data_time``, ``comm_time``, ``gpu_mem_peak`` (bytes),
-        ``loss_scale`` (fp16), ``cache_hit_rate`` (0..1). ``rank`` and ``phase`` are added.
+        ``loss_scale`` (fp16). ``rank`` and ``phase`` are added.
         """
         if not self._main:
             return

@@ -219,7 +219,7 @@ _RULES: tuple[Rule, ...] = (
          unit="ms", for_seconds=60.0, hysteresis=5.0, of_run=True),
     Rule("cache_misses", "run", "cache misses", "info",
          "{subject}: cache hits {value} (limit {limit})",
-         "enlarge the cache (--cache-bytes) or turn it off: it costs memory and helps little",
+         "enlarge the cache or turn it off: it costs memory and helps little",
          _percent(80.0, "share found in the cache, after the first epoch", "below_percent"),
          unit="%", below=True, for_seconds=120.0, hysteresis=5.0, of_run=True),
     Rule("skipped_samples", "run", "samples skipped", "warning",
