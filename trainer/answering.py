@@ -54,10 +54,12 @@ class Prompts:
         session, tokens = self._session, list(prompt)
         last = min(len(prompt) + session.settings.answer_tokens, self._context)
         while len(tokens) < last:
-            inputs = torch.tensor([tokens], device=session.world.device)
+            # Ranks that share layers take lengths that they divide; no token sees what comes after it.
+            padding = [0] * (-len(tokens) % session.settings.tensor_parallel)
+            inputs = torch.tensor([tokens + padding], device=session.world.device)
             with session.precision.autocast():
                 logits = session.objective.model(inputs)
-            token = session.world.from_main(int(logits[0, -1, : self._tokenizer.size].argmax()))
+            token = session.world.from_main(int(logits[0, len(tokens) - 1, : self._tokenizer.size].argmax()))
             if token in self._tokenizer.stops:
                 break
             tokens.append(token)

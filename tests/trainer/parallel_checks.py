@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.distributed.tensor import DTensor
 
 from tests.trainer.tiny import part_of, tiny_batch, tiny_objective, tiny_settings
 from trainer.checkpoints import Checkpointer
@@ -285,28 +281,18 @@ def train_words(
     return mean, copied(strategy.model_state()), copied_optimizer(strategy.optimizer_state()), norms
 
 
-@contextlib.contextmanager
-def unsplit_sequences() -> Iterator[None]:
-    """Strategies that are built within have whole sequences on every rank, as earlier versions had."""
-    with patch("trainer.parallel.tensor.splits_sequences", return_value=False):
-        yield
-
-
 @dataclass(frozen=True)
 class WordsStep:
-    """Of one step: the mean loss, whole gradients, and bytes kept from forward to backward."""
+    """Of one step: the mean loss and whole gradients."""
 
     loss: float
     gradients: State
-    kept_bytes: int
 
 
 def words_step(
     world: World,
     kind: str,
-    length: int = CONTEXT,
     *,
-    split: bool = True,
     recompute: Recompute = "none",
     **settings: Any,
 ) -> WordsStep:
@@ -314,38 +300,15 @@ def words_step(
     apply_recompute(objective.model, recompute)
     chosen = tiny_settings(task="lm", width=32, **settings)
     compile_modules(transformer_blocks(objective.model) if chosen.compile_scope == "blocks" else [objective], chosen)
-    with contextlib.nullcontext() if split else unsplit_sequences():
-        strategy = build_strategy(chosen, objective, world)
-    weights = {_own(weight).untyped_storage().data_ptr() for weight in objective.parameters()}
-    kept: dict[int, int] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        storage = _own(tensor).untyped_storage()
-        if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    batch = {name: values[:, :length] for name, values in words_batch(0).items()}
+    strategy = build_strategy(chosen, objective, world)
+    batch = words_batch(0)
     torch.manual_seed(7)
     with strategy.accumulate(True):
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            loss = strategy.loss(part_of(batch, strategy.data_rank, strategy.data_ranks))
-        kept_bytes = sum(kept.values())
+        loss = strategy.loss(part_of(batch, strategy.data_rank, strategy.data_ranks))
         loss.backward()
     shares = {name: tensor.clone() for name, tensor in strategy.local_gradients().items()}
     gradients = {name: collectives.full_tensor(tensor).clone() for name, tensor in strategy.as_sharded(shares).items()}
-    return WordsStep(world.sum(loss.item())[0] / world.size, gradients, kept_bytes)
-
-
-def _own(tensor: Tensor) -> Tensor:
-    """What this rank has of a tensor, without waiting for exchanges."""
-    while True:
-        if isinstance(tensor, DTensor):
-            tensor = tensor._local_tensor
-        elif isinstance(tensor, AsyncCollectiveTensor):
-            tensor = tensor.elem
-        else:
-            return tensor
+    return WordsStep(world.sum(loss.item())[0] / world.size, gradients)
 
 
 def save_words(world: World, kind: str, folder: Path, **settings: Any) -> tuple[State, OptimizerState]:
@@ -417,7 +380,7 @@ def shares_and_back(world: World, **settings: Any) -> dict[str, Any]:
 
 
 def draws(world: World, dropout: float) -> tuple[list[float], list[float]]:
-    """Random numbers that a rank draws inside of the shared layers of a Llama, and outside of them."""
+    """Random numbers that a rank draws inside of the shared blocks of a Llama, and outside of them."""
     fields = tiny_settings(task="lm", width=32, parallel="fsdp", tensor_parallel=2, dropout=dropout)
     strategy = build_strategy(fields, words_objective("llama"), world)
     inside: list[float] = []
@@ -426,7 +389,7 @@ def draws(world: World, dropout: float) -> tuple[list[float], list[float]]:
     for name, layer in strategy.objective.model.named_modules():
         if name.endswith(("q_proj", "up_proj")):
             layer.register_forward_hook(lambda *_: inside.append(torch.rand(()).item()))
-        if name.endswith(("o_proj", "down_proj")):
+        if name.endswith(("embed_tokens", "lm_head")):
             layer.register_forward_hook(lambda *_: outside.append(torch.rand(()).item()))
     batch = {"tokens": torch.zeros(2, CONTEXT, dtype=torch.long), "target": torch.zeros(2, CONTEXT, dtype=torch.long)}
     strategy.loss(batch)

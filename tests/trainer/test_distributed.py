@@ -104,7 +104,8 @@ def test_a_hung_rank_is_given_up_after_the_timeout(tmp_path: Path) -> None:
     flags = ("--output-dir", str(tmp_path), *SMALL, "--timeout", "20", "--inject", "hang@step=5,rank=1")
     code, shown = torchrun("-m", "trainer", *flags, "--stop-timeout", "1", "--start-timeout", "600")
     assert code == 1
-    assert "Timed out waiting 20000ms" in shown
+    # Whichever collective gives up first closes the connection of the others.
+    assert "Timed out waiting 20000ms" in shown or "Application timeout" in shown
     assert "in _fire" in shown  # where the other one hung
     assert step_lines(tmp_path)[-1]["step"] == 4
 

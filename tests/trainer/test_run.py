@@ -139,10 +139,12 @@ def test_a_checkpoint_of_any_kind_goes_on_in_one_process_without_a_jump(
     flags: tuple[str, ...], two_ranks: Ranks, plain: Path, tmp_path: Path
 ) -> None:
     two_ranks.run(train_and_crash, tmp_path, 26, *COMMON, *flags)
+    saved = max(step for step in (12, 24) if f"step_{step:08d}.pt" in checkpoints(tmp_path))
+    assert saved == 24 or "--async-checkpoints" in flags  # which skips one while another is still being written
     whole = ("--batch-size", "16", "--resume", "auto")  # the two ranks' batches in one
     assert train(tmp_path, *COMMON, *whole) == 0
     [resume] = events(tmp_path, "resume")
-    assert resume["step"] == 24
+    assert resume["step"] == saved
     for one, other in zip(step_lines(tmp_path)[-6:], step_lines(plain)[-6:], strict=True):
         assert one["step"] == other["step"] and one["samples"] == other["samples"]
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-3)

@@ -1,116 +1,94 @@
 """Tensor parallelism: neighbouring ranks share every layer, and rows of such ranks share the data as FSDP does.
 
-Ranks that share layers take the same samples, and must draw the same random numbers (dropout); but for what each has
-a part of, between the two halves of a pair, where they must draw different ones.
-
-`plan` says which layers of known language models are cut by their outputs, and which by their inputs. Shoeybi et al.
-(2019), "Megatron-LM", arXiv:1909.08053: a pair of matrices needs one all-reduce when the first is cut by its outputs
-(columns) and the second by its inputs (rows).
-
-GPT-2 has queries, keys and values in one matrix, of which a rank's heads are three strips. Every rank keeps all of it,
-multiplies with its strips alone, and gathers the gradients of the others.
-
-Between the pairs `sequence` splits what is left.
+Shoeybi et al. (2019), "Megatron-LM", arXiv:1909.08053: of a pair of layers the first is cut by its outputs and the
+second by its inputs. Korthikanti et al. (2022), "Reducing Activation Recomputation in Large Transformer Models",
+arXiv:2205.05198: between the pairs a rank has a part of every sequence, [batch, length / ranks, width], so a pair
+gathers its input and scatters its sum.
 """
 
 from __future__ import annotations
 
-import contextlib
-import re
-from collections.abc import Iterator
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch._functorch.config
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor
-from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 
 from trainer.config import Settings
 from trainer.errors import SettingsError
+from trainer.models.blocks import transformer_blocks
 from trainer.parallel import collectives
 from trainer.parallel.fsdp import Fsdp, shard_model
-from trainer.parallel.sequence import leave_split, split_sequences, splits_sequences, summed, with_summed_gradient
 from trainer.tasks.objective import Objective
 from trainer.world import World
 
-Cut = Literal["outputs", "inputs", "strips"]  # strips: the outputs of a rank's heads, of a matrix that stays whole
-
-# Llama, BERT and GPT-2.
-_STRIPS = re.compile(r"(^|\.)attn\.c_attn$")
-_HEADS = [
-    (re.compile(r"(^|\.)self_attn\.[qkv]_proj$"), re.compile(r"(^|\.)self_attn\.o_proj$")),
-    (re.compile(r"(^|\.)attention\.self\.(query|key|value)$"), re.compile(r"(^|\.)attention\.output\.dense$")),
-    (_STRIPS, re.compile(r"(^|\.)attn\.c_proj$")),
-]
-_FEED_FORWARD = [
-    (re.compile(r"(^|\.)mlp\.(gate|up)_proj$"), re.compile(r"(^|\.)mlp\.down_proj$")),
-    (re.compile(r"(^|\.)intermediate\.dense$"), re.compile(r"(^|\.)\d+\.output\.dense$")),
-    (re.compile(r"(^|\.)mlp\.c_fc$"), re.compile(r"(^|\.)mlp\.c_proj$")),
-]
+_LENGTH = Shard(1)
 
 
-def plan(model: nn.Module, ranks: int) -> dict[str, Cut]:
-    """How to cut which layers, by module name.
+@dataclass(frozen=True)
+class _Plan:
+    """Of a block: layers cut by their outputs and by their inputs, norms, and what needs whole sequences."""
 
-    Raises SettingsError for a model with no such layers, and for heads or widths that `ranks` does not divide.
-    """
-    cuts: dict[str, Cut] = {}
-    for pairs in (_HEADS, _FEED_FORWARD):
-        for by_outputs, by_inputs in pairs:
-            for name, _ in model.named_modules():
-                if by_outputs.search(name):
-                    cuts[name] = "strips" if by_outputs is _STRIPS else "outputs"
-                elif by_inputs.search(name):
-                    cuts[name] = "inputs"
-    if not cuts:
-        raise SettingsError(
-            "--tensor-parallel: no layers to share in this model; it knows those of Llama, BERT and GPT-2"
-        )
-    _check_between(model, cuts)
-    if any(pair[0].search(name) for pair in _HEADS for name in cuts):
-        _check_heads(model, ranks)
-    for name, cut in cuts.items():
-        width = _width(model.get_submodule(name), cut)
-        if width % ranks:
-            raise SettingsError(f"--tensor-parallel {ranks} does not divide the {width} {cut} of {name}")
-    return cuts
+    by_outputs: tuple[str, ...]
+    by_inputs: tuple[str, ...]
+    norms: tuple[str, ...]
+    whole: tuple[str, ...]
 
 
-def _check_between(model: nn.Module, cuts: dict[str, Cut]) -> None:
-    """Raises SettingsError for parameters between the two layers of a pair, such as norms of queries: they work on a
-    rank's part, and each rank would have another gradient of them."""
-    for around in {name.rpartition(".")[0] for name, cut in cuts.items() if cut != "inputs"}:
-        for name, _ in model.get_submodule(around).named_parameters(prefix=around):
-            if name.rpartition(".")[0] not in cuts:
-                raise SettingsError(
-                    f"--tensor-parallel cannot share the layers of this model: {name} lies between them"
-                )
+_LLAMA = _Plan(
+    ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj"),
+    ("self_attn.o_proj", "mlp.down_proj"),
+    ("input_layernorm", "post_attention_layernorm"),
+    ("self_attn", "mlp"),
+)
+_BERT = _Plan(
+    ("attention.self.query", "attention.self.key", "attention.self.value", "intermediate.dense"),
+    ("attention.output.dense", "output.dense"),
+    ("attention.output.LayerNorm", "output.LayerNorm"),
+    ("attention.self", "intermediate"),
+)
+# By class of transformers; another model's blocks may do more between their layers than what is known here.
+_PLANS = {
+    "LlamaDecoderLayer": _LLAMA,
+    "MistralDecoderLayer": _LLAMA,
+    "Qwen2DecoderLayer": _LLAMA,
+    "BertLayer": _BERT,
+}
 
 
-def _check_heads(model: nn.Module, ranks: int) -> None:
+def plan_of(block: nn.Module) -> _Plan | None:
+    """What ranks can share of a block, which may be of a class derived from a known one; None if nothing."""
+    return next((_PLANS[kind.__name__] for kind in type(block).__mro__ if kind.__name__ in _PLANS), None)
+
+
+def check_shareable(model: nn.Module, ranks: int, context: int) -> None:
+    """Raise SettingsError for a model of unknown blocks, and for sizes that `ranks` does not divide."""
+    blocks = transformer_blocks(model)
+    if not blocks or any(plan_of(block) is None for block in blocks):
+        raise SettingsError("--tensor-parallel knows the layers of Llama, Mistral, Qwen2 and BERT, not this model's")
     config = next((module.config for module in model.modules() if hasattr(module, "config")), None)
-    for key in ("num_attention_heads", "num_key_value_heads"):
-        heads = getattr(config, key, None)
-        if isinstance(heads, int) and heads % ranks:
-            raise SettingsError(f"--tensor-parallel {ranks} does not divide the model's {key}, {heads}")
-
-
-def is_transposed(layer: nn.Module) -> bool:
-    """Whether a layer keeps its weight as [inputs, outputs], as GPT-2's do."""
-    return not isinstance(layer, nn.Linear)
-
-
-def _width(layer: nn.Module, cut: Cut) -> int:
-    weight = layer.get_parameter("weight")
-    return int(weight.shape[0] if (cut != "inputs") != is_transposed(layer) else weight.shape[1])
+    sizes = {key: getattr(config, key, None) for key in ("num_attention_heads", "num_key_value_heads")}
+    sizes |= {"intermediate_size": getattr(config, "intermediate_size", None), "--context": context}
+    for name, size in sizes.items():
+        if isinstance(size, int) and size % ranks:
+            raise SettingsError(f"--tensor-parallel {ranks} does not divide {name}, {size}")
 
 
 class TensorParallel(Fsdp):
-    """Ranks 0 .. n-1 share layers, and so do ranks n .. 2n-1; with no more ranks than that nothing else is sharded."""
+    """Ranks 0 .. n-1 share layers, and so do ranks n .. 2n-1."""
 
     def __init__(self, settings: Settings, objective: Objective, world: World) -> None:
+        check_shareable(objective.model, settings.tensor_parallel, settings.context)
         if settings.compile != "off":
             # A rank's slice of a tensor is compiled in, but in this cache torch 2.13 has the same key for all ranks.
             torch._functorch.config.enable_autograd_cache = False
@@ -121,128 +99,67 @@ class TensorParallel(Fsdp):
 
     def _shard_model(self, settings: Settings) -> None:
         model, shared_by = self.objective.model, settings.tensor_parallel
-        cuts = plan(model, shared_by)
         shape = (self.world.size // shared_by, shared_by)
         mesh = init_device_mesh(self.world.device.type, shape, mesh_dim_names=("data", "layer"))
         layer = mesh["layer"]  # one object: torch 2.13 does not compile what meets another equal one
-        splits = splits_sequences(model)
-        styles = {name: _style(cut, splits) for name, cut in cuts.items()}
-        parallelize_module(model, layer, styles)
-        for name, cut in cuts.items():
-            if cut == "strips":
-                attention: Any = model.get_submodule(name.rpartition(".")[0])
-                attention.num_heads //= shared_by
-                attention.split_size //= shared_by
-        own = _OwnDraws(self.world.device, self.world.rank % shared_by)
+        blocks, hooks = transformer_blocks(model), _Hooks(layer, self.world)
+        for block in blocks:
+            plan = plan_of(block)
+            assert plan is not None
+            styles: dict[str, ParallelStyle] = dict.fromkeys(plan.by_outputs, ColwiseParallel())
+            styles |= dict.fromkeys(plan.by_inputs, RowwiseParallel(output_layouts=_LENGTH))
+            styles |= dict.fromkeys(plan.norms, SequenceParallel(use_local_output=True))
+            parallelize_module(block, layer, styles)
+            for name in plan.whole:
+                block.get_submodule(name).register_forward_pre_hook(hooks.gather_input, with_kwargs=True)
+        blocks[0].register_forward_pre_hook(hooks.split_input)
+        blocks[-1].register_forward_hook(hooks.gather_output)
         if settings.dropout:
-            for name, cut in cuts.items():
-                model.get_submodule(name).register_forward_pre_hook(own.end if cut == "inputs" else own.begin)
-        if splits:
-            split_sequences(model, layer, own.alone)
-        if shape[0] > 1:
-            shard_model(model, mesh["data"], settings)
+            blocks[0].register_forward_pre_hook(hooks.draw_alone)
+            blocks[-1].register_forward_hook(hooks.draw_alike)
+        # It also sums up the gradients of what ranks of a layer have alike.
+        shard_model(model, mesh["data"], settings)
 
 
-class _OwnDraws:
-    """Random numbers of a rank's own in training: within `alone`, and from the first layer of a pair to the second one.
+class _Hooks:
+    """Splitting and gathering hidden states [batch, length, width] along the length, and dropout between the two.
 
-    They begin with a number that all ranks of a layer draw alike, so that nothing more has to be saved or recomputed.
+    There a rank draws random numbers of its own, which begin with one that all ranks of a layer draw alike.
     """
 
-    def __init__(self, device: torch.device, rank: int) -> None:
-        self._generator = (
-            torch.cuda.default_generators[device.index] if device.type == "cuda" else torch.default_generator
-        )
-        self._rank = rank
+    def __init__(self, mesh: DeviceMesh, world: World) -> None:
+        self._mesh = mesh
+        cuda = world.device.type == "cuda"
+        self._generator = torch.cuda.default_generators[world.device.index] if cuda else torch.default_generator
         self._shared: Tensor | None = None
 
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        shared = self._start()
-        try:
-            yield
-        finally:
-            # Also where recomputation has all that it needs, and stops here.
-            self._generator.set_state(shared)
+    def draw_alone(self, block: nn.Module, inputs: Any) -> None:
+        if block.training:
+            seed = int(torch.randint(2**62, ()))
+            self._shared = self._generator.get_state()
+            self._generator.manual_seed(seed + self._mesh.get_local_rank())
 
-    def begin(self, layer: nn.Module, inputs: Any) -> None:
-        if layer.training and self._shared is None:
-            self._shared = self._start()
-
-    def end(self, layer: nn.Module, inputs: Any) -> None:
+    def draw_alike(self, block: nn.Module, inputs: Any, hidden: Tensor) -> None:
         if self._shared is not None:
             self._generator.set_state(self._shared)
             self._shared = None
 
-    def _start(self) -> Tensor:
-        """The state of what all ranks draw from, which is left."""
-        seed = int(torch.randint(2**62, ()))
-        shared = self._generator.get_state()
-        self._generator.manual_seed(seed + self._rank)
-        return shared
+    def split_input(self, block: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        everywhere = DTensor.from_local(inputs[0], self._mesh, [Replicate()], run_check=False)
+        return (everywhere.redistribute(placements=[_LENGTH]).to_local(), *inputs[1:])
 
+    def gather_output(self, block: nn.Module, inputs: Any, hidden: Tensor) -> Tensor:
+        return self._gathered(hidden).to_local()
 
-def _style(cut: Cut, splits: bool) -> ParallelStyle:
-    return _Strips() if cut == "strips" else _Half(cut, splits)
+    def gather_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Gather once for all layers inside, as a DTensor: in backward it reduce-scatters their gradients."""
+        if args:
+            return (self._gathered(args[0]), *args[1:]), kwargs
+        return args, {**kwargs, "hidden_states": self._gathered(kwargs["hidden_states"])}
 
-
-class _Half(ParallelStyle):
-    """Of a pair of layers the one that is cut by its outputs, or the one that is cut by its inputs.
-
-    With `splits` a rank has only its part of the sequences behind the second one. torch's ColwiseParallel and
-    RowwiseParallel know neither of lengths that are not split nor of layers that keep their weight transposed.
-    """
-
-    def __init__(self, cut: Cut, splits: bool) -> None:
-        super().__init__()
-        self._by_outputs = cut == "outputs"
-        self._splits = splits
-
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        weight = Shard(int(self._by_outputs == is_transposed(module)))
-        bias, entering = (Shard(0), Replicate()) if self._by_outputs else (Replicate(), Shard(-1))
-
-        def distribute(name: str, layer: nn.Module, mesh: DeviceMesh) -> None:
-            for key, whole in list(layer.named_parameters()):
-                part = distribute_tensor(whole, mesh, [weight if key == "weight" else bias])
-                layer.register_parameter(key, nn.Parameter(part, requires_grad=whole.requires_grad))
-
-        def enter(layer: nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> Any:
-            if isinstance(inputs[0], DTensor):
-                return inputs
-            return (DTensor.from_local(inputs[0], mesh, [entering], run_check=False), *inputs[1:])
-
-        def leave(layer: nn.Module, output: Any, mesh: DeviceMesh) -> Tensor:
-            if self._by_outputs:
-                result: Tensor = output.redistribute(placements=[Shard(-1)]).to_local()
-                return result
-            return leave_split(output) if self._splits else summed(output)
-
-        return distribute_module(module, device_mesh, distribute, enter, leave)  # type: ignore[arg-type]
-
-
-class _Strips(ParallelStyle):
-    """A transposed layer of queries, keys and values together, of which a rank computes those of its heads."""
-
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        def strips(whole: Tensor) -> Tensor:
-            """[…, 3 * width] to […, 3 * width / ranks]; in backward, gathers what the other ranks have."""
-            apart = whole.view(*whole.shape[:-1], 3, -1)
-            everywhere = DTensor.from_local(apart, device_mesh, [Replicate()], run_check=False)
-            own: Tensor = everywhere.redistribute(placements=[Shard(apart.dim() - 1)]).to_local()
-            return own.flatten(-2)
-
-        def forward(inputs: Tensor) -> Tensor:
-            # The same on all ranks, each of which has a part of its gradient.
-            if isinstance(inputs, DTensor):
-                entered: Tensor = inputs.to_local(grad_placements=[Partial()])
-            else:
-                entered = with_summed_gradient(inputs, device_mesh)
-            weight, bias = strips(module.get_parameter("weight")), strips(module.get_parameter("bias"))
-            return torch.addmm(bias, entered.flatten(0, -2), weight).view(*inputs.shape[:-1], -1)
-
-        module.forward = forward
-        return module
+    def _gathered(self, part: Tensor) -> DTensor:
+        parts = DTensor.from_local(part, self._mesh, [_LENGTH], run_check=False)
+        return parts.redistribute(placements=[Replicate()])
 
 
 def _split_groups(optimizer: torch.optim.Optimizer) -> None:

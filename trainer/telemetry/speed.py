@@ -97,9 +97,7 @@ def verdict(ranks: Sequence[StepDurations], *, on_gpu: bool, device_busy: float 
     feed = "the host cannot feed it; larger micro batches (--batch-size) or --compile."
     if data >= NOTABLE_SHARE and not host_is_ahead and data >= (exchange or 0.0):
         kind = "data"
-        sentence = (
-            f"Waiting for data takes {data:.0%} of a step: more workers (--num-workers)."
-        )
+        sentence = f"Waiting for data takes {data:.0%} of a step: more workers (--num-workers)."
     elif exchange is not None and exchange >= NOTABLE_SHARE:
         kind = "communication"
         sentence = (
