@@ -25,8 +25,8 @@ from trainer.checkpoints import (
 )
 from trainer.config import Settings, phase_at, unfold
 from trainer.data import Text
-from trainer.data.paths import require_data_dir
-from trainer.data.tokens import prepared_folder
+from trainer.data.files import require_data_dir
+from trainer.data.text import prepared_folder
 from trainer.errors import CheckpointError, SettingsError, TrainerError, one_line
 from trainer.exporting import describe, export, require_exportable, require_replaceable
 from trainer.faults import Injector

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tests.tables import table
 from trainer.config import Settings
 from trainer.data import Images, Split, Text, load_data
-from trainer.data.concatenation import Concatenation
-from trainer.data.windows import window_count
+from trainer.data.files import Concatenation
+from trainer.data.text import window_count
 from trainer.errors import SettingsError, TrainerError
 
 

@@ -16,7 +16,7 @@ from PIL import Image
 from tests.tables import table
 from tests.trainer.test_data_sources import everything, images
 from trainer.data import BrokenSample
-from trainer.data.paths import name_hashes
+from trainer.data.files import name_hashes
 from trainer.data.pixels import UndecodableError, decode
 from trainer.errors import TrainerError
 

@@ -18,8 +18,8 @@ from pyarrow import parquet
 from tests.tables import table
 from tests.trainer.test_data_sources import everything, images, text
 from trainer.data import BrokenSample, Split
+from trainer.data.files import COUNTS_FILE
 from trainer.data.parquet import RowGroups
-from trainer.data.token_counts import COUNTS_FILE
 from trainer.errors import SettingsError, TrainerError
 
 

@@ -16,7 +16,7 @@ from tests.tables import table
 from tests.trainer.test_data_sources import everything, text
 from trainer.config import Settings
 from trainer.data import BrokenSample, Split, Text, load_data
-from trainer.data.paths import name_hashes
+from trainer.data.files import name_hashes
 from trainer.errors import TrainerError
 
 CONTEXT = 8
@@ -65,8 +65,8 @@ def test_a_meta_json_that_cannot_be_understood_is_refused(corpus: Path, meta: st
 @table(
     ("name", "content", "says"),
     [
-        ("val.bin", b"abc", r"val\.bin cannot be used: holds 3 bytes, not a whole number of <u2 values"),
-        ("train.bin", b"", r"train\.bin cannot be used: holds 0 bytes"),
+        ("val.bin", b"abc", r"val\.bin cannot be used: its 3 bytes are no array of <u2"),
+        ("train.bin", b"", r"train\.bin cannot be used: its 0 bytes"),
         ("val.bin", b"\0" * 10, r"the longest \*val\* file has 5 tokens, too few for --context 8"),
         ("train_2.npy", b"", r"train_2\.npy cannot be used"),
         ("train_2.npy", b"\x93NUMPY\x01\x00v\x00{'descr'", r"train_2\.npy cannot be used"),

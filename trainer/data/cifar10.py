@@ -9,10 +9,8 @@ import numpy as np
 import torch
 
 from trainer.config import Settings
-from trainer.data.concatenation import Concatenation
 from trainer.data.contract import BrokenSample, Fields, Images, Indices
-from trainer.data.mapped import MappedArray
-from trainer.data.paths import reason_of, require_data_dir
+from trainer.data.files import Concatenation, MappedArray, reason_of, require_data_dir
 from trainer.data.pixels import resize
 from trainer.errors import TrainerError
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 
 from trainer.config import Settings
 from trainer.data.contract import BrokenSample, Fields, Images, Indices
-from trainer.data.paths import HELD_OUT_NAMES, name_hashes, read_file, reason_of, require_data_dir
+from trainer.data.files import HELD_OUT_NAMES, name_hashes, reason_of, require_data_dir
 from trainer.data.pixels import Shape, UndecodableError, decode, first_shape, require_pillow
 from trainer.errors import TrainerError
 
@@ -63,7 +62,7 @@ class ImageFiles:
         for row, index in enumerate(indices.tolist()):
             path = self._root / self._names[index]
             try:
-                images[row] = decode(read_file(path), self._size, self._shape)
+                images[row] = decode(path.read_bytes(), self._size, self._shape)
             except OSError as error:
                 raise BrokenSample(index, str(path), reason_of(error)) from error
             except UndecodableError as error:
@@ -100,7 +99,7 @@ def folder(settings: Settings) -> Images:
             f"{root} has {len(train)} images to train on and {len(held_out)} to validate on ({', '.join(SUFFIXES)})"
         )
     size = settings.image_size
-    contents = (functools.partial(read_file, root / os.fsdecode(name)) for name in train)
+    contents = ((root / os.fsdecode(name)).read_bytes for name in train)
     shape = first_shape(contents, size, str(root / "train"))
     return Images(
         train=ImageFiles(root, train, train_labels, size, shape),

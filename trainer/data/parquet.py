@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from trainer.config import Settings
-from trainer.data.paths import HELD_OUT_NAMES, require_data_dir
+from trainer.data.files import HELD_OUT_NAMES, require_data_dir
 from trainer.errors import SettingsError, TrainerError
 
 _HELD_OUT_ONE_IN = 10

@@ -13,8 +13,8 @@ import numpy.typing as npt
 import torch
 
 from trainer.config import Settings
-from trainer.data.concatenation import Concatenation
 from trainer.data.contract import BrokenSample, Fields, Images, Indices
+from trainer.data.files import Concatenation
 from trainer.data.parquet import DamagedError, ParquetLayout, RowGroups, RowSpan, layout, read_rows, unreadable
 from trainer.data.pixels import Shape, UndecodableError, decode, first_shape, require_pillow
 from trainer.errors import TrainerError

@@ -13,12 +13,10 @@ import numpy.typing as npt
 import torch
 
 from trainer.config import Settings
-from trainer.data.concatenation import Concatenation
 from trainer.data.contract import BrokenSample, Fields, Indices, Text
+from trainer.data.files import Concatenation, TokenCount, cached_token_counts
 from trainer.data.parquet import DamagedError, RowGroups, RowSpan, layout, read_rows, unreadable
-from trainer.data.text import VOCABULARY as BYTES
-from trainer.data.token_counts import TokenCount, cached_token_counts
-from trainer.data.windows import first_out_of_range, window_count
+from trainer.data.text import BYTES, first_out_of_range, window_count
 from trainer.errors import TrainerError
 
 _COUNTING_THREADS = 4
@@ -106,7 +104,7 @@ def parquet_text(settings: Settings) -> Text:
     """A column of --data-dir's Parquet files: lists of tokens, else strings, whose UTF-8 bytes are the tokens.
 
     How many tokens each row group has is not in the files, so all are read once, and the counts are
-    cached (`trainer.data.token_counts`).
+    cached.
     """
     files = layout(settings)
     description, fits = "lists of tokens", _holds_tokens

@@ -10,8 +10,7 @@ from trainer.data.contract import Data, Images, Text
 from trainer.data.folder import folder
 from trainer.data.parquet_images import parquet_images
 from trainer.data.parquet_text import parquet_text
-from trainer.data.text import stdlib, text
-from trainer.data.tokens import documents, tokens
+from trainer.data.text import documents, stdlib, text, tokens
 from trainer.data.toy import digits, synthetic_images, synthetic_text
 
 _IMAGES: Mapping[str, Callable[[Settings], Images]] = {

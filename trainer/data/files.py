@@ -1,0 +1,152 @@
+"""Files below --data-dir: which are held out, arrays mapped into memory, numbering through, cached counts of tokens."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.config import Settings
+from trainer.data.contract import Indices
+from trainer.errors import SettingsError, TrainerError
+
+COUNTS_FILE = ".token_counts.json"
+
+# Names, or starts of names, of folders and files with held-out samples, in the order of precedence.
+HELD_OUT_NAMES = ("val", "validation", "test")
+
+
+def require_data_dir(settings: Settings, expected: str, *, allow_file: bool = False) -> Path:
+    """Return --data-dir, an existing folder (or file, if `allow_file`). `expected` names its content in errors.
+
+    Raises SettingsError if it is not set, and TrainerError if it does not exist or is of the wrong kind.
+    """
+    path = settings.data_dir
+    if path is None:
+        raise SettingsError(f"--data {settings.data} needs --data-dir, a folder with {expected}")
+    if not path.exists():
+        raise TrainerError(f"--data-dir {path} does not exist; --data {settings.data} looks there for {expected}")
+    if not path.is_dir() and not allow_file:
+        raise TrainerError(f"--data-dir {path} is not a folder; --data {settings.data} needs a folder with {expected}")
+    return path
+
+
+def name_hashes(names: Iterable[bytes]) -> npt.NDArray[np.int64]:
+    """CRC-32 of each name. A file held out by its name stays held out when other files come or go."""
+    return np.fromiter((zlib.crc32(name) for name in names), dtype=np.int64)
+
+
+def reason_of(error: OSError) -> str:
+    """The message of an error without its number and path, for sentences that name the path themselves."""
+    return error.strerror or str(error)
+
+
+class MappedArray:
+    """A one-dimensional array in a raw file of `dtype`, or in an .npy file, which has its own type.
+
+    Pickles as the path; each process maps the file at its first access. The file must not be truncated while it is
+    mapped: the kernel answers an access with SIGBUS. Raises OSError if the file holds no such array.
+    """
+
+    def __init__(self, path: Path, dtype: str) -> None:
+        self.path = path
+        self._dtype = dtype
+        self._array: npt.NDArray[Any] | None = self._map()
+        self._size = len(self._array)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def array(self) -> npt.NDArray[Any]:
+        """The array. Raises OSError if the file is gone or its size has changed."""
+        if self._array is None:
+            array = self._map()
+            if len(array) != self._size:
+                raise OSError(errno.EINVAL, f"holds {len(array)} values and held {self._size} at first")
+            self._array = array
+        return self._array
+
+    def _map(self) -> npt.NDArray[Any]:
+        try:
+            if self.path.suffix != ".npy":
+                return np.asarray(np.memmap(self.path, dtype=self._dtype, mode="r"))
+            array = np.load(self.path, mmap_mode="r", allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            size = self.path.stat().st_size
+            raise OSError(errno.EINVAL, f"its {size} bytes are no array of {self._dtype}: {error}") from error
+        if array.ndim != 1 or not array.size or array.dtype.kind not in "iu":
+            raise OSError(errno.EINVAL, f"holds {array.dtype} of shape {array.shape}, not one row of whole numbers")
+        return np.asarray(array)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_array": None}
+
+
+class Concatenation:
+    """Parts one after another, numbered from 0; part k holds `lengths[k]` samples. Parts may be empty."""
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self.lengths = tuple(lengths)
+        self._ends = np.cumsum(np.array(self.lengths, dtype=np.int64))
+        self._starts = self._ends - self.lengths
+
+    def __len__(self) -> int:
+        """Samples in all parts together."""
+        return int(self._ends[-1]) if self.lengths else 0
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """The part of a sample, and the sample's offset in it."""
+        part = int(np.searchsorted(self._ends, index, side="right"))
+        return part, index - int(self._starts[part])
+
+    def parts_of(self, indices: Indices) -> list[int]:
+        """The parts of these samples, each once, in the order of their first samples."""
+        return list(dict.fromkeys(np.searchsorted(self._ends, indices, side="right").tolist()))
+
+    def group(self, indices: Indices) -> Iterator[tuple[int, npt.NDArray[np.intp], Indices]]:
+        """Group samples by part, in the order of `parts_of`.
+
+        Yields the part, the rows of `indices` that lie in it, and their samples' offsets in the part.
+        """
+        parts = np.searchsorted(self._ends, indices, side="right")
+        for part in self.parts_of(indices):
+            rows = np.flatnonzero(parts == part)
+            yield part, rows, indices[rows] - self._starts[part]
+
+
+class TokenCount(NamedTuple):
+    """Tokens of a file or row group, and the largest of them."""
+
+    tokens: int
+    largest: int
+
+
+def cached_token_counts(
+    folder: Path, keys: Sequence[str], count: Callable[[list[int]], Iterable[TokenCount]]
+) -> list[TokenCount]:
+    """The count of each key, from the folder's cache where it has it, because counting reads all data once.
+
+    A key names a source and its version, so a changed file is counted again. `count` gets the numbers of the keys that
+    are not in the cache and returns their counts in that order. Entries of other keys are dropped from the cache.
+    """
+    path = folder / COUNTS_FILE
+    cached: dict[str, TokenCount] = {}
+    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):  # absent or damaged: counted again
+        cached = {key: TokenCount(*map(int, values)) for key, values in json.loads(path.read_bytes()).items()}
+    missing = [number for number, key in enumerate(keys) if key not in cached]
+    if missing:
+        cached |= zip((keys[number] for number in missing), count(missing), strict=True)
+        # Ranks may write concurrently: they write the same. If the folder is read-only, the next start counts again.
+        with contextlib.suppress(OSError):
+            temporary = path.with_name(f"{path.name}.{os.getpid()}")
+            temporary.write_text(json.dumps({key: cached[key] for key in keys}))
+            temporary.replace(path)
+    return [cached[key] for key in keys]
