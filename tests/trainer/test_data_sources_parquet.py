@@ -19,7 +19,7 @@ from tests.tables import table
 from tests.trainer.test_data_sources import everything, images, text
 from trainer.data import BrokenSample, Split
 from trainer.data.files import COUNTS_FILE
-from trainer.data.parquet import RowGroups
+from trainer.data.parquet import RowGroups, RowSpan
 from trainer.errors import SettingsError, TrainerError
 
 
@@ -191,12 +191,8 @@ def test_counts_are_kept_until_a_file_changes(tmp_path: Path, monkeypatch: pytes
     write(tmp_path / "val.parquet", pa.table({"text": POEMS}), 10)
     first = from_text(tmp_path)
     reads: list[str] = []
-    from trainer.data import parquet_text
-
-    whole = parquet_text.read_rows
-    monkeypatch.setattr(
-        parquet_text, "read_rows", lambda span, names: (reads.append(span.path.name), whole(span, names))[1]
-    )
+    whole = RowSpan.read
+    monkeypatch.setattr(RowSpan, "read", lambda span, *names: (reads.append(span.path.name), whole(span, *names))[1])
     again = from_text(tmp_path)
     assert again.train.blocks == first.train.blocks and reads == []
     write(tmp_path / "val.parquet", pa.table({"text": POEMS * 3}), 10)
@@ -222,38 +218,27 @@ def test_tokens_without_a_value_or_out_of_range_are_no_tokens(tmp_path: Path) ->
 # --- row groups in memory ---------------------------------------------------------------------------------------------
 
 
-class Loader:
-    """Loads number k as 10 k, notes in which thread, and waits for a gate where there is one."""
+def test_the_newest_row_groups_are_kept_and_the_next_ones_decoded_ahead() -> None:
+    loads: list[int] = []
+    spans = [RowSpan(Path("file"), number, 0, 2) for number in range(9)]
+    gate = threading.Event()
 
-    def __init__(self) -> None:
-        self.loads: list[tuple[int, bool]] = []  # number, in the background
-        self.gate: threading.Event | None = None
-        self.entered = threading.Event()
-        self.broken: set[int] = set()
+    def load(span: RowSpan) -> int:
+        loads.append(span.group)
+        assert span.group != 8 or gate.wait(120)
+        return 10 * span.group
 
-    def __call__(self, number: int) -> int:
-        background = threading.current_thread() is not threading.main_thread()
-        self.loads.append((number, background))
-        if background:
-            self.entered.set()
-            assert self.gate is None or self.gate.wait(120)
-        if number in self.broken:
-            raise OSError(f"{number} is broken")
-        return 10 * number
+    groups = RowGroups(spans, [2] * 9, load)
 
+    def read(*numbers: int) -> list[int]:
+        """What is loaded for the first samples of these row groups."""
+        return [content for _, content, _, _ in groups.groups(np.array(numbers) * 2)]
 
-def test_the_newest_groups_are_kept() -> None:
-    load = Loader()
-    groups = RowGroups(load)
-    assert [groups.get(number) for number in (0, 1, 2, 3, 0, 4, 0, 1)] == [0, 10, 20, 30, 0, 40, 0, 10]
-    assert load.loads == [(number, False) for number in (0, 1, 2, 3, 4, 1)]
-
-
-def test_expected_groups_are_loaded_once_and_in_the_background() -> None:
-    load = Loader()
-    groups = RowGroups(load)
-    groups.get(0)
-    groups.expect([0, 1, 2, 3])
-    assert load.entered.wait(120)
-    assert (groups.get(1), groups.get(0)) == (10, 0)
-    assert load.loads == [(0, False), (1, True)], "only the first few are loaded ahead"
+    for number in (0, 1, 2, 3, 0, 4, 0, 1):
+        assert read(number) == [10 * number]
+    assert loads == [0, 1, 2, 3, 4, 1]
+    groups.expect(np.array([16, 10, 0, 2]))  # in the background, and only the first few
+    assert read(5) == [50] and not gate.is_set()
+    gate.set()
+    assert read(8, 5) == [80, 50] and sorted(loads[6:]) == [5, 8]
+    assert read(6, 7) == [60, 70] and sorted(loads[8:]) == [6, 7]

@@ -1,21 +1,28 @@
-"""Parquet files: finding them, splitting off held-out rows, and reading row groups ahead in a thread."""
+"""Rows of Parquet files: finding them, splitting off held-out ones, and decoding row groups ahead in a thread."""
 
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from trainer.config import Settings
-from trainer.data.files import HELD_OUT_NAMES, require_data_dir
-from trainer.errors import SettingsError, TrainerError
+from trainer.data.contract import BrokenSample, Indices
+from trainer.data.files import HELD_OUT_NAMES, Concatenation, require_data_dir
+from trainer.errors import SettingsError, TrainerError, one_line
 
 _HELD_OUT_ONE_IN = 10
+_CACHED = 4  # decoded row groups
+_PREFETCHED = 2  # less than _CACHED, so that prefetching never evicts the group in use
+
+T = TypeVar("T")
 
 
 class DamagedError(Exception):
@@ -33,6 +40,30 @@ class RowSpan:
 
     def __str__(self) -> str:
         return f"{self.path}, row group {self.group}"
+
+    def read(self, *columns: str) -> Any:
+        """These columns as a pyarrow table. Raises DamagedError."""
+        import pyarrow
+        from pyarrow import parquet
+
+        try:
+            # No pyarrow object is shared between calls or processes, and nothing is memory-mapped: a file that is
+            # truncated while it is read raises an error instead of SIGBUS.
+            with parquet.ParquetFile(self.path, page_checksum_verification=True) as file:
+                table = file.read_row_group(self.group, columns=list(columns), use_threads=False)
+        except (OSError, ValueError, pyarrow.ArrowException) as error:
+            raise DamagedError(one_line(error)) from error
+        if table.num_columns < len(columns) or table.num_rows < self.stop:
+            raise DamagedError(f"it has no longer {self.stop} rows of the columns {', '.join(columns)}")
+        return table.slice(self.start, self.stop - self.start)
+
+
+def required(read: Callable[[RowSpan], T], span: RowSpan) -> T:
+    """Read a row group that must be readable before training starts. Raises TrainerError."""
+    try:
+        return read(span)
+    except DamagedError as error:
+        raise TrainerError(f"{span} cannot be read: {error}; remove the file or fetch it again") from error
 
 
 @dataclass(frozen=True)
@@ -72,19 +103,19 @@ class ParquetLayout:
         from pyarrow import types
 
         fitting = [field.name for field in self.schema if fits(field.type)]
-        available = _one_line(", ".join(f"{field.name} ({field.type})" for field in self.schema))
+        available = " ".join(", ".join(f"{field.name} ({field.type})" for field in self.schema).split())
         if name and name not in fitting:
             raise SettingsError(f"{self.folder} has no column {name} with {description}; its columns are {available}")
         if not name and len(fitting) != 1:
-            candidates = f"{len(fitting)} columns ({_one_line(', '.join(fitting))})" if fitting else "no column"
             raise SettingsError(
-                f"{self.folder} has {candidates} with {description}; name one with --data-column out of {available}"
+                f"{self.folder} has {len(fitting) or 'no'} columns with {description}; "
+                f"name one with --data-column out of {available}"
             )
         name = name or fitting[0]
         kind = self.schema.field(name).type
         for file in self.files:
-            own_kind = file.schema.field(name).type if name in file.schema.names else None
-            if own_kind is None or not fits(own_kind) or types.is_nested(own_kind) != types.is_nested(kind):
+            own = file.schema.field(name).type if name in file.schema.names else None
+            if own is None or not fits(own) or types.is_nested(own) != types.is_nested(kind):
                 raise TrainerError(f"{file.path} has no column {name} of type {kind}, as {self.files[0].path} has")
         return name
 
@@ -99,141 +130,93 @@ def layout(settings: Settings) -> ParquetLayout:
     if importlib.util.find_spec("pyarrow") is None:
         raise TrainerError("--data parquet is read with pyarrow: pip install 'gputui[train]'")
     folder = require_data_dir(settings, "*.parquet files")
-    if (folder / "train").is_dir():
-        train = sorted((folder / "train").glob("*.parquet"))
-        others = [sorted((folder / name).glob("*.parquet")) for name in HELD_OUT_NAMES]
-    elif train := sorted(folder.glob("train*.parquet")):
-        others = [sorted(folder.glob(f"{name}*.parquet")) for name in HELD_OUT_NAMES]
+    pattern = "{}/*.parquet" if (folder / "train").is_dir() else "{}*.parquet"
+    held_out: list[Path] = []
+    if train := sorted(folder.glob(pattern.format("train"))):
+        named = (sorted(folder.glob(pattern.format(name))) for name in HELD_OUT_NAMES)
+        held_out = next(filter(None, named), [])
     else:
-        train, others = sorted(folder.glob("*.parquet")), []
+        train = sorted(folder.glob("*.parquet"))
     if not train:
         raise TrainerError(f"no *.parquet files in {folder} or {folder / 'train'}")
-    held_out = next((paths for paths in others if paths), [])
-    files = tuple(_file(path) for path in (*train, *held_out))
+    files = tuple(map(_footer, (*train, *held_out)))
     train_spans = [span for file in files[: len(train)] for span in file.spans()]
     held_out_spans = [span for file in files[len(train) :] for span in file.spans()]
-    if not held_out:
-        train_spans, held_out_spans = _hold_out_tenth(train_spans)
+    if not held_out and len(train_spans) >= _HELD_OUT_ONE_IN:
+        held_out_spans = train_spans[_HELD_OUT_ONE_IN - 1 :: _HELD_OUT_ONE_IN]
+        del train_spans[_HELD_OUT_ONE_IN - 1 :: _HELD_OUT_ONE_IN]
+    elif not held_out:
+        cuts = [(span, span.stop - max(1, span.stop // _HELD_OUT_ONE_IN)) for span in train_spans if span.stop > 1]
+        train_spans = [RowSpan(span.path, span.group, 0, cut) for span, cut in cuts]
+        held_out_spans = [RowSpan(span.path, span.group, cut, span.stop) for span, cut in cuts]
     if not train_spans or not held_out_spans:
         raise TrainerError(f"the Parquet files in {folder} have too few rows to train on some and validate on others")
     return ParquetLayout(folder, tuple(train_spans), tuple(held_out_spans), files)
 
 
-def read_rows(span: RowSpan, columns: Sequence[str]) -> Any:
-    """Read columns of a span as a pyarrow table. Raises DamagedError."""
-    import pyarrow
-    from pyarrow import parquet
-
-    try:
-        # No pyarrow object is shared between calls or processes, and nothing is memory-mapped: a file that is truncated
-        # while it is read raises an error instead of SIGBUS.
-        with parquet.ParquetFile(span.path, page_checksum_verification=True) as file:
-            table = file.read_row_group(span.group, columns=list(columns), use_threads=False)
-    except (OSError, ValueError, pyarrow.ArrowException) as error:
-        raise DamagedError(_one_line(str(error))) from error
-    if table.num_columns < len(columns):
-        raise DamagedError(f"it has no longer all of the columns {', '.join(columns)}")
-    if table.num_rows < span.stop:
-        raise DamagedError(f"it has {table.num_rows} rows and had at least {span.stop} at first")
-    return table.slice(span.start, span.stop - span.start)
-
-
-def unreadable(span: RowSpan, error: DamagedError) -> TrainerError:
-    """The error for a row group that must be readable before training starts."""
-    return TrainerError(f"{span} cannot be read: {error}; remove the file or fetch it again")
-
-
-def _file(path: Path) -> ParquetFooter:
+def _footer(path: Path) -> ParquetFooter:
     import pyarrow
     from pyarrow import parquet
 
     try:
         footer = parquet.read_metadata(path)
-        rows = [footer.row_group(group).num_rows for group in range(footer.num_row_groups)]
-        if min(rows, default=0) < 0 or sum(rows) != footer.num_rows:
-            raise ValueError(f"its row groups have {sum(rows)} rows, and the file {footer.num_rows}")
         return ParquetFooter(path, footer, footer.schema.to_arrow_schema())
     except (OSError, ValueError, pyarrow.ArrowException) as error:
-        reason = _one_line(str(error))
-        raise TrainerError(f"{path} is damaged or no Parquet file; remove it or fetch it again: {reason}") from error
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
-
-
-def _hold_out_tenth(spans: Sequence[RowSpan]) -> tuple[list[RowSpan], list[RowSpan]]:
-    if len(spans) >= _HELD_OUT_ONE_IN:
-        held_out = list(spans[_HELD_OUT_ONE_IN - 1 :: _HELD_OUT_ONE_IN])
-        return [span for number, span in enumerate(spans, 1) if number % _HELD_OUT_ONE_IN], held_out
-    cuts = [span.stop - max(1, span.stop // _HELD_OUT_ONE_IN) for span in spans]
-    train = [RowSpan(span.path, span.group, 0, cut) for span, cut in zip(spans, cuts, strict=True) if cut]
-    return train, [RowSpan(s.path, s.group, cut, s.stop) for s, cut in zip(spans, cuts, strict=True) if cut]
-
-
-T = TypeVar("T")
-
-_CACHED = 4
-_PREFETCHED = 2  # less than _CACHED, so that prefetching never evicts the group in use
+        problem = one_line(error)
+        raise TrainerError(f"{path} is damaged or no Parquet file; remove it or fetch it again: {problem}") from error
 
 
 class RowGroups(Generic[T]):
-    """A cache of the last few row groups, which `load` decodes by number; prefetches in a background thread.
+    """Samples in row groups, which `load` decodes whole: the last few are kept, and the next ones decoded in a thread.
 
-    For use by one thread. Starts empty in another process, whether it is pickled or forked.
+    `samples` has how many samples each span holds. For use by one thread; pickles without what is decoded.
     """
 
-    def __init__(self, load: Callable[[int], T]) -> None:
+    def __init__(self, spans: Sequence[RowSpan], samples: Sequence[int], load: Callable[[RowSpan], T]) -> None:
+        self._spans = tuple(spans)
+        self._parts = Concatenation(samples)
         self._load = load
-        self._process = os.getpid()
-        self._groups: OrderedDict[int, Future[T]] = OrderedDict()
-        self._thread: ThreadPoolExecutor | None = None
-
-    def get(self, number: int) -> T:
-        """The row group of this number; waits if it is being decoded. Raises what `load` raises."""
-        if self._process != os.getpid():
-            self._reset()
-        future = self._groups.get(number)
-        if future is None or future.cancel():  # not requested, or still queued: faster to load it in this thread
-            future = Future()
-            self._insert(number, future)
-            try:
-                future.set_result(self._load(number))
-            except BaseException:
-                del self._groups[number]
-                raise
-        self._groups.move_to_end(number)
-        try:
-            return future.result()
-        except BaseException:
-            self._groups.pop(number, None)  # so that the next call tries again
-            raise
-
-    def expect(self, numbers: Iterable[int]) -> None:
-        """Start decoding the first few of these in the background."""
-        if self._process != os.getpid():
-            self._reset()
-        for _, number in zip(range(_PREFETCHED), numbers, strict=False):
-            if number in self._groups:
-                self._groups.move_to_end(number)
-                continue
-            if self._thread is None:
-                self._thread = ThreadPoolExecutor(1, thread_name_prefix="row-groups")
-            self._insert(number, self._thread.submit(self._load, number))
-
-    def _insert(self, number: int, future: Future[T]) -> None:
-        self._groups[number] = future
-        while len(self._groups) > _CACHED:
-            self._groups.popitem(last=False)[1].cancel()
-
-    def _reset(self) -> None:
-        self._process = os.getpid()
-        self._groups = OrderedDict()
-        self._thread = None
+        self.__setstate__({})
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_load": self._load}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_decoded", "_threads")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._reset()
+        self._decoded: OrderedDict[int, Future[T]] = OrderedDict()
+        # One for the group that is waited for, one for those ahead.
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="row-groups")
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        return self._parts.lengths
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def expect(self, indices: Indices) -> None:
+        """Start decoding the first few row groups of these samples."""
+        self._start(self._parts.parts_of(indices)[:_PREFETCHED])
+
+    def groups(self, indices: Indices) -> Iterator[tuple[RowSpan, T, npt.NDArray[np.intp], Indices]]:
+        """Group samples by row group: its span and content, the rows of `indices`, their samples' offsets in it.
+
+        Raises BrokenSample for a row group that is damaged.
+        """
+        upcoming = self._parts.parts_of(indices)
+        for number, (part, rows, offsets) in enumerate(self._parts.group(indices)):
+            self._start(upcoming[number : number + 2])
+            try:
+                content = self._decoded[part].result()
+            except DamagedError as error:
+                del self._decoded[part]  # so that the next call tries again
+                raise BrokenSample(int(indices[rows[0]]), str(self._spans[part]), str(error)) from error
+            yield self._spans[part], content, rows, offsets
+
+    def _start(self, parts: Sequence[int]) -> None:
+        for part in parts:
+            if part not in self._decoded:
+                self._decoded[part] = self._threads.submit(self._load, self._spans[part])
+            self._decoded.move_to_end(part)
+        while len(self._decoded) > _CACHED:
+            self._decoded.popitem(last=False)[1].cancel()

@@ -8,8 +8,7 @@ from trainer.config import Settings
 from trainer.data.cifar10 import cifar10
 from trainer.data.contract import Data, Images, Text
 from trainer.data.folder import folder
-from trainer.data.parquet_images import parquet_images
-from trainer.data.parquet_text import parquet_text
+from trainer.data.parquet_sources import parquet_images, parquet_text
 from trainer.data.text import documents, stdlib, text, tokens
 from trainer.data.toy import digits, synthetic_images, synthetic_text
 

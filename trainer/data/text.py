@@ -5,14 +5,15 @@ from __future__ import annotations
 import errno
 import os
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from pydantic import BaseModel, Field
+from torch import Tensor
 
 from trainer.config import Settings
 from trainer.data.contract import BrokenSample, Fields, Indices, Text
@@ -41,11 +42,25 @@ def window_count(tokens: int, context: int) -> int:
     return max(0, (tokens - 1) // context)
 
 
-def first_out_of_range(tokens: npt.NDArray[np.int64], vocabulary: int) -> int | None:
-    """The first row of `tokens` [n, context + 1] with a token outside 0 .. vocabulary - 1; None if there is none."""
-    if not tokens.size or (tokens.max() < vocabulary and tokens.min() >= 0):
-        return None
-    return int(np.flatnonzero(((tokens >= vocabulary) | (tokens < 0)).any(axis=1))[0])
+# Where a stream of tokens is from, the stream, the samples in it (by number of row), and where their windows start.
+Stream = tuple[str, npt.NDArray[Any], npt.NDArray[np.intp], Indices]
+
+
+def read_windows(indices: Indices, streams: Iterable[Stream], context: int, vocabulary: int) -> Tensor:
+    """Copy windows from streams. Raises BrokenSample for a token outside 0 .. vocabulary - 1."""
+    windows = np.empty((len(indices), context + 1), dtype=np.int64)
+    for where, stream, rows, starts in streams:
+        for row, start in zip(rows.tolist(), starts.tolist(), strict=True):
+            window = stream[start : start + context + 1]
+            if len(window) <= context:
+                raise BrokenSample(int(indices[row]), where, "it has fewer tokens than it had at first")
+            windows[row] = window
+        taken = windows[rows]
+        if taken.max(initial=0) >= vocabulary or taken.min(initial=0) < 0:
+            bad = int(np.flatnonzero(((taken >= vocabulary) | (taken < 0)).any(axis=1))[0])
+            where = f"{where}, from token {starts[bad]}"
+            raise BrokenSample(int(indices[rows[bad]]), where, f"a token is not 0 .. {vocabulary - 1}")
+    return torch.from_numpy(windows)
 
 
 # --- text as bytes ----------------------------------------------------------------------------------------------------
@@ -164,26 +179,23 @@ class TokenFiles:
         return len(self._parts)
 
     def read(self, indices: Indices) -> Fields:
-        tokens = np.empty((len(indices), self._context + 1), dtype=np.int64)
-        marks = np.empty(tokens.shape if self._marks else (0, 0), dtype=np.uint8)
-        for part, rows, offsets in self._parts.group(indices):
-            for source, windows in ((self._files, tokens), (self._marks, marks)):
-                if not source:
-                    continue
-                try:
-                    array = source[part].array()
-                except OSError as error:
-                    raise BrokenSample(int(indices[rows[0]]), str(source[part].path), reason_of(error)) from error
-                for row, start in zip(rows.tolist(), (offsets * self._stride).tolist(), strict=True):
-                    windows[row] = array[start : start + self._context + 1]
-            bad_row = first_out_of_range(tokens[rows], self._vocabulary)
-            if bad_row is not None:
-                where = f"{self._files[part].path}, from token {offsets[bad_row] * self._stride}"
-                raise BrokenSample(int(indices[rows[bad_row]]), where, f"a token is not 0 .. {self._vocabulary - 1}")
-        fields = {"tokens": torch.from_numpy(tokens)}
+        fields = {"tokens": self._windows(self._files, indices, self._vocabulary)}
         if self._marks:
-            fields |= {"learn": torch.from_numpy(marks & LEARN > 0), "begin": torch.from_numpy(marks & BEGIN > 0)}
+            marks = self._windows(self._marks, indices, 256)
+            fields |= {"learn": marks & LEARN > 0, "begin": marks & BEGIN > 0}
         return fields
+
+    def _windows(self, files: Sequence[MappedArray], indices: Indices, vocabulary: int) -> Tensor:
+        def streams() -> Iterator[Stream]:
+            for part, rows, offsets in self._parts.group(indices):
+                path = str(files[part].path)
+                try:
+                    stream = files[part].array()
+                except OSError as error:
+                    raise BrokenSample(int(indices[rows[0]]), path, reason_of(error)) from error
+                yield path, stream, rows, offsets * self._stride
+
+        return read_windows(indices, streams(), self._context, vocabulary)
 
 
 def tokens(settings: Settings) -> Text:
