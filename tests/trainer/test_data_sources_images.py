@@ -17,7 +17,7 @@ from tests.tables import table
 from tests.trainer.test_data_sources import everything, images
 from trainer.data import BrokenSample
 from trainer.data.files import name_hashes
-from trainer.data.pixels import UndecodableError, decode
+from trainer.data.images import UndecodableError, decode
 from trainer.errors import TrainerError
 
 NAMES = "airplane automobile bird cat deer dog frog horse ship truck"
@@ -57,7 +57,7 @@ def test_cifar10_has_red_green_and_blue_planes_after_each_label(cifar: Path) -> 
 @table("size", [0, 1, 3072, 3074, 3 * 3073 - 1])
 def test_batches_of_cifar10_that_are_cut_off_are_refused(cifar: Path, size: int) -> None:
     os.truncate(cifar / "data_batch_2.bin", size)
-    with pytest.raises(TrainerError, match=rf"data_batch_2.bin holds {size} bytes, not whole records of 3073"):
+    with pytest.raises(TrainerError, match=rf"data_batch_2.bin is missing or cut off: it holds {size} bytes"):
         cifar10(cifar)
 
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from trainer.config import Settings
 from trainer.data.contract import BrokenSample, Fields, Images, Indices, Text
 from trainer.data.files import TokenCount, cached_token_counts
+from trainer.data.images import Shape, UndecodableError, decode, first_shape, require_pillow
 from trainer.data.parquet import DamagedError, ParquetLayout, RowGroups, RowSpan, layout, required
-from trainer.data.pixels import Shape, UndecodableError, decode, first_shape, require_pillow
 from trainer.data.text import BYTES, read_windows, window_count
 from trainer.errors import TrainerError
 

@@ -110,7 +110,7 @@ class ByteWindows:
         return content[:count]
 
 
-def text(settings: Settings) -> Text:
+def text_files(settings: Settings) -> Text:
     """Every file below --data-dir, or that one file, as bytes; what begins with a dot is left out.
 
     About one file in 25 is held out, chosen by its path; where that leaves too little of either, such as with a single

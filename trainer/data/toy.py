@@ -12,8 +12,8 @@ from torch import Tensor
 
 from trainer.config import Settings
 from trainer.data.contract import Fields, Images, Indices, Text
+from trainer.data.images import resize
 from trainer.data.order import hashed
-from trainer.data.pixels import resize
 from trainer.errors import TrainerError
 
 

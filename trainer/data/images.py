@@ -1,0 +1,267 @@
+"""Images: decoded from files in a folder for each class, and CIFAR-10 in its official binary form."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import itertools
+import math
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from trainer.config import Settings
+from trainer.data.contract import BrokenSample, Fields, Images, Indices
+from trainer.data.files import HELD_OUT_NAMES, Concatenation, MappedArray, name_hashes, reason_of, require_data_dir
+from trainer.errors import TrainerError, one_line
+
+_FORMATS = ("BMP", "JPEG", "PNG", "WEBP")
+_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+_HELD_OUT_ONE_IN = 10
+# Larger images are refused before they are decoded: a few kilobytes can unfold to gigabytes of pixels.
+_MAX_PIXELS = 2**26
+_TRIED = 16  # images looked at for one that can be decoded
+
+Shape = tuple[int, int, int]  # channels, height, width
+
+
+class UndecodableError(ValueError):
+    """These bytes are no image that can be used; the message says why."""
+
+
+# --- decoding ---------------------------------------------------------------------------------------------------------
+
+
+def require_pillow(source: str) -> None:
+    """Raises TrainerError if Pillow is not installed."""
+    if importlib.util.find_spec("PIL") is None:
+        raise TrainerError(f"--data {source} decodes images with Pillow: pip install 'gputui[train]'")
+
+
+def decode(content: bytes, size: int, shape: Shape | None = None) -> Tensor:
+    """An image as uint8 [3, height, width], RGB; grey becomes three equal channels, transparency is dropped.
+
+    With a `size` the shorter side is resized to it and the longer one cropped evenly; 0 leaves the image as it is.
+    Orientation tags are ignored. Raises UndecodableError, also if the result has not this `shape`.
+    """
+    from PIL import Image, ImageOps
+
+    try:
+        image: Image.Image = Image.open(io.BytesIO(content), formats=_FORMATS)
+        width, height = image.size
+        if width * height > _MAX_PIXELS:
+            raise UndecodableError(f"{width} x {height} pixels are more than the {_MAX_PIXELS:,} that are allowed")
+        if size:
+            # A JPEG is decoded at 1/2, 1/4 or 1/8 of its size where that is still large enough.
+            short = min(width, height)
+            image.draft("RGB", (math.ceil(width * size / short), math.ceil(height * size / short)))
+        if image.mode.startswith("I"):  # 16 bits of grey, which a plain conversion would clip
+            image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+        elif image.mode == "P":  # a palette may hold transparent colours
+            image = image.convert("RGBA")
+        image = image.convert("RGB")
+        if size and image.size != (size, size):
+            image = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
+    except UndecodableError:
+        raise
+    except Exception as error:  # a decoder that is given damaged bytes may raise anything
+        text = one_line(error)
+        unknown = "cannot identify image file" in text
+        raise UndecodableError("no image of a known kind" if unknown else text) from error
+    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)
+    if shape is not None and tuple(pixels.shape) != shape:
+        sizes = f"{pixels.shape[2]} x {pixels.shape[1]} pixels, but the first image has {shape[2]} x {shape[1]}"
+        raise UndecodableError(f"{sizes}; give --image-size to resize them all")
+    return pixels
+
+
+def resize(images: Tensor, size: int) -> Tensor:
+    """uint8 [n, channels, side, side] as [n, channels, size, size]: bilinear, antialiased, rounded; 0 leaves them."""
+    if not size or size == images.shape[-1]:
+        return images
+    # On bytes: the same but for a difference of 1 as on floats, in a ninth of the time.
+    return torch.nn.functional.interpolate(
+        images, size=(size, size), mode="bilinear", align_corners=False, antialias=True
+    )
+
+
+def first_shape(contents: Iterable[Callable[[], bytes]], size: int, where: str) -> Shape:
+    """What all images have to be like: size x size, or where `size` is 0 the shape of the first that can be decoded.
+
+    Looks at a few only. Raises TrainerError if none of them is an image.
+    """
+    if size:
+        return (3, size, size)
+    reason = "there are none"
+    for content in itertools.islice(contents, _TRIED):
+        try:
+            pixels = decode(content(), 0)
+        except (OSError, UndecodableError) as error:
+            reason = str(error)
+            continue
+        return (3, pixels.shape[1], pixels.shape[2])
+    raise TrainerError(f"none of the first images in {where} can be read: {reason}")
+
+
+# --- folders of images ------------------------------------------------------------------------------------------------
+
+
+class ImageFiles:
+    """Image files below `root` and their classes.
+
+    Names are in one array: a list of a million would take several times the memory in every reading process.
+    """
+
+    blocks = None
+
+    def __init__(
+        self, root: Path, names: npt.NDArray[np.bytes_], labels: npt.NDArray[np.int64], size: int, shape: Shape
+    ) -> None:
+        """`size` is the side that images are resized to (0: not resized), and `shape` the resulting shape of each."""
+        self._root = root
+        self._names = names
+        self._labels = labels
+        self._size = size
+        self._shape = shape
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def read(self, indices: Indices) -> Fields:
+        images = torch.empty((len(indices), *self._shape), dtype=torch.uint8)
+        for row, index in enumerate(indices.tolist()):
+            path = self._root / os.fsdecode(self._names[index])
+            try:
+                images[row] = decode(path.read_bytes(), self._size, self._shape)
+            except (OSError, UndecodableError) as error:
+                reason = reason_of(error) if isinstance(error, OSError) else str(error)
+                raise BrokenSample(index, str(path), reason) from error
+        return {"image": images, "label": torch.from_numpy(self._labels[indices])}
+
+
+def folder(settings: Settings) -> Images:
+    """The images of train/<class>/ and val/<class>/ in --data-dir, RGB; classes are in the order of their names.
+
+    The held-out folder may be called val, validation or test. Without one, about one file in ten is held out, chosen by
+    its path. Raises TrainerError for another layout, or where no image can be read.
+    """
+    require_pillow("images")
+    root = require_data_dir(settings, "train/CLASS/*.png (or jpg, webp, bmp)")
+    if not (root / "train").is_dir():
+        raise TrainerError(f"{root} has no folder train with a folder of images for each class")
+    classes = _class_folders(root / "train")
+    names, labels = _list_images(root, "train", classes)
+    held_out_name = next((name for name in HELD_OUT_NAMES if (root / name).is_dir()), None)
+    if held_out_name is None:
+        # Of two or more names at least one is held out, and never all.
+        hashes = name_hashes(names)
+        is_held_out = hashes % _HELD_OUT_ONE_IN == 0
+        if len(names) > 1 and (is_held_out.all() or not is_held_out.any()):
+            is_held_out = np.arange(len(names)) == hashes.argmin()
+        splits = [(names[~is_held_out], labels[~is_held_out]), (names[is_held_out], labels[is_held_out])]
+    else:
+        unknown = sorted(set(_class_folders(root / held_out_name)) - set(classes))
+        if unknown:
+            raise TrainerError(f"{root / held_out_name / unknown[0]} is a class that {root / 'train'} does not have")
+        splits = [(names, labels), _list_images(root, held_out_name, classes)]
+    train, held_out = (len(names) for names, _ in splits)
+    if not train or not held_out:
+        raise TrainerError(
+            f"{root} has {train} images to train on and {held_out} to validate on ({', '.join(_SUFFIXES)})"
+        )
+    size = settings.image_size
+    contents = ((root / os.fsdecode(name)).read_bytes for name in splits[0][0])
+    shape = first_shape(contents, size, str(root / "train"))
+    files = [ImageFiles(root, names, labels, size, shape) for names, labels in splits]
+    return Images(train=files[0], held_out=files[1], shape=shape, classes=tuple(classes))
+
+
+def _class_folders(parent: Path) -> list[str]:
+    names = [entry.name for entry in os.scandir(parent) if entry.is_dir() and not entry.name.startswith(".")]
+    if not names:
+        raise TrainerError(f"{parent} has no folders: one for each class is expected, with its images")
+    return sorted(names)
+
+
+def _list_images(
+    root: Path, split: str, classes: Sequence[str]
+) -> tuple[npt.NDArray[np.bytes_], npt.NDArray[np.int64]]:
+    """Image paths relative to `root`, sorted within each class, and their class numbers."""
+    names: list[bytes] = []
+    counts = []
+    for class_name in classes:
+        paths = []
+        for parent, folders, files in os.walk(root / split / class_name):
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            relative = os.path.relpath(parent, root)
+            paths += [f"{relative}/{file}" for file in files if file.lower().endswith(_SUFFIXES) and file[0] != "."]
+        names += [os.fsencode(path) for path in sorted(paths)]
+        counts.append(len(paths))
+    return np.array(names, dtype=np.bytes_), np.repeat(np.arange(len(classes), dtype=np.int64), counts)
+
+
+# --- CIFAR-10 ---------------------------------------------------------------------------------------------------------
+
+_SIDE = 32
+_RECORD_BYTES = 1 + 3 * _SIDE * _SIDE  # the class and the pixels
+_CLASSES = 10
+
+
+class Records:
+    """The records of some batch files of CIFAR-10, mapped into memory."""
+
+    blocks = None
+
+    def __init__(self, files: Sequence[MappedArray], size: int) -> None:
+        """`size` is the side that images are resized to; 0 leaves them at 32."""
+        self._files = tuple(files)
+        self._parts = Concatenation([len(file) // _RECORD_BYTES for file in files])
+        self._size = size
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def read(self, indices: Indices) -> Fields:
+        records = np.empty((len(indices), _RECORD_BYTES), dtype=np.uint8)
+        for part, rows, offsets in self._parts.group(indices):
+            file = self._files[part]
+            try:
+                records[rows] = file.array().reshape(-1, _RECORD_BYTES)[offsets]
+            except OSError as error:
+                raise BrokenSample(int(indices[rows[0]]), str(file.path), reason_of(error)) from error
+            for row, offset in zip(rows.tolist(), offsets.tolist(), strict=True):
+                if records[row, 0] >= _CLASSES:
+                    where = f"{file.path}, record {offset}"
+                    raise BrokenSample(int(indices[row]), where, f"its class is {records[row, 0]}, not 0 .. 9")
+        images = torch.from_numpy(records[:, 1:].reshape(-1, 3, _SIDE, _SIDE))
+        return {"image": resize(images, self._size), "label": torch.from_numpy(records[:, 0].astype(np.int64))}
+
+
+def cifar10(settings: Settings) -> Images:
+    """The five training batches and, held out, the test batch. Raises TrainerError if one is missing or cut off."""
+    folder = require_data_dir(settings, "data_batch_1.bin .. data_batch_5.bin and test_batch.bin")
+    if (folder / "cifar-10-batches-bin").is_dir():
+        folder = folder / "cifar-10-batches-bin"
+    files = []
+    for path in (*(folder / f"data_batch_{number}.bin" for number in range(1, 6)), folder / "test_batch.bin"):
+        size = path.stat().st_size if path.is_file() else 0
+        if size == 0 or size % _RECORD_BYTES:
+            raise TrainerError(
+                f"{path} is missing or cut off: it holds {size} bytes, not whole records of {_RECORD_BYTES}; "
+                f"unpack CIFAR-10's binary version (cifar-10-binary.tar.gz) in {folder}"
+            )
+        files.append(MappedArray(path, "uint8"))
+    classes = folder / "batches.meta.txt"  # a file of the archive
+    names = classes.read_text(encoding="utf-8", errors="replace").split() if classes.is_file() else range(_CLASSES)
+    side = settings.image_size or _SIDE
+    return Images(
+        train=Records(files[:-1], settings.image_size),
+        held_out=Records(files[-1:], settings.image_size),
+        shape=(3, side, side),
+        classes=tuple(map(str, names)),
+    )
