@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from torch.distributed.elastic.multiprocessing.errors import record
 
     from trainer import run, world
-    from trainer.checkpoints.writer import still_writing
+    from trainer.checkpoints import still_writing
 
     try:
         # `record` leaves the error file that torchrun reads; it must have it before the group is torn down, because the

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from trainer.checkpoints import choose, files, hashes, load, names
+from trainer.checkpoints import choose, files, load
 from trainer.errors import CheckpointError, SettingsError, TrainerError, one_line, show
 from trainer.models.huggingface import library
 from trainer.models.weights import network_of
@@ -194,13 +194,13 @@ def answer(restored: Restored, prompt: str, *, tokens: int, temperature: float, 
 def _find_checkpoint(source: Path, weights: Weights) -> Path:
     """The verified checkpoint of `source` with such weights. Raises CheckpointError."""
     if source.is_file():
-        hashes.verify(source)
+        files.verify(source)
         return source
     folder = source / "checkpoints" if (source / "checkpoints").is_dir() else source
     if weights == "best":
-        path = names.best_file(folder)
+        path = files.best_file(folder)
         if path.is_file():
-            hashes.verify(path)
+            files.verify(path)
             return path
         raise CheckpointError(f"{folder} has no best checkpoint; train with --best-checkpoint, or use --weights last")
     choice = choose("auto", folder)

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from trainer.answering import Prompts
 from trainer.batch import Probe, find_batch, is_out_of_memory, smaller
-from trainer.checkpoints import Checkpointer, parts_on_host, shared_state
-from trainer.checkpoints.streams import sign_of_life
+from trainer.checkpoints import Checkpointer, parts_on_host, shared_state, sign_of_life
 from trainer.errors import SettingsError
 from trainer.faults import Injector
 from trainer.precision import forget_compiled

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from trainer.batch import smaller
-from trainer.checkpoints import FORMAT, State, random_state, restore_random_state
-from trainer.checkpoints.snapshot import seed_everything
+from trainer.checkpoints import FORMAT, State, random_state, restore_random_state, seed_everything
 from trainer.config import Settings, as_plain
 from trainer.data import Data, load_data
 from trainer.data.feed import BatchFeed, HeldOut

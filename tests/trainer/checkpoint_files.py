@@ -9,13 +9,35 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoints import files, names
+from trainer.checkpoints import files
+from trainer.errors import CheckpointError
+
+
+def write(content: object, path: Path) -> None:
+    """Write a file of a checkpoint with its hash."""
+    with files.unfinished(path) as temporary:
+        sha256, _ = files.write(content, temporary)
+        files.publish(temporary, path, sha256, {})
+    files.settle(path, sha256, {})
+
+
+def unfinished(path: Path) -> Path:
+    """The name of a file while it is being written."""
+    return path.with_name(f".{path.name}.tmp")
+
+
+def is_valid(path: Path) -> bool:
+    try:
+        files.verify(path)
+    except CheckpointError:
+        return False
+    return True
 
 
 def save(directory: Path, step: int, **values: object) -> Path:
     """A real checkpoint of a few values."""
-    path = names.step_file(directory, step)
-    files.save({"format": files.FORMAT, "step": step, **values}, path)
+    path = files.step_file(directory, step)
+    write({"format": files.FORMAT, "step": step, **values}, path)
     return path
 
 
@@ -24,7 +46,7 @@ def pretend(path: Path, *, valid: bool = True) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(path.name.encode())
     digest = hashlib.sha256(path.name.encode() if valid else b"something else").hexdigest()
-    names.hash_file(path).write_text(f"{digest}  {path.name}\n")
+    files.hash_file(path).write_text(f"{digest}  {path.name}\n")
     return path
 
 

@@ -321,7 +321,7 @@ def save_words(world: World, kind: str, folder: Path, **settings: Any) -> tuple[
     shards = {"model": strategy.sharded_model_state(), "optimizer": strategy.sharded_optimizer_state()}
     part = world.subgroup(world.size)
     assert part is not None
-    assert Checkpointer(chosen, part).save(lambda: {"step": 1, **shards}, step=1)
+    Checkpointer(chosen, part).save(lambda: {"step": 1, **shards}, step=1, required=True)
     return copied(strategy.model_state()), copied_optimizer(strategy.optimizer_state())
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint's file: whole or refused, and never the last good one lost."""
+"""A checkpoint's file: whole or refused, and never the last good one lost; copies of a state, and random states."""
 
 from __future__ import annotations
 
@@ -16,17 +16,10 @@ from torch import Tensor, nn
 
 from tests.tables import table
 from tests.texts import mentions
-from tests.trainer.checkpoint_files import (
-    contents,
-    end_after,
-    flip_a_byte,
-    in_a_child,
-    listing,
-    save,
-)
+from tests.trainer.checkpoint_files import contents, end_after, flip_a_byte, in_a_child, listing, save, write
 from trainer import checkpoints
-from trainer.checkpoints import files, hashes, names
-from trainer.checkpoints.snapshot import HostBuffers
+from trainer.checkpoints import files
+from trainer.checkpoints.state import HostBuffers
 from trainer.config import Settings
 from trainer.errors import CheckpointError
 
@@ -35,56 +28,53 @@ CPU = torch.device("cpu")
 
 def test_round_trip_with_a_hash_that_sha256sum_understands(folder: Path) -> None:
     path = save(folder, 40, weights=torch.arange(1000), plain=[1, "two", (3.0, None)])
-    name = "step_00000040.pt"
-    assert listing(folder) == [name, f"{name}.sha256"]
-    subprocess.run(["sha256sum", "--check", "--strict", f"{name}.sha256"], cwd=folder, check=True)
-    hashes.verify(path)
-    state = checkpoints.load(path)
+    assert listing(folder) == ["step_00000040.pt", "step_00000040.pt.sha256"]
+    subprocess.run(["sha256sum", "--check", "--strict", "step_00000040.pt.sha256"], cwd=folder, check=True)
+    renamed = path.replace(folder / "mine.pt")
+    files.hash_file(path).replace(files.hash_file(renamed))
+    files.verify(renamed)
+    state = checkpoints.load(renamed)
     assert torch.equal(state["weights"], torch.arange(1000))
     assert state["plain"] == [1, "two", (3.0, None)]
 
 
-def test_every_flipped_byte_is_noticed(folder: Path) -> None:
+def test_every_flipped_byte_of_it_or_of_its_hash_is_noticed(folder: Path) -> None:
     path = save(folder, 1, weights=torch.arange(100))
-    whole = path.read_bytes()
+    beside = files.hash_file(path)
+    whole, hashes = path.read_bytes(), beside.read_bytes()
     for position in range(0, len(whole), max(1, len(whole) // 50)):
         flip_a_byte(path, position)
-        with pytest.raises(CheckpointError, match=r"^checkpoint .*step_00000001\.pt is corrupt: sha256 mismatch$"):
-            hashes.verify(path)
+        with pytest.raises(CheckpointError, match="is corrupt: sha256 mismatch"):
+            files.verify(path)
         path.write_bytes(whole)
     path.write_bytes(whole[:-1])
-    with pytest.raises(CheckpointError, match="sha256 mismatch"):
-        hashes.verify(path)
-
-
-def test_a_flipped_byte_in_the_hash_is_noticed(folder: Path) -> None:
-    path = save(folder, 1)
-    beside = names.hash_file(path)
-    whole = beside.read_bytes()
+    with pytest.raises(CheckpointError, match="is corrupt: sha256 mismatch"):
+        files.verify(path)
+    path.write_bytes(whole)
     for position in range(66):
         flip_a_byte(beside, position)
         with pytest.raises(CheckpointError, match=r"sha256 mismatch|sha256 is damaged"):
-            hashes.verify(path)
-        beside.write_bytes(whole)
-    for damaged in (b"", b"\n", b"\xff\xfe", whole + b"half a li"):
+            files.verify(path)
+        beside.write_bytes(hashes)
+    for damaged in (b"", b"\n", b"\xff\xfe", hashes + b"half a li"):
         beside.write_bytes(damaged)
         with pytest.raises(CheckpointError, match=r"is damaged|cannot be read"):
-            hashes.verify(path)
+            files.verify(path)
 
 
 def test_without_its_hash_a_file_is_not_trusted(folder: Path) -> None:
     path = save(folder, 1)
-    (folder / "step_00000001.pt.sha256").unlink()
+    files.hash_file(path).unlink()
     with pytest.raises(CheckpointError, match=r"cannot be used: .*\.sha256 is missing"):
-        hashes.verify(path)
+        files.verify(path)
     with pytest.raises(CheckpointError, match=r"step_00000002\.pt cannot be used: the file is missing"):
-        hashes.verify(folder / "step_00000002.pt")
+        files.verify(folder / "step_00000002.pt")
     path.with_name("step_00000003.pt.sha256").write_text("0" * 64 + "  step_00000003.pt\n")
     with pytest.raises(CheckpointError, match=r"cannot be used: .*step_00000003\.pt is missing"):
-        hashes.verify(folder / "step_00000003.pt")
+        files.verify(folder / "step_00000003.pt")
     (folder / "step_00000003.pt").mkdir()
     with pytest.raises(CheckpointError, match="cannot be read: "):
-        hashes.verify(folder / "step_00000003.pt")
+        files.verify(folder / "step_00000003.pt")
 
 
 def test_a_checkpoint_cannot_run_code(folder: Path) -> None:
@@ -92,9 +82,8 @@ def test_a_checkpoint_cannot_run_code(folder: Path) -> None:
         def __reduce__(self) -> tuple[object, ...]:
             return (Path.touch, (folder / "ran",))
 
-    path = names.step_file(folder, 1)
-    files.save({"format": 2, "evil": Evil()}, path)
-    hashes.verify(path)
+    path = save(folder, 1, evil=Evil())
+    files.verify(path)
     with pytest.raises(CheckpointError, match="cannot be loaded") as raised:
         checkpoints.load(path)
     assert "\n" not in str(raised.value)
@@ -104,11 +93,14 @@ def test_a_checkpoint_cannot_run_code(folder: Path) -> None:
 def test_something_else_is_no_checkpoint(folder: Path) -> None:
     path = folder / "step_00000001.pt"
     for content in ({"weights": 1}, [1, 2], {"format": "new"}):
-        files.save(content, path)
+        write(content, path)
         with pytest.raises(CheckpointError, match="was not written by this trainer"):
             checkpoints.load(path)
-    for content in (b"", b"no archive", b"PK\x03\x04"):
-        path.write_bytes(content)
+    write({"format": 1}, path)
+    with pytest.raises(CheckpointError, match="has format 1 and this trainer reads format 2"):
+        checkpoints.load(path)
+    for nonsense in (b"", b"no archive", b"PK\x03\x04"):
+        path.write_bytes(nonsense)
         with pytest.raises(CheckpointError, match=r"^checkpoint .*step_00000001.pt cannot be loaded: .+$"):
             checkpoints.load(path)
 
@@ -128,13 +120,17 @@ def test_a_write_that_fails_half_way_leaves_everything_as_it_was(folder: Path) -
 
 
 def test_the_hash_is_durable_before_the_file_gets_its_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = folder / "best_model.pt"
-    files.save({"a": 1}, path)
     log: list[str] = []
     sync_folder, replace = files.sync_folder, Path.replace
     monkeypatch.setattr(files, "sync_folder", lambda place: (log.append("folder"), sync_folder(place)))
     monkeypatch.setattr(Path, "replace", lambda self, to: (log.append(Path(to).name), replace(self, to))[1])
-    files.save({"a": 2}, path)
+    save(folder, 10)
+    first = ["step_00000010.pt.sha256", "folder", "step_00000010.pt", "folder"]
+    assert log == first
+    path = folder / "best_model.pt"
+    write({"a": 1}, path)
+    log.clear()
+    write({"a": 2}, path)
     # Both hashes, the file, its own hash alone; each on disk before the next.
     assert log == ["best_model.pt.sha256", "folder", "best_model.pt", "folder", "best_model.pt.sha256", "folder"]
 
@@ -142,18 +138,20 @@ def test_the_hash_is_durable_before_the_file_gets_its_name(folder: Path, monkeyp
 def test_ended_anywhere_while_one_replaces_another_either_is_there(folder: Path) -> None:
     path = folder / "best_model.pt"
     codes = set()
-    for operations in range(20):
-        files.save({"format": 2, "step": 1}, path)
+    write({"format": 2, "step": 1}, path)
+    for operations in range(20):  # without a repair between them
 
         def replace_it(operations: int = operations) -> None:
             end_after(operations)
-            files.save({"format": 2, "step": 2}, path)
+            write({"format": 2, "step": operations + 2}, path)
 
+        former = checkpoints.load(path)["step"]
         codes.add(code := in_a_child(replace_it))
-        hashes.verify(path)
+        files.verify(path)
         step = checkpoints.load(path)["step"]
-        assert step in (1, 2) and (code == 9 or step == 2)
+        assert step == operations + 2 or (code == 9 and step == former)
     assert codes == {9, 0}
+    assert len(files.read_hashes(path)) == 1
 
 
 def test_random_state_round_trip(folder: Path) -> None:
@@ -161,9 +159,9 @@ def test_random_state_round_trip(folder: Path) -> None:
         return random.random(), float(np.random.rand()), torch.rand(3).tolist()
 
     np.random.standard_normal()  # leaves half a pair of normal numbers behind
-    files.save({"format": 2, "step": 1, "random": [checkpoints.random_state(CPU)]}, folder / "step_00000001.pt")
+    path = save(folder, 1, random=[checkpoints.random_state(CPU)])
     first = draw(), np.random.standard_normal()
-    checkpoints.restore_random_state(checkpoints.load(folder / "step_00000001.pt")["random"][0], CPU)
+    checkpoints.restore_random_state(checkpoints.load(path)["random"][0], CPU)
     assert (draw(), np.random.standard_normal()) == first
 
 
@@ -180,48 +178,43 @@ def test_what_does_not_fit_is_said_in_one_line_with_the_flag() -> None:
         checkpoints.check_fits(state, made_with.model_copy(update={"model_options": {"layers": 2}}), path)
 
 
-def live_state() -> dict[str, Any]:
+@table("copy", [False, True])
+def test_a_copy_has_the_same_values_and_shares_memory_where_equal_tensors_do(copy: bool) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).to(memory_format=torch.channels_last)
-    return {
+    tied = torch.randn(3, 4)
+    state = {
         "model": model.state_dict(keep_vars=True),
-        "optimizer": {
-            name: {"step": torch.tensor(3.0), "exp_avg": torch.randn_like(parameter)}
-            for name, parameter in model.named_parameters()
-        },
-        "random": [{"torch": torch.get_rng_state(), "python": (3, (1, 2), None)}],
+        "tied": (tied, tied),
+        "part": [torch.randn(500)[:20], torch.randn(6, 5).T],
+        "random": [{"python": (3, (1, 2), None)}],
         "step": 7,
         "nothing": torch.empty(0, 3),
         "scalar": torch.tensor(2.5, dtype=torch.bfloat16),
     }
-
-
-def test_nothing_changes_in_it_when_training_goes_on() -> None:
-    state = live_state()
-    expected = flat(state)
-    expected = {
-        name: value.detach().clone() if isinstance(value, Tensor) else value for name, value in expected.items()
-    }
-    taken = HostBuffers().take(state, copy=True)
-    with torch.no_grad():
-        for value in flat(state).values():
-            if isinstance(value, Tensor):
-                value.zero_()
-    state["random"].clear()
+    live = tensors_of(state)
+    expected = [tensor.detach().clone() for tensor in live]
+    taken = HostBuffers().take(state, copy=copy)
     taken.wait()
-    assert_same(flat(taken.state), expected)
-    assert type(taken.state["model"]) is dict
-    assert not any(value.requires_grad for value in flat(taken.state).values() if isinstance(value, Tensor))
+    if copy:  # training goes on
+        with torch.no_grad():
+            for tensor in live:
+                tensor.zero_()
+        state["random"] = []
+    found = tensors_of(taken.state)
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype and torch.equal(one, other) and not one.requires_grad
+        assert one.untyped_storage().nbytes() == one.nbytes
+    assert (taken.state["random"], taken.state["step"]) == ([{"python": (3, (1, 2), None)}], 7)
+    assert taken.state["tied"][0].data_ptr() == taken.state["tied"][1].data_ptr()
     assert taken.state["model"]["0.weight"].stride() == state["model"]["0.weight"].stride()
 
 
-@table("copy", [False, True])
-def test_tensors_that_share_memory_still_do(copy: bool) -> None:
-    weights = torch.arange(12.0).reshape(3, 4)
-    state = {"embedding": weights, "head": weights, "row": weights[1], "transposed": [weights.T]}
-    taken = HostBuffers().take(state, copy=copy).state
-    assert len({value.untyped_storage().data_ptr() for value in flat(taken).values()}) == 1
-    assert_same(flat(taken), flat(state))
+def tensors_of(value: Any) -> list[Tensor]:
+    if isinstance(value, dict | list | tuple):
+        parts = value.values() if isinstance(value, dict) else value
+        return [tensor for part in parts for tensor in tensors_of(part)]
+    return [value] if isinstance(value, Tensor) else []
 
 
 def test_the_memory_is_used_again() -> None:
@@ -233,22 +226,3 @@ def test_the_memory_is_used_again() -> None:
     assert again["a"].data_ptr() == first and again["a"].sum() == 200
     other = buffers.take({"a": torch.full((30,), 3.0), "b": torch.ones(50)}, copy=True).state
     assert other["a"].untyped_storage().nbytes() == 120 and other["a"].sum() == 90
-
-
-def flat(state: Any, name: str = "") -> dict[str, Any]:
-    if isinstance(state, dict):
-        return {key: value for part in state for key, value in flat(state[part], f"{name}/{part}").items()}
-    if isinstance(state, list | tuple):
-        return {
-            key: value for number, part in enumerate(state) for key, value in flat(part, f"{name}/{number}").items()
-        }
-    return {name: state}
-
-
-def assert_same(left: dict[str, Any], right: dict[str, Any]) -> None:
-    assert left.keys() == right.keys()
-    for name, value in left.items():
-        if isinstance(value, Tensor):
-            assert value.dtype == right[name].dtype and torch.equal(value, right[name]), name
-        else:
-            assert value == right[name], name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from pathlib import Path
 
@@ -11,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.texts import mentions
-from tests.trainer.checkpoint_files import flip_a_byte, listing, pretend, save
+from tests.trainer.checkpoint_files import flip_a_byte, is_valid, listing, pretend, save, unfinished, write
 from trainer import checkpoints
-from trainer.checkpoints import best, hashes, names, rotation
+from trainer.checkpoints import files, rotation
 from trainer.errors import CheckpointError
 
 
 def steps(directory: Path) -> list[int | None]:
-    return [names.step_of(path) for path in checkpoints.existing(directory)]
+    return [rotation.step_of(path) for path in checkpoints.existing(directory)]
 
 
 def test_auto_takes_the_newest_that_is_whole_and_says_what_it_passed_over(folder: Path) -> None:
@@ -83,26 +82,26 @@ def test_a_branch_that_is_left_is_set_aside_until_the_new_one_has_passed_it(fold
 
 def test_shards_go_where_their_checkpoint_goes(folder: Path) -> None:
     for step in (10, 20, 30):
-        path = pretend(names.step_file(folder, step))
-        pretend(names.shards_folder(path) / names.shard_file(step, 0, 1))
+        path = pretend(files.step_file(folder, step))
+        pretend(files.shards_folder(path) / files.shard_name(step, 0, 1))
     for _ in range(2):  # the second time it replaces what was set aside before
         rotation.begin_branch(folder, 20)
-        path = pretend(names.step_file(folder, 30))
-        pretend(names.shards_folder(path) / names.shard_file(30, 0, 1))
+        path = pretend(files.step_file(folder, 30))
+        pretend(files.shards_folder(path) / files.shard_name(30, 0, 1))
         rotation.begin_branch(folder, 20)
     assert sorted(path.name for path in folder.glob("*.shards*")) == [
         "step_00000010.shards",
         "step_00000020.shards",
         "step_00000030.shards.stale",
     ]
-    pretend(names.step_file(folder, 40))
+    pretend(files.step_file(folder, 40))
     rotation.prune(folder, 2)
     assert [path.name for path in folder.glob("*.shards*")] == ["step_00000020.shards"]
 
 
 def test_what_a_killed_predecessor_left_is_removed_and_nothing_else(folder: Path) -> None:
-    whole = pretend(names.step_file(folder, 10))
-    pretend(names.shards_folder(whole) / names.shard_file(10, 0, 1))
+    whole = pretend(files.step_file(folder, 10))
+    pretend(files.shards_folder(whole) / files.shard_name(10, 0, 1))
     mine = [
         folder / "notes.tmp",
         folder / ".hidden.tmp",
@@ -113,21 +112,21 @@ def test_what_a_killed_predecessor_left_is_removed_and_nothing_else(folder: Path
         path.parent.mkdir(exist_ok=True)
         path.write_text("a person's own")
     before = listing(folder)
-    half = names.step_file(folder, 11)
+    half = files.step_file(folder, 11)
     for path in (
-        names.temporary_file(half),
-        names.temporary_file(names.hash_file(half)),
-        names.shards_folder(half) / names.shard_file(11, 0, 2),
-        names.temporary_file(names.shards_folder(whole) / names.shard_file(10, 1, 2)),
-        names.temporary_file(names.epoch_file(folder, "x", 3)),
-        names.temporary_file(best.record_file(names.best_file(folder))),
-        names.hash_file(names.step_file(folder, 12)),
+        unfinished(half),
+        unfinished(files.hash_file(half)),
+        files.shards_folder(half) / files.shard_name(11, 0, 2),
+        unfinished(files.shards_folder(whole) / files.shard_name(10, 1, 2)),
+        unfinished(files.epoch_file(folder, "x", 3)),
+        unfinished(files.record_file(files.best_file(folder))),
+        files.hash_file(files.step_file(folder, 12)),
     ):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("half")
     assert rotation.begin_branch(folder, 10) == []
     assert listing(folder) == before
-    assert not names.shards_folder(half).exists()
+    assert not files.shards_folder(half).exists()
 
 
 OPERATIONS = st.lists(
@@ -149,10 +148,10 @@ def test_whatever_happens_the_newest_valid_one_stays_and_not_too_many_do(
         for operation, number, flag in operations:
             before = checkpoints.choose("auto", folder).path
             if operation == "save":
-                pretend(names.step_file(folder, number), valid=flag)
+                pretend(files.step_file(folder, number), valid=flag)
                 continue
             if operation == "branch":
-                reachable = [path for path in checkpoints.existing(folder) if (names.step_of(path) or 0) <= number]
+                reachable = [path for path in checkpoints.existing(folder) if (rotation.step_of(path) or 0) <= number]
                 moved = rotation.begin_branch(folder, number)
                 assert checkpoints.existing(folder) == reachable
                 assert all(path.exists() for path in moved)
@@ -163,7 +162,7 @@ def test_whatever_happens_the_newest_valid_one_stays_and_not_too_many_do(
             left = checkpoints.existing(folder)
             assert checkpoints.choose("auto", folder).path == before
             assert left[:number] == all_before[:number]
-            if any(hashes.is_valid(path) for path in all_before[:number]):
+            if any(is_valid(path) for path in all_before[:number]):
                 assert len(left) <= number
             else:
                 assert left == all_before
@@ -172,43 +171,11 @@ def test_whatever_happens_the_newest_valid_one_stays_and_not_too_many_do(
             assert listing(folder) == after_once
 
 
-def write_best(folder: Path, step: int, value: float) -> Path:
-    path = save(folder, step).replace(names.best_file(folder))
-    names.hash_file(names.step_file(folder, step)).replace(names.hash_file(path))
-    state = {"step": step, "metrics": {"loss": 0.5, "val/loss": value}, "config": {"width": 16}}
-    best.write_record(path, state, "val/loss", value)
-    return path
-
-
-def test_the_best_is_known_from_its_record(folder: Path) -> None:
-    assert best.best_value(folder, "val/loss") is None
-    path = write_best(folder, 10, 0.25)
-    record = json.loads((folder / "best_model.json").read_text())
-    assert record == {
-        "metric": "val/loss",
-        "value": 0.25,
-        "step": 10,
-        "file": "best_model.pt",
-        "sha256": hashes.read(path)[0][1],
-        "metrics": {"loss": 0.5, "val/loss": 0.25},
-        "settings": {"width": 16},
-    }
-    assert best.best_value(folder, "val/loss") == 0.25
-    assert best.best_value(folder, "val/accuracy") is None
+def test_the_value_to_beat_is_that_of_the_best_valid_one(folder: Path) -> None:
+    path = files.best_file(folder)
+    assert rotation.best_value(folder, "val/loss") is None
+    write({"format": 2, "step": 10, "metrics": {"loss": 0.5, "val/loss": 0.25}}, path)
+    assert rotation.best_value(folder, "val/loss") == 0.25
+    assert rotation.best_value(folder, "val/accuracy") is None
     flip_a_byte(path)
-    assert best.best_value(folder, "val/loss") is None
-
-
-def test_a_record_of_another_file_is_not_believed(folder: Path) -> None:
-    """As after a kill between the two: the checkpoint's own metrics count."""
-    record = folder / "best_model.json"
-    write_best(folder, 10, 0.25)
-    older = record.read_text()
-    path = save(folder, 20, metrics={"val/loss": 0.125})
-    path.replace(names.best_file(folder))
-    names.hash_file(path).replace(names.hash_file(names.best_file(folder)))
-    for text in (older, "", "[]", "half a rec"):
-        record.write_text(text)
-        assert best.best_value(folder, "val/loss") == 0.125
-    names.hash_file(names.best_file(folder)).unlink()
-    assert best.best_value(folder, "val/loss") is None
+    assert rotation.best_value(folder, "val/loss") is None

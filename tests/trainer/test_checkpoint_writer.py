@@ -24,7 +24,7 @@ from tests.trainer.checkpoint_files import contents, listing
 from tests.trainer.ranks import Ranks
 from tests.trainer.running import PATIENCE_SECONDS, ROOT, SMALL
 from trainer import checkpoints
-from trainer.checkpoints import Checkpointer, files, hashes, names, sharded, writer
+from trainer.checkpoints import Checkpointer, Parts, files, rotation, writer
 from trainer.config import Settings
 from trainer.errors import RankError
 from trainer.world import World
@@ -36,8 +36,8 @@ def settings(folder: Path, **values: Any) -> Settings:
     return Settings.model_validate({"task": "classify", "checkpoint_dir": folder, "checkpoint_every": 10, **values})
 
 
-def state_of(step: int, **values: Any) -> Callable[[], files.State]:
-    return lambda: {"step": step, "model": {"weight": torch.full((100,), float(step))}, "metrics": {}, **values}
+def state_of(step: int, **metrics: float) -> Callable[[], files.State]:
+    return lambda: {"step": step, "model": {"weight": torch.full((100,), float(step))}, "metrics": metrics}
 
 
 class Gate:
@@ -65,19 +65,27 @@ def test_one_state_under_several_names(folder: Path, background: bool) -> None:
         settings(folder, async_checkpoints=background, epoch_checkpoints=True, best_checkpoint=True), ALONE
     )
     saver.begin(0)
-    assert saver.save(state_of(10), step=10, epoch=2, phase="warm up", score=0.5)
+    saver.save(state_of(10, loss=0.25), step=10, epoch=2, phase="warm up", score=0.5)
     saver.wait()
     (outcome,) = saver.poll()
-    paths = [names.step_file(folder, 10), folder / "phase_warm%20up" / "epoch_2.pt", folder / "best_model.pt"]
+    paths = [files.step_file(folder, 10), folder / "phase_warm%20up" / "epoch_2.pt", folder / "best_model.pt"]
     assert (outcome.event, outcome.step, [outcome.path, *outcome.also]) == ("checkpoint", 10, paths)
     assert outcome.error is None and outcome.bytes == paths[0].stat().st_size
     assert outcome.seconds is not None and 0 < outcome.blocked_seconds <= outcome.seconds
     assert len({path.stat().st_ino for path in paths}) == 1
     for path in paths:
-        hashes.verify(path)
+        files.verify(path)
         assert checkpoints.load(path)["model"]["weight"].sum() == 1000
     record = json.loads((folder / "best_model.json").read_text())
-    assert (record["metric"], record["value"], record["step"]) == ("val/loss", 0.5, 10)
+    assert record == {
+        "metric": "val/loss",
+        "value": 0.5,
+        "step": 10,
+        "file": "best_model.pt",
+        "sha256": next(iter(files.read_hashes(paths[2]))),
+        "metrics": {"loss": 0.25},
+        "settings": {},
+    }
     assert saver.poll() == []
 
 
@@ -90,9 +98,9 @@ def test_only_a_better_one_becomes_the_best(folder: Path) -> None:
     def save(saver: Checkpointer, step: int, score: float) -> None:
         def collect() -> files.State:
             collected.append(step)
-            return state_of(step)()
+            return state_of(step, **{"val/accuracy": score})()
 
-        assert saver.save(collect, step=step, periodic=False, score=score)
+        saver.save(collect, step=step, periodic=False, score=score)
 
     for step, score in ((1, float("nan")), (2, 0.5), (3, 0.5), (4, 0.25), (5, 0.75)):
         save(saver, step, score)
@@ -111,23 +119,23 @@ def test_only_a_better_one_becomes_the_best(folder: Path) -> None:
 
 def test_a_state_is_saved_once(folder: Path) -> None:
     saver = Checkpointer(settings(folder, async_checkpoints=True, best_checkpoint=True), ALONE)
-    assert saver.save(state_of(10), step=10)
-    assert saver.save(state_of(10), step=10, required=True)
-    assert saver.save(state_of(10), step=10, periodic=False, score=1.0)
-    assert saver.save(state_of(10), step=10, required=True)
+    saver.save(state_of(10), step=10)
+    saver.save(state_of(10), step=10, required=True)
+    saver.save(state_of(10), step=10, periodic=False, score=1.0)
+    saver.save(state_of(10), step=10, required=True)
     assert not saver.busy
     assert [(outcome.event, outcome.path.name) for outcome in saver.poll()] == [
         ("checkpoint", "step_00000010.pt"),
         ("checkpoint", "best_model.pt"),
     ]
     resumed = Checkpointer(settings(folder), ALONE)
-    resumed.begin(10, resumed_from=names.step_file(folder, 10))
-    assert resumed.save(state_of(10), step=10, required=True)
+    resumed.begin(10, resumed_from=files.step_file(folder, 10))
+    resumed.save(state_of(10), step=10, required=True)
     assert resumed.poll() == []
     resumed.begin(10, resumed_from=folder / "best_model.pt")
     elsewhere = Checkpointer(settings(folder / "elsewhere"), ALONE)
-    elsewhere.begin(10, resumed_from=names.step_file(folder, 10))
-    assert elsewhere.save(state_of(10), step=10, required=True)
+    elsewhere.begin(10, resumed_from=files.step_file(folder, 10))
+    elsewhere.save(state_of(10), step=10, required=True)
     assert len(elsewhere.poll()) == 1
 
 
@@ -144,7 +152,7 @@ def test_in_the_background_the_same_bytes_are_written_though_training_goes_on(fo
         saver = Checkpointer(settings(folder / kind, async_checkpoints=kind == "async"), ALONE)
         for step in (10, 20):  # twice, for the second time uses the first one's memory
             live["step"] = step
-            assert saver.save(lambda: live, step=step)
+            saver.save(lambda: live, step=step)
             if kind == "async":
                 before = {name: tensor.clone() for name, tensor in live["model"].items()}
                 for tensor in live["model"].values():
@@ -162,36 +170,36 @@ def test_in_the_background_the_same_bytes_are_written_though_training_goes_on(fo
 
 def test_one_that_is_due_while_another_is_written_is_skipped_and_said(folder: Path, gate: Gate) -> None:
     saver = Checkpointer(settings(folder, async_checkpoints=True), ALONE, before_write=gate)
-    assert saver.save(state_of(10), step=10)
+    saver.save(state_of(10), step=10)
     assert gate.reached.wait(120)
     assert saver.busy and saver.poll() == []
-    assert saver.save(state_of(10), step=10)  # that one is on its way
-    assert not saver.save(state_of(20), step=20)
-    assert saver.save(state_of(20), step=20, periodic=False)  # nothing was due
+    saver.save(state_of(10), step=10)  # that one is on its way
+    saver.save(state_of(20), step=20)
+    saver.save(state_of(20), step=20, periodic=False)  # nothing was due
     (skipped,) = saver.poll()
-    assert (skipped.event, skipped.step, skipped.path) == ("checkpoint_skipped", 20, names.step_file(folder, 20))
+    assert (skipped.event, skipped.step, skipped.path) == ("checkpoint_skipped", 20, files.step_file(folder, 20))
     assert mentions(skipped.error, "earlier checkpoint") and skipped.bytes is skipped.seconds is None
     gate.open.set()
     saver.wait()
     assert [outcome.event for outcome in saver.poll()] == ["checkpoint"]
-    assert [names.step_of(path) for path in checkpoints.existing(folder)] == [10]
+    assert [rotation.step_of(path) for path in checkpoints.existing(folder)] == [10]
 
 
 @pytest.mark.parametrize("why", ["required", "epoch", "score"])
 def test_one_that_does_not_come_again_waits_for_the_earlier(folder: Path, gate: Gate, why: str) -> None:
     wanted = settings(folder, async_checkpoints=True, epoch_checkpoints=True, best_checkpoint=True)
     saver = Checkpointer(wanted, ALONE, before_write=gate)
-    assert saver.save(state_of(10), step=10)
+    saver.save(state_of(10), step=10)
     assert gate.reached.wait(120)
     threading.Timer(0.05, gate.open.set).start()
     values: dict[str, Any] = {"required": {"required": True}, "epoch": {"epoch": 1}, "score": {"score": 0.5}}[why]
-    assert saver.save(state_of(20), step=20, **values)
+    saver.save(state_of(20), step=20, **values)
     assert gate.open.is_set()  # it did not return before the earlier one was let on
     saver.wait()
     first, second = saver.poll()
     assert (first.step, second.step) == (10, 20)
     assert second.blocked_seconds > 0
-    assert [names.step_of(path) for path in checkpoints.existing(folder)] == [20, 10]
+    assert [rotation.step_of(path) for path in checkpoints.existing(folder)] == [20, 10]
 
 
 def full_disk(*steps: int) -> Callable[[int, Path], None]:
@@ -205,11 +213,11 @@ def full_disk(*steps: int) -> Callable[[int, Path], None]:
 def pretend_to_spread(monkeypatch: pytest.MonkeyPatch) -> World:
     """A world of one rank, without a group, whose weight is sharded as one piece."""
 
-    def split(state: files.State) -> tuple[files.State, sharded.Pieces]:
+    def split(state: files.State) -> Parts:
         piece = {"offsets": [0], "shape": [100], "tensor": state["model"]["weight"]}
         return {**state, "model": {"weight": {"__spread__": "model/weight"}}}, {"model/weight": piece}
 
-    monkeypatch.setattr(sharded, "split", split)
+    monkeypatch.setattr(writer, "split", split)
     monkeypatch.setattr(World, "from_main", lambda self, value: value)
     monkeypatch.setattr(World, "gather", lambda self, value: [value])
     monkeypatch.setattr(World, "vote", lambda self, *values: list(values))
@@ -260,14 +268,14 @@ def test_an_error_of_the_disk_anywhere_costs_no_checkpoint_that_was_there(
             saver.save(state_of(20), step=20, score=0.25, epoch=1)
         found = [checkpoints.existing(folder)[0], folder / "best_model.pt", folder / "phase_main" / "epoch_1.pt"]
         for path in found:
-            hashes.verify(path)
+            files.verify(path)
             state = checkpoints.load(path)
             assert state["model"]["weight"].sum() == 100 * state["step"]
         assert not list(folder.rglob("*.tmp"))
         (outcome,) = saver.poll()
         if outcome.event == "checkpoint":
             assert [checkpoints.load(path)["step"] for path in found] == [20, 20, 20]
-        assert saver.save(state_of(30), step=30, score=0.125, epoch=1)
+        saver.save(state_of(30), step=30, score=0.125, epoch=1)
         assert [checkpoints.load(folder / name)["step"] for name in ("best_model.pt", found[2])] == [30, 30]
         assert {path.name for path in folder.rglob("*rank*")} == ({"step_00000030_rank_0_of_1.pt"} if spread else set())
         shutil.rmtree(folder)
@@ -290,9 +298,9 @@ def _save_on_ranks(world: World, folder: Path, background: bool) -> list[Any]:
         return collect
 
     for step, score in ((10, 0.5), (20, 0.25), (30, 0.75)):
-        answers.append(saver.save(state(step), step=step, score=score))
+        saver.save(state(step), step=step, score=score)
         saver.wait()
-    answers.append(saver.save(state(30), step=30, required=True))
+    saver.save(state(30), step=30, required=True)
     try:
         saver.save(state(40), step=40, required=True)
     except OSError as error:
@@ -334,8 +342,8 @@ def test_ranks_meet_while_one_writes_and_give_up_one_that_is_stuck(folder: Path,
 STUCK = """
 import atexit, os, sys, threading
 from trainer.__main__ import main
-from trainer.checkpoints import streams
-streams.save = lambda *arguments, **named: threading.Event().wait()
+from trainer.checkpoints import files
+files.write = lambda *arguments, **named: threading.Event().wait()
 atexit.register(os._exit, 3)  # Python's own exit may abort while a thread writes
 sys.exit(main(sys.argv[1:]))
 """
@@ -350,7 +358,7 @@ def test_all_ranks_agree_on_what_was_saved(folder: Path, two_ranks: Ranks) -> No
     main, other = two_ranks.run(_save_on_ranks, folder, True)
     events = main.pop()
     assert other.pop() == []
-    assert main == other == [[], True, True, True, True, errno.ENOSPC, 4]
+    assert main == other == [[], errno.ENOSPC, 4]
     assert events == ["checkpoint", "checkpoint_failed", "checkpoint", "checkpoint_failed"]
-    assert [names.step_of(path) for path in checkpoints.existing(folder)] == [30, 10]
+    assert [rotation.step_of(path) for path in checkpoints.existing(folder)] == [30, 10]
     assert checkpoints.load(folder / "best_model.pt")["step"] == 10

@@ -20,7 +20,7 @@ from tests.tables import table
 from tests.texts import mentions
 from tests.trainer.checkpoint_files import flip_a_byte
 from tests.trainer.running import checkpoints, events, lines, settings, step_lines, train
-from trainer.checkpoints import State, existing, hashes, load
+from trainer.checkpoints import State, existing, files, load
 from trainer.data.contract import Fields
 from trainer.data.feed import HeldOut
 from trainer.loop import Loop
@@ -139,7 +139,7 @@ def test_starting_over_sets_the_former_checkpoints_aside(tmp_path: Path, capsys:
     assert train(tmp_path, "--steps", "4") == 0
     assert checkpoints(tmp_path) == ["step_00000004.pt"]
     assert "set aside" in capsys.readouterr().err
-    hashes.verify(tmp_path / "checkpoints" / "step_00000004.pt")
+    files.verify(tmp_path / "checkpoints" / "step_00000004.pt")
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_before_it_is_saved(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from tests.trainer.parallel_checks import ALONE, CONTEXT
 from tests.trainer.ranks import Ranks
 from tests.trainer.test_parallel import difference, same
 from tests.trainer.tiny import TinyModel
-from trainer.checkpoints import files, load, names
+from trainer.checkpoints import files, load
 from trainer.errors import SettingsError
 from trainer.parallel.tensor import check_shareable
 
@@ -54,11 +54,11 @@ def test_every_part_of_a_sharded_checkpoint_is_written_once(four_ranks: Ranks, t
     """Also of what ranks that share layers, and take the same data, have alike, such as norms and embeddings."""
     assert four_ranks.run(checks.data_place, **SHARED) == [(0, 2), (0, 2), (1, 2), (1, 2)]
     main = four_ranks.run(checks.save_words, "llama", tmp_path, **SHARED)[0]
-    state = load(names.step_file(tmp_path, 1))
+    state = load(files.step_file(tmp_path, 1))
     assert same(dict(state["model"]), main[0])
     moments = {name: value["exp_avg"] for name, value in state["optimizer"].items()}
     assert same(moments, {name: value["exp_avg"] for name, value in main[1].items()})
-    shards = [files.load(path) for path in tmp_path.glob("*.shards/*")]
+    shards = [files.load_file(path) for path in tmp_path.glob("*.shards/*")]
     elements = sum(piece["tensor"].numel() for shard in shards for name, piece in shard.items() if "model/" in name)
     assert elements <= sum(tensor.numel() for tensor in main[0].values())
 

@@ -1,160 +1,300 @@
-"""A checkpoint's file, written atomically: the last valid one of its name is never lost.
+"""A checkpoint's files: their names, hashes, and atomic writing.
 
-Writing has three parts. `stage` writes the content to disk under a temporary name. `publish` records its hash and
-renames it; from then on it counts. `forget_former` makes the name durable and drops the hashes of the former file. A
-state with several names is staged once: `publish_again` makes hard links.
+::
+
+    step_00000040.pt            in rotation: the newest few are kept
+    step_00000040.pt.sha256     beside every checkpoint, in the format of sha256sum
+    step_00000040.shards/       the ranks' shards of a sharded checkpoint
+    phase_main/epoch_3.pt       the end of an epoch, never deleted
+    best_model.pt               the best so far, with best_model.json for people
+
+A state is written once, under a temporary name; the hash file exists before `publish` renames it. Further names of the
+state are hard links. A name of a step is used once. Where another is used again, its hash file keeps the lines of the
+former content until `settle`, so that the file matches them whenever the process is killed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
+import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
+from urllib.parse import quote
 
-from trainer.checkpoints import durable, hashes, names, streams
+import torch
+
 from trainer.errors import CheckpointError, SettingsError
 
 FORMAT = 2
 
 State = dict[str, Any]
+# The SHA-256 of a checkpoint's file, with those of its shards by their paths; of the former content, too, if both may
+# be there.
+Hashes = dict[str, dict[str, str]]
+
+_HASH_LINE = re.compile(r"([0-9a-f]{64}) [ *](\S.*)")  # the star is that of sha256sum --binary
+_PIECE_BYTES = 1 << 20
+_SYNC_BYTES = 1 << 28  # a sync shows no progress, so one of more bytes could look like a hang
+
+# --- names ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Staged:
-    """Content on disk under a temporary name."""
-
-    temporary: Path
-    sha256: str
-    bytes: int
+def step_file(directory: Path, step: int) -> Path:
+    return directory / f"step_{step:08d}.pt"
 
 
-def save(state: Any, path: Path) -> int:
-    """Write a checkpoint and its hash. Returns its size in bytes.
-
-    Raises OSError if the disk is full or not writable; all other checkpoints are unchanged then.
-    """
-    staged = stage(state, path)
-    publish(staged, path)
-    forget_former(staged, path)
-    return staged.bytes
+def epoch_file(directory: Path, phase: str, epoch: int) -> Path:
+    """Different phase names give different files, for any characters."""
+    return directory / f"phase_{quote(phase or 'main', safe='')}" / f"epoch_{epoch}.pt"
 
 
-def stage(state: Any, path: Path, *, before_write: Callable[[Path], None] | None = None) -> Staged:
-    """Write and sync the content of `path` under a temporary name.
-
-    `before_write` is called with `path` once the file is open. Raises OSError, and leaves nothing behind.
-    """
-    make_folder(path.parent)
-    temporary = names.temporary_file(path)
-    with durable.removed_on_failure(temporary), temporary.open("wb", buffering=0) as raw:
-        if before_write is not None:
-            before_write(path)
-        digest, size = streams.save(state, raw)
-    return Staged(temporary, digest, size)
+def best_file(directory: Path) -> Path:
+    return directory / "best_model.pt"
 
 
-def publish(staged: Staged, path: Path, shards: Mapping[str, str] | None = None) -> None:
-    """Rename staged content to `path`. `shards` maps the names of its shards, in the folder of `path`, to SHA-256.
-
-    If the process dies here, the former or the new file of this name is valid, provided that the shards of both are
-    kept until `forget_former` has returned. Raises OSError; the former file is unchanged then.
-    """
-    entries = _entries(staged, path, shards)
-    former = _recorded(path) if path.exists() else []
-    with _hashes_restored_on_failure(path, former), durable.removed_on_failure(staged.temporary):
-        hashes.write(path, [*entries, *(entry for entry in former if entry not in entries)])
-        sync_folder(path.parent)  # a power loss must not leave the new file with the former hash alone
-        staged.temporary.replace(path)
+def hash_file(path: Path) -> Path:
+    return path.with_name(path.name + ".sha256")
 
 
-def forget_former(staged: Staged, path: Path, shards: Mapping[str, str] | None = None) -> None:
-    """Make the name of a published file durable, and drop the hashes of the former file.
-
-    Raises OSError; the published file is valid then as long as the shards of the former one exist, too.
-    """
-    sync_folder(path.parent)
-    entries = _entries(staged, path, shards)
-    if _recorded(path) != entries:
-        hashes.write(path, entries)
-        sync_folder(path.parent)
+def record_file(path: Path) -> Path:
+    """The description of the best checkpoint; others have none."""
+    return path.with_suffix(".json")
 
 
-def lists_shards(path: Path, shards: Mapping[str, str]) -> bool:
-    """Whether the hash file of `path` lists these shards, so that it is invalid without them."""
-    return set(_shard_entries(path, shards)) <= set(_recorded(path))
+def shards_folder(path: Path) -> Path:
+    return path.with_suffix(".shards")
 
 
-def publish_again(source: Path, staged: Staged, path: Path, shards: Mapping[str, str] | None = None) -> None:
-    """Publish `source`, which is already published, under another name. Raises OSError."""
-    make_folder(path.parent)
-    temporary = names.temporary_file(path)
-    with durable.removed_on_failure(temporary):
-        link_or_copy(source, temporary)
-    publish(Staged(temporary, staged.sha256, staged.bytes), path, shards)
+def shard_name(step: int, rank: int, ranks: int) -> str:
+    """The name of a rank's shard. It has the step, so that another state of the same name never overwrites it."""
+    return f"step_{step:08d}_rank_{rank}_of_{ranks}.pt"
 
 
-def link_or_copy(source: Path, target: Path) -> None:
-    """Replace `target` by a hard link to `source`, or by a synced copy if the file system has no hard links."""
-    target.unlink(missing_ok=True)
+# --- hashes -----------------------------------------------------------------------------------------------------------
+
+
+def read_hashes(path: Path) -> Hashes:
+    """The hashes beside a checkpoint, the newest first. Raises CheckpointError if they are missing or damaged."""
+    if not path.name:
+        raise CheckpointError(f"checkpoint {path} cannot be used: that is no file")
     try:
-        target.hardlink_to(source)
-    except OSError:
-        with source.open("rb") as read, target.open("wb", buffering=0) as raw:
-            shutil.copyfileobj(read, streams.HashingFile(raw))
-            os.fsync(raw.fileno())
+        lines = hash_file(path).read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError as error:
+        missing = error.filename if path.exists() else "the file"
+        raise CheckpointError(f"checkpoint {path} cannot be used: {missing} is missing") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"checkpoint {path} cannot be read: {error}") from None
+    entries = [match.groups() for line in lines if (match := _HASH_LINE.fullmatch(line))]
+    if not entries or len(entries) < len(lines):
+        raise CheckpointError(f"checkpoint {path} cannot be used: {hash_file(path)} is damaged")
+    own_name = entries[0][1]  # whatever it is: both files may have been renamed
+    hashes: Hashes = {}
+    for sha256, name in entries:
+        if name == own_name:
+            shards = hashes.setdefault(sha256, {})
+        else:
+            shards[name] = sha256
+    return hashes
 
 
-def read(path: Path) -> State:
-    """The content of a verified checkpoint, on the CPU; of a sharded one without its shards.
-
-    Raises CheckpointError if it is no checkpoint of this format.
-    """
-    state = load(path)
-    version = state.get("format") if isinstance(state, dict) else None
-    if version == FORMAT:
-        return dict(state)
-    if isinstance(version, int):
-        raise CheckpointError(
-            f"checkpoint {path} has format {version} and this trainer reads format {FORMAT}: finish that run with the"
-            " trainer that began it, or start over with --resume none"
-        )
-    raise CheckpointError(f"checkpoint {path} was not written by this trainer (no format {FORMAT})")
+def verify(path: Path) -> None:
+    """Raise CheckpointError unless the checkpoint and all its shards exist and have their recorded SHA-256."""
+    hashes = read_hashes(path)
+    actual = _sha256_of(path, path)
+    if actual not in hashes:
+        raise CheckpointError(f"checkpoint {path} is corrupt: sha256 mismatch")
+    for name, sha256 in hashes[actual].items():
+        if _sha256_of(path.parent / name, path) != sha256:
+            raise CheckpointError(f"checkpoint {path} is corrupt: sha256 mismatch in {name}")
 
 
-def load(path: Path) -> Any:
-    """The content of any file of a checkpoint. Raises CheckpointError."""
+def _sha256_of(file: Path, checkpoint: Path) -> str:
     try:
-        return streams.load(path)
+        with file.open("rb") as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest()
+    except FileNotFoundError:
+        raise CheckpointError(f"checkpoint {checkpoint} cannot be used: {file} is missing") from None
+    except OSError as error:
+        raise CheckpointError(f"checkpoint {checkpoint} cannot be read: {error}") from None
+
+
+def _write_hashes(path: Path, hashes: Hashes) -> None:
+    entries = [entry for sha256, shards in hashes.items() for entry in ((path.name, sha256), *sorted(shards.items()))]
+    replace(hash_file(path), "".join(f"{sha256}  {name}\n" for name, sha256 in entries).encode())
+    sync_folder(path.parent)  # a power loss must not leave a new file with former hashes alone
+
+
+# --- content ----------------------------------------------------------------------------------------------------------
+
+
+class _Progress:
+    """Threads of this process that are `writing`, and the bytes of all files so far."""
+
+    threads = 0
+    bytes = 0
+
+
+@contextlib.contextmanager
+def writing() -> Iterator[None]:
+    """Inside, only bytes written count as progress. Also around opening and syncing, at which a disk can be stuck."""
+    _Progress.threads += 1
+    try:
+        yield
+    finally:
+        _Progress.threads -= 1
+
+
+def sign_of_life() -> float:
+    """A number that changes while writing makes progress, and while nothing is being written."""
+    return _Progress.bytes if _Progress.threads else -time.monotonic()
+
+
+class _HashingFile:
+    """Writes to an unbuffered file, syncs it now and then, and hashes what was written. Keeps the first OSError."""
+
+    def __init__(self, raw: Any) -> None:
+        self._raw = raw
+        self.hash = hashlib.sha256()
+        self.bytes = 0
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        size = len(view)
+        try:
+            while len(view):
+                written = self._raw.write(view[:_PIECE_BYTES])
+                _Progress.bytes += written
+                self.hash.update(view[:written])
+                self.bytes += written
+                if self.bytes % _SYNC_BYTES < written:
+                    os.fdatasync(self._raw.fileno())
+                view = view[written:]
+        except OSError as error:
+            self.error = self.error or error
+            raise
+        return size
+
+    def flush(self) -> None:
+        """Do nothing: torch.save calls this, and nothing is buffered here."""
+
+
+def write(content: Any, path: Path) -> tuple[str, int]:
+    """torch.save to a file, and sync it. Returns its SHA-256 and size in bytes. Raises the OSError of the disk."""
+    with path.open("wb", buffering=0) as raw:
+        file = _HashingFile(raw)
+        try:
+            torch.save(content, cast(IO[bytes], file))
+        except Exception:
+            # torch replaces a failed write's error by one about its archive.
+            if file.error is not None:
+                raise file.error from None
+            raise
+        os.fsync(raw.fileno())
+    return file.hash.hexdigest(), file.bytes
+
+
+def load_file(path: Path) -> Any:
+    """The content of any file of a checkpoint, on the CPU: tensors are read when they are used, and no code is run.
+
+    Raises CheckpointError.
+    """
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # torch raises many types here; all mean that this file is no checkpoint of ours
         first_line = (str(error).splitlines() or [type(error).__name__])[0]
         raise CheckpointError(f"checkpoint {path} cannot be loaded: {first_line}") from error
 
 
-def remove(path: Path) -> None:
-    """Delete a checkpoint with its hash and shards. If interrupted, the remains do not count as a checkpoint."""
-    path.unlink(missing_ok=True)
-    names.hash_file(path).unlink(missing_ok=True)
-    shutil.rmtree(names.shards_folder(path), ignore_errors=True)
+# --- atomic writing ---------------------------------------------------------------------------------------------------
 
 
-def require_writable(directory: Path) -> None:
-    """Create the folder of --checkpoint-dir. Raises SettingsError if it is not writable.
-
-    A full disk is no error: it may have space when the first checkpoint is written.
-    """
+@contextlib.contextmanager
+def unfinished(path: Path) -> Iterator[Path]:
+    """Yield a temporary name for `path`, whose folder is made. If anything is raised inside, the file is deleted."""
+    make_folder(path.parent)
+    temporary = path.with_name(f".{path.name}.tmp")
     try:
-        make_folder(directory)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise SettingsError(f"--checkpoint-dir {directory} cannot be made: {error.strerror}") from None
-    else:
-        if not os.access(directory, os.W_OK | os.X_OK):
-            raise SettingsError(f"--checkpoint-dir {directory} is not writable; give another one, or --output-dir")
+        yield temporary
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Replace the content of a small file atomically. Raises OSError; the file is unchanged then."""
+    with unfinished(path) as temporary:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+
+
+def publish(temporary: Path, path: Path, sha256: str, shards: Mapping[str, str]) -> None:
+    """Rename written content to `path`. `shards` maps the names of its shards, in the folder of `path`, to SHA-256.
+
+    Raises OSError; the former content of this name is still valid then.
+    """
+    hashes = _hashes_of(path, sha256, shards)
+    if path.exists():
+        with contextlib.suppress(CheckpointError):
+            hashes = {**hashes, **{former: its for former, its in read_hashes(path).items() if former != sha256}}
+    _write_hashes(path, hashes)
+    temporary.replace(path)
+
+
+def publish_link(source: Path, path: Path, sha256: str, shards: Mapping[str, str]) -> None:
+    """Publish the content of `source`, which is already published, under another name. Raises OSError."""
+    for name in sorted(shards):
+        shard = shards_folder(path) / name
+        with unfinished(shard) as temporary:
+            _link_or_copy(shards_folder(source) / name, temporary)
+            temporary.replace(shard)
+    if shards:
+        sync_folder(shards_folder(path))
+    with unfinished(path) as temporary:
+        _link_or_copy(source, temporary)
+        publish(temporary, path, sha256, shards)
+
+
+def settle(path: Path, sha256: str, shards: Mapping[str, str]) -> None:
+    """Make the name of a published checkpoint durable, and delete what its former content has left.
+
+    Raises OSError; the published content is valid then.
+    """
+    sync_folder(path.parent)
+    hashes = _hashes_of(path, sha256, shards)
+    if read_hashes(path) != hashes:
+        _write_hashes(path, hashes)
+    folder = shards_folder(path)
+    for other in folder.iterdir() if folder.is_dir() else ():
+        if other.name not in shards:
+            other.unlink(missing_ok=True)
+    if stale(path).exists():
+        remove(stale(path))
+
+
+def _hashes_of(path: Path, sha256: str, shards: Mapping[str, str]) -> Hashes:
+    return {sha256: {f"{shards_folder(path).name}/{name}": digest for name, digest in shards.items()}}
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    """Make a hard link, or a synced copy if the file system has no hard links."""
+    target.unlink(missing_ok=True)
+    try:
+        target.hardlink_to(source)
+    except OSError:
+        with source.open("rb") as read, target.open("wb", buffering=0) as raw:
+            shutil.copyfileobj(read, _HashingFile(raw))
+            os.fsync(raw.fileno())
 
 
 def make_folder(folder: Path) -> None:
@@ -172,32 +312,63 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-@contextlib.contextmanager
-def _hashes_restored_on_failure(path: Path, former: list[hashes.HashEntry]) -> Iterator[None]:
-    """Restore the former hashes if anything is raised. If the disk refuses, the hash file keeps listing both."""
+def require_writable(directory: Path) -> None:
+    """Create the folder of --checkpoint-dir. Raises SettingsError if it is not writable.
+
+    A full disk is no error: it may have space when the first checkpoint is written.
+    """
     try:
-        yield
-    except Exception:
-        with contextlib.suppress(OSError):
-            if former:
-                hashes.write(path, former)
-            elif not path.exists():
-                names.hash_file(path).unlink(missing_ok=True)
-        raise
+        make_folder(directory)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise SettingsError(f"--checkpoint-dir {directory} cannot be made: {error.strerror}") from None
+    else:
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise SettingsError(f"--checkpoint-dir {directory} is not writable; give another one, or --output-dir")
 
 
-def _entries(staged: Staged, path: Path, shards: Mapping[str, str] | None) -> list[hashes.HashEntry]:
-    return [hashes.HashEntry(path.name, staged.sha256), *_shard_entries(path, shards or {})]
+# --- setting aside and deleting ---------------------------------------------------------------------------------------
 
 
-def _shard_entries(path: Path, shards: Mapping[str, str]) -> list[hashes.HashEntry]:
-    folder = names.shards_folder(path).name
-    return [hashes.HashEntry(f"{folder}/{name}", digest) for name, digest in sorted(shards.items())]
+def stale(path: Path) -> Path:
+    """The name of a file whose checkpoint belongs to an abandoned branch."""
+    return path.with_name(path.name + ".stale")
 
 
-def _recorded(path: Path) -> list[hashes.HashEntry]:
-    """The entries of the hash file of `path`; empty if it cannot be used."""
-    try:
-        return hashes.read(path)
-    except CheckpointError:
-        return []
+def set_aside(path: Path) -> Path:
+    """Rename a checkpoint with all its files to their `stale` names. Returns its own."""
+    for file in _files_of(path):
+        if stale(file).is_dir():
+            shutil.rmtree(stale(file))
+        with contextlib.suppress(FileNotFoundError):
+            file.replace(stale(file))
+    return stale(path)
+
+
+def remove(path: Path) -> None:
+    """Delete a checkpoint, stale or not, with all its files."""
+    is_stale = path.suffix == ".stale"
+    # The files of a stale one are found by its name, so that goes last.
+    files = [stale(file) for file in reversed(_files_of(path.with_suffix("")))] if is_stale else _files_of(path)
+    for file in files:
+        if file.is_dir():
+            shutil.rmtree(file)
+        else:
+            file.unlink(missing_ok=True)
+
+
+def _files_of(path: Path) -> tuple[Path, ...]:
+    """A checkpoint's own file first: without it, the others are no checkpoint, even if the process dies between."""
+    return (path, hash_file(path), record_file(path), shards_folder(path))
+
+
+def remove_unfinished(directory: Path) -> None:
+    """Delete what a killed process left: temporary files, and hashes and shards without a checkpoint."""
+    for path in list(directory.rglob("*")):
+        if re.match(r"\.?(step_\d{8,}|epoch_\d+|best_model|state_rank_\d+)[._]", path.name) is None:
+            continue
+        is_alone = not path.with_suffix("" if path.suffix == ".sha256" else ".pt").exists()
+        if path.suffix == ".shards" and is_alone:
+            shutil.rmtree(path)
+        elif (path.name[0] == "." and path.suffix == ".tmp") or (path.suffix == ".sha256" and is_alone):
+            path.unlink(missing_ok=True)

@@ -1,28 +1,37 @@
-"""Checkpoints in rotation: listing, choosing one to resume from, loading, deleting.
+"""Choosing a checkpoint to resume from, reading it, and deleting those that are not needed any more.
 
-If a run resumes from a checkpoint, those of later steps belong to an abandoned branch. They get the suffix ``.stale``,
-and are deleted once the new branch has valid checkpoints of the same step. Checkpoints of epochs and the best one are
-not in rotation, and never deleted here.
+If a run resumes from a checkpoint, those of later steps belong to an abandoned branch. They become stale, and are
+deleted once the new branch has valid checkpoints of the same step. Checkpoints of epochs and the best one are not in
+rotation, and never deleted here.
 """
 
 from __future__ import annotations
 
 import contextlib
-import shutil
-from collections.abc import Iterator
+import math
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trainer.checkpoints import best, files, hashes, names, sharded
+from trainer.checkpoints import files
+from trainer.checkpoints.files import FORMAT, State
+from trainer.checkpoints.state import assembled
 from trainer.config import Settings
 from trainer.config.problems import flag
 from trainer.config.schema import SHAPE_SETTINGS
 from trainer.errors import CheckpointError
 
 
+def step_of(path: Path) -> int | None:
+    """The step of a checkpoint in rotation, also a stale one; None of any other file."""
+    match = re.fullmatch(r"step_(\d{8,})\.pt(\.stale)?", path.name)
+    return int(match[1]) if match else None
+
+
 def existing(directory: Path) -> list[Path]:
     """The checkpoints in rotation, valid or not, the latest step first."""
-    return [path for _, path in sorted(_steps(directory), reverse=True) if names.is_step_file(path)]
+    found = [(step, path) for path in directory.glob("step_*.pt") if (step := step_of(path)) is not None]
+    return [path for _, path in sorted(found, reverse=True)]
 
 
 @dataclass(frozen=True)
@@ -38,12 +47,12 @@ def choose(resume: str, directory: Path) -> ResumeChoice:
     if resume in ("", "none"):
         return ResumeChoice(None)
     if resume != "auto":
-        hashes.verify(Path(resume))
+        files.verify(Path(resume))
         return ResumeChoice(Path(resume))
     rejected: list[str] = []
     for path in existing(directory):
         try:
-            hashes.verify(path)
+            files.verify(path)
         except CheckpointError as error:
             rejected.append(str(error))
         else:
@@ -55,14 +64,15 @@ def begin_branch(directory: Path, step: int) -> list[Path]:
     """Prepare a directory for a run that continues after `step`: later checkpoints become stale.
 
     Returns their new names. A best checkpoint of a later step becomes stale, too: the new branch must not compete with
-    it. Unfinished files of a killed process are removed.
+    it. What a killed process left unfinished is removed.
     """
-    _remove_unfinished(directory)
-    later = [path for path in existing(directory) if (names.step_of(path) or 0) > step]
-    best_one = best.record(directory)
-    if best_one is not None and best_one.step > step:
-        later.append(best_one.path)
-    return [_set_aside(path) for path in later]
+    files.remove_unfinished(directory)
+    later = [path for path in existing(directory) if (step_of(path) or 0) > step]
+    with contextlib.suppress(CheckpointError):
+        best = files.best_file(directory)
+        if read(best)["step"] > step:
+            later.append(best)
+    return [files.set_aside(path) for path in later]
 
 
 def prune(directory: Path, keep: int, *, known_valid: Path | None = None) -> None:
@@ -70,92 +80,56 @@ def prune(directory: Path, keep: int, *, known_valid: Path | None = None) -> Non
 
     `known_valid` is not verified, because it has just been written. Raises OSError.
     """
-    kept = existing(directory)[:keep]
-    victims = existing(directory)[keep:]
-    if kept:
-        newest = names.step_of(kept[0]) or 0
-        victims += [path for step, path in _steps(directory) if path.name.endswith(names.STALE) and step <= newest]
-    if not victims or not any(path == known_valid or hashes.is_valid(path) for path in kept):
-        return
-    for path in victims:
-        if path.name.endswith(names.STALE):
-            _remove_stale(path)
-        else:
+    kept, victims = existing(directory)[:keep], existing(directory)[keep:]
+    newest = (step_of(kept[0]) if kept else None) or 0
+    victims += [path for path in directory.glob("step_*.pt.stale") if (step_of(path) or 0) <= newest]
+    if victims and (known_valid in kept or choose("auto", directory).path in kept):
+        for path in victims:
             files.remove(path)
 
 
-def forget_stale_best(path: Path) -> None:
-    """Delete the stale best checkpoint that `path` has replaced."""
-    _remove_stale(_stale(path))
-    _stale(best.record_file(path)).unlink(missing_ok=True)
+def best_value(directory: Path, metric: str) -> float | None:
+    """The value to beat: the metric of the best checkpoint; None if there is no valid one with this metric."""
+    path = files.best_file(directory)
+    try:
+        files.verify(path)
+        value = read(path)["metrics"].get(metric)
+    except CheckpointError:
+        return None
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
-def _steps(directory: Path) -> list[tuple[int, Path]]:
-    """Checkpoint files of steps, also stale ones, with their steps."""
-    steps = []
-    for path in _children(directory):
-        step = names.step_of(path)
-        if step is not None and names.is_step_file(path.with_name(path.name.removesuffix(names.STALE))):
-            steps.append((step, path))
-    return steps
+def read(path: Path) -> State:
+    """The content of a checkpoint; of a sharded one without its shards.
+
+    Raises CheckpointError if it is no checkpoint of this format.
+    """
+    state = files.load_file(path)
+    version = state.get("format") if isinstance(state, dict) else None
+    if version == FORMAT:
+        return dict(state)
+    if isinstance(version, int):
+        raise CheckpointError(
+            f"checkpoint {path} has format {version} and this trainer reads format {FORMAT}: finish that run with the"
+            " trainer that began it, or start over with --resume none"
+        )
+    raise CheckpointError(f"checkpoint {path} was not written by this trainer (no format {FORMAT})")
 
 
-def _set_aside(path: Path) -> Path:
-    # The main file first: without its name it is no checkpoint, even if the process dies before the others.
-    stale = path.replace(_stale(path))
-    for companion in (names.hash_file(path), best.record_file(path)):
-        with contextlib.suppress(FileNotFoundError):
-            companion.replace(_stale(companion))
-    folder = names.shards_folder(path)
-    if folder.is_dir():
-        shutil.rmtree(_stale(folder), ignore_errors=True)
-        folder.replace(_stale(folder))
-    return stale
-
-
-def _remove_stale(path: Path) -> None:
-    original = path.with_name(path.name.removesuffix(names.STALE))
-    shutil.rmtree(_stale(names.shards_folder(original)), ignore_errors=True)
-    _stale(names.hash_file(original)).unlink(missing_ok=True)
-    path.unlink(missing_ok=True)  # last: the other files are found by its name
-
-
-def _stale(path: Path) -> Path:
-    return path.with_name(path.name + names.STALE)
-
-
-def _remove_unfinished(directory: Path) -> None:
-    for path in _walk(directory):
-        if names.is_temporary(path):
-            path.unlink(missing_ok=True)
-        elif names.is_shards_folder(path) and not path.with_suffix(".pt").exists():
-            shutil.rmtree(path, ignore_errors=True)
-        elif names.is_hash_file(path) and not path.with_suffix("").exists():
-            path.unlink(missing_ok=True)
-
-
-def _walk(directory: Path) -> Iterator[Path]:
-    """All files and folders of checkpoints, a folder before what is in it."""
-    for path in _children(directory):
-        yield path
-        if path.is_dir() and (names.is_shards_folder(path) or path.name.startswith("phase_")):
-            yield from _walk(path)
-
-
-def _children(directory: Path) -> list[Path]:
-    return list(directory.iterdir()) if directory.is_dir() else []
-
-
-def load(path: Path) -> files.State:
+def load(path: Path) -> State:
     """The content of a verified checkpoint: full tensors on the CPU, read from disk when they are used.
 
     Of a sharded checkpoint they are in mappings, which assemble a tensor at each access. Raises CheckpointError.
     """
-    state = files.read(path)
-    return sharded.whole_state(state, path) if "shards" in state else state
+    state = read(path)
+    if "shards" not in state:
+        return state
+    return assembled(
+        state, [files.load_file(files.shards_folder(path) / name) for name in sorted(state["shards"])], path
+    )
 
 
-def check_fits(state: files.State, settings: Settings, path: Path) -> None:
+def check_fits(state: State, settings: Settings, path: Path) -> None:
     """Raise CheckpointError if a checkpoint has other shapes, or another optimizer, than the settings.
 
     `settings` are those of the phase that continues. With reset_optimizer, the optimizer may differ. Strategy and

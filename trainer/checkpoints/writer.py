@@ -1,25 +1,29 @@
-"""When a checkpoint is saved, in the foreground or in a thread, and the results."""
+"""When a checkpoint is due, writing it in the foreground or in a thread, and the results."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
+import math
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from trainer.checkpoints import best, files, names, rotation, sharded
-from trainer.checkpoints.job import WriteJob
-from trainer.checkpoints.snapshot import HostBuffers
-from trainer.checkpoints.streams import sign_of_life
+from trainer.checkpoints import files, rotation
+from trainer.checkpoints.files import FORMAT, State
+from trainer.checkpoints.state import HostBuffers, HostSnapshot, Pieces, split
 from trainer.config import Settings
 from trainer.errors import RankError
 from trainer.world import World
 
+T = TypeVar("T")
+
 _THREAD = "checkpoint"
+_LOWER_IS_BETTER = ("loss", "perplexity")
 
 
 def still_writing() -> bool:
@@ -27,34 +31,37 @@ def still_writing() -> bool:
     return any(thread.name == _THREAD for thread in threading.enumerate())
 
 
-@dataclass(frozen=True)
+@dataclass
 class Outcome:
     """The result of a checkpoint that was due, in the terms of a line of metrics.
 
-    Attributes:
-        path: its first name; `also` has the other names of the same content.
-        blocked_seconds: how long training was blocked.
-        seconds: until it was on disk; None if it was skipped.
-        bytes: on disk, shards included; None if nothing was written.
-        error: why it was not written, or why older ones could not be deleted.
+    `path` is its first name, `also` the other names of the same content. Training was blocked for `blocked_seconds`.
     """
 
-    event: Literal["checkpoint", "checkpoint_failed", "checkpoint_skipped"]
     step: int
     path: Path
     also: tuple[Path, ...]
-    blocked_seconds: float
-    seconds: float | None
-    bytes: int | None
-    error: str | None
+    event: Literal["checkpoint", "checkpoint_failed", "checkpoint_skipped"] = "checkpoint"
+    blocked_seconds: float = 0.0
+    seconds: float | None = None  # until it was on disk
+    bytes: int | None = None  # on disk, shards included
+    error: str | None = None  # why it was not written, or why older ones could not be deleted
 
 
-@dataclass(frozen=True)
-class _Saved:
-    """The step and the names of a state that is saved or being saved."""
+@dataclass
+class _Job:
+    """A state to write under the names of its outcome.
 
-    step: int
-    paths: frozenset[Path]
+    `snapshot` holds (state, pieces) of this rank: the state is needed on rank 0 only, and the pieces are None unless
+    the checkpoint is sharded.
+    """
+
+    outcome: Outcome
+    snapshot: HostSnapshot
+    began: float  # time.perf_counter
+    best_value: float | None  # of best_metric, if one of the names is the best checkpoint's
+    published: bool = False  # under its first name; known on rank 0
+    error: Exception | None = None  # an OSError is the disk's; any other is a bug, to be raised by the training thread
 
 
 class Checkpointer:
@@ -75,15 +82,15 @@ class Checkpointer:
         self._world = world
         self._before_write = before_write
         self._sharded = settings.sharded_checkpoints and bool(world.backend)
-        self._writes = self._sharded or world.is_main
-        self._writers = world.writers if self._sharded else world
         self._buffers = HostBuffers()
-        self._job: WriteJob | None = None
+        self._job: _Job | None = None
         self._thread: threading.Thread | None = None
         self._outcomes: list[Outcome] = []
         self._best_value: float | None = None  # known on rank 0
-        self._newest = _Saved(-1, frozenset())  # alike on all ranks
-        self._failed = False
+        self._failed = False  # the last job; known on rank 0
+        # The newest step and its names that are saved or being saved; alike on all ranks.
+        self._step = -1
+        self._saved: set[Path] = set()
 
     @property
     def busy(self) -> bool:
@@ -96,19 +103,19 @@ class Checkpointer:
         Returns the new names of stale checkpoints on rank 0; an empty list on the others.
         """
         directory = self._settings.checkpoint_dir
-        own = names.step_file(directory, step)
+        own = files.step_file(directory, step)
         if resumed_from is not None and resumed_from.resolve() == own.resolve():
-            self._newest = _Saved(step, frozenset({own}))
+            self._step, self._saved = step, {own}
         if not self._world.is_main:
             return []
         moved = rotation.begin_branch(directory, step)
         if self._settings.best_checkpoint:
-            self._best_value = best.best_value(directory, self._settings.best_metric)
+            self._best_value = rotation.best_value(directory, self._settings.best_metric)
         return moved
 
     def save(
         self,
-        collect: Callable[[], files.State],
+        collect: Callable[[], State],
         *,
         step: int,
         periodic: bool = True,
@@ -116,7 +123,7 @@ class Checkpointer:
         phase: str = "",
         score: float | None = None,
         required: bool = False,
-    ) -> bool:
+    ) -> None:
         """Save the state after `step` under all names that are due (collective).
 
         Args:
@@ -126,44 +133,51 @@ class Checkpointer:
             score: the value of best_metric for this state, for --best-checkpoint.
             required: the checkpoint is on disk on return.
 
-        Returns whether the state is saved or being saved, the same on all ranks. Raises OSError on all ranks if a
-        required checkpoint cannot be written.
+        Raises OSError on all ranks if a required checkpoint cannot be written.
         """
         began = time.perf_counter()
         if not self.busy:
             self._take_result()
-        if not self._settings.epoch_checkpoints:
-            epoch = None
+        settings, directory = self._settings, self._settings.checkpoint_dir
         busy, better = (bool(votes) for votes in self._world.vote(self.busy, self._beats_best(score)))
-        paths = self._paths(step, periodic or required, epoch, phase, better)
-        if busy and not (required or better or epoch is not None):
-            if not paths or self._is_on_its_way(step, paths):
-                return True
-            self._note_skipped(step, paths, began)
-            return False
+        due = [files.step_file(directory, step)] if periodic or required else []
+        single = []  # those that do not recur
+        if epoch is not None and settings.epoch_checkpoints:
+            single.append(files.epoch_file(directory, phase, epoch))
+        if better:
+            single.append(files.best_file(directory))
+        if busy and not (required or single):
+            if self._world.is_main and due and not (step == self._step and self._saved.issuperset(due)):
+                blocked, reason = time.perf_counter() - began, "an earlier checkpoint is still being written"
+                self._outcomes.append(Outcome(step, due[0], (), "checkpoint_skipped", blocked, error=reason))
+            return
         self.wait()
-        saved_paths = self._names_of(step)
-        paths = tuple(path for path in paths if path not in saved_paths)
+        if step != self._step or self._world.from_main(self._failed):
+            self._step, self._saved = step, set()
+        paths = [path for path in (*due, *single) if path not in self._saved]
         if not paths:
-            return True
-        background = self._settings.async_checkpoints and not required
-        self._job = job = self._make_job(collect, step, paths, score if better else None, began, copy=background)
-        self._newest = _Saved(step, saved_paths.union(paths))
+            return
+        self._saved.update(paths)
+        background = settings.async_checkpoints and not required
+        state: State = {**collect(), "format": FORMAT}
+        pieces: Pieces | None = None
+        if self._sharded:
+            state, pieces = split(state)
+        snapshot = self._buffers.take((state if self._world.is_main else {}, pieces), copy=background)
+        outcome = Outcome(step, paths[0], tuple(paths[1:]))
+        self._job = job = _Job(outcome, snapshot, began, score if better else None)
         if background:
             # Set before the start: the thread may finish before this one continues.
-            job.blocked_seconds = time.perf_counter() - began
-        if self._writes:
-            arguments = (self._settings, self._writers, self._before_write)
+            outcome.blocked_seconds = time.perf_counter() - began
+        if self._sharded or self._world.is_main:
             # A daemon, because the process must be able to end while the disk is stuck.
-            self._thread = threading.Thread(target=job.write, args=arguments, name=_THREAD, daemon=True)
+            self._thread = threading.Thread(target=self._write, args=(job,), name=_THREAD, daemon=True)
             self._thread.start()
         if background:
-            return True
+            return
         self.wait()
-        error = self._world.from_main(job.error)
-        if error is not None and required:
+        if required and (error := self._world.from_main(job.error)):
             raise error
-        return error is None
 
     def wait(self) -> None:
         """Wait until no rank is writing, however long that takes (collective).
@@ -171,7 +185,7 @@ class Checkpointer:
         Raises RankError on all ranks if a writer makes no progress for --timeout seconds.
         """
         try:
-            self._world.wait_for_all(self._thread, sign_of_life, self._settings.timeout)
+            self._world.wait_for_all(self._thread, files.sign_of_life, self._settings.timeout)
         except RankError:
             self._thread = None  # nothing waits for it any more
             raise
@@ -181,7 +195,7 @@ class Checkpointer:
         """Let this rank's writer finish unless it is stuck; the others may have failed."""
         alone = dataclasses.replace(self._world, backend="")
         with contextlib.suppress(RankError):
-            alone.wait_for_all(self._thread, sign_of_life, self._settings.timeout)
+            alone.wait_for_all(self._thread, files.sign_of_life, self._settings.timeout)
 
     def poll(self) -> list[Outcome]:
         """The results since the last call, on rank 0; empty on the others. Never waits."""
@@ -191,84 +205,126 @@ class Checkpointer:
         return outcomes
 
     def _beats_best(self, score: float | None) -> bool:
-        """Whether `score` beats the best checkpoint, which may still be in the process of being written."""
-        if score is None or not (self._settings.best_checkpoint and self._world.is_main):
+        """Whether `score` beats the best checkpoint, also one that is being written, although that may fail."""
+        if score is None or not (self._settings.best_checkpoint and self._world.is_main and math.isfinite(score)):
             return False
-        # One that is being written counts, although it may fail: waiting for it would block training.
         pending = self._job.best_value if self._job is not None else None
-        return best.is_better(self._settings.best_metric, score, self._best_value if pending is None else pending)
-
-    def _paths(self, step: int, periodic: bool, epoch: int | None, phase: str, better: bool) -> tuple[Path, ...]:
-        directory = self._settings.checkpoint_dir
-        paths = [names.step_file(directory, step)] if periodic else []
-        if epoch is not None:
-            paths.append(names.epoch_file(directory, phase, epoch))
-        if better:
-            paths.append(names.best_file(directory))
-        return tuple(paths)
-
-    def _is_on_its_way(self, step: int, paths: tuple[Path, ...]) -> bool:
-        return step == self._newest.step and self._newest.paths.issuperset(paths)
-
-    def _note_skipped(self, step: int, paths: tuple[Path, ...], began: float) -> None:
-        if self._world.is_main:
-            blocked, reason = time.perf_counter() - began, "an earlier checkpoint is still being written"
-            self._outcomes.append(Outcome("checkpoint_skipped", step, paths[0], paths[1:], blocked, None, None, reason))
-
-    def _names_of(self, step: int) -> frozenset[Path]:
-        """The names of the state after `step` on disk (collective). Only valid while nothing is being written."""
-        if step != self._newest.step or self._world.from_main(self._failed):
-            return frozenset()
-        return self._newest.paths
-
-    def _make_job(
-        self,
-        collect: Callable[[], files.State],
-        step: int,
-        paths: tuple[Path, ...],
-        best_value: float | None,
-        began: float,
-        *,
-        copy: bool,
-    ) -> WriteJob:
-        state: files.State = {**collect(), "format": files.FORMAT}
-        if best_value is not None:
-            state["metrics"] = {**state.get("metrics", {}), self._settings.best_metric: best_value}
-        pieces: Any = None
-        if self._sharded:
-            state, pieces = sharded.split(state)
-        snapshot = self._buffers.take((state if self._world.is_main else {}, pieces), copy=copy)
-        return WriteJob(step, paths, best_value, snapshot, began)
+        best = self._best_value if pending is None else pending
+        if best is None:
+            return True
+        return score < best if self._settings.best_metric.endswith(_LOWER_IS_BETTER) else score > best
 
     def _take_result(self) -> None:
         """Take the result of a finished job, if any. Raises its error if that was a bug."""
         job, self._job, self._thread = self._job, None, None
         if job is None:
             return
-        if job.crash is not None:
-            raise job.crash
+        if job.error is not None and not isinstance(job.error, OSError):
+            raise job.error
         self._failed = job.error is not None
-        if not self._world.is_main or job.seconds is None:
-            return
-        if job.best_value is not None and not self._failed:
-            self._best_value = job.best_value
-        self._outcomes.append(
-            Outcome(
-                event="checkpoint_failed" if job.error else "checkpoint",
-                step=job.step,
-                path=job.paths[0],
-                also=job.paths[1:],
-                blocked_seconds=job.blocked_seconds or job.seconds,
-                seconds=job.seconds,
-                bytes=None if job.error else job.bytes,
-                error=_disk_error_text(job.error, job.paths[0]) if job.error else job.problem,
-            )
-        )
+        if self._world.is_main and job.outcome.seconds is not None:
+            if job.best_value is not None and not self._failed:
+                self._best_value = job.best_value
+            self._outcomes.append(job.outcome)
+
+    # --- in the thread ------------------------------------------------------------------------------------------------
+
+    def _write(self, job: _Job) -> None:
+        """Write a checkpoint, and note what comes of it. Collective if it is sharded."""
+        outcome = job.outcome
+        try:
+            job.snapshot.wait()
+            state, pieces = job.snapshot.state
+            if pieces is None:
+                self._write_main(job, state, {})
+            else:
+                self._write_sharded(job, state, pieces)
+        except Exception as error:
+            job.error = error
+            outcome.event, outcome.bytes = "checkpoint_failed", None
+            outcome.error = getattr(error, "strerror", None) or str(error)
+        outcome.seconds = time.perf_counter() - job.began
+        outcome.blocked_seconds = outcome.blocked_seconds or outcome.seconds
+
+    def _write_sharded(self, job: _Job, state: State, pieces: Pieces) -> None:
+        """Write this rank's shard, and on rank 0 then the main file. Raises OSError on all ranks."""
+        world, step = self._world.writers, job.outcome.step
+        path = files.shards_folder(job.outcome.path) / files.shard_name(step, world.rank, world.size)
+
+        def write_shard() -> tuple[str, int]:
+            with files.writing():
+                with files.unfinished(path) as temporary:
+                    sha256, size = files.write(pieces, temporary)
+                    temporary.replace(path)
+                files.sync_folder(path.parent)
+            return sha256, size
+
+        def write_main() -> None:
+            if world.is_main:
+                job.outcome.bytes = sum(size for _, size in written)
+                self._write_main(job, {**state, "shards": shards}, shards)
+
+        try:
+            written = _agreed(world, write_shard)
+            shards = {files.shard_name(step, rank, world.size): sha256 for rank, (sha256, _) in enumerate(written)}
+            _agreed(world, write_main)
+        except Exception:
+            if not world.from_main(job.published):
+                with contextlib.suppress(OSError):
+                    path.unlink(missing_ok=True)
+                    path.parent.rmdir()  # succeeds on the last rank
+            raise
+
+    def _write_main(self, job: _Job, state: State, shards: dict[str, str]) -> None:
+        """Write the main file under all names, and delete older checkpoints. Raises OSError."""
+        settings, outcome = self._settings, job.outcome
+        best = files.best_file(settings.checkpoint_dir)
+        with files.writing():
+            if self._before_write is not None:
+                self._before_write(outcome.step, outcome.path)
+            with files.unfinished(outcome.path) as temporary:
+                sha256, size = files.write(state, temporary)
+                files.publish(temporary, outcome.path, sha256, shards)
+            job.published = True
+            outcome.bytes = size + (outcome.bytes or 0)
+            for other in outcome.also:
+                files.publish_link(outcome.path, other, sha256, shards)
+            if job.best_value is not None:
+                record = {
+                    "metric": settings.best_metric,
+                    "value": job.best_value,
+                    "step": outcome.step,
+                    "file": best.name,
+                    "sha256": sha256,
+                    "metrics": state["metrics"],
+                    "settings": state.get("config", {}),
+                }
+                text = json.dumps(record, indent=2, default=str)
+                files.replace(files.record_file(best), f"{text}\n".encode())
+        try:
+            for path in (outcome.path, *outcome.also):
+                files.settle(path, sha256, shards)
+            rotation.prune(settings.checkpoint_dir, settings.keep, known_valid=outcome.path)
+        except OSError as error:
+            outcome.error = f"older checkpoints could not be deleted: {error}"
 
 
-def _disk_error_text(error: OSError, path: Path) -> str:
-    """The message of an error, with its file if that is not `path`."""
-    if error.strerror is None:
-        return str(error)
-    is_other_file = error.filename is not None and str(error.filename) != str(path)
-    return f"{error.strerror}: {error.filename}" if is_other_file else error.strerror
+def _agreed(world: World, work: Callable[[], T]) -> list[T]:
+    """The results of the work of all ranks; if any fails, its error is raised on all of them.
+
+    Any error but the disk's is a bug: the rank raises it, and the others a RankError.
+    """
+    bug: Exception | None = None
+    result: T | Exception
+    try:
+        result = work()
+    except OSError as error:
+        result = error
+    except Exception as error:
+        bug = error
+        result = RankError(f"rank {world.rank} could not write its checkpoint: {type(error).__name__}: {error}")
+    results: list[Any] = list(world.gather(result))
+    for one in results:
+        if isinstance(one, Exception):
+            raise bug or one
+    return results

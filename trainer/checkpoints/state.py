@@ -1,0 +1,280 @@
+"""A state in host memory: copied so that training can continue, split by ranks, put together again; random states.
+
+Host buffers are reused, because allocating memory costs several times as much as filling it. In a sharded checkpoint
+the main file has a reference by name in place of each sharded tensor. A shard file maps such names to pieces:
+``{"offsets": …, "shape": …, "tensor": …}``, with the offsets and shape of the full tensor. Reading works with any
+number of ranks and any sharding, and needs no process group.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trainer.checkpoints import files
+from trainer.checkpoints.files import State
+from trainer.errors import CheckpointError
+from trainer.world import World
+
+# The only key of a reference to a sharded tensor; the value is the tensor's name. Part of the file format.
+_SHARDED = "__spread__"
+
+Pieces = dict[str, dict[str, Any]]
+Parts = tuple[State, Pieces]  # what is not sharded, and a rank's pieces
+
+
+def _converted(value: Any, change: Callable[[Any, str], Any], name: str = "") -> Any:
+    """The same structure of plain containers, with what `change` returns for each value and its name.
+
+    Containers for which it returns the same object are converted in turn.
+    """
+    changed = change(value, name)
+    if changed is not value:
+        return changed
+    if isinstance(value, dict):
+        return {key: _converted(item, change, f"{name}/{key}" if name else str(key)) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        items = [_converted(item, change, f"{name}/{number}") for number, item in enumerate(value)]
+        return items if isinstance(value, list) else tuple(items)
+    return value
+
+
+# --- copies in host memory --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class HostSnapshot:
+    """Nested containers with CPU tensors, valid after `wait` and until the next snapshot is taken."""
+
+    state: Any
+    _copied: torch.cuda.Event | None = None
+
+    def wait(self) -> None:
+        """Wait for the copies from the GPU."""
+        if self._copied is not None:
+            self._copied.synchronize()
+
+
+class HostBuffers:
+    """The reusable host memory of one snapshot at a time."""
+
+    def __init__(self) -> None:
+        self._buffers: list[Tensor] = []
+
+    def take(self, state: Any, *, copy: bool) -> HostSnapshot:
+        """Copy the tensors of nested dictionaries, lists and tuples to the CPU. Equal views share one copy.
+
+        Without `copy`, CPU tensors that fill their storage stay the originals. GPU tensors are copied asynchronously on
+        the current stream, so before any later work on it.
+        """
+        copies: dict[tuple[Any, ...], Tensor] = {}
+        buffers: list[Tensor] = []
+        device = None
+
+        def change(value: Any, _: str) -> Any:
+            nonlocal device
+            if not isinstance(value, Tensor):
+                return value
+            tensor = value.detach()
+            # Empty tensors have no address and share nothing.
+            view = (tensor.data_ptr() or id(value), tensor.device, tensor.dtype, tensor.size(), tensor.stride())
+            if view in copies:
+                return copies[view]
+            size = tensor.numel() * tensor.element_size()
+            if not (copy or tensor.is_cuda) and size == tensor.untyped_storage().nbytes():
+                copies[view] = tensor
+                return tensor
+            buffers.append(self._buffer(len(buffers), size, tensor.is_cuda))
+            # Like torch.clone: dense, with the original's order of dimensions.
+            strides = torch.empty_like(tensor, device="meta").stride()
+            storage = buffers[-1].untyped_storage()
+            copies[view] = torch.empty(0, dtype=tensor.dtype).set_(storage, 0, tensor.size(), strides)
+            copies[view].copy_(tensor, non_blocking=tensor.is_cuda)
+            device = tensor.device if tensor.is_cuda else device
+            return copies[view]
+
+        taken = _converted(state, change)
+        self._buffers = buffers
+        if device is None:
+            return HostSnapshot(taken)
+        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        copied.record(torch.cuda.current_stream(device))
+        return HostSnapshot(taken, copied)
+
+    def _buffer(self, number: int, size: int, pinned: bool) -> Tensor:
+        """Host memory of exactly `size` bytes, the former buffer of this number if it fits; page-locked if `pinned`."""
+        if number < len(self._buffers):
+            former = self._buffers[number]
+            if former.numel() == size and former.is_pinned() == pinned:
+                return former
+        return torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
+
+
+# --- shards -----------------------------------------------------------------------------------------------------------
+
+
+def split(state: State) -> Parts:
+    """Split a state into one with references in place of DTensors, and this rank's pieces of these.
+
+    Of ranks with the same piece, only the first returns it. Nothing is copied or exchanged.
+    """
+    from torch.distributed.tensor import DTensor
+
+    pieces: Pieces = {}
+
+    def change(value: Any, name: str) -> Any:
+        if not isinstance(value, DTensor):
+            return value
+        if _is_first_replica(value):
+            pieces[name] = _piece(value, name)
+        return {_SHARDED: name}
+
+    return _converted(state, change), pieces
+
+
+def parts_on_host(state: State, world: World) -> Parts:
+    """This rank's part of a sharded state in host memory: its shards, on rank 0 also all that is not sharded.
+
+    Tensors in host memory stay the originals.
+    """
+    rest, pieces = split(state)
+    snapshot = HostBuffers().take((rest if world.is_main else {}, pieces), copy=False)
+    snapshot.wait()
+    parts: Parts = snapshot.state
+    return parts
+
+
+def shared_state(parts: Parts, world: World, folder: Path) -> State:
+    """Copy the parts of all ranks to memory that all of them can read (collective). Returns a state like `assembled`.
+
+    Ranks of several machines share no memory, and use files in `folder` until all have opened them. Raises OSError.
+    """
+    on_one_machine = len(set(world.gather(os.uname().nodename))) == 1
+    path = folder / f".state_rank_{world.rank}.tmp"
+    descriptor = os.memfd_create(path.name)
+    if on_one_machine:
+        path = Path(f"/proc/{os.getpid()}/fd/{descriptor}")
+    try:
+        torch.save(parts, path)
+        shared = [files.load_file(one) for one in world.gather(path)]
+        world.barrier()
+    finally:
+        os.close(descriptor)
+        if not on_one_machine:
+            path.unlink(missing_ok=True)
+    return assembled(shared[0][0], [pieces for _, pieces in shared], folder)
+
+
+def assembled(state: State, shards: list[Pieces], path: Path) -> State:
+    """A state with full tensors in place of references. `path` is for errors.
+
+    Its dictionaries become read-only mappings, which assemble a tensor, or one parameter's optimizer state, at each
+    access: only that one needs memory. Raises CheckpointError then if a part is missing.
+    """
+    return {name: Assembled(value, shards, path) if isinstance(value, dict) else value for name, value in state.items()}
+
+
+class Assembled(Mapping[str, Any]):
+    """A mapping of a sharded checkpoint's state, which assembles sharded tensors at each access."""
+
+    def __init__(self, values: Mapping[str, Any], shards: list[Pieces], path: Path) -> None:
+        self._values = values
+        self._shards = shards
+        self._path = path
+
+    def __getitem__(self, name: str) -> Any:
+        return _converted(self._values[name], self._resolve)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def _resolve(self, value: Any, _: str) -> Any:
+        if not isinstance(value, dict) or value.keys() != {_SHARDED}:
+            return value
+        pieces = [shard[value[_SHARDED]] for shard in self._shards if value[_SHARDED] in shard]
+        if not pieces or sum(piece["tensor"].numel() for piece in pieces) != math.prod(pieces[0]["shape"]):
+            raise CheckpointError(f"checkpoint {self._path} is not complete: a part of {value[_SHARDED]} is missing")
+        if len(pieces) == 1:
+            return pieces[0]["tensor"]
+        whole = torch.empty(pieces[0]["shape"], dtype=pieces[0]["tensor"].dtype)
+        for piece in pieces:
+            part = piece["tensor"]
+            if part.numel():
+                ranges = zip(piece["offsets"], part.shape, strict=True)
+                whole[tuple(slice(offset, offset + length) for offset, length in ranges)] = part
+        return whole
+
+
+def _is_first_replica(tensor: Any) -> bool:
+    mesh = tensor.device_mesh
+    coordinates = mesh.get_coordinate()
+    if coordinates is None:
+        return False
+    if hasattr(mesh, "_get_root_mesh"):
+        root = mesh._get_root_mesh()
+    else:  # torch before 2.10
+        from torch.distributed.device_mesh import _mesh_resources
+
+        root = _mesh_resources.get_root_mesh(mesh)
+    # Ranks that differ only in a dimension of the root mesh that the tensor's mesh lacks have the same piece.
+    for name, coordinate in zip(root.mesh_dim_names or (), root.get_coordinate(), strict=False):
+        if name not in (mesh.mesh_dim_names or ()) and coordinate:
+            return False
+    placements = zip(tensor.placements, coordinates, strict=True)
+    return all(coordinate == 0 for placement, coordinate in placements if placement.is_replicate())
+
+
+def _piece(tensor: Any, name: str) -> dict[str, Any]:
+    # Newer torch refuses these itself; 2.6 would take one summand for the sum.
+    if any(placement.is_partial() for placement in tensor.placements):
+        raise ValueError(f"{name} is a partial sum on each rank: {tensor.placements}")
+    chunks = tensor.__create_chunk_list__()
+    local = tensor.to_local()
+    if len(chunks) != 1 or tuple(chunks[0].sizes) != tuple(local.shape):
+        raise ValueError(f"{name} is not sharded in one block per rank: {tensor.placements}")
+    return {"offsets": list(chunks[0].offsets), "shape": list(tensor.shape), "tensor": local.detach()}
+
+
+# --- random states ----------------------------------------------------------------------------------------------------
+
+
+def seed_everything(seed: int) -> None:
+    """Seed every global random generator of this process, including those of GPUs. `seed` is 0 or more."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def random_state(device: torch.device) -> State:
+    """The state of every global random generator of this process, as plain values and tensors."""
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    state: State = {
+        "python": random.getstate(),
+        "numpy": [str(kind), torch.from_numpy(np.asarray(keys, dtype=np.int64)), *rest],
+        "torch": torch.get_rng_state(),
+    }
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def restore_random_state(state: State, device: torch.device) -> None:
+    """Restore the generators in `state`; a GPU's only if this process has one, too."""
+    random.setstate(state["python"])
+    kind, keys, *rest = state["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
+    torch.set_rng_state(state["torch"])
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)
