@@ -119,7 +119,7 @@ def test_what_a_killed_predecessor_left_is_removed_and_nothing_else(folder: Path
         files.shards_folder(half) / files.shard_name(11, 0, 2),
         unfinished(files.shards_folder(whole) / files.shard_name(10, 1, 2)),
         unfinished(files.epoch_file(folder, "x", 3)),
-        unfinished(files.record_file(files.best_file(folder))),
+        unfinished(folder / "best_model.json"),
         files.hash_file(files.step_file(folder, 12)),
     ):
         path.parent.mkdir(parents=True, exist_ok=True)

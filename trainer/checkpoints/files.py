@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import io
 import os
 import re
 import shutil
@@ -34,8 +35,7 @@ from trainer.errors import CheckpointError, SettingsError
 FORMAT = 2
 
 State = dict[str, Any]
-# The SHA-256 of a checkpoint's file, with those of its shards by their paths; of the former content, too, if both may
-# be there.
+# The SHA-256 of a checkpoint's file, with those of its shards by their paths; two where the name is used again.
 Hashes = dict[str, dict[str, str]]
 
 _HASH_LINE = re.compile(r"([0-9a-f]{64}) [ *](\S.*)")  # the star is that of sha256sum --binary
@@ -62,11 +62,6 @@ def hash_file(path: Path) -> Path:
     return path.with_name(path.name + ".sha256")
 
 
-def record_file(path: Path) -> Path:
-    """The description of the best checkpoint; others have none."""
-    return path.with_suffix(".json")
-
-
 def shards_folder(path: Path) -> Path:
     return path.with_suffix(".shards")
 
@@ -80,23 +75,20 @@ def shard_name(step: int, rank: int, ranks: int) -> str:
 
 
 def read_hashes(path: Path) -> Hashes:
-    """The hashes beside a checkpoint, the newest first. Raises CheckpointError if they are missing or damaged."""
-    if not path.name:
-        raise CheckpointError(f"checkpoint {path} cannot be used: that is no file")
+    """The hashes beside a checkpoint. Raises CheckpointError if they are missing or damaged."""
     try:
         lines = hash_file(path).read_text(encoding="utf-8").splitlines()
     except FileNotFoundError as error:
         missing = error.filename if path.exists() else "the file"
         raise CheckpointError(f"checkpoint {path} cannot be used: {missing} is missing") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # also of a path without a name, and of bytes that are no text
         raise CheckpointError(f"checkpoint {path} cannot be read: {error}") from None
     entries = [match.groups() for line in lines if (match := _HASH_LINE.fullmatch(line))]
     if not entries or len(entries) < len(lines):
         raise CheckpointError(f"checkpoint {path} cannot be used: {hash_file(path)} is damaged")
-    own_name = entries[0][1]  # whatever it is: both files may have been renamed
     hashes: Hashes = {}
     for sha256, name in entries:
-        if name == own_name:
+        if name == entries[0][1]:  # its own, whatever it is: both files may have been renamed
             shards = hashes.setdefault(sha256, {})
         else:
             shards[name] = sha256
@@ -155,8 +147,8 @@ def sign_of_life() -> float:
     return _Progress.bytes if _Progress.threads else -time.monotonic()
 
 
-class _HashingFile:
-    """Writes to an unbuffered file, syncs it now and then, and hashes what was written. Keeps the first OSError."""
+class _HashingFile(io.RawIOBase):
+    """Writes to an unbuffered file, syncs it now and then, and hashes what was written. Keeps the OSError."""
 
     def __init__(self, raw: Any) -> None:
         self._raw = raw
@@ -168,21 +160,18 @@ class _HashingFile:
         view = memoryview(data).cast("B")
         size = len(view)
         try:
-            while len(view):
+            while view:
                 written = self._raw.write(view[:_PIECE_BYTES])
-                _Progress.bytes += written
                 self.hash.update(view[:written])
                 self.bytes += written
+                _Progress.bytes += written
                 if self.bytes % _SYNC_BYTES < written:
                     os.fdatasync(self._raw.fileno())
                 view = view[written:]
         except OSError as error:
-            self.error = self.error or error
+            self.error = error
             raise
         return size
-
-    def flush(self) -> None:
-        """Do nothing: torch.save calls this, and nothing is buffered here."""
 
 
 def write(content: Any, path: Path) -> tuple[str, int]:
@@ -191,11 +180,8 @@ def write(content: Any, path: Path) -> tuple[str, int]:
         file = _HashingFile(raw)
         try:
             torch.save(content, cast(IO[bytes], file))
-        except Exception:
-            # torch replaces a failed write's error by one about its archive.
-            if file.error is not None:
-                raise file.error from None
-            raise
+        except Exception as error:
+            raise file.error or error from None  # torch replaces a failed write's error by one about its archive
         os.fsync(raw.fileno())
     return file.hash.hexdigest(), file.bytes
 
@@ -208,7 +194,7 @@ def load_file(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # torch raises many types here; all mean that this file is no checkpoint of ours
-        first_line = (str(error).splitlines() or [type(error).__name__])[0]
+        first_line = (str(error) or type(error).__name__).splitlines()[0]
         raise CheckpointError(f"checkpoint {path} cannot be loaded: {first_line}") from error
 
 
@@ -246,18 +232,17 @@ def publish(temporary: Path, path: Path, sha256: str, shards: Mapping[str, str])
     hashes = _hashes_of(path, sha256, shards)
     if path.exists():
         with contextlib.suppress(CheckpointError):
-            hashes = {**hashes, **{former: its for former, its in read_hashes(path).items() if former != sha256}}
+            hashes = read_hashes(path) | hashes
     _write_hashes(path, hashes)
     temporary.replace(path)
 
 
 def publish_link(source: Path, path: Path, sha256: str, shards: Mapping[str, str]) -> None:
     """Publish the content of `source`, which is already published, under another name. Raises OSError."""
-    for name in sorted(shards):
-        shard = shards_folder(path) / name
-        with unfinished(shard) as temporary:
+    for name in shards:
+        with unfinished(shards_folder(path) / name) as temporary:
             _link_or_copy(shards_folder(source) / name, temporary)
-            temporary.replace(shard)
+            temporary.replace(shards_folder(path) / name)
     if shards:
         sync_folder(shards_folder(path))
     with unfinished(path) as temporary:
@@ -274,8 +259,7 @@ def settle(path: Path, sha256: str, shards: Mapping[str, str]) -> None:
     hashes = _hashes_of(path, sha256, shards)
     if read_hashes(path) != hashes:
         _write_hashes(path, hashes)
-    folder = shards_folder(path)
-    for other in folder.iterdir() if folder.is_dir() else ():
+    for other in shards_folder(path).glob("*"):
         if other.name not in shards:
             other.unlink(missing_ok=True)
     if stale(path).exists():
@@ -337,9 +321,8 @@ def stale(path: Path) -> Path:
 
 def set_aside(path: Path) -> Path:
     """Rename a checkpoint with all its files to their `stale` names. Returns its own."""
+    remove(stale(path))
     for file in _files_of(path):
-        if stale(file).is_dir():
-            shutil.rmtree(stale(file))
         with contextlib.suppress(FileNotFoundError):
             file.replace(stale(file))
     return stale(path)
@@ -347,9 +330,9 @@ def set_aside(path: Path) -> Path:
 
 def remove(path: Path) -> None:
     """Delete a checkpoint, stale or not, with all its files."""
-    is_stale = path.suffix == ".stale"
-    # The files of a stale one are found by its name, so that goes last.
-    files = [stale(file) for file in reversed(_files_of(path.with_suffix("")))] if is_stale else _files_of(path)
+    files = _files_of(path)
+    if path.suffix == ".stale":  # its other files are found by its name, so that goes last
+        files = [stale(file) for file in reversed(_files_of(path.with_suffix("")))]
     for file in files:
         if file.is_dir():
             shutil.rmtree(file)
@@ -357,18 +340,18 @@ def remove(path: Path) -> None:
             file.unlink(missing_ok=True)
 
 
-def _files_of(path: Path) -> tuple[Path, ...]:
+def _files_of(path: Path) -> list[Path]:
     """A checkpoint's own file first: without it, the others are no checkpoint, even if the process dies between."""
-    return (path, hash_file(path), record_file(path), shards_folder(path))
+    return [path, hash_file(path), path.with_suffix(".json"), shards_folder(path)]
 
 
 def remove_unfinished(directory: Path) -> None:
     """Delete what a killed process left: temporary files, and hashes and shards without a checkpoint."""
-    for path in list(directory.rglob("*")):
-        if re.match(r"\.?(step_\d{8,}|epoch_\d+|best_model|state_rank_\d+)[._]", path.name) is None:
-            continue
-        is_alone = not path.with_suffix("" if path.suffix == ".sha256" else ".pt").exists()
-        if path.suffix == ".shards" and is_alone:
+    ours = re.compile(r"\.?(step_\d{8,}|epoch_\d+|best_model|state_rank_\d+)[._].+")
+    for path in [path for path in directory.rglob("*") if ours.fullmatch(path.name)]:
+        if path.suffix == ".shards" and not path.with_suffix(".pt").exists():
             shutil.rmtree(path)
-        elif (path.name[0] == "." and path.suffix == ".tmp") or (path.suffix == ".sha256" and is_alone):
+        elif (path.suffix == ".sha256" and not path.with_suffix("").exists()) or (
+            path.name.startswith(".") and path.suffix == ".tmp"
+        ):
             path.unlink(missing_ok=True)

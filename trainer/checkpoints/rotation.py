@@ -135,23 +135,16 @@ def check_fits(state: State, settings: Settings, path: Path) -> None:
     `settings` are those of the phase that continues. With reset_optimizer, the optimizer may differ. Strategy and
     number of ranks may always differ.
     """
-    saved = state.get("config", {})
-    current = settings.model_dump(mode="json")
-    defaults = Settings.model_validate({"task": settings.task}).model_dump(mode="json")
+    saved, current = state["config"], settings.model_dump(mode="json")
     for name in SHAPE_SETTINGS:
-        value = saved.get(name, defaults[name])
-        if value != current[name]:
+        if saved[name] != current[name]:
             raise CheckpointError(
-                f"checkpoint {path} was made with {flag(name)} {_shown(value)}, this run has {_shown(current[name])};"
+                f"checkpoint {path} was made with {flag(name)} {saved[name]!r}, this run has {current[name]!r};"
                 " use the same value, or --resume none"
             )
-    optimizer = saved.get("optimizer", settings.optimizer)
+    optimizer = saved["optimizer"]
     if optimizer != settings.optimizer and not settings.reset_optimizer:
         raise CheckpointError(
             f"checkpoint {path} was made with --optimizer {optimizer}, this run has {settings.optimizer}: use the same,"
             " or give --reset-optimizer to start the optimizer's state afresh"
         )
-
-
-def _shown(value: object) -> str:
-    return str(value) if value != "" else "''"

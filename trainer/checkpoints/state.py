@@ -12,7 +12,6 @@ import math
 import os
 import random
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,64 +50,56 @@ def _converted(value: Any, change: Callable[[Any, str], Any], name: str = "") ->
 # --- copies in host memory --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class HostSnapshot:
-    """Nested containers with CPU tensors, valid after `wait` and until the next snapshot is taken."""
-
-    state: Any
-    _copied: torch.cuda.Event | None = None
-
-    def wait(self) -> None:
-        """Wait for the copies from the GPU."""
-        if self._copied is not None:
-            self._copied.synchronize()
-
-
 class HostBuffers:
-    """The reusable host memory of one snapshot at a time."""
+    """The reusable host memory of one copy at a time."""
 
     def __init__(self) -> None:
         self._buffers: list[Tensor] = []
+        self._copied: torch.cuda.Event | None = None
 
-    def take(self, state: Any, *, copy: bool) -> HostSnapshot:
+    def take(self, state: Any, *, copy: bool) -> Any:
         """Copy the tensors of nested dictionaries, lists and tuples to the CPU. Equal views share one copy.
 
         Without `copy`, CPU tensors that fill their storage stay the originals. GPU tensors are copied asynchronously on
-        the current stream, so before any later work on it.
+        the current stream, so before any later work on it: the copy is valid after `wait`, and until the next one.
         """
         copies: dict[tuple[Any, ...], Tensor] = {}
         buffers: list[Tensor] = []
-        device = None
+        devices = set()
 
         def change(value: Any, _: str) -> Any:
-            nonlocal device
             if not isinstance(value, Tensor):
                 return value
             tensor = value.detach()
             # Empty tensors have no address and share nothing.
             view = (tensor.data_ptr() or id(value), tensor.device, tensor.dtype, tensor.size(), tensor.stride())
+            size = tensor.numel() * tensor.element_size()
             if view in copies:
                 return copies[view]
-            size = tensor.numel() * tensor.element_size()
             if not (copy or tensor.is_cuda) and size == tensor.untyped_storage().nbytes():
                 copies[view] = tensor
                 return tensor
-            buffers.append(self._buffer(len(buffers), size, tensor.is_cuda))
+            storage = self._buffer(len(buffers), size, tensor.is_cuda)
+            buffers.append(storage)
             # Like torch.clone: dense, with the original's order of dimensions.
             strides = torch.empty_like(tensor, device="meta").stride()
-            storage = buffers[-1].untyped_storage()
-            copies[view] = torch.empty(0, dtype=tensor.dtype).set_(storage, 0, tensor.size(), strides)
-            copies[view].copy_(tensor, non_blocking=tensor.is_cuda)
-            device = tensor.device if tensor.is_cuda else device
-            return copies[view]
+            dense = torch.empty(0, dtype=tensor.dtype).set_(storage.untyped_storage(), 0, tensor.size(), strides)
+            copies[view] = dense.copy_(tensor, non_blocking=tensor.is_cuda)
+            if tensor.is_cuda:
+                devices.add(tensor.device)
+            return dense
 
         taken = _converted(state, change)
-        self._buffers = buffers
-        if device is None:
-            return HostSnapshot(taken)
-        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        copied.record(torch.cuda.current_stream(device))
-        return HostSnapshot(taken, copied)
+        self._buffers, self._copied = buffers, None
+        if devices:
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._copied.record(torch.cuda.current_stream(devices.pop()))
+        return taken
+
+    def wait(self) -> None:
+        """Wait for the copies from the GPU."""
+        if self._copied is not None:
+            self._copied.synchronize()
 
     def _buffer(self, number: int, size: int, pinned: bool) -> Tensor:
         """Host memory of exactly `size` bytes, the former buffer of this number if it fits; page-locked if `pinned`."""
@@ -147,9 +138,9 @@ def parts_on_host(state: State, world: World) -> Parts:
     Tensors in host memory stay the originals.
     """
     rest, pieces = split(state)
-    snapshot = HostBuffers().take((rest if world.is_main else {}, pieces), copy=False)
-    snapshot.wait()
-    parts: Parts = snapshot.state
+    buffers = HostBuffers()
+    parts: Parts = buffers.take((rest if world.is_main else {}, pieces), copy=False)
+    buffers.wait()
     return parts
 
 
@@ -225,9 +216,7 @@ def _is_first_replica(tensor: Any) -> bool:
     if hasattr(mesh, "_get_root_mesh"):
         root = mesh._get_root_mesh()
     else:  # torch before 2.10
-        from torch.distributed.device_mesh import _mesh_resources
-
-        root = _mesh_resources.get_root_mesh(mesh)
+        root = torch.distributed.device_mesh._mesh_resources.get_root_mesh(mesh)
     # Ranks that differ only in a dimension of the root mesh that the tensor's mesh lacks have the same piece.
     for name, coordinate in zip(root.mesh_dim_names or (), root.get_coordinate(), strict=False):
         if name not in (mesh.mesh_dim_names or ()) and coordinate:
@@ -237,9 +226,6 @@ def _is_first_replica(tensor: Any) -> bool:
 
 
 def _piece(tensor: Any, name: str) -> dict[str, Any]:
-    # Newer torch refuses these itself; 2.6 would take one summand for the sum.
-    if any(placement.is_partial() for placement in tensor.placements):
-        raise ValueError(f"{name} is a partial sum on each rank: {tensor.placements}")
     chunks = tensor.__create_chunk_list__()
     local = tensor.to_local()
     if len(chunks) != 1 or tuple(chunks[0].sizes) != tuple(local.shape):

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 
 from trainer.checkpoints import files, rotation
 from trainer.checkpoints.files import FORMAT, State
-from trainer.checkpoints.state import HostBuffers, HostSnapshot, Pieces, split
+from trainer.checkpoints.state import HostBuffers, Pieces, split
 from trainer.config import Settings
 from trainer.errors import RankError
 from trainer.world import World
@@ -50,14 +50,11 @@ class Outcome:
 
 @dataclass
 class _Job:
-    """A state to write under the names of its outcome.
-
-    `snapshot` holds (state, pieces) of this rank: the state is needed on rank 0 only, and the pieces are None unless
-    the checkpoint is sharded.
-    """
+    """A state to write under the names of its outcome."""
 
     outcome: Outcome
-    snapshot: HostSnapshot
+    state: State  # in the Checkpointer's buffers; needed on rank 0 only
+    pieces: Pieces | None  # this rank's; None unless the checkpoint is sharded
     began: float  # time.perf_counter
     best_value: float | None  # of best_metric, if one of the names is the best checkpoint's
     published: bool = False  # under its first name; known on rank 0
@@ -163,9 +160,9 @@ class Checkpointer:
         pieces: Pieces | None = None
         if self._sharded:
             state, pieces = split(state)
-        snapshot = self._buffers.take((state if self._world.is_main else {}, pieces), copy=background)
+        state, pieces = self._buffers.take((state if self._world.is_main else {}, pieces), copy=background)
         outcome = Outcome(step, paths[0], tuple(paths[1:]))
-        self._job = job = _Job(outcome, snapshot, began, score if better else None)
+        self._job = job = _Job(outcome, state, pieces, began, score if better else None)
         if background:
             # Set before the start: the thread may finish before this one continues.
             outcome.blocked_seconds = time.perf_counter() - began
@@ -233,12 +230,11 @@ class Checkpointer:
         """Write a checkpoint, and note what comes of it. Collective if it is sharded."""
         outcome = job.outcome
         try:
-            job.snapshot.wait()
-            state, pieces = job.snapshot.state
-            if pieces is None:
-                self._write_main(job, state, {})
+            self._buffers.wait()
+            if job.pieces is None:
+                self._write_main(job, {})
             else:
-                self._write_sharded(job, state, pieces)
+                self._write_sharded(job)
         except Exception as error:
             job.error = error
             outcome.event, outcome.bytes = "checkpoint_failed", None
@@ -246,7 +242,7 @@ class Checkpointer:
         outcome.seconds = time.perf_counter() - job.began
         outcome.blocked_seconds = outcome.blocked_seconds or outcome.seconds
 
-    def _write_sharded(self, job: _Job, state: State, pieces: Pieces) -> None:
+    def _write_sharded(self, job: _Job) -> None:
         """Write this rank's shard, and on rank 0 then the main file. Raises OSError on all ranks."""
         world, step = self._world.writers, job.outcome.step
         path = files.shards_folder(job.outcome.path) / files.shard_name(step, world.rank, world.size)
@@ -254,7 +250,7 @@ class Checkpointer:
         def write_shard() -> tuple[str, int]:
             with files.writing():
                 with files.unfinished(path) as temporary:
-                    sha256, size = files.write(pieces, temporary)
+                    sha256, size = files.write(job.pieces, temporary)
                     temporary.replace(path)
                 files.sync_folder(path.parent)
             return sha256, size
@@ -262,7 +258,7 @@ class Checkpointer:
         def write_main() -> None:
             if world.is_main:
                 job.outcome.bytes = sum(size for _, size in written)
-                self._write_main(job, {**state, "shards": shards}, shards)
+                self._write_main(job, shards)
 
         try:
             written = _agreed(world, write_shard)
@@ -275,9 +271,10 @@ class Checkpointer:
                     path.parent.rmdir()  # succeeds on the last rank
             raise
 
-    def _write_main(self, job: _Job, state: State, shards: dict[str, str]) -> None:
+    def _write_main(self, job: _Job, shards: dict[str, str]) -> None:
         """Write the main file under all names, and delete older checkpoints. Raises OSError."""
         settings, outcome = self._settings, job.outcome
+        state = {**job.state, "shards": shards} if shards else job.state
         best = files.best_file(settings.checkpoint_dir)
         with files.writing():
             if self._before_write is not None:
@@ -300,7 +297,7 @@ class Checkpointer:
                     "settings": state.get("config", {}),
                 }
                 text = json.dumps(record, indent=2, default=str)
-                files.replace(files.record_file(best), f"{text}\n".encode())
+                files.replace(best.with_suffix(".json"), f"{text}\n".encode())
         try:
             for path in (outcome.path, *outcome.also):
                 files.settle(path, sha256, shards)
@@ -315,7 +312,7 @@ def _agreed(world: World, work: Callable[[], T]) -> list[T]:
     Any error but the disk's is a bug: the rank raises it, and the others a RankError.
     """
     bug: Exception | None = None
-    result: T | Exception
+    result: Any
     try:
         result = work()
     except OSError as error:
@@ -323,7 +320,7 @@ def _agreed(world: World, work: Callable[[], T]) -> list[T]:
     except Exception as error:
         bug = error
         result = RankError(f"rank {world.rank} could not write its checkpoint: {type(error).__name__}: {error}")
-    results: list[Any] = list(world.gather(result))
+    results = world.gather(result)
     for one in results:
         if isinstance(one, Exception):
             raise bug or one
