@@ -345,9 +345,8 @@ def rounds_per_step(world: World, steps: int, accumulate: int, **settings: Any) 
     assert isinstance(strategy, Ddp)
     rounds = []
     for step in range(steps):
-        before = strategy.exchange.rounds
         train(strategy, range(step, step + 1), accumulate)
-        rounds.append(strategy.exchange.rounds - before)
+        rounds.append(strategy.exchange.sent)
     return rounds
 
 

@@ -14,7 +14,7 @@ from tests.trainer.ranks import Ranks
 from tests.trainer.tiny import tiny_settings
 from trainer.errors import SettingsError
 from trainer.parallel.build import check
-from trainer.parallel.plain import DataParallel, Plain
+from trainer.parallel.ddp import DataParallel, Plain
 from trainer.world import World
 
 

@@ -9,6 +9,7 @@ import torch
 from trainer.config import Settings
 from trainer.errors import SettingsError
 from trainer.models.deferred import Initial
+from trainer.parallel.ddp import DataParallel, Ddp, Plain, Zero1
 from trainer.parallel.strategy import Strategy
 from trainer.tasks.objective import Objective
 from trainer.world import World
@@ -22,11 +23,9 @@ def build_strategy(settings: Settings, objective: Objective, world: World, initi
     """
     # The settings have already checked conflicts that do not depend on the ranks.
     check(settings, world)
-    # Each strategy imports parts of torch, so only the chosen one is imported.
     if settings.parallel == "data_parallel":
-        from trainer.parallel.plain import DataParallel
-
         return DataParallel(settings, objective, world)
+    # FSDP and tensor parallelism import large parts of torch, so only if they are asked for.
     if settings.tensor_parallel > 1:
         from trainer.parallel.tensor import TensorParallel
 
@@ -38,16 +37,8 @@ def build_strategy(settings: Settings, objective: Objective, world: World, initi
             raise SettingsError("--channels-last needs --parallel ddp or zero1: FSDP2 takes no weights in that order")
         return Fsdp(settings, objective, world, initial)
     if world.size == 1:
-        from trainer.parallel.plain import Plain
-
         return Plain(settings, objective, world)
-    if settings.parallel == "zero1":
-        from trainer.parallel.zero1 import Zero1
-
-        return Zero1(settings, objective, world)
-    from trainer.parallel.ddp import Ddp
-
-    return Ddp(settings, objective, world)
+    return (Zero1 if settings.parallel == "zero1" else Ddp)(settings, objective, world)
 
 
 def shards_weights(settings: Settings, world: World) -> bool:

@@ -1,27 +1,161 @@
-"""DistributedDataParallel: the whole model on every rank, gradients all-reduced during backward.
+"""Strategies with full tensors on every rank: one process, DistributedDataParallel, and ZeRO stage 1.
 
 If a rank runs out of memory within a step, the others wait inside DDP's collectives. That rank can take part with
 zeros, in DDP's own order, as torch's `Join` does for ranks without data. DDP's internal state is invalid on that rank
 then, so all ranks wrap the objective again.
-"""
 
-from __future__ import annotations
+DDP compares the annotations of its hook with classes at run time, so in this module they must not be strings.
+"""
 
 import contextlib
 import gc
-from collections.abc import Iterator
+import math
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
 
+import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad_norm_
 
 from trainer.config import Settings
+from trainer.config.schema import CUDA_GRAPH_MODES
 from trainer.data.contract import Fields
 from trainer.errors import RankError
+from trainer.models.blocks import matrices_of_blocks
+from trainer.optim import build_optimizer, optimizer_options, parameter_groups
 from trainer.parallel.collectives import broadcast_from_main
-from trainer.parallel.exchange import Exchange
-from trainer.parallel.plain import Plain
+from trainer.parallel.strategy import (
+    OptimizerState,
+    Strategy,
+    load_state_by_name,
+    load_tensors,
+    names_by_parameter,
+    state_by_name,
+)
 from trainer.tasks.objective import Objective
 from trainer.world import World
+
+_COMPRESSED = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+class Plain(Strategy):
+    """The objective without a wrapper. `model_state` and `optimizer_state` are views of live tensors on every rank.
+
+    With CUDA graphs, gradients are allocated once: otherwise torch puts them into the graphs' memory, which the next
+    micro batch overwrites. With --oom-retries, buffers (batch statistics) are restored after a step that failed.
+    """
+
+    can_settle = True  # there is no other rank
+
+    def __init__(self, settings: Settings, objective: Objective, world: World) -> None:
+        self.objective = objective
+        self.world = world
+        self.data_rank, self.data_ranks = world.rank, world.size
+        self._names = names_by_parameter(objective.model)
+        self.optimizer = self._build_optimizer(settings)
+        # Between steps, within a step, or in a step whose gradients are complete.
+        self.stage: Literal["between", "within", "complete"] = "between"
+        self._keeps_gradients = settings.compile in CUDA_GRAPH_MODES
+        self._buffers = list(objective.buffers()) if settings.oom_retries else []
+        self._buffers_before = [buffer.clone() for buffer in self._buffers]
+
+    def _build_optimizer(self, settings: Settings) -> torch.optim.Optimizer:
+        model = self.objective.model
+        return build_optimizer(model.named_parameters(), settings, matrices_of_blocks(model))
+
+    def loss(self, fields: Fields) -> Tensor:
+        loss: Tensor = self.objective(fields)
+        return loss
+
+    @contextlib.contextmanager
+    def accumulate(self, last: bool) -> Iterator[None]:
+        if self.stage != "within":
+            self.begin()
+        with self.exchanging(last):
+            yield
+        if last:
+            self.stage = "complete"
+
+    def exchanging(self, last: bool) -> contextlib.AbstractContextManager[None]:
+        """Inside, run a micro batch; the `last` one all-reduces gradients."""
+        return contextlib.nullcontext()
+
+    def begin(self) -> None:
+        """Start a step: before the first micro batch, or in `settle` if this rank failed before it."""
+        self.stage = "within"
+        if self._keeps_gradients:
+            for parameter in self._names:
+                if parameter.requires_grad and parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+        if self._buffers:
+            torch._foreach_copy_(self._buffers_before, self._buffers)
+
+    def clear_gradients(self) -> None:
+        self.optimizer.zero_grad(set_to_none=not self._keeps_gradients)
+
+    def after_update(self) -> None:
+        self.stage = "between"
+
+    @torch.no_grad()
+    def renew(self) -> None:
+        super().renew()
+        if self._buffers and self.stage != "between":
+            torch._foreach_copy_(self._buffers, self._buffers_before)
+        self.stage = "between"
+
+    def clip(self, max_norm: float) -> Tensor:
+        return clip_grad_norm_(self._names, max_norm or math.inf)
+
+    def model_state(self) -> dict[str, Tensor]:
+        return dict(self.objective.model.state_dict())
+
+    def optimizer_state(self) -> OptimizerState:
+        return state_by_name(self.optimizer, self._names)
+
+    def load_model_state(self, state: Mapping[str, Tensor]) -> None:
+        load_tensors(self.objective.model.state_dict(), state)
+
+    def load_optimizer_state(self, state: OptimizerState) -> None:
+        load_state_by_name(self.optimizer, self._names, state)
+
+
+class DataParallel(Plain):
+    """One process drives all visible GPUs with a thread for each, and splits each batch over them.
+
+    DDP is faster, but needs a launcher.
+    """
+
+    def __init__(self, settings: Settings, objective: Objective, world: World) -> None:
+        super().__init__(settings, objective, world)
+        self._wrapped = nn.DataParallel(_Sum(objective))
+        self.devices = max(1, len(self._wrapped.device_ids))
+
+    def loss(self, fields: Fields) -> Tensor:
+        samples = len(next(iter(fields.values())))
+        kind = self.world.device.type
+        half = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        sums: Tensor = self._wrapped(fields, half)
+        return sums.sum() / samples
+
+
+class _Sum(nn.Module):
+    """The sum [1] of the losses of a part of the batch; a sum, because the last part may be smaller."""
+
+    def __init__(self, objective: Objective) -> None:
+        super().__init__()
+        self.objective = objective
+
+    def forward(self, fields: Fields, half: torch.dtype | None) -> Tensor:
+        first = next(iter(fields.values()))
+        # Autocast is per thread: the other GPUs' threads would use its default type, fp16.
+        with torch.autocast(first.device.type, dtype=half) if half else contextlib.nullcontext():
+            loss: Tensor = self.objective(fields)
+        return loss.reshape(1) * len(first)
 
 
 class Ddp(Plain):
@@ -31,15 +165,15 @@ class Ddp(Plain):
         if settings.sync_batchnorm:
             nn.SyncBatchNorm.convert_sync_batchnorm(objective, world.group)  # type: ignore[no-untyped-call]
         super().__init__(settings, objective, world)
-        self.exchange = Exchange(world, settings.compress_gradients)
+        self.exchange = Exchange(world, _COMPRESSED.get(settings.compress_gradients))
         # Zeros cannot answer a static graph's first exchange, nor collectives of the model itself.
         self.can_settle = not (settings.static_graph or settings.sync_batchnorm or objective.exchanges)
         self._settings = settings
-        self._graph_known = not settings.static_graph
         self._wrapped = self._wrap()
 
     def _wrap(self) -> DistributedDataParallel:
         settings, world = self._settings, self.world
+        self._graph_known = not settings.static_graph
         wrapped = DistributedDataParallel(
             _Entered(self.objective, self.exchange),
             device_ids=[world.device] if world.device.type == "cuda" else None,
@@ -54,10 +188,9 @@ class Ddp(Plain):
         wrapped.register_comm_hook(wrapped.process_group, self.exchange.average)
         return wrapped
 
-    # --- a step -------------------------------------------------------------------------------------------------------
-
     def loss(self, fields: Fields) -> Tensor:
-        self.exchange.call(exchanges=self._wrapped.broadcast_buffers)
+        if self._wrapped.broadcast_buffers and not self.exchange.entered:
+            self.exchange.called = time.perf_counter()
         loss: Tensor = self._wrapped(fields)
         return loss
 
@@ -81,8 +214,6 @@ class Ddp(Plain):
 
     def exchange_seconds(self) -> float | None:
         return self.exchange.seconds()
-
-    # --- running out of memory ----------------------------------------------------------------------------------------
 
     def settle(self) -> None:
         """Take part with zeros in what other ranks wait for: DDP's collectives before forward, then the buckets.
@@ -117,7 +248,80 @@ class Ddp(Plain):
         del self._wrapped
         gc.collect()
         self._wrapped = self._wrap()
-        self._graph_known = not self._settings.static_graph
+
+
+class Exchange:
+    """DDP's communication hook: all-reduces buckets, and measures how long a step waits for other ranks.
+
+    It has no reference to the DDP module, so that one that is dropped is freed. `sent` counts the buckets of this step;
+    `entered`: its first forward is past DDP's own collectives, which began when the module was `called`.
+    """
+
+    def __init__(self, world: World, compressed: torch.dtype | None) -> None:
+        self.sent = 0
+        self.entered = False
+        self.called: float | None = None
+        self._compressed = compressed
+        self._on_device = world.device.type == "cuda"
+        self._ready: float | None = None
+        self._done = self._waited = 0.0  # `waited`: seconds before forward
+        # Of several steps: the host may read one while the device still computes the next.
+        self._marks: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque(maxlen=4)
+        self._ready_mark: torch.cuda.Event | None = None
+
+    def begin(self) -> None:
+        """Start a step."""
+        self.sent, self.entered, self._ready_mark, self._waited = 0, False, None, 0.0
+
+    def enter(self) -> None:
+        """Note that forward is reached."""
+        if self.called is not None:
+            self._waited, self.called = time.perf_counter() - self.called, None
+        self.entered = True
+
+    def finish(self) -> None:
+        """Note that the step's last backward has returned: later work of the device follows the all-reduce."""
+        if self._ready_mark is not None:
+            self._marks.append((self._ready_mark, _mark()))
+
+    def average(
+        self,
+        group: dist.ProcessGroup,
+        bucket: dist.GradBucket,  # type: ignore[name-defined]
+    ) -> torch.futures.Future[Tensor]:
+        """The hook: all-reduce a bucket to its mean over the group. It is divided first, to avoid overflow."""
+        self._ready = time.perf_counter()
+        if self._on_device and bucket.is_last():
+            self._ready_mark = _mark()
+        gradients = bucket.buffer()
+        divided = gradients.div_(group.size())
+        sent = divided if self._compressed is None else divided.to(self._compressed)
+        work: torch.futures.Future[list[Tensor]] = dist.all_reduce(sent, group=group, async_op=True).get_future()
+        self.sent += 1
+
+        def finished(future: torch.futures.Future[list[Tensor]]) -> Tensor:
+            self._done = time.perf_counter()
+            total = future.value()[0]
+            return gradients if total is gradients else gradients.copy_(total)
+
+        return work.then(finished)
+
+    def seconds(self) -> float | None:
+        """The wait of the newest step for which it is known, in seconds; never waits for the device."""
+        if not self._on_device:
+            return None if self._ready is None else self._waited + max(0.0, self._done - self._ready)
+        for ready, done in reversed(self._marks):
+            if done.query():  # type: ignore[no-untyped-call]
+                milliseconds: float = ready.elapsed_time(done)
+                return milliseconds / 1000
+        return None
+
+
+def _mark() -> torch.cuda.Event:
+    """An event at the current end of the stream."""
+    mark = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    mark.record()
+    return mark
 
 
 class _Entered(nn.Module):
@@ -135,3 +339,66 @@ class _Entered(nn.Module):
         self._exchange.enter()
         loss: Tensor = self.objective(fields)
         return loss
+
+
+class Zero1(Ddp):
+    """DDP with the optimizer's state sharded: a rank steps a part of the parameters, and broadcasts the results.
+
+    Rajbhandari et al. (2020), "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", arXiv:1910.02054.
+    `optimizer` has all parameters, and its inner optimizer those of this rank.
+    """
+
+    optimizer: ZeroRedundancyOptimizer
+
+    def _build_optimizer(self, settings: Settings) -> ZeroRedundancyOptimizer:
+        kind, options = optimizer_options(settings)
+        model = self.objective.model
+        groups = parameter_groups(model.named_parameters(), settings, matrices_of_blocks(model))
+        # Without names: groups are split over ranks, after which names would not match.
+        nameless = [{**group, "params": [parameter for _, parameter in group["params"]]} for group in groups]
+        return ZeroRedundancyOptimizer(
+            nameless,
+            optimizer_class=kind,
+            process_group=self.world.group,
+            # One broadcast per rank and step instead of one per parameter; its buffers support one memory order only.
+            parameters_as_bucket_view=not settings.channels_last,
+            **options,
+        )
+
+    def optimizer_state(self) -> OptimizerState:
+        """The full state on rank 0, on the CPU; tensors are sent one at a time."""
+        own = state_by_name(self.optimizer.optim, self._names)
+        # Tensors go by what a rank needs to receive them.
+        layouts = self.world.gather(
+            {
+                name: {
+                    key: (value.shape, value.dtype, value.device.type) if isinstance(value, Tensor) else value
+                    for key, value in values.items()
+                }
+                for name, values in own.items()
+            }
+        )
+        result: OptimizerState = {}
+        for name in self._names.values():
+            for owner, layout in enumerate(layouts):
+                for key, form in layout.get(name, {}).items():
+                    value = self._send_to_main(own.get(name, {}).get(key), form, owner)
+                    if self.world.is_main:
+                        result.setdefault(name, {})[key] = value
+        return result
+
+    def _send_to_main(self, value: Any, form: Any, owner: int) -> Any:
+        """The owner's value on rank 0; undefined on the others."""
+        if not isinstance(form, tuple):
+            return form
+        if owner == 0:
+            return value.detach().cpu() if self.world.is_main else None
+        shape, dtype, device = form
+        sent: Tensor = (
+            value.contiguous() if self.world.rank == owner else torch.empty(shape, dtype=dtype, device=device)
+        )
+        dist.broadcast(sent, src=owner, group=self.world.group)
+        return sent.cpu()
+
+    def load_optimizer_state(self, state: OptimizerState) -> None:
+        load_state_by_name(self.optimizer.optim, self._names, state)

@@ -22,8 +22,14 @@ from trainer.models.blocks import transformer_blocks
 from trainer.models.deferred import Initial
 from trainer.optim import build_optimizer
 from trainer.parallel import collectives
-from trainer.parallel.state import load_state_by_name, load_tensors, names_by_parameter, state_by_name
-from trainer.parallel.strategy import OptimizerState, Strategy
+from trainer.parallel.strategy import (
+    OptimizerState,
+    Strategy,
+    load_state_by_name,
+    load_tensors,
+    names_by_parameter,
+    state_by_name,
+)
 from trainer.tasks.objective import Objective
 from trainer.world import World
 
