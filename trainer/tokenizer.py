@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainer.errors import TrainerError
+from trainer.errors import TrainerError, one_line
 
 Messages = Sequence[Mapping[str, str]]
 
@@ -61,10 +61,10 @@ class Tokenizer:
             from transformers import PreTrainedTokenizerFast
 
             loaded: Any = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
-        except ImportError as error:
-            raise TrainerError(f"tokenizers need transformers ({error}); pip install 'gputui[train]'") from None
+        except ImportError:
+            raise TrainerError("tokenizers need transformers: pip install 'gputui[train]'") from None
         except Exception as error:  # the libraries raise many types for a damaged file; all mean the same
-            raise TrainerError(f"{folder} is no tokenizer: {' '.join(str(error).split())[:300]}") from None
+            raise TrainerError(f"{folder} is no tokenizer: {one_line(error)[:300]}") from None
         self.folder = folder
         self.size = len(loaded)
         self.eos: int | None = loaded.eos_token_id
@@ -78,21 +78,21 @@ class Tokenizer:
             loaded.chat_template = SIMPLE_TEMPLATE
         self._loaded = loaded
         self._specials = [token.content for token in loaded.added_tokens_decoder.values() if token.special]
+        self._special_ids = {*loaded.all_special_ids, *loaded.added_tokens_decoder}
         self._fast = loaded.backend_tokenizer
         self._fast.no_truncation()
         self._fast.no_padding()
 
     # --- to tokens ----------------------------------------------------------------------------------------------------
 
-    def texts(self, texts: Sequence[str]) -> list[Encoded]:
-        """Tokenize texts, each between `bos` and `eos`. The loss covers all tokens but the first."""
-        before = [] if self.bos is None else [self.bos]
+    def document(self, content: str | Messages) -> Encoded:
+        """Tokenize a conversation, or a text between `bos` and `eos`, whose loss covers all tokens but the first."""
+        if not isinstance(content, str):
+            return self.conversation(content)
+        ids = self._fast.encode(content, add_special_tokens=False).ids
         after = [] if self.eos is None else [self.eos]
-        encoded = []
-        for encoding in self._fast.encode_batch(list(texts), add_special_tokens=False):
-            tokens = np.array([*before, *encoding.ids, *after], dtype=np.uint32)
-            encoded.append(Encoded(tokens, np.arange(len(tokens)) > 0))
-        return encoded
+        tokens = np.array([*([] if self.bos is None else [self.bos]), *ids, *after], dtype=np.uint32)
+        return Encoded(tokens, np.arange(len(tokens)) > 0)
 
     def conversation(self, messages: Messages) -> Encoded:
         """Tokenize a conversation. The loss covers the assistant's words and the end of its turn.
@@ -102,20 +102,17 @@ class Tokenizer:
         messages, or if what it renders before the last one, an answer, is not the prompt for it.
         """
         text = self.rendered(messages)
-        spans = []
+        ids, offsets = self._encode(text)
+        starts = np.array(offsets, dtype=np.int64)
+        learn = np.zeros(len(starts), dtype=np.bool_)
         for number, message in enumerate(messages):
             if message["role"] == "assistant":
                 before = self.rendered(messages[:number], answer=True)
                 until = self.rendered(messages[: number + 1])
                 if until.startswith(before) and text.startswith(until):
-                    spans.append((len(before), len(until.rstrip())))
+                    learn |= (starts >= len(before)) & (starts < len(until.rstrip()))
                 elif number == len(messages) - 1:
                     raise ValueError("the chat template renders an answer otherwise than what asks for it")
-        ids, offsets = self._encode(text)
-        starts = np.array(offsets, dtype=np.int64)
-        learn = np.zeros(len(starts), dtype=np.bool_)
-        for first, end in spans:
-            learn |= (starts >= first) & (starts < end)
         return Encoded(np.array(ids, dtype=np.uint32), learn)
 
     def prompt(self, messages: Messages) -> list[int]:
@@ -136,8 +133,8 @@ class Tokenizer:
 
     def beginning(self, text: str) -> list[int]:
         """The tokens of a plain text for the model to continue."""
-        ids: list[int] = self._fast.encode(text, add_special_tokens=False).ids
-        return ids if self.bos is None else [self.bos, *ids]
+        tokens: list[int] = self.document(text).tokens.tolist()
+        return tokens if self.eos is None else tokens[:-1]
 
     def rendered(self, messages: Messages, *, answer: bool = False) -> str:
         """Render a conversation as text; with `answer`, end with the start of the assistant's turn.
@@ -167,14 +164,10 @@ class Tokenizer:
     @functools.cached_property
     def stops(self) -> tuple[int, ...]:
         """Tokens that end an answer: `eos`, and the one that the template puts after the assistant's words."""
-        stops = [] if self.eos is None else [self.eos]
         answered = self.conversation([{"role": "user", "content": "a"}, {"role": "assistant", "content": "a"}])
-        learnt = answered.tokens[answered.learn]
-        if len(learnt):
-            last = int(learnt[-1])
-            if last not in stops and last in self._loaded.all_special_ids + list(self._loaded.added_tokens_decoder):
-                stops.append(last)
-        return tuple(stops)
+        ends = [] if self.eos is None else [self.eos]
+        ends += [token for token in answered.tokens[answered.learn].tolist()[-1:] if token in self._special_ids]
+        return tuple(dict.fromkeys(ends))
 
     # --- the folder ---------------------------------------------------------------------------------------------------
 

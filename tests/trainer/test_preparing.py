@@ -156,7 +156,7 @@ def test_all_kinds_of_files_become_rows_with_their_masks(tmp_path: Path, folder:
     done = prepare(PreparationPlan((place,), folder, context=96, held_out=5), tmp_path / "out", processes=2)
     assert done.finished and done.documents == 70
     tokenizer = Tokenizer(folder)
-    wanted = [one for text in tokenizer.texts(texts) for one in split_document(text, 97)]
+    wanted = [one for text in texts for one in split_document(tokenizer.document(text), 97)]
     wanted += [tokenizer.conversation(chat) for chat in chats]
     train, held_out = rows_of(tmp_path / "out", "train"), rows_of(tmp_path / "out", "val")
     assert train and held_out

@@ -7,13 +7,12 @@ import contextlib
 import dataclasses
 import errno
 import multiprocessing
-import os
 import signal
 import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from multiprocessing import connection, forkserver, parent_process, resource_tracker
+from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -25,6 +24,7 @@ from trainer.config import Settings
 from trainer.data.contract import BrokenSample, Fields, Indices, ReadsAhead, Split, Transform
 from trainer.data.order import Choice, Deal
 from trainer.errors import RankError, TrainerError
+from trainer.preparing.prepare import end_with_parent
 
 _RETRY_SECONDS = (0.05, 0.5)
 # Errors of a disk or network that may be gone at the next attempt.
@@ -285,11 +285,4 @@ def _start_worker(_: int) -> None:
     # A stop signal reaches the whole process group, but the rank finishes its step first and may need data for that.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    threading.Thread(target=_end_with_rank, daemon=True).start()
-
-
-def _end_with_rank() -> None:
-    rank = parent_process()
-    assert rank is not None, "workers are children"
-    connection.wait([rank.sentinel])
-    os._exit(1)
+    threading.Thread(target=end_with_parent, daemon=True).start()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.errors import TrainerError
+from trainer.errors import TrainerError, one_line
 from trainer.tokenizer import Messages
 
 # Bytes of a slice, the unit of work of one process. A larger text file becomes one document per slice.
@@ -23,8 +22,8 @@ _HELD_OUT = re.compile(r"(^|[^a-z])(val|valid|validation|test)([^a-z]|$)")
 
 
 @dataclass(frozen=True)
-class ByteSlice:
-    """The lines of a file that begin at bytes start .. stop - 1.
+class Slice:
+    """The lines of a file that begin at bytes start .. stop - 1, or those row groups of a Parquet file.
 
     `held_out` says whether its documents are held out; None: their content decides.
     """
@@ -33,19 +32,6 @@ class ByteSlice:
     start: int
     stop: int
     held_out: bool | None
-
-
-@dataclass(frozen=True)
-class RowGroupSlice:
-    """Row groups start .. stop - 1 of a Parquet file; `held_out` as in `ByteSlice`."""
-
-    path: Path
-    start: int
-    stop: int
-    held_out: bool | None
-
-
-Slice = ByteSlice | RowGroupSlice
 
 
 @dataclass(frozen=True)
@@ -75,21 +61,17 @@ def list_files(inputs: Sequence[Path]) -> list[tuple[Path, bool]]:
     return [(file, _HELD_OUT.search(str(name).lower()) is not None) for file, name in files]
 
 
-def cut_into_slices(path: Path, *, held_out: bool | None) -> Sequence[Slice]:
+def cut_into_slices(path: Path, *, held_out: bool | None) -> list[Slice]:
     """Cut a file into slices of about SLICE_BYTES. Raises TrainerError for a damaged Parquet file, and OSError."""
-    if path.suffix.lower() == _PARQUET:
-        return _cut_row_groups(path, held_out)
-    size = path.stat().st_size
-    return [ByteSlice(path, start, min(start + SLICE_BYTES, size), held_out) for start in range(0, size, SLICE_BYTES)]
-
-
-def _cut_row_groups(path: Path, held_out: bool | None) -> list[RowGroupSlice]:
+    if path.suffix.lower() != _PARQUET:
+        size = path.stat().st_size
+        return [Slice(path, start, min(start + SLICE_BYTES, size), held_out) for start in range(0, size, SLICE_BYTES)]
     slices, first, total_bytes = [], 0, 0
     metadata = _open_parquet(path).metadata
     for group in range(metadata.num_row_groups):
         total_bytes += metadata.row_group(group).total_byte_size
         if total_bytes >= SLICE_BYTES or group == metadata.num_row_groups - 1:
-            slices.append(RowGroupSlice(path, first, group + 1, held_out))
+            slices.append(Slice(path, first, group + 1, held_out))
             first, total_bytes = group + 1, 0
     return slices
 
@@ -99,7 +81,7 @@ def read_documents(part: Slice, column: str) -> Iterator[TextDocument]:
 
     Raises TrainerError naming file and line of the first row that is neither, and OSError.
     """
-    if isinstance(part, RowGroupSlice):
+    if part.path.suffix.lower() == _PARQUET:
         yield from _read_parquet(part, column)
     elif part.path.suffix.lower() in _JSON_LINES:
         yield from _read_json_lines(part, column)
@@ -107,7 +89,7 @@ def read_documents(part: Slice, column: str) -> Iterator[TextDocument]:
         yield from _read_text(part)
 
 
-def _read_json_lines(part: ByteSlice, column: str) -> Iterator[TextDocument]:
+def _read_json_lines(part: Slice, column: str) -> Iterator[TextDocument]:
     for offset, content in _lines(part):
         if not content.strip():
             continue
@@ -119,7 +101,7 @@ def _read_json_lines(part: ByteSlice, column: str) -> Iterator[TextDocument]:
         yield TextDocument(_content(row, column, where), where)
 
 
-def _read_text(part: ByteSlice) -> Iterator[TextDocument]:
+def _read_text(part: Slice) -> Iterator[TextDocument]:
     """The lines of the slice as one document; none if they are blank."""
     content = b"".join(content for _, content in _lines(part))
     try:
@@ -130,7 +112,7 @@ def _read_text(part: ByteSlice) -> Iterator[TextDocument]:
         yield TextDocument(text, lambda: str(part.path))
 
 
-def _lines(part: ByteSlice) -> Iterator[tuple[int, bytes]]:
+def _lines(part: Slice) -> Iterator[tuple[int, bytes]]:
     """The byte offset and content of each line that begins in the slice."""
     with part.path.open("rb") as file:
         if part.start:
@@ -150,7 +132,7 @@ def _line_number(path: Path, offset: int) -> str:
     return f"{path}:{lines}"
 
 
-def _read_parquet(part: RowGroupSlice, column: str) -> Iterator[TextDocument]:
+def _read_parquet(part: Slice, column: str) -> Iterator[TextDocument]:
     file = _open_parquet(part.path)
     columns = [name for name in ("messages", column) if name in file.schema_arrow.names]
     if not columns:
@@ -172,36 +154,26 @@ def _content(row: Any, column: str, where: Callable[[], str]) -> str | Messages:
     if not isinstance(row, dict):
         raise TrainerError(f"{where()}: a {type(row).__name__}, where an object with messages or {column} was expected")
     messages = row.get("messages")
-    if messages is not None:
-        problem = _problem_of(messages)
-        if problem:
-            raise TrainerError(f"{where()}: {problem}")
-        return [{"role": message["role"], "content": message["content"]} for message in messages]
-    text = row.get(column)
-    if not isinstance(text, str):
-        raise TrainerError(f"{where()}: neither messages nor a text in {column}; it has {', '.join(map(str, row))}")
-    return text
-
-
-def _problem_of(messages: Any) -> str:
-    """Why this is no conversation; empty if it is one."""
+    if messages is None:
+        text = row.get(column)
+        if not isinstance(text, str):
+            raise TrainerError(f"{where()}: neither messages nor a text in {column}; it has {', '.join(map(str, row))}")
+        return text
     if not isinstance(messages, list) or not messages:
-        return "messages is not a list of messages"
+        raise TrainerError(f"{where()}: messages is not a list of messages")
     for number, message in enumerate(messages, 1):
-        if not isinstance(message, Mapping) or not all(
-            isinstance(message.get(key), str) for key in ("role", "content")
-        ):
-            return f"message {number} has no role and content in words"
-    return ""
+        if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
+            raise TrainerError(f"{where()}: message {number} has no role and content in words")
+    return [{"role": message["role"], "content": message["content"]} for message in messages]
 
 
 def _open_parquet(path: Path) -> Any:
     try:
         import pyarrow
         from pyarrow import parquet
-    except ImportError as error:
-        raise TrainerError(f"Parquet files need pyarrow ({error}); pip install 'gputui[train]'") from None
+    except ImportError:
+        raise TrainerError("Parquet files need pyarrow: pip install 'gputui[train]'") from None
     try:
-        return parquet.ParquetFile(os.fspath(path))
+        return parquet.ParquetFile(path)
     except (OSError, pyarrow.ArrowInvalid) as error:
-        raise TrainerError(f"{path} is no Parquet file: {' '.join(str(error).split())}") from None
+        raise TrainerError(f"{path} is no Parquet file: {one_line(error)}") from None

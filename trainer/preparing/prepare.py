@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import json
 import multiprocessing
 import os
@@ -35,7 +36,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer.errors import SettingsError, TrainerError, show
-from trainer.preparing.documents import Slice, TextDocument, cut_into_slices, list_files, read_documents
+from trainer.preparing.documents import Slice, cut_into_slices, list_files, read_documents
 from trainer.preparing.packing import pack, split_document
 from trainer.tokenizer import Encoded, Tokenizer
 
@@ -43,7 +44,6 @@ JOURNAL = "journal.jsonl"
 META = "meta.json"
 
 _FORMAT = 1
-_BATCH_TEXTS = 256  # texts per call of the tokenizer
 _PROMPTS = 4  # held-out prompts in meta.json, for --answer-every
 _PROMPT_TOKENS = 32  # length of a prompt from a text
 _PROGRESS_EVERY = 5.0  # seconds
@@ -94,28 +94,6 @@ def prepare(
     tokenizer = Tokenizer(plan.tokenizer)
     if plan.context < 8 or plan.held_out < 2:
         raise SettingsError("--context must be 8 or more, and --held-out 2 or more")
-    slices = _slices(plan)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with _journal(folder, _identity(plan, tokenizer, slices)) as (file, finished):
-            if not (folder / META).is_file():
-                tokenizer.copy_to(folder / "tokenizer")
-                pool = _Pool(plan, folder, slices, file, finished, stopping)
-                complete = pool.run(min(processes or len(os.sched_getaffinity(0)), len(slices)))
-                if complete:
-                    _write_meta(folder, plan, tokenizer, finished)
-            else:
-                complete = True
-    except OSError as error:
-        raise TrainerError(f"{error.filename or folder}: {error.strerror}") from None
-    documents, tokens = (sum(line[key] for line in finished.values()) for key in ("documents", "tokens"))
-    return Prepared(complete, documents, tokens, time.monotonic() - began)
-
-
-# --- the plan and its journal -----------------------------------------------------------------------------------------
-
-
-def _slices(plan: PreparationPlan) -> list[Slice]:
     files = list_files(plan.inputs)
     by_name = any(held_out for _, held_out in files)
     slices = [
@@ -123,7 +101,26 @@ def _slices(plan: PreparationPlan) -> list[Slice]:
     ]
     if not slices:
         raise TrainerError(f"{plan.inputs[0]} is empty")
-    return slices
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _journal(folder, _identity(plan, tokenizer, slices)) as (journal, finished):
+            complete = (folder / META).is_file()
+            if not complete:
+                tokenizer.copy_to(folder / "tokenizer")
+                missing = [(number, part) for number, part in enumerate(slices) if number not in finished]
+                for line in _prepared(plan, folder, missing, processes or len(os.sched_getaffinity(0)), stopping):
+                    finished[line["slice"]] = line
+                    _append(journal, line)
+                complete = len(finished) == len(slices)
+            if complete and not (folder / META).is_file():
+                _write_meta(folder, plan, tokenizer, finished)
+    except OSError as error:
+        raise TrainerError(f"{error.filename or folder}: {error.strerror}") from None
+    documents, tokens = (sum(line[key] for line in finished.values()) for key in ("documents", "tokens"))
+    return Prepared(complete, documents, tokens, time.monotonic() - began)
+
+
+# --- the plan and its journal -----------------------------------------------------------------------------------------
 
 
 def _identity(plan: PreparationPlan, tokenizer: Tokenizer, slices: list[Slice]) -> dict[str, Any]:
@@ -208,106 +205,82 @@ def _replace(path: Path, content: bytes) -> None:
 # --- on all cores -----------------------------------------------------------------------------------------------------
 
 
-class _Pool:
-    """Prepares the unfinished slices in processes, and writes each result to the journal."""
-
-    def __init__(
-        self,
-        plan: PreparationPlan,
-        folder: Path,
-        slices: list[Slice],
-        journal: TextIO,
-        finished: dict[int, dict[str, Any]],
-        stopping: Callable[[], bool],
-    ) -> None:
-        self._plan = plan
-        self._folder = folder
-        self._slices = slices
-        self._journal = journal
-        self._finished = finished
-        self._stopping = stopping
-        self._began = time.monotonic()
-        self._earlier_tokens = sum(line["tokens"] for line in finished.values())
-        self._shown_at = -_PROGRESS_EVERY
-
-    def run(self, processes: int) -> bool:
-        """Prepare until all slices are finished or `stopping` returns True. Returns whether all are finished."""
-        missing = [number for number in range(len(self._slices)) if number not in self._finished]
-        if not missing:
-            return True
-        context = multiprocessing.get_context("spawn")
-        unrelated = set(multiprocessing.active_children())
-        running: dict[Future[dict[str, Any]], int] = {}
-        with ProcessPoolExecutor(processes, context, _start_process, (self._plan, self._folder)) as pool:
-            try:
-                while (missing or running) and not self._stopping():
-                    while missing and len(running) < 2 * processes:
-                        number = missing.pop(0)
-                        running[pool.submit(_prepare_slice, number, self._slices[number])] = number
-                    done, _ = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
-                    for future in done:
-                        number = running.pop(future)
-                        self._finished[number] = future.result()
-                        _append(self._journal, self._finished[number])
-                    self._progress(processes, last=not (missing or running))
-            except BrokenProcessPool:
-                if not self._stopping():
-                    raise TrainerError("a process that prepares tokens died; was there too little memory?") from None
-            finally:
-                if self._stopping():
-                    # Unfinished slices are prepared again, so nothing is lost.
-                    for process in set(multiprocessing.active_children()) - unrelated:
-                        process.kill()
-                pool.shutdown(cancel_futures=True)
-        return len(self._finished) == len(self._slices)
-
-    def _progress(self, processes: int, *, last: bool) -> None:
-        elapsed = time.monotonic() - self._began
-        if not last and elapsed - self._shown_at < _PROGRESS_EVERY:
-            return
-        self._shown_at = elapsed
-        tokens = sum(line["tokens"] for line in self._finished.values())
-        rate = (tokens - self._earlier_tokens) / elapsed
-        share = len(self._finished) / len(self._slices)
-        show(
-            f"prepare: {share:4.0%}  {len(self._finished)} of {len(self._slices)} slices  {tokens:,} tokens"
-            f"  {rate:,.0f} tokens/s  {processes} processes",
-            error=True,
-        )
+def _prepared(
+    plan: PreparationPlan,
+    folder: Path,
+    slices: list[tuple[int, Slice]],
+    processes: int,
+    stopping: Callable[[], bool],
+) -> Iterator[dict[str, Any]]:
+    """Prepare slices in processes, until all are finished or `stopping` returns True. Yields a line for the journal."""
+    began = shown_at = time.monotonic()
+    tokens = done = 0
+    waiting, running = list(reversed(slices)), set[Future[dict[str, Any]]]()
+    processes = max(1, min(processes, len(slices)))
+    unrelated = set(multiprocessing.active_children())
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, context, _start_process) as pool:
+        try:
+            while (waiting or running) and not stopping():
+                while waiting and len(running) < 2 * processes:
+                    running.add(pool.submit(_prepare_slice, plan, folder, *waiting.pop()))
+                ready, running = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
+                for future in ready:
+                    yield future.result()
+                    tokens += future.result()["tokens"]
+                    done += 1
+                now = time.monotonic()
+                if now - shown_at >= _PROGRESS_EVERY or not (waiting or running):
+                    shown_at = now
+                    show(
+                        f"prepare: {done / len(slices):4.0%}  {done} of {len(slices)} slices  {tokens:,} tokens"
+                        f"  {tokens / (now - began):,.0f} tokens/s  {processes} processes",
+                        error=True,
+                    )
+        except BrokenProcessPool:
+            if not stopping():
+                raise TrainerError("a process that prepares tokens died; was there too little memory?") from None
+        finally:
+            if stopping():
+                # Unfinished slices are prepared again, so nothing is lost.
+                for process in set(multiprocessing.active_children()) - unrelated:
+                    process.kill()
+            pool.shutdown(cancel_futures=True)
 
 
-# Of a process of the pool, set by `_start_process`.
-_worker: tuple[PreparationPlan, Path, Tokenizer] | None = None
-
-
-def _start_process(plan: PreparationPlan, folder: Path) -> None:
-    """Set up a process of the pool: load the tokenizer once, and end with the parent."""
-    global _worker
+def _start_process() -> None:
+    """Set up a process of the pool, which ends with its parent."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # there are as many processes as cores
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C reaches the whole process group; the parent handles it
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    _worker = plan, folder, Tokenizer(plan.tokenizer)
+    threading.Thread(target=end_with_parent, daemon=True).start()
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
+    """Wait until the process that started this one ends, and end as well."""
     parent = parent_process()
     assert parent is not None
     connection.wait([parent.sentinel])
     os._exit(1)
 
 
-def _prepare_slice(number: int, part: Slice) -> dict[str, Any]:
+_loaded = functools.cache(Tokenizer)  # once in each process of the pool
+
+
+def _prepare_slice(plan: PreparationPlan, folder: Path, number: int, part: Slice) -> dict[str, Any]:
     """Write the files of a slice. Returns its line of the journal."""
-    assert _worker is not None
-    plan, folder, tokenizer = _worker
+    tokenizer = _loaded(plan.tokenizer)
     row = plan.context + 1
     counts = dict.fromkeys(_COUNTS, 0)
     train: list[Encoded] = []
     val: list[Encoded] = []
     prompts: list[list[int]] = []
-    for document, encoded in _encode_documents(part, plan, tokenizer):
+    for document in read_documents(part, plan.column):
         counts["documents"] += 1
         is_text = isinstance(document.content, str)
+        try:
+            encoded = tokenizer.document(document.content)
+        except ValueError as error:
+            raise TrainerError(f"{document.where()}: {error}") from None
         if not is_text and len(encoded.tokens) > row:
             # The rest of a conversation is dropped: it means little without the beginning.
             counts["shortened"] += 1
@@ -336,27 +309,3 @@ def _prepare_slice(number: int, part: Slice) -> dict[str, Any]:
             values: npt.NDArray[Any] = tokens.astype("<u2" if _dtype(tokenizer) == "uint16" else "<u4")
             _replace(folder / f"{name}-{number:05d}.bin", values.tobytes())
     return {"slice": number, **counts, "prompts": _first_prompts(prompts)}
-
-
-def _encode_documents(
-    part: Slice, plan: PreparationPlan, tokenizer: Tokenizer
-) -> Iterator[tuple[TextDocument, Encoded]]:
-    """Tokenize the documents of a slice. Texts are tokenized in batches, so they may follow later conversations."""
-    texts: list[TextDocument] = []
-
-    def encode_texts() -> Iterator[tuple[TextDocument, Encoded]]:
-        yield from zip(texts, tokenizer.texts([str(text.content) for text in texts]), strict=True)
-        texts.clear()
-
-    for document in read_documents(part, plan.column):
-        if isinstance(document.content, str):
-            texts.append(document)
-            if len(texts) == _BATCH_TEXTS:
-                yield from encode_texts()
-            continue
-        try:
-            encoded = tokenizer.conversation(document.content)
-        except ValueError as error:
-            raise TrainerError(f"{document.where()}: {error}") from None
-        yield document, encoded
-    yield from encode_texts()
