@@ -19,8 +19,10 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field, ValidationError
 
 from trainer.errors import SettingsError, show
 
@@ -36,8 +38,6 @@ KINDS: dict[str, tuple[str, ...]] = {
     "disk_full": (),  # ENOSPC from the first checkpoint at or after that step
 }
 
-ALWAYS = -1
-
 OOM_TEXT = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU {gpu} has a total capacity of 79.15 GiB of which 1.21 GiB is"
     " free. Including non-PyTorch memory, this process has 77.93 GiB memory in use. Of the allocated memory 76.84 GiB"
@@ -47,25 +47,22 @@ OOM_TEXT = (
 )
 
 
-@dataclass(frozen=True)
-class PlannedFault:
-    """One fault. `times` is how often it may fire in an output directory, or ALWAYS."""
+class PlannedFault(BaseModel, frozen=True):
+    """One fault. `times` is how often it may fire in an output directory."""
 
     kind: str
-    step: int
-    rank: int = 0
-    times: int = 1
-    code: int = 1
-    seconds: float = 1.0
-    above: int = 0
+    step: int = Field(ge=1)
+    rank: int = Field(0, ge=0)
+    times: Annotated[int, Field(ge=1)] | Literal["always"] = 1
+    code: int = Field(1, ge=0)
+    seconds: float = Field(1.0, ge=0, lt=1e9)
+    above: int = Field(0, ge=0)
 
     def __str__(self) -> str:
         """The description with all options, which `parse` accepts."""
-        parts = [f"step={self.step}", f"rank={self.rank}"]
-        parts += [f"{name}={getattr(self, name)}" for name in KINDS[self.kind] if name != "above" or self.above]
-        if self.times != 1:
-            parts.append(f"times={'always' if self.times == ALWAYS else self.times}")
-        return f"{self.kind}@{','.join(parts)}"
+        names = ["step", "rank", *KINDS[self.kind], *(["times"] if self.times != 1 else [])]
+        values = [f"{name}={getattr(self, name)}" for name in names if name != "above" or self.above]
+        return f"{self.kind}@{','.join(values)}"
 
     def due(self, step: int, batch_size: int) -> bool:
         """Whether it fires in this step with micro batches of this size."""
@@ -75,54 +72,27 @@ class PlannedFault:
 
 def parse(text: str) -> list[PlannedFault]:
     """Parse faults; an empty text or ``none`` is no fault. Raises SettingsError naming fault and problem."""
-    if text.strip().lower() in ("", "none"):
-        return []
-    return [_parse_one(part.strip()) for part in text.split(";") if part.strip()]
+    parts = [part.strip() for part in text.split(";")]
+    return [_parse_one(part) for part in parts if part and part.lower() != "none"]
 
 
 def _parse_one(text: str) -> PlannedFault:
-    def invalid(reason: str) -> SettingsError:
-        return SettingsError(f"--inject {text}: {reason}")
-
-    kind, at, rest = text.partition("@")
+    kind, _, rest = text.partition("@")
     if kind not in KINDS:
-        raise invalid(f"unknown fault {kind!r}; one of {', '.join(KINDS)}, as in oom@step=40")
-    allowed = ("step", "rank", "times", *KINDS[kind])
-    values: dict[str, str] = {}
-    for option in rest.split(",") if at else []:
-        name, equals, value = (part.strip() for part in option.partition("="))
-        if not equals or name not in allowed:
-            raise invalid(f"expected {', '.join(f'{name}=' for name in allowed)} after the @, got {option!r}")
-        if name in values:
-            raise invalid(f"{name}= is there twice")
-        values[name] = value
-    if "step" not in values:
-        raise invalid(f"the step is missing, as in {kind}@step=40")
-
-    def whole(name: str, default: int, least: int) -> int:
-        value = values.get(name, str(default))
-        if not value.isascii() or not value.isdigit() or int(value) < least:
-            raise invalid(f"{name}= must be a whole number of at least {least}, got {value!r}")
-        return int(value)
-
+        raise SettingsError(f"--inject {text}: unknown fault {kind!r}; one of {', '.join(KINDS)}, as in oom@step=40")
+    # Checkpoints are written by rank 0.
+    allowed = ("step", "times", *(["rank"] if kind != "disk_full" else []), *KINDS[kind])
+    parts = [part.strip().partition("=") for part in rest.split(",") if part]
+    options = {name: value for name, _, value in parts if name in allowed}
+    if len(options) < len(parts):
+        wanted = ", ".join(f"{one}=" for one in allowed)
+        raise SettingsError(f"--inject {text}: expected each of {wanted} at most once, got {rest!r}")
     try:
-        seconds = float(values.get("seconds", "1"))
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < 1e9:
-        raise invalid(f"seconds= must be a number of at least 0, got {values['seconds']!r}")
-    fault = PlannedFault(
-        kind=kind,
-        step=whole("step", 0, 1),
-        rank=whole("rank", 0, 0),
-        times=ALWAYS if values.get("times") == "always" else whole("times", 1, 1),
-        code=whole("code", 1, 0),
-        seconds=seconds,
-        above=whole("above", 0, 0),
-    )
-    if kind == "disk_full" and fault.rank != 0:
-        raise invalid("checkpoints are written by rank 0, so rank= must be 0 here")
-    return fault
+        return PlannedFault.model_validate({"kind": kind, **options})
+    except ValidationError as error:
+        first = error.errors()[0]
+        problem = f"{first['loc'][0]}= {first['msg'].removeprefix('Input ').lower()}"
+        raise SettingsError(f"--inject {text}: {problem}; write it as in oom@step=40,rank=1") from None
 
 
 class Injector:
@@ -133,10 +103,7 @@ class Injector:
         self._directory = directory
 
     def before_step(self, step: int, batch_size: int) -> bool:
-        """Fire the due faults at the start of a step. Returns whether its loss must become NaN.
-
-        `batch_size` is the size of this rank's micro batches.
-        """
+        """Fire the due faults at the start of a step. Returns whether its loss must become NaN."""
         poison = False
         for fault in self._faults:
             if fault.kind != "disk_full" and fault.due(step, batch_size) and self._count(fault):
@@ -151,11 +118,8 @@ class Injector:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
     def _count(self, fault: PlannedFault) -> bool:
-        """Count a firing on disk. Returns False if it has fired often enough.
-
-        The count is synced before the fault fires, so that a process which it kills does not fire it again.
-        """
-        if fault.times == ALWAYS:
+        """Count a firing, on disk before it kills the process. Returns False if it has fired often enough."""
+        if fault.times == "always":
             return True
         self._directory.mkdir(parents=True, exist_ok=True)
         with (self._directory / str(fault)).open("a+", encoding="ascii") as marker:
