@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -17,9 +16,8 @@ from trainer.data import Data, load_data
 from trainer.data.feed import BatchFeed, HeldOut
 from trainer.data.order import Deal
 from trainer.errors import SettingsError, TrainerError
-from trainer.models import Built, build
+from trainer.models import build
 from trainer.models.blocks import transformer_blocks
-from trainer.models.deferred import DeferredInit, Initial
 from trainer.optim import Ema, WarmupSchedule
 from trainer.parallel.build import build_strategy, shards_weights
 from trainer.precision import Precision, compile_modules
@@ -56,13 +54,14 @@ class PhaseSession:
         self.precision = Precision(settings, world.device)
         self.data = _load_data(settings, world)
         seed_everything(settings.seed)  # the same initial weights on every rank
-        self.built, initial = _build_model(settings, world, self.data)
+        sharded = shards_weights(settings, world) and settings.tensor_parallel == 1
+        self.built = build(settings, self.data, sharded=sharded)
         self.objective = self._build_objective()
         self.parameters = sum(parameter.numel() for parameter in self.objective.parameters())
         # Counting takes up to a second, and only GPUs have a peak to compare it with.
         self.flops_per_sample = self.objective.flops_per_sample() if world.device.type == "cuda" else None
         self._compile()
-        self.strategy = build_strategy(settings, self.objective, world, initial)
+        self.strategy = build_strategy(settings, self.objective, world)
         self.schedule = WarmupSchedule(self.strategy.optimizer, settings, self.phase_step)
         self.ema = Ema(self.strategy.local_parameters(), settings.ema) if settings.ema else None
         self.feed, self.held_out = self._build_feeds()
@@ -227,18 +226,3 @@ def _load_data(settings: Settings, world: World) -> Data:
     if problem := world.from_main(problem):
         raise problem
     return data or load_data(settings)
-
-
-def _build_model(settings: Settings, world: World, data: Data) -> tuple[Built, Initial | None]:
-    """Build the model, with the same weights on every rank.
-
-    If they will be sharded, it is built without memory for them, if possible; the second value initialises them.
-    """
-    if shards_weights(settings, world) and settings.tensor_parallel == 1 and settings.weights is None:
-        deferred = DeferredInit()
-        # What cannot be deferred, such as a custom initialisation, is built in host memory below.
-        with contextlib.suppress(Exception), deferred:
-            built = build(settings, data)
-            return built, deferred.initial(built.model)
-        seed_everything(settings.seed)
-    return build(settings, data), None

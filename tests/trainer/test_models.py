@@ -13,7 +13,7 @@ from tests.trainer.small_models import SMALL, images, inputs, small_settings, te
 from trainer.config import Settings
 from trainer.data.contract import Data, Images, Text
 from trainer.errors import SettingsError
-from trainer.models import build_model
+from trainer.models import build, build_model
 
 
 @table("name", SMALL)
@@ -46,8 +46,7 @@ def test_each_named_network_maps_samples_to_logits(name: str) -> None:
 def test_full_sizes_have_the_published_numbers_of_parameters(
     name: str, data: Data, options: dict[str, Any], parameters: int
 ) -> None:
-    with torch.device("meta"):
-        model = build_model(small_settings(name, model_options=options), data)
+    model = build(small_settings(name, model_options=options), data, sharded=True).model
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
 
 

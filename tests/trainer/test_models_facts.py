@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from torch import nn
 
 from tests.trainer.small_models import images, small_settings, text
 from trainer.config import Settings
-from trainer.models import build_model, flops_per_sample, model_facts
+from trainer.models import build, flops_per_sample, model_facts
 
 
 def test_gpt2_has_the_flops_of_palms_appendix() -> None:
-    with torch.device("meta"):
-        facts = model_facts(build_model(small_settings("gpt2", model_options={}), text(50304, 1024)))
+    settings = small_settings("gpt2", model_options={})
+    facts = model_facts(build(settings, text(50304, 1024), sharded=True).model)
     assert (facts.layers, facts.attention_width) == (12, 768)
     # 12 blocks of 12 d² + 13 d, the last norm, and the table of tokens, which is the output layer too.
     matrices = 12 * (12 * 768**2 + 13 * 768) + 2 * 768 + 50304 * 768
@@ -31,7 +30,7 @@ def test_flops_of_a_convolution_and_of_the_first_layers_missing_input_gradient()
 
 
 def test_resnet_50_has_the_operations_of_its_paper() -> None:
-    with torch.device("meta"):
-        model = build_model(Settings(task="classify", model="resnet50"), images(3, 224, 224, 1000))
+    settings = Settings(task="classify", model="resnet50")
+    model = build(settings, images(3, 224, 224, 1000), sharded=True).model
     # 4.1e9 multiply-adds forward (He et al. round to 3.8e9 without the shortcuts), about three times that in all.
     assert flops_per_sample(model, (3, 224, 224)) == pytest.approx(3 * 2 * 4.09e9, rel=0.02)

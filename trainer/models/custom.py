@@ -13,16 +13,10 @@ from torch import nn
 
 from trainer.config import Settings
 from trainer.config.problems import nearest
-from trainer.data.contract import Data, Images, Text
+from trainer.data.contract import Data, Images
 from trainer.errors import SettingsError
-from trainer.models.huggingface import FROM_DATA, check_options, fitting, known_keys, library
-from trainer.models.language import check_room
+from trainer.models.huggingface import FROM_DATA, check_options, check_room, fitting, known_keys, library, vocabulary
 from trainer.models.own import Logits
-
-
-def vocabulary(settings: Settings, data: Text) -> int:
-    """Tokens that a model must know: the data's, and for masked language modelling the mask after them."""
-    return data.vocabulary + (settings.task == "mlm")
 
 
 def from_function(settings: Settings, data: Data) -> nn.Module:

@@ -6,7 +6,9 @@ import importlib
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
+from trainer.config import Settings
 from trainer.config.problems import nearest
+from trainer.data.contract import Text
 from trainer.errors import SettingsError, TrainerError, one_line
 
 T = TypeVar("T")
@@ -37,8 +39,8 @@ def configuration(kind: Any, values: Mapping[str, Any], options: Mapping[str, An
     """
     aliases: Mapping[str, str] = kind.attribute_map
     check_options(options, known_keys(kind()), kind.__name__, decided=FROM_DATA)
-    chosen = {aliases.get(key, key): value for key, value in options.items()}
-    config = fitting(lambda: kind(**{**values, **chosen}))
+    chosen = {aliases.get(key, key): value for key, value in {**values, **options}.items()}
+    config = fitting(lambda: kind(**chosen))
     width, heads = getattr(config, "hidden_size", None), getattr(config, "num_attention_heads", None)
     if isinstance(width, int) and isinstance(heads, int) and width % heads:
         raise SettingsError(
@@ -72,3 +74,16 @@ def fitting(make: Callable[[], T], where: str = "model_options") -> T:
         return make()
     except (ValueError, TypeError, StrictDataclassError) as error:
         raise SettingsError(f"{where}: {one_line(error)}") from None
+
+
+def vocabulary(settings: Settings, data: Text) -> int:
+    """Tokens that a model must know: the data's, and for masked language modelling the mask after them."""
+    return data.vocabulary + (settings.task == "mlm")
+
+
+def check_room(config: Any, tokens: int, context: int) -> None:
+    """Raise SettingsError if the configuration has less room than the data needs."""
+    for key, needed in (("vocab_size", tokens), ("max_position_embeddings", context)):
+        room = getattr(config, key, None)
+        if isinstance(room, int) and room < needed:
+            raise SettingsError(f"model: {key} is {room}, but the data needs at least {needed}")

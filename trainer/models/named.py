@@ -1,9 +1,19 @@
-"""From settings and data to a network: by name, from a configuration file or from the user's own function."""
+"""From settings and data to a network: by name, from a configuration file or from the user's own function.
+
+Networks of `transformers` are a table of families and sizes, with fresh weights. Radford et al., "Language Models are
+Unsupervised Multitask Learners", 2019; Hugging Face's SmolLM-135M; Devlin et al., "BERT", 2018; bert-tiny: Turc et al.,
+"Well-Read Students Learn Better", 2019; He et al., "Deep Residual Learning for Image Recognition", 2015; Dosovitskiy et
+al., "An Image is Worth 16x16 Words", 2020.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,19 +23,96 @@ from trainer.config import Settings
 from trainer.config.problems import nearest
 from trainer.data.contract import Data, Images, Text
 from trainer.errors import SettingsError
-from trainer.models import custom, language, vision
+from trainer.models import custom
 from trainer.models.blocks import apply_recompute
-from trainer.models.own import SMALLEST_IMAGE, ByteTransformer, Embedder, SmallCnn
+from trainer.models.deferred import give_first_values, without_memory
+from trainer.models.huggingface import check_room, configuration, fitting, library, vocabulary
+from trainer.models.own import SMALLEST_IMAGE, ByteTransformer, Embedder, Logits, SmallCnn
 from trainer.models.weights import WeightsReport, load_weights
 
-_IMAGE_NAMES = ("cnn", *vision.NAMES)
+
+@dataclass(frozen=True)
+class _Family:
+    """Class names of transformers; the configuration's keys that take the dropout, and the values of all sizes."""
+
+    config: str
+    model: str
+    dropout: tuple[str, ...] = ()
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+_GPT2 = _Family(
+    "GPT2Config",
+    "GPT2LMHeadModel",
+    ("resid_pdrop", "embd_pdrop", "attn_pdrop"),
+    {"activation_function": "gelu_pytorch_tanh"},  # GPT-2's own approximation of GELU, in one kernel
+)
+_LLAMA = _Family(
+    "LlamaConfig",
+    "LlamaForCausalLM",
+    ("attention_dropout",),
+    {
+        "tie_word_embeddings": True,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+)
+_HIDDEN_DROPOUT = ("hidden_dropout_prob", "attention_probs_dropout_prob")
+_BERT = _Family("BertConfig", "BertForMaskedLM", _HIDDEN_DROPOUT)
+_RESNET = _Family("ResNetConfig", "ResNetForImageClassification")
+_VIT = _Family("ViTConfig", "ViTForImageClassification", _HIDDEN_DROPOUT, {"attn_implementation": "sdpa"})
+
+_CAUSAL: dict[str, tuple[_Family, dict[str, Any]]] = {
+    "gpt2": (_GPT2, {"n_embd": 768, "n_layer": 12, "n_head": 12}),
+    "gpt2-medium": (_GPT2, {"n_embd": 1024, "n_layer": 24, "n_head": 16}),
+    "gpt2-large": (_GPT2, {"n_embd": 1280, "n_layer": 36, "n_head": 20}),
+    "gpt2-xl": (_GPT2, {"n_embd": 1600, "n_layer": 48, "n_head": 25}),
+    "smollm-135m": (
+        _LLAMA,
+        {
+            "hidden_size": 576,
+            "intermediate_size": 1536,
+            "num_hidden_layers": 30,
+            "num_attention_heads": 9,
+            "num_key_value_heads": 3,
+        },
+    ),
+}
+
+
+def _bert(hidden_size: int, layers: int, heads: int) -> tuple[_Family, dict[str, Any]]:
+    sizes = {"hidden_size": hidden_size, "num_hidden_layers": layers, "num_attention_heads": heads}
+    return _BERT, {**sizes, "intermediate_size": 4 * hidden_size}
+
+
+_MASKED = {"bert-tiny": _bert(128, 2, 2), "bert-base": _bert(768, 12, 12), "bert-large": _bert(1024, 24, 16)}
+_BOTTLENECK = {"layer_type": "bottleneck", "hidden_sizes": [256, 512, 1024, 2048]}
+_VISION: dict[str, tuple[_Family, dict[str, Any]]] = {
+    "resnet18": (_RESNET, {"layer_type": "basic", "hidden_sizes": [64, 128, 256, 512], "depths": [2, 2, 2, 2]}),
+    "resnet50": (_RESNET, {**_BOTTLENECK, "depths": [3, 4, 6, 3]}),
+    "resnet152": (_RESNET, {**_BOTTLENECK, "depths": [3, 8, 36, 3]}),
+    "vit-b16": (_VIT, {}),
+}
+_SIZES = {**_CAUSAL, **_MASKED, **_VISION}
+
 NAMES = {
-    "classify": _IMAGE_NAMES,
-    "contrastive": _IMAGE_NAMES,
-    "lm": ("bytes", *language.CAUSAL_NAMES),
-    "mlm": language.MASKED_NAMES,
+    "classify": ("cnn", *_VISION),
+    "contrastive": ("cnn", *_VISION),
+    "lm": ("bytes", *_CAUSAL),
+    "mlm": tuple(_MASKED),
 }
 _AUTO = {"classify": "cnn", "contrastive": "cnn", "lm": "bytes", "mlm": "bert-tiny"}
+
+# Windows are never padded, so whole and causal attention need no mask. "sdpa" of transformers makes one all the same
+# where it is compiled, and torch's flash kernel takes none.
+_ATTENTION = "unmasked_sdpa"
+_VOCABULARY_UNIT = 64  # matrix products on GPUs are fast with such sizes; the further tokens never occur
+
+# Images up to this side get a stem that keeps their resolution; the usual one would leave 1/16 of their pixels.
+_SMALL_IMAGE = 64
+_LARGEST_PATCH = 16
+_FEWEST_PATCHES = 7  # along the shorter side
+_MOST_PATCHES = 4096
 
 
 @dataclass(frozen=True)
@@ -42,14 +129,17 @@ def build_model(settings: Settings, data: Data) -> nn.Module:
     return build(settings, data).model
 
 
-def build(settings: Settings, data: Data) -> Built:
+def build(settings: Settings, data: Data, *, sharded: bool = False) -> Built:
     """The network that the settings ask for, fitted to the data, in training mode, on torch's default device.
 
     Float images [n, channels, height, width] give logits [n, classes], or for contrastive learning vectors
     [n, embedding_size] that are not normalised. Tokens [n, time], time up to the data's context, give logits
     [n, time, tokens], where tokens are the data's vocabulary or more. Fresh weights come from torch's global random
-    state, so ranks with the same seed have the same ones. Raises SettingsError for a model that is unknown or does not
-    suit task and data, and TrainerError where weights do not fit.
+    state, so ranks with the same seed have the same ones; if it will be `sharded`, parameters stay on the meta device
+    where that is possible, and its shards get the same values.
+
+    Raises SettingsError for a model that is unknown or does not suit task and data, and TrainerError where weights do
+    not fit.
     """
     needed = "images" if settings.task in ("classify", "contrastive") else "text"
     given = "images" if isinstance(data, Images) else "text"
@@ -59,7 +149,19 @@ def build(settings: Settings, data: Data) -> Built:
         )
     if settings.model == "auto":
         settings = settings.model_copy(update={"model": _AUTO[settings.task]})
-    model = _network(settings, data)
+    # Your own function may do anything with its parameters; a configuration's model may have some that it does not set.
+    stays_empty = sharded and settings.weights is None
+    deferred = ":" not in settings.model and (stays_empty or not settings.model.endswith(".json"))
+    with without_memory() if deferred else contextlib.nullcontext():
+        model, feature_size = _network(settings, data)
+        if settings.task == "contrastive" and ":" not in settings.model:
+            if feature_size is None:
+                raise SettingsError(
+                    f"model: {settings.model} does not tell the size of its features; use package.module:function"
+                )
+            model = Embedder(model, feature_size, settings.embedding_size)
+    if deferred and not stays_empty:
+        give_first_values(model)
     model.train()
     report = load_weights(model, settings.weights) if settings.weights is not None else None
     apply_recompute(model, settings.gradient_checkpointing)
@@ -69,7 +171,7 @@ def build(settings: Settings, data: Data) -> Built:
 
 
 def _check_compilable(model: nn.Module, settings: Settings) -> None:
-    """Raises SettingsError for models that this torch compiles to something else, or not at all."""
+    """Raise SettingsError for models that this torch compiles to something else, or not at all."""
     if torch.__version__ < "2.7" and any(
         type(module).__module__.startswith("transformers.") for module in model.modules()
     ):
@@ -85,19 +187,19 @@ def _check_compilable(model: nn.Module, settings: Settings) -> None:
         )
 
 
-def _network(settings: Settings, data: Data) -> nn.Module:
+def _network(settings: Settings, data: Data) -> tuple[nn.Module, int | None]:
+    """The network, and the size of its features where it is known. With no classes its output is the features."""
     name = settings.model
     if Path(name).suffix == ".json":
-        model, feature_size = custom.from_config_file(settings, data)
-        return _embedder(settings, model, feature_size) if settings.task == "contrastive" else model
+        return custom.from_config_file(settings, data)
     if ":" in name:
-        return custom.from_function(settings, data)
+        return custom.from_function(settings, data), None
     _check_name(name, settings.task)
+    if name in ("bytes", "cnn") and settings.model_options:
+        raise SettingsError(f"model_options: {name} has none; set width, depth and dropout")
     if isinstance(data, Text):
-        return _language(settings, data)
-    classes = 0 if settings.task == "contrastive" else len(data.classes)
-    model, feature_size = _vision(settings, data.shape, classes)
-    return _embedder(settings, model, feature_size) if settings.task == "contrastive" else model
+        return (_bytes if name == "bytes" else _language)(settings, data), None
+    return (_cnn if name == "cnn" else _vision)(settings, data)
 
 
 def _check_name(name: str, task: str) -> None:
@@ -113,33 +215,88 @@ def _check_name(name: str, task: str) -> None:
     )
 
 
-def _vision(settings: Settings, shape: tuple[int, int, int], classes: int) -> tuple[nn.Module, int]:
-    if settings.model != "cnn":
-        return vision.build(settings, shape, classes)
-    _no_options(settings)
-    if min(shape[1:]) < SMALLEST_IMAGE:
-        raise SettingsError(f"model: cnn needs images of 8x8 pixels or more, not {shape[1]}x{shape[2]}; set image_size")
-    cnn = SmallCnn(shape, classes, width=settings.width, depth=settings.depth, dropout=settings.dropout)
-    return cnn, cnn.feature_size
-
-
-def _language(settings: Settings, data: Text) -> nn.Module:
-    if settings.model != "bytes":
-        return language.build(settings, custom.vocabulary(settings, data), data.context)
-    _no_options(settings)
+def _bytes(settings: Settings, data: Text) -> nn.Module:
     return ByteTransformer(
         data.vocabulary, data.context, width=settings.width, depth=settings.depth, dropout=settings.dropout
     )
 
 
-def _embedder(settings: Settings, backbone: nn.Module, feature_size: int | None) -> Embedder:
-    if feature_size is None:
-        raise SettingsError(
-            f"model: {settings.model} does not tell the size of its features; use package.module:function"
-        )
-    return Embedder(backbone, feature_size, settings.embedding_size)
+def _cnn(settings: Settings, data: Images) -> tuple[nn.Module, int]:
+    _, height, width = data.shape
+    if min(height, width) < SMALLEST_IMAGE:
+        raise SettingsError(f"model: cnn needs images of 8x8 pixels or more, not {height}x{width}; set image_size")
+    classes = 0 if settings.task == "contrastive" else len(data.classes)
+    cnn = SmallCnn(data.shape, classes, width=settings.width, depth=settings.depth, dropout=settings.dropout)
+    return cnn, cnn.feature_size
 
 
-def _no_options(settings: Settings) -> None:
-    if settings.model_options:
-        raise SettingsError(f"model_options: {settings.model} has none; set width, depth and dropout")
+def _configured(settings: Settings, further: Mapping[str, Any]) -> Any:
+    """The configuration of a named network, with `further` values that follow from the data."""
+    family, sizes = _SIZES[settings.model]
+    values = {**family.values, **sizes, **dict.fromkeys(family.dropout, settings.dropout), **further}
+    return configuration(getattr(library(), family.config), values, settings.model_options)
+
+
+def _language(settings: Settings, data: Text) -> nn.Module:
+    """Special tokens are the data's business: none has a meaning to the network."""
+    hf, tokens = library(), vocabulary(settings, data)
+    # For an attention without a function for masks, none are made.
+    hf.AttentionInterface.register(_ATTENTION, hf.AttentionInterface()["sdpa"])
+    config = _configured(
+        settings,
+        {
+            "vocab_size": -(-tokens // _VOCABULARY_UNIT) * _VOCABULARY_UNIT,
+            "max_position_embeddings": data.context,
+            "use_cache": False,
+            "bos_token_id": None,
+            "eos_token_id": None,
+            "pad_token_id": None,
+            "attn_implementation": _ATTENTION,
+        },
+    )
+    check_room(config, tokens, data.context)
+    return Logits(fitting(lambda: getattr(hf, _SIZES[settings.model][0].model)(config)))
+
+
+def _vision(settings: Settings, data: Images) -> tuple[nn.Module, int]:
+    channels, height, width = data.shape
+    facts: dict[str, Any] = {"num_channels": channels}
+    facts["num_labels"] = 0 if settings.task == "contrastive" else len(data.classes)
+    family, _ = _SIZES[settings.model]
+    if family is _VIT:
+        given = settings.model_options.get("patch_size")
+        patch = given if isinstance(given, int) and given > 0 else _patch_size(height, width)
+        if height % patch or width % patch or (height // patch) * (width // patch) > _MOST_PATCHES:
+            raise SettingsError(
+                f"vit-b16: patches of {patch}x{patch} pixels do not suit images of {height}x{width}; "
+                "set image_size to a multiple of 16"
+            )
+        facts |= {"image_size": height if height == width else [height, width], "patch_size": patch}
+    config = _configured(settings, facts)
+    small = family is _RESNET and max(height, width) <= _SMALL_IMAGE
+    kind = _small_image_resnet() if small else getattr(library(), family.model)
+    return Logits(fitting(lambda: kind(config))), config.hidden_size if family is _VIT else config.hidden_sizes[-1]
+
+
+@functools.cache
+def _small_image_resnet() -> Any:
+    """A class of ResNets whose stem keeps the resolution: a 3x3 convolution with stride 1, and no pooling.
+
+    The stem of He et al. for CIFAR (2015, section 4.2); the stages stay those of the configuration.
+    """
+
+    class SmallImageResNet(library().ResNetForImageClassification):  # type: ignore[misc]
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            stem = self.resnet.embedder
+            stem.embedder.convolution = nn.Conv2d(config.num_channels, config.embedding_size, 3, padding=1, bias=False)
+            self._init_weights(stem.embedder.convolution)
+            stem.pooler = nn.Identity()
+
+    return SmallImageResNet
+
+
+def _patch_size(height: int, width: int) -> int:
+    """The largest patch up to 16 pixels that divides both sides and leaves 7 along the shorter one; at least 1."""
+    largest = max(1, min(_LARGEST_PATCH, min(height, width) // _FEWEST_PATCHES))
+    return next(size for size in range(largest, 0, -1) if height % size == 0 and width % size == 0)

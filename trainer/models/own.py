@@ -118,13 +118,19 @@ class ByteTransformer(nn.Module):
         self.stack = BlockStack([TransformerBlock(width, dropout) for _ in range(depth)])
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
-        self.apply(_small_weights)
+        self.apply(self._init_weights)
 
     def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
         places = torch.arange(tokens.shape[1], device=tokens.device) if positions is None else positions
         masks = () if positions is None else (same_document(positions),)
         logits: Tensor = self.head(self.norm(self.stack(self.bytes(tokens) + self.positions(places), *masks)))
         return logits
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """As in models of transformers, called for each module."""
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=0.02)
 
 
 def same_document(positions: Tensor) -> Tensor:
@@ -136,11 +142,6 @@ def same_document(positions: Tensor) -> Tensor:
     document = (positions == 0).cumsum(dim=1)
     same = document.unsqueeze(2) == document.unsqueeze(1)
     return same.tril().unsqueeze(1)
-
-
-def _small_weights(module: nn.Module) -> None:
-    if isinstance(module, nn.Linear | nn.Embedding):
-        nn.init.normal_(module.weight, std=0.02)
 
 
 class Logits(nn.Module):

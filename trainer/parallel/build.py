@@ -8,17 +8,16 @@ import torch
 
 from trainer.config import Settings
 from trainer.errors import SettingsError
-from trainer.models.deferred import Initial
 from trainer.parallel.ddp import DataParallel, Ddp, Plain, Zero1
 from trainer.parallel.strategy import Strategy
 from trainer.tasks.objective import Objective
 from trainer.world import World
 
 
-def build_strategy(settings: Settings, objective: Objective, world: World, initial: Initial | None = None) -> Strategy:
+def build_strategy(settings: Settings, objective: Objective, world: World) -> Strategy:
     """Build the strategy for an objective on the world's device, which it owns from then on (collective).
 
-    If `shards_weights`, the model may be on the CPU, or on the meta device with `initial` values. Raises SettingsError
+    If `shards_weights`, the model may be on the CPU, or on the meta device. Raises SettingsError
     for settings that do not work together.
     """
     # The settings have already checked conflicts that do not depend on the ranks.
@@ -35,7 +34,7 @@ def build_strategy(settings: Settings, objective: Objective, world: World, initi
 
         if not all(weight.is_contiguous() for weight in objective.parameters()):
             raise SettingsError("--channels-last needs --parallel ddp or zero1: FSDP2 takes no weights in that order")
-        return Fsdp(settings, objective, world, initial)
+        return Fsdp(settings, objective, world)
     if world.size == 1:
         return Plain(settings, objective, world)
     return (Zero1 if settings.parallel == "zero1" else Ddp)(settings, objective, world)

@@ -19,7 +19,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from trainer.config import Settings
 from trainer.data.contract import Fields
 from trainer.models.blocks import transformer_blocks
-from trainer.models.deferred import Initial
+from trainer.models.deferred import first_values
 from trainer.optim import build_optimizer
 from trainer.parallel import collectives
 from trainer.parallel.strategy import (
@@ -39,8 +39,8 @@ class Fsdp(Strategy):
 
     measures_alone = False
 
-    def __init__(self, settings: Settings, objective: Objective, world: World, initial: Initial | None = None) -> None:
-        """With `initial`, the parameters are on the meta device, and each rank initialises its shards.
+    def __init__(self, settings: Settings, objective: Objective, world: World) -> None:
+        """If parameters are on the meta device, each rank initialises its shards.
 
         Otherwise the model is on the CPU or the world's device, and rank 0's weights are used.
         """
@@ -49,12 +49,13 @@ class Fsdp(Strategy):
         self.data_rank, self.data_ranks = world.rank, world.size
         if settings.sync_batchnorm:
             nn.SyncBatchNorm.convert_sync_batchnorm(objective, world.group)  # type: ignore[no-untyped-call]
-        if initial is None:
+        deferred = any(parameter.is_meta for parameter in objective.model.parameters())
+        if not deferred:
             collectives.broadcast_from_main(objective.model.state_dict().values(), world)
         # Sharding moves each block to the device, where only its shard stays.
         self._shard_model(settings)
-        if initial is not None:
-            self._initialise(initial, "cpu" if settings.cpu_offload else world.device)
+        if deferred:
+            self._initialise("cpu" if settings.cpu_offload else world.device)
         # Taken after sharding: FSDP replaces parameters, and these are the sharded ones.
         self._names = names_by_parameter(objective.model)
         self._parameters = {name: parameter for parameter, name in self._names.items()}
@@ -73,15 +74,15 @@ class Fsdp(Strategy):
         shard_model(self.objective.model, mesh, settings)
 
     @torch.no_grad()
-    def _initialise(self, initial: Initial, device: torch.device | str) -> None:
-        """Allocate the shards of parameters on the meta device, and initialise one parameter after another."""
+    def _initialise(self, device: torch.device | str) -> None:
+        """Allocate the shards of parameters on the meta device, and initialise one block after another."""
         model = self.objective.model
         buffers = [(module, name, buffer) for module in model.modules() for name, buffer in module._buffers.items()]
         model.to_empty(device=device)
         for module, name, buffer in buffers:
             module._buffers[name] = None if buffer is None else buffer.to(self.world.device)
-        for name, parameter in model.named_parameters():
-            parameter.copy_(collectives.shard_like(initial[name](), parameter))
+        for parameter, values in first_values(model):
+            parameter.copy_(collectives.shard_like(values, parameter))
 
     # --- a step -------------------------------------------------------------------------------------------------------
 
