@@ -23,8 +23,8 @@ from trainer.errors import TrainerError
 NAMES = "airplane automobile bird cat deer dog frog horse ship truck"
 
 
-def record(label: int, red: int, green: int, blue: int) -> bytes:
-    return bytes([label]) + b"".join(bytes([value]) * 1024 for value in (red, green, blue))
+def record(label: int, *colour: int) -> bytes:
+    return bytes([label]) + b"".join(bytes([value]) * 1024 for value in colour)
 
 
 @pytest.fixture
@@ -33,17 +33,13 @@ def cifar(tmp_path: Path) -> Path:
     for batch in range(5):
         records = [record(number % 10, number, 7, 9) for number in range(3 * batch, 3 * batch + 3)]
         (tmp_path / f"data_batch_{batch + 1}.bin").write_bytes(b"".join(records))
-    (tmp_path / "test_batch.bin").write_bytes(record(3, 100, 7, 9) + record(4, 101, 7, 9))
+    (tmp_path / "test_batch.bin").write_bytes(record(3, 100, 7, 9) + record(14, 101, 7, 9))
     (tmp_path / "batches.meta.txt").write_text(NAMES.replace(" ", "\n") + "\n\n")
     return tmp_path
 
 
-def cifar10(folder: Path, **values: Any) -> Any:
-    return images(data="cifar10", data_dir=folder, **values)
-
-
 def test_cifar10_has_red_green_and_blue_planes_after_each_label(cifar: Path) -> None:
-    data = cifar10(cifar)
+    data = images(data="cifar10", data_dir=cifar)
     assert (len(data.train), len(data.held_out), data.shape) == (15, 2, (3, 32, 32))
     assert data.classes == tuple(NAMES.split())
     batch = data.train.read(np.array([14, 0, 6, 14]))
@@ -51,14 +47,17 @@ def test_cifar10_has_red_green_and_blue_planes_after_each_label(cifar: Path) -> 
     assert batch["image"].amin((2, 3)).tolist() == batch["image"].amax((2, 3)).tolist()
     assert batch["image"][:, :, 0, 0].tolist() == [[14, 7, 9], [0, 7, 9], [6, 7, 9], [14, 7, 9]]
     assert batch["label"].dtype == torch.int64 and batch["label"].tolist() == [4, 0, 6, 4]
-    assert everything(data.held_out)["label"].tolist() == [3, 4]
+    with pytest.raises(
+        BrokenSample, match=r"sample 1 \(.*test_batch.bin, record 1\) .*: its class is 14, not 0 \.\. 9"
+    ):
+        data.held_out.read(np.array([0, 1]))
 
 
-@table("size", [0, 1, 3072, 3074, 3 * 3073 - 1])
+@table("size", [0, 1, 3072, 3074])
 def test_batches_of_cifar10_that_are_cut_off_are_refused(cifar: Path, size: int) -> None:
     os.truncate(cifar / "data_batch_2.bin", size)
     with pytest.raises(TrainerError, match=rf"data_batch_2.bin is missing or cut off: it holds {size} bytes"):
-        cifar10(cifar)
+        images(data="cifar10", data_dir=cifar)
 
 
 # --- folders of images ------------------------------------------------------------------------------------------------
@@ -66,32 +65,32 @@ def test_batches_of_cifar10_that_are_cut_off_are_refused(cifar: Path, size: int)
 COLOURS = {"red": (250, 0, 0), "green": (0, 250, 0), "blue": (0, 0, 250)}
 
 
-def encoded(kind: str = "PNG", size: tuple[int, int] = (8, 8), colour: Any = (250, 0, 0), mode: str = "RGB") -> bytes:
+def encoded(image: Image.Image, kind: str = "PNG") -> bytes:
     content = io.BytesIO()
-    Image.new(mode, size, colour).save(content, kind)
+    image.save(content, kind)
     return content.getvalue()
 
 
-def save(path: Path, content: bytes) -> None:
+def save(path: Path, colour: Any = (250, 0, 0), kind: str = "PNG") -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
+    path.write_bytes(encoded(Image.new("RGB", (8, 8), colour), kind))
 
 
 @pytest.fixture
 def pictures(tmp_path: Path) -> Path:
     """Three classes; two images to train on and one held out in each."""
     for name, colour in COLOURS.items():
-        save(tmp_path / "train" / name / "1.png", encoded(colour=colour))
-        save(tmp_path / "train" / name / "more" / "2.BMP", encoded("BMP", colour=colour))
-        save(tmp_path / "val" / name / "3.webp", encoded("WEBP", colour=colour))
-    save(tmp_path / "train" / "red" / "notes.txt", b"no image")
-    save(tmp_path / "train" / "red" / "._1.png", b"what another system left")
-    save(tmp_path / "train" / ".cache" / "x.png", b"hidden")
+        save(tmp_path / "train" / name / "1.png", colour)
+        save(tmp_path / "train" / name / "more" / "2.BMP", colour, "BMP")
+        save(tmp_path / "val" / name / "3.webp", colour, "WEBP")
+    (tmp_path / "train" / "red" / "notes.txt").write_bytes(b"no image")
+    (tmp_path / "train" / "red" / "._1.png").write_bytes(b"what another system left")
+    save(tmp_path / "train" / ".cache" / "x.png")
     return tmp_path
 
 
-def folder(root: Path, **values: Any) -> Any:
-    return images(data="images", data_dir=root, **values)
+def folder(root: Path) -> Any:
+    return images(data="images", data_dir=root)
 
 
 def test_folders_are_classes_in_the_order_of_their_names(pictures: Path) -> None:
@@ -109,12 +108,11 @@ def test_folders_are_classes_in_the_order_of_their_names(pictures: Path) -> None
 def test_without_a_held_out_folder_one_in_ten_is_held_out_by_its_path(tmp_path: Path) -> None:
     names = [f"train/{kind}/{number}.png" for kind in "ab" for number in range(60)]
     for number, name in enumerate(names):
-        save(tmp_path / name, encoded(colour=(number, 0, 0)))
+        save(tmp_path / name, (number, 0, 0))
     data = folder(tmp_path)
-    out = [number for number, hashed in enumerate(name_hashes(name.encode() for name in names)) if hashed % 10 == 0]
-    assert 5 < len(out) < 25
+    out = np.flatnonzero(name_hashes(name.encode() for name in names) % 10 == 0).tolist()
     held_out, train = everything(data.held_out), everything(data.train)
-    assert sorted(held_out["image"][:, 0, 0, 0].tolist()) == out
+    assert 5 < len(out) < 25 and sorted(held_out["image"][:, 0, 0, 0].tolist()) == out
     assert sorted(train["image"][:, 0, 0, 0].tolist()) == sorted(set(range(120)) - set(out))
     assert torch.equal(held_out["label"], (held_out["image"][:, 0, 0, 0] >= 60).long())
 
@@ -129,7 +127,7 @@ def test_without_a_held_out_folder_one_in_ten_is_held_out_by_its_path(tmp_path: 
 )
 def test_other_layouts_are_refused_in_words(tmp_path: Path, files: list[str], says: str) -> None:
     for name in files:
-        save(tmp_path / name, encoded())
+        save(tmp_path / name)
     with pytest.raises(TrainerError, match=says):
         folder(tmp_path)
 
@@ -152,30 +150,19 @@ def test_a_broken_image_breaks_its_sample_alone_and_is_named(pictures: Path, dam
 # --- decoding ---------------------------------------------------------------------------------------------------------
 
 
-def gradient(width: int, height: int) -> Image.Image:
-    """Red grows from left to right, green from top to bottom."""
-    red = np.tile(np.linspace(0, 255, width), (height, 1))
-    green = np.tile(np.linspace(0, 255, height)[:, None], (1, width))
-    return Image.fromarray(np.stack([red, green, np.zeros_like(red)], -1).astype(np.uint8))
-
-
-def as_bytes(image: Image.Image, kind: str, **options: Any) -> bytes:
-    content = io.BytesIO()
-    image.save(content, kind, **options)
-    return content.getvalue()
-
-
-@table(("width", "height"), [(100, 50), (50, 100), (64, 64), (999, 500)])
+@table(("width", "height"), [(100, 50), (50, 100), (999, 500)])
 @table("kind", ["PNG", "JPEG"])
 def test_the_middle_is_kept_whatever_the_shape(width: int, height: int, kind: str) -> None:
-    pixels = decode(as_bytes(gradient(width, height), kind), 16).float()
+    red = np.tile(np.linspace(0, 255, width), (height, 1))
+    green = np.tile(np.linspace(0, 255, height)[:, None], (1, width))
+    gradient = Image.fromarray(np.stack([red, green, np.zeros_like(red)], -1).astype(np.uint8))
+    pixels = decode(encoded(gradient, kind), 16).float()
     assert pixels.shape == (3, 16, 16)
     side = min(width, height)
     for channel, length in ((0, width), (1, height)):
-        along = pixels[channel].mean(0 if channel == 0 else 1)
         first, last = 255 * (length - side) / 2 / length, 255 * (length + side) / 2 / length
         expected = torch.linspace(first, last, 33)[1::2]
-        assert (along - expected).abs().max() < 6
+        assert (pixels[channel].mean(channel) - expected).abs().max() < 6
 
 
 @table(
@@ -190,12 +177,10 @@ def test_the_middle_is_kept_whatever_the_shape(width: int, height: int, kind: st
     ],
 )
 def test_every_kind_of_png_becomes_rgb(mode: str, colour: Any, expected: list[int]) -> None:
-    pixels = decode(encoded(mode=mode, colour=colour), 0)
+    pixels = decode(encoded(Image.new(mode, (8, 8), colour)), 0)
     assert pixels.shape == (3, 8, 8) and pixels[:, 3, 3].tolist() == expected
 
 
 def test_pixels_are_counted_before_they_are_decoded() -> None:
-    bomb = encoded(size=(8200, 8200), mode="1", colour=0)
-    assert len(bomb) < 20_000
     with pytest.raises(UndecodableError, match=r"8200 x 8200 pixels are more than the 67,108,864"):
-        decode(bomb, 32)
+        decode(encoded(Image.new("1", (8200, 8200))), 32)

@@ -16,7 +16,7 @@ from PIL import Image
 from pyarrow import parquet
 
 from tests.tables import table
-from tests.trainer.test_data_sources import everything, images, text
+from tests.trainer.test_data_sources import everything, images, stream, text
 from trainer.data import BrokenSample, Split
 from trainer.data.files import COUNTS_FILE
 from trainer.data.parquet import RowGroups, RowSpan
@@ -130,14 +130,14 @@ def test_a_row_without_an_image_or_class_breaks_its_sample_alone(
     tmp_path: Path, row: Any, label: int | None, says: str
 ) -> None:
     good = [{"bytes": png(number), "path": None} for number in range(5)]
-    table = pa.table({"image": [*good[:3], row, *good[3:]], "label": pa.array([0, 1, 2, label, 3, 4], pa.int32())})
-    write(tmp_path / "train.parquet", table, 3)
+    write(
+        tmp_path / "train.parquet", pa.table({"image": [*good[:3], row, *good[3:]], "label": [0, 1, 2, label, 3, 4]}), 3
+    )
     write(tmp_path / "val.parquet", pictures(range(4)), 4)
     split = from_images(tmp_path).train
     assert split.read(np.array([0, 4, 5]))["label"].tolist() == [0, 3, 4]
-    with pytest.raises(BrokenSample, match=rf"sample 3 \(.*train.parquet, row group 1, row 0\) .*: {says}") as caught:
+    with pytest.raises(BrokenSample, match=rf"sample 3 \(.*train.parquet, row group 1, row 0\) .*: {says}"):
         split.read(np.array([0, 4, 3]))
-    assert caught.value.index == 3
 
 
 @pytest.mark.parametrize("column", [0, 2], ids=["image", "label"])
@@ -158,10 +158,6 @@ def test_a_damaged_row_group_breaks_its_samples_alone(shards: Path, column: int)
 POEMS = ["roses are red", "", None, "violets für\u20ac blue", "sugar"]
 
 
-def bytes_of(split: Split) -> bytes:
-    return bytes(token for window in everything(split)["tokens"].tolist() for token in window[:-1])
-
-
 @table("kind", [pa.string(), pa.large_string()])
 def test_rows_of_text_are_joined_by_newlines_within_each_row_group(tmp_path: Path, kind: pa.DataType) -> None:
     write(tmp_path / "train.parquet", pa.table({"text": pa.array(POEMS * 2, kind), "id": range(10)}), 5)
@@ -170,8 +166,8 @@ def test_rows_of_text_are_joined_by_newlines_within_each_row_group(tmp_path: Pat
     group = "roses are red\n\nviolets für\u20ac blue\nsugar".encode()
     windows = (len(group) - 1) // 8
     assert data.vocabulary == 256 and data.train.blocks == (windows, windows)
-    assert bytes_of(data.train) == group[: windows * 8] * 2
-    assert bytes_of(data.held_out) == b"held out, all of"
+    assert bytes(stream(data.train)) == group[: windows * 8] * 2
+    assert bytes(stream(data.held_out)) == b"held out, all of"
     assert bytes(data.train.read(np.array([windows]))["tokens"][0].tolist()) == group[:9]
 
 

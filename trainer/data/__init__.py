@@ -10,24 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from trainer.config import Settings
-from trainer.data.contract import BrokenSample, Data, Fields, Images, Indices, ReadsAhead, Split, Text, Transform
+from trainer.data.contract import BrokenSample, Data, Images, Split, Text
 from trainer.data.images import cifar10, folder
 from trainer.data.parquet_sources import parquet_images, parquet_text
 from trainer.data.text import documents, stdlib, text_files, tokens
 from trainer.data.toy import digits, synthetic_images, synthetic_text
 
-__all__ = [
-    "BrokenSample",
-    "Data",
-    "Fields",
-    "Images",
-    "Indices",
-    "ReadsAhead",
-    "Split",
-    "Text",
-    "Transform",
-    "load_data",
-]
+__all__ = ["BrokenSample", "Data", "Images", "Split", "Text", "load_data"]
 
 _IMAGES: Mapping[str, Callable[[Settings], Images]] = {
     "auto": digits,

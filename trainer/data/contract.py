@@ -1,7 +1,6 @@
 """Contract between data sources and the trainer: splits return samples by number.
 
-Nothing here depends on an order. Which samples a rank takes, and when, is `trainer.data.order`; reading ahead is
-`trainer.data.feed`; turning raw samples into inputs is the task's `transform`.
+Nothing here depends on an order: which samples a rank takes, and when, is `trainer.data.order`.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class BrokenSample(TrainerError):  # noqa: N818  (it names what is broken; the r
 
 
 class Split(Protocol):
-    """Raw samples by number, in any order. Picklable, and safe to use in several processes after a fork.
+    """Raw samples by number, in any order. Picklable.
 
     Images come as ``{"image": uint8 [n, channels, height, width], "label": int64 [n]}``, text as
     ``{"tokens": int64 [n, context + 1]}``, and marked text also ``"learn"`` and ``"begin"``, bool alike.

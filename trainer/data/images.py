@@ -8,7 +8,9 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -111,37 +113,33 @@ def first_shape(contents: Iterable[Callable[[], bytes]], size: int, where: str) 
 # --- folders of images ------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
 class ImageFiles:
-    """Image files below `root` and their classes.
+    """Image files below `root` and their classes. `size` is the side that images are resized to; 0: they are not.
 
     Names are in one array: a list of a million would take several times the memory in every reading process.
     """
 
-    blocks = None
-
-    def __init__(
-        self, root: Path, names: npt.NDArray[np.bytes_], labels: npt.NDArray[np.int64], size: int, shape: Shape
-    ) -> None:
-        """`size` is the side that images are resized to (0: not resized), and `shape` the resulting shape of each."""
-        self._root = root
-        self._names = names
-        self._labels = labels
-        self._size = size
-        self._shape = shape
+    root: Path
+    names: npt.NDArray[np.bytes_]
+    labels: npt.NDArray[np.int64]
+    size: int
+    shape: Shape  # of every image, as it is read
+    blocks: ClassVar[None] = None
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self.names)
 
     def read(self, indices: Indices) -> Fields:
-        images = torch.empty((len(indices), *self._shape), dtype=torch.uint8)
+        images = torch.empty((len(indices), *self.shape), dtype=torch.uint8)
         for row, index in enumerate(indices.tolist()):
-            path = self._root / os.fsdecode(self._names[index])
+            path = self.root / os.fsdecode(self.names[index])
             try:
-                images[row] = decode(path.read_bytes(), self._size, self._shape)
+                images[row] = decode(path.read_bytes(), self.size, self.shape)
             except (OSError, UndecodableError) as error:
                 reason = reason_of(error) if isinstance(error, OSError) else str(error)
                 raise BrokenSample(index, str(path), reason) from error
-        return {"image": images, "label": torch.from_numpy(self._labels[indices])}
+        return {"image": images, "label": torch.from_numpy(self.labels[indices])}
 
 
 def folder(settings: Settings) -> Images:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import dataclasses
 import errno
 import multiprocessing
@@ -18,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 
 from trainer.config import Settings
 from trainer.data.contract import BrokenSample, Fields, Indices, ReadsAhead, Split, Transform
@@ -156,7 +155,7 @@ class Readers:
     def __init__(self, reader: Reader, settings: Settings, device: torch.device, *, persistent: bool) -> None:
         self.count = max(1, settings.num_workers)
         self._processes: list[BaseProcess] = []
-        self._requests = _Requests()
+        self._requests: Iterable[Request] = ()
         self._iterator: Iterator[Fetched | str] | None = None
         self._is_persistent = persistent and settings.num_workers > 0
         options: dict[str, Any] = {}
@@ -164,8 +163,11 @@ class Readers:
             context = torch.multiprocessing.get_context("forkserver")
             context.set_forkserver_preload(["trainer.data.preload"])
             resource_tracker.ensure_running()  # before signals are blocked: starting it unblocks them
-            with _signals_blocked():
-                forkserver.ensure_running()  # early: its imports take about a second
+            # Blocked for the server, and so for its children: else a signal to the process group would end a worker
+            # without handlers yet, while the rank waits for it.
+            previous = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+            forkserver.ensure_running()  # early: its imports take about a second
+            signal.pthread_sigmask(signal.SIG_SETMASK, previous)
             options = {
                 "num_workers": settings.num_workers,
                 "prefetch_factor": settings.prefetch,
@@ -177,11 +179,14 @@ class Readers:
         self._loader: DataLoader[Fetched | str] | None = DataLoader(
             reader,
             batch_size=None,
-            sampler=self._requests,
+            sampler=self,  # iterated over anew for each `fetch`
             pin_memory=settings.pin_memory and device.type == "cuda",
             generator=torch.Generator(),  # else the loader would draw from torch's global one, which --seed governs
             **options,
         )
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._requests)
 
     def fetch(self, requests: Iterable[Request]) -> Iterator[Fetched]:
         """Yield the batches of the requests. Ends the iterator of an earlier call.
@@ -191,7 +196,7 @@ class Readers:
         assert self._loader is not None, "the readers are closed"
         if not self._is_persistent:
             self._end()
-        self._requests.current = requests
+        self._requests = requests
         others = multiprocessing.active_children()
         try:
             self._iterator = iter(self._loader)
@@ -238,46 +243,15 @@ class Readers:
         """The error that names a dead worker; any other error unchanged."""
         connection.wait([process.sentinel for process in self._processes], timeout=0.5)
         for process in self._processes:
+            if process.exitcode is not None and process.exitcode < 0:
+                return RankError(
+                    f"a reading process (pid {process.pid}) was killed by {signal.Signals(-process.exitcode).name}: "
+                    "mostly host memory or shared memory (/dev/shm) ran out; use fewer --num-workers or a smaller "
+                    "--prefetch"
+                )
             if process.exitcode is not None:
-                return RankError(describe_death(process.pid, process.exitcode))
+                return RankError(f"a reading process (pid {process.pid}) ended; what it printed tells why")
         return error
-
-
-@contextlib.contextmanager
-def _signals_blocked() -> Iterator[None]:
-    """Block SIGINT and SIGTERM, also for processes that are started inside, and for their children.
-
-    Else a signal to the process group would end a worker without handlers yet, while the rank waits for it.
-    """
-    previous = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
-
-
-def describe_death(pid: int | None, exitcode: int) -> str:
-    """Explain a worker's exit code (negative: the signal that killed it)."""
-    if exitcode >= 0:
-        return f"a reading process (pid {pid}) ended with exit code {exitcode}; what it printed tells why"
-    try:
-        name = signal.Signals(-exitcode).name
-    except ValueError:
-        name = f"signal {-exitcode}"
-    return (
-        f"a reading process (pid {pid}) was killed by {name}: mostly host memory or shared memory (/dev/shm) ran out; "
-        "use fewer --num-workers or a smaller --prefetch"
-    )
-
-
-class _Requests(Sampler[Request]):
-    """The sampler of torch's DataLoader, which iterates over it anew for each `fetch`."""
-
-    def __init__(self) -> None:
-        self.current: Iterable[Request] = ()
-
-    def __iter__(self) -> Iterator[Request]:
-        return iter(self.current)
 
 
 def _start_worker(_: int) -> None:

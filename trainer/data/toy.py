@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import importlib.util
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -17,21 +19,20 @@ from trainer.data.order import hashed
 from trainer.errors import TrainerError
 
 
+@dataclass(frozen=True)
 class ImageTable:
     """Images, uint8 [n, channels, height, width], and their classes, int64 [n], in memory."""
 
-    blocks = None
-
-    def __init__(self, images: Tensor, labels: Tensor) -> None:
-        self._images = images
-        self._labels = labels
+    images: Tensor
+    labels: Tensor
+    blocks: ClassVar[None] = None
 
     def __len__(self) -> int:
-        return len(self._labels)
+        return len(self.labels)
 
     def read(self, indices: Indices) -> Fields:
         chosen = torch.from_numpy(indices)
-        return {"image": self._images[chosen], "label": self._labels[chosen]}
+        return {"image": self.images[chosen], "label": self.labels[chosen]}
 
 
 def digits(settings: Settings) -> Images:
@@ -93,26 +94,25 @@ class SyntheticImages:
         return {"image": torch.from_numpy(images), "label": torch.from_numpy(labels)}
 
 
+@dataclass(frozen=True)
 class SyntheticTokens:
     """Windows that count up: each from a start and by a stride (1 .. 16) of its own, modulo the vocabulary."""
 
-    blocks = None
-
-    def __init__(self, samples: int, first: int, context: int, vocabulary: int) -> None:
-        self._samples = samples
-        self._first = first
-        self._context = context
-        self._vocabulary = vocabulary
+    samples: int
+    first: int
+    context: int
+    vocabulary: int
+    blocks: ClassVar[None] = None
 
     def __len__(self) -> int:
-        return self._samples
+        return self.samples
 
     def read(self, indices: Indices) -> Fields:
-        hashes = hashed((indices + self._first).astype(np.uint64))
-        starts = (hashes % np.uint64(self._vocabulary)).astype(np.int64)
+        hashes = hashed((indices + self.first).astype(np.uint64))
+        starts = (hashes % np.uint64(self.vocabulary)).astype(np.int64)
         strides = (hashes >> np.uint64(40)).astype(np.int64) % _STRIDES + 1
-        counted = starts[:, None] + strides[:, None] * np.arange(self._context + 1)
-        return {"tokens": torch.from_numpy(counted % self._vocabulary)}
+        counted = starts[:, None] + strides[:, None] * np.arange(self.context + 1)
+        return {"tokens": torch.from_numpy(counted % self.vocabulary)}
 
 
 def synthetic_images(settings: Settings) -> Images:
@@ -120,7 +120,7 @@ def synthetic_images(settings: Settings) -> Images:
     side, samples = settings.image_size or _SIDE, settings.synthetic_samples
     return Images(
         train=SyntheticImages(samples, 0, side),
-        held_out=SyntheticImages(_held_out_samples(samples), _HELD_OUT, side),
+        held_out=SyntheticImages(max(2, samples // 10), _HELD_OUT, side),
         shape=(3, side, side),
         classes=tuple(map(str, range(CLASSES))),
     )
@@ -137,11 +137,7 @@ def synthetic_text(settings: Settings) -> Text:
     samples, context = settings.synthetic_samples, settings.context
     return Text(
         train=SyntheticTokens(samples, 0, context, vocabulary),
-        held_out=SyntheticTokens(_held_out_samples(samples), _HELD_OUT, context, vocabulary),
+        held_out=SyntheticTokens(max(2, samples // 10), _HELD_OUT, context, vocabulary),
         context=context,
         vocabulary=vocabulary,
     )
-
-
-def _held_out_samples(samples: int) -> int:
-    return max(2, samples // 10)
