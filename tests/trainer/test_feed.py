@@ -5,8 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import time
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -16,6 +14,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from tests.conftest import wait_until
 from tests.trainer.splits import Deadly, Faulty, Rows, with_positions
 from trainer.config import Settings
 from trainer.data.contract import Split
@@ -24,54 +23,55 @@ from trainer.data.order import Order, micro_start
 from trainer.errors import TrainerError
 
 CPU = torch.device("cpu")
-ROOT = Path(__file__).parents[2]
 
 
 def feed(split: Split, rank: int = 0, ranks: int = 1, **settings: Any) -> BatchFeed:
     return BatchFeed(split, with_positions, Settings(**settings), rank=rank, ranks=ranks, device=CPU)
 
 
-def numbers(feed: BatchFeed, batches: int) -> list[list[int]]:
-    return [feed.next()["number"].tolist() for _ in range(batches)]
+def check(
+    stream: BatchFeed, split: Split, batch: int, batches: int, rank: int = 0, ranks: int = 1, at: int = 0
+) -> None:
+    """The stream continues with what the order has there."""
+    stream.seek(at, batch)
+    for micro in range(batches):
+        expected = Order(split, 0).indices(micro_start(at, micro, rank, ranks, batch), batch)
+        assert stream.next()["number"].tolist() == expected.tolist()
 
 
-def expected(split: Split, consumed: int, batch: int, batches: int, rank: int = 0, ranks: int = 1) -> list[list[int]]:
-    order = Order(split, 0)
-    starts = [micro_start(consumed, micro, rank, ranks, batch) for micro in range(batches)]
-    return [order.indices(start, batch).tolist() for start in starts]
+def pids(fields: dict[str, torch.Tensor]) -> set[int]:
+    return set(fields["pid"].tolist())
+
+
+def workers() -> list[str]:
+    """Children of this process that were started by a fork server; the ranks of other tests were not."""
+    return [child.name for child in multiprocessing.active_children() if child.name.startswith("ForkServer")]
 
 
 # --- training batches -------------------------------------------------------------------------------------------------
 
 
 def test_two_ranks_take_turns_over_epochs() -> None:
-    split = Rows(10)
     for rank in range(2):
-        with feed(split, rank, 2) as stream:
-            stream.seek(0, 3)
-            assert numbers(stream, 5) == expected(split, 0, 3, 5, rank, 2)
+        with feed(Rows(10), rank, 2) as stream:
+            check(stream, Rows(10), 3, 5, rank, 2)
 
 
 def test_seeking_goes_anywhere_with_any_batch_size() -> None:
     split = Rows(100)
     with feed(split) as stream:
-        stream.seek(40, 8)
-        assert numbers(stream, 2) == expected(split, 40, 8, 2)
-        stream.seek(40, 4)  # the batch did not fit: half of it
-        assert numbers(stream, 4) == expected(split, 40, 4, 4)
+        check(stream, split, 8, 2, at=40)
+        check(stream, split, 4, 4, at=40)  # the batch did not fit: half of it
         stream.seek(0, 4)
         assert stream.next()["position"].tolist() == [0, 1, 2, 3]
 
 
 def test_broken_samples_are_told_once() -> None:
     with feed(Rows(20, broken=(5, 6))) as stream:
-        stream.seek(0, 10)
-        numbers(stream, 2)
-        assert [line.split(" cannot")[0] for line in sorted(stream.skipped())] == [
-            "sample 5 (row 5)",
-            "sample 6 (row 6)",
-        ]
-        numbers(stream, 2)
+        stream.seek(0, 20)
+        stream.next()
+        assert {line.split(" cannot")[0] for line in stream.skipped()} == {"sample 5 (row 5)", "sample 6 (row 6)"}
+        stream.next()
         assert stream.skipped() == []
 
 
@@ -80,47 +80,45 @@ def test_broken_samples_are_told_once() -> None:
 
 def test_workers_give_what_this_process_would_and_stay_for_another_position() -> None:
     split = Rows(50, broken=(3, 30))
-    torch.manual_seed(3)
     before = torch.get_rng_state()
     with feed(split) as here, feed(split, num_workers=2) as there:
         here.seek(8, 4)
         there.seek(8, 4)
-        pids: set[int] = set()
+        seen: set[int] = set()
         for _ in range(23):
             one, other = here.next(), there.next()
-            pids |= set(other.pop("pid").tolist())
+            seen |= set(other.pop("pid").tolist())
             assert all(torch.equal(one[name], values) for name, values in other.items())
-        assert len(pids) == 2 and os.getpid() not in pids
+        assert len(seen) == 2 and os.getpid() not in seen
         # Both workers came upon both broken samples, in two epochs; that is still two samples.
         assert len(there.skipped()) == 2
         there.seek(4, 3)
         again = [there.next() for _ in range(3)]
         assert [fields["position"].tolist() for fields in again] == [[4, 5, 6], [7, 8, 9], [10, 11, 12]]
-        assert {int(fields["pid"][0]) for fields in again} == pids
-    assert gone(pids)
+        assert set().union(*map(pids, again)) == seen
+    wait_until(lambda: not any(map(psutil.pid_exists, seen)), 120)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_workers_that_do_not_persist_are_replaced_and_none_is_left() -> None:
+def test_workers_that_do_not_persist_are_replaced_and_signals_are_for_the_rank() -> None:
     with feed(Rows(50), num_workers=1, persistent_workers=False) as stream:
         stream.seek(0, 4)
-        first = int(stream.next()["pid"][0])
+        (first,) = pids(stream.next())
         stream.seek(20, 4)
-        assert gone({first})
+        wait_until(lambda: not psutil.pid_exists(first), 120)
         batch = stream.next()
-        assert batch["position"].tolist() == [20, 21, 22, 23]
         stream.seek(24, 4)  # where it is, so that nothing needs to end
         # A signal to the whole process group is meant for the rank, which still needs data.
-        worker = int(batch["pid"][0])
+        (worker,) = pids(batch)
         server = psutil.Process(worker).ppid()
         os.kill(server, signal.SIGTERM)
         os.kill(worker, signal.SIGTERM)
         os.kill(worker, signal.SIGINT)
         batch = stream.next()
-        assert batch["position"].tolist() == [24, 25, 26, 27]
-        assert batch["pid"].tolist() == [worker] * 4
+        assert batch["position"].tolist() == [24, 25, 26, 27] and pids(batch) == {worker}
         stream.seek(0, 4)
-        assert psutil.Process(int(stream.next()["pid"][0])).ppid() == server
+        (another,) = pids(stream.next())
+        assert psutil.Process(another).ppid() == server
     assert workers() == []
 
 
@@ -165,21 +163,16 @@ def test_all_ranks_together_have_every_held_out_sample_once(
 ) -> None:
     assume(len(broken & set(range(size))) < size)
     split = Rows(size, tuple(broken), blocks=(size,) if blocked else None)
-    seen: list[int] = []
-    batches = []
-    for rank in range(ranks):
-        share = held_out(split, rank, ranks, validate_samples=wanted)
-        mine = [fields["number"].tolist() for fields in share.batches(batch)]
-        assert all(len(numbers) <= batch for numbers in mine)
-        seen += [number for numbers in mine for number in numbers]
-        batches.append(len(mine))
-    assert len(set(batches)) == 1  # a forward pass may be something that all ranks do together
+    shares = [held_out(split, rank, ranks, validate_samples=wanted) for rank in range(ranks)]
+    batches = [[fields["number"].tolist() for fields in share.batches(batch)] for share in shares]
+    seen = [number for mine in batches for numbers in mine for number in numbers]
+    assert len(set(map(len, batches))) == 1  # a forward pass may be something that all ranks do together
+    assert max(len(numbers) for mine in batches for numbers in mine) <= batch
     assert seen == sorted(set(seen) - broken)
     if not wanted or wanted >= size:
-        assert seen == [number for number in range(size) if number not in broken]
+        assert seen == sorted(set(range(size)) - broken)
     elif not broken:
-        assert len(seen) == wanted
-        assert not blocked or seen == list(range(wanted))
+        assert len(seen) == wanted and (not blocked or seen == list(range(wanted)))
 
 
 def test_what_is_left_out_is_reported_and_limited() -> None:
@@ -191,18 +184,3 @@ def test_what_is_left_out_is_reported_and_limited() -> None:
         list(share.batches(8))
     with pytest.raises(TrainerError, match="no held-out samples"):
         held_out(Rows(0))
-
-
-def workers() -> list[str]:
-    """Children of this process that were started by a fork server; the ranks of other tests were not."""
-    return [child.name for child in multiprocessing.active_children() if child.name.startswith("ForkServer")]
-
-
-def gone(pids: set[int], seconds: float = 120.0) -> bool:
-    """Whether all processes end within some time."""
-    end = time.monotonic() + seconds
-    while any(Path(f"/proc/{pid}").exists() for pid in pids):
-        if time.monotonic() >= end:
-            return False
-        time.sleep(0.01)
-    return True
