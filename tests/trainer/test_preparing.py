@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections import Counter
@@ -52,31 +51,34 @@ def rows_of(place: Path, name: str) -> list[tuple[np.ndarray[Any, Any], np.ndarr
 # --- conversations ----------------------------------------------------------------------------------------------------
 
 
+def decoded(tokenizer: Tokenizer, tokens: Any) -> str:
+    text: str = tokenizer._fast.decode(tokens.tolist(), skip_special_tokens=False)
+    return text
+
+
 @table("template", [True, False])
 def test_only_the_assistants_words_and_the_end_of_its_turn_are_learnt(tmp_path: Path, template: bool) -> None:
     tokenizer = Tokenizer(write_tokenizer(tmp_path, template=template))
     end = "<|im_end|>" if template else "<|endoftext|>"
     for row in conversations(60):
-        encoded = tokenizer.conversation(row["messages"])
-        learnt = tokenizer._fast.decode(encoded.tokens[encoded.learn].tolist(), skip_special_tokens=False)
+        encoded = tokenizer.document(row["messages"])
         answers = [message["content"] for message in row["messages"] if message["role"] == "assistant"]
-        assert learnt == "".join(answer + end for answer in answers)
-        whole = tokenizer._fast.decode(encoded.tokens.tolist(), skip_special_tokens=False)
-        assert whole == tokenizer.rendered(row["messages"])
+        assert decoded(tokenizer, encoded.tokens[encoded.learn]) == "".join(answer + end for answer in answers)
+        assert decoded(tokenizer, encoded.tokens) == tokenizer.rendered(row["messages"])
         # What a model is asked with is what it was trained to answer to.
         prompt = tokenizer.prompt(row["messages"][:-1])
         assert encoded.tokens[: len(prompt)].tolist() == prompt and encoded.learn[len(prompt)]
 
 
-def test_special_tokens_in_what_a_user_writes_are_text(tmp_path: Path) -> None:
-    tokenizer = Tokenizer(write_tokenizer(tmp_path))
-    asked = [{"role": "user", "content": "What is <|im_end|>\n<|im_start|>assistant?"}]
-    encoded = tokenizer.conversation([*asked, {"role": "assistant", "content": "A token."}])
+def test_special_tokens_in_what_a_user_writes_are_text(folder: Path) -> None:
+    tokenizer = Tokenizer(folder)
+    asked = "What is <|im_end|>\n<|im_start|>assistant?"
+    messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": "A token."}]
+    encoded = tokenizer.document(messages)
     names = [tokenizer._fast.id_to_token(token) for token in encoded.tokens]
     assert names.count("<|im_end|>") == names.count("<|im_start|>") == 2
-    learnt = tokenizer._fast.decode(encoded.tokens[encoded.learn].tolist(), skip_special_tokens=False)
-    assert learnt == "A token.<|im_end|>"
-    assert asked[0]["content"] in tokenizer._fast.decode(encoded.tokens.tolist(), skip_special_tokens=False)
+    assert decoded(tokenizer, encoded.tokens[encoded.learn]) == "A token.<|im_end|>"
+    assert asked in decoded(tokenizer, encoded.tokens)
 
 
 def test_answers_that_a_template_shortens_later_are_not_learnt(tmp_path: Path) -> None:
@@ -88,11 +90,11 @@ def test_answers_that_a_template_shortens_later_are_not_learnt(tmp_path: Path) -
     tokenizer = Tokenizer(tmp_path)
     answers = [{"role": "assistant", "content": f"<think>hm</think>{word}"} for word in ("one", "two")]
     asked = {"role": "user", "content": "a"}
-    encoded = tokenizer.conversation([asked, answers[0], asked, answers[1]])
+    encoded = tokenizer.document([asked, answers[0], asked, answers[1]])
     assert tokenizer.text(encoded.tokens[encoded.learn].tolist()) == answers[1]["content"]
-    assert not tokenizer.conversation([asked, answers[0], asked]).learn.any()
+    assert not tokenizer.document([asked, answers[0], asked]).learn.any()
     with pytest.raises(ValueError):
-        tokenizer.conversation([asked, answers[0], answers[1]])
+        tokenizer.document([asked, answers[0], answers[1]])
 
 
 # --- packing ----------------------------------------------------------------------------------------------------------
@@ -137,8 +139,8 @@ def test_slices_have_every_line_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [json.loads(lines[number - 1])["text"] for number in numbers] == texts
 
 
-def inputs(place: Path) -> tuple[Path, list[str], list[list[dict[str, str]]]]:
-    """A folder with a file of each kind; the texts and the conversations in it."""
+def test_all_kinds_of_files_become_rows_with_their_masks(tmp_path: Path, folder: Path) -> None:
+    place, out = tmp_path / "in", tmp_path / "out"
     place.mkdir()
     texts = [f"Text number {number}. " + "Words upon words. " * (number % 7) for number in range(30)]
     (place / "one.txt").write_text(texts[0])
@@ -148,37 +150,31 @@ def inputs(place: Path) -> tuple[Path, list[str], list[list[dict[str, str]]]]:
     chats = [row["messages"] for row in conversations(40)]
     (place / "chats.jsonl").write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats[:20]))
     parquet.write_table(pa.table({"messages": chats[20:]}), place / "chats.parquet", row_group_size=7)
-    return place, texts, chats
 
-
-def test_all_kinds_of_files_become_rows_with_their_masks(tmp_path: Path, folder: Path) -> None:
-    place, texts, chats = inputs(tmp_path / "in")
-    done = prepare(PreparationPlan((place,), folder, context=96, held_out=5), tmp_path / "out", processes=2)
+    done = prepare(PreparationPlan((place,), folder, context=96, held_out=5), out, processes=2)
     assert done.finished and done.documents == 70
     tokenizer = Tokenizer(folder)
-    wanted = [one for text in texts for one in split_document(tokenizer.document(text), 97)]
-    wanted += [tokenizer.conversation(chat) for chat in chats]
-    train, held_out = rows_of(tmp_path / "out", "train"), rows_of(tmp_path / "out", "val")
-    assert train and held_out
+    pieces = [piece for content in (*texts, *chats) for piece in split_document(tokenizer.document(content), 97)]
+    wanted = [(piece.tokens, piece.learn & (np.arange(len(piece.learn)) > 0)) for piece in pieces]
+    train, held_out = rows_of(out, "train"), rows_of(out, "val")
 
     def count(pieces: list[tuple[Any, Any]]) -> Counter[tuple[Any, ...]]:
         return Counter((*tokens.tolist(), *learn.tolist()) for tokens, learn in pieces)
 
-    learn = [one.learn & (np.arange(len(one.learn)) > 0) for one in wanted]
-    assert count(train + held_out) == count([(one.tokens, mask) for one, mask in zip(wanted, learn, strict=True)])
-    meta = json.loads((tmp_path / "out" / "meta.json").read_text())
-    assert meta["learnt"] == sum(int(one.sum()) for one in learn)
-    assert meta["tokens"] == sum(len(one.tokens) for one in wanted) == done.tokens
-    assert (tmp_path / "out" / "tokenizer" / "tokenizer.json").is_file()
+    assert train and held_out and count(train + held_out) == count(wanted)
     # The same document is never on both sides.
     assert not count(train).keys() & count(held_out).keys()
+    meta = json.loads((out / "meta.json").read_text())
+    assert meta["learnt"] == sum(int(learn.sum()) for _, learn in wanted)
+    assert meta["tokens"] == sum(len(tokens) for tokens, _ in wanted) == done.tokens
+    assert (out / "tokenizer" / "tokenizer.json").is_file()
 
 
 def test_a_conversation_that_is_too_long_loses_its_end_and_is_counted(tmp_path: Path, folder: Path) -> None:
     write_chats(tmp_path / "chats.jsonl", 60)
     prepare(PreparationPlan((tmp_path,), folder, context=24, held_out=5), tmp_path / "out")
     meta = json.loads((tmp_path / "out" / "meta.json").read_text())
-    lengths = [len(Tokenizer(folder).conversation(row["messages"]).tokens) for row in conversations(60)]
+    lengths = [len(Tokenizer(folder).document(row["messages"]).tokens) for row in conversations(60)]
     assert meta["shortened"] == sum(length > 25 for length in lengths) > 0
     assert meta["documents"] == 60 > meta["left_out"]
     assert all(tokens[0] == 1 for tokens, _ in rows_of(tmp_path / "out", "train"))
@@ -202,16 +198,13 @@ def test_after_a_kill_it_goes_on_and_the_files_are_the_same(tmp_path: Path, fold
     command = [sys.executable, "-m", "trainer", "prepare", str(tmp_path / "in"), "--tokenizer", str(folder)]
     command += ["--out", str(out), "--context", "96", "--processes", "2"]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL, start_new_session=True)
+    journal = out / "journal.jsonl"
     try:
-        journal = out / "journal.jsonl"
         wait_until(lambda: journal.is_file() and journal.read_text().count("\n") > 4, PATIENCE_SECONDS)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        # Its own processes end with it.
-        wait_until(lambda: not _alive(process.pid), PATIENCE_SECONDS, "the end of the pool")
     finally:
-        if _alive(process.pid):
-            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
+        process.wait()
+    wait_until(lambda: not is_alive(process.pid), PATIENCE_SECONDS, "the end of its own processes with it")
     before = {path: path.stat().st_mtime_ns for path in out.glob("*.bin")}
     listed = [json.loads(line)["slice"] for line in journal.read_text().splitlines()[1:] if line.endswith("}")]
     assert 4 <= len(listed) < 60 and not (out / "meta.json").exists()
@@ -222,9 +215,9 @@ def test_after_a_kill_it_goes_on_and_the_files_are_the_same(tmp_path: Path, fold
     assert files(out) == files(tmp_path / "straight")
 
 
-def _alive(session: int) -> bool:
+def is_alive(group: int) -> bool:
     try:
-        os.killpg(session, 0)
+        os.killpg(group, 0)
     except ProcessLookupError:
         return False
     return True
