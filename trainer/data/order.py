@@ -74,31 +74,22 @@ class Order:
             epoch, position = divmod(start, self.size)
             positions = np.arange(start, start + min(count, self.size - position))
             offsets = _epoch_offsets(positions, epoch * self.size, self.size, deals)
-            for contiguous in np.split(offsets, np.flatnonzero(np.diff(offsets) != 1) + 1):
-                parts += self._in_blocks(self._lengths, epoch, int(contiguous[0]), len(contiguous))
+            parts.append(self._in_blocks(self._lengths, epoch, offsets))
             start, count = start + len(positions), count - len(positions)
         return np.concatenate(parts)
 
-    def _in_blocks(self, lengths: Indices, epoch: int, start: int, count: int) -> list[Indices]:
-        """The samples at offsets start .. start + count - 1 of an epoch's sequence of blocks."""
-        parts = []
-        blocks, ends, firsts = self._sequence(epoch)
-        while count > 0:
-            number = int(np.searchsorted(ends, start, side="right"))
+    def _in_blocks(self, lengths: Indices, epoch: int, offsets: Indices) -> Indices:
+        """The samples at these offsets in an epoch's sequence of blocks."""
+        blocks = _permuted(len(lengths), self._seed, epoch, 0, len(lengths))
+        ends = np.cumsum(lengths[blocks])
+        numbers = np.searchsorted(ends, offsets, side="right")
+        samples = np.empty_like(offsets)
+        for number in np.unique(numbers).tolist():
             block, length = int(blocks[number]), int(lengths[blocks[number]])
-            offset = start - (int(ends[number]) - length)
-            seed = _mix(_mix(self._seed) + block + 1)
-            part = _shuffled(length, seed, epoch * length + offset, min(count, length - offset))
-            parts.append(part + firsts[block])
-            start, count = start + len(part), count - len(part)
-        return parts
-
-    @functools.lru_cache(maxsize=4)  # noqa: B019  (prefetching looks into the next epoch: two are in use around its start)
-    def _sequence(self, epoch: int) -> tuple[Indices, Indices, Indices]:
-        """The blocks in the order of an epoch, the offset at which each of them ends, and each block's first sample."""
-        assert self._lengths is not None
-        blocks = _shuffled(len(self._lengths), self._seed, epoch * len(self._lengths), len(self._lengths))
-        return blocks, np.cumsum(self._lengths[blocks]), np.cumsum(self._lengths) - self._lengths
+            within = _permuted(length, _mix(_mix(self._seed) + block + 1), epoch, 0, length)
+            at = numbers == number
+            samples[at] = lengths[:block].sum() + within[offsets[at] - (ends[number] - length)]
+        return samples
 
 
 def micro_start(consumed: int, micro: int, rank: int, ranks: int, batch_size: int) -> int:
@@ -173,19 +164,23 @@ def _shuffled(size: int, seed: int, start: int, count: int) -> Indices:
     parts = [np.empty(0, dtype=np.int64)]
     while count > 0:
         epoch, position = divmod(start, size)
-        chunk, offset = divmod(position, _CHUNK)
-        parts.append(_permuted_chunk(size, seed, epoch, chunk)[offset : offset + count])
+        first = position - position % _CHUNK
+        chunk = _permuted(size, seed, epoch, first, min(size, first + _CHUNK))
+        parts.append(chunk[position - first : position - first + count])
         start, count = start + len(parts[-1]), count - len(parts[-1])
     return np.concatenate(parts)
 
 
-@functools.lru_cache(maxsize=8)
-def _permuted_chunk(size: int, seed: int, epoch: int, chunk: int) -> Indices:
-    """A Feistel network over the smallest power of four that fits, repeated for values outside (cycle walking)."""
+@functools.lru_cache(maxsize=16)
+def _permuted(size: int, seed: int, epoch: int, start: int, stop: int) -> Indices:
+    """Part of an epoch's permutation of 0 .. size - 1.
+
+    It is a Feistel network over the smallest power of four that fits, repeated for values outside (cycle walking).
+    """
     half_bits = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))
     mask = (np.uint64(1) << half_bits) - np.uint64(1)
     keys = [np.uint64(_mix(_mix(seed) ^ _mix(epoch * _ROUNDS + number + 1))) for number in range(_ROUNDS)]
-    values = np.arange(chunk * _CHUNK, min(size, (chunk + 1) * _CHUNK), dtype=np.uint64)
+    values = np.arange(start, stop, dtype=np.uint64)
     outside = np.arange(len(values))
     while len(outside):
         left, right = values[outside] >> half_bits, values[outside] & mask
