@@ -117,26 +117,17 @@ def test_only_a_better_one_becomes_the_best(folder: Path) -> None:
     assert listing(folder) == ["best_model.json", "best_model.pt", "best_model.pt.sha256"]
 
 
-def test_a_state_is_saved_once(folder: Path) -> None:
-    saver = Checkpointer(settings(folder, async_checkpoints=True, best_checkpoint=True), ALONE)
-    saver.save(state_of(10), step=10)
-    saver.save(state_of(10), step=10, required=True)
-    saver.save(state_of(10), step=10, periodic=False, score=1.0)
-    saver.save(state_of(10), step=10, required=True)
-    assert not saver.busy
-    assert [(outcome.event, outcome.path.name) for outcome in saver.poll()] == [
-        ("checkpoint", "step_00000010.pt"),
-        ("checkpoint", "best_model.pt"),
-    ]
-    resumed = Checkpointer(settings(folder), ALONE)
-    resumed.begin(10, resumed_from=files.step_file(folder, 10))
-    resumed.save(state_of(10), step=10, required=True)
-    assert resumed.poll() == []
-    resumed.begin(10, resumed_from=folder / "best_model.pt")
-    elsewhere = Checkpointer(settings(folder / "elsewhere"), ALONE)
-    elsewhere.begin(10, resumed_from=files.step_file(folder, 10))
-    elsewhere.save(state_of(10), step=10, required=True)
-    assert len(elsewhere.poll()) == 1
+def test_the_checkpoint_that_a_run_starts_from_is_not_written_again(folder: Path) -> None:
+    Checkpointer(settings(folder), ALONE).save(state_of(10), step=10)
+    own = files.step_file(folder, 10)
+    elsewhere = settings(folder / "elsewhere")
+    for chosen, written in ((settings(folder), 0), (elsewhere, 1)):
+        resumed = Checkpointer(chosen, ALONE)
+        resumed.begin(10, resumed_from=own)
+        resumed.save(state_of(10), step=10, required=True)
+        assert len(resumed.poll()) == written
+        resumed.save(state_of(20), step=20)
+        assert len(resumed.poll()) == 1
 
 
 def test_in_the_background_the_same_bytes_are_written_though_training_goes_on(folder: Path) -> None:
@@ -173,7 +164,6 @@ def test_one_that_is_due_while_another_is_written_is_skipped_and_said(folder: Pa
     saver.save(state_of(10), step=10)
     assert gate.reached.wait(120)
     assert saver.busy and saver.poll() == []
-    saver.save(state_of(10), step=10)  # that one is on its way
     saver.save(state_of(20), step=20)
     saver.save(state_of(20), step=20, periodic=False)  # nothing was due
     (skipped,) = saver.poll()
@@ -300,7 +290,6 @@ def _save_on_ranks(world: World, folder: Path, background: bool) -> list[Any]:
     for step, score in ((10, 0.5), (20, 0.25), (30, 0.75)):
         saver.save(state(step), step=step, score=score)
         saver.wait()
-    saver.save(state(30), step=30, required=True)
     try:
         saver.save(state(40), step=40, required=True)
     except OSError as error:

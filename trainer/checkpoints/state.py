@@ -63,51 +63,38 @@ class HostBuffers:
         Without `copy`, CPU tensors that fill their storage stay the originals. GPU tensors are copied asynchronously on
         the current stream, so before any later work on it: the copy is valid after `wait`, and until the next one.
         """
-        copies: dict[tuple[Any, ...], Tensor] = {}
-        buffers: list[Tensor] = []
-        devices = set()
+        former = iter(self._buffers)
+        self._buffers, self._copied = [], None
+        copies: dict[tuple[int, torch.device, Any], Tensor] = {}
 
         def change(value: Any, _: str) -> Any:
             if not isinstance(value, Tensor):
                 return value
             tensor = value.detach()
-            # Empty tensors have no address and share nothing.
-            view = (tensor.data_ptr() or id(value), tensor.device, tensor.dtype, tensor.size(), tensor.stride())
-            size = tensor.numel() * tensor.element_size()
+            form = (tensor.dtype, tensor.size(), tensor.stride())
+            view = (tensor.data_ptr() or id(value), tensor.device, form)  # empty tensors have no address
             if view in copies:
                 return copies[view]
-            if not (copy or tensor.is_cuda) and size == tensor.untyped_storage().nbytes():
+            if not (copy or tensor.is_cuda) and tensor.nbytes == tensor.untyped_storage().nbytes():
                 copies[view] = tensor
                 return tensor
-            storage = self._buffer(len(buffers), size, tensor.is_cuda)
-            buffers.append(storage)
-            # Like torch.clone: dense, with the original's order of dimensions.
-            strides = torch.empty_like(tensor, device="meta").stride()
-            dense = torch.empty(0, dtype=tensor.dtype).set_(storage.untyped_storage(), 0, tensor.size(), strides)
-            copies[view] = dense.copy_(tensor, non_blocking=tensor.is_cuda)
-            if tensor.is_cuda:
-                devices.add(tensor.device)
-            return dense
+            buffer = next(former, None)
+            if buffer is None or (buffer.dtype, buffer.size(), buffer.stride()) != form:
+                buffer = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)  # dense
+            self._buffers.append(buffer)
+            copies[view] = buffer.copy_(tensor, non_blocking=True)
+            return buffer
 
         taken = _converted(state, change)
-        self._buffers, self._copied = buffers, None
-        if devices:
+        if any(device.type == "cuda" for _, device, _ in copies):
             self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._copied.record(torch.cuda.current_stream(devices.pop()))
+            self._copied.record()
         return taken
 
     def wait(self) -> None:
         """Wait for the copies from the GPU."""
         if self._copied is not None:
             self._copied.synchronize()
-
-    def _buffer(self, number: int, size: int, pinned: bool) -> Tensor:
-        """Host memory of exactly `size` bytes, the former buffer of this number if it fits; page-locked if `pinned`."""
-        if number < len(self._buffers):
-            former = self._buffers[number]
-            if former.numel() == size and former.is_pinned() == pinned:
-                return former
-        return torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
 
 
 # --- shards -----------------------------------------------------------------------------------------------------------

@@ -84,10 +84,7 @@ class Checkpointer:
         self._thread: threading.Thread | None = None
         self._outcomes: list[Outcome] = []
         self._best_value: float | None = None  # known on rank 0
-        self._failed = False  # the last job; known on rank 0
-        # The newest step and its names that are saved or being saved; alike on all ranks.
-        self._step = -1
-        self._saved: set[Path] = set()
+        self._resumed_from: Path | None = None
 
     @property
     def busy(self) -> bool:
@@ -100,9 +97,7 @@ class Checkpointer:
         Returns the new names of stale checkpoints on rank 0; an empty list on the others.
         """
         directory = self._settings.checkpoint_dir
-        own = files.step_file(directory, step)
-        if resumed_from is not None and resumed_from.resolve() == own.resolve():
-            self._step, self._saved = step, {own}
+        self._resumed_from = resumed_from and resumed_from.resolve()
         if not self._world.is_main:
             return []
         moved = rotation.begin_branch(directory, step)
@@ -136,25 +131,24 @@ class Checkpointer:
         if not self.busy:
             self._take_result()
         settings, directory = self._settings, self._settings.checkpoint_dir
+        own = files.step_file(directory, step)
         busy, better = (bool(votes) for votes in self._world.vote(self.busy, self._beats_best(score)))
-        due = [files.step_file(directory, step)] if periodic or required else []
-        single = []  # those that do not recur
+        paths = [own] if (periodic or required) and own.resolve() != self._resumed_from else []
+        recurs = not required
         if epoch is not None and settings.epoch_checkpoints:
-            single.append(files.epoch_file(directory, phase, epoch))
+            paths.append(files.epoch_file(directory, phase, epoch))
+            recurs = False
         if better:
-            single.append(files.best_file(directory))
-        if busy and not (required or single):
-            if self._world.is_main and due and not (step == self._step and self._saved.issuperset(due)):
-                blocked, reason = time.perf_counter() - began, "an earlier checkpoint is still being written"
-                self._outcomes.append(Outcome(step, due[0], (), "checkpoint_skipped", blocked, error=reason))
-            return
-        self.wait()
-        if step != self._step or self._world.from_main(self._failed):
-            self._step, self._saved = step, set()
-        paths = [path for path in (*due, *single) if path not in self._saved]
+            paths.append(files.best_file(directory))
+            recurs = False
         if not paths:
             return
-        self._saved.update(paths)
+        if busy and recurs:
+            if self._world.is_main:
+                blocked, reason = time.perf_counter() - began, "an earlier checkpoint is still being written"
+                self._outcomes.append(Outcome(step, paths[0], (), "checkpoint_skipped", blocked, error=reason))
+            return
+        self.wait()
         background = settings.async_checkpoints and not required
         state: State = {**collect(), "format": FORMAT}
         pieces: Pieces | None = None
@@ -218,9 +212,8 @@ class Checkpointer:
             return
         if job.error is not None and not isinstance(job.error, OSError):
             raise job.error
-        self._failed = job.error is not None
         if self._world.is_main and job.outcome.seconds is not None:
-            if job.best_value is not None and not self._failed:
+            if job.best_value is not None and job.error is None:
                 self._best_value = job.best_value
             self._outcomes.append(job.outcome)
 
