@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from trainer.checkpoints import files
 from trainer.errors import CheckpointError
@@ -19,11 +22,6 @@ def write(content: object, path: Path) -> None:
         sha256, _ = files.write(content, temporary)
         files.publish(temporary, path, sha256, {})
     files.settle(path, sha256, {})
-
-
-def unfinished(path: Path) -> Path:
-    """The name of a file while it is being written."""
-    return path.with_name(f".{path.name}.tmp")
 
 
 def is_valid(path: Path) -> bool:
@@ -65,22 +63,30 @@ def flip_a_byte(path: Path, position: int | None = None) -> None:
     path.write_bytes(content)
 
 
-def end_after(operations: int) -> None:
-    """Makes this process end at once when it has done so many things that change a folder."""
-    left = operations
+class BadDisk:
+    """A disk at whose operation of a number, counted from 0, it fails: once, from then on, or the process is killed."""
 
-    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+    def __init__(self, patch: pytest.MonkeyPatch, operation: int, how: str) -> None:
+        self.failures = 0
+        self._left = operation
+        self._how = how
+        for owner, name in ((Path, "replace"), (Path, "hardlink_to"), (os, "fsync")):
+            patch.setattr(owner, name, self._bad(getattr(owner, name)))
+        if how == "killed":
+            for owner, name in ((Path, "unlink"), (shutil, "rmtree")):
+                patch.setattr(owner, name, self._bad(getattr(owner, name)))
+
+    def _bad(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            nonlocal left
-            if left == 0:
-                os._exit(9)
-            left -= 1
+            self._left -= 1
+            if self._left == -1 or (self._left < 0 and self._how == "lasting"):
+                if self._how == "killed":
+                    os._exit(9)
+                self.failures += 1
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return function(*args, **kwargs)
 
         return call
-
-    for owner, name in ((Path, "replace"), (Path, "unlink"), (Path, "hardlink_to"), (os, "fsync"), (shutil, "rmtree")):
-        setattr(owner, name, counted(getattr(owner, name)))
 
 
 def in_a_child(function: Callable[[], None]) -> int:

@@ -10,123 +10,81 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.texts import mentions
-from tests.trainer.checkpoint_files import flip_a_byte, is_valid, listing, pretend, save, unfinished, write
+from tests.trainer.checkpoint_files import flip_a_byte, is_valid, listing, pretend, write
 from trainer import checkpoints
-from trainer.checkpoints import files, rotation
+from trainer.checkpoints import ResumeChoice, files, rotation
 from trainer.errors import CheckpointError
 
 
-def steps(directory: Path) -> list[int | None]:
-    return [rotation.step_of(path) for path in checkpoints.existing(directory)]
-
-
-def test_auto_takes_the_newest_that_is_whole_and_says_what_it_passed_over(folder: Path) -> None:
-    paths = [save(folder, step) for step in (10, 20, 30)]
-    assert checkpoints.choose("auto", folder) == checkpoints.ResumeChoice(paths[2], [])
+def test_auto_takes_the_newest_that_is_whole_and_a_path_is_taken_or_refused(folder: Path) -> None:
+    assert checkpoints.choose("auto", folder / "missing") == ResumeChoice(None, [])
+    paths = [pretend(files.step_file(folder, step)) for step in (10, 20, 30)]
+    assert checkpoints.choose("auto", folder) == ResumeChoice(paths[2], [])
+    assert checkpoints.choose("none", folder) == checkpoints.choose("", folder) == ResumeChoice(None, [])
     flip_a_byte(paths[2])
     choice = checkpoints.choose("auto", folder)
     assert choice.path == paths[1]
     assert len(choice.rejected) == 1 and mentions(choice.rejected[0], paths[2], "sha256")
+    assert checkpoints.choose(str(paths[0]), folder).path == paths[0]
+    for wrong, why in ((paths[2], "is corrupt: sha256 mismatch"), (folder / "no.pt", "is missing"), (".", "cannot be")):
+        with pytest.raises(CheckpointError, match=why):
+            checkpoints.choose(str(wrong), folder)
     for path in paths[:2]:
         flip_a_byte(path)
     assert checkpoints.choose("auto", folder).path is None
     assert len(checkpoints.choose("auto", folder).rejected) == 3
 
 
-def test_auto_and_none_without_checkpoints(folder: Path) -> None:
-    assert checkpoints.choose("auto", folder / "missing") == checkpoints.ResumeChoice(None, [])
-    save(folder, 10)
-    assert checkpoints.choose("none", folder) == checkpoints.choose("", folder) == checkpoints.ResumeChoice(None, [])
-
-
-def test_a_path_is_taken_or_refused(folder: Path) -> None:
-    path = save(folder, 10)
-    save(folder, 20)
-    assert checkpoints.choose(str(path), folder).path == path
-    flip_a_byte(path)
-    with pytest.raises(CheckpointError, match="is corrupt: sha256 mismatch"):
-        checkpoints.choose(str(path), folder)
-    with pytest.raises(CheckpointError, match=r"nowhere\.pt cannot be used: .* is missing"):
-        checkpoints.choose(str(folder / "nowhere.pt"), folder)
-
-
-def test_the_last_valid_one_outlives_newer_corrupt_ones(folder: Path) -> None:
-    paths = [save(folder, step) for step in (10, 20, 30)]
-    flip_a_byte(paths[1])
-    flip_a_byte(paths[2])
-    rotation.prune(folder, 2)
-    assert checkpoints.choose("auto", folder).path == paths[0]
-    save(folder, 40)
-    rotation.prune(folder, 2)
-    assert steps(folder) == [40, 30]
-
-
 def test_a_branch_that_is_left_is_set_aside_until_the_new_one_has_passed_it(folder: Path) -> None:
-    for step in (10, 20, 30):
-        save(folder, step)
-    (folder / ".step_00000040.pt.tmp").write_text("half a checkpoint")
-    moved = rotation.begin_branch(folder, 10)
-    assert sorted(path.name for path in moved) == ["step_00000020.pt.stale", "step_00000030.pt.stale"]
-    assert steps(folder) == [10]
-    assert not (folder / ".step_00000040.pt.tmp").exists()
-    save(folder, 20)
-    rotation.prune(folder, 3)
-    assert [name for name in listing(folder) if "stale" in name] == [
-        "step_00000030.pt.sha256.stale",
-        "step_00000030.pt.stale",
-    ]
-    save(folder, 30)
-    rotation.prune(folder, 3)
-    assert [name for name in listing(folder) if "stale" in name] == []
-
-
-def test_shards_go_where_their_checkpoint_goes(folder: Path) -> None:
-    for step in (10, 20, 30):
+    def save(step: int) -> None:
         path = pretend(files.step_file(folder, step))
         pretend(files.shards_folder(path) / files.shard_name(step, 0, 1))
+
+    for step in (10, 20, 30):
+        save(step)
+    write({"format": 2, "step": 20}, files.best_file(folder))
     for _ in range(2):  # the second time it replaces what was set aside before
-        rotation.begin_branch(folder, 20)
-        path = pretend(files.step_file(folder, 30))
-        pretend(files.shards_folder(path) / files.shard_name(30, 0, 1))
-        rotation.begin_branch(folder, 20)
-    assert sorted(path.name for path in folder.glob("*.shards*")) == [
-        "step_00000010.shards",
-        "step_00000020.shards",
+        moved = rotation.begin_branch(folder, 10)
+        assert {path.name for path in moved} >= {"step_00000020.pt.stale", "step_00000030.pt.stale"}
+        assert [rotation.step_of(path) for path in checkpoints.existing(folder)] == [10]
+        save(20)
+        save(30)
+    assert (folder / "best_model.pt.stale").exists() and not (folder / "best_model.pt").exists()
+    rotation.begin_branch(folder, 20)
+    rotation.prune(folder, 3)
+    assert {path.name for path in folder.glob("step*stale")} == {
+        "step_00000030.pt.stale",
+        "step_00000030.pt.sha256.stale",
         "step_00000030.shards.stale",
-    ]
-    pretend(files.step_file(folder, 40))
+    }
+    save(30)
     rotation.prune(folder, 2)
-    assert [path.name for path in folder.glob("*.shards*")] == ["step_00000020.shards"]
+    assert not list(folder.glob("step*stale"))
+    assert sorted(path.name for path in folder.glob("*.shards")) == ["step_00000020.shards", "step_00000030.shards"]
 
 
 def test_what_a_killed_predecessor_left_is_removed_and_nothing_else(folder: Path) -> None:
     whole = pretend(files.step_file(folder, 10))
     pretend(files.shards_folder(whole) / files.shard_name(10, 0, 1))
-    mine = [
-        folder / "notes.tmp",
-        folder / ".hidden.tmp",
-        folder / "my.shards" / "a.pt",
-        folder / "phase_x" / "plot.png",
-    ]
-    for path in mine:
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("a person's own")
+    for name in ("notes.tmp", ".hidden.tmp", "step_00000001.tmp", "my.shards/a.pt", "phase_x/plot.png"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("a person's own")
     before = listing(folder)
-    half = files.step_file(folder, 11)
-    for path in (
-        unfinished(half),
-        unfinished(files.hash_file(half)),
-        files.shards_folder(half) / files.shard_name(11, 0, 2),
-        unfinished(files.shards_folder(whole) / files.shard_name(10, 1, 2)),
-        unfinished(files.epoch_file(folder, "x", 3)),
-        unfinished(folder / "best_model.json"),
-        files.hash_file(files.step_file(folder, 12)),
+    for name in (
+        ".step_00000011.pt.tmp",
+        ".step_00000011.pt.sha256.tmp",
+        "step_00000011.shards/step_00000011_rank_0_of_2.pt",
+        "step_00000010.shards/.step_00000010_rank_1_of_2.pt.tmp",
+        "phase_x/.epoch_3.pt.tmp",
+        ".best_model.json.tmp",
+        "step_00000012.pt.sha256",
+        ".state_rank_0.tmp",
     ):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("half")
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("half")
     assert rotation.begin_branch(folder, 10) == []
     assert listing(folder) == before
-    assert not files.shards_folder(half).exists()
+    assert not (folder / "step_00000011.shards").exists()
 
 
 OPERATIONS = st.lists(
@@ -150,15 +108,14 @@ def test_whatever_happens_the_newest_valid_one_stays_and_not_too_many_do(
             if operation == "save":
                 pretend(files.step_file(folder, number), valid=flag)
                 continue
+            all_before = checkpoints.existing(folder)
             if operation == "branch":
-                reachable = [path for path in checkpoints.existing(folder) if (rotation.step_of(path) or 0) <= number]
                 moved = rotation.begin_branch(folder, number)
+                reachable = [path for path in all_before if (rotation.step_of(path) or 0) <= number]
                 assert checkpoints.existing(folder) == reachable
                 assert all(path.exists() for path in moved)
                 continue
-            known = before if flag else None
-            all_before = checkpoints.existing(folder)
-            rotation.prune(folder, number, known_valid=known)
+            rotation.prune(folder, number, known_valid=before if flag else None)
             left = checkpoints.existing(folder)
             assert checkpoints.choose("auto", folder).path == before
             assert left[:number] == all_before[:number]
