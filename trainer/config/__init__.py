@@ -1,15 +1,14 @@
 """Settings: every one declared once, read from flags, YAML and environment, and unfolded into phases.
 
 In come a command line, files and variables, out come frozen `Settings`, or one line with the place that is wrong.
-`schema` declares them, `sources` reads them, `phases` unfolds them, `problems` words errors, `export` shows them.
+`schema` declares them, `sources` reads and shows them, `phases` unfolds them, `problems` words errors.
 Nothing here imports torch. Read `schema` first.
 """
 
-from trainer.config.export import as_json, as_plain, json_schema, without_login
 from trainer.config.phases import phase_at, unfold
 from trainer.config.problems import flag, nearest
 from trainer.config.schema import SHAPE_SETTINGS, TASK_DEFAULTS, Settings
-from trainer.config.sources import RunMode, from_arguments
+from trainer.config.sources import RunMode, as_json, as_plain, from_arguments, json_schema, without_login
 
 __all__ = [
     "SHAPE_SETTINGS",

@@ -24,7 +24,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from trainer.config.problems import first, nearest
+from trainer.config.problems import did_you_mean, first
 from trainer.config.schema import SHAPE_SETTINGS, Settings
 from trainer.errors import SettingsError
 
@@ -34,20 +34,9 @@ RUN_WIDE = frozenset(
     (
         *SHAPE_SETTINGS,
         *("weights", "data", "data_dir", "tokenizer", "data_column", "label_column", "image_size", "synthetic_samples"),
-        *(
-            "phases",
-            "phase",
-            "seed",
-            "deterministic",
-            "device",
-            "timeout",
-            "start_timeout",
-            "stop_timeout",
-            "expandable_segments",
-            "memory_snapshot",
-        ),
-        *("output_dir", "checkpoint_dir", "metrics", "resume", "keep", "best_checkpoint", "best_metric", "export"),
-        *("inject", "text_log", "tensorboard", "mlflow", "wandb"),
+        *("phases", "phase", "seed", "deterministic", "device", "timeout", "start_timeout", "stop_timeout"),
+        *("expandable_segments", "memory_snapshot", "output_dir", "checkpoint_dir", "resume", "keep", "export"),
+        *("best_checkpoint", "best_metric", "inject", "metrics", "text_log", "tensorboard", "mlflow", "wandb"),
     )
 )
 
@@ -66,25 +55,32 @@ def unfold(settings: Settings, where: Where = lambda index, key: "") -> tuple[Se
     """
     if not settings.phases:
         return (settings,)
-    names = _names(settings, where)
+    names = [phase.get("name") for phase in settings.phases]
+
+    def wrong(index: int, key: str, text: str) -> SettingsError:
+        return SettingsError(f"{where(index, key)}phase {names[index] or index + 1}: {text}")
+
+    for index, name in enumerate(names):
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise wrong(index, "name", "it needs a name of at most 100 letters, digits, dots and dashes")
+        if name in names[:index]:
+            raise wrong(index, "name", "another phase has this name already")
     unfolded: list[Settings] = []
-    for index, (name, steps) in enumerate(zip(names, _lengths(settings, names, where), strict=True)):
-        changes: dict[str, Any] = {"phase": name, "phases": (), "steps": steps}
+    for index, steps in enumerate(_lengths(settings, wrong)):
+        changes: dict[str, Any] = {"phase": names[index], "phases": (), "steps": steps}
         for key, value in settings.phases[index].items():
             if key not in ("name", "steps"):
                 try:
                     changes[key] = _value(settings, key, value)
                 except ValueError as error:
-                    raise SettingsError(f"{where(index, key)}phase {name}: {error}") from None
+                    raise wrong(index, key, str(error)) from None
         try:
             one = Settings.model_validate(settings.model_dump() | changes)
         except ValidationError as error:
-            problem = first(error)
-            place = where(index, problem.name)
-            raise SettingsError(f"{place}phase {name}: {problem.name}{problem.text}") from None
+            key, problem = first(error)
+            raise wrong(index, key, key + problem) from None
         if unfolded and unfolded[-1].optimizer != one.optimizer and not one.reset_optimizer:
-            place = where(index, "optimizer")
-            raise SettingsError(f"{place}phase {name}: another optimizer than before needs reset_optimizer: true")
+            raise wrong(index, "optimizer", "another optimizer than before needs reset_optimizer: true")
         unfolded.append(one)
     return tuple(unfolded)
 
@@ -99,56 +95,34 @@ def phase_at(phases: Sequence[Settings], step: int) -> tuple[int, int, int]:
     return index, ends[index] - phases[index].steps + 1, ends[index]
 
 
-def _names(settings: Settings, where: Where) -> list[str]:
-    names: list[str] = []
-    for index, phase in enumerate(settings.phases):
-        name, place = phase.get("name"), f"{where(index, 'name')}phase {index + 1}"
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
-            problem = "it has no name" if name is None else f"got {name!r}"
-            raise SettingsError(f"{place}: a name is made of at most 100 letters, digits, dots and dashes; {problem}")
-        if name in names:
-            raise SettingsError(f"{place}: {name} is the name of another phase already")
-        names.append(name)
-    return names
-
-
-def _lengths(settings: Settings, names: Sequence[str], where: Where) -> list[int]:
-    """The steps of each phase."""
+def _lengths(settings: Settings, wrong: Callable[[int, str, str], SettingsError]) -> list[int]:
+    """The steps of each phase; of shares, whole numbers whose sum is exactly the run's."""
     given = [phase.get("steps") for phase in settings.phases]
     shares = [share for share in map(_share, given) if share is not None]
-    if len(shares) == len(given):
-        return _shared_out(settings.steps, shares, names, where(0, "steps"))
-    lengths: list[int] = []
-    for index, (name, steps) in enumerate(zip(names, given, strict=True)):
-        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-            problem = "there are none" if steps is None else f"got {steps!r}"
-            raise SettingsError(
-                f"{where(index, 'steps')}phase {name}: steps must be a whole number of at least 1, or a share such as"
-                f" x0.5 in every phase; {problem}"
-            )
-        lengths.append(steps)
-    return lengths
-
-
-def _shared_out(steps: int, shares: Sequence[float], names: Sequence[str], place: str) -> list[int]:
-    """Whole numbers of steps in these shares, whose sum is exactly `steps`."""
+    if len(shares) < len(given):
+        for index, steps in enumerate(given):
+            if not isinstance(steps, int) or steps < 1:
+                text = (
+                    f"steps must be a whole number of at least 1, or a share such as x0.5 in every phase; got {steps!r}"
+                )
+                raise wrong(index, "steps", text)
+        return [int(steps or 0) for steps in given]
     total = math.fsum(shares)
     if abs(total - 1) > 1e-3:
-        raise SettingsError(f"{place}the phases' shares of the steps must add up to 1, got {total:g}")
-    ends = [round(steps * part / total) for part in itertools.accumulate(shares)]
-    ends[-1] = steps
+        raise wrong(0, "steps", f"the shares of the steps of all phases must add up to 1, got {total:g}")
+    ends = [round(settings.steps * part / total) for part in itertools.accumulate(shares)]
+    ends[-1] = settings.steps
     lengths = [end - begin for begin, end in itertools.pairwise([0, *ends])]
-    for name, length in zip(names, lengths, strict=True):
-        if length < 1:
-            raise SettingsError(f"{place}phase {name}: there are too few steps for its share, {steps} in all")
+    if min(lengths) < 1:
+        text = f"there are too few steps for its share, {settings.steps} in all"
+        raise wrong(lengths.index(min(lengths)), "steps", text)
     return lengths
 
 
 def _value(settings: Settings, key: str, value: Any) -> Any:
     """What a phase wants a setting to be. Raises ValueError with the rest of the message."""
     if key not in Settings.model_fields:
-        near = nearest(key)
-        raise ValueError(f"unknown setting {key}" + (f"; did you mean {near}?" if near else ""))
+        raise ValueError(f"unknown setting {key}{did_you_mean(key)}")
     if key in RUN_WIDE:
         raise ValueError(f"{key} is the same for the whole run and cannot be set in a phase")
     share, own = _share(value), getattr(settings, key)
@@ -156,15 +130,13 @@ def _value(settings: Settings, key: str, value: Any) -> Any:
         return value
     if isinstance(own, bool) or not isinstance(own, int | float):
         raise ValueError(f"{key} {value} is a share of a number, but the run's own is {own}")
-    return max(_least(key), math.floor(share * own + 0.5)) if isinstance(own, int) else share * own
+    if isinstance(own, float):
+        return share * own
+    # The batch size, which may be a word, has its limit elsewhere.
+    limits = [limit.ge for limit in Settings.model_fields[key].metadata if hasattr(limit, "ge")]
+    return max(max(limits, default=1), math.floor(share * own + 0.5))
 
 
 def _share(value: Any) -> float | None:
     match = _SHARE.fullmatch(value) if isinstance(value, str) else None
     return float(match[1]) if match else None
-
-
-def _least(name: str) -> int:
-    """The lower limit of a whole number; the batch size, which may be a word, has its limit elsewhere."""
-    limits = [getattr(limit, "ge", None) for limit in Settings.model_fields[name].metadata]
-    return max((int(limit) for limit in limits if limit is not None), default=1)

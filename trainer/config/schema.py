@@ -27,23 +27,9 @@ BatchSize = Annotated[int, Field(ge=1)] | Literal["auto"]
 
 _LATER = Path()  # a path that depends on the task and the environment
 
-# pydantic's type of the errors that are raised here; their context has the setting's name and the problem.
-PROBLEM = "setting"
-
-
-def problem(name: str, text: str) -> PydanticCustomError:
-    """The error for a setting that does not fit the others; `text` continues its name."""
-    return PydanticCustomError(PROBLEM, "{name}{problem}", {"name": name, "problem": text})
-
 
 class _Group(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _truth_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
-        number = cls.model_fields[info.field_name or ""].annotation in (int, float, BatchSize)
-        return str(value).lower() if number and isinstance(value, bool) else value
 
 
 class RunSettings(_Group):
@@ -70,9 +56,7 @@ class RunSettings(_Group):
         description="seconds that a rank waits for others, or for progress in writing a checkpoint, before it fails",
     )
     start_timeout: float = Field(
-        600.0,
-        gt=0,
-        description="the same until a phase's first step, if longer: ranks compile, read and find batches",
+        600.0, gt=0, description="the same until a phase's first step, if longer: ranks compile, read and find batches"
     )
     # Just less than torchrun waits before it kills.
     stop_timeout: float = Field(
@@ -81,7 +65,11 @@ class RunSettings(_Group):
         description="seconds that a step may still take after a stop signal; default: 5/6 of $GPUTUI_GRACE, else 25",
     )
     output_dir: Path = Field(_LATER, description="default: $GPUTUI_RUN_DIR, else runs/TASK")
-    inject: tuple[str, ...] = Field((), description="faults on purpose, such as oom@step=40; see docs/trainer.md")
+    inject: tuple[str, ...] = Field(
+        (),
+        description="faults on purpose, such as oom@step=40; see docs/trainer.md",
+        json_schema_extra={"type": ["string", "array"]},
+    )
 
     @field_validator("inject", mode="before")
     @classmethod
@@ -149,11 +137,7 @@ class ParallelSettings(_Group):
     """How the ranks work together"""
 
     parallel: Parallel = Field("ddp", description="how model and optimizer are spread over the ranks")
-    tensor_parallel: int = Field(
-        1,
-        ge=1,
-        description="lm, mlm with fsdp: ranks that every layer is split over",
-    )
+    tensor_parallel: int = Field(1, ge=1, description="lm, mlm with fsdp: ranks that every layer is split over")
     shard_ranks: int = Field(
         0,
         ge=0,
@@ -182,6 +166,11 @@ SWITCHES: Mapping[str, tuple[str, str]] = {"gradient_checkpointing": ("none", "f
 _TRUTH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
+def _with_truth(schema: dict[str, Any]) -> None:
+    schema["type"] = ["string", "boolean"]
+    schema["enum"] += [True, False]
+
+
 # Modes of torch.compile in which it records CUDA graphs.
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 
@@ -200,6 +189,7 @@ class PrecisionSettings(_Group):
         "none",
         description="recompute activations in backward to save memory: operations (all but matrix products and"
         " attention: little time), selective (every other block), or full or true (a third more computing)",
+        json_schema_extra=_with_truth,
     )
     loss_chunk: int = Field(
         0, ge=0, description="lm: tokens whose loss is computed at once, and again in backward, to save memory; 0: all"
@@ -214,7 +204,9 @@ class PrecisionSettings(_Group):
         False, description="let CUDA's allocator grow its segments, against fragmentation"
     )
     compile: Literal["off", "default", "reduce-overhead", "max-autotune"] = Field(
-        "off", description="torch.compile and its mode; reduce-overhead and max-autotune use CUDA graphs"
+        "off",
+        description="torch.compile and its mode; reduce-overhead and max-autotune use CUDA graphs",
+        json_schema_extra=_with_truth,
     )
     compile_scope: Literal["whole", "blocks"] = Field(
         "whole",
@@ -237,9 +229,7 @@ class OptimizerSettings(_Group):
     )
     max_batch_size: int = Field(1024, ge=1, description="the most that auto tries")
     oom_retries: int = Field(
-        0,
-        ge=0,
-        description="how often to retry with smaller micro batches when GPU memory runs out",
+        0, ge=0, description="how often to retry with smaller micro batches when GPU memory runs out"
     )
     grad_accum: int = Field(3, ge=1, description="micro batches per optimizer step")
     optimizer: Literal["adamw", "sgd", "muon"] = Field(
@@ -363,7 +353,7 @@ class Settings(
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         for name, text in self._contradictions():
-            raise problem(name, text)
+            raise PydanticCustomError("contradiction", "{text}", {"name": name, "text": text})
         return self
 
     def _contradictions(self) -> Iterator[tuple[str, str]]:
@@ -388,21 +378,16 @@ class Settings(
             yield "export", " ema needs averaged weights: --ema 0.999"
         if self.export == "best" and not self.best_checkpoint:
             yield "export", " best needs --best-checkpoint"
-        if self.loss_chunk and task != "lm":
-            yield "loss_chunk", f" needs --task lm, not {task}"
-        if self.hard_negatives and task != "contrastive":
-            yield "hard_negatives", f" needs --task contrastive, not {task}"
-        if self.label_smoothing and task != "classify":
-            yield "label_smoothing", f" needs --task classify, not {task}"
+        for name, only in (("loss_chunk", "lm"), ("hard_negatives", "contrastive"), ("label_smoothing", "classify")):
+            if getattr(self, name) and task != only:
+                yield name, f" needs --task {only}, not {task}"
         if self.tensor_parallel > 1 and not (text and parallel == "fsdp"):
             yield "tensor_parallel", f" needs a language model and --parallel fsdp, not --task {task} with {parallel}"
-        if self.shard_ranks and parallel != "fsdp":
-            yield "shard_ranks", f" needs --parallel fsdp, not {parallel}"
         if self.shard_ranks and (self.tensor_parallel > 1 or self.ranks):
             yield "shard_ranks", " goes with neither --tensor-parallel nor --ranks"
         if self.ranks and self.tensor_parallel > 1:
             yield "ranks", f" must be left out: --tensor-parallel {self.tensor_parallel} needs all ranks"
-        for name in ("cpu_offload", "sharded_checkpoints"):
+        for name in ("shard_ranks", "cpu_offload", "sharded_checkpoints"):
             if getattr(self, name) and parallel != "fsdp":
                 yield name, f" needs --parallel fsdp, not {parallel}"
         if self.compress_gradients != "none" and parallel not in ("ddp", "zero1"):

@@ -1,30 +1,34 @@
-"""Where settings come from. The weakest first: the task's defaults, YAML, the environment, flags."""
+"""Settings from a command line, files and the environment, and back into texts that others read.
+
+The weakest source first: the task's defaults, files in YAML or JSON, variables such as TRAINER_BATCH_SIZE, flags.
+"""
 
 from __future__ import annotations
 
 import argparse
 import enum
-import math
-from collections.abc import Iterable, Mapping, Sequence
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, get_args
+from typing import Any, NoReturn, get_args
 
+import yaml
 from pydantic import ValidationError
 
-from trainer.config import files
-from trainer.config.phases import Where, unfold
-from trainer.config.problems import first, flag, nearest
+from trainer.config.phases import RUN_WIDE, unfold
+from trainer.config.problems import did_you_mean, first, flag
 from trainer.config.schema import GROUPS, SWITCHES, BatchSize, Settings
 from trainer.errors import SettingsError
 
-# Environment variables that set anything; the GPUTUI_ ones of a supervisor only fill in paths that nothing else gives.
+# Environment variables that set anything; the GPUTUI_ ones of a supervisor only fill in what nothing else gives.
 PREFIX = "TRAINER_"
 
-# Settings whose text is JSON or YAML.
+# Settings whose text is JSON or YAML; the last two also key=value,key=value.
 _STRUCTURED = ("phases", "model_options", "lr_shares")
-
 # Words for types in the help text.
 _WORDS: Mapping[Any, str] = {int: "N", float: "X", str: "TEXT", Path: "PATH", Path | None: "PATH", BatchSize: "N|auto"}
+_SHARE = {"type": "string", "pattern": "^x[0-9.]+$", "description": "a share of the run's own value, such as x0.5"}
 
 
 class RunMode(enum.Enum):
@@ -35,11 +39,54 @@ class RunMode(enum.Enum):
     JSON_SCHEMA = "print the JSON schema of settings files, for editors, and leave"
 
 
-class _Given(NamedTuple):
-    """A value and the words for where it was given: a flag, a variable, or a file's line and key."""
+class _Given:
+    """The values that were given, and the words for where: a flag, a variable, or a file's line and key.
 
-    value: Any
-    where: str
+    The places of a file's nested values are known by the keys and indices that lead to them.
+    """
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+        self._places: dict[tuple[str | int, ...], str] = {}
+
+    def add(self, name: str, value: Any, place: str) -> None:
+        self.values[name] = value
+        self._places = {keys: words for keys, words in self._places.items() if keys[0] != name} | {(name,): place}
+
+    def add_text(self, name: str, text: Any, place: str) -> None:
+        """Add what a flag or variable says."""
+        try:
+            self.add(name, _structured(name, text) if name in _STRUCTURED else text, place)
+        except ValueError as error:
+            raise SettingsError(f"{place}: {error}") from None
+
+    def add_file(self, path: Path) -> None:
+        """Add a YAML or JSON file. Raises SettingsError, naming file and line, if it is not made of ``name: value``."""
+        try:
+            loader = yaml.SafeLoader(path.read_bytes())
+            node = loader.get_single_node()
+            values = loader.construct_document(node) if node else {}
+        except OSError as error:
+            raise SettingsError(f"--config {path}: {error.strerror}") from None
+        except yaml.YAMLError as error:
+            mark = getattr(error, "problem_mark", None)
+            raise SettingsError(f"{path}:{mark.line + 1 if mark else 1}: {_not_yaml(error)}") from None
+        if not isinstance(values, dict):
+            raise SettingsError(f"{path}:1: expected settings as name: value, one per line")
+        lines = {keys: f"{path}:{line}" for keys, line in _lines(node, path)}
+        for key, value in values.items():
+            name = str(key)
+            place = lines.get((name,), f"{path}:1")
+            if name not in Settings.model_fields:
+                raise SettingsError(f"{place}: unknown setting {name}{did_you_mean(name)}")
+            self.add(name, value, f"{place}: {name}")
+        self._places |= {keys: words for keys, words in lines.items() if len(keys) > 1}
+
+    def place(self, *keys: str | int) -> str:
+        """The words for where a value is, or the nearest one around it."""
+        while keys not in self._places:
+            keys = keys[:-1]
+        return self._places[keys]
 
 
 def from_arguments(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[Settings, RunMode]:
@@ -48,110 +95,105 @@ def from_arguments(arguments: Sequence[str], environment: Mapping[str, str]) -> 
     Raises SettingsError with one line saying where which setting is wrong, and the nearest valid one where it is
     unknown.
     """
-    parsed, rest = _parser().parse_known_args([_dashed(argument) for argument in arguments])
+    parser = _parser()
+    parsed, rest = parser.parse_known_args([_dashed(argument) for argument in arguments])
+    if rest and rest[0].startswith("-"):
+        name = rest[0].partition("=")[0]
+        hint = did_you_mean(name, parser._option_string_actions) or "; --help lists them"
+        raise SettingsError(f"unknown setting {name}{hint}")
     if rest:
-        raise SettingsError(_unknown_argument(rest[0]))
+        raise SettingsError(f"unexpected argument {rest[0]!r}: every setting is given as --name value")
     flags = vars(parsed)
-    requested = [mode for mode in (RunMode.PRINT_CONFIG, RunMode.JSON_SCHEMA) if flags.pop(mode.name, False)]
-    action = requested[0] if requested else RunMode.TRAIN
+    mode: RunMode = flags.pop("mode", RunMode.TRAIN)
 
-    given: dict[str, _Given] = {}
-    file_with_phases: files.SettingsFile | None = None
+    given = _Given()
     for path in flags.pop("config", []):
-        file = files.read(Path(path))
-        for name, value in file.values.items():
-            if name not in Settings.model_fields:
-                raise SettingsError(f"{file.where(name)}: unknown setting {name}{_hint(nearest(name))}")
-            given[name] = _Given(value, f"{file.where(name)}: {name}")
-        if "phases" in file.values:
-            file_with_phases = file
-    from_text = _from_environment(environment) | {name: _Given(text, flag(name)) for name, text in flags.items()}
-    for name, value in from_text.items():
-        given[name] = _structured(name, value) if name in _STRUCTURED else value
-    if "phases" in from_text:
-        file_with_phases = None
-    if "phase" in given and given["phase"].value:
-        raise SettingsError(f"{given['phase'].where} is set by the trainer; name the phase in phases")
-    return _complete(given, environment, _phases_place(given, file_with_phases)), action
-
-
-def _complete(given: Mapping[str, _Given], environment: Mapping[str, str], where: Where) -> Settings:
-    try:
-        settings = Settings(**{name: setting.value for name, setting in given.items()})
-    except ValidationError as error:
-        problem = first(error)
-        origin = given[problem.name].where if problem.name in given else flag(problem.name)
-        raise SettingsError(f"{origin}{problem.text}") from None
-    steps = sum(phase.steps for phase in unfold(settings, where))
-    if "steps" in given and settings.steps != steps:
-        raise SettingsError(
-            f"{given['steps'].where} is {settings.steps}, but the steps of the phases add up to {steps}: leave it out,"
-            " or give every phase a share such as x0.5"
-        )
-    update = {"steps": steps, **_paths(settings, given, environment)}
-    if "stop_timeout" not in given and (grace := environment.get("GPUTUI_GRACE")):
-        update["stop_timeout"] = _within(grace)
-    return settings.model_copy(update=update)
-
-
-def _within(grace: str) -> float:
-    """The --stop-timeout that leaves a sixth of a supervisor's grace, in seconds, for stacks to be written."""
-    try:
-        seconds = float(grace)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < math.inf:
-        raise SettingsError(f"GPUTUI_GRACE is {grace!r}, not a number of seconds above 0")
-    return seconds * 5 / 6
-
-
-def _phases_place(given: Mapping[str, _Given], file: files.SettingsFile | None) -> Where:
-    """The words for where a phase is written."""
-
-    def where(index: int, key: str) -> str:
-        return f"{file.where('phases', index, key) if file else given['phases'].where}: "
-
-    return where
-
-
-def _paths(settings: Settings, given: Mapping[str, _Given], environment: Mapping[str, str]) -> dict[str, Any]:
-    """The paths that were not given, from the environment of a supervisor or from the defaults."""
-    chosen = {name for name, setting in given.items() if setting.value}
-    output = settings.output_dir
-    if "output_dir" not in chosen:
-        output = Path(environment.get("GPUTUI_RUN_DIR") or Path("runs") / settings.task)
-    paths: dict[str, Any] = {
-        "output_dir": output,
-        "metrics": Path(environment.get("GPUTUI_METRICS") or output / "metrics.jsonl"),
-        "checkpoint_dir": output / "checkpoints",
-        "resume": environment.get("GPUTUI_CHECKPOINT") or "none",
-    }
-    return {name: path for name, path in paths.items() if name not in chosen}
-
-
-def _from_environment(environment: Mapping[str, str]) -> dict[str, _Given]:
-    given: dict[str, _Given] = {}
+        given.add_file(Path(path))
     for variable in sorted(variable for variable in environment if variable.startswith(PREFIX)):
         name = variable.removeprefix(PREFIX).lower()
         if name not in Settings.model_fields:
-            near = nearest(name)
-            raise SettingsError(f"unknown setting {variable}{_hint(near and PREFIX + near.upper())}")
-        given[name] = _Given(environment[variable], variable)
-    return given
+            known = [PREFIX + setting.upper() for setting in Settings.model_fields]
+            raise SettingsError(f"unknown setting {variable}{did_you_mean(variable, known)}")
+        given.add_text(name, environment[variable], variable)
+    for name, text in flags.items():
+        given.add_text(name, text, flag(name))
+    if given.values.get("phase"):
+        raise SettingsError(f"{given.place('phase')} is set by the trainer; name the phase in phases")
+    return _complete(given, environment), mode
 
 
-def _structured(name: str, given: _Given) -> _Given:
-    """A list or dictionary from text: JSON, YAML, or ``key=value,key=value``."""
-    text = "--" if given.value == [] else given.value.strip()  # argparse makes an empty list of --name=--
+def _complete(given: _Given, environment: Mapping[str, str]) -> Settings:
+    values = given.values
+    output = values.get("output_dir") or environment.get("GPUTUI_RUN_DIR") or f"runs/{values.get('task', 'classify')}"
+    for name, value in (
+        ("output_dir", output),
+        ("metrics", environment.get("GPUTUI_METRICS") or f"{output}/metrics.jsonl"),
+        ("checkpoint_dir", f"{output}/checkpoints"),
+        ("resume", environment.get("GPUTUI_CHECKPOINT") or "none"),
+    ):
+        if values.get(name) in (None, ""):
+            given.add(name, value, flag(name))
+    if "stop_timeout" not in values and (grace := environment.get("GPUTUI_GRACE")):
+        try:  # a sixth of a supervisor's grace is left for stacks to be written
+            given.add("stop_timeout", float(grace) * 5 / 6, "GPUTUI_GRACE")
+        except ValueError:
+            raise SettingsError(f"GPUTUI_GRACE is {grace!r}, not a number of seconds") from None
     try:
-        if name in ("model_options", "lr_shares") and "=" in text and not text.startswith("{"):
-            pairs = [part.partition("=") for part in text.split(",") if part.strip()]
-            if any(not key.strip() or not equals for key, equals, _ in pairs):
-                raise ValueError(f"expected key=value,key=value or a JSON object, got {text!r}")
-            return given._replace(value={key.strip(): files.from_text(value.strip()) for key, _, value in pairs})
-        return given._replace(value=files.from_text(text) if text else Settings.model_fields[name].default)
-    except ValueError as error:
-        raise SettingsError(f"{given.where}: {error}") from None
+        settings = Settings(**values)
+    except ValidationError as error:
+        name, problem = first(error)
+        raise SettingsError(f"{given.place(name) if name in values else flag(name)}{problem}") from None
+    steps = sum(phase.steps for phase in unfold(settings, lambda *keys: f"{given.place('phases', *keys)}: "))
+    if "steps" in values and settings.steps != steps:
+        raise SettingsError(
+            f"{given.place('steps')} is {settings.steps}, but the steps of the phases add up to {steps}: leave it out,"
+            " or give every phase a share such as x0.5"
+        )
+    return settings.model_copy(update={"steps": steps})
+
+
+def _structured(name: str, text: str) -> Any:
+    """A list or dictionary from JSON, YAML, or ``key=value,key=value``. Raises ValueError if it is none of them."""
+    text = text.strip()
+    if name == "phases" or "=" not in text or text.startswith("{"):
+        return _from_text(text) if text else Settings.model_fields[name].default
+    pairs = [part.partition("=") for part in text.split(",") if part.strip()]
+    if any(not key.strip() or not equals for key, equals, _ in pairs):
+        raise ValueError(f"expected key=value,key=value or a JSON object, got {text!r}")
+    return {key.strip(): _from_text(value.strip()) for key, _, value in pairs}
+
+
+def _from_text(text: str) -> Any:
+    try:
+        return json.loads(text)  # which takes 1e-3 for a number
+    except ValueError:
+        pass
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(_not_yaml(error)) from None
+
+
+def _not_yaml(error: yaml.YAMLError) -> str:
+    return f"this is not YAML: {getattr(error, 'problem', None) or str(error).splitlines()[0]}"
+
+
+def _lines(node: yaml.Node | None, path: Path, *keys: str | int) -> Iterator[tuple[tuple[str | int, ...], int]]:
+    """The line of every value, by the keys and indices that lead to it."""
+    children: list[tuple[str | int, yaml.Node, yaml.Node]] = []
+    if isinstance(node, yaml.MappingNode):
+        children = [(str(key.value), key, value) for key, value in node.value]
+    elif isinstance(node, yaml.SequenceNode):
+        children = [(index, value, value) for index, value in enumerate(node.value)]
+    for number, (name, marked, value) in enumerate(children):
+        line = marked.start_mark.line + 1
+        if name in [before for before, *_ in children[:number]]:
+            raise SettingsError(f"{path}:{line}: {name} is there twice")
+        yield (*keys, name), line
+        yield from _lines(value, path, *keys, name)
+
+
+# --- the command line -------------------------------------------------------------------------------------------------
 
 
 class _Parser(argparse.ArgumentParser):
@@ -170,8 +212,8 @@ def _parser() -> _Parser:
         allow_abbrev=False,
     )
     parser.add_argument("--config", action="append", metavar="FILE", help="settings in YAML; of several the last wins")
-    for action in (RunMode.PRINT_CONFIG, RunMode.JSON_SCHEMA):
-        parser.add_argument(flag(action.name.lower()), action="store_true", dest=action.name, help=action.value)
+    for mode in (RunMode.PRINT_CONFIG, RunMode.JSON_SCHEMA):
+        parser.add_argument(flag(mode.name.lower()), action="store_const", const=mode, dest="mode", help=mode.value)
     for group in GROUPS:
         section = parser.add_argument_group(group.__doc__)
         for name in group.model_fields:
@@ -196,23 +238,49 @@ def _options(name: str) -> dict[str, Any]:
 
 def _dashed(argument: str) -> str:
     """``--batch_size=3`` as ``--batch-size=3``; anything that is not a flag stays as it is."""
-    if not argument.startswith("--"):
-        return argument
     name, equals, value = argument.partition("=")
-    return name.replace("_", "-") + equals + value
+    return name.replace("_", "-") + equals + value if name.startswith("--") else argument
 
 
-def _unknown_argument(argument: str) -> str:
-    if not argument.startswith("-"):
-        return f"unexpected argument {argument!r}: every setting is given as --name value"
-    name = argument.partition("=")[0]
-    return f"unknown setting {name}{_hint(nearest(name, _known_flags())) or '; --help lists them'}"
+# --- for others -------------------------------------------------------------------------------------------------------
 
 
-def _known_flags() -> Iterable[str]:
-    yield from (flag(name) for name in Settings.model_fields if name != "phase")
-    yield from ("--config", "--print-config", "--json-schema", "--help")
+def as_plain(settings: Settings) -> dict[str, Any]:
+    """All settings as numbers, text, lists and dictionaries, for checkpoints and trackers. `Settings` takes it back.
+
+    Without the name and password that a tracking URI may hold: checkpoints are passed on to others.
+    """
+    return settings.model_dump(mode="json") | {"mlflow": without_login(settings.mlflow)}
 
 
-def _hint(near: str) -> str:
-    return f"; did you mean {near}?" if near else ""
+def without_login(uri: str) -> str:
+    """A URI without ``name:password@``."""
+    return re.sub(r"(?<=://)[^/]*@", "", uri)
+
+
+def as_json(settings: Settings) -> str:
+    """All settings as indented JSON, which ``--config`` reads back."""
+    return settings.model_dump_json(indent=2)
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON schema of a settings file, with descriptions, for editors that complete and check YAML."""
+    schema = Settings.model_json_schema()
+    settings: dict[str, Any] = schema["properties"]
+    del settings["phase"]
+    overrides = {name: _or_share(setting) for name, setting in settings.items() if name not in RUN_WIDE}
+    settings["phases"]["items"] = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "description": "used in metrics and file names"}, **overrides},
+        "required": ["name", "steps"],
+        "additionalProperties": False,
+    }
+    dialect = "https://json-schema.org/draft/2020-12/schema"
+    return {"$schema": dialect, **schema, "title": "Settings of python -m trainer"}
+
+
+def _or_share(setting: dict[str, Any]) -> dict[str, Any]:
+    """A setting as a phase may give it: numbers also as a share."""
+    if not any(kind.get("type") in ("integer", "number") for kind in setting.get("anyOf", [setting])):
+        return setting
+    return {"description": setting["description"], "anyOf": [setting, _SHARE]}
