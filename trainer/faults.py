@@ -80,13 +80,14 @@ def _parse_one(text: str) -> PlannedFault:
     kind, _, rest = text.partition("@")
     if kind not in KINDS:
         raise SettingsError(f"--inject {text}: unknown fault {kind!r}; one of {', '.join(KINDS)}, as in oom@step=40")
-    # Checkpoints are written by rank 0.
-    allowed = ("step", "times", *(["rank"] if kind != "disk_full" else []), *KINDS[kind])
+    allowed = ("step", "rank", "times", *KINDS[kind])
     parts = [part.strip().partition("=") for part in rest.split(",") if part]
     options = {name: value for name, _, value in parts if name in allowed}
     if len(options) < len(parts):
         wanted = ", ".join(f"{one}=" for one in allowed)
         raise SettingsError(f"--inject {text}: expected each of {wanted} at most once, got {rest!r}")
+    if kind == "disk_full" and options.get("rank", "0") != "0":
+        raise SettingsError(f"--inject {text}: checkpoints are written by rank 0, so rank= must be 0 here")
     try:
         return PlannedFault.model_validate({"kind": kind, **options})
     except ValidationError as error:

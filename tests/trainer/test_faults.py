@@ -22,7 +22,11 @@ def test_notation() -> None:
         PlannedFault(kind="exit", step=2, code=3),
     ]
     assert parse("none") == parse("") == []
-    for text in ("oom@step=4,rank=0,above=8,times=2", "slow@step=3,rank=1,seconds=0.5,times=always"):
+    for text in (
+        "oom@step=4,rank=0,above=8,times=2",
+        "slow@step=3,rank=1,seconds=0.5,times=always",
+        "disk_full@step=3,rank=0",
+    ):
         assert str(parse(text)[0]) == text
 
 
@@ -32,11 +36,11 @@ def test_notation() -> None:
         ("boom@step=4", ["unknown fault 'boom'"]),
         ("oom", ["step=", "required", "oom@step=40"]),
         ("oom@step=0", ["step=", "greater than or equal to 1"]),
-        ("oom@step=4,code=3", ["step=, times=, rank=, above=", "'step=4,code=3'"]),
+        ("oom@step=4,code=3", ["step=, rank=, times=, above=", "'step=4,code=3'"]),
         ("oom@step=4,above", ["above=", "integer"]),
         ("slow@step=4,seconds=soon", ["seconds=", "number"]),
         ("oom@step=4,step=5", ["at most once"]),
-        ("disk_full@step=4,rank=1", ["step=, times= ", "rank=1"]),
+        ("disk_full@step=4,rank=1", ["rank 0"]),
     ],
 )
 def test_wrong_notation_says_what_is_wrong(text: str, why: list[str]) -> None:
