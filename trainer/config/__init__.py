@@ -6,13 +6,11 @@ Nothing here imports torch. Read `schema` first.
 """
 
 from trainer.config.phases import phase_at, unfold
-from trainer.config.problems import flag, nearest
-from trainer.config.schema import SHAPE_SETTINGS, TASK_DEFAULTS, Settings
+from trainer.config.problems import flag
+from trainer.config.schema import Settings
 from trainer.config.sources import RunMode, as_json, as_plain, from_arguments, json_schema, without_login
 
 __all__ = [
-    "SHAPE_SETTINGS",
-    "TASK_DEFAULTS",
     "RunMode",
     "Settings",
     "as_json",
@@ -20,7 +18,6 @@ __all__ = [
     "flag",
     "from_arguments",
     "json_schema",
-    "nearest",
     "phase_at",
     "unfold",
     "without_login",

@@ -37,33 +37,15 @@ class RunSettings(_Group):
 
     task: Task = Field("classify", description="what to train")
     steps: int = Field(300, ge=1, description="optimizer steps in the whole run, resumed ones included")
-    phases: tuple[dict[str, Any], ...] = Field(
-        (),
-        description="parts of the run, each with a name, its steps and what differs in it, as values or shares: x0.5",
-    )
+    phases: tuple[dict[str, Any], ...] = Field((), description="parts of the run: a name, steps and what differs in it")
     phase: str = Field("", description="name of the phase these settings belong to; set by the trainer")
-    seed: int = Field(
-        0,
-        ge=0,
-        le=2**63 - 1,
-        description="decides the initial weights, the order of the data, augmentation and dropout",
-    )
+    seed: int = Field(0, ge=0, le=2**63 - 1, description="of the initial weights, data order, augmentation and dropout")
     deterministic: bool = Field(True, description="same seed, same result, also on GPUs (where it costs some speed)")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: one GPU per rank if available")
-    timeout: float = Field(
-        600.0,
-        gt=0,
-        description="seconds that a rank waits for others, or for progress in writing a checkpoint, before it fails",
-    )
-    start_timeout: float = Field(
-        600.0, gt=0, description="the same until a phase's first step, if longer: ranks compile, read and find batches"
-    )
+    timeout: float = Field(600.0, gt=0, description="seconds to wait for other ranks, or for progress of a checkpoint")
+    start_timeout: float = Field(600.0, gt=0, description="the same until a phase's first step, if longer")
     # Just less than torchrun waits before it kills.
-    stop_timeout: float = Field(
-        25.0,
-        gt=0,
-        description="seconds that a step may still take after a stop signal; default: 5/6 of $GPUTUI_GRACE, else 25",
-    )
+    stop_timeout: float = Field(25.0, gt=0, description="seconds a step may take after a stop (5/6 of $GPUTUI_GRACE)")
     output_dir: Path = Field(_LATER, description="default: $GPUTUI_RUN_DIR, else runs/TASK")
     inject: tuple[str, ...] = Field(
         (),
@@ -88,23 +70,15 @@ class ModelSettings(_Group):
         description="a name such as resnet50 or gpt2, a Hugging Face config.json, or package.module:function; auto is"
         " cnn for images, bytes for lm, bert-tiny for mlm",
     )
-    model_options: dict[str, Any] = Field(
-        {}, description="keys of the model's configuration to change, or arguments of the function"
-    )
+    model_options: dict[str, Any] = Field({}, description="changes to its configuration, or arguments of the function")
     weights: Path | None = Field(None, description="fine-tuning: folder with model.safetensors to start from")
     width: int = Field(16, ge=8, description="cnn: channels, a multiple of 8; bytes: embedding size, a multiple of 32")
     depth: int = Field(2, ge=1, description="cnn, bytes: residual blocks")
-    dropout: float = Field(
-        0.1, ge=0, le=0.9, description="share of activations dropped in training (ResNets have none)"
-    )
+    dropout: float = Field(0.1, ge=0, le=0.9, description="share of activations dropped in training (ResNets: none)")
     context: int = Field(128, ge=8, description="tokens that a language model sees at once")
     embedding_size: int = Field(64, ge=2, description="size of the vectors that contrastive learning compares")
-    temperature: float = Field(
-        0.1, gt=0, description="contrastive: similarities are divided by it; the lower, the sharper"
-    )
-    hard_negatives: int = Field(
-        0, ge=0, description="contrastive: compare each view with only this many most similar others; 0: all"
-    )
+    temperature: float = Field(0.1, gt=0, description="contrastive: divides similarities; the lower, the sharper")
+    hard_negatives: int = Field(0, ge=0, description="contrastive: only this many most similar others count; 0: all")
     mask_probability: float = Field(0.15, gt=0, lt=1, description="mlm: share of tokens to be predicted")
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="classify: share of the target spread over all classes")
 
@@ -115,16 +89,12 @@ class DataSettings(_Group):
     data: DataSource = Field("auto", description="auto is digits for images and stdlib for text")
     data_dir: Path | None = Field(None, description="folder of the data; see docs/trainer.md for its layout")
     tokenizer: Path | None = Field(None, description="documents: folder of the Hugging Face tokenizer")
-    data_column: str = Field(
-        "", description="parquet: the column with text, tokens or encoded images; default: found by type"
-    )
+    data_column: str = Field("", description="parquet: column of text, tokens or encoded images; default: by type")
     label_column: str = Field("label", description="parquet: the column with the class")
     image_size: int = Field(0, ge=0, description="images are resized to this many pixels a side; 0: as they are")
     augment: bool = Field(False, description="random crops and flips of training images")
     synthetic_samples: int = Field(4096, ge=2, description="synthetic: samples in the training set")
-    num_workers: int = Field(
-        0, ge=0, description="processes per rank that read ahead; 0: reading happens in the training process"
-    )
+    num_workers: int = Field(0, ge=0, description="processes per rank that read ahead; 0: the training process reads")
     prefetch: int = Field(2, ge=1, description="batches that each worker reads ahead")
     pin_memory: bool = Field(True, description="with CUDA: batches wait in page-locked host memory")
     persistent_workers: bool = Field(True, description="keep the workers of training from one batch size to the next")
@@ -139,10 +109,7 @@ class ParallelSettings(_Group):
     parallel: Parallel = Field("ddp", description="how model and optimizer are spread over the ranks")
     tensor_parallel: int = Field(1, ge=1, description="lm, mlm with fsdp: ranks that every layer is split over")
     shard_ranks: int = Field(
-        0,
-        ge=0,
-        description="fsdp: number of ranks that share one copy of the weights: fewer ranks gather weights, and each"
-        " holds more; 0: all share one",
+        0, ge=0, description="fsdp: ranks that share one copy of the weights: fewer gather less, and hold more; 0: all"
     )
     ranks: int = Field(0, ge=0, description="ranks (GPUs) that take part; 0: all")
     bucket_cap_mb: float = Field(25.0, gt=0, description="ddp, zero1: MiB of gradients in one all-reduce")
@@ -154,9 +121,7 @@ class ParallelSettings(_Group):
     compress_gradients: Literal["none", "fp16", "bf16"] = Field(
         "none", description="ddp, zero1: exchange gradients in half precision"
     )
-    reshard_after_forward: bool = Field(
-        True, description="fsdp: free gathered weights after forward and gather them again for backward"
-    )
+    reshard_after_forward: bool = Field(True, description="fsdp: free gathered weights between forward and backward")
     cpu_offload: bool = Field(False, description="fsdp: weights and optimizer state live in host memory")
 
 
@@ -191,27 +156,21 @@ class PrecisionSettings(_Group):
         " attention: little time), selective (every other block), or full or true (a third more computing)",
         json_schema_extra=_with_truth,
     )
-    loss_chunk: int = Field(
-        0, ge=0, description="lm: tokens whose loss is computed at once, and again in backward, to save memory; 0: all"
-    )
+    loss_chunk: int = Field(0, ge=0, description="lm: tokens whose loss is computed at once, to save memory; 0: all")
     memory_snapshot: bool = Field(
         False,
         description="CUDA: if memory runs out, write the origin of each allocation to OUTPUT_DIR/evidence; costs some"
         " 100 MB of host memory and a microsecond or two per allocation",
     )
     memory_fraction: float = Field(1.0, gt=0, le=1, description="share of the GPU's memory this process may take")
-    expandable_segments: bool = Field(
-        False, description="let CUDA's allocator grow its segments, against fragmentation"
-    )
+    expandable_segments: bool = Field(False, description="CUDA's allocator grows its segments, against fragmentation")
     compile: Literal["off", "default", "reduce-overhead", "max-autotune"] = Field(
         "off",
         description="torch.compile and its mode; reduce-overhead and max-autotune use CUDA graphs",
         json_schema_extra=_with_truth,
     )
     compile_scope: Literal["whole", "blocks"] = Field(
-        "whole",
-        description="compile the whole model, or each repeated block by itself: starts sooner, and is a little slower"
-        " around the blocks",
+        "whole", description="compile the whole model, or each repeated block by itself, which starts sooner"
     )
 
     @field_validator(*SWITCHES, mode="before")
@@ -224,13 +183,9 @@ class PrecisionSettings(_Group):
 class OptimizerSettings(_Group):
     """Steps of the optimizer"""
 
-    batch_size: BatchSize = Field(
-        16, description="samples per rank and micro batch; auto: the largest that fits, accumulated grad_accum times"
-    )
+    batch_size: BatchSize = Field(16, description="samples per rank and micro batch; auto: the largest that fits")
     max_batch_size: int = Field(1024, ge=1, description="the most that auto tries")
-    oom_retries: int = Field(
-        0, ge=0, description="how often to retry with smaller micro batches when GPU memory runs out"
-    )
+    oom_retries: int = Field(0, ge=0, description="how often to retry with smaller micro batches if memory runs out")
     grad_accum: int = Field(3, ge=1, description="micro batches per optimizer step")
     optimizer: Literal["adamw", "sgd", "muon"] = Field(
         "adamw",
@@ -238,13 +193,9 @@ class OptimizerSettings(_Group):
         " else: 5 more products of each matrix a step, and half of adamw's state",
     )
     lr: float = Field(2e-3, gt=0, description="peak learning rate")
-    lr_shares: dict[str, float] = Field(
-        {}, description="share of lr for parameters whose name has this in it, the first that fits: head=0.5,bias=2"
-    )
+    lr_shares: dict[str, float] = Field({}, description="share of lr by part of a parameter's name: head=0.5,bias=2")
     schedule: Literal["cosine", "linear", "constant", "wsd"] = Field("cosine", description="decay after the warm-up")
-    decay_share: float = Field(
-        0.2, gt=0, le=1, description="wsd: share of the steps, the last ones, in which the rate decays"
-    )
+    decay_share: float = Field(0.2, gt=0, le=1, description="wsd: last share of the steps, in which the rate decays")
     warmup_steps: int = Field(20, ge=0, description="steps of linear warm-up before the decay")
     final_lr_ratio: float = Field(0.05, ge=0, le=1, description="last learning rate as a share of the peak")
     weight_decay: float = Field(0.01, ge=0, description="decay of matrices and other weights of two or more dimensions")
@@ -261,9 +212,7 @@ class OptimizerSettings(_Group):
     reset_optimizer: bool = Field(
         False, description="forget the optimizer's state when this phase begins, or continues with another optimizer"
     )
-    ema: float = Field(
-        0.0, ge=0, lt=1, description="decay of averaged weights, used to validate and kept in checkpoints; 0: none"
-    )
+    ema: float = Field(0.0, ge=0, lt=1, description="decay of the averaged weights that are validated; 0: none")
 
 
 class CheckpointSettings(_Group):
@@ -273,18 +222,14 @@ class CheckpointSettings(_Group):
     checkpoint_every: int = Field(50, ge=0, description="steps between checkpoints; 0: only at the end")
     epoch_checkpoints: bool = Field(False, description="also save every epoch, as phase_PHASE/epoch_EPOCH.pt")
     best_checkpoint: bool = Field(False, description="also keep the best so far by best_metric, as best_model.pt")
-    best_metric: str = Field(
-        "val/loss", description="what best means; loss and perplexity the lower, all others the higher"
-    )
+    best_metric: str = Field("val/loss", description="what best means; loss and perplexity the lower, else the higher")
     keep: int = Field(3, ge=1, description="newest checkpoints of checkpoint_every to keep")
     async_checkpoints: bool = Field(False, description="write checkpoints in the background")
     sharded_checkpoints: bool = Field(False, description="fsdp: every rank writes its own part")
     export: Literal["none", "last", "ema", "best"] = Field(
         "none", description="at the end write these weights to OUTPUT_DIR/hf, as a folder that transformers loads"
     )
-    resume: str = Field(
-        "", description="a checkpoint, auto (newest valid) or none; default: $GPUTUI_CHECKPOINT, else none"
-    )
+    resume: str = Field("", description="checkpoint, auto (newest valid) or none; default: $GPUTUI_CHECKPOINT, none")
 
 
 class TelemetrySettings(_Group):
@@ -295,14 +240,10 @@ class TelemetrySettings(_Group):
     rank_metrics_every: int = Field(10, ge=0, description="steps between the timings of each further rank; 0: none")
     validate_every: int = Field(50, ge=0, description="steps between validations; 0: only at the end")
     validate_samples: int = Field(0, ge=0, description="held-out samples used; 0: all")
-    answer_every: int = Field(
-        0, ge=0, description="lm: steps between answers to held-out prompts of prepared tokens, in the log; 0: none"
-    )
+    answer_every: int = Field(0, ge=0, description="lm: steps between logged answers to held-out prompts; 0: none")
     answer_tokens: int = Field(48, ge=1, description="the most tokens in such an answer")
     histograms_every: int = Field(0, ge=0, description="steps between histograms of gradients and activations; 0: none")
-    trace_every: int = Field(
-        0, ge=0, description="steps between Chrome traces of one step, in OUTPUT_DIR/traces; 0: none"
-    )
+    trace_every: int = Field(0, ge=0, description="steps between Chrome traces, in OUTPUT_DIR/traces; 0: none")
     bottleneck_every: int = Field(100, ge=0, description="steps between verdicts on what limits the speed; 0: none")
     text_log: bool = Field(False, description="OUTPUT_DIR/logs/trainer.log, a new file every day")
     tensorboard: bool = Field(False, description="also write to OUTPUT_DIR/tensorboard")
