@@ -110,16 +110,12 @@ def part_of(parameter: str) -> str:
 def watch_activations(model: nn.Module) -> Iterator[list[Histogram]]:
     """Inside, count the first output of every block into the list that is yielded.
 
-    Later outputs are other micro batches, or backward recomputing the block. Forward hooks exist only inside. A module
-    that torch.compile has already compiled does not call them.
+    Later ones are other micro batches, or backward recomputing the block. A compiled module does not call the hooks.
     """
     histograms: list[Histogram] = []
-    blocks = {
-        name: module
-        for name, module in model.named_modules()
-        if name and name == _block(name) and next(module.parameters(), None) is not None
-    }
-    names = {blocks[name]: name for name in _some(list(blocks))}
+    modules = {name: module for name, module in model.named_modules() if name and name == _block(name)}
+    blocks = _some([name for name, module in modules.items() if any(True for _ in module.parameters())])
+    names = {modules[name]: name for name in blocks}
 
     def hook(module: nn.Module, inputs: Any, output: Any) -> None:
         name = names.pop(module, None)

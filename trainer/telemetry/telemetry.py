@@ -23,9 +23,9 @@ from trainer.config import Settings, unfold
 from trainer.errors import SettingsError, TrainerError, show
 from trainer.telemetry import histograms, traces
 from trainer.telemetry.histograms import Histogram
-from trainer.telemetry.speed import Bottleneck, verdict
+from trainer.telemetry.speed import verdict
 from trainer.telemetry.timing import StepDurations, means
-from trainer.telemetry.trackers import Tracker, close_all, start_trackers
+from trainer.telemetry.trackers import close_all, start_trackers
 from trainer.world import World
 
 Value = float | int | str | None
@@ -44,42 +44,38 @@ _CONSOLE_FORMATS = (
 class Telemetry:
     """The output of one run. All ranks construct it together (collective).
 
-    Raises SettingsError if a file cannot be written, and TrainerError if a tracker's package is missing: on all ranks
-    if it is rank 0's, else on the rank that cannot write.
+    Raises TrainerError if a file cannot be written or a tracker's package is missing: on all ranks if it is rank 0's.
     """
 
     def __init__(self, settings: Settings, world: World) -> None:
         self._main = world.is_main
-        self._trackers: list[Tracker] = []
         self._text: TextLog | None = None
         self._histograms: MetricsWriter | None = None
         self._last_verdict: tuple[str, int | None] | None = None
         self.enter(settings, world, settings.steps)
-        problem: TrainerError | None = None
-        if self._main:  # first: it ends an incomplete line of a killed process before others write
-            try:
-                self._open()
-                self._trackers = start_trackers(settings)
-            except TrainerError as error:
-                problem = error
-        if (problem := world.from_main(problem)) is not None:
+        # Rank 0 is first: it ends an incomplete line of a killed process before others write.
+        problem = self._open(settings) if self._main else None
+        problem = world.from_main(problem) or (None if self._main else self._open(settings))
+        if problem is not None:
             raise problem
-        if not self._main:
-            self._open()
 
-    def _open(self) -> None:
-        settings = self._settings
+    def _open(self, settings: Settings) -> TrainerError | None:
+        path = settings.metrics
         try:
-            self._metrics = MetricsWriter(settings.metrics, repair=self._main)
-        except OSError as error:
-            raise SettingsError(f"--metrics {settings.metrics} cannot be written: {error.strerror}") from None
-        try:
+            self._metrics = MetricsWriter(path, repair=self._main)
+            path = settings.output_dir / "logs"
             if settings.text_log:
-                self._text = TextLog(settings.output_dir / "logs", self._world.rank)
+                self._text = TextLog(path, self._world.rank)
+            path = settings.output_dir / "histograms.jsonl"
             if self._main and any(phase.histograms_every for phase in unfold(settings)):
-                self._histograms = MetricsWriter(settings.output_dir / "histograms.jsonl")
+                self._histograms = MetricsWriter(path)
+            self._trackers = start_trackers(settings) if self._main else []
         except OSError as error:
-            raise SettingsError(f"{error.filename} cannot be written: {error.strerror}") from None
+            flag = "--metrics " if path == settings.metrics else ""
+            return SettingsError(f"{flag}{path} cannot be written: {error.strerror}")
+        except TrainerError as error:
+            return error
+        return None
 
     def enter(self, settings: Settings, world: World, total_steps: int) -> None:
         """Start a phase with its settings and ranks; files and trackers stay. `total_steps` counts the whole run."""
@@ -89,16 +85,8 @@ class Telemetry:
         self._warm = False
         self._device_busy: float | None = None
 
-    # --- every step ---------------------------------------------------------------------------------------------------
-
     def step(self, step: int, values: Mapping[str, Value]) -> None:
-        """Write a step's metrics, on rank 0. Values that are None are unknown and left out.
-
-        Names, with times in seconds: ``epoch``, ``loss`` (mean over ranks and micro batches), ``lr``, ``grad_norm``
-        (before clipping), ``samples`` (consumed so far), ``samples_per_s`` and ``tokens_per_s`` (of all ranks), ``mfu``
-        (share of the peak, 0..1), ``step_time``, ``data_time``, ``comm_time``, ``gpu_mem_peak`` (bytes),
-        ``loss_scale`` (fp16). ``rank`` and ``phase`` are added.
-        """
+        """Write a step's metrics, on rank 0, named as in docs/trainer.md. What is None is unknown, and left out."""
         if not self._main:
             return
         present = {name: value for name, value in values.items() if value is not None}
@@ -112,8 +100,7 @@ class Telemetry:
     def rank_timings(self, step: int, times: StepDurations) -> None:
         """Add a rank's times of a step to its means; ranks other than 0 write them every --rank-metrics-every steps."""
         settings = self._settings
-        # Not the first step of a phase, which starts workers, compiles and allocates, nor steps that recording slows
-        # down, on any rank.
+        # Not the first step of a phase, which starts workers and compiles, nor those that recording slows down.
         if settings.bottleneck_every and self._warm:
             traced = _due(step, settings.trace_every) or _due(step - 1, settings.trace_every)
             if not traced and not self._histogram_due(step):
@@ -127,33 +114,23 @@ class Telemetry:
             exchange = {} if mean.exchange is None else {"comm_time": mean.exchange}
             self._metrics.write(step, rank=self._world.rank, step_time=mean.step, data_time=mean.data, **exchange)
 
-    def bottleneck(self, step: int) -> Bottleneck | None:
-        """Every --bottleneck-every steps, log and return what limits the speed, on rank 0 (collective); else None.
-
-        The first step of a phase does not count, nor do steps with traces or histograms.
-        """
+    def bottleneck(self, step: int) -> None:
+        """Every --bottleneck-every steps, log on rank 0 what limits the speed (collective)."""
         if not _due(step, self._settings.bottleneck_every):
-            return None
+            return
         own, self._since_verdict = means(self._since_verdict), []
         all_times = [times for times in self._world.gather(own) if times is not None]
-        if not self._main or not all_times:
-            return None
-        result = verdict(all_times, on_gpu=self._world.device.type == "cuda", device_busy=self._device_busy)
-        slow: dict[str, Value] = {} if result.straggler is None else {"straggler": result.straggler}
-        self.event(step, "bottleneck", kind=result.kind, sentence=result.sentence, **result.figures, **slow)
-        if self._last_verdict != (result.kind, result.straggler):
-            self._last_verdict = (result.kind, result.straggler)
-            self.say(f"bottleneck at step {step}: {result.sentence}")
-        return result
-
-    # --- at intervals, and events -------------------------------------------------------------------------------------
+        if self._main and all_times:
+            found = verdict(all_times, on_gpu=self._world.device.type == "cuda", device_busy=self._device_busy)
+            slow: dict[str, Value] = {} if found.straggler is None else {"straggler": found.straggler}
+            self.event(step, "bottleneck", kind=found.kind, sentence=found.sentence, **found.figures, **slow)
+            if self._last_verdict != (found.kind, found.straggler):
+                self._last_verdict = (found.kind, found.straggler)
+                self.say(f"bottleneck at step {step}: {found.sentence}")
 
     @contextlib.contextmanager
     def observe(self, step: int, model: nn.Module) -> Iterator[None]:
-        """Inside, which is a whole step, record a trace and activations of `model` on rank 0 if they are due.
-
-        `model` is the unwrapped one.
-        """
+        """Inside, which is a whole step, record a trace and activations of the unwrapped model on rank 0 if due."""
         settings = self._settings
         trace_due, histogram_due = self._main and _due(step, settings.trace_every), self.wants_histograms(step)
         if not trace_due and not histogram_due:
@@ -214,8 +191,6 @@ class Telemetry:
         for file in (self._metrics, self._histograms, self._text):
             if file is not None:
                 file.close()
-
-    # --- inside -------------------------------------------------------------------------------------------------------
 
     def _histogram_due(self, step: int) -> bool:
         """Histograms move to the next step if a trace is due, which would show their cost."""

@@ -23,12 +23,9 @@ from trainer.errors import TrainerError, show
 from trainer.telemetry.histograms import Histogram
 
 EXPERIMENT = "trainer"
-# The interval of batches of values, in seconds: databases are fast with batches.
-FLUSH_SECONDS = 2.0
-# Queued calls: one for the numbers of a step, and one for each histogram.
-QUEUE_LENGTH = 20_000
-# The time for the last values of all trackers at a stop; much less than torchrun's grace period.
-CLOSE_SECONDS = 10.0
+FLUSH_SECONDS = 2.0  # databases are fast with batches
+QUEUE_LENGTH = 20_000  # calls: one for the numbers of a step, and one for each histogram
+CLOSE_SECONDS = 10.0  # for the last values of all trackers; much less than torchrun's grace period
 
 
 class Tracker:
@@ -132,18 +129,10 @@ class TensorBoard(Tracker):
         self._writer.file_writer.add_summary(summary, step, walltime=moment)
 
     def histogram(self, step: int, moment: float, histogram: Histogram) -> None:
-        self._writer.add_histogram_raw(
-            f"{histogram.kind}/{histogram.name}",
-            min=histogram.min,
-            max=histogram.max,
-            num=histogram.total,
-            sum=(histogram.mean or 0.0) * histogram.total,
-            sum_squares=(histogram.norm or 0.0) ** 2,
-            bucket_limits=histogram.edges[1:],
-            bucket_counts=histogram.counts,
-            global_step=step,
-            walltime=moment,
-        )
+        counted, mean, norm = histogram.total, histogram.mean or 0.0, histogram.norm or 0.0
+        numbers = (histogram.min, histogram.max, counted, mean * counted, norm**2)
+        tag, limits = f"{histogram.kind}/{histogram.name}", histogram.edges[1:]
+        self._writer.add_histogram_raw(tag, *numbers, limits, histogram.counts, global_step=step, walltime=moment)
 
     def flush(self) -> None:
         self._writer.flush()
@@ -172,7 +161,13 @@ class MLflow(Tracker):
             logging.getLogger(chatty).setLevel(logging.WARNING)
         self._client = MlflowClient(tracking_uri=self._uri)
         self._metrics: list[Any] = []
-        self._run_id = self._earlier_run() or self._new_run()
+        self._run_id = self._earlier_run()
+        if not self._run_id:
+            found = self._client.get_experiment_by_name(EXPERIMENT)
+            experiment = found.experiment_id if found else self._client.create_experiment(EXPERIMENT)
+            run = self._client.create_run(experiment, run_name=self.output_dir.resolve().name)
+            self._run_id = run.info.run_id
+            self.remember(uri=without_login(self._uri), run_id=self._run_id)
         texts = {name: str(value)[:5000] for name, value in self.settings.items()}  # its limit
         earlier: dict[str, str] = self._client.get_run(self._run_id).data.params
         # Parameters of a run never change there; tags record what a resumed attempt changes.
@@ -196,20 +191,11 @@ class MLflow(Tracker):
         from mlflow.exceptions import MlflowException
 
         remembered = self.recall()
-        if remembered.get("uri") != without_login(self._uri):
-            return ""
-        try:
-            self._client.update_run(remembered["run_id"], status="RUNNING")
-        except MlflowException:  # somebody deleted it; a store out of reach fails again for the new run
-            return ""
-        return remembered["run_id"]
-
-    def _new_run(self) -> str:
-        experiment = self._client.get_experiment_by_name(EXPERIMENT)
-        number = experiment.experiment_id if experiment else self._client.create_experiment(EXPERIMENT)
-        run_id: str = self._client.create_run(number, run_name=self.output_dir.resolve().name).info.run_id
-        self.remember(uri=without_login(self._uri), run_id=run_id)
-        return run_id
+        if remembered.get("uri") == without_login(self._uri):
+            with contextlib.suppress(MlflowException):  # deleted; a store out of reach fails again for the new run
+                self._client.update_run(remembered["run_id"], status="RUNNING")
+                return remembered["run_id"]
+        return ""
 
 
 class WeightsAndBiases(Tracker):
