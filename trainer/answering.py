@@ -1,23 +1,36 @@
-"""Answers to held-out prompts during training."""
+"""Answers of a language model: to held-out prompts during training, and of a finished one."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from trainer.data import Text
 from trainer.errors import SettingsError
+from trainer.exporting import Restored
 from trainer.session import PhaseSession
 from trainer.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True)
-class Answer:
-    """The text of a prompt and of the model's answer."""
+def generate(
+    prompt: Sequence[int],
+    scores: Callable[[list[int]], Tensor],
+    pick: Callable[[Tensor], int],
+    *,
+    most: int,
+    stops: Collection[int],
+) -> list[int]:
+    """Continue a prompt, up to `most` tokens in all or one of `stops`. Returns the new tokens.
 
-    prompt: str
-    answer: str
+    `scores` maps the tokens so far to the logits [size] of the next one, of which `pick` chooses it.
+    """
+    tokens = list(prompt)
+    while len(tokens) < most and (token := pick(scores(tokens))) not in stops:
+        tokens.append(token)
+    return tokens[len(prompt) :]
 
 
 class Prompts:
@@ -37,30 +50,69 @@ class Prompts:
         self._tokenizer = Tokenizer(data.tokenizer)
         self._context = data.context
 
-    def answers(self) -> list[Answer]:
-        """Answer each prompt greedily with the current weights (collective)."""
-        objective = self._session.objective
-        objective.eval()
+    def answers(self) -> list[tuple[str, str]]:
+        """Answer each prompt greedily with the current weights; pairs of prompt and answer (collective)."""
+        session, tokenizer = self._session, self._tokenizer
+
+        def pick(logits: Tensor) -> int:
+            return session.world.from_main(int(logits.argmax()))  # rank 0's, because GPUs may round differently
+
+        session.objective.eval()
         try:
             # Each token makes another length, for which compiled blocks would be compiled again.
-            with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-                pairs = [(prompt, self._generate(prompt)) for prompt in self._prompts]
+            with torch.no_grad(), torch.compiler.set_stance("force_eager"), session.precision.autocast():
+                answers = [
+                    generate(
+                        prompt,
+                        self._scores,
+                        pick,
+                        most=min(len(prompt) + session.settings.answer_tokens, self._context),
+                        stops=tokenizer.stops,
+                    )
+                    for prompt in self._prompts
+                ]
         finally:
-            objective.train()
-        return [Answer(self._tokenizer.text(prompt), self._tokenizer.text(answer)) for prompt, answer in pairs]
+            session.objective.train()
+        return [
+            (tokenizer.text(prompt), tokenizer.text(answer))
+            for prompt, answer in zip(self._prompts, answers, strict=True)
+        ]
 
-    def _generate(self, prompt: tuple[int, ...]) -> list[int]:
-        """Generate an answer greedily. All ranks use rank 0's tokens, because GPUs may round differently."""
-        session, tokens = self._session, list(prompt)
-        last = min(len(prompt) + session.settings.answer_tokens, self._context)
-        while len(tokens) < last:
-            # Ranks that share layers take lengths that they divide; no token sees what comes after it.
-            padding = [0] * (-len(tokens) % session.settings.tensor_parallel)
-            inputs = torch.tensor([tokens + padding], device=session.world.device)
-            with session.precision.autocast():
-                logits = session.objective.model(inputs)
-            token = session.world.from_main(int(logits[0, len(tokens) - 1, : self._tokenizer.size].argmax()))
-            if token in self._tokenizer.stops:
-                break
-            tokens.append(token)
-        return tokens[len(prompt) :]
+    def _scores(self, tokens: list[int]) -> Tensor:
+        # Ranks that share layers take lengths that they divide; no token sees what comes after it.
+        padding = [0] * (-len(tokens) % self._session.settings.tensor_parallel)
+        inputs = torch.tensor([tokens + padding], device=self._session.world.device)
+        logits: Tensor = self._session.objective.model(inputs)
+        return logits[0, len(tokens) - 1, : self._tokenizer.size]
+
+
+@torch.no_grad()
+def answer(restored: Restored, prompt: str, *, tokens: int, temperature: float, plain: bool) -> str:
+    """Generate an answer to a prompt, or with `plain` its continuation, of at most `tokens` tokens.
+
+    Greedy, or with a temperature above 0 sampled by torch's random state. Raises SettingsError if the prompt fills the
+    context.
+    """
+    tokenizer, network = restored.tokenizer(), restored.network
+    ids = tokenizer.beginning(prompt) if plain else tokenizer.prompt([{"role": "user", "content": prompt}])
+    context = getattr(network.config, "max_position_embeddings", None) or len(ids) + tokens
+    if len(ids) >= context:
+        raise SettingsError(f"--prompt has {len(ids)} tokens, and the model sees {context} at once: shorten it")
+    cache: Any = None
+    seen = 0
+
+    def scores(so_far: list[int]) -> Tensor:
+        nonlocal cache, seen
+        output = network(torch.tensor([so_far[seen:]]), **({} if cache is None else {"past_key_values": cache}))
+        cache = getattr(output, "past_key_values", None)
+        seen = 0 if cache is None else len(so_far)
+        logits: Tensor = output.logits[0, -1, : tokenizer.size]
+        return logits
+
+    def pick(logits: Tensor) -> int:
+        if temperature:
+            return int(torch.multinomial(torch.softmax(logits / temperature, dim=-1), 1))
+        return int(logits.argmax())
+
+    new = generate(ids, scores, pick, most=min(len(ids) + tokens, context), stops=tokenizer.stops)
+    return tokenizer.text(new)

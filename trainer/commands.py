@@ -102,7 +102,8 @@ def _add_sample(parser: argparse.ArgumentParser) -> None:
 def _sample(given: argparse.Namespace) -> int:
     import torch
 
-    from trainer.exporting import answer, restore
+    from trainer.answering import answer
+    from trainer.exporting import restore
 
     if given.tokens < 1 or given.temperature < 0:
         raise SettingsError("--tokens must be 1 or more, and --temperature 0 or more")

@@ -167,30 +167,6 @@ def require_replaceable(out: Path) -> None:
         raise SettingsError(f"{out} is there and is no earlier export; move it away, or name another folder")
 
 
-def answer(restored: Restored, prompt: str, *, tokens: int, temperature: float, plain: bool) -> str:
-    """Generate an answer to a prompt, or with `plain` its continuation, of at most `tokens` tokens.
-
-    Greedy, or with a temperature above 0 sampled by torch's random state. Raises SettingsError if the prompt fills the
-    context.
-    """
-    tokenizer = restored.tokenizer()
-    ids = tokenizer.beginning(prompt) if plain else tokenizer.prompt([{"role": "user", "content": prompt}])
-    context = getattr(restored.network.config, "max_position_embeddings", None) or len(ids) + tokens
-    if len(ids) >= context:
-        raise SettingsError(f"--prompt has {len(ids)} tokens, and the model sees {context} at once: shorten it")
-    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
-    with torch.no_grad():
-        output = restored.network.generate(
-            torch.tensor([ids]),
-            attention_mask=torch.ones(1, len(ids), dtype=torch.long),
-            max_new_tokens=min(tokens, context - len(ids)),
-            eos_token_id=list(tokenizer.stops),
-            pad_token_id=tokenizer.pad,
-            **sampling,
-        )
-    return tokenizer.text(output[0, len(ids) :].tolist())
-
-
 def _find_checkpoint(source: Path, weights: Weights) -> Path:
     """The verified checkpoint of `source` with such weights. Raises CheckpointError."""
     if source.is_file():

@@ -418,9 +418,9 @@ class Loop:
         self.drain()
         assert self.prompts is not None
         step = self.progress.step
-        for answer in self.prompts.answers():
-            self.telemetry.event(step, "answer", prompt=answer.prompt, answer=answer.answer)
-            self.telemetry.say(f"step {step}: {answer.prompt!r} -> {answer.answer!r}")
+        for prompt, answer in self.prompts.answers():
+            self.telemetry.event(step, "answer", prompt=prompt, answer=answer)
+            self.telemetry.say(f"step {step}: {prompt!r} -> {answer!r}")
 
     def save(
         self, *, periodic: bool = True, epoch: int | None = None, score: float | None = None, required: bool = False
