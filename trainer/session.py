@@ -77,7 +77,6 @@ class PhaseSession:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.feed.close()
-        self.held_out.close()
 
     @property
     def phase_step(self) -> int:

@@ -100,25 +100,20 @@ def test_workers_give_what_this_process_would_and_stay_for_another_position() ->
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_workers_that_do_not_persist_are_replaced_and_signals_are_for_the_rank() -> None:
-    with feed(Rows(50), num_workers=1, persistent_workers=False) as stream:
+def test_signals_to_the_whole_group_are_for_the_rank_which_still_needs_data() -> None:
+    with feed(Rows(50), num_workers=1) as stream:
         stream.seek(0, 4)
-        (first,) = pids(stream.next())
-        stream.seek(20, 4)
-        wait_until(lambda: not psutil.pid_exists(first), 120)
-        batch = stream.next()
-        stream.seek(24, 4)  # where it is, so that nothing needs to end
-        # A signal to the whole process group is meant for the rank, which still needs data.
-        (worker,) = pids(batch)
+        (worker,) = pids(stream.next())
+        stream.seek(4, 4)  # where it is, so that nothing needs to begin anew
         server = psutil.Process(worker).ppid()
         os.kill(server, signal.SIGTERM)
         os.kill(worker, signal.SIGTERM)
         os.kill(worker, signal.SIGINT)
         batch = stream.next()
-        assert batch["position"].tolist() == [24, 25, 26, 27] and pids(batch) == {worker}
-        stream.seek(0, 4)
-        (another,) = pids(stream.next())
-        assert psutil.Process(another).ppid() == server
+        assert batch["position"].tolist() == [4, 5, 6, 7] and pids(batch) == {worker}
+        with feed(Rows(50), num_workers=1) as another:
+            another.seek(0, 4)
+            assert psutil.Process(pids(another.next()).pop()).ppid() == server
     assert workers() == []
 
 
@@ -176,11 +171,13 @@ def test_all_ranks_together_have_every_held_out_sample_once(
 
 
 def test_what_is_left_out_is_reported_and_limited() -> None:
-    with held_out(Rows(20, broken=(5, 6)), max_broken_samples=2) as share:
-        for _ in range(2):
-            assert sum(len(fields["number"]) for fields in share.batches(8)) == 18
-        assert len(share.skipped()) == 2
-    with held_out(Rows(20, broken=(5, 6)), max_broken_samples=1) as share, pytest.raises(TrainerError, match="than 1"):
-        list(share.batches(8))
+    share = held_out(Rows(20, broken=(5, 6)), max_broken_samples=2, num_workers=2)
+    for _ in range(2):
+        batches = list(share.batches(8))
+        assert sum(len(fields["number"]) for fields in batches) == 18
+        assert not set().union(*map(pids, batches)) & {os.getpid()} and workers() == []
+    assert len(share.skipped()) == 2
+    with pytest.raises(TrainerError, match="than 1"):
+        list(held_out(Rows(20, broken=(5, 6)), max_broken_samples=1).batches(8))
     with pytest.raises(TrainerError, match="no held-out samples"):
         held_out(Rows(0))

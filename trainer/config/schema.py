@@ -97,7 +97,6 @@ class DataSettings(_Group):
     num_workers: int = Field(0, ge=0, description="processes per rank that read ahead; 0: the training process reads")
     prefetch: int = Field(2, ge=1, description="batches that each worker reads ahead")
     pin_memory: bool = Field(True, description="with CUDA: batches wait in page-locked host memory")
-    persistent_workers: bool = Field(True, description="keep the workers of training from one batch size to the next")
     max_broken_samples: int = Field(
         100, ge=0, description="unreadable samples per rank that are skipped before the run fails"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Iterator
@@ -17,9 +18,7 @@ from trainer.errors import TrainerError
 
 
 class _Feed:
-    """Batches of data rank `rank` of `ranks`, on the device. Use as a context manager or call `close`."""
-
-    _readers: Readers
+    """Batches of data rank `rank` of `ranks`, on the device."""
 
     def __init__(
         self, split: Split, transform: Transform, settings: Settings, *, rank: int, ranks: int, device: torch.device
@@ -66,19 +65,9 @@ class _Feed:
         skipped, self._skipped = self._skipped, []
         return skipped
 
-    def close(self) -> None:
-        """End the reading processes."""
-        self._readers.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 class BatchFeed(_Feed):
-    """The micro batches of a rank. They never end.
+    """The micro batches of a rank. They never end. Use as a context manager or call `close`.
 
     Which samples a batch has depends on the position alone; for a split in blocks also on `deals`, which belong to the
     run's state: they divide the blocks among the reading processes of all ranks.
@@ -88,9 +77,7 @@ class BatchFeed(_Feed):
         self, split: Split, transform: Transform, settings: Settings, *, rank: int, ranks: int, device: torch.device
     ) -> None:
         super().__init__(split, transform, settings, rank=rank, ranks=ranks, device=device)
-        order = Order(split, settings.seed)
-        reader = self._reader(order.indices, replace=True)
-        self._readers = Readers(reader, settings, device, persistent=settings.persistent_workers)
+        self._readers = Readers(self._reader(Order(split, settings.seed).indices, replace=True), settings, device)
         self._batches: Iterator[Fetched] = iter(())
         self._consumed = 0  # by all ranks together, where the next batch begins
         self._batch_size = 0
@@ -99,8 +86,8 @@ class BatchFeed(_Feed):
     def seek(self, consumed: int, batch_size: int) -> None:
         """Continue with this rank's first batch of `batch_size` samples after `consumed` samples of all ranks.
 
-        Does nothing if the feed is there already. Persistent workers are reused, once they have finished what they
-        read; otherwise new ones are started. Raises TrainerError if one has died.
+        Does nothing if the feed is there already. Workers are reused, once they have finished what they read. Raises
+        TrainerError if one has died.
         """
         if (consumed, batch_size) == (self._consumed, self._batch_size):
             return
@@ -133,6 +120,16 @@ class BatchFeed(_Feed):
             )
             yield Request(start, batch_size, next_start, self.deals)
 
+    def close(self) -> None:
+        """End the reading processes."""
+        self._readers.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
 
 class HeldOut(_Feed):
     """A rank's share of the held-out samples.
@@ -149,9 +146,9 @@ class HeldOut(_Feed):
         if len(split) == 0:
             raise TrainerError("there are no held-out samples to validate on; check --data and --data-dir")
         self._samples = min(settings.validate_samples or len(split), len(split))
+        self._settings = settings
         choice = functools.partial(evenly, self._samples, len(split) if split.blocks is None else self._samples)
-        # Not persistent: idle between validations, they would double the memory of the training readers.
-        self._readers = Readers(self._reader(choice, replace=False), settings, device, persistent=False)
+        self._held_out_reader = self._reader(choice, replace=False)
 
     def batches(self, batch_size: int) -> Iterator[Fields]:
         """Yield this rank's batches: equally many on every rank, and of sizes that differ by at most one on a rank.
@@ -162,14 +159,16 @@ class HeldOut(_Feed):
         first, last = (rank * self._samples // self._ranks for rank in (self._rank, self._rank + 1))
         batches = -(-self._samples // (self._ranks * batch_size))  # as many as the largest share needs
         cuts = [first + (last - first) * number // batches for number in range(batches + 1)]
-        upcoming = [*cuts[self._readers.count : -1], *[None] * batches]
-        requests = [
-            Request(start, end - start, next_start)
-            for (start, end), next_start in zip(itertools.pairwise(cuts), upcoming, strict=False)
-        ]
-        for fetched in self._readers.fetch(requests):
-            fields = self._receive(fetched)
-            yield fields or {name: tensor[:0] for name, tensor in self.any_sample().items()}
+        # Readers of their own: idle between validations, they would double the memory of the training readers.
+        with contextlib.closing(Readers(self._held_out_reader, self._settings, self._device)) as readers:
+            upcoming = [*cuts[readers.count : -1], *[None] * batches]
+            requests = [
+                Request(start, end - start, next_start)
+                for (start, end), next_start in zip(itertools.pairwise(cuts), upcoming, strict=False)
+            ]
+            for fetched in readers.fetch(requests):
+                fields = self._receive(fetched)
+                yield fields or {name: tensor[:0] for name, tensor in self.any_sample().items()}
 
     def any_sample(self) -> Fields:
         """A batch of one readable sample, for forward passes that must happen on every rank."""

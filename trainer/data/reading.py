@@ -149,15 +149,14 @@ class Readers:
 
     Each of them gets every count-th request. They are forked from a fork server, never from this process. This process
     has threads of CUDA, NCCL and gloo, locks, signal handlers, and sockets, which a forked worker would keep open after
-    the rank's death, hiding it from peers. Workers that are not `persistent` end when their requests are answered.
+    the rank's death, hiding it from peers.
     """
 
-    def __init__(self, reader: Reader, settings: Settings, device: torch.device, *, persistent: bool) -> None:
+    def __init__(self, reader: Reader, settings: Settings, device: torch.device) -> None:
         self.count = max(1, settings.num_workers)
         self._processes: list[BaseProcess] = []
         self._requests: Iterable[Request] = ()
         self._iterator: Iterator[Fetched | str] | None = None
-        self._is_persistent = persistent and settings.num_workers > 0
         options: dict[str, Any] = {}
         if settings.num_workers:
             context = torch.multiprocessing.get_context("forkserver")
@@ -171,7 +170,7 @@ class Readers:
             options = {
                 "num_workers": settings.num_workers,
                 "prefetch_factor": settings.prefetch,
-                "persistent_workers": persistent,
+                "persistent_workers": True,
                 "multiprocessing_context": context,
                 "worker_init_fn": _start_worker,
             }
@@ -194,8 +193,6 @@ class Readers:
         Raises TrainerError if too many samples are broken, or a reading process died.
         """
         assert self._loader is not None, "the readers are closed"
-        if not self._is_persistent:
-            self._end()
         self._requests = requests
         others = multiprocessing.active_children()
         try:
@@ -205,19 +202,11 @@ class Readers:
         self._processes += [process for process in multiprocessing.active_children() if process not in others]
         return self._fetched()
 
-    def close(self) -> None:
-        """End all workers and wait for them."""
-        atexit.unregister(self.close)
-        self._loader = None
-        self._end()
-
     def _fetched(self) -> Iterator[Fetched]:
         while self._iterator is not None:
             try:
                 answer = next(self._iterator)
             except StopIteration:
-                if not self._is_persistent:
-                    self._end()
                 return
             except (RuntimeError, OSError, EOFError) as error:
                 raise self._explain(error) from error
@@ -225,11 +214,12 @@ class Readers:
                 raise RankError(answer)
             yield answer
 
-    def _end(self) -> None:
+    def close(self) -> None:
         """Let torch end the workers, which waits for their current batch; kill those that take too long."""
+        atexit.unregister(self.close)
         killer = threading.Timer(_CLOSE_SECONDS, self._kill)
         killer.start()
-        self._iterator = None  # ends the workers, unless a traceback still refers to it
+        self._iterator = self._loader = None  # ends the workers, unless a traceback still refers to it
         killer.cancel()
         self._kill()
 
