@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+from contextlib import closing
 from typing import Any
 
 import psutil
@@ -25,8 +26,8 @@ from trainer.errors import TrainerError
 CPU = torch.device("cpu")
 
 
-def feed(split: Split, rank: int = 0, ranks: int = 1, **settings: Any) -> BatchFeed:
-    return BatchFeed(split, with_positions, Settings(**settings), rank=rank, ranks=ranks, device=CPU)
+def feed(split: Split, rank: int = 0, ranks: int = 1, **settings: Any) -> closing[BatchFeed]:
+    return closing(BatchFeed(split, with_positions, Settings(**settings), rank=rank, ranks=ranks, device=CPU))
 
 
 def check(

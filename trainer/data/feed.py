@@ -6,7 +6,6 @@ import contextlib
 import functools
 import itertools
 from collections.abc import Iterator
-from typing import Self
 
 import torch
 
@@ -67,7 +66,7 @@ class _Feed:
 
 
 class BatchFeed(_Feed):
-    """The micro batches of a rank. They never end. Use as a context manager or call `close`.
+    """The micro batches of a rank. They never end; call `close`.
 
     Which samples a batch has depends on the position alone; for a split in blocks also on `deals`, which belong to the
     run's state: they divide the blocks among the reading processes of all ranks.
@@ -123,12 +122,6 @@ class BatchFeed(_Feed):
     def close(self) -> None:
         """End the reading processes."""
         self._readers.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class HeldOut(_Feed):

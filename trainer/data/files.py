@@ -8,6 +8,7 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from trainer.data.contract import Indices
 from trainer.errors import SettingsError, TrainerError
 
 COUNTS_FILE = ".token_counts.json"
+_COUNTING_THREADS = 4
 
 # Names, or starts of names, of folders and files with held-out samples, in the order of precedence.
 HELD_OUT_NAMES = ("val", "validation", "test")
@@ -130,20 +132,25 @@ class TokenCount(NamedTuple):
 
 
 def cached_token_counts(
-    folder: Path, keys: Sequence[str], count: Callable[[list[int]], Iterable[TokenCount]]
+    folder: Path, sources: Sequence[tuple[Path, str]], count: Callable[[int], TokenCount]
 ) -> list[TokenCount]:
-    """The count of each key, from the folder's cache where it has it, because counting reads all data once.
+    """The count of each source, a file below `folder` and its part, from the folder's cache where it has it.
 
-    A key names a source and its version, so a changed file is counted again. `count` gets the numbers of the keys that
-    are not in the cache and returns their counts in that order. Entries of other keys are dropped from the cache.
+    `count` reads the data of the source of a number, in a thread. A file that has changed is counted again. Counts of
+    other sources are dropped from the cache.
     """
+    keys = []
+    for file, part in sources:
+        status = file.stat()
+        keys.append(f"{file.relative_to(folder).as_posix()}:{status.st_size}:{status.st_mtime_ns}:{part}")
     path = folder / COUNTS_FILE
     cached: dict[str, TokenCount] = {}
     with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):  # absent or damaged: counted again
         cached = {key: TokenCount(*map(int, values)) for key, values in json.loads(path.read_bytes()).items()}
     missing = [number for number, key in enumerate(keys) if key not in cached]
     if missing:
-        cached |= zip((keys[number] for number in missing), count(missing), strict=True)
+        with ThreadPoolExecutor(_COUNTING_THREADS) as threads:
+            cached |= zip((keys[number] for number in missing), threads.map(count, missing), strict=True)
         # Ranks may write concurrently: they write the same. If the folder is read-only, the next start counts again.
         with contextlib.suppress(OSError):
             temporary = path.with_name(f"{path.name}.{os.getpid()}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -23,7 +22,6 @@ from trainer.errors import TrainerError
 
 _MAX_CLASSES = 1_000_000
 _NO_LABEL = -1  # stands for null
-_COUNTING_THREADS = 4
 
 _Encoded = tuple[Any, npt.NDArray[np.int64]]  # images, as a pyarrow column, and their classes
 
@@ -177,16 +175,8 @@ def parquet_text(settings: Settings) -> Text:
         tokens = required(load, spans[number])
         return TokenCount(len(tokens), int(tokens.max(initial=0)))
 
-    def count_missing(missing: list[int]) -> list[TokenCount]:
-        with ThreadPoolExecutor(_COUNTING_THREADS) as threads:
-            return list(threads.map(count, missing))
-
-    keys = []
-    for span in spans:
-        status = span.path.stat()
-        file = f"{span.path.relative_to(files.folder).as_posix()}:{status.st_size}:{status.st_mtime_ns}"
-        keys.append(f"{name}:{file}:{span.group}:{span.start}:{span.stop}")
-    counts = cached_token_counts(files.folder, keys, count_missing)
+    sources = [(span.path, f"{name}:{span.group}:{span.start}:{span.stop}") for span in spans]
+    counts = cached_token_counts(files.folder, sources, count)
     vocabulary = BYTES if of_strings else 1 + max(count.largest for count in counts)
     tokens = [count.tokens for count in counts]
     cut, context = len(files.train), settings.context

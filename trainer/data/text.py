@@ -289,8 +289,5 @@ def _largest_token(folder: Path, files: Sequence[MappedArray]) -> int:
         largest = max(int(array[start : start + _CHUNK].max()) for start in range(0, len(array), _CHUNK))
         return TokenCount(len(array), largest)
 
-    keys = []
-    for file in files:
-        status = file.path.stat()
-        keys.append(f"{file.path.name}:{file.array().dtype}:{status.st_size}:{status.st_mtime_ns}")
-    return max(found.largest for found in cached_token_counts(folder, keys, lambda missing: map(count, missing)))
+    sources = [(file.path, str(file.array().dtype)) for file in files]
+    return max(found.largest for found in cached_token_counts(folder, sources, count))
