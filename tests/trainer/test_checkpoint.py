@@ -67,7 +67,7 @@ def test_without_its_hash_a_file_is_not_trusted(folder: Path) -> None:
     files.hash_file(path).unlink()
     with pytest.raises(CheckpointError, match=r"cannot be used: .*\.sha256 is missing"):
         files.verify(path)
-    with pytest.raises(CheckpointError, match=r"step_00000002\.pt cannot be used: the file is missing"):
+    with pytest.raises(CheckpointError, match=r"cannot be used: .*step_00000002\.pt is missing"):
         files.verify(folder / "step_00000002.pt")
     path.with_name("step_00000003.pt.sha256").write_text("0" * 64 + "  step_00000003.pt\n")
     with pytest.raises(CheckpointError, match=r"cannot be used: .*step_00000003\.pt is missing"):

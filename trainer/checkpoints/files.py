@@ -23,7 +23,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, cast
 from urllib.parse import quote
@@ -35,7 +35,7 @@ from trainer.errors import CheckpointError, SettingsError
 FORMAT = 2
 
 State = dict[str, Any]
-# The SHA-256 of a checkpoint's file, with those of its shards by their paths; two where the name is used again.
+# The SHA-256 of a checkpoint's file, with those of its shards by their names; two where the name is used again.
 Hashes = dict[str, dict[str, str]]
 
 _HASH_LINE = re.compile(r"([0-9a-f]{64}) [ *](\S.*)")  # the star is that of sha256sum --binary
@@ -76,13 +76,8 @@ def shard_name(step: int, rank: int, ranks: int) -> str:
 
 def read_hashes(path: Path) -> Hashes:
     """The hashes beside a checkpoint. Raises CheckpointError if they are missing or damaged."""
-    try:
+    with _reading(path):
         lines = hash_file(path).read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError as error:
-        missing = error.filename if path.exists() else "the file"
-        raise CheckpointError(f"checkpoint {path} cannot be used: {missing} is missing") from None
-    except (OSError, ValueError) as error:  # also of a path without a name, and of bytes that are no text
-        raise CheckpointError(f"checkpoint {path} cannot be read: {error}") from None
     entries = [match.groups() for line in lines if (match := _HASH_LINE.fullmatch(line))]
     if not entries or len(entries) < len(lines):
         raise CheckpointError(f"checkpoint {path} cannot be used: {hash_file(path)} is damaged")
@@ -91,34 +86,42 @@ def read_hashes(path: Path) -> Hashes:
         if name == entries[0][1]:  # its own, whatever it is: both files may have been renamed
             shards = hashes.setdefault(sha256, {})
         else:
-            shards[name] = sha256
+            shards[Path(name).name] = sha256
     return hashes
 
 
 def verify(path: Path) -> None:
     """Raise CheckpointError unless the checkpoint and all its shards exist and have their recorded SHA-256."""
+
+    def sha256_of(file: Path) -> str:
+        with _reading(path), file.open("rb") as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest()
+
+    actual = sha256_of(path)
     hashes = read_hashes(path)
-    actual = _sha256_of(path, path)
     if actual not in hashes:
         raise CheckpointError(f"checkpoint {path} is corrupt: sha256 mismatch")
     for name, sha256 in hashes[actual].items():
-        if _sha256_of(path.parent / name, path) != sha256:
+        if sha256_of(shards_folder(path) / name) != sha256:
             raise CheckpointError(f"checkpoint {path} is corrupt: sha256 mismatch in {name}")
 
 
-def _sha256_of(file: Path, checkpoint: Path) -> str:
+@contextlib.contextmanager
+def _reading(checkpoint: Path) -> Iterator[None]:
     try:
-        with file.open("rb") as opened:
-            return hashlib.file_digest(opened, "sha256").hexdigest()
-    except FileNotFoundError:
-        raise CheckpointError(f"checkpoint {checkpoint} cannot be used: {file} is missing") from None
-    except OSError as error:
+        yield
+    except FileNotFoundError as error:
+        raise CheckpointError(f"checkpoint {checkpoint} cannot be used: {error.filename} is missing") from None
+    except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(f"checkpoint {checkpoint} cannot be read: {error}") from None
 
 
 def _write_hashes(path: Path, hashes: Hashes) -> None:
-    entries = [entry for sha256, shards in hashes.items() for entry in ((path.name, sha256), *sorted(shards.items()))]
-    replace(hash_file(path), "".join(f"{sha256}  {name}\n" for name, sha256 in entries).encode())
+    lines = ""
+    for own, shards in hashes.items():
+        lines += f"{own}  {path.name}\n"
+        lines += "".join(f"{sha256}  {shards_folder(path).name}/{name}\n" for name, sha256 in sorted(shards.items()))
+    replace(hash_file(path), lines.encode())
     sync_folder(path.parent)  # a power loss must not leave a new file with former hashes alone
 
 
@@ -224,12 +227,12 @@ def replace(path: Path, content: bytes) -> None:
         temporary.replace(path)
 
 
-def publish(temporary: Path, path: Path, sha256: str, shards: Mapping[str, str]) -> None:
+def publish(temporary: Path, path: Path, sha256: str, shards: dict[str, str]) -> None:
     """Rename written content to `path`. `shards` maps the names of its shards, in the folder of `path`, to SHA-256.
 
     Raises OSError; the former content of this name is still valid then.
     """
-    hashes = _hashes_of(path, sha256, shards)
+    hashes = {sha256: shards}
     if path.exists():
         with contextlib.suppress(CheckpointError):
             hashes = read_hashes(path) | hashes
@@ -237,7 +240,7 @@ def publish(temporary: Path, path: Path, sha256: str, shards: Mapping[str, str])
     temporary.replace(path)
 
 
-def publish_link(source: Path, path: Path, sha256: str, shards: Mapping[str, str]) -> None:
+def publish_link(source: Path, path: Path, sha256: str, shards: dict[str, str]) -> None:
     """Publish the content of `source`, which is already published, under another name. Raises OSError."""
     for name in shards:
         with unfinished(shards_folder(path) / name) as temporary:
@@ -250,24 +253,19 @@ def publish_link(source: Path, path: Path, sha256: str, shards: Mapping[str, str
         publish(temporary, path, sha256, shards)
 
 
-def settle(path: Path, sha256: str, shards: Mapping[str, str]) -> None:
+def settle(path: Path, sha256: str, shards: dict[str, str]) -> None:
     """Make the name of a published checkpoint durable, and delete what its former content has left.
 
     Raises OSError; the published content is valid then.
     """
     sync_folder(path.parent)
-    hashes = _hashes_of(path, sha256, shards)
-    if read_hashes(path) != hashes:
-        _write_hashes(path, hashes)
+    if read_hashes(path) != {sha256: shards}:
+        _write_hashes(path, {sha256: shards})
     for other in shards_folder(path).glob("*"):
         if other.name not in shards:
             other.unlink(missing_ok=True)
     if stale(path).exists():
         remove(stale(path))
-
-
-def _hashes_of(path: Path, sha256: str, shards: Mapping[str, str]) -> Hashes:
-    return {sha256: {f"{shards_folder(path).name}/{name}": digest for name, digest in shards.items()}}
 
 
 def _link_or_copy(source: Path, target: Path) -> None:
