@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from trainer.config import Settings
@@ -27,7 +27,7 @@ from trainer.models import custom
 from trainer.models.blocks import apply_recompute
 from trainer.models.deferred import give_first_values, without_memory
 from trainer.models.huggingface import check_room, configuration, fitting, library, vocabulary
-from trainer.models.own import SMALLEST_IMAGE, ByteTransformer, Embedder, Logits, SmallCnn
+from trainer.models.own import SMALLEST_IMAGE, ByteTransformer, Embedder, Logits, SmallCnn, attend
 from trainer.models.weights import WeightsReport, load_weights
 
 
@@ -103,8 +103,6 @@ NAMES = {
 }
 _AUTO = {"classify": "cnn", "contrastive": "cnn", "lm": "bytes", "mlm": "bert-tiny"}
 
-# Windows are never padded, so whole and causal attention need no mask. "sdpa" of transformers makes one all the same
-# where it is compiled, and torch's flash kernel takes none.
 _ATTENTION = "unmasked_sdpa"
 _VOCABULARY_UNIT = 64  # matrix products on GPUs are fast with such sizes; the further tokens never occur
 
@@ -167,6 +165,8 @@ def build(settings: Settings, data: Data, *, sharded: bool = False) -> Built:
     apply_recompute(model, settings.gradient_checkpointing)
     if settings.compile != "off":
         _check_compilable(model, settings)
+        if isinstance(model, ByteTransformer | Logits):
+            model.compiled = True
     return Built(settings.model, model, report)
 
 
@@ -241,7 +241,7 @@ def _language(settings: Settings, data: Text) -> nn.Module:
     """Special tokens are the data's business: none has a meaning to the network."""
     hf, tokens = library(), vocabulary(settings, data)
     # For an attention without a function for masks, none are made.
-    hf.AttentionInterface.register(_ATTENTION, hf.AttentionInterface()["sdpa"])
+    hf.AttentionInterface.register(_ATTENTION, _attention)
     config = _configured(
         settings,
         {
@@ -255,7 +255,34 @@ def _language(settings: Settings, data: Text) -> nn.Module:
         },
     )
     check_room(config, tokens, data.context)
-    return Logits(fitting(lambda: getattr(hf, _SIZES[settings.model][0].model)(config)))
+    family, _ = _SIZES[settings.model]
+    return Logits(fitting(lambda: getattr(hf, family.model)(config)), takes_lengths=settings.task == "lm")
+
+
+def _attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    documents: tuple[int, ...] | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Attention without a mask, as a function of transformers; returns [batch, time, heads, head size].
+
+    Windows are never padded, so whole and causal attention need none. "sdpa" of transformers makes one all the same
+    where it is compiled, and torch's flash kernel takes none.
+    """
+    if documents is None:
+        result: tuple[Tensor, None] = library().AttentionInterface()["sdpa"](
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others
+        )
+        return result
+    groups = query.shape[1] // key.shape[1]
+    key, value = (tensor.repeat_interleave(groups, dim=1) for tensor in (key, value))
+    return attend(query, key, value, documents, dropout=dropout, scale=scaling).transpose(1, 2).contiguous(), None
 
 
 def _vision(settings: Settings, data: Images) -> tuple[nn.Module, int]:

@@ -8,7 +8,9 @@ depends on its samples only.
 
 from __future__ import annotations
 
+import functools
 import inspect
+import itertools
 from typing import Any
 
 import torch
@@ -19,6 +21,9 @@ from trainer.errors import TrainerError
 
 HEAD_SIZE = 32
 SMALLEST_IMAGE = 8
+# The lengths of documents, row by row; or what each token may look at: itself and those before it in its document,
+# bool [batch, 1, time, time].
+Documents = tuple[int, ...] | Tensor
 _WINDOWS = {"sliding_attention", "chunked_attention"}  # kinds of layers in configurations of transformers
 
 
@@ -29,7 +34,7 @@ class BlockStack(nn.Module):
         super().__init__()
         self.blocks = nn.ModuleList(blocks)
 
-    def forward(self, x: Tensor, *others: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *others: Any) -> Tensor:
         """`others` go to every block."""
         for block in self.blocks:
             x = block(x, *others)
@@ -91,12 +96,12 @@ class TransformerBlock(nn.Module):
         self.contract = nn.Linear(4 * width, width)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """`mask` is that of `same_document`; without one, all tokens are of one document."""
+    def forward(self, x: Tensor, documents: Documents | None = None) -> Tensor:
+        """Without `documents`, all tokens of a row are of one."""
         batch, time, width = x.shape
         qkv = self.qkv(self.attention_norm(x)).view(batch, time, 3, self.heads, HEAD_SIZE)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None)
+        mixed = attend(query, key, value, documents)
         x = x + self.dropout(self.merge(mixed.transpose(1, 2).reshape(batch, time, width)))
         inner = self.contract(functional.gelu(self.expand(self.mlp_norm(x))))
         out: Tensor = x + self.dropout(inner)
@@ -110,6 +115,7 @@ class ByteTransformer(nn.Module):
     """
 
     keeps_documents = True
+    compiled = False
 
     def __init__(self, vocabulary: int, context: int, *, width: int, depth: int, dropout: float) -> None:
         super().__init__()
@@ -122,8 +128,8 @@ class ByteTransformer(nn.Module):
 
     def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
         places = torch.arange(tokens.shape[1], device=tokens.device) if positions is None else positions
-        masks = () if positions is None else (same_document(positions),)
-        logits: Tensor = self.head(self.norm(self.stack(self.bytes(tokens) + self.positions(places), *masks)))
+        documents = None if positions is None else documents_of(positions, compiled=self.compiled)
+        logits: Tensor = self.head(self.norm(self.stack(self.bytes(tokens) + self.positions(places), documents)))
         return logits
 
     @torch.no_grad()
@@ -133,27 +139,61 @@ class ByteTransformer(nn.Module):
             nn.init.normal_(module.weight, std=0.02)
 
 
-def same_document(positions: Tensor) -> Tensor:
-    """What each token may look at, bool [batch, 1, time, time]: itself and those before it in its document.
+def documents_of(positions: Tensor, *, compiled: bool) -> Documents:
+    """What `attend` needs to know of documents, from positions [batch, time] that begin at 0 in each.
 
-    From positions [batch, time] that begin at 0 in every document. For scaled_dot_product_attention, which with such a
-    mask computes without torch's flash kernel.
+    Compiled code needs one shape for all batches, so for it that is a mask.
     """
-    document = (positions == 0).cumsum(dim=1)
-    same = document.unsqueeze(2) == document.unsqueeze(1)
-    return same.tril().unsqueeze(1)
+    starts = positions == 0
+    if compiled:
+        document = starts.cumsum(dim=1)
+        return (document.unsqueeze(2) == document.unsqueeze(1)).tril().unsqueeze(1)
+    bounds = [*starts.flatten().nonzero().flatten().tolist(), positions.numel()]
+    return tuple(end - start for start, end in itertools.pairwise(bounds))
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    documents: Documents | None,
+    *,
+    dropout: float = 0.0,
+    scale: float | None = None,
+) -> Tensor:
+    """Causal attention within documents: [batch, heads, time, head size], as all arguments.
+
+    By lengths, each document is attended to by itself, in time and memory that grow with documents and not with rows.
+    """
+    attention = functools.partial(functional.scaled_dot_product_attention, dropout_p=dropout, scale=scale)
+    if documents is None or isinstance(documents, Tensor):
+        return attention(query, key, value, attn_mask=documents, is_causal=documents is None)
+    batch, heads, time, size = query.shape
+    # [batch * time, heads, head size]: a document is a slice of it.
+    parts = (
+        torch.split(tensor.transpose(1, 2).reshape(-1, heads, size), list(documents)) for tensor in (query, key, value)
+    )
+    mixed = [
+        attention(*(part.transpose(0, 1).unsqueeze(0) for part in document), is_causal=True).squeeze(0).transpose(0, 1)
+        for document in zip(*parts, strict=True)
+    ]
+    return torch.cat(mixed).view(batch, time, heads, size).transpose(1, 2)
 
 
 class Logits(nn.Module):
     """`inner` with a tensor as its output: of a Hugging Face output the logits, of a tuple the first tensor.
 
-    `keeps_documents` is whether `inner` can be given positions in documents, and then looks at no other document. Where
-    its attention has a window, transformers makes the masks from them: one in their place would be without the window.
+    `takes_lengths`: its attention is `attend`, with the keyword `documents`. `keeps_documents` is whether `inner` can
+    be given positions in documents, and then looks at no other document. Where its attention has a window,
+    transformers makes the masks from them: one in their place would be without the window.
     """
 
-    def __init__(self, inner: nn.Module) -> None:
+    compiled = False
+
+    def __init__(self, inner: nn.Module, *, takes_lengths: bool = False) -> None:
         super().__init__()
         self.inner = inner
+        self._takes_lengths = takes_lengths
         config = getattr(inner, "config", None)
         kinds = set(getattr(config, "layer_types", None) or ())
         self._windows = bool(kinds & _WINDOWS or (not kinds and getattr(config, "sliding_window", None)))
@@ -165,7 +205,9 @@ class Logits(nn.Module):
             return _only_tensor(self.inner(inputs))
         if self._windows:
             return _only_tensor(self.inner(inputs, position_ids=positions, use_cache=False))
-        return _only_tensor(self.inner(inputs, attention_mask=same_document(positions), position_ids=positions))
+        documents = documents_of(positions, compiled=self.compiled or not self._takes_lengths)
+        name = "attention_mask" if isinstance(documents, Tensor) else "documents"
+        return _only_tensor(self.inner(inputs, position_ids=positions, **{name: documents}))
 
 
 class Embedder(nn.Module):
