@@ -92,13 +92,10 @@ def test_a_checkpoint_cannot_run_code(folder: Path) -> None:
 
 def test_something_else_is_no_checkpoint(folder: Path) -> None:
     path = folder / "step_00000001.pt"
-    for content in ({"weights": 1}, [1, 2], {"format": "new"}):
+    for content in ({"weights": 1}, [1, 2], {"format": "new"}, {"format": 1}):
         write(content, path)
-        with pytest.raises(CheckpointError, match="was not written by this trainer"):
+        with pytest.raises(CheckpointError, match="was not written by this version"):
             checkpoints.load(path)
-    write({"format": 1}, path)
-    with pytest.raises(CheckpointError, match="has format 1 and this trainer reads format 2"):
-        checkpoints.load(path)
     for nonsense in (b"", b"no archive", b"PK\x03\x04"):
         path.write_bytes(nonsense)
         with pytest.raises(CheckpointError, match=r"^checkpoint .*step_00000001.pt cannot be loaded: .+$"):

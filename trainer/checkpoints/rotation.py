@@ -61,10 +61,9 @@ def choose(resume: str, directory: Path) -> ResumeChoice:
 
 
 def begin_branch(directory: Path, step: int) -> list[Path]:
-    """Prepare a directory for a run that continues after `step`: later checkpoints become stale.
+    """Make checkpoints after `step` stale, and remove what a killed process left unfinished. Returns their new names.
 
-    Returns their new names. A best checkpoint of a later step becomes stale, too: the new branch must not compete with
-    it. What a killed process left unfinished is removed.
+    The best one becomes stale, too, if it is later: the new branch must not compete with it.
     """
     files.remove_unfinished(directory)
     later = [path for path in existing(directory) if (step_of(path) or 0) > step]
@@ -100,20 +99,14 @@ def best_value(directory: Path, metric: str) -> float | None:
 
 
 def read(path: Path) -> State:
-    """The content of a checkpoint; of a sharded one without its shards.
-
-    Raises CheckpointError if it is no checkpoint of this format.
-    """
+    """The content of a checkpoint, without its shards. Raises CheckpointError if it has another format."""
     state = files.load_file(path)
-    version = state.get("format") if isinstance(state, dict) else None
-    if version == FORMAT:
-        return dict(state)
-    if isinstance(version, int):
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise CheckpointError(
-            f"checkpoint {path} has format {version} and this trainer reads format {FORMAT}: finish that run with the"
-            " trainer that began it, or start over with --resume none"
+            f"checkpoint {path} was not written by this version of the trainer (no format {FORMAT}); choose another"
+            " one, or start over with --resume none"
         )
-    raise CheckpointError(f"checkpoint {path} was not written by this trainer (no format {FORMAT})")
+    return state
 
 
 def load(path: Path) -> State:
@@ -130,10 +123,9 @@ def load(path: Path) -> State:
 
 
 def check_fits(state: State, settings: Settings, path: Path) -> None:
-    """Raise CheckpointError if a checkpoint has other shapes, or another optimizer, than the settings.
+    """Raise CheckpointError if a checkpoint has other shapes, or another optimizer, than the phase that continues.
 
-    `settings` are those of the phase that continues. With reset_optimizer, the optimizer may differ. Strategy and
-    number of ranks may always differ.
+    With reset_optimizer, the optimizer may differ; strategy and number of ranks always may.
     """
     saved, current = state["config"], settings.model_dump(mode="json")
     for name in SHAPE_SETTINGS:

@@ -120,10 +120,7 @@ def split(state: State) -> Parts:
 
 
 def parts_on_host(state: State, world: World) -> Parts:
-    """This rank's part of a sharded state in host memory: its shards, on rank 0 also all that is not sharded.
-
-    Tensors in host memory stay the originals.
-    """
+    """This rank's part of a sharded state in host memory: its shards, on rank 0 also all that is not sharded."""
     rest, pieces = split(state)
     buffers = HostBuffers()
     parts: Parts = buffers.take((rest if world.is_main else {}, pieces), copy=False)

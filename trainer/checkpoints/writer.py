@@ -33,16 +33,13 @@ def still_writing() -> bool:
 
 @dataclass
 class Outcome:
-    """The result of a checkpoint that was due, in the terms of a line of metrics.
-
-    `path` is its first name, `also` the other names of the same content. Training was blocked for `blocked_seconds`.
-    """
+    """The result of a checkpoint that was due, in the terms of a line of metrics."""
 
     step: int
     path: Path
-    also: tuple[Path, ...]
+    also: tuple[Path, ...]  # further names of the same content
     event: Literal["checkpoint", "checkpoint_failed", "checkpoint_skipped"] = "checkpoint"
-    blocked_seconds: float = 0.0
+    blocked_seconds: float = 0.0  # while training waited
     seconds: float | None = None  # until it was on disk
     bytes: int | None = None  # on disk, shards included
     error: str | None = None  # why it was not written, or why older ones could not be deleted
