@@ -115,14 +115,9 @@ class Checkpointer:
     ) -> None:
         """Save the state after `step` under all names that are due (collective).
 
-        Args:
-            collect: returns the state; called on all ranks if there is anything to save. Tensors may be live.
-            periodic: write the checkpoint in rotation.
-            epoch: the epoch of `phase` that has just ended, for --epoch-checkpoints.
-            score: the value of best_metric for this state, for --best-checkpoint.
-            required: the checkpoint is on disk on return.
-
-        Raises OSError on all ranks if a required checkpoint cannot be written.
+        `collect` returns it, with live tensors, and is called on all ranks if there is anything to save. `periodic` is
+        for the rotation, `epoch` of `phase` has just ended, `score` is the state's best_metric. One that is `required`
+        is on disk on return, or OSError is raised on all ranks.
         """
         began = time.perf_counter()
         if not self.busy:
@@ -131,16 +126,13 @@ class Checkpointer:
         own = files.step_file(directory, step)
         busy, better = (bool(votes) for votes in self._world.vote(self.busy, self._beats_best(score)))
         paths = [own] if (periodic or required) and own.resolve() != self._resumed_from else []
-        recurs = not required
         if epoch is not None and settings.epoch_checkpoints:
             paths.append(files.epoch_file(directory, phase, epoch))
-            recurs = False
         if better:
             paths.append(files.best_file(directory))
-            recurs = False
         if not paths:
             return
-        if busy and recurs:
+        if busy and paths == [own] and not required:
             if self._world.is_main:
                 blocked, reason = time.perf_counter() - began, "an earlier checkpoint is still being written"
                 self._outcomes.append(Outcome(step, paths[0], (), "checkpoint_skipped", blocked, error=reason))
