@@ -83,8 +83,6 @@ class Tokenizer:
         self._fast.no_truncation()
         self._fast.no_padding()
 
-    # --- to tokens ----------------------------------------------------------------------------------------------------
-
     def document(self, content: str | Messages) -> Encoded:
         """Tokenize a conversation, or a text between `bos` and `eos`, whose loss covers all tokens but the first."""
         if not isinstance(content, str):
@@ -154,8 +152,6 @@ class Tokenizer:
             raise ValueError(f"the chat template refuses it: {error}") from None
         return text
 
-    # --- from tokens --------------------------------------------------------------------------------------------------
-
     def text(self, tokens: Sequence[int]) -> str:
         """Decode tokens. Special and unknown tokens are skipped."""
         text: str = self._fast.decode([token for token in tokens if token < self.size], skip_special_tokens=True)
@@ -168,8 +164,6 @@ class Tokenizer:
         ends = [] if self.eos is None else [self.eos]
         ends += [token for token in answered.tokens[answered.learn].tolist()[-1:] if token in self._special_ids]
         return tuple(dict.fromkeys(ends))
-
-    # --- the folder ---------------------------------------------------------------------------------------------------
 
     def digest(self) -> str:
         """SHA-256 over the tokenizer's files, hexadecimal."""

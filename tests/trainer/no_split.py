@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from trainer.data.contract import Fields, Indices
+from trainer.data.contract import Fields, Indices, Split
 
 
-class NoSplit:
+class NoSplit(Split):
     """A split without samples."""
-
-    blocks = None
 
     def __len__(self) -> int:
         return 0

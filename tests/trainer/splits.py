@@ -9,10 +9,10 @@ import signal
 import numpy as np
 import torch
 
-from trainer.data.contract import BrokenSample, Fields, Indices
+from trainer.data.contract import BrokenSample, Fields, Indices, Split
 
 
-class Rows:
+class Rows(Split):
     """Sample i is the number i, in two tensors. Some cannot be read. `reads` has what was asked for, call by call."""
 
     def __init__(self, size: int, broken: tuple[int, ...] = (), blocks: tuple[int, ...] | None = None) -> None:

@@ -18,6 +18,7 @@ from pyarrow import parquet
 from tests.tables import table
 from tests.trainer.test_data_sources import everything, images, stream, text
 from trainer.data import BrokenSample, Split
+from trainer.data.contract import Fields, Indices
 from trainer.data.files import COUNTS_FILE
 from trainer.data.parquet import RowGroups, RowSpan
 from trainer.errors import SettingsError, TrainerError
@@ -214,9 +215,15 @@ def test_tokens_without_a_value_or_out_of_range_are_no_tokens(tmp_path: Path) ->
 # --- row groups in memory ---------------------------------------------------------------------------------------------
 
 
+class Contents(RowGroups[int]):
+    """The content of each sample's row group."""
+
+    def read(self, indices: Indices) -> Fields:
+        return {"content": torch.tensor([content for _, content, _, _ in self.groups(indices)])}
+
+
 def test_the_newest_row_groups_are_kept_and_the_next_ones_decoded_ahead() -> None:
     loads: list[int] = []
-    spans = [RowSpan(Path("file"), number, 0, 2) for number in range(9)]
     gate = threading.Event()
 
     def load(span: RowSpan) -> int:
@@ -224,16 +231,16 @@ def test_the_newest_row_groups_are_kept_and_the_next_ones_decoded_ahead() -> Non
         assert span.group != 8 or gate.wait(120)
         return 10 * span.group
 
-    groups = RowGroups(spans, [2] * 9, load)
+    rows = Contents([RowSpan(Path("file"), number, 0, 2) for number in range(9)], [2] * 9, load)
 
-    def read(*numbers: int) -> list[int]:
-        """What is loaded for the first samples of these row groups."""
-        return [content for _, content, _, _ in groups.groups(np.array(numbers) * 2)]
+    def read(*groups: int) -> list[int]:
+        found: list[int] = rows.read(np.array(groups) * 2)["content"].tolist()
+        return found
 
     for number in (0, 1, 2, 3, 0, 4, 0, 1):
         assert read(number) == [10 * number]
     assert loads == [0, 1, 2, 3, 4, 1]
-    groups.expect(np.array([16, 10, 0, 2]))  # in the background, and only the first few
+    rows.expect(np.array([16, 10, 0, 2]))  # in the background, and only the first few
     assert read(5) == [50] and not gate.is_set()
     gate.set()
     assert read(8, 5) == [80, 50] and sorted(loads[6:]) == [5, 8]

@@ -5,10 +5,10 @@ Nothing here depends on an order: which samples a rank takes, and when, is `trai
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -38,32 +38,26 @@ class BrokenSample(TrainerError):  # noqa: N818  (it names what is broken; the r
         return f"sample {self.index} ({self.where}) cannot be read: {self.reason}"
 
 
-class Split(Protocol):
+class Split(ABC):
     """Raw samples by number, in any order. Picklable.
 
     Images come as ``{"image": uint8 [n, channels, height, width], "label": int64 [n]}``, text as
     ``{"tokens": int64 [n, context + 1]}``, and marked text also ``"learn"`` and ``"begin"``, bool alike.
     """
 
-    @property
-    def blocks(self) -> tuple[int, ...] | None:
-        """Lengths, in samples, of blocks that are best read together; None if every order of reading costs the same."""
-        ...
+    # Lengths, in samples, of blocks that are best read together; None if every order of reading costs the same.
+    blocks: tuple[int, ...] | None = None
 
+    @abstractmethod
     def __len__(self) -> int: ...
 
+    @abstractmethod
     def read(self, indices: Indices) -> Fields:
         """These samples, stacked. Raises BrokenSample for the first one that cannot be read."""
-        ...
-
-
-@runtime_checkable
-class ReadsAhead(Protocol):
-    """A split that prefetches in the background what will be read next."""
 
     def expect(self, indices: Indices) -> None:
-        """Start reading these samples in the background. Returns at once; never raises BrokenSample."""
-        ...
+        """Start reading these samples in the background, if that helps. Returns at once; never raises BrokenSample."""
+        return
 
 
 @dataclass(frozen=True)

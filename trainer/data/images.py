@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from trainer.config import Settings
-from trainer.data.contract import BrokenSample, Fields, Images, Indices
+from trainer.data.contract import BrokenSample, Fields, Images, Indices, Split
 from trainer.data.files import HELD_OUT_NAMES, Concatenation, MappedArray, name_hashes, reason_of, require_data_dir
 from trainer.errors import TrainerError, one_line
 
@@ -114,7 +113,7 @@ def first_shape(contents: Iterable[Callable[[], bytes]], size: int, where: str) 
 
 
 @dataclass(frozen=True)
-class ImageFiles:
+class ImageFiles(Split):
     """Image files below `root` and their classes. `size` is the side that images are resized to; 0: they are not.
 
     Names are in one array: a list of a million would take several times the memory in every reading process.
@@ -125,7 +124,6 @@ class ImageFiles:
     labels: npt.NDArray[np.int64]
     size: int
     shape: Shape  # of every image, as it is read
-    blocks: ClassVar[None] = None
 
     def __len__(self) -> int:
         return len(self.names)
@@ -210,10 +208,8 @@ _RECORD_BYTES = 1 + 3 * _SIDE * _SIDE  # the class and the pixels
 _CLASSES = 10
 
 
-class Records:
+class Records(Split):
     """The records of some batch files of CIFAR-10, mapped into memory."""
-
-    blocks = None
 
     def __init__(self, files: Sequence[MappedArray], size: int) -> None:
         """`size` is the side that images are resized to; 0 leaves them at 32."""

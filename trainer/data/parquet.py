@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer.config import Settings
-from trainer.data.contract import BrokenSample, Indices
+from trainer.data.contract import BrokenSample, Indices, Split
 from trainer.data.files import HELD_OUT_NAMES, Concatenation, require_data_dir
 from trainer.errors import SettingsError, TrainerError, one_line
 
@@ -166,7 +166,7 @@ def _footer(path: Path) -> ParquetFooter:
         raise TrainerError(f"{path} is damaged or no Parquet file; remove it or fetch it again: {problem}") from error
 
 
-class RowGroups(Generic[T]):
+class RowGroups(Split, Generic[T]):
     """Samples in row groups, which `load` decodes whole: the last few are kept, and the next ones decoded in a thread.
 
     `samples` has how many samples each span holds. For use by one thread; pickles without what is decoded.
@@ -175,6 +175,7 @@ class RowGroups(Generic[T]):
     def __init__(self, spans: Sequence[RowSpan], samples: Sequence[int], load: Callable[[RowSpan], T]) -> None:
         self._spans = tuple(spans)
         self._parts = Concatenation(samples)
+        self.blocks = self._parts.lengths
         self._load = load
         self.__setstate__({})
 
@@ -186,10 +187,6 @@ class RowGroups(Generic[T]):
         self._decoded: OrderedDict[int, Future[T]] = OrderedDict()
         # One for the group that is waited for, one for those ahead.
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="row-groups")
-
-    @property
-    def blocks(self) -> tuple[int, ...]:
-        return self._parts.lengths
 
     def __len__(self) -> int:
         return len(self._parts)

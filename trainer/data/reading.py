@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from trainer.config import Settings
-from trainer.data.contract import BrokenSample, Fields, Indices, ReadsAhead, Split, Transform
+from trainer.data.contract import BrokenSample, Fields, Indices, Split, Transform
 from trainer.data.order import Choice, Deal
 from trainer.errors import RankError, TrainerError
 from trainer.preparing.prepare import end_with_parent
@@ -72,15 +72,13 @@ class Reader(Dataset[Fetched | str]):
         self._max_broken = max_broken
         self._replace = replace
         self._broken: dict[int, str] = {}
-        # Checked once: isinstance on a protocol is slow.
-        self._prefetcher = split if isinstance(split, ReadsAhead) else None
 
     def read(self, request: Request) -> Fetched:
         """Read a batch. Raises TrainerError if too many samples are broken."""
         samples, rows, broken = self._take(self._choice(request.start, request.count, request.deals))
         fields = self._transform(samples, request.start + rows) if samples else {}
-        if request.next_start is not None and self._prefetcher is not None:
-            self._prefetcher.expect(self._choice(request.next_start, request.count, request.deals))
+        if request.next_start is not None:
+            self._split.expect(self._choice(request.next_start, request.count, request.deals))
         return Fetched(fields, broken)
 
     def __getitem__(self, request: Request) -> Fetched | str:
@@ -160,10 +158,10 @@ class Readers:
         options: dict[str, Any] = {}
         if settings.num_workers:
             context = torch.multiprocessing.get_context("forkserver")
-            context.set_forkserver_preload(["trainer.data.preload"])
+            context.set_forkserver_preload([__name__])
             resource_tracker.ensure_running()  # before signals are blocked: starting it unblocks them
-            # Blocked for the server, and so for its children: else a signal to the process group would end a worker
-            # without handlers yet, while the rank waits for it.
+            # Blocked for the server, and so for its children: a signal to the process group is for the rank, which
+            # finishes its step, and would end a worker without handlers yet.
             previous = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
             forkserver.ensure_running()  # early: its imports take about a second
             signal.pthread_sigmask(signal.SIG_SETMASK, previous)

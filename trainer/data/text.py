@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 from torch import Tensor
 
 from trainer.config import Settings
-from trainer.data.contract import BrokenSample, Fields, Indices, Text
+from trainer.data.contract import BrokenSample, Fields, Indices, Split, Text
 from trainer.data.files import (
     Concatenation,
     MappedArray,
@@ -66,10 +66,8 @@ def read_windows(indices: Indices, streams: Iterable[Stream], context: int, voca
 # --- text as bytes ----------------------------------------------------------------------------------------------------
 
 
-class ByteWindows:
+class ByteWindows(Split):
     """Windows of files joined by newlines, from byte `start` to `stop`. Read piece by piece; none is held in memory."""
-
-    blocks = None
 
     def __init__(self, paths: Sequence[Path], context: int, start: int = 0, stop: int | None = None) -> None:
         self._paths = [str(path) for path in paths]
@@ -155,13 +153,11 @@ def _split_text(paths: Sequence[Path], source: Path, context: int, remedy: str) 
 # --- files of tokens --------------------------------------------------------------------------------------------------
 
 
-class TokenFiles:
+class TokenFiles(Split):
     """Windows of the tokens in some files; no window reaches over the end of a file.
 
     With `marks`, a file of bytes for each, windows are the rows of context + 1 tokens that `trainer.preparing` wrote.
     """
-
-    blocks = None
 
     def __init__(
         self, files: Sequence[MappedArray], context: int, vocabulary: int, marks: Sequence[MappedArray] = ()

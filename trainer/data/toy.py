@@ -6,26 +6,24 @@ import gzip
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from trainer.config import Settings
-from trainer.data.contract import Fields, Images, Indices, Text
+from trainer.data.contract import Fields, Images, Indices, Split, Text
 from trainer.data.images import resize
 from trainer.data.order import hashed
 from trainer.errors import TrainerError
 
 
 @dataclass(frozen=True)
-class ImageTable:
+class ImageTable(Split):
     """Images, uint8 [n, channels, height, width], and their classes, int64 [n], in memory."""
 
     images: Tensor
     labels: Tensor
-    blocks: ClassVar[None] = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -67,10 +65,8 @@ _HELD_OUT = 1 << 40  # held-out samples are numbered from here
 _STRIDES = 16
 
 
-class SyntheticImages:
+class SyntheticImages(Split):
     """A pattern for each class, under noise: pixel = pattern (0 .. 127) + noise (0 .. 127)."""
-
-    blocks = None
 
     def __init__(self, samples: int, first: int, side: int) -> None:
         random = np.random.Generator(np.random.Philox(0))
@@ -95,14 +91,13 @@ class SyntheticImages:
 
 
 @dataclass(frozen=True)
-class SyntheticTokens:
+class SyntheticTokens(Split):
     """Windows that count up: each from a start and by a stride (1 .. 16) of its own, modulo the vocabulary."""
 
     samples: int
     first: int
     context: int
     vocabulary: int
-    blocks: ClassVar[None] = None
 
     def __len__(self) -> int:
         return self.samples

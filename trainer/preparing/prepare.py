@@ -271,8 +271,7 @@ def _prepare_slice(plan: PreparationPlan, folder: Path, number: int, part: Slice
     tokenizer = _loaded(plan.tokenizer)
     row = plan.context + 1
     counts = dict.fromkeys(_COUNTS, 0)
-    train: list[Encoded] = []
-    val: list[Encoded] = []
+    pieces: dict[str, list[Encoded]] = {"train": [], "val": []}
     prompts: list[list[int]] = []
     for document in read_documents(part, plan.column):
         counts["documents"] += 1
@@ -285,24 +284,24 @@ def _prepare_slice(plan: PreparationPlan, folder: Path, number: int, part: Slice
             # The rest of a conversation is dropped: it means little without the beginning.
             counts["shortened"] += 1
             encoded = Encoded(encoded.tokens[:row], encoded.learn[:row])
-        pieces = split_document(encoded, row)
-        if not pieces:
+        split = split_document(encoded, row)
+        if not split:
             counts["left_out"] += 1
             continue
         # By content: duplicates are all in one split, and stay there when documents are added.
         by_content = zlib.crc32(json.dumps(document.content).encode()) % plan.held_out == 0
         held_out = by_content if part.held_out is None else part.held_out
-        (val if held_out else train).extend(pieces)
+        pieces["val" if held_out else "train"] += split
         if held_out:
             first = int(np.argmax(encoded.learn)) if not is_text else min(_PROMPT_TOKENS, len(encoded.tokens) // 2)
             if 0 < first < plan.context:
                 prompts.append(encoded.tokens[:first].tolist())
-    for name, pieces, rows in (("train", train, "rows"), ("val", val, "held_out_rows")):
-        tokens, marks = pack(pieces, row, tokenizer.pad)
+    for name, rows in (("train", "rows"), ("val", "held_out_rows")):
+        tokens, marks = pack(pieces[name], row, tokenizer.pad)
         counts[rows] = len(tokens)
-        used = sum(len(piece.tokens) for piece in pieces)
+        used = sum(len(piece.tokens) for piece in pieces[name])
         counts["tokens"] += used
-        counts["learnt"] += sum(int(piece.learn[1:].sum()) for piece in pieces)
+        counts["learnt"] += sum(int(piece.learn[1:].sum()) for piece in pieces[name])
         counts["padding"] += tokens.size - used
         if len(tokens):
             _replace(folder / f"{name}-{number:05d}.marks", marks.tobytes())
