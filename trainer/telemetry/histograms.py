@@ -22,8 +22,6 @@ Kind = Literal["gradient", "activation"]
 # From 1e-10: smaller values make no difference to any optimizer here. To 1e4.
 _MAGNITUDES = tuple(float(f"{10 ** (exponent / 4):.6g}") for exponent in range(-40, 17))
 EDGES: tuple[float, ...] = (*(-edge for edge in reversed(_MAGNITUDES)), *_MAGNITUDES)
-# A person reads no more parts of a model, and trackers slow down.
-MAX_PARTS = 64
 # Elements looked at together: scratch memory stays below 100 MB, however large the tensor.
 _CHUNK = 1 << 22
 
@@ -97,7 +95,7 @@ def gradients(found: Mapping[str, Tensor]) -> list[Histogram]:
     parts: dict[str, list[Tensor]] = {}
     for name, gradient in found.items():
         parts.setdefault(part_of(name), []).append(gradient)
-    return [count(part, "gradient", parts[part]) for part in _some(list(parts))]
+    return [count(part, "gradient", tensors) for part, tensors in parts.items()]
 
 
 def part_of(parameter: str) -> str:
@@ -113,9 +111,8 @@ def watch_activations(model: nn.Module) -> Iterator[list[Histogram]]:
     Later ones are other micro batches, or backward recomputing the block. A compiled module does not call the hooks.
     """
     histograms: list[Histogram] = []
-    modules = {name: module for name, module in model.named_modules() if name and name == _block(name)}
-    blocks = _some([name for name, module in modules.items() if any(True for _ in module.parameters())])
-    names = {modules[name]: name for name in blocks}
+    blocks = {module: name for name, module in model.named_modules() if name and name == _block(name)}
+    names = {module: name for module, name in blocks.items() if any(True for _ in module.parameters())}
 
     def hook(module: nn.Module, inputs: Any, output: Any) -> None:
         name = names.pop(module, None)
@@ -135,8 +132,3 @@ def _block(module: str) -> str:
     """The outermost numbered module that a module is in, such as transformer.h.3; empty if there is none."""
     found = re.match(r"(?:[^.]+\.)*?\d+(?=\.|$)", module)
     return found[0] if found else ""
-
-
-def _some(names: list[str]) -> list[str]:
-    """At most MAX_PARTS of the names, evenly spread."""
-    return names[:: math.ceil(len(names) / MAX_PARTS) or 1]

@@ -90,28 +90,24 @@ def verdict(ranks: Sequence[StepDurations], *, on_gpu: bool, device_busy: float 
 
     if exchange is not None and (blamed := _straggler(ranks, figures)):
         return blamed
-    kind: Kind = "compute"
-    busy = "" if device_busy is None else f", the device is busy for {device_busy:.0%} of it"
-    sentence = f"The arithmetic sets the pace: data takes {data:.0%} of a step{busy}."
-    host_is_ahead = (device_busy or 0.0) >= BUSY_SHARE or (ahead or 0.0) >= HOST_AHEAD_SHARE
+    busy, wait = device_busy or 0.0, ahead or 0.0
     feed = "the host cannot feed it; larger micro batches (--batch-size) or --compile."
-    if data >= NOTABLE_SHARE and not host_is_ahead and data >= (exchange or 0.0):
-        kind = "data"
-        sentence = f"Waiting for data takes {data:.0%} of a step: more workers (--num-workers)."
-    elif exchange is not None and exchange >= NOTABLE_SHARE:
-        kind = "communication"
-        sentence = (
-            f"Waiting for the exchange between ranks takes {exchange:.0%} of a step: exchange less often "
-            "(--grad-accum) or less (--compress-gradients)."
+    if data >= NOTABLE_SHARE and busy < BUSY_SHARE and wait < HOST_AHEAD_SHARE and data >= (exchange or 0.0):
+        return Bottleneck(
+            "data", f"Waiting for data takes {data:.0%} of a step: more workers (--num-workers).", figures
         )
-    elif on_gpu and device_busy is not None and device_busy < IDLE_SHARE:
-        kind, sentence = "idle", f"The device is busy for only {device_busy:.0%} of a step: {feed}"
-    elif on_gpu and device_busy is None and ahead is None:
-        kind = "unknown"
+    if exchange is not None and exchange >= NOTABLE_SHARE:
+        sentence = f"Waiting for the exchange between ranks takes {exchange:.0%} of a step: exchange less often "
+        return Bottleneck("communication", f"{sentence}(--grad-accum) or less (--compress-gradients).", figures)
+    if on_gpu and device_busy is not None and device_busy < IDLE_SHARE:
+        return Bottleneck("idle", f"The device is busy for only {device_busy:.0%} of a step: {feed}", figures)
+    if on_gpu and device_busy is None and ahead is None:
         sentence = "Neither data nor the exchange takes long; a trace (--trace-every) tells whether the device is busy."
-    elif on_gpu and device_busy is None and ahead is not None and ahead < HOST_AHEAD_SHARE:
-        kind, sentence = "idle", f"The device never keeps the host waiting: {feed}"
-    return Bottleneck(kind, sentence, figures)
+        return Bottleneck("unknown", sentence, figures)
+    if on_gpu and device_busy is None and wait < HOST_AHEAD_SHARE:
+        return Bottleneck("idle", f"The device never keeps the host waiting: {feed}", figures)
+    share = "" if device_busy is None else f", the device is busy for {device_busy:.0%} of it"
+    return Bottleneck("compute", f"The arithmetic sets the pace: data takes {data:.0%} of a step{share}.", figures)
 
 
 def _straggler(ranks: Sequence[StepDurations], figures: dict[str, float]) -> Bottleneck | None:
@@ -125,6 +121,5 @@ def _straggler(ranks: Sequence[StepDurations], figures: dict[str, float]) -> Bot
     late = ranks[slow].data - other_data > (own[slow] - others) / 2
     cause = "its data arrives late" if late else "its own work takes longer"
     sentence = f"Rank {slow} holds up the others: {own[slow]:.3g} s a step against {others:.3g} s, because {cause}."
-    return Bottleneck(
-        "data" if late else "compute", sentence, figures | {"straggler_time": own[slow], "others_time": others}, slow
-    )
+    figures |= {"straggler_time": own[slow], "others_time": others}
+    return Bottleneck("data" if late else "compute", sentence, figures, slow)
