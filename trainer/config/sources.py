@@ -56,9 +56,10 @@ class _Given:
     def add_text(self, name: str, text: Any, place: str) -> None:
         """Add what a flag or variable says."""
         try:
-            self.add(name, _structured(name, text) if name in _STRUCTURED else text, place)
+            value = _structured(name, text) if name in _STRUCTURED else text
         except ValueError as error:
             raise SettingsError(f"{place}: {error}") from None
+        self.add(name, Settings.model_fields[name].default if value is None else value, place)
 
     def add_file(self, path: Path) -> None:
         """Add a YAML or JSON file. Raises SettingsError, naming file and line, if it is not made of ``name: value``."""
@@ -92,8 +93,7 @@ class _Given:
 def from_arguments(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[Settings, RunMode]:
     """The settings that a command line, the files it names and an environment describe, and what to do with them.
 
-    Raises SettingsError with one line saying where which setting is wrong, and the nearest valid one where it is
-    unknown.
+    Raises SettingsError with one line saying where which setting is wrong.
     """
     parser = _parser()
     parsed, rest = parser.parse_known_args([_dashed(argument) for argument in arguments])
@@ -153,17 +153,12 @@ def _complete(given: _Given, environment: Mapping[str, str]) -> Settings:
 
 
 def _structured(name: str, text: str) -> Any:
-    """A list or dictionary from JSON, YAML, or ``key=value,key=value``. Raises ValueError if it is none of them."""
-    text = text.strip()
-    if name == "phases" or "=" not in text or text.startswith("{"):
-        return _from_text(text) if text else Settings.model_fields[name].default
-    pairs = [part.partition("=") for part in text.split(",") if part.strip()]
-    if any(not key.strip() or not equals for key, equals, _ in pairs):
-        raise ValueError(f"expected key=value,key=value or a JSON object, got {text!r}")
-    return {key.strip(): _from_text(value.strip()) for key, _, value in pairs}
-
-
-def _from_text(text: str) -> Any:
+    """A value from JSON, YAML, or ``key=value,key=value``. Raises ValueError if it is none of them."""
+    if name != "phases" and "=" in text and not text.lstrip().startswith("{"):
+        pairs = [part.partition("=") for part in text.split(",")]
+        if not all(equals for _, equals, _ in pairs):
+            raise ValueError(f"expected key=value,key=value or a JSON object, got {text!r}")
+        return {key.strip(): _structured("phases", value.strip()) for key, _, value in pairs}
     try:
         return json.loads(text)  # which takes 1e-3 for a number
     except ValueError:
