@@ -8,9 +8,8 @@ A phase is written as a name, its steps, and the settings that differ from the r
       - {name: cold, steps: x0.2, lr: x0.1}
       - {name: hard, steps: x0.8, hard_negatives: 16, batch_size: x0.5, grad_accum: 2}
 
-A number may be a share of the run's own, written ``x0.5`` (whole numbers are rounded, to no less than their limit). A
-change that is made to the run's batch size or learning rate then carries into the phases. Steps are either all numbers
-or all shares that add up to 1. Warm-up and decay of the learning rate belong to a phase: each one has its own.
+A number may be a share of the run's own, written ``x0.5`` (whole numbers are rounded, to no less than their limit), so
+that a change of the run's batch size carries into the phases. Steps are either all numbers or all shares that make 1.
 """
 
 from __future__ import annotations

@@ -37,12 +37,9 @@ def means(steps: Sequence[StepDurations]) -> StepDurations | None:
     """Means, each over the steps for which it is known; None if there are no steps."""
     if not steps:
         return None
-    return StepDurations(
-        step=sum(times.step for times in steps) / len(steps),
-        data=sum(times.data for times in steps) / len(steps),
-        exchange=mean_known([times.exchange for times in steps]),
-        device_wait=mean_known([times.device_wait for times in steps]),
-    )
+    names = ("step", "data", "exchange", "device_wait")
+    step, data, exchange, device_wait = (mean_known([getattr(times, name) for times in steps]) for name in names)
+    return StepDurations(step or 0.0, data or 0.0, exchange, device_wait)
 
 
 def mean_known(values: Sequence[float | None]) -> float | None:

@@ -29,12 +29,9 @@ CLOSE_SECONDS = 10.0  # for the last values of all trackers; much less than torc
 
 
 class Tracker:
-    """A tracker and its thread, which opens it, makes the calls that were sent, flushes after each batch, closes it.
+    """A tracker and its thread, which opens it, makes the calls that were sent, flushes after each batch, closes it."""
 
-    The name is that of its setting.
-    """
-
-    name = ""
+    name = ""  # of its setting
     packages: tuple[str, ...] = ()
 
     def __init__(self, settings: Settings, *, flush_seconds: float = FLUSH_SECONDS, length: int = QUEUE_LENGTH) -> None:
@@ -76,8 +73,8 @@ class Tracker:
         """Leave this tracker out from now on, and say so once."""
         if not self.failed:
             self.failed = True
-            text = problem if isinstance(problem, str) else f"{type(problem).__name__}: {problem}"
-            text = " ".join(text.split())[:300]
+            words = problem if isinstance(problem, str) else f"{type(problem).__name__}: {problem}"
+            text = " ".join(words.split())[:300]
             show(f"trainer: {self.name} is left out from now on: {text}; the metrics file has all values", error=True)
 
     def recall(self) -> dict[str, str]:
