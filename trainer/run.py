@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import math
 import os
@@ -27,7 +28,7 @@ from trainer.config import Settings, phase_at, unfold
 from trainer.data import Text
 from trainer.data.files import require_data_dir
 from trainer.data.text import prepared_folder
-from trainer.errors import CheckpointError, SettingsError, TrainerError, one_line
+from trainer.errors import CheckpointError, SettingsError, one_line
 from trainer.exporting import describe, export, require_exportable, require_replaceable
 from trainer.faults import Injector
 from trainer.loop import Loop, PhaseEnd
@@ -103,10 +104,12 @@ class Run:
             last = number == len(self.phases) - 1
             ranks = self.phases[number].ranks or self.world.size
             takes_part = self.worlds[ranks] is not None
-            note = StopNote(self.meeting if ranks < self.world.size else self.world, number)
-            with self.signals.listening(note.read) if takes_part else self.signals.waiting(note.write):
-                ending, carried = self.phase(number, choice, former)
-                ending = self.meeting.from_main(ending)
+            # Ranks that wait leave a note of a stop signal: those that train join their collectives only afterwards.
+            key, notes = f"stop_in_phase_{number}", self.meeting if ranks < self.world.size else self.world
+            read, write = functools.partial(notes.note, key), functools.partial(notes.leave_note, key)
+            with self.signals.listening(read) if takes_part else self.signals.waiting(write):
+                own_ending, carried = self.phase(number, choice, former)
+                ending = self.meeting.from_main(own_ending)
             assert ending is not None
             if ending.stopped or last:
                 break
@@ -131,10 +134,7 @@ class Run:
         settings = self.settings
         if settings.data != "documents":
             return True
-        prepared = self.meeting.from_main(self._prepare_tokens() if self.world.is_main else None)
-        if isinstance(prepared, TrainerError):
-            raise prepared
-        assert prepared is not None
+        prepared = self.meeting.on_main(self._prepare_tokens)
         self.telemetry.event(
             0, "prepared", documents=prepared.documents, tokens=prepared.tokens, seconds=prepared.seconds
         )
@@ -145,17 +145,12 @@ class Run:
             self.telemetry.say("stopped before all tokens were prepared; the next start goes on from here")
         return prepared.finished
 
-    def _prepare_tokens(self) -> Prepared | TrainerError:
+    def _prepare_tokens(self) -> Prepared:
         settings = self.settings
-        try:
-            source = require_data_dir(settings, "text, JSON lines or Parquet files", allow_file=True)
-            assert settings.tokenizer is not None
-            plan = PreparationPlan(
-                (source,), settings.tokenizer, settings.context, column=settings.data_column or "text"
-            )
-            return prepare(plan, prepared_folder(settings), stopping=lambda: bool(self.signals.stop))
-        except TrainerError as error:
-            return error
+        source = require_data_dir(settings, "text, JSON lines or Parquet files", allow_file=True)
+        assert settings.tokenizer is not None
+        plan = PreparationPlan((source,), settings.tokenizer, settings.context, column=settings.data_column or "text")
+        return prepare(plan, prepared_folder(settings), stopping=lambda: bool(self.signals.stop))
 
     def export(self) -> None:
         """Export the result as a model of transformers for --export, on rank 0."""
@@ -286,21 +281,15 @@ class Run:
 
         Raises CheckpointError if a given one is not valid, and SettingsError where none could be written.
         """
-        choice = self.meeting.from_main(self._choose_checkpoint() if self.world.is_main else None)
-        if isinstance(choice, TrainerError):
-            raise choice
-        assert choice is not None
+        choice = self.meeting.on_main(self._choose_checkpoint)
         for reason in choice.rejected:
             self.telemetry.event(0, "checkpoint_rejected", reason=reason)
             self.telemetry.say(f"{reason}; trying the one before", error=True)
         return choice
 
-    def _choose_checkpoint(self) -> ResumeChoice | TrainerError:
-        try:
-            require_writable(self.settings.checkpoint_dir)
-            return choose(self.settings.resume, self.settings.checkpoint_dir)
-        except TrainerError as error:
-            return error
+    def _choose_checkpoint(self) -> ResumeChoice:
+        require_writable(self.settings.checkpoint_dir)
+        return choose(self.settings.resume, self.settings.checkpoint_dir)
 
     def read(self, choice: ResumeChoice) -> State | None:
         """The content of the chosen checkpoint. Raises CheckpointError if it is that of another model."""
@@ -320,25 +309,3 @@ def _collective_setting(session: PhaseSession) -> str:
     if session.objective.exchanges:
         return f"--task {settings.task} on several ranks"
     return "--static-graph" if settings.static_graph else "--sync-batchnorm"
-
-
-class StopNote:
-    """A key in the group's store by which ranks that wait in a phase pass a stop signal to those that train.
-
-    A collective is impossible: ranks that train would join it only after the phase.
-    """
-
-    def __init__(self, world: World, phase: int) -> None:
-        self._store = world.store
-        self._key = f"stop_in_phase_{phase}"
-
-    def write(self, reason: str) -> None:
-        if self._store is not None:
-            self._store.set(self._key, reason)
-
-    def read(self) -> str:
-        """The signal that a waiting rank got; empty if none."""
-        if self._store is None or not self._store.check([self._key]):
-            return ""
-        reason: bytes = self._store.get(self._key)
-        return reason.decode()

@@ -15,7 +15,7 @@ from trainer.config import Settings, as_plain
 from trainer.data import Data, load_data
 from trainer.data.feed import BatchFeed, HeldOut
 from trainer.data.order import Deal
-from trainer.errors import SettingsError, TrainerError
+from trainer.errors import SettingsError
 from trainer.models import build
 from trainer.models.blocks import transformer_blocks
 from trainer.optim import Ema, WarmupSchedule
@@ -214,14 +214,6 @@ class PhaseSession:
 
 def _load_data(settings: Settings, world: World) -> Data:
     """Load the data set (collective). Rank 0 is first, and caches token counts for the others."""
-    if not world.backend:
-        return load_data(settings)
-    data, problem = None, None
-    if world.is_main:
-        try:
-            data = load_data(settings)
-        except TrainerError as error:
-            problem = error
-    if problem := world.from_main(problem):
-        raise problem
-    return data or load_data(settings)
+    loaded: list[Data] = []
+    world.on_main(lambda: loaded.append(load_data(settings)))
+    return loaded[0] if loaded else load_data(settings)

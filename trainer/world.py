@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
 from trainer.config import Settings
-from trainer.errors import RankError, SettingsError
+from trainer.errors import RankError, SettingsError, TrainerError
 
 T = TypeVar("T")
 
@@ -82,6 +82,28 @@ class World:
         if self.backend:
             dist.broadcast_object_list(box, src=0, group=self.group, device=torch.device("cpu"))
         return box[0]
+
+    def on_main(self, work: Callable[[], T]) -> T:
+        """Do something on rank 0, whose result or TrainerError all ranks get (collective)."""
+        result: tuple[T | None, TrainerError | None] = None, None
+        if self.is_main:
+            try:
+                result = work(), None
+            except TrainerError as error:
+                result = None, error
+        value, problem = self.from_main(result)
+        if problem is not None:
+            raise problem
+        return cast(T, value)
+
+    def leave_note(self, key: str, text: str) -> None:
+        """Write what any rank of a world made by `patient` can read without a collective."""
+        if self.store is not None:
+            self.store.set(key, text)
+
+    def note(self, key: str) -> str:
+        """Read a note; empty if there is none."""
+        return self.store.get(key).decode() if self.store is not None and self.store.check([key]) else ""
 
     def gather(self, value: T) -> list[T]:
         """All-gather values, in the order of ranks."""
@@ -182,17 +204,10 @@ def join(settings: Settings, environment: Mapping[str, str] = os.environ) -> Wor
 def record_collectives(folder: Path, environment: MutableMapping[str, str]) -> None:
     """Let NCCL's flight recorder write the newest collectives of each rank to a folder when one times out.
 
-    Existing values are kept, under either name.
+    Existing values are kept.
     """
-    prefix = str(folder.absolute() / "nccl_trace_rank_")
-    # torch 2.8 renamed two variables, and newer ones warn in every run that sets the old names.
-    renamed = torch.__version__ >= "2.8"
-    for name, old_name, value in (
-        ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE", "2000"),
-        ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", prefix),
-    ):
-        if name not in environment and old_name not in environment:
-            environment[name if renamed else old_name] = value
+    environment.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
+    environment.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(folder.absolute() / "nccl_trace_rank_"))
     environment.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
     with contextlib.suppress(OSError):  # a read-only folder is reported when the run starts
         folder.mkdir(parents=True, exist_ok=True)

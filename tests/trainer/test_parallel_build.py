@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from tests.texts import mentions
 from tests.trainer import parallel_checks as checks
 from tests.trainer.parallel_checks import ALONE
 from tests.trainer.ranks import Ranks
@@ -76,17 +75,3 @@ def test_what_does_not_work_is_refused_in_one_line() -> None:
             check(tiny_settings(**settings), world)
         said[words] = str(raised.value)
     assert said == {words: words for words in said}
-
-
-def test_what_old_torch_cannot_do_is_refused_by_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    cpus = World(rank=0, size=2, device=torch.device("cpu"), backend="gloo")
-    gpus = World(rank=0, size=2, device=torch.device("cuda", 0), backend="nccl")
-    fsdp, shared = tiny_settings(parallel="fsdp"), tiny_settings(parallel="fsdp", task="lm", tensor_parallel=2)
-    check(fsdp, cpus)
-    monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.6.0+cpu"))
-    check(fsdp, gpus)
-    check(fsdp, ALONE)
-    for settings, world, what in ((fsdp, cpus, "--parallel fsdp on CPUs"), (shared, gpus, "--tensor-parallel")):
-        with pytest.raises(SettingsError) as raised:
-            check(settings, world)
-        assert mentions(str(raised.value), what, "torch 2.7", "2.6.0+cpu")

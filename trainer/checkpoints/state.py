@@ -197,10 +197,7 @@ def _is_first_replica(tensor: Any) -> bool:
     coordinates = mesh.get_coordinate()
     if coordinates is None:
         return False
-    if hasattr(mesh, "_get_root_mesh"):
-        root = mesh._get_root_mesh()
-    else:  # torch before 2.10
-        root = torch.distributed.device_mesh._mesh_resources.get_root_mesh(mesh)
+    root = mesh._get_root_mesh()
     # Ranks that differ only in a dimension of the root mesh that the tensor's mesh lacks have the same piece.
     for name, coordinate in zip(root.mesh_dim_names or (), root.get_coordinate(), strict=False):
         if name not in (mesh.mesh_dim_names or ()) and coordinate:

@@ -15,9 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from trainer.config import Settings
 from trainer.config.problems import nearest
@@ -163,28 +161,9 @@ def build(settings: Settings, data: Data, *, sharded: bool = False) -> Built:
     model.train()
     report = load_weights(model, settings.weights) if settings.weights is not None else None
     apply_recompute(model, settings.gradient_checkpointing)
-    if settings.compile != "off":
-        _check_compilable(model, settings)
-        if isinstance(model, ByteTransformer | Logits):
-            model.compiled = True
+    if isinstance(model, ByteTransformer | Logits):
+        model.compiled = settings.compile != "off"
     return Built(settings.model, model, report)
-
-
-def _check_compilable(model: nn.Module, settings: Settings) -> None:
-    """Raise SettingsError for models that this torch compiles to something else, or not at all."""
-    if torch.__version__ < "2.7" and any(
-        type(module).__module__.startswith("transformers.") for module in model.modules()
-    ):
-        raise SettingsError(
-            f"--compile needs torch 2.7 or newer for a model of transformers; this is {torch.__version__}"
-        )
-    # Compiled before 2.9, recomputation counts a batch twice in running statistics.
-    recomputes = settings.gradient_checkpointing != "none"
-    if torch.__version__ < "2.9" and recomputes and any(isinstance(module, _BatchNorm) for module in model.modules()):
-        raise SettingsError(
-            "--compile with --gradient-checkpointing needs torch 2.9 or newer for a model with batch norms; "
-            f"this is {torch.__version__}"
-        )
 
 
 def _network(settings: Settings, data: Data) -> tuple[nn.Module, int | None]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
-
 from trainer.config import Settings
 from trainer.errors import SettingsError
 from trainer.parallel.ddp import DataParallel, Ddp, Plain, Zero1
@@ -53,13 +51,6 @@ def check(settings: Settings, world: World) -> None:
 
 def _problems(settings: Settings, world: World) -> Iterator[str]:
     parallel, shared_by = settings.parallel, settings.tensor_parallel
-    # With torch 2.6 both computed wrong gradients or failed in backward, and 2.7 was right (on CPUs).
-    if torch.__version__ < "2.7":
-        old = f"needs torch 2.7 or newer; this is {torch.__version__}"
-        if shared_by > 1:
-            yield f"--tensor-parallel {old}"
-        if parallel == "fsdp" and world.backend and world.device.type == "cpu":
-            yield f"--parallel fsdp on CPUs {old}"
     if settings.sync_batchnorm and world.device.type != "cuda":
         yield "--sync-batchnorm needs CUDA GPUs: torch has it for nothing else"
     if settings.sync_batchnorm and parallel not in ("ddp", "zero1", "fsdp"):

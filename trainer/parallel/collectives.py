@@ -65,7 +65,6 @@ def shard_like(full: Tensor, like: Tensor) -> Tensor:
     """This rank's shard of a full tensor that all ranks have, laid out as `like`; no collective, maybe no copy."""
     if not isinstance(like, DTensor):
         return full
-    # distribute_tensor of torch before 2.7 always communicates.
     (chunk,) = like.__create_chunk_list__()  # type: ignore[no-untyped-call]
     own = full[tuple(slice(start, start + size) for start, size in zip(chunk.offsets, chunk.sizes, strict=True))]
     # DTensor.from_local moves a shard to the devices of the mesh, also one that belongs into host memory.

@@ -20,7 +20,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from trainer.config import Settings, unfold
-from trainer.errors import SettingsError, TrainerError, show
+from trainer.errors import SettingsError, show
 from trainer.telemetry import histograms, traces
 from trainer.telemetry.histograms import Histogram
 from trainer.telemetry.speed import verdict
@@ -54,12 +54,11 @@ class Telemetry:
         self._last_verdict: tuple[str, int | None] | None = None
         self.enter(settings, world, settings.steps)
         # Rank 0 is first: it ends an incomplete line of a killed process before others write.
-        problem = self._open(settings) if self._main else None
-        problem = world.from_main(problem) or (None if self._main else self._open(settings))
-        if problem is not None:
-            raise problem
+        world.on_main(lambda: self._open(settings))
+        if not self._main:
+            self._open(settings)
 
-    def _open(self, settings: Settings) -> TrainerError | None:
+    def _open(self, settings: Settings) -> None:
         path = settings.metrics
         try:
             self._metrics = MetricsWriter(path, repair=self._main)
@@ -72,10 +71,7 @@ class Telemetry:
             self._trackers = start_trackers(settings) if self._main else []
         except OSError as error:
             flag = "--metrics " if path == settings.metrics else ""
-            return SettingsError(f"{flag}{path} cannot be written: {error.strerror}")
-        except TrainerError as error:
-            return error
-        return None
+            raise SettingsError(f"{flag}{path} cannot be written: {error.strerror}") from None
 
     def enter(self, settings: Settings, world: World, total_steps: int) -> None:
         """Start a phase with its settings and ranks; files and trackers stay. `total_steps` counts the whole run."""
