@@ -49,7 +49,7 @@ class _Feed:
                 self._skipped.append(reason)
                 if len(self._broken) > self._max_broken:
                     raise too_many_broken(self._max_broken, reason)
-        with torch.cuda.stream(self._stream):
+        with contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
             fields = {name: tensor.to(self._device, non_blocking=True) for name, tensor in fetched.fields.items()}
         if self._stream is not None:
             compute_stream = torch.cuda.current_stream(self._device)

@@ -18,6 +18,7 @@ from trainer.data.contract import Indices, Split
 from trainer.errors import TrainerError
 
 _ROUNDS = 6
+_MASK = 2**64 - 1
 _CHUNK = 8192  # positions that are computed, and cached, together
 
 
@@ -185,7 +186,10 @@ def _permuted(size: int, seed: int, epoch: int, start: int, stop: int) -> Indice
     while len(outside):
         left, right = values[outside] >> half_bits, values[outside] & mask
         for key in keys:
-            left, right = right, left ^ ((hashed(right ^ key) >> np.uint64(32)) & mask)
+            mixed = (right ^ key) * np.uint64(0x9E3779B97F4A7C15)
+            mixed ^= mixed >> np.uint64(29)
+            mixed *= np.uint64(0xBF58476D1CE4E5B9)
+            left, right = right, left ^ ((mixed >> np.uint64(32)) & mask)
         values[outside] = (left << half_bits) | right
         outside = outside[values[outside] >= size]
     return values.astype(np.int64)
@@ -200,5 +204,8 @@ def hashed(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def _mix(value: int) -> int:
-    """The hash of a whole number of any size."""
-    return int(hashed(np.array([value & (2**64 - 1)], dtype=np.uint64))[0])
+    """The same for a whole number of any size; numpy takes long for a single one."""
+    value = (value + 0x9E3779B97F4A7C15) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
-from typing import Any
 
 import numpy as np
 import torch
@@ -92,7 +91,9 @@ class Reader(Dataset[Fetched | str]):
         """The samples, which of the indices they are for, and the broken ones among those asked for."""
         while True:
             broken: dict[int, str] = {}
-            chosen = np.array([self._replacement(index, broken) for index in indices.tolist()], dtype=np.int64)
+            chosen = indices
+            if self._broken:
+                chosen = np.array([self._replacement(index, broken) for index in indices.tolist()], dtype=np.int64)
             rows = np.flatnonzero(chosen >= 0)
             if not len(rows):
                 return {}, rows, broken
@@ -155,7 +156,9 @@ class Readers:
         self._processes: list[BaseProcess] = []
         self._requests: Iterable[Request] = ()
         self._iterator: Iterator[Fetched | str] | None = None
-        options: dict[str, Any] = {}
+        self._reader = reader
+        self._pin = settings.pin_memory and device.type == "cuda"
+        self._loader: DataLoader[Fetched | str] | None = None
         if settings.num_workers:
             context = torch.multiprocessing.get_context("forkserver")
             context.set_forkserver_preload([__name__])
@@ -165,22 +168,19 @@ class Readers:
             previous = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
             forkserver.ensure_running()  # early: its imports take about a second
             signal.pthread_sigmask(signal.SIG_SETMASK, previous)
-            options = {
-                "num_workers": settings.num_workers,
-                "prefetch_factor": settings.prefetch,
-                "persistent_workers": True,
-                "multiprocessing_context": context,
-                "worker_init_fn": _start_worker,
-            }
+            self._loader = DataLoader(
+                reader,
+                batch_size=None,
+                sampler=self,  # iterated over anew for each `fetch`
+                num_workers=settings.num_workers,
+                prefetch_factor=settings.prefetch,
+                persistent_workers=True,
+                pin_memory=self._pin,
+                multiprocessing_context=context,
+                worker_init_fn=_start_worker,
+                generator=torch.Generator(),  # else the loader would draw from torch's global one, which --seed governs
+            )
             atexit.register(self.close)
-        self._loader: DataLoader[Fetched | str] | None = DataLoader(
-            reader,
-            batch_size=None,
-            sampler=self,  # iterated over anew for each `fetch`
-            pin_memory=settings.pin_memory and device.type == "cuda",
-            generator=torch.Generator(),  # else the loader would draw from torch's global one, which --seed governs
-            **options,
-        )
 
     def __iter__(self) -> Iterator[Request]:
         return iter(self._requests)
@@ -190,8 +190,10 @@ class Readers:
 
         Raises TrainerError if too many samples are broken, or a reading process died.
         """
-        assert self._loader is not None, "the readers are closed"
         self._requests = requests
+        if self._loader is None:
+            batches = map(self._reader.read, requests)
+            return (batch.pin_memory() for batch in batches) if self._pin else batches
         others = multiprocessing.active_children()
         try:
             self._iterator = iter(self._loader)
