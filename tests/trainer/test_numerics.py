@@ -1,0 +1,182 @@
+"""Nine ways to train, against plain loops or undisturbed runs, with the most by which each may differ."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tests.trainer.instructions import CONTEXT
+from tests.trainer.ranks import Ranks
+from tests.trainer.running import events, settings, step_lines, train, train_on
+from tests.trainer.test_loop import same
+from tests.trainer.test_tasks_marked import ALONE, LLAMA, alone
+from trainer.checkpoints import choose, load
+from trainer.data import load_data
+from trainer.data.order import Order
+from trainer.faults import Injector
+from trainer.models import build_model
+from trainer.tasks import build_objective
+from trainer.tasks.language import LanguageObjective
+from trainer.world import World
+
+STEADY = ("--schedule", "constant", "--warmup-steps", "0", "--validate-every", "0", "--validate-samples", "2")
+GPT2 = json.dumps({"n_embd": 32, "n_layer": 2, "n_head": 2})
+CHATS_MODEL = json.dumps(LLAMA | {"num_key_value_heads": 2})
+ROWS, STEPS = 6, 6  # of chats, in a step of all ranks together
+
+
+def trained(output: Path, step: int) -> dict[str, Tensor]:
+    state: dict[str, Tensor] = load(output / "checkpoints" / f"step_{step:08d}.pt")["model"]
+    return state
+
+
+def farthest(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    assert one.keys() == other.keys()
+    return max((one[name] - other[name]).abs().max().item() for name in one)
+
+
+def update(parameters: list[nn.Parameter], optimizer: torch.optim.Optimizer, clip: float) -> None:
+    nn.utils.clip_grad_norm_(parameters, clip)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def test_gpt2_of_two_ranks_and_three_micro_batches_is_a_plain_loop_over_the_joined_batch(
+    two_ranks: Ranks, tmp_path: Path
+) -> None:
+    flags = (*STEADY, "--task", "lm", "--data", "synthetic", "--model", "gpt2", "--model-options", GPT2)
+    flags += ("--context", "16", "--steps", "8", "--lr", "0.003", "--grad-clip", "0.5", "--weight-decay", "0.1")
+    two_ranks.run(train_on, tmp_path, *flags, "--batch-size", "2", "--grad-accum", "3")
+    chosen = settings(*flags)
+    data = load_data(chosen)
+    torch.manual_seed(chosen.seed)
+    model = build_model(chosen, data)
+    parameters = list(model.parameters())
+    groups = [
+        {"params": [one for one in parameters if one.dim() >= 2], "weight_decay": 0.1},
+        {"params": [one for one in parameters if one.dim() < 2], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=0.003, betas=(chosen.beta1, chosen.beta2))
+    losses = []
+    for number in range(8):
+        tokens = data.train.read(Order(data.train, chosen.seed).indices(12 * number, 12))["tokens"]
+        loss = functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        update(parameters, optimizer, 0.5)
+        losses.append(loss.item())
+    found = step_lines(tmp_path)
+    assert [line["loss"] for line in found[:8]] == pytest.approx(losses, rel=1e-6)
+    assert max(line["grad_norm"] for line in found) > 0.5, "nothing was clipped"
+    assert farthest(trained(tmp_path, 8), dict(model.state_dict())) < 5e-5
+
+
+CHATS = (*STEADY, "--task", "lm", "--data", "tokens", "--context", str(CONTEXT), "--device", "cpu", "--seed", "3")
+CHATS += ("--model", "smollm-135m", "--model-options", CHATS_MODEL, "--steps", str(STEPS), "--grad-clip", "0.5")
+CHATS += ("--optimizer", "sgd", "--momentum", "0.9", "--weight-decay", "0", "--lr", "0.2")
+WAYS: dict[str, tuple[str, ...]] = {
+    "ddp": ("--batch-size", "1", "--grad-accum", "3"),
+    "shared layers": ("--batch-size", "3", "--grad-accum", "2", "--parallel", "fsdp", "--tensor-parallel", "2"),
+    "zero1, loss in chunks, recomputed": (
+        *("--batch-size", "3", "--grad-accum", "1", "--parallel", "zero1"),
+        *("--loss-chunk", "50", "--gradient-checkpointing", "full"),
+    ),
+    "out of memory on a rank": (
+        *("--batch-size", "3", "--grad-accum", "1", "--oom-retries", "1"),
+        *("--inject", "oom@step=3,above=2,rank=1,times=always"),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def by_hand(tokens: Path) -> tuple[list[float], dict[str, Tensor]]:
+    """Losses and weights of a loop that runs each document alone, and counts each learnt token of a step alike."""
+    chosen = settings(*CHATS, "--data-dir", str(tokens))
+    data = load_data(chosen)
+    torch.manual_seed(3)
+    task = build_objective(chosen, data, build_model(chosen, data), ALONE)
+    assert isinstance(task, LanguageObjective)
+    parameters = list(task.model.parameters())
+    losses = []
+    optimizer = torch.optim.SGD(parameters, lr=0.2, momentum=0.9, nesterov=True)
+    for number in range(STEPS):
+        raw = data.train.read(Order(data.train, 3).indices(ROWS * number, ROWS))
+        total, count = alone(task, raw)
+        (total / count).backward()
+        update(parameters, optimizer, 0.5)
+        losses.append(float(total.detach() / count))
+    return losses, dict(task.model.state_dict())
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_packed_chats_are_a_plain_loop_over_documents_alone(
+    way: str, by_hand: tuple[list[float], dict[str, Tensor]], tokens: Path, two_ranks: Ranks, tmp_path: Path
+) -> None:
+    losses, weights = by_hand
+    two_ranks.run(train_on, tmp_path, *CHATS, "--data-dir", str(tokens), *WAYS[way])
+    assert len(events(tmp_path, "batch_reduced")) == (way == "out of memory on a rank")
+    assert [line["loss"] for line in step_lines(tmp_path) if not line["rank"]] == pytest.approx(losses, rel=5e-6)
+    assert farthest(trained(tmp_path, STEPS), weights) < 1e-5
+
+
+def whole(value: Any) -> Any:
+    """What is joined of shards when it is read, as a dictionary."""
+    return {key: whole(inner) for key, inner in value.items()} if isinstance(value, Mapping) else value
+
+
+def train_and_crash(world: World, output: Path, *flags: str) -> None:
+    with pytest.raises(RuntimeError):
+        train_on(world, output, *flags)
+
+
+def test_everything_of_fsdp_resumes_bit_for_bit(two_ranks: Ranks, tmp_path: Path) -> None:
+    flags = ("--parallel", "fsdp", "--steps", "12", "--checkpoint-every", "4", "--ema", "0.9", "--dropout", "0.2")
+    flags += ("--sharded-checkpoints", "--async-checkpoints", "--best-checkpoint", "--validate-every", "4")
+    two_ranks.run(train_on, tmp_path / "straight", *flags)
+    crash = ("--inject", "crash@step=10,rank=0;crash@step=10,rank=1")
+    two_ranks.run(train_and_crash, tmp_path / "again", *flags, *crash)
+    two_ranks.run(train_on, tmp_path / "again", *flags, *crash, "--resume", "auto")
+    straight, again = (load(tmp_path / name / "checkpoints" / "step_00000012.pt") for name in ("straight", "again"))
+    for part in ("model", "ema", "optimizer", "random", "samples"):
+        assert same(whole(straight[part]), whole(again[part])), part
+
+
+@pytest.mark.long
+def test_compiled_blocks_that_step_down_are_the_eager_run(two_ranks: Ranks, tmp_path: Path) -> None:
+    flags = (*STEADY, "--task", "lm", "--data", "synthetic", "--model", "gpt2", "--model-options", GPT2)
+    flags += ("--context", "16", "--steps", "6", "--optimizer", "sgd", "--lr", "0.1", "--batch-size", "4")
+    two_ranks.run(train_on, tmp_path / "eager", *flags, "--grad-accum", "1")
+    compiled = ("--compile", "default", "--compile-scope", "blocks", "--oom-retries", "1")
+    oom = ("--inject", "oom@step=3,above=3,rank=1,times=always")
+    two_ranks.run(train_on, tmp_path / "compiled", *flags, "--grad-accum", "1", *compiled, *oom)
+    assert len(events(tmp_path / "compiled", "batch_reduced")) == 1
+    assert farthest(trained(tmp_path / "compiled", 6), trained(tmp_path / "eager", 6)) < 1e-5
+
+
+def test_a_stop_during_a_write_in_the_background_leaves_the_checkpoint_of_the_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, asked = Injector.before_checkpoint, list[int]()
+
+    def stop_once(self: Injector, step: int, *others: Any) -> Any:
+        if not asked:
+            os.kill(os.getpid(), signal.SIGTERM)
+        asked.append(step)
+        return original(self, step, *others)
+
+    monkeypatch.setattr(Injector, "before_checkpoint", stop_once)
+    flags = ("--steps", "5000", "--validate-every", "0", "--checkpoint-every", "5", "--keep", "1")
+    assert train(tmp_path, *flags, "--async-checkpoints") == 0
+    [stop] = events(tmp_path, "stop")
+    choice = choose("auto", tmp_path / "checkpoints")
+    assert not choice.rejected and choice.path is not None
+    assert [path.name for path in (tmp_path / "checkpoints").glob("*.pt")] == [f"step_{stop['step']:08d}.pt"]
+    assert load(choice.path)["step"] == stop["step"] >= asked[0]
