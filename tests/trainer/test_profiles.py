@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +16,10 @@ import pytest
 import yaml
 from PIL import Image
 
+from tests.conftest import wait_until
 from tests.trainer.instructions import write_chats, write_tokenizer
-from tests.trainer.running import ROOT, events, step_lines
+from tests.trainer.running import PATIENCE_SECONDS, ROOT, events, step_lines
+from tests.trainer.test_preparing import is_alive
 from trainer.__main__ import main
 from trainer.checkpoints import load
 from trainer.config import from_arguments
@@ -118,14 +123,57 @@ def test_the_chat_profile_shows_answers_and_ends_in_a_model_that_answers(
     prompt = answers[0]["prompt"].removeprefix("user\n").removesuffix("assistant\n").strip()
     assert main(["sample", str(tmp_path / "out"), "--prompt", prompt, "--tokens", "5"]) == 0
     own = capfd.readouterr().out
+    assert answer_of(Path(exported["path"]), prompt) + "\n" == own
+
+
+def answer_of(folder: Path, prompt: str) -> str:
+    """What transformers answers with an exported folder alone."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model: Any = AutoModelForCausalLM.from_pretrained(exported["path"], local_files_only=True)
-    tokenizer: Any = AutoTokenizer.from_pretrained(exported["path"], local_files_only=True)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     messages = [{"role": "user", "content": prompt}]
     asked = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt")["input_ids"]
-    answer = model.generate(asked, max_new_tokens=5, do_sample=False)[0, asked.shape[1] :]
-    assert tokenizer.decode(answer, skip_special_tokens=True) + "\n" == own
+    tokens = model.generate(asked, max_new_tokens=5, do_sample=False)[0, asked.shape[1] :]
+    assert len(tokens)
+    answer: str = tokenizer.decode(tokens, skip_special_tokens=True)
+    return answer
+
+
+@pytest.mark.long
+def test_the_chat_profile_killed_in_preparing_and_in_training_ends_in_the_same_model(tmp_path: Path) -> None:
+    words = small("smollm-chat", tmp_path)
+    for number in range(40):  # so many slices that the kill leaves some of them
+        write_chats(tmp_path / "data" / f"{number:02d}.jsonl", 30 + number)
+    # In the foreground, so that a checkpoint is there at the second kill, however slow the disk is.
+    words += ["--steps", "9", "--validate-every", "3", "--resume", "auto", "--async-checkpoints", "false"]
+
+    def start(output: Path, inject: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "trainer", "--output-dir", str(output), *words, "--inject", inject]
+        return subprocess.Popen(command, cwd=ROOT, start_new_session=True)
+
+    killed, undisturbed = tmp_path / "killed", tmp_path / "undisturbed"
+    journal = killed / "tokens" / "journal.jsonl"
+    process = start(killed, "kill@step=6")
+    try:
+        wait_until(lambda: journal.is_file() and journal.read_text().count("\n") > 4, PATIENCE_SECONDS)
+    finally:
+        process.kill()
+    assert process.wait() == -signal.SIGKILL and not (killed / "tokens" / "meta.json").exists()
+    wait_until(lambda: not is_alive(process.pid), PATIENCE_SECONDS, "the end of its own processes with it")
+    assert start(killed, "kill@step=6").wait() == -signal.SIGKILL
+    assert step_lines(killed)[-1]["step"] == 5 and not (killed / "hf").exists()
+    assert start(killed, "kill@step=6").wait() == 0
+    assert start(undisturbed, "none").wait() == 0
+
+    assert [event["step"] for event in events(killed, "resume")] == [4] and not events(undisturbed, "resume")
+    for part, least in (("tokens", 40), ("hf", 4)):
+        one, other = (
+            {path.name: path.read_bytes() for path in (run / part).iterdir() if path.suffix not in ("", ".jsonl")}
+            for run in (killed, undisturbed)  # a journal has its lines in the order in which slices were finished
+        )
+        assert one == other and len(one) > least
+    assert answer_of(killed / "hf", "Count from 2.") == answer_of(undisturbed / "hf", "Count from 2.")
 
 
 def test_fine_tuning_begins_with_the_weights_in_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
