@@ -10,14 +10,14 @@ from torch import Tensor
 
 from trainer.tasks import augment
 from trainer.tasks.augment import Augmentation
-from trainer.tasks.draws import uniform
+from trainer.tasks.objective import uniform
 
 ANY = Augmentation(seed=3, purpose="test", height=12, width=16, smallest_area=0.2, flip=True, light=0.4)
 
 
 def applied(augmentation: Augmentation, images: Tensor, positions: list[int]) -> Tensor:
     changes = augmentation.draw(np.array(positions))
-    return augment.relit(augment.placed(images.float(), changes, augmentation.outside), changes)
+    return augment.relit(augmentation.placed(images, changes), changes)
 
 
 def pictures(count: int, height: int = 12, width: int = 16) -> Tensor:
@@ -69,7 +69,7 @@ def test_a_crop_is_a_part_of_the_image_of_the_promised_size_and_shape() -> None:
 def test_a_move_shifts_whole_pixels_and_brings_in_black() -> None:
     augmentation = Augmentation(0, "move", 12, 16, padding=2)
     images = pictures(200)
-    moved = augment.placed(images.float(), augmentation.draw(np.arange(200)), augmentation.outside)
+    moved = augmentation.placed(images, augmentation.draw(np.arange(200)))
     padded = torch.nn.functional.pad(images, (2, 2, 2, 2)).float()
     seen = set()
     for i in range(200):

@@ -75,7 +75,7 @@ def test_the_loss_is_that_of_every_token_and_perplexity_its_exponential() -> Non
     expected = float(-right.log().mean().detach())
     assert float(task(fields).detach()) == pytest.approx(expected, rel=1e-5)
     sums = {name: float(value) for name, value in task.measure(fields).items()}
-    assert sums["count"] == 3
+    assert sums["count"] == 3 * 6
     assert task.summary(sums) == pytest.approx({"loss": expected, "perplexity": math.exp(expected)}, rel=1e-5)
 
 

@@ -1,13 +1,12 @@
 """Random crops, mirror images and light for training images.
 
-What happens to an image is drawn on the CPU as a function of (seed, purpose, position), and done on the device for a
-whole batch at once. So an image goes there once, as bytes, and its changes do not depend on the batch around it.
+What happens to an image is drawn on the CPU, by its position alone, and done on the device for a whole batch at once.
+So an image goes there once, as bytes.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from torch.nn import functional
 
 from trainer.config import Settings
 from trainer.data.contract import Indices
-from trainer.tasks.draws import uniform
+from trainer.tasks.objective import uniform
 
 _SMALL_SIDE = 64  # pixels; below that a crop that is enlarged again loses too much
 
@@ -39,11 +38,6 @@ class Augmentation:
     flip: bool = False
     light: float = 0.0
 
-    @property
-    def outside(self) -> Literal["border", "zeros"]:
-        """What lies around an image."""
-        return "zeros" if self.smallest_area is None else "border"
-
     def draw(self, positions: Indices) -> Tensor:
         """The changes of the images at these positions, fp32 [n, 6].
 
@@ -65,6 +59,23 @@ class Augmentation:
         contrast, brightness = (1 + self.light * (2 * factor - 1) for factor in (contrast, brightness))
         return torch.from_numpy(np.stack([wide, left, high, top, contrast, brightness], axis=1).astype(np.float32))
 
+    def placed(self, images: Tensor, changes: Tensor) -> Tensor:
+        """Images [n, channels, height, width] cropped, moved and mirrored, fp32; bilinear, on the images' device."""
+        # Not affine_grid: it multiplies matrices, which autocast and TF32 do with too few digits for a coordinate.
+        across, down = (torch.arange(1, 2 * n, 2, device=images.device) / n - 1 for n in (self.width, self.height))
+        x = changes[:, 0:1] * across + changes[:, 1:2]
+        y = changes[:, 2:3] * down + changes[:, 3:4]
+        grid = torch.stack([x[:, None, :].expand(-1, len(down), -1), y[:, :, None].expand(-1, -1, len(across))], dim=-1)
+        outside = "zeros" if self.smallest_area is None else "border"
+        return functional.grid_sample(images.float(), grid, padding_mode=outside, align_corners=False)
+
+
+def relit(images: Tensor, changes: Tensor) -> Tensor:
+    """Distances from each image's mean times its contrast, then all times its brightness; values stay in 0 .. 255."""
+    contrast, brightness = changes[:, 4].view(-1, 1, 1, 1), changes[:, 5].view(-1, 1, 1, 1)
+    mean = images.mean(dim=(1, 2, 3), keepdim=True)
+    return (((images - mean) * contrast + mean) * brightness).clamp(0, 255)
+
 
 def for_training(settings: Settings, shape: tuple[int, int, int]) -> Augmentation | None:
     """What `augment` means to classification: a random resized crop, or a small move where images are small.
@@ -74,10 +85,10 @@ def for_training(settings: Settings, shape: tuple[int, int, int]) -> Augmentatio
     if not settings.augment:
         return None
     _, height, width = shape
-    flip = _keeps_meaning_mirrored(settings)
-    if min(height, width) >= _SMALL_SIDE:
+    shorter, flip = min(height, width), _keeps_meaning_mirrored(settings)
+    if shorter >= _SMALL_SIDE:
         return Augmentation(settings.seed, "training", height, width, smallest_area=0.08, flip=flip)
-    return Augmentation(settings.seed, "training", height, width, padding=max(1, min(height, width) // 8), flip=flip)
+    return Augmentation(settings.seed, "training", height, width, padding=max(1, shorter // 8), flip=flip)
 
 
 def for_view(settings: Settings, shape: tuple[int, int, int], purpose: str) -> Augmentation:
@@ -90,24 +101,6 @@ def for_view(settings: Settings, shape: tuple[int, int, int], purpose: str) -> A
     natural = _keeps_meaning_mirrored(settings)
     area = 0.2 if natural else 0.5
     return Augmentation(settings.seed, purpose, height, width, smallest_area=area, flip=natural, light=0.4)
-
-
-def placed(images: Tensor, changes: Tensor, outside: Literal["border", "zeros"]) -> Tensor:
-    """Images fp32 [n, channels, height, width] cropped, moved and mirrored; bilinear, on the images' device."""
-    height, width = images.shape[2:]
-    # Not affine_grid: it multiplies matrices, which autocast and TF32 would do with too few digits for a coordinate.
-    across, down = (torch.arange(1, 2 * size, 2, device=images.device) / size - 1 for size in (width, height))
-    x = changes[:, 0:1] * across + changes[:, 1:2]
-    y = changes[:, 2:3] * down + changes[:, 3:4]
-    grid = torch.stack([x[:, None, :].expand(-1, height, -1), y[:, :, None].expand(-1, -1, width)], dim=-1)
-    return functional.grid_sample(images, grid, mode="bilinear", padding_mode=outside, align_corners=False)
-
-
-def relit(images: Tensor, changes: Tensor) -> Tensor:
-    """Distances from each image's mean times its contrast, then all times its brightness; values stay in 0 .. 255."""
-    contrast, brightness = changes[:, 4].view(-1, 1, 1, 1), changes[:, 5].view(-1, 1, 1, 1)
-    mean = images.mean(dim=(1, 2, 3), keepdim=True)
-    return (((images - mean) * contrast + mean) * brightness).clamp(0, 255)
 
 
 def _keeps_meaning_mirrored(settings: Settings) -> bool:

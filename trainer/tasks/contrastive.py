@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import zlib
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,8 +26,7 @@ class Contrastive(VisionObjective):
     """InfoNCE in both directions over the embeddings [2n, size] of two views, with those of all ranks as candidates.
 
     Oord et al., "Representation learning with contrastive predictive coding" (2018), equation 4, with the cosine over a
-    temperature as similarity. Every rank brings batches of one size. The mean of the ranks' losses is the loss of the
-    joined batch, and the mean of their gradients is its gradient.
+    temperature as similarity. Every rank brings batches of one size.
 
     Measures ``loss`` and ``accuracy``: how often the other view is the most similar of a group of `CANDIDATES` held-out
     images. Groups and views are always the same, whatever the batch and the number of ranks.
@@ -39,6 +39,7 @@ class Contrastive(VisionObjective):
         self.exchanges = world.size > 1
         self._settings = settings
         self._world = world
+        self._view = augment.for_view(settings, data.shape, "view")
 
     def forward(self, fields: Fields) -> Tensor:
         own = self._embeddings(fields)
@@ -63,28 +64,37 @@ class Contrastive(VisionObjective):
 
     def joined(self, measured: dict[str, Tensor]) -> dict[str, Tensor]:
         rows = torch.cat(self._world.gather(measured["embeddings"].cpu()))
-        sums = {name: torch.zeros((), dtype=torch.float64) for name in ("loss", "accuracy", "count")}
+        sums = torch.zeros(3, dtype=torch.float64)
         groups = rows.tensor_split(max(1, round(len(rows) / CANDIDATES)))
         for group in groups[self._world.rank :: self._world.size]:
             truth = torch.arange(len(group))
             similarities = _similarities(group[:, 0], group[:, 1])
-            right = [int((similarities.argmax(dim) == truth).sum()) for dim in (0, 1)]
-            sums["loss"] += len(group) * info_nce(group, group, first=0, temperature=self._settings.temperature)
-            sums["accuracy"] += sum(right) / 2
-            sums["count"] += len(group)
-        return {name: value.to(measured["embeddings"].device) for name, value in sums.items()}
+            right = sum(int((similarities.argmax(dim) == truth).sum()) for dim in (0, 1))
+            loss = info_nce(group, group, first=0, temperature=self._settings.temperature)
+            sums += torch.tensor([len(group) * float(loss), right / 2, len(group)], dtype=torch.float64)
+        return dict(zip(("loss", "accuracy", "count"), sums, strict=True))
 
     def _embeddings(self, fields: Fields) -> Tensor:
         """Embeddings of both views of each image, fp32 [n, 2, size], of length 1; one pass of the model."""
         images, changes = fields["image"], fields["changes"].flatten(0, 1)
-        twice = images.repeat_interleave(2, dim=0).float()
-        views = augment.relit(augment.placed(twice, changes, "border"), changes)
+        views = augment.relit(self._view.placed(images.repeat_interleave(2, dim=0), changes), changes)
         embeddings: Tensor = self.model(self.pixels(views))
         return functional.normalize(embeddings.float(), dim=-1).view(len(images), 2, -1)
 
     def transform(self, *, training: bool) -> Transform:
         place = "training" if training else "held-out"
-        return _TwoViews(*(augment.for_view(self._settings, self.shape, f"{place} view {number}") for number in (1, 2)))
+        views = tuple(dataclasses.replace(self._view, purpose=f"{place} view {number}") for number in (1, 2))
+        return functools.partial(_with_two_views, views)
+
+
+def _with_two_views(views: tuple[Augmentation, ...], raw: Fields, positions: Indices) -> Fields:
+    """Images, the random changes [n, 2, 6] that make two views of each, and checksums [n].
+
+    A batch over the end of an epoch, or equal files, may hold an image twice.
+    """
+    identity = torch.tensor([zlib.crc32(image.numpy().tobytes()) for image in raw["image"]])
+    changes = torch.stack([view.draw(positions) for view in views], dim=1)
+    return {"image": raw["image"], "changes": changes, "identity": identity}
 
 
 def info_nce(
@@ -108,12 +118,11 @@ def info_nce(
         logits = _similarities(own[:, view], candidates[:, 1 - view]) / temperature
         if same is not None:
             logits = logits.masked_fill(same & ~partner, -torch.inf)
+        target = truth
         if hard_negatives:
             others = logits.masked_fill(partner, -torch.inf).topk(min(hard_negatives, len(candidates) - 1)).values
-            logits = torch.cat([logits.gather(1, truth.unsqueeze(1)), others], dim=1)
-            losses.append(functional.cross_entropy(logits, torch.zeros_like(truth)))
-        else:
-            losses.append(functional.cross_entropy(logits, truth))
+            logits, target = torch.cat([logits.gather(1, truth.unsqueeze(1)), others], dim=1), torch.zeros_like(truth)
+        losses.append(functional.cross_entropy(logits, target))
     return (losses[0] + losses[1]) / 2
 
 
@@ -126,8 +135,7 @@ def _similarities(rows: Tensor, columns: Tensor) -> Tensor:
 class _AllGather(torch.autograd.Function):
     """All ranks' tensors of one shape, joined along the first dimension by rank; gradients are summed (collective).
 
-    A rank's embeddings are candidates in every rank's loss. The sum is their part in the sum of all losses, and what
-    DDP makes of the ranks' gradients, their mean, is the gradient of the mean loss.
+    With DDP's mean over ranks, that is the gradient of the mean of their losses.
     """
 
     @staticmethod
@@ -143,19 +151,3 @@ class _AllGather(torch.autograd.Function):
         summed = gradients[0].clone(memory_format=torch.contiguous_format)
         dist.all_reduce(summed, group=ctx.world.group)
         return summed.tensor_split(ctx.world.size)[ctx.world.rank], None
-
-
-@dataclass(frozen=True)
-class _TwoViews:
-    """Images, the random changes [n, 2, 6] that make two views of each (see `Augmentation.draw`), and checksums [n].
-
-    A batch over the end of an epoch, or equal files, may hold an image twice.
-    """
-
-    first: Augmentation
-    second: Augmentation
-
-    def __call__(self, raw: Fields, positions: Indices) -> Fields:
-        changes = torch.stack([self.first.draw(positions), self.second.draw(positions)], dim=1)
-        identity = torch.tensor([zlib.crc32(image.numpy().tobytes()) for image in raw["image"]])
-        return {"image": raw["image"], "changes": changes, "identity": identity}

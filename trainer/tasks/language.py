@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,8 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from trainer.config import Settings
 from trainer.data.contract import Fields, Indices, Text, Transform
 from trainer.models import model_facts
-from trainer.tasks.draws import uniform
-from trainer.tasks.objective import Objective
+from trainer.tasks.objective import Objective, uniform
 
 
 class LanguageObjective(Objective):
@@ -27,16 +26,11 @@ class LanguageObjective(Objective):
 
     def __init__(self, data: Text, model: nn.Module) -> None:
         super().__init__(model)
-        self.context = data.context
+        self.context = self.tokens_per_sample = data.context
 
     def summary(self, sums: Mapping[str, float]) -> dict[str, float]:
         means = super().summary(sums)
-        loss = means["loss"]
-        return {**means, "perplexity": math.inf if loss > 700 else math.exp(loss)}
-
-    @property
-    def tokens_per_sample(self) -> int:
-        return self.context
+        return {**means, "perplexity": math.inf if means["loss"] > 700 else math.exp(means["loss"])}
 
     def flops_per_sample(self) -> float | None:
         per_token = model_facts(self.model).flops_per_token(self.context)
@@ -64,12 +58,7 @@ class NextToken(LanguageObjective):
         self._chunk = chunk
 
     def forward(self, fields: Fields) -> Tensor:
-        if self.weighed or self._chunk:
-            return self._summed(fields, self._chunk) / fields["targets"].numel()
-        logits: Tensor = self.model(fields["inputs"])
-        # In fp32, whichever type the model computes in. Where it is fp32 already, nothing is copied; under autocast,
-        # cross_entropy would make this copy itself; compiled, no copy is ever stored.
-        return functional.cross_entropy(logits.flatten(0, 1).float(), fields["targets"].flatten())
+        return self._summed(fields, self._chunk) / fields["targets"].numel()
 
     def _summed(self, fields: Fields, chunk: int) -> Tensor:
         positions = (fields["positions"],) if self.weighed else ()
@@ -87,13 +76,10 @@ class NextToken(LanguageObjective):
     def measure(self, fields: Fields) -> dict[str, Tensor]:
         # Compiled, no copy in fp32 is ever stored.
         loss = self._summed(fields, 0 if torch.compiler.is_compiling() else self._chunk or _MEASURED_CHUNK)
-        if self.weighed:
-            return {"loss": loss, "count": (fields["targets"] != _NOT_LEARNT).sum()}
-        samples, context = fields["targets"].shape
-        return {"loss": loss / context, "count": torch.full_like(loss, samples)}
+        return {"loss": loss, "count": (fields["targets"] != _NOT_LEARNT).sum()}
 
     def transform(self, *, training: bool) -> Transform:
-        return _marked if self.weighed else _shifted
+        return _shifted
 
 
 def _summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -101,18 +87,17 @@ def _summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def _shifted(raw: Fields, positions: Indices) -> Fields:
-    """Tokens [n, context + 1] to inputs and targets [n, context]: each input's target is the token after it."""
-    tokens = raw["tokens"]
-    return {"inputs": tokens[:, :-1].contiguous(), "targets": tokens[:, 1:].contiguous()}
+    """Tokens [n, context + 1] to inputs and targets [n, context]: each input's target is the token after it.
 
-
-def _marked(raw: Fields, positions: Indices) -> Fields:
-    """The same, with targets that are not to be learnt taken out, and each input's position in its document."""
-    fields = _shifted(raw, positions)
-    targets = fields["targets"].masked_fill(~raw["learn"][:, 1:], _NOT_LEARNT)
-    places = torch.arange(fields["inputs"].shape[1])
+    Of marked text, targets that are not to be learnt are taken out, and inputs have positions in their documents.
+    """
+    inputs, targets = raw["tokens"][:, :-1].contiguous(), raw["tokens"][:, 1:].contiguous()
+    if "learn" not in raw:
+        return {"inputs": inputs, "targets": targets}
+    places = torch.arange(inputs.shape[1])
     begins = torch.where(raw["begin"][:, :-1], places, 0).cummax(dim=1).values
-    return {"inputs": fields["inputs"], "targets": targets, "positions": places - begins}
+    targets = targets.masked_fill(~raw["learn"][:, 1:], _NOT_LEARNT)
+    return {"inputs": inputs, "targets": targets, "positions": places - begins}
 
 
 class MaskedTokens(LanguageObjective):
@@ -148,31 +133,19 @@ class MaskedTokens(LanguageObjective):
         return logits[samples, places].flatten(0, 1).float()
 
     def transform(self, *, training: bool) -> Transform:
-        return _Masking(self._seed, "mask" if training else "held-out mask", self._chosen, self._vocabulary)
+        purpose = "mask" if training else "held-out mask"
+        return functools.partial(_masked, self._seed, purpose, self._chosen, self._vocabulary)
 
 
-@dataclass(frozen=True)
-class _Masking:
-    """Hides chosen tokens.
-
-    Tokens [n, context + 1], of which the last is not used, become inputs [n, context], and the places and the true
-    tokens of the chosen ones [n, chosen].
-    """
-
-    seed: int
-    purpose: str
-    chosen: int
-    vocabulary: int
-
-    def __call__(self, raw: Fields, positions: Indices) -> Fields:
-        inputs = raw["tokens"][:, :-1].clone()
-        context, chosen = inputs.shape[1], self.chosen
-        draws = uniform(self.seed, self.purpose, positions, context + 2 * chosen)
-        order, fate, other = np.split(draws, (context, context + chosen), axis=1)
-        smallest = np.sort(np.argpartition(order, chosen - 1, axis=1)[:, :chosen], axis=1)
-        places = torch.from_numpy(smallest)
-        targets = inputs.gather(1, places)
-        anything = torch.from_numpy((other * self.vocabulary).astype(np.int64))
-        hidden = torch.where(torch.from_numpy(fate < 0.8), self.vocabulary, anything)
-        hidden = torch.where(torch.from_numpy(fate < 0.9), hidden, targets)
-        return {"inputs": inputs.scatter_(1, places, hidden), "places": places, "targets": targets}
+def _masked(seed: int, purpose: str, chosen: int, vocabulary: int, raw: Fields, positions: Indices) -> Fields:
+    """Tokens [n, context + 1] to inputs [n, context], and the places and true tokens of the chosen ones [n, chosen]."""
+    inputs = raw["tokens"][:, :-1].clone()
+    context = inputs.shape[1]
+    draws = uniform(seed, purpose, positions, context + 2 * chosen)
+    order, fate, other = np.split(draws, (context, context + chosen), axis=1)
+    places = torch.from_numpy(np.sort(np.argpartition(order, chosen - 1, axis=1)[:, :chosen], axis=1))
+    targets = inputs.gather(1, places)
+    anything = torch.from_numpy((other * vocabulary).astype(np.int64))
+    hidden = torch.where(torch.from_numpy(fate < 0.8), vocabulary, anything)
+    hidden = torch.where(torch.from_numpy(fate < 0.9), hidden, targets)
+    return {"inputs": inputs.scatter_(1, places, hidden), "places": places, "targets": targets}

@@ -1,22 +1,24 @@
-"""What every task is to the training loop: a module from a batch to a loss, and what is measured on held-out data."""
+"""What every task is to the loop: a module from a batch to a loss, and draws that depend on a sample's position."""
 
 from __future__ import annotations
 
+import hashlib
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor, nn
 
-from trainer.data.contract import Fields, Transform
+from trainer.data.contract import Fields, Indices, Transform
 
 
 class Objective(nn.Module):
-    """A model together with what it is trained for.
+    """A model, one input tensor to one output tensor, together with what it is trained for.
 
-    `model` maps one input tensor to one output tensor, from any library. `forward` takes a transformed
-    batch on the model's device and returns the mean loss [] over its samples. The batch mean of a loss over several
-    ranks' batches of one size must be the loss of the joined batch.
+    `forward` takes a transformed batch on the model's device and returns the mean loss [] over its samples. The mean of
+    several ranks' losses must be the loss of their joined batch.
     """
 
     # Whether forward itself talks to other ranks, as contrastive learning does: then it ends on no rank without all.
@@ -25,6 +27,9 @@ class Objective(nn.Module):
     # Whether the parts of a sample that count differ in number: then forward's loss takes what does not count as zero,
     # and a step's loss and gradients are divided by the mean `weight` of all its micro batches, on all ranks.
     weighed = False
+
+    # Tokens that the model reads in a sample; 0 where samples are not made of tokens.
+    tokens_per_sample = 0
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -47,10 +52,7 @@ class Objective(nn.Module):
         return measured
 
     def summary(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """The means that `measure`'s sums over all batches and ranks amount to: ``loss``, ``accuracy``, …
-
-        NaN if nothing counted, as when no held-out token is to be learnt.
-        """
+        """The means that sums over all batches and ranks amount to; NaN if nothing counted."""
         count = sums["count"]
         return {name: value / count if count else math.nan for name, value in sums.items() if name != "count"}
 
@@ -58,14 +60,35 @@ class Objective(nn.Module):
     def transform(self, *, training: bool) -> Transform:
         """From raw samples to the fields that `forward` and `measure` take; picklable."""
 
-    @property
-    def tokens_per_sample(self) -> int:
-        """Tokens that the model reads in a sample; 0 where samples are not made of tokens."""
-        return 0
-
     def flops_per_sample(self) -> float | None:
         """Floating-point operations of forward and backward for one sample, without recomputation; None: unknown.
 
         To be asked before a strategy spreads the model over ranks. May take a second.
         """
         return None
+
+
+_Words = npt.NDArray[np.uint64]
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+
+
+def uniform(seed: int, purpose: str, positions: Indices, count: int) -> npt.NDArray[np.float64]:
+    """`count` numbers from [0, 1) for each sample's position in the run: [positions, count].
+
+    They depend on nothing else, so they are the same after a resume, on any number of ranks and in any batch. Each
+    position has its own splitmix64 generator (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
+    2014) whose start is a mix of the three arguments.
+    """
+    name = f"{seed}/{purpose}".encode()
+    key = np.frombuffer(hashlib.blake2b(name, digest_size=8).digest(), dtype="<u8").astype(np.uint64)
+    starts = _mix(key + positions.astype(np.uint64) * _GAMMA)
+    steps = np.arange(1, count + 1, dtype=np.uint64) * _GAMMA
+    words = _mix(starts[:, None] + steps)
+    return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mix(words: _Words) -> _Words:
+    """The finaliser of splitmix64: neighbouring words become unrelated ones."""
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
 
 import torch
 from torch import Tensor, nn
@@ -84,7 +84,7 @@ class Classification(VisionObjective):
     def forward(self, fields: Fields) -> Tensor:
         images = fields["image"]
         if self._augmentation is not None and "changes" in fields:
-            images = augment.placed(images.float(), fields["changes"], self._augmentation.outside)
+            images = self._augmentation.placed(images, fields["changes"])
         logits: Tensor = self.model(self.pixels(images))
         return functional.cross_entropy(logits.float(), fields["label"], label_smoothing=self._label_smoothing)
 
@@ -102,16 +102,9 @@ class Classification(VisionObjective):
         return sums
 
     def transform(self, *, training: bool) -> Transform:
-        return _WithChanges(self._augmentation if training else None)
+        return functools.partial(_with_changes, self._augmentation if training else None)
 
 
-@dataclass(frozen=True)
-class _WithChanges:
+def _with_changes(augmentation: Augmentation | None, raw: Fields, positions: Indices) -> Fields:
     """Images and labels as they are, and with augmentation the random changes [n, 6] of the images."""
-
-    augmentation: Augmentation | None
-
-    def __call__(self, raw: Fields, positions: Indices) -> Fields:
-        if self.augmentation is None:
-            return raw
-        return {**raw, "changes": self.augmentation.draw(positions)}
+    return raw if augmentation is None else {**raw, "changes": augmentation.draw(positions)}
