@@ -98,8 +98,10 @@ class Run:
             return
         choice = self.choose()
         # A list, because `phase` must drop the last reference to the state, which else stays in memory while it trains.
-        former = [self.read(choice)]
+        former = [load(choice.path) if choice.path else None]
         number, _, _ = phase_at(self.phases, former[0]["step"] + 1 if former[0] else 1)
+        if former[0] is not None and choice.path is not None:
+            check_fits(former[0], self.phases[number], choice.path)
         while True:
             last = number == len(self.phases) - 1
             ranks = self.phases[number].ranks or self.world.size
@@ -134,7 +136,15 @@ class Run:
         settings = self.settings
         if settings.data != "documents":
             return True
-        prepared = self.meeting.on_main(self._prepare_tokens)
+
+        def made() -> Prepared:
+            source = require_data_dir(settings, "text, JSON lines or Parquet files", allow_file=True)
+            assert settings.tokenizer is not None
+            column = settings.data_column or "text"
+            plan = PreparationPlan((source,), settings.tokenizer, settings.context, column=column)
+            return prepare(plan, prepared_folder(settings), stopping=lambda: bool(self.signals.stop))
+
+        prepared = self.meeting.on_main(made)
         self.telemetry.event(
             0, "prepared", documents=prepared.documents, tokens=prepared.tokens, seconds=prepared.seconds
         )
@@ -144,13 +154,6 @@ class Run:
             self.telemetry.event(0, "stop", reason=reason)
             self.telemetry.say("stopped before all tokens were prepared; the next start goes on from here")
         return prepared.finished
-
-    def _prepare_tokens(self) -> Prepared:
-        settings = self.settings
-        source = require_data_dir(settings, "text, JSON lines or Parquet files", allow_file=True)
-        assert settings.tokenizer is not None
-        plan = PreparationPlan((source,), settings.tokenizer, settings.context, column=settings.data_column or "text")
-        return prepare(plan, prepared_folder(settings), stopping=lambda: bool(self.signals.stop))
 
     def export(self) -> None:
         """Export the result as a model of transformers for --export, on rank 0."""
@@ -243,8 +246,8 @@ class Run:
             )
         if settings.oom_retries and not session.strategy.can_settle:
             self.telemetry.say(
-                f"--oom-retries {settings.oom_retries} has no effect in this phase: with {_collective_setting(session)}"
-                " a rank that runs out of memory leaves the others waiting inside a step, so the run ends",
+                f"--oom-retries {settings.oom_retries} has no effect in this phase: with --parallel fsdp, "
+                "--static-graph, --sync-batchnorm or contrastive learning a rank without memory leaves others waiting",
                 error=True,
             )
         weights = session.built.weights
@@ -281,31 +284,13 @@ class Run:
 
         Raises CheckpointError if a given one is not valid, and SettingsError where none could be written.
         """
-        choice = self.meeting.on_main(self._choose_checkpoint)
+
+        def chosen() -> ResumeChoice:
+            require_writable(self.settings.checkpoint_dir)
+            return choose(self.settings.resume, self.settings.checkpoint_dir)
+
+        choice = self.meeting.on_main(chosen)
         for reason in choice.rejected:
             self.telemetry.event(0, "checkpoint_rejected", reason=reason)
             self.telemetry.say(f"{reason}; trying the one before", error=True)
         return choice
-
-    def _choose_checkpoint(self) -> ResumeChoice:
-        require_writable(self.settings.checkpoint_dir)
-        return choose(self.settings.resume, self.settings.checkpoint_dir)
-
-    def read(self, choice: ResumeChoice) -> State | None:
-        """The content of the chosen checkpoint. Raises CheckpointError if it is that of another model."""
-        if choice.path is None:
-            return None
-        state = load(choice.path)
-        number, _, _ = phase_at(self.phases, state["step"] + 1)
-        check_fits(state, self.phases[number], choice.path)
-        return state
-
-
-def _collective_setting(session: PhaseSession) -> str:
-    """The setting by which ranks wait for each other inside a step, so that one of them cannot give it up."""
-    settings = session.settings
-    if settings.parallel == "fsdp":
-        return "--parallel fsdp"
-    if session.objective.exchanges:
-        return f"--task {settings.task} on several ranks"
-    return "--static-graph" if settings.static_graph else "--sync-batchnorm"

@@ -1,10 +1,7 @@
 """Signals as requests, which the loop reads between two steps.
 
-SIGTERM and SIGINT request a stop, SIGUSR1 a checkpoint. A second SIGINT, at least a second after the first, exits at
-once. SIGTERM may come any number of times: a launcher forwards it, and a supervisor may send it, too.
-
-The death of the launcher is a stop request, too: nothing supervises its ranks any more, and a restarted run would
-run twice.
+SIGTERM and SIGINT request a stop, SIGUSR1 a checkpoint; a second SIGINT, a second after the first, exits at once. The
+death of the launcher is a stop request, too: a restarted run would else run twice.
 
 A rank that hangs never reads a request, so a stop starts a timeout. If the step does not end in time, the stacks of all
 threads go to stderr and the process exits with code 1. The timeout restarts while the writer of a checkpoint makes
@@ -21,7 +18,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
@@ -61,9 +58,7 @@ class Signals:
         self._watcher.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         signal.set_wakeup_fd(self._former_wakeup)
         for number, handler in self._former.items():
             signal.signal(number, handler)
@@ -171,43 +166,34 @@ class Signals:
 
     def _watch(self) -> None:
         """The watcher thread: starts the timeout at the first stop request, and polls."""
-        pipe = self._pipe[0]
-        with _death_of(self._launcher) as launcher:
-            watched = [pipe, *launcher]
-            while True:
-                ready, _, _ = select.select(watched, [], [], _POLL_SECONDS if self._polls else None)
-                stopping = False
-                if pipe in ready:
-                    if not (byte := os.read(pipe, 1)):
-                        return
-                    stopping = byte[0] in _STOPPING
-                    if stopping:
-                        # Not left to the handler, which waits until the main thread returns from a collective.
-                        self.stop = self.stop or signal.Signals(byte[0]).name
-                elif ready:
-                    self.stop = self.stop or "the launcher died"
-                    watched, stopping = [pipe], True
-                with self._lock:
-                    if stopping:
-                        self._start()
-                    for poll in self._polls:
-                        # The store that a poll reads may be gone while ranks leave.
-                        with contextlib.suppress(RuntimeError):
-                            poll()
+        pipe, launcher = self._pipe[0], _watch_death(self._launcher)
+        watched = [pipe] if launcher is None else [pipe, launcher]
+        while True:
+            ready, _, _ = select.select(watched, [], [], _POLL_SECONDS if self._polls else None)
+            stopping = False
+            if pipe in ready:
+                if not (byte := os.read(pipe, 1)):
+                    break
+                stopping = byte[0] in _STOPPING
+                if stopping:
+                    # Not left to the handler, which waits until the main thread returns from a collective.
+                    self.stop = self.stop or signal.Signals(byte[0]).name
+            elif ready:
+                self.stop = self.stop or "the launcher died"
+                watched, stopping = [pipe], True
+            with self._lock:
+                if stopping:
+                    self._start()
+                for poll in self._polls:
+                    # The store that a poll reads may be gone while ranks leave.
+                    with contextlib.suppress(RuntimeError):
+                        poll()
+        if launcher is not None:
+            os.close(launcher)
 
 
-@contextlib.contextmanager
-def _death_of(process: int | None) -> Iterator[list[int]]:
-    """A list with a descriptor that becomes readable when the process dies; empty if it cannot be watched."""
-    if process is None:
-        yield []
-        return
-    try:
-        descriptor = os.pidfd_open(process)
-    except OSError:  # it is dead already, or the kernel has no pidfds
-        yield []
-        return
-    try:
-        yield [descriptor]
-    finally:
-        os.close(descriptor)
+def _watch_death(process: int | None) -> int | None:
+    """A descriptor that becomes readable when the process dies; None if it cannot be watched."""
+    with contextlib.suppress(OSError):  # it is dead already, or the kernel has no pidfds
+        return None if process is None else os.pidfd_open(process)
+    return None
