@@ -1,6 +1,6 @@
 """A complete, small trainer for data-parallel training, run as ``python -m trainer``.
 
-Reading order: ``config`` (every setting), ``__main__`` (exit codes), ``loop`` (the training itself), and then the parts
-that the loop uses, each on its own: ``data``, ``models``, ``optim``, ``distributed``, ``checkpoint``, ``emit``,
-``faults``, ``signals``.
+Reading order: ``config.schema`` (every setting), ``__main__`` (exit codes), ``run`` (phases), ``loop`` (steps),
+``session`` and ``parallel.ddp``, and then the parts that these use, each on its own: ``data``, ``tasks``, ``models``,
+``optim``, ``checkpoints``, ``telemetry``, ``signals``.
 """
