@@ -21,6 +21,7 @@ from trainer.batch import Probe, find_batch, is_out_of_memory, smaller
 from trainer.checkpoints import Checkpointer, parts_on_host, shared_state, sign_of_life
 from trainer.errors import SettingsError
 from trainer.faults import Injector
+from trainer.optim import set_learning_rate
 from trainer.precision import forget_compiled
 from trainer.session import PhaseSession
 from trainer.signals import Signals
@@ -141,10 +142,10 @@ class Loop:
     def step(self) -> tuple[bool, bool]:
         """Do one optimizer step. Returns whether any rank was asked to stop, and to save."""
         session, world, telemetry, strategy = self.session, self.world, self.telemetry, self.session.strategy
-        rate = session.schedule.advance()
         epoch = session.epoch
         self.progress.step += 1
         step = self.progress.step
+        rate = set_learning_rate(strategy.optimizer, session.phase_step, self.settings)
         self.clock.start()
         with telemetry.observe(step, session.objective.model):
             while True:

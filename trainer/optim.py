@@ -9,14 +9,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.adamw import adamw
 
 from trainer.config import Settings
 from trainer.errors import SettingsError
 
 
+def set_learning_rate(optimizer: torch.optim.Optimizer, step: int, settings: Settings) -> float:
+    """Set the rate of a step of the phase, the first being 1, in all groups; returns it."""
+    rate = learning_rate(step, settings)
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group["lr_share"]
+    return rate
+
+
 def learning_rate(step: int, settings: Settings) -> float:
-    """The rate of a step of a phase, the first being 1: linear warm-up to `lr`, then the decay of `schedule`.
+    """Linear warm-up to `lr`, then the decay of `schedule`.
 
     The decay reaches `lr` times `final_lr_ratio` at the last step: along half a cosine, or along a straight line;
     `constant` stays at the peak, and `wsd` does so up to the last `decay_share` of the steps, over which it loses the
@@ -43,10 +50,10 @@ def learning_rate(step: int, settings: Settings) -> float:
 def parameter_groups(
     named_parameters: Iterable[tuple[str, nn.Parameter]], settings: Settings, matrices: Set[str] = frozenset()
 ) -> list[dict[str, Any]]:
-    """Trainable parameters, with their names, as groups: those of two and more dimensions decay, all others do not.
+    """Trainable parameters with their names in groups: those of two and more dimensions decay, all others do not.
 
-    Each group also has its share of the learning rate, and with Muon whether it is one of `matrices`. Raises
-    SettingsError where a share is for no parameter, or there are no matrices for Muon.
+    Each group has its share of the learning rate, and for Muon whether it is one of `matrices`. Raises SettingsError
+    where a share is for no parameter, or there are no matrices for Muon.
     """
     groups: dict[tuple[bool, bool, float], list[tuple[str, nn.Parameter]]] = {}
     muon, unused = settings.optimizer == "muon", set(settings.lr_shares)
@@ -66,7 +73,7 @@ def parameter_groups(
             "params": members,
             "weight_decay": 0.0 if is_small else settings.weight_decay,
             "lr_share": share,
-            **({"matrices": is_matrix} if muon else {}),
+            **({"matrices": is_matrix, "momentum": settings.momentum} if muon else {}),
         }
         for (is_small, is_matrix, share), members in sorted(groups.items(), key=lambda item: item[0])
     ]
@@ -84,25 +91,18 @@ def optimizer_options(settings: Settings) -> tuple[type[torch.optim.Optimizer], 
             "fused": fused,
         }
     adamw = {"lr": settings.lr, "betas": (settings.beta1, settings.beta2), "fused": fused}
-    return (
-        (Muon, {**adamw, "momentum": settings.momentum}) if settings.optimizer == "muon" else (torch.optim.AdamW, adamw)
-    )
+    return (Muon if settings.optimizer == "muon" else torch.optim.AdamW), adamw
 
 
 def build_optimizer(
-    named_parameters: Iterable[tuple[str, nn.Parameter]],
-    settings: Settings,
-    matrices: Set[str] = frozenset(),
+    named_parameters: Iterable[tuple[str, nn.Parameter]], settings: Settings, matrices: Set[str] = frozenset()
 ) -> torch.optim.Optimizer:
-    """The optimizer of the settings, whose groups keep the names in ``group["param_names"]``.
-
-    `matrices` are the names of those that Muon is for.
-    """
+    """The optimizer of the settings, whose groups keep the names in ``group["param_names"]``."""
     kind, options = optimizer_options(settings)
     return kind(parameter_groups(named_parameters, settings, matrices), **options)
 
 
-class Muon(torch.optim.Optimizer):
+class Muon(torch.optim.AdamW):
     """Muon in groups of ``matrices``, AdamW in all others; one learning rate and weight decay for both.
 
     Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024: the momentum of a matrix with all
@@ -110,57 +110,29 @@ class Muon(torch.optim.Optimizer):
     and the root of its longer side, so that an update is about as large as one of AdamW.
     """
 
-    def __init__(
-        self, groups: Iterable[Any], *, lr: float, betas: tuple[float, float], momentum: float, fused: bool | None
-    ) -> None:
-        defaults = {"lr": lr, "betas": betas, "eps": 1e-8, "weight_decay": 0.0, "momentum": momentum}
-        super().__init__(groups, {**defaults, "fused": fused, "matrices": False})
+    def __init__(self, groups: Iterable[Any], **options: Any) -> None:
+        super().__init__(groups, **options)
+        self._step_supports_amp_scaling = False  # a step with infinite gradients is left out as a whole
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        torch.optim.Optimizer.__setstate__(self, state)  # AdamW's looks for its own state in all groups
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-            if group["matrices"]:
-                for parameter in parameters:
-                    self._turn(parameter, group)
-            elif parameters:
-                self._adamw(parameters, group)
-
-    def _turn(self, parameter: Tensor, group: Mapping[str, Any]) -> None:
-        gradient, state, momentum = parameter.grad, self.state[parameter], group["momentum"]
-        assert gradient is not None
-        if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(gradient)
-        state["momentum_buffer"].lerp_(gradient, 1 - momentum)
-        update = orthogonal(gradient.lerp(state["momentum_buffer"], momentum))
-        parameter.mul_(1 - group["lr"] * group["weight_decay"])
-        parameter.add_(update, alpha=-0.2 * max(parameter.shape) ** 0.5 * group["lr"])
-
-    def _adamw(self, parameters: list[Tensor], group: Mapping[str, Any]) -> None:
-        fused = bool(group["fused"])
-        for parameter in parameters:
-            state = self.state[parameter]
-            if not state:
-                state["step"] = torch.zeros((), device=parameter.device if fused else None)
-                state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
-        states = [self.state[parameter] for parameter in parameters]
-        beta1, beta2 = group["betas"]
-        adamw(
-            parameters,
-            [parameter.grad for parameter in parameters if parameter.grad is not None],
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
-            [],
-            [state["step"] for state in states],
-            fused=fused,
-            amsgrad=False,
-            beta1=beta1,
-            beta2=beta2,
-            lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            maximize=False,
-        )
+        groups = self.param_groups
+        for group in groups:
+            for parameter in group["params"] if group["matrices"] else ():
+                if (gradient := parameter.grad) is not None:
+                    state = self.state[parameter]
+                    if not state:
+                        state["momentum_buffer"] = torch.zeros_like(gradient)
+                    state["momentum_buffer"].lerp_(gradient, 1 - group["momentum"])
+                    update = orthogonal(gradient.lerp(state["momentum_buffer"], group["momentum"]))
+                    parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                    parameter.add_(update, alpha=-0.2 * max(parameter.shape) ** 0.5 * group["lr"])
+        self.param_groups = [group for group in groups if not group["matrices"]]
+        super().step()
+        self.param_groups = groups
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
@@ -177,27 +149,6 @@ def orthogonal(matrix: Tensor) -> Tensor:
         x = torch.addmm(x, torch.addmm(square, square, square, beta=-4.7750, alpha=2.0315), x, beta=3.4445)
     result: Tensor = (x.T if tall else x).to(matrix.dtype)
     return result
-
-
-class WarmupSchedule:
-    """Applies `learning_rate` to an optimizer.
-
-    Its only state is the step in the phase. Peak, warm-up, length and decay come from the settings, so that one given
-    on resume wins over the one a checkpoint was made with.
-    """
-
-    def __init__(self, optimizer: torch.optim.Optimizer, settings: Settings, step: int = 0) -> None:
-        self._optimizer = optimizer
-        self._settings = settings
-        self.step = step
-
-    def advance(self) -> float:
-        """Goes to the next step and returns its learning rate."""
-        self.step += 1
-        rate = learning_rate(self.step, self._settings)
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate * group["lr_share"]
-        return rate
 
 
 class Ema:
@@ -222,41 +173,38 @@ class Ema:
         d is the decay, but at most (1 + step) / (10 + step), so that the initial weights are soon forgotten.
         """
         decay = min(self._decay, (1 + step) / (10 + step))
-        if self._parameters:
+        if self._averages:
             weights = [self._parameters[name].to(average.dtype) for name, average in self._averages.items()]
             torch._foreach_lerp_(list(self._averages.values()), weights, 1 - decay)
 
     @contextlib.contextmanager
     def swapped(self) -> Iterator[None]:
         """The model has the averaged weights inside, and its own again afterwards."""
-        own = self._swap()
+        # Averages of weights in half precision would come back rounded.
+        precise = {
+            name: one.clone() for name, one in self._averages.items() if one.dtype != self._parameters[name].dtype
+        }
+        self._swap()
         try:
             yield
         finally:
-            self._swap(own)
+            self._swap()
+            for name, average in precise.items():
+                self._averages[name].copy_(average)
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        # Values, not storages: optimizers, buckets and shards refer to the parameters' memory.
+        for name, parameter in self._parameters.items():
+            current, average = parameter.clone(), self._averages[name]
+            parameter.copy_(average)
+            average.copy_(current)
 
     def state(self) -> dict[str, Tensor]:
         """The averages by name, shares as the parameters are; live tensors."""
         return dict(self._averages)
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Takes over averages, shares as the parameters are.
-
-        One that the state lacks starts at its parameter's value, as when averaging begins in the middle of a run.
-        """
+        """Take over averages; one that the state lacks, as when averaging begins in mid-run, is its parameter."""
         for name, average in self._averages.items():
             average.copy_(state.get(name, self._parameters[name]))
-
-    @torch.no_grad()
-    def _swap(self, own: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """Exchange weights and averages; or restore weights in half precision, which averages must not become."""
-        # Values, not storages: optimizers, buckets and shards refer to the parameters' memory.
-        kept = {}
-        for name, parameter in self._parameters.items():
-            current, average = parameter.clone(), self._averages[name]
-            parameter.copy_(own[name] if own and name in own else average)
-            if average.dtype == parameter.dtype:
-                average.copy_(current)
-            else:
-                kept[name] = current
-        return kept

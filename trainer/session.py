@@ -17,7 +17,7 @@ from trainer.data.order import Deal
 from trainer.errors import SettingsError
 from trainer.models import build
 from trainer.models.blocks import transformer_blocks
-from trainer.optim import Ema, WarmupSchedule
+from trainer.optim import Ema
 from trainer.parallel.build import build_strategy, shards_weights
 from trainer.precision import Precision, compile_modules
 from trainer.tasks import build_objective
@@ -61,7 +61,6 @@ class PhaseSession:
         self.flops_per_sample = self.objective.flops_per_sample() if world.device.type == "cuda" else None
         self._compile()
         self.strategy = build_strategy(settings, self.objective, world)
-        self.schedule = WarmupSchedule(self.strategy.optimizer, settings, self.phase_step)
         self.ema = Ema(self.strategy.local_parameters(), settings.ema) if settings.ema else None
         self.feed, self.held_out = self._build_feeds()
         self.batch_size = settings.batch_size if isinstance(settings.batch_size, int) else 0
@@ -120,7 +119,6 @@ class PhaseSession:
         self.progress.step, self.progress.samples = state["step"], state["samples"]
         self.progress.metrics = dict(state["metrics"])
         self.feed.resume(tuple(Deal(*deal) for deal in state.get("deals", ())))
-        self.schedule.step = self.phase_step
         self.strategy.load_model_state(state["model"])
         is_reset = settings.reset_optimizer and self.phase_step == 0
         if not is_reset and former["optimizer"] == settings.optimizer:

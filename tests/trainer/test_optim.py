@@ -19,7 +19,7 @@ from tests.trainer.test_loop import final_state, same
 from trainer.config import Settings
 from trainer.errors import SettingsError
 from trainer.models.blocks import matrices_of_blocks
-from trainer.optim import Ema, Muon, WarmupSchedule, build_optimizer, learning_rate, optimizer_options, orthogonal
+from trainer.optim import Ema, Muon, build_optimizer, learning_rate, optimizer_options, orthogonal, set_learning_rate
 
 
 def network() -> nn.Module:
@@ -54,18 +54,6 @@ def test_the_other_schedules() -> None:
     assert rates == pytest.approx([0.25, 0.5, 0.5, 0.5, *decayed, 0.05, 0.05])
 
 
-def test_a_peak_given_on_resume_wins() -> None:
-    model = network()
-    before, after = Settings(lr=0.5), Settings(lr=0.1)
-    first = WarmupSchedule(optimizer_for(model, lr=0.5), before)
-    for _ in range(30):
-        first.advance()
-    optimizer = optimizer_for(model, lr=0.1)
-    second = WarmupSchedule(optimizer, after, step=first.step)
-    assert second.advance() == pytest.approx(first.advance() / 5)
-    assert {group["lr"] for group in optimizer.param_groups} == {learning_rate(31, after)}
-
-
 def test_only_matrices_decay_and_all_keep_their_names() -> None:
     model = network()
     optimizer = optimizer_for(model, weight_decay=0.3)
@@ -93,9 +81,8 @@ def test_fused_where_torch_has_it() -> None:
 def test_parameters_have_their_share_of_the_rate_whatever_the_schedule() -> None:
     model, chosen = network(), Settings(lr=0.5, warmup_steps=4, lr_shares={"0.weight": 0.1, "bias": 2.0})
     optimizer = build_optimizer(model.named_parameters(), chosen)
-    schedule = WarmupSchedule(optimizer, chosen)
-    for _ in range(7):
-        rate = schedule.advance()
+    for step in range(1, 8):
+        rate = set_learning_rate(optimizer, step, chosen)
         rates = {name: group["lr"] for group in optimizer.param_groups for name in group["param_names"]}
         assert rates == {
             "0.weight": pytest.approx(0.1 * rate),
@@ -105,7 +92,7 @@ def test_parameters_have_their_share_of_the_rate_whatever_the_schedule() -> None
             "1.weight": rate,
             "3.weight": rate,
         }
-        assert rate == learning_rate(schedule.step, chosen)
+        assert rate == learning_rate(step, chosen)
     assert {group["weight_decay"] for group in optimizer.param_groups if "0.weight" in group["param_names"]} == {0.01}
 
 
@@ -137,7 +124,6 @@ class Stack(nn.Module):
         return out
 
 
-@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has it since 2.9")
 def test_muon_steps_as_torchs_muon_and_its_other_parameters_as_adamw() -> None:
     ours, theirs = Stack(), Stack()
     names = matrices_of_blocks(ours)

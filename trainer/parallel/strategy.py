@@ -160,9 +160,9 @@ _ADAM, _MOMENTUM = frozenset({"step", "exp_avg", "exp_avg_sq"}), frozenset({"mom
 
 # The keys of a parameter's state: one of these sets must be complete.
 _NEEDED: dict[type[torch.optim.Optimizer], tuple[frozenset[str], ...]] = {
+    Muon: (_MOMENTUM, _ADAM),  # before AdamW, which it is one of
     torch.optim.AdamW: (_ADAM,),
     torch.optim.SGD: (_MOMENTUM,),
-    Muon: (_MOMENTUM, _ADAM),
 }
 
 Shard = Callable[[str, Tensor], Tensor]
