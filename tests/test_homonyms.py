@@ -15,7 +15,6 @@ SHARED: dict[str, str] = {
     "Objective": "both are the field's: there the metric that a study improves, here a model with its loss",
     "Run": "there a stored run, here the training of this process",
     "Settings": "what a person has set, there of the screen, here of a training",
-    "Sink": "one further place that metrics go to",
 }
 """Names that gputui and the trainer share, each with its reason. They are programs of their own: no module and no test
 but those of the contract between them imports both. There is gputui, here the trainer."""
