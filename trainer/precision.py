@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -14,20 +14,17 @@ from trainer.errors import SettingsError
 
 _HISTORY = 100_000  # newest allocations
 
-_AUTOCAST: Mapping[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Precision:
-    """How one phase computes. Making one sets torch's global switches for it.
-
-    `dtype` is the type that autocast computes in, None for fp32. `scaler` does nothing unless precision is fp16.
-    """
+    """Types, loss scale and memory order of one phase; making one sets torch's global switches for it."""
 
     def __init__(self, settings: Settings, device: torch.device) -> None:
         if settings.precision == "fp16" and device.type != "cuda" and settings.device != "cpu":
             raise SettingsError("--precision fp16 needs a CUDA GPU; use bf16 or fp32 here")
-        self.device = device
-        self.dtype = _AUTOCAST.get(settings.precision)
+        self._device = device
+        self._dtype = _AUTOCAST.get(settings.precision)
         self.scaler = torch.amp.GradScaler(
             device.type,
             init_scale=settings.loss_scale,
@@ -41,23 +38,18 @@ class Precision:
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """Around forward passes and their losses."""
-        if self.dtype is None:
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, dtype=self.dtype)
+        return torch.autocast(self._device.type, dtype=self._dtype) if self._dtype else contextlib.nullcontext()
 
     def place(self, module: nn.Module) -> nn.Module:
         """The module on the device, the weights of its convolutions in the memory order that was asked for."""
-        module = module.to(self.device)
+        module = module.to(self._device)
         if self._channels_last:
             module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return module
 
 
 def switch_backends(settings: Settings, device: torch.device) -> None:
-    """Sets torch's global switches: determinism, TF32, and the share of the GPU's memory.
-
-    Whatever has no deterministic implementation warns and goes on.
-    """
+    """Set torch's global switches: determinism, where torch has it, TF32, and the share of the GPU's memory."""
     torch.use_deterministic_algorithms(settings.deterministic, warn_only=True)
     # Else each new tensor is filled before it is written, at the cost of as much memory traffic again.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
@@ -72,10 +64,7 @@ def switch_backends(settings: Settings, device: torch.device) -> None:
 
 
 def snapshot_at_out_of_memory(path: Path) -> None:
-    """From now on, CUDA's allocator writes its history to a file whenever it runs out of memory, over an earlier one.
-
-    https://pytorch.org/memory_viz shows it: each allocation with the stack that asked for it.
-    """
+    """Let CUDA's allocator write its history, for https://pytorch.org/memory_viz, whenever it runs out of memory."""
     path.parent.mkdir(parents=True, exist_ok=True)
     torch.cuda.memory._record_memory_history(max_entries=_HISTORY)
 
@@ -86,10 +75,7 @@ def snapshot_at_out_of_memory(path: Path) -> None:
 
 
 def compile_modules(modules: Sequence[nn.Module], settings: Settings) -> None:
-    """Compiles the modules' forward in place, on first use, once per batch shape.
-
-    They stay the same objects and their state keeps its names. Before DistributedDataParallel or FSDP wraps them.
-    """
+    """Compile forward in place, on first use, once per batch shape; before DDP or FSDP wraps the modules."""
     if settings.compile != "off":
         forget_compiled(settings)
         for module in modules:
@@ -97,9 +83,6 @@ def compile_modules(modules: Sequence[nn.Module], settings: Settings) -> None:
 
 
 def forget_compiled(settings: Settings) -> None:
-    """Drops what was compiled for other shapes of batch or for an earlier phase, with the memory of its CUDA graphs.
-
-    All modules share torch's limit of eight compilations, beyond which it computes uncompiled.
-    """
+    """Drop what was compiled for other batches or phases: beyond eight compilations torch computes uncompiled."""
     if settings.compile != "off":
         torch.compiler.reset()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Callable
 from typing import Literal
@@ -22,8 +23,7 @@ def validate(
 ) -> tuple[dict[str, float] | None, float]:
     """Measure the averaged weights, or the current ones, on the held-out data (collective).
 
-    Returns the means as ``val/…``, and the seconds it took. The means are None if `stopping` returned True on any rank,
-    because a validation may take longer than a process has to stop.
+    Returns the means as ``val/…``, None if `stopping` was True on any rank, and the seconds it took.
 
     If memory runs out on a rank, all start again with half the batch, kept in `session.validation_batch`. This needs
     settings that allow smaller batches in training, too, and a forward pass without collectives.
@@ -34,12 +34,9 @@ def validate(
     session.objective.eval()
     with session.ema.swapped() if session.ema else contextlib.nullcontext(), torch.no_grad():
         session.strategy.before_measuring()
-        while True:
-            size = session.validation_batch or _batch_size(session)
-            outcome = _sums(session, size, stopping, survive=survive and size > 1)
-            if outcome != "out of memory":
-                break
-            session.validation_batch = size // 2
+        size = session.validation_batch or _batch_size(session)
+        while (outcome := _sums(session, size, stopping, survive=survive and size > 1)) == "out of memory":
+            session.validation_batch = size = size // 2
             if session.world.device.type == "cuda":
                 torch.cuda.empty_cache()
     session.strategy.after_measuring()
@@ -57,34 +54,31 @@ def validate(
 def _sums(
     session: PhaseSession, batch_size: int, stopping: Callable[[], bool], *, survive: bool
 ) -> dict[str, torch.Tensor] | Literal["stopped", "out of memory"]:
-    """What `measure` returns for this rank's share, or why any rank gave up. All agree on that before each batch."""
-    sums: dict[str, torch.Tensor] = {}
+    """What `measure` returns for this rank's share, or why any rank gave up; all agree on that each time."""
+    parts: dict[str, list[torch.Tensor]] = {}
     failed = False
-
-    def agree() -> Literal["", "stopped", "out of memory"]:
+    for fields in itertools.chain(session.held_out.batches(batch_size), [None]):
         stopped, out_of_memory = session.world.vote(stopping(), failed)
-        return "stopped" if stopped else "out of memory" if out_of_memory else ""
-
-    for fields in session.held_out.batches(batch_size):
-        if reason := agree():
-            return reason
+        if stopped or out_of_memory:
+            return "stopped" if stopped else "out of memory"
+        if fields is None:
+            break
+        is_empty = not len(next(iter(fields.values())))
         try:
-            is_empty = not len(next(iter(fields.values())))
             with session.precision.autocast():
                 # An empty batch still needs a forward pass, which may be collective; few networks accept 0 samples.
                 measured = session.objective.measure(session.held_out.any_sample() if is_empty else fields)
-            for name, value in measured.items():
-                if value.dim():
-                    rows = value[:0] if is_empty else value
-                    sums[name] = torch.cat([sums[name], rows]) if name in sums else rows
-                else:
-                    value = torch.zeros_like(value) if is_empty else value
-                    sums[name] = sums[name] + value.double() if name in sums else value.double()
         except Exception as error:
             if not survive or not is_out_of_memory(error):
                 raise
             failed = True
-    return agree() or sums if survive else sums
+            continue
+        for name, value in measured.items():
+            value = value if value.dim() else value.double()
+            if is_empty:
+                value = value[:0] if value.dim() else torch.zeros_like(value)
+            parts.setdefault(name, []).append(value)
+    return {name: torch.cat(values) if values[0].dim() else torch.stack(values).sum() for name, values in parts.items()}
 
 
 def _batch_size(session: PhaseSession) -> int:

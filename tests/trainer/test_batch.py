@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tables import table
-from trainer.batch import USABLE, AutoBatch, Probe, find_batch, is_out_of_memory, smaller
+from trainer.batch import USABLE, Probe, find_batch, is_out_of_memory, smaller
 from trainer.errors import TrainerError
 from trainer.world import World
 
@@ -35,13 +36,15 @@ def test_steps_down_keep_the_product_and_end_at_one(batch: int, accum: int) -> N
     assert batch == 1 and accum == product and steps <= 30
 
 
-def linear(base: int, per_sample: int, total: int, tried: list[int]) -> Callable[[int], Probe | None]:
+def linear(
+    base: int, per_sample: int, total: int, tried: list[int], base_known: bool = True
+) -> Callable[[int], Probe | None]:
     """Memory as a straight line; whatever does not fit runs out."""
 
     def probe(size: int) -> Probe | None:
         tried.append(size)
         peak = base + size * per_sample
-        return Probe(peak, total, base) if peak <= total else None
+        return Probe(peak, total, base if base_known else 0) if peak <= total else None
 
     return probe
 
@@ -53,33 +56,27 @@ def test_the_search_is_within_an_eighth_and_never_runs_out(
     base: int, per_sample: int, gigabytes: int, limit: int, base_known: bool
 ) -> None:
     total, tried = gigabytes * GIB, list[int]()
-    memory = linear(base, per_sample, total, tried)
-    search = AutoBatch(limit)
-    while (size := search.next_try) is not None:
-        probe = memory(size)
-        if probe is None:
-            search.failed()
-        else:
-            search.fitted(probe if base_known else Probe(probe.peak_bytes, total))
+    found = 0
+    with contextlib.suppress(TrainerError):
+        found = find_batch(linear(base, per_sample, total, tried, base_known), limit, ALONE)
     best = min(limit, int((USABLE * total - base) // per_sample))
     # The first sample, and without a base the second, have to be tried before anything is known.
     blind = 1 if base_known and base else 2
     assert all(size <= max(best, blind) for size in tried)
     assert len(tried) <= 17 and len(set(tried)) == len(tried)
-    assert search.result >= min(best, 1) and search.result >= best - best / 8
-    assert search.result <= max(best, blind)
+    assert max(min(best, 1), best - best / 8) <= found <= max(best, blind)
 
 
 def test_running_out_halves_the_gap() -> None:
-    search, tried = AutoBatch(64), list[int]()
-    while search.next_try is not None:
-        tried.append(search.next_try)
+    tried = list[int]()
+
+    def probe(size: int) -> Probe | None:
+        tried.append(size)
         # Nothing can be forecast: memory seems not to depend on the batch.
-        search.failed() if search.next_try > 20 else search.fitted(Probe(GIB, 100 * GIB))
+        return None if size > 20 else Probe(GIB, 100 * GIB)
+
+    assert find_batch(probe, 64, ALONE) == 20
     assert tried == [1, 2, 4, 8, 16, 32, 24, 20, 22]
-    assert search.result == 20
-    with pytest.raises(ValueError, match="over"):
-        search.failed()
 
 
 def test_not_even_one_sample() -> None:
