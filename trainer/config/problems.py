@@ -32,5 +32,7 @@ def first(error: ValidationError) -> tuple[str, str]:
     place = errors[0]["loc"]
     if not place:  # it does not fit the others
         return errors[0]["ctx"]["name"], errors[0]["msg"]
-    same = [one["msg"].removeprefix("Input ") for one in errors if one["loc"][0] == place[0]]
+    same = [
+        one["msg"].removeprefix("Input ").replace("valid tuple", "list") for one in errors if one["loc"][0] == place[0]
+    ]
     return str(place[0]), f" {', or '.join(same)}, got {errors[0]['input']!r}"
