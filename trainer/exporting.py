@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from trainer.checkpoints import choose, files, load
 from trainer.errors import CheckpointError, SettingsError, TrainerError, one_line, show
-from trainer.models.huggingface import library
+from trainer.models.custom import library
 from trainer.models.weights import network_of
 from trainer.tokenizer import Tokenizer
 

@@ -250,9 +250,8 @@ class Run:
                 "--static-graph, --sync-batchnorm or contrastive learning a rank without memory leaves others waiting",
                 error=True,
             )
-        weights = session.built.weights
-        if weights and weights.fresh:
-            self.telemetry.say(f"not in {settings.weights}, so they start fresh: {', '.join(weights.fresh)}")
+        if fresh := session.built.fresh:
+            self.telemetry.say(f"not in {settings.weights}, so they start fresh: {', '.join(fresh)}")
 
         data, model = session.data, session.built.model
         if isinstance(data, Text) and data.marked and not getattr(model, "keeps_documents", False):

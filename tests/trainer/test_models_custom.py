@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -79,10 +80,8 @@ def test_a_function_that_takes_anything_gets_all(task: str, data: Data, facts: d
     ],
 )
 def test_functions_that_cannot_be_used_are_refused(settings: Settings, words: str) -> None:
-    with pytest.raises(SettingsError) as error:
+    with pytest.raises(SettingsError, match=re.escape(words)):
         build_model(settings, images())
-    assert words in str(error.value)
-    assert "\n" not in str(error.value)
 
 
 # --- configuration files ----------------------------------------------------------------------------------------------
@@ -134,9 +133,8 @@ def test_files_that_cannot_be_used_are_refused(
 ) -> None:
     settings = from_file(tmp_path, config, task, **changes)
     data = images(3, 32, 32) if task in ("classify", "contrastive") else text(64, settings.context if changes else 16)
-    with pytest.raises(SettingsError) as error:
+    with pytest.raises(SettingsError, match=re.escape(words)) as error:
         build_model(settings, data)
-    assert words in str(error.value)
     assert "\n" not in str(error.value)
 
 

@@ -1,9 +1,8 @@
-"""Where a network repeats itself: the row of blocks that recomputation and sharding work on.
+"""The row of blocks in which a network repeats itself, for sharding and for recomputation.
 
-`apply_recompute` is activation checkpointing: backward recomputes the inside of blocks instead of keeping it in memory.
-
-Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016. Blocks change their class and not their place, so
-that parameters keep their names, and hooks (such as those of sharding) stay outside of what is recomputed.
+`apply_recompute` is activation checkpointing (Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016).
+Blocks change their class and not their place, so that parameters keep their names, and hooks, such as those of
+sharding, stay outside of what is recomputed.
 """
 
 from __future__ import annotations
@@ -28,18 +27,16 @@ def transformer_blocks(model: nn.Module) -> list[nn.Module]:
     They are the children of the list or sequence that holds the most parameters, of those whose children all have one
     class. A block that is nothing but such a row itself, like a stage of a ResNet, counts as its children.
     """
-    rows = [module for module in model.modules() if _is_row(module)]
-    if not rows:
-        return []
     # Of nested rows with equally many parameters the outer one comes first.
-    return _spread(list(max(rows, key=_parameters).children()))
+    row = max((module for module in model.modules() if _is_row(module)), key=_parameters, default=None)
+    return _spread(row) if row is not None else []
 
 
-def _spread(blocks: list[nn.Module]) -> list[nn.Module]:
+def _spread(row: nn.Module) -> list[nn.Module]:
     spread: list[nn.Module] = []
-    for block in blocks:
+    for block in row.children():
         inside = list(block.children())
-        spread += _spread(list(inside[0].children())) if len(inside) == 1 and _is_row(inside[0]) else [block]
+        spread += _spread(inside[0]) if len(inside) == 1 and _is_row(inside[0]) else [block]
     return spread
 
 
@@ -63,10 +60,9 @@ def matrices_of_blocks(model: nn.Module) -> frozenset[str]:
 def apply_recompute(model: nn.Module, mode: Recompute) -> None:
     """Set which blocks recompute in training: none, every other one or all; can be called again with another mode.
 
-    With ``operations`` all do, except for the results of `_KEPT` operations.
-
-    Random numbers in the blocks (dropout) and batch statistics are those of the first pass, so gradients stay the same.
-    Raises SettingsError for a model without repeated blocks.
+    With ``operations`` all do, except for the results of `_KEPT`. Random numbers in the blocks (dropout) and batch
+    statistics are those of the first pass, so gradients stay the same. Raises SettingsError for a model without
+    repeated blocks.
     """
     blocks = transformer_blocks(model)
     if mode != "none" and not blocks:
@@ -74,7 +70,7 @@ def apply_recompute(model: nn.Module, mode: Recompute) -> None:
     for number, block in enumerate(blocks):
         if mode != "none" and not isinstance(block, _Recomputing):
             # All blocks, also those that will not recompute: a row of blocks stays one of a single class.
-            block.__class__ = _recomputing(type(block))
+            block.__class__ = _recomputing(type(block))  # type: ignore[arg-type]
         if isinstance(block, _Recomputing):
             block.recompute = mode in ("full", "operations") or (mode == "selective" and number % 2 == 0)
             block.keeps_products = mode == "operations"
@@ -90,10 +86,9 @@ class _Recomputing(nn.Module):
         inner = super().forward
         if not (self.recompute and self.training and torch.is_grad_enabled()):
             return inner(*args, **kwargs)
-        norms = [module for module in self.modules() if isinstance(module, _BatchNorm)]
         # A compiler sees that forward runs twice, and lets statistics change once.
-        if torch.compiler.is_compiling():
-            norms = []
+        compiling = torch.compiler.is_compiling()
+        norms = [] if compiling else [module for module in self.modules() if isinstance(module, _BatchNorm)]
         if not norms and not self.keeps_products:
             return checkpoint(inner, *args, use_reentrant=False, **kwargs)
         contexts = functools.partial(_contexts, norms, self.keeps_products)
@@ -109,13 +104,7 @@ def _contexts(norms: list[_BatchNorm], keeps_products: bool) -> tuple[_Context, 
     second: _Context = contextlib.nullcontext()
     if keeps_products:
         first, second = create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]
-    return first, _both(_statistics_kept(norms), second) if norms else second
-
-
-@contextlib.contextmanager
-def _both(outer: _Context, inner: _Context) -> Iterator[None]:
-    with outer, inner:
-        yield
+    return first, _statistics_kept(norms, second) if norms else second
 
 
 # Their results are expensive to compute, and no larger than what is computed from them.
@@ -132,22 +121,19 @@ def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> Checkpoi
 
 
 @contextlib.contextmanager
-def _statistics_kept(norms: list[_BatchNorm]) -> Iterator[None]:
-    """Inside, norms update copies of their running statistics, so that a batch is not counted twice."""
+def _statistics_kept(norms: list[_BatchNorm], inner: _Context) -> Iterator[None]:
+    """Inside, and in `inner`, norms update copies of their running statistics, so that a batch is not counted twice."""
     originals = [dict(norm._buffers) for norm in norms]
     for norm in norms:
         norm._buffers.update({name: buffer.clone() for name, buffer in norm._buffers.items() if buffer is not None})
     try:
-        yield
+        with inner:
+            yield
     finally:
         for norm, buffers in zip(norms, originals, strict=True):
             norm._buffers.update(buffers)
 
 
-_classes: dict[type[nn.Module], type[_Recomputing]] = {}
-
-
+@functools.cache
 def _recomputing(kind: type[nn.Module]) -> type[_Recomputing]:
-    if kind not in _classes:
-        _classes[kind] = type(f"Recomputing{kind.__name__}", (_Recomputing, kind), {})
-    return _classes[kind]
+    return type(f"Recomputing{kind.__name__}", (_Recomputing, kind), {})

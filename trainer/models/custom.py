@@ -1,57 +1,98 @@
-"""The user's own networks: from a function, or from a Hugging Face configuration file."""
+"""Networks that are defined elsewhere: configurations of `transformers`, and the user's own function."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
 from trainer.config import Settings
-from trainer.config.problems import nearest
-from trainer.data.contract import Data, Images
-from trainer.errors import SettingsError
-from trainer.models.huggingface import FROM_DATA, check_options, check_room, fitting, known_keys, library, vocabulary
+from trainer.config.problems import did_you_mean
+from trainer.data.contract import Data, Images, Text
+from trainer.errors import SettingsError, TrainerError, one_line
 from trainer.models.own import Logits
 
+T = TypeVar("T")
 
-def from_function(settings: Settings, data: Data) -> nn.Module:
-    """Call ``package.module:function`` with those of the data's facts that it takes, and with model_options.
+# Keys that follow from the data and cannot be chosen.
+_FROM_DATA = ("num_labels", "id2label", "label2id", "num_channels", "image_size")
 
-    Facts are `task` and, for images, `image_shape` (channels, height, width) and `classes`, for text `vocabulary` and
-    `context`, and for contrastive learning `embedding_size`. The module it returns maps one tensor to a tensor or to a
-    Hugging Face output. Raises SettingsError if the function cannot be found or called; its own errors pass.
+
+def imported(name: str) -> Any:
+    """A module of a library that only some models need. Raises TrainerError if it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise TrainerError(f"this model needs {name} ({error}); pip install 'gputui[train]'") from None
+
+
+def library() -> Any:
+    """The transformers package, set to log nothing but errors. Raises TrainerError if it is not installed."""
+    transformers = imported("transformers")
+    transformers.utils.logging.set_verbosity_error()
+    return transformers
+
+
+def fitting(make: Callable[[], T], where: str = "model_options") -> T:
+    """The result of `make`. Raises SettingsError if the values given at `where` contradict each other."""
+    from huggingface_hub.errors import StrictDataclassError
+
+    try:
+        return make()
+    except (ValueError, TypeError, StrictDataclassError) as error:
+        raise SettingsError(f"{where}: {one_line(error)}") from None
+
+
+def configuration(
+    kind: Any, values: Mapping[str, Any], options: Mapping[str, Any], where: str = "model_options"
+) -> Any:
+    """A configuration of class `kind` with `values`, of which `options` change some or add others.
+
+    Raises SettingsError for values that do not fit, and for an option that is no key or that the data decides.
     """
-    function = _function(settings.model)
-    options = settings.model_options
-    parameters = inspect.signature(function).parameters.values()
-    named = {each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
-    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
-    facts = {key: value for key, value in _facts(settings, data).items() if takes_any or key in named}
-    if not takes_any:
-        check_options(options, named, settings.model)
-    for parameter in parameters:
-        name = parameter.name
-        if name in named and parameter.default is parameter.empty and name not in facts and name not in options:
-            raise SettingsError(f"model: {settings.model} needs {name}; give it in model_options")
-    model = function(**{**facts, **options})
-    if not isinstance(model, nn.Module):
-        raise SettingsError(f"model: {settings.model} returned {type(model).__name__}, not a torch.nn.Module")
-    return Logits(model)
+    aliases: Mapping[str, str] = kind.attribute_map
+    known = {key for key in fitting(lambda: kind(**values), where).to_dict() if not key.startswith("_")} | set(aliases)
+    _check_options(options, known, getattr(kind, "model_type", kind.__name__), decided=_FROM_DATA)
+    chosen = {aliases.get(key, key): value for key, value in {**values, **options}.items()}
+    return fitting(lambda: kind(**chosen))
+
+
+def vocabulary(settings: Settings, data: Text) -> int:
+    """Tokens that a model must know: the data's, and for masked language modelling the mask after them."""
+    return data.vocabulary + (settings.task == "mlm")
+
+
+def check_room(config: Any, tokens: int, context: int) -> None:
+    """Raise SettingsError if the configuration has less room than the data needs."""
+    for key, needed in (("vocab_size", tokens), ("max_position_embeddings", context)):
+        room = getattr(config, key, None)
+        if isinstance(room, int) and room < needed:
+            raise SettingsError(f"model: {key} is {room}, but the data needs at least {needed}")
 
 
 def from_config_file(settings: Settings, data: Data) -> tuple[nn.Module, int | None]:
     """The network that a config.json describes, with fresh weights, and the size of its features if it is known.
 
-    Number of classes, channels and image size are the data's; a language model must have room for the data's tokens.
-    Code that a configuration names is never run. Raises SettingsError.
+    Number of classes, channels and image size are the data's. Code that a configuration names is never run.
     """
-    hf = library()
-    config = _configuration(hf, Path(settings.model), settings.model_options)
+    hf, where = library(), f"model: {settings.model}"
+    try:
+        values = json.loads(Path(settings.model).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"{where}: {error.strerror}") from None
+    except ValueError as error:
+        raise SettingsError(f"{where} is no JSON: {error}") from None
+    kind = values.get("model_type") if isinstance(values, dict) else None
+    if not isinstance(kind, str) or kind not in hf.CONFIG_MAPPING:
+        raise SettingsError(f"{where}: unknown model_type {kind!r}{did_you_mean(str(kind), hf.CONFIG_MAPPING.keys())}")
+    # Weights stay in fp32, and attention as transformers chooses it: precision is a separate setting.
+    values |= {"dtype": "float32", "torch_dtype": None, "attn_implementation": None}
+    config = configuration(hf.CONFIG_MAPPING[kind], values, settings.model_options, where)
     if isinstance(data, Images):
         channels, height, width = data.shape
         config.num_labels = 0 if settings.task == "contrastive" else len(data.classes)
@@ -64,32 +105,40 @@ def from_config_file(settings: Settings, data: Data) -> tuple[nn.Module, int | N
         config.use_cache = False
         family = hf.AutoModelForCausalLM if settings.task == "lm" else hf.AutoModelForMaskedLM
     if type(config) not in family._model_mapping:
-        raise SettingsError(f"model: {settings.model} describes {config.model_type}, which cannot do {settings.task}")
+        raise SettingsError(f"{where} describes {config.model_type}, which cannot do {settings.task}")
     if settings.task == "lm" and getattr(config, "is_decoder", None) is False:
         config.is_decoder = True  # else models such as BERT would see the tokens that they are to predict
-    model = fitting(lambda: family.from_config(config, trust_remote_code=False), where=f"model: {settings.model}")
+    model = fitting(lambda: family.from_config(config, trust_remote_code=False), where)
     sizes = getattr(config, "hidden_sizes", None) or [getattr(config, "hidden_size", None)]
     return Logits(model), sizes[-1]
 
 
-def _configuration(hf: Any, path: Path, options: Mapping[str, Any]) -> Any:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SettingsError(f"model: {path}: {error.strerror}") from None
-    except ValueError as error:
-        raise SettingsError(f"model: {path} is no JSON: {error}") from None
-    kinds = hf.CONFIG_MAPPING
-    kind = values.get("model_type") if isinstance(values, dict) else None
-    if not isinstance(kind, str) or kind not in kinds:
-        near = nearest(str(kind), kinds.keys())
-        raise SettingsError(f"model: {path}: unknown model_type {kind!r}" + (f"; did you mean {near}?" if near else ""))
-    config = fitting(lambda: kinds[kind].from_dict(values), where=f"model: {path}")
-    check_options(options, known_keys(config), kind, decided=FROM_DATA)
-    aliases = config.attribute_map
-    chosen = {aliases.get(key, key): value for key, value in options.items()}
-    # Weights stay in fp32, independent of the file: precision is a separate setting.
-    return fitting(lambda: kinds[kind].from_dict({**values, **chosen, "dtype": "float32", "torch_dtype": None}))
+def from_function(settings: Settings, data: Data) -> nn.Module:
+    """Call ``package.module:function`` with those of the data's facts that it takes, and with model_options.
+
+    The module it returns maps one tensor to a tensor or to a Hugging Face output. Raises SettingsError if the function
+    cannot be found or called; its own errors pass.
+    """
+    facts: dict[str, Any] = {"task": settings.task}
+    if isinstance(data, Images):
+        facts |= {"image_shape": data.shape, "classes": len(data.classes)}
+    else:
+        facts |= {"vocabulary": vocabulary(settings, data), "context": data.context}
+    if settings.task == "contrastive":
+        facts["embedding_size"] = settings.embedding_size
+    function, options = _function(settings.model), settings.model_options
+    parameters = inspect.signature(function).parameters.values()
+    named = {each.name: each for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
+    if not any(each.kind is each.VAR_KEYWORD for each in parameters):
+        _check_options(options, named, settings.model)
+        facts = {key: value for key, value in facts.items() if key in named}
+    for name, parameter in named.items():
+        if parameter.default is parameter.empty and name not in facts and name not in options:
+            raise SettingsError(f"model: {settings.model} needs {name}; give it in model_options")
+    model = function(**{**facts, **options})
+    if not isinstance(model, nn.Module):
+        raise SettingsError(f"model: {settings.model} returned {type(model).__name__}, not a torch.nn.Module")
+    return Logits(model)
 
 
 def _function(name: str) -> Callable[..., Any]:
@@ -103,21 +152,18 @@ def _function(name: str) -> Callable[..., Any]:
         if error.name is None or not (module_name + ".").startswith(error.name + "."):
             raise
         raise SettingsError(f"model: no module named {error.name} (for {name})") from None
-    value = getattr(module, attribute, None)
-    if not callable(value):
-        near = nearest(attribute, [key for key in vars(module) if callable(getattr(module, key))])
-        raise SettingsError(
-            f"model: {module_name} has no function {attribute!r}" + (f"; did you mean {near}?" if near else "")
-        )
-    function: Callable[..., Any] = value
+    function: Callable[..., Any] | None = getattr(module, attribute, None)
+    if not callable(function):
+        functions = [key for key, other in vars(module).items() if callable(other)]
+        raise SettingsError(f"model: {module_name} has no function {attribute!r}{did_you_mean(attribute, functions)}")
     return function
 
 
-def _facts(settings: Settings, data: Data) -> dict[str, Any]:
-    if isinstance(data, Images):
-        facts: dict[str, Any] = {"image_shape": data.shape, "classes": len(data.classes)}
-    else:
-        facts = {"vocabulary": vocabulary(settings, data), "context": data.context}
-    if settings.task == "contrastive":
-        facts["embedding_size"] = settings.embedding_size
-    return {"task": settings.task, **facts}
+def _check_options(
+    options: Mapping[str, Any], known: Collection[str], whose: str, decided: Collection[str] = ()
+) -> None:
+    for key in options:
+        if key in decided:
+            raise SettingsError(f"model_options: {key} cannot be set, it follows from the data")
+        if key not in known:
+            raise SettingsError(f"model_options: {whose} has no {key}{did_you_mean(key, set(known) - set(decided))}")

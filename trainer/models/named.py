@@ -23,10 +23,10 @@ from trainer.data.contract import Data, Images, Text
 from trainer.errors import SettingsError
 from trainer.models import custom
 from trainer.models.blocks import apply_recompute
+from trainer.models.custom import check_room, configuration, fitting, library, vocabulary
 from trainer.models.deferred import give_first_values, without_memory
-from trainer.models.huggingface import check_room, configuration, fitting, library, vocabulary
 from trainer.models.own import SMALLEST_IMAGE, ByteTransformer, Embedder, Logits, SmallCnn, attend
-from trainer.models.weights import WeightsReport, load_weights
+from trainer.models.weights import load_weights
 
 
 @dataclass(frozen=True)
@@ -113,11 +113,11 @@ _MOST_PATCHES = 4096
 
 @dataclass(frozen=True)
 class Built:
-    """A network that maps one tensor to one tensor, and what came of `settings.weights` (None: none given)."""
+    """A network that maps one tensor to one tensor, and the names of what `settings.weights` did not have."""
 
     name: str
     model: nn.Module
-    weights: WeightsReport | None
+    fresh: tuple[str, ...]
 
 
 def build_model(settings: Settings, data: Data) -> nn.Module:
@@ -159,11 +159,11 @@ def build(settings: Settings, data: Data, *, sharded: bool = False) -> Built:
     if deferred and not stays_empty:
         give_first_values(model)
     model.train()
-    report = load_weights(model, settings.weights) if settings.weights is not None else None
+    fresh = load_weights(model, settings.weights) if settings.weights is not None else ()
     apply_recompute(model, settings.gradient_checkpointing)
     if isinstance(model, ByteTransformer | Logits):
         model.compiled = settings.compile != "off"
-    return Built(settings.model, model, report)
+    return Built(settings.model, model, fresh)
 
 
 def _network(settings: Settings, data: Data) -> tuple[nn.Module, int | None]:

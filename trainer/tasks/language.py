@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from trainer.config import Settings
 from trainer.data.contract import Fields, Indices, Text, Transform
-from trainer.models import model_facts
+from trainer.models import flops_per_token
 from trainer.tasks.objective import Objective, uniform
 
 
@@ -33,7 +33,7 @@ class LanguageObjective(Objective):
         return {**means, "perplexity": math.inf if means["loss"] > 700 else math.exp(means["loss"])}
 
     def flops_per_sample(self) -> float | None:
-        per_token = model_facts(self.model).flops_per_token(self.context)
+        per_token = flops_per_token(self.model, self.context)
         return None if per_token is None else per_token * self.context
 
 
