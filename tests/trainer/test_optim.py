@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 from tests.tables import table
 from tests.trainer.running import train
@@ -31,27 +30,32 @@ def optimizer_for(model: nn.Module, **settings: Any) -> torch.optim.Optimizer:
     return build_optimizer(model.named_parameters(), Settings(**settings))
 
 
-def test_the_cosine_warms_up_and_decays_to_its_last_share() -> None:
-    chosen = Settings(steps=100, warmup_steps=10, lr=0.5, final_lr_ratio=0.1)
-    rates = [learning_rate(step, chosen) for step in range(1, 101)]
-    assert rates[:10] == pytest.approx([0.05 * step for step in range(1, 11)])
-    assert all(later < earlier for earlier, later in itertools.pairwise(rates[9:]))
-    assert rates[54] == pytest.approx(0.5 * (0.1 + 0.9 / 2))
-    assert rates[-1] == pytest.approx(0.05)
-    assert learning_rate(500, chosen) == pytest.approx(0.05)
-    assert learning_rate(1, Settings(warmup_steps=0, steps=1)) > 0
+HEIGHTS = [0.8, 0.6, 0.4, 0.2]  # a 25th, 4, 9 and 16 of 25 decaying steps done, less their roots
 
 
-def test_the_other_schedules() -> None:
-    linear = Settings(steps=30, warmup_steps=10, lr=0.5, final_lr_ratio=0.2, schedule="linear")
-    assert [learning_rate(step, linear) for step in (5, 10, 20, 25, 30)] == pytest.approx([0.25, 0.5, 0.3, 0.2, 0.1])
-    constant = Settings(steps=30, warmup_steps=10, lr=0.5, schedule="constant")
-    assert [learning_rate(step, constant) for step in (5, 10, 30, 99)] == [0.25, 0.5, 0.5, 0.5]
-    wsd = Settings(steps=100, warmup_steps=10, lr=0.5, final_lr_ratio=0.1, schedule="wsd", decay_share=0.25)
-    rates = [learning_rate(step, wsd) for step in (5, 10, 40, 75, 76, 79, 84, 91, 100, 130)]
-    heights = [0.8, 0.6, 0.4, 0.2]  # a 25th, 4, 9 and 16 of 25 decaying steps done, less their roots
-    decayed = [0.5 * (0.1 + 0.9 * height) for height in heights]
-    assert rates == pytest.approx([0.25, 0.5, 0.5, 0.5, *decayed, 0.05, 0.05])
+@table(
+    ("settings", "rates"),
+    [
+        (
+            {"steps": 100, "final_lr_ratio": 0.1, "schedule": "cosine"},
+            {1: 0.05, 2: 0.1, 9: 0.45, 10: 0.5, 55: 0.275, 100: 0.05, 500: 0.05},
+        ),
+        (
+            {"steps": 30, "final_lr_ratio": 0.2, "schedule": "linear"},
+            {5: 0.25, 10: 0.5, 20: 0.3, 25: 0.2, 30: 0.1},
+        ),
+        ({"steps": 30, "schedule": "constant"}, {5: 0.25, 10: 0.5, 30: 0.5, 99: 0.5}),
+        (
+            {"steps": 100, "final_lr_ratio": 0.1, "schedule": "wsd", "decay_share": 0.25},
+            {5: 0.25, 10: 0.5, 75: 0.5, 100: 0.05, 130: 0.05}
+            | dict(zip((76, 79, 84, 91), [0.5 * (0.1 + 0.9 * height) for height in HEIGHTS], strict=True)),
+        ),
+        ({"steps": 1, "warmup_steps": 0, "final_lr_ratio": 0.1}, {1: 0.05}),
+    ],
+)
+def test_the_rate_warms_up_and_decays(settings: dict[str, Any], rates: dict[int, float]) -> None:
+    chosen = Settings(**{"lr": 0.5, "warmup_steps": 10, **settings})
+    assert {step: learning_rate(step, chosen) for step in rates} == pytest.approx(rates)
 
 
 def test_only_matrices_decay_and_all_keep_their_names() -> None:
@@ -67,12 +71,17 @@ def test_only_matrices_decay_and_all_keep_their_names() -> None:
     assert named == dict(model.named_parameters())
 
 
-def test_fused_where_torch_has_it() -> None:
-    offload = {"parallel": "fsdp", "cpu_offload": True}
-    sgd = {"optimizer": "sgd"}
-    rows = [({}, True), (offload, None), (sgd, True), ({**sgd, "parallel": "fsdp"}, None)]
-    for settings, fused in rows:
-        assert optimizer_options(Settings(**settings))[1]["fused"] is fused, settings
+@table(
+    ("settings", "fused"),
+    [
+        ({}, True),
+        ({"parallel": "fsdp", "cpu_offload": True}, None),
+        ({"optimizer": "sgd"}, True),
+        ({"optimizer": "sgd", "parallel": "fsdp"}, None),
+    ],
+)
+def test_fused_where_torch_has_it(settings: dict[str, Any], fused: bool | None) -> None:
+    assert optimizer_options(Settings(**settings))[1]["fused"] is fused
 
 
 # --- shares of the learning rate --------------------------------------------------------------------------------------
@@ -81,7 +90,7 @@ def test_fused_where_torch_has_it() -> None:
 def test_parameters_have_their_share_of_the_rate_whatever_the_schedule() -> None:
     model, chosen = network(), Settings(lr=0.5, warmup_steps=4, lr_shares={"0.weight": 0.1, "bias": 2.0})
     optimizer = build_optimizer(model.named_parameters(), chosen)
-    for step in range(1, 8):
+    for step in (1, 7):
         rate = set_learning_rate(optimizer, step, chosen)
         rates = {name: group["lr"] for group in optimizer.param_groups for name in group["param_names"]}
         assert rates == {
@@ -94,13 +103,6 @@ def test_parameters_have_their_share_of_the_rate_whatever_the_schedule() -> None
         }
         assert rate == learning_rate(step, chosen)
     assert {group["weight_decay"] for group in optimizer.param_groups if "0.weight" in group["param_names"]} == {0.01}
-
-
-def test_a_share_for_nobody_is_refused() -> None:
-    with pytest.raises(SettingsError, match="--lr-shares: no parameter's name has embedding in it"):
-        optimizer_for(network(), lr_shares={"bias": 2.0, "embedding": 0.1})
-    with pytest.raises(ValueError, match="must be numbers above 0"):
-        Settings(lr_shares={"bias": 0.0})
 
 
 # --- Muon -------------------------------------------------------------------------------------------------------------
@@ -170,15 +172,21 @@ def test_muon_goes_on_bit_for_bit(tmp_path: Path) -> None:
     assert same(one["model"], two["model"]) and same(one["optimizer"], two["optimizer"])
 
 
-def test_muon_without_matrices_or_with_shards_is_refused() -> None:
-    with pytest.raises(SettingsError, match="--optimizer muon: the model has no row of equal blocks"):
-        optimizer_for(network(), optimizer="muon")
-    with pytest.raises(ValueError, match="not with --parallel fsdp"):
-        Settings(optimizer="muon", parallel="fsdp")
+@table(
+    ("settings", "words"),
+    [
+        ({"optimizer": "muon"}, "--optimizer muon: the model has no row of equal blocks"),
+        ({"optimizer": "muon", "parallel": "fsdp"}, "not with --parallel fsdp"),
+        ({"lr_shares": {"bias": 2.0, "embedding": 0.1}}, "--lr-shares: no parameter's name has embedding in it"),
+        ({"lr_shares": {"bias": 0.0}}, "must be numbers above 0"),
+    ],
+)
+def test_what_is_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises((SettingsError, ValueError), match=words):
+        optimizer_for(network(), **settings)
 
 
-def weights(*values: float) -> dict[str, Tensor]:
-    return {f"w{n}": torch.full((n + 1, 2), value) for n, value in enumerate(values)}
+# --- averages ---------------------------------------------------------------------------------------------------------
 
 
 @given(st.floats(0, 0.999), st.lists(st.floats(-10, 10, width=32), min_size=1, max_size=8))
@@ -225,10 +233,6 @@ def test_averages_of_half_precision_move_and_are_not_rounded() -> None:
 
 
 def test_its_state_goes_on_elsewhere() -> None:
-    values = weights(1.0, 2.0)
-    first = Ema(values, 0.5)
-    values["w0"].fill_(3.0)
-    first.update(8)  # the first step whose share is not below the decay
-    second = Ema(weights(9.0, 9.0), 0.5)
+    first, second = Ema({"w": torch.ones(2)}, 0.5), Ema({"w": torch.zeros(2), "later": torch.full((2,), 9.0)}, 0.5)
     second.load(first.state())
-    assert {name: float(average.mean()) for name, average in second.state().items()} == {"w0": 2.0, "w1": 2.0}
+    assert {name: average.tolist() for name, average in second.state().items()} == {"w": [1, 1], "later": [9, 9]}

@@ -18,6 +18,7 @@ from trainer.session import PhaseSession, TrainingProgress
 from trainer.world import World
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+ALONE = World(rank=0, size=1, device=CPU, backend="")
 
 
 @pytest.fixture(autouse=True)
@@ -48,15 +49,8 @@ def test_autocast_computes_in_the_chosen_type(name: str, expected: torch.dtype) 
 
 
 def test_the_scale_backs_off_and_grows_as_told() -> None:
-    settings = Settings(
-        precision="fp16",
-        device="cpu",
-        loss_scale=64,
-        loss_scale_growth=4,
-        loss_scale_backoff=0.25,
-        loss_scale_interval=2,
-    )
-    scaler = Precision(settings, CPU).scaler
+    scaling = {"loss_scale": 64, "loss_scale_growth": 4, "loss_scale_backoff": 0.25, "loss_scale_interval": 2}
+    scaler = Precision(Settings(**{"precision": "fp16", "device": "cpu", **scaling}), CPU).scaler
     weight = nn.Parameter(torch.ones(2, 2))
     optimizer = torch.optim.SGD([weight], lr=0.1)
     scales = []
@@ -105,60 +99,46 @@ def test_blocks_are_compiled_by_themselves_where_asked(monkeypatch: pytest.Monke
     monkeypatch.setattr(torch, "compile", lambda function, **options: compiled.append("measure") or function)
     for scope, expected in (("whole", ["NextToken", "measure"]), ("blocks", ["TransformerBlock"] * 2)):
         chosen = settings("--task", "lm", "--width", "32", "--depth", "2", "--compile", "--compile-scope", scope)
-        with PhaseSession(chosen, World(rank=0, size=1, device=CPU, backend=""), 1, TrainingProgress()):
+        with PhaseSession(chosen, ALONE, 1, TrainingProgress()):
             assert compiled == expected
         compiled.clear()
 
 
+ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
+
+
 @table(
-    ("before", "after"),
+    ("settings", "before", "after"),
     [
-        ({}, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}),
+        ({"expandable_segments": True}, {}, {ALLOCATOR: "expandable_segments:True"}),
         (
-            {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"},
-            {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64,expandable_segments:True"},
+            {"expandable_segments": True},
+            {ALLOCATOR: "expandable_segments:False, backend:native"},
+            {ALLOCATOR: "backend:native,expandable_segments:True"},
         ),
-        (
-            {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False, backend:native"},
-            {"PYTORCH_CUDA_ALLOC_CONF": "backend:native,expandable_segments:True"},
-        ),
+        ({}, {}, {}),
+        ({"deterministic": True, "device": "cpu"}, {}, {}),
+        ({"deterministic": True}, {}, {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}),
+        ({"deterministic": True}, {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}, {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}),
     ],
 )
-def test_expandable_segments_join_what_is_there(before: dict[str, str], after: dict[str, str]) -> None:
+def test_what_cuda_reads_when_it_starts(
+    settings: dict[str, Any], before: dict[str, str], after: dict[str, str]
+) -> None:
     environment = dict(before)
-    prepare_environment(Settings(expandable_segments=True, deterministic=False), environment)
+    prepare_environment(Settings(**{"deterministic": False, **settings}), environment)
     assert environment == after
 
 
-def test_cublas_is_told_to_be_deterministic_unless_it_was_told_something() -> None:
-    environment: dict[str, str] = {}
-    prepare_environment(Settings(deterministic=False), environment)
-    prepare_environment(Settings(device="cpu"), environment)
-    assert environment == {}
-    prepare_environment(Settings(), environment)
-    assert environment == {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-    environment["CUBLAS_WORKSPACE_CONFIG"] = ":16:8"
-    prepare_environment(Settings(), environment)
-    assert environment == {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}
-
-
-SMALL_RUN: dict[str, Any] = {"data": "synthetic", "synthetic_samples": 16, "device": "cpu", "width": 8, "depth": 1}
-WORLD = World(rank=0, size=1, device=torch.device("cpu"), backend="")
-
-
 def test_settings_of_the_loss_scale_win_over_those_of_the_state() -> None:
-    scaling = {"precision": "fp16", "loss_scale": 256.0, "loss_scale_interval": 10}
+    scaling = {"precision": "fp16", "loss_scale": 256.0, "loss_scale_interval": 10, "device": "cpu"}
     later = {"loss_scale_interval": 5, "loss_scale_growth": 4.0, "loss_scale_backoff": 0.25}
-    with PhaseSession(Settings(**{**SMALL_RUN, **scaling}), WORLD, 1, TrainingProgress()) as session:
+    small: dict[str, Any] = {"data": "synthetic", "synthetic_samples": 16, "width": 8, "depth": 1, **scaling}
+    with PhaseSession(Settings(**small), ALONE, 1, TrainingProgress()) as session:
         state = session.state()
     state["scaler"] |= {"scale": 64.0, "_growth_tracker": 3}
-    with PhaseSession(Settings(**{**SMALL_RUN, **scaling, **later}), WORLD, 1, TrainingProgress()) as session:
+    with PhaseSession(Settings(**{**small, **later}), ALONE, 1, TrainingProgress()) as session:
         session.load(state)
         found = session.precision.scaler.state_dict()
-    assert found == {
-        "scale": 64.0,
-        "_growth_tracker": 3,
-        "growth_interval": 5,
-        "growth_factor": 4.0,
-        "backoff_factor": 0.25,
-    }
+    expected = {"growth_interval": 5, "growth_factor": 4.0, "backoff_factor": 0.25}
+    assert found == {"scale": 64.0, "_growth_tracker": 3, **expected}
