@@ -81,8 +81,9 @@ def parameter_groups(
 
 def optimizer_options(settings: Settings) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
     """The optimizer's class and its arguments but for the parameters; in one kernel where torch has it."""
-    sharded_sgd = settings.optimizer == "sgd" and settings.parallel == "fsdp"  # which torch's fused SGD does not take
-    fused = None if settings.cpu_offload or sharded_sgd else True
+    # torch's fused SGD takes no shards, and where fp16 skips its first update it leaves the momentum uninitialised.
+    unfit = settings.optimizer == "sgd" and (settings.parallel == "fsdp" or settings.precision == "fp16")
+    fused = None if settings.cpu_offload or unfit else True
     if settings.optimizer == "sgd":
         return torch.optim.SGD, {
             "lr": settings.lr,

@@ -78,6 +78,7 @@ def test_only_matrices_decay_and_all_keep_their_names() -> None:
         ({"parallel": "fsdp", "cpu_offload": True}, None),
         ({"optimizer": "sgd"}, True),
         ({"optimizer": "sgd", "parallel": "fsdp"}, None),
+        ({"optimizer": "sgd", "precision": "fp16", "device": "cpu"}, None),
     ],
 )
 def test_fused_where_torch_has_it(settings: dict[str, Any], fused: bool | None) -> None:

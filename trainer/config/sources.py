@@ -6,6 +6,7 @@ The weakest source first: the task's defaults, files in YAML or JSON, variables 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import enum
 import json
 import re
@@ -67,14 +68,16 @@ class _Given:
             loader = yaml.SafeLoader(path.read_bytes())
             node = loader.get_single_node()
             values = loader.construct_document(node) if node else {}
+            lines = {keys: f"{path}:{line}" for keys, line in _lines(node, path)}
         except OSError as error:
             raise SettingsError(f"--config {path}: {error.strerror}") from None
         except yaml.YAMLError as error:
             mark = getattr(error, "problem_mark", None)
             raise SettingsError(f"{path}:{mark.line + 1 if mark else 1}: {_not_yaml(error)}") from None
+        except (ValueError, RecursionError) as error:  # such as a date that does not exist, or a value inside itself
+            raise SettingsError(f"{path}: a value cannot be read: {error}") from None
         if not isinstance(values, dict):
             raise SettingsError(f"{path}:1: expected settings as name: value, one per line")
-        lines = {keys: f"{path}:{line}" for keys, line in _lines(node, path)}
         for key, value in values.items():
             name = str(key)
             place = lines.get((name,), f"{path}:1")
@@ -159,14 +162,14 @@ def _structured(name: str, text: str) -> Any:
         if not all(equals for _, equals, _ in pairs):
             raise ValueError(f"expected key=value,key=value or a JSON object, got {text!r}")
         return {key.strip(): _structured("phases", value.strip()) for key, _, value in pairs}
-    try:
+    with contextlib.suppress(ValueError, RecursionError):
         return json.loads(text)  # which takes 1e-3 for a number
-    except ValueError:
-        pass
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ValueError(_not_yaml(error)) from None
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def _not_yaml(error: yaml.YAMLError) -> str:

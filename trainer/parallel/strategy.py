@@ -202,15 +202,20 @@ def load_state_by_name(
         for parameter, index in zip(group["params"], packed["params"], strict=True):
             name = names[parameter]
             if state.get(name):
-                loaded[index] = {key: _own_copy(name, key, value, shard) for key, value in state[name].items()}
+                loaded[index] = {
+                    key: _own_copy(name, key, value, parameter, shard) for key, value in state[name].items()
+                }
     optimizer.load_state_dict({"state": loaded, "param_groups": packed_state["param_groups"]})
 
 
-def _own_copy(name: str, key: str, value: Any, shard: Shard) -> Any:
+@torch.no_grad()
+def _own_copy(name: str, key: str, value: Any, parameter: Tensor, shard: Shard) -> Any:
     """Copy a value of a parameter's state. Tensors except the step count have the parameter's shape."""
-    if not isinstance(value, Tensor):
-        return value
-    return (value if key == "step" else shard(name, value)).detach().clone()
+    if not isinstance(value, Tensor) or key == "step":
+        return value.clone() if isinstance(value, Tensor) else value
+    # In the parameter's memory order, which torch's fused kernels take for granted.
+    own = shard(name, value)
+    return torch.empty_like(parameter, dtype=own.dtype).copy_(own)
 
 
 def _check(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str], state: OptimizerState) -> None:
