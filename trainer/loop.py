@@ -11,6 +11,7 @@ import gc
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -43,6 +44,15 @@ class StepFacts:
     samples: int
     samples_in_step: int
     times: Pending
+
+
+class Votes(NamedTuple):
+    """What the ranks have to say of a step, summed up."""
+
+    out_of_memory: float
+    stop: float
+    save: float
+    cpu_loss: float  # the losses of ranks on CPUs
 
 
 @dataclass(frozen=True)
@@ -152,7 +162,7 @@ class Loop:
                 can_retry = self.smaller_batch() is not None
                 local_loss, votes = self.gradients(step, survive=can_retry)
                 # Unless the step may have to be repeated, the vote goes on beside the update.
-                if not can_retry or not votes()[0]:
+                if not can_retry or not votes().out_of_memory:
                     break
                 self.step_down()
             assert local_loss is not None
@@ -162,10 +172,10 @@ class Loop:
                 telemetry.gradients(step, strategy.local_gradients())
             self.progress.samples += session.samples_per_step
             norm = self.update()
-        _, stop, save, summed_cpu_loss = votes()
-        if save:
+        voted = votes()
+        if voted.save:
             self.signals.save = False
-        loss = self.sum_over_ranks(local_loss) if world.device.type == "cuda" else torch.tensor(summed_cpu_loss)
+        loss = self.sum_over_ranks(local_loss) if world.device.type == "cuda" else torch.tensor(voted.cpu_loss)
         if factor is not None:
             loss = loss * factor
         telemetry.skipped(step, session.feed.skipped())
@@ -186,25 +196,19 @@ class Loop:
         telemetry.bottleneck(step)
         if self.settings.gc_every and step % self.settings.gc_every == 0:
             gc.collect()
-        return stop > 0, save > 0
+        return voted.stop > 0, voted.save > 0
 
-    def gradients(self, step: int, *, survive: bool) -> tuple[Tensor | None, Callable[[], list[float]]]:
-        """Run forward and backward of a step's micro batches. Returns their mean loss [], on the device, and a vote:
-        on running out of memory, stopping and saving, with the sum of losses on CPUs.
+    def gradients(self, step: int, *, survive: bool) -> tuple[Tensor | None, Callable[[], Votes]]:
+        """Run forward and backward of a step's micro batches. Returns their mean loss [], on the device, and the vote
+        that this has begun.
 
         The loss is None if memory ran out and `survive` is set. This rank has then taken part in the all-reduces that
         others wait for, so all ranks can go on to vote.
         """
-        session, strategy, on_cpu = self.session, self.session.strategy, self.world.device.type == "cpu"
+        session, strategy = self.session, self.session.strategy
         total = torch.zeros((), device=self.world.device)
-        self.weight = torch.zeros_like(total)
-
-        def vote(failed: bool) -> Callable[[], list[float]]:
-            # The only all-reduce of a step besides the gradients. It must not wait for a GPU.
-            cpu_loss = float(total) if on_cpu else 0.0
-            return self.world.begin_vote(failed, bool(self.signals.stop), self.signals.save, cpu_loss)
-
-        votes: Callable[[], list[float]] | None = None
+        self.weight = torch.zeros_like(total)  # of the micro batches, for `normalize_weights`
+        votes: Callable[[], Votes] | None = None
         try:
             for micro in range(session.grad_accum):
                 last = micro == session.grad_accum - 1
@@ -220,15 +224,21 @@ class Loop:
                         loss = loss * math.nan
                     total += loss.detach()
                     if last and not survive:
-                        votes = vote(failed=False)  # it goes on beside backward
+                        votes = self.begin_vote(total)  # it goes on beside backward
                     session.precision.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-            return total, votes or vote(failed=False)
+            return total, votes or self.begin_vote(total)
         except Exception as error:
             if not survive or not is_out_of_memory(error):
                 raise
         # After the except block: the error's traceback keeps the activations alive.
         strategy.settle()
-        return None, vote(failed=True)
+        return None, self.begin_vote(None)
+
+    def begin_vote(self, loss: Tensor | None) -> Callable[[], Votes]:
+        """Begin the only all-reduce of a step besides the gradients. It must not wait for a GPU."""
+        cpu_loss = float(loss) if loss is not None and self.world.device.type == "cpu" else 0.0
+        sums = self.world.begin_vote(loss is None, bool(self.signals.stop), self.signals.save, cpu_loss)
+        return lambda: Votes(*sums())
 
     def normalize_weights(self) -> Tensor:
         """Divide gradients by the mean weight of the micro batches of all ranks (collective).
@@ -324,7 +334,7 @@ class Loop:
             torch.cuda.reset_peak_memory_stats(device)
             base = torch.cuda.memory_reserved(device)
         _, votes = self.gradients(self.progress.step + 1, survive=strategy.can_settle)
-        if votes()[0]:
+        if votes().out_of_memory:
             self.renew()
             return None
         self.session.precision.scaler.unscale_(strategy.optimizer)

@@ -46,7 +46,8 @@ def give_first_values(model: nn.Module) -> None:
 def first_values(model: nn.Module) -> Iterator[tuple[nn.Parameter, Tensor]]:
     """Each parameter with first values of its full shape, on the CPU; those of one block are there at a time.
 
-    They come from torch's random state by `reset_parameters` of each module and `_init_weights` of what contains it.
+    They come from torch's random state by `reset_parameters` of each module and `_init_weights` of what contains it,
+    which must leave modules of other blocks alone: their parameters are not there, or are shards.
     Raises TrainerError for a parameter that neither sets.
     """
     owners: dict[nn.Module, Any] = {}
