@@ -23,7 +23,7 @@ from trainer.checkpoints import Checkpointer, parts_on_host, shared_state, sign_
 from trainer.errors import SettingsError
 from trainer.faults import Injector
 from trainer.optim import set_learning_rate
-from trainer.precision import forget_compiled
+from trainer.precision import forget_compiled, release_memory
 from trainer.session import PhaseSession
 from trainer.signals import Signals
 from trainer.telemetry.speed import peak_of
@@ -283,8 +283,7 @@ class Loop:
         """Release memory after a failed step, so that it can be repeated. Call it on all ranks."""
         self.session.strategy.renew()
         forget_compiled(self.settings)
-        if self.world.device.type == "cuda":
-            torch.cuda.empty_cache()
+        release_memory(self.world.device)
 
     def step_down(self) -> None:
         """Reduce the micro batches of all ranks, so that the step can be repeated with the same samples."""
@@ -320,6 +319,7 @@ class Loop:
         session.load(state)
         session.grad_accum = accumulation
         forget_compiled(self.settings)
+        release_memory(world.device)
         return batch_size
 
     def probe(self, batch_size: int) -> Probe | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -72,6 +73,15 @@ def snapshot_at_out_of_memory(path: Path) -> None:
         torch.cuda.memory._dump_snapshot(str(path))  # type: ignore[no-untyped-call]
 
     torch._C._cuda_attach_out_of_memory_observer(write)  # type: ignore[attr-defined]
+
+
+def release_memory(device: torch.device) -> None:
+    """Return memory that was freed to the GPU, or on CPUs to the system."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    else:
+        # glibc keeps freed blocks of up to 32 MiB: after a step, several times a rank's shards.
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def compile_modules(modules: Sequence[nn.Module], settings: Settings) -> None:

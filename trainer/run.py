@@ -10,8 +10,6 @@ import math
 import os
 import time
 
-import torch
-
 from trainer.checkpoints import (
     Checkpointer,
     Parts,
@@ -33,7 +31,7 @@ from trainer.exporting import describe, export, require_exportable, require_repl
 from trainer.faults import Injector
 from trainer.loop import Loop, PhaseEnd
 from trainer.parallel.build import check
-from trainer.precision import snapshot_at_out_of_memory
+from trainer.precision import release_memory, snapshot_at_out_of_memory
 from trainer.preparing import PreparationPlan, Prepared, prepare
 from trainer.session import PhaseSession, TrainingProgress
 from trainer.signals import Signals
@@ -199,8 +197,7 @@ class Run:
             carried = ({}, {}) if last or ending.stopped else parts_on_host(session.sharded_state(), world)
         del session
         gc.collect()
-        if world.device.type == "cuda":
-            torch.cuda.empty_cache()
+        release_memory(world.device)
         return ending, carried
 
     def take_over(self, session: PhaseSession, state: State, choice: ResumeChoice) -> None:
