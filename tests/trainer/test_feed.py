@@ -30,14 +30,16 @@ def feed(split: Split, rank: int = 0, ranks: int = 1, **settings: Any) -> closin
     return closing(BatchFeed(split, with_positions, Settings(**settings), rank=rank, ranks=ranks, device=CPU))
 
 
-def check(
-    stream: BatchFeed, split: Split, batch: int, batches: int, rank: int = 0, ranks: int = 1, at: int = 0
-) -> None:
-    """The stream continues with what the order has there."""
+def taken(stream: BatchFeed, batch: int, batches: int, at: int = 0) -> list[list[int]]:
+    """The samples of the next batches from a position on."""
     stream.seek(at, batch)
-    for micro in range(batches):
-        expected = Order(split, 0).indices(micro_start(at, micro, rank, ranks, batch), batch)
-        assert stream.next()["number"].tolist() == expected.tolist()
+    return [stream.next()["number"].tolist() for _ in range(batches)]
+
+
+def ordered(split: Split, batch: int, batches: int, rank: int = 0, ranks: int = 1, at: int = 0) -> list[list[int]]:
+    """What the run's order has there for a rank."""
+    starts = (micro_start(at, micro, rank, ranks, batch) for micro in range(batches))
+    return [Order(split, 0).indices(start, batch).tolist() for start in starts]
 
 
 def pids(fields: dict[str, torch.Tensor]) -> set[int]:
@@ -55,14 +57,14 @@ def workers() -> list[str]:
 def test_two_ranks_take_turns_over_epochs() -> None:
     for rank in range(2):
         with feed(Rows(10), rank, 2) as stream:
-            check(stream, Rows(10), 3, 5, rank, 2)
+            assert taken(stream, 3, 5) == ordered(Rows(10), 3, 5, rank, 2)
 
 
 def test_seeking_goes_anywhere_with_any_batch_size() -> None:
     split = Rows(100)
     with feed(split) as stream:
-        check(stream, split, 8, 2, at=40)
-        check(stream, split, 4, 4, at=40)  # the batch did not fit: half of it
+        assert taken(stream, 8, 2, at=40) == ordered(split, 8, 2, at=40)
+        assert taken(stream, 4, 4, at=40) == ordered(split, 4, 4, at=40)  # the batch did not fit: half of it
         stream.seek(0, 4)
         assert stream.next()["position"].tolist() == [0, 1, 2, 3]
 

@@ -91,6 +91,13 @@ def test_attention_takes_no_mask_tensor(name: str, monkeypatch: pytest.MonkeyPat
     assert calls == [(None, SMALL[name][0] == "lm")] * 3
 
 
+@table("name", ["gpt2", "smollm-135m", "bert-base", "bytes"])
+def test_a_language_model_is_compiled_as_one_graph(name: str) -> None:
+    data = SMALL[name][1]
+    found = torch._dynamo.explain(build_model(small_settings(name), data))(inputs(data))
+    assert found.graph_break_count == 0
+
+
 @table("name", ["vit-b16", "gpt2", "smollm-135m", "bert-base", "bytes", "cnn"])
 def test_dropout_is_a_setting(name: str) -> None:
     data = SMALL[name][1]

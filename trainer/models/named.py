@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -220,7 +220,7 @@ def _language(settings: Settings, data: Text) -> nn.Module:
     """Special tokens are the data's business: none has a meaning to the network."""
     hf, tokens = library(), vocabulary(settings, data)
     # For an attention without a function for masks, none are made.
-    hf.AttentionInterface.register(_ATTENTION, _attention)
+    hf.AttentionInterface.register(_ATTENTION, functools.partial(_attention, hf.AttentionInterface()["sdpa"]))
     config = _configured(
         settings,
         {
@@ -239,6 +239,7 @@ def _language(settings: Settings, data: Text) -> nn.Module:
 
 
 def _attention(
+    sdpa: Callable[..., tuple[Tensor, None]],
     module: Any,
     query: Tensor,
     key: Tensor,
@@ -255,10 +256,7 @@ def _attention(
     where it is compiled, and torch's flash kernel takes none.
     """
     if documents is None:
-        result: tuple[Tensor, None] = library().AttentionInterface()["sdpa"](
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others
-        )
-        return result
+        return sdpa(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others)
     groups = query.shape[1] // key.shape[1]
     key, value = (tensor.repeat_interleave(groups, dim=1) for tensor in (key, value))
     return attend(query, key, value, documents, dropout=dropout, scale=scaling).transpose(1, 2).contiguous(), None
