@@ -19,7 +19,7 @@ from torch import Tensor
 
 from trainer.answering import Prompts
 from trainer.batch import Probe, find_batch, is_out_of_memory, smaller
-from trainer.checkpoints import Checkpointer, parts_on_host, shared_state, sign_of_life
+from trainer.checkpoints import Checkpointer, Need, parts_on_host, shared_state, sign_of_life
 from trainer.errors import SettingsError
 from trainer.faults import Injector
 from trainer.optim import set_learning_rate
@@ -120,9 +120,9 @@ class Loop:
             ended_epoch = epoch if session.epoch > epoch else None
             if stop:
                 return self.stop(ended_epoch)
-            periodic = save or bool(settings.checkpoint_every and step % settings.checkpoint_every == 0)
-            if not done and (periodic or ended_epoch is not None or score is not None):
-                self.save(periodic=periodic, epoch=ended_epoch, score=score)
+            due = bool(settings.checkpoint_every and step % settings.checkpoint_every == 0)
+            if not done:
+                self.save("asked" if save else "due" if due else "none", epoch=ended_epoch, score=score)
             if done:
                 return self.finish(ended_epoch, last_phase)
             self.report_checkpoints()
@@ -134,7 +134,7 @@ class Loop:
         means = self.validate()
         if means is None:
             return self.stop(epoch)
-        self.save(epoch=epoch, score=means.get(self.settings.best_metric), required=last_phase)
+        self.save("required" if last_phase else "due", epoch=epoch, score=means.get(self.settings.best_metric))
         with self.signals.patient(sign_of_life):
             self.checkpoints.wait()
         self.report_checkpoints()
@@ -144,7 +144,7 @@ class Loop:
         """Save and end after a stop signal, without a validation that may be due."""
         self.drain()
         self.signals.reached()
-        self.save(epoch=epoch, required=True)
+        self.save("required", epoch=epoch)
         return PhaseEnd(self.signals.stop or "signal on another rank", {})
 
     # --- a step -------------------------------------------------------------------------------------------------------
@@ -310,7 +310,7 @@ class Loop:
         Raises TrainerError if not even one sample fits.
         """
         session, world = self.session, self.world
-        state = shared_state(parts_on_host(session.sharded_state(), world), world, self.settings.checkpoint_dir)
+        state = shared_state(parts_on_host(session.state(), world), world, self.settings.checkpoint_dir)
         accumulation = session.grad_accum
         # Memory must be measured with the optimizer's state, which the first step creates.
         self.probe(1)
@@ -433,23 +433,15 @@ class Loop:
             self.telemetry.event(step, "answer", prompt=prompt, answer=answer)
             self.telemetry.say(f"step {step}: {prompt!r} -> {answer!r}")
 
-    def save(
-        self, *, periodic: bool = True, epoch: int | None = None, score: float | None = None, required: bool = False
-    ) -> None:
-        """Save the state after this step. An OSError ends the run only if the checkpoint is `required`."""
+    def save(self, need: Need, *, epoch: int | None = None, score: float | None = None) -> None:
+        """Save the state after this step under all names that apply, if any."""
+        if need == "none" and epoch is None and score is None:
+            return
         self.drain()
-        sharded = self.settings.sharded_checkpoints and self.world.backend
+        phase, step = self.settings.phase, self.progress.step
         try:
             with self.signals.patient(sign_of_life):
-                self.checkpoints.save(
-                    self.session.sharded_state if sharded else self.session.state,
-                    step=self.progress.step,
-                    periodic=periodic,
-                    epoch=epoch,
-                    phase=self.settings.phase,
-                    score=score,
-                    required=required,
-                )
+                self.checkpoints.save(self.session.state, step=step, need=need, epoch=epoch, phase=phase, score=score)
         finally:
             self.report_checkpoints()
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trainer.collectives import local_shard, shard_like
 from trainer.config import Settings
 from trainer.errors import SettingsError
 
@@ -155,8 +156,7 @@ def orthogonal(matrix: Tensor) -> Tensor:
 class Ema:
     """The average of some parameters over the steps of the optimizer, in fp32 where they are in half precision.
 
-    The parameters may be shares of a sharded model: every rank averages its own. Buffers, such as the statistics of
-    batch normalisation, are not averaged.
+    Averages are sharded as their parameters are. Buffers, such as the statistics of batch normalisation, have none.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor], decay: float) -> None:
@@ -174,9 +174,13 @@ class Ema:
         d is the decay, but at most (1 + step) / (10 + step), so that the initial weights are soon forgotten.
         """
         decay = min(self._decay, (1 + step) / (10 + step))
-        if self._averages:
-            weights = [self._parameters[name].to(average.dtype) for name, average in self._averages.items()]
-            torch._foreach_lerp_(list(self._averages.values()), weights, 1 - decay)
+        averages = [local_shard(average) for average in self._averages.values()]
+        weights = [
+            local_shard(parameter).to(average.dtype)
+            for parameter, average in zip(self._parameters.values(), averages, strict=True)
+        ]
+        if averages:
+            torch._foreach_lerp_(averages, weights, 1 - decay)
 
     @contextlib.contextmanager
     def swapped(self) -> Iterator[None]:
@@ -202,10 +206,11 @@ class Ema:
             average.copy_(current)
 
     def state(self) -> dict[str, Tensor]:
-        """The averages by name, shares as the parameters are; live tensors."""
+        """The averages by name; live tensors."""
         return dict(self._averages)
 
+    @torch.no_grad()
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Take over averages; one that the state lacks, as when averaging begins in mid-run, is its parameter."""
+        """Load full averages. One that the state lacks, as when averaging begins in mid-run, is its parameter."""
         for name, average in self._averages.items():
-            average.copy_(state.get(name, self._parameters[name]))
+            average.copy_(shard_like(state[name], average) if name in state else self._parameters[name])

@@ -194,7 +194,7 @@ class Run:
             last = number == len(self.phases) - 1
             ending = Loop(session, self.telemetry, checkpoints, self.signals, self.faults).train(last_phase=last)
             self.step = progress.step
-            carried = ({}, {}) if last or ending.stopped else parts_on_host(session.sharded_state(), world)
+            carried = ({}, {}) if last or ending.stopped else parts_on_host(session.state(), world)
         del session
         gc.collect()
         release_memory(world.device)

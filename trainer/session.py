@@ -61,7 +61,8 @@ class PhaseSession:
         self.flops_per_sample = self.objective.flops_per_sample() if world.device.type == "cuda" else None
         self._compile()
         self.strategy = build_strategy(settings, self.objective, world)
-        self.ema = Ema(self.strategy.local_parameters(), settings.ema) if settings.ema else None
+        trained = {name: parameter for parameter, name in self.strategy.names.items() if parameter.requires_grad}
+        self.ema = Ema(trained, settings.ema) if settings.ema else None
         self.feed, self.held_out = self._build_feeds()
         self.batch_size = settings.batch_size if isinstance(settings.batch_size, int) else 0
         self.grad_accum = settings.grad_accum
@@ -96,52 +97,7 @@ class PhaseSession:
     # --- state --------------------------------------------------------------------------------------------------------
 
     def state(self) -> State:
-        """The content of a checkpoint, with full tensors, which may be live (collective). Complete on rank 0 only."""
-        strategy = self.strategy
-        return self._state_with(
-            model=strategy.model_state(),
-            optimizer=strategy.optimizer_state(),
-            ema=strategy.gather(self.ema.state()) if self.ema else {},
-        )
-
-    def sharded_state(self) -> State:
-        """Like `state`, with this rank's shards instead of full tensors, for sharded checkpoints."""
-        strategy = self.strategy
-        return self._state_with(
-            model=strategy.sharded_model_state(),
-            optimizer=strategy.sharded_optimizer_state(),
-            ema=strategy.as_sharded(self.ema.state()) if self.ema else {},
-        )
-
-    def load(self, state: State) -> None:
-        """Load a state of full tensors, the same on every rank. Current settings override those in the state."""
-        settings, former = self.settings, state["config"]
-        self.progress.step, self.progress.samples = state["step"], state["samples"]
-        self.progress.metrics = dict(state["metrics"])
-        self.feed.resume(tuple(Deal(*deal) for deal in state.get("deals", ())))
-        self.strategy.load_model_state(state["model"])
-        is_reset = settings.reset_optimizer and self.phase_step == 0
-        if not is_reset and former["optimizer"] == settings.optimizer:
-            self.strategy.load_optimizer_state(state["optimizer"])
-        if self.ema:
-            self.ema.load(self.strategy.shard(state["ema"]))
-        if self.precision.scaler.is_enabled() and state["scaler"]:
-            scaler, former_scaler = self.precision.scaler, state["scaler"]
-            # Only what it has learnt: the factors and the interval are settings.
-            learnt = {key: former_scaler[key] for key in ("scale", "_growth_tracker")}
-            scaler.load_state_dict(scaler.state_dict() | learnt)
-        is_same_batch = (settings.batch_size, settings.grad_accum) == (former["batch_size"], former["grad_accum"])
-        batch = state["batch"]
-        if settings.phase != state["phase"]:
-            reduced = isinstance(former["batch_size"], int) and batch["batch_size"] < former["batch_size"]
-            while reduced and self.batch_size > batch["batch_size"]:  # memory ran out with more
-                self.batch_size, self.grad_accum = smaller(self.batch_size, self.grad_accum) or (1, self.grad_accum)
-        elif is_same_batch:
-            # The settings are the same, so a batch size that was found or reduced still fits.
-            self.batch_size, self.grad_accum = batch["batch_size"], batch["grad_accum"]
-        self._restore_random(state["random"])
-
-    def _state_with(self, **tensors: Any) -> State:
+        """The content of a checkpoint; its tensors are live, and DTensors where they are sharded (collective)."""
         progress = self.progress
         return {
             "format": FORMAT,
@@ -160,8 +116,38 @@ class PhaseSession:
             "scaler": self.precision.scaler.state_dict(),
             "random": self.world.gather(random_state(self.world.device)),
             "metrics": dict(progress.metrics),
-            **tensors,
+            "model": self.strategy.model_state(),
+            "optimizer": self.strategy.optimizer_state(),
+            "ema": self.ema.state() if self.ema else {},
         }
+
+    def load(self, state: State) -> None:
+        """Load a state of full tensors, the same on every rank. Current settings override those in the state."""
+        settings, former = self.settings, state["config"]
+        self.progress.step, self.progress.samples = state["step"], state["samples"]
+        self.progress.metrics = dict(state["metrics"])
+        self.feed.resume(tuple(Deal(*deal) for deal in state.get("deals", ())))
+        self.strategy.load_model_state(state["model"])
+        is_reset = settings.reset_optimizer and self.phase_step == 0
+        if not is_reset and former["optimizer"] == settings.optimizer:
+            self.strategy.load_optimizer_state(state["optimizer"])
+        if self.ema:
+            self.ema.load(state["ema"])
+        if self.precision.scaler.is_enabled() and state["scaler"]:
+            scaler, former_scaler = self.precision.scaler, state["scaler"]
+            # Only what it has learnt: the factors and the interval are settings.
+            learnt = {key: former_scaler[key] for key in ("scale", "_growth_tracker")}
+            scaler.load_state_dict(scaler.state_dict() | learnt)
+        is_same_batch = (settings.batch_size, settings.grad_accum) == (former["batch_size"], former["grad_accum"])
+        batch = state["batch"]
+        if settings.phase != state["phase"]:
+            reduced = isinstance(former["batch_size"], int) and batch["batch_size"] < former["batch_size"]
+            while reduced and self.batch_size > batch["batch_size"]:  # memory ran out with more
+                self.batch_size, self.grad_accum = smaller(self.batch_size, self.grad_accum) or (1, self.grad_accum)
+        elif is_same_batch:
+            # The settings are the same, so a batch size that was found or reduced still fits.
+            self.batch_size, self.grad_accum = batch["batch_size"], batch["grad_accum"]
+        self._restore_random(state["random"])
 
     def _restore_random(self, by_rank: Sequence[Any]) -> None:
         """Restore the random state, also of another number of ranks. Ranks that share layers draw the same numbers."""

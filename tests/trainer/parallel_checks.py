@@ -14,10 +14,12 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from tests.trainer.tiny import part_of, tiny_batch, tiny_objective, tiny_settings
 from trainer.checkpoints import Checkpointer
+from trainer.checkpoints.state import whole
+from trainer.collectives import full_tensor, local_shard
 from trainer.config.schema import Recompute
 from trainer.data.contract import Fields, Transform
 from trainer.models.blocks import apply_recompute, transformer_blocks
-from trainer.parallel import collectives
+from trainer.optim import Ema
 from trainer.parallel.build import build_strategy
 from trainer.parallel.ddp import Ddp
 from trainer.parallel.strategy import OptimizerState, Strategy
@@ -68,11 +70,24 @@ def copied(state: State) -> State:
     return {name: tensor.detach().clone() for name, tensor in state.items()}
 
 
-def copied_optimizer(state: OptimizerState) -> OptimizerState:
-    return {
-        name: {key: value.clone() if isinstance(value, Tensor) else value for key, value in values.items()}
-        for name, values in state.items()
-    }
+def whole_model(world: World, strategy: Strategy) -> State:
+    """A copy of the full model on rank 0; of one that is sharded, nothing elsewhere."""
+    return _whole(world, strategy.model_state())
+
+
+def whole_optimizer(world: World, strategy: Strategy) -> OptimizerState:
+    return {name: _whole(world, values) for name, values in strategy.optimizer_state().items()}
+
+
+def whole_gradients(strategy: Strategy) -> State:
+    """A copy of the full gradients, on every rank."""
+    gradients = {name: parameter.grad for parameter, name in strategy.names.items()}
+    return {name: full_tensor(gradient).clone() for name, gradient in gradients.items() if gradient is not None}
+
+
+def _whole(world: World, state: dict[str, Any]) -> dict[str, Any]:
+    full = whole(state, world).items()
+    return {name: value.clone() if isinstance(value, Tensor) else value for name, value in full if value is not None}
 
 
 # --- gradients --------------------------------------------------------------------------------------------------------
@@ -82,8 +97,7 @@ def gradients(world: World, accumulate: int = 1, **settings: Any) -> State:
     """This rank's gradients of one step, whole."""
     strategy = build(world, **settings)
     backward(strategy, 0, accumulate)
-    shares = {name: tensor.clone() for name, tensor in strategy.local_gradients().items()}
-    return copied(strategy.gather(shares))
+    return whole_gradients(strategy)
 
 
 def train_and_state(
@@ -93,7 +107,7 @@ def train_and_state(
     strategy = build(world, **settings)
     losses = train(strategy, range(steps), accumulate)
     mean = [total / world.size for total in world.sum(*losses)]
-    return mean, copied(strategy.model_state()), copied_optimizer(strategy.optimizer_state())
+    return mean, whole_model(world, strategy), whole_optimizer(world, strategy)
 
 
 def go_on(
@@ -110,7 +124,7 @@ def go_on(
     strategy.load_optimizer_state(moments)
     losses = train(strategy, steps)
     mean = [total / world.size for total in world.sum(*losses)]
-    return mean, copied(strategy.model_state())
+    return mean, whole_model(world, strategy)
 
 
 # --- running out of memory --------------------------------------------------------------------------------------------
@@ -193,7 +207,7 @@ def survive(
         strategy.after_update()
         losses.append(loss)
         step += 1
-    return {"losses": losses, "model": copied(strategy.model_state())}
+    return {"losses": losses, "model": whole_model(world, strategy)}
 
 
 # --- language models --------------------------------------------------------------------------------------------------
@@ -278,7 +292,7 @@ def train_words(
         strategy.after_update()
         losses.append(loss.item())
     mean = [total / world.size for total in world.sum(*losses)]
-    return mean, copied(strategy.model_state()), copied_optimizer(strategy.optimizer_state()), norms
+    return mean, whole_model(world, strategy), whole_optimizer(world, strategy), norms
 
 
 @dataclass(frozen=True)
@@ -306,9 +320,7 @@ def words_step(
     with strategy.accumulate(True):
         loss = strategy.loss(part_of(batch, strategy.data_rank, strategy.data_ranks))
         loss.backward()
-    shares = {name: tensor.clone() for name, tensor in strategy.local_gradients().items()}
-    gradients = {name: collectives.full_tensor(tensor).clone() for name, tensor in strategy.as_sharded(shares).items()}
-    return WordsStep(world.sum(loss.item())[0] / world.size, gradients)
+    return WordsStep(world.sum(loss.item())[0] / world.size, whole_gradients(strategy))
 
 
 def save_words(world: World, kind: str, folder: Path, **settings: Any) -> tuple[State, OptimizerState]:
@@ -318,11 +330,11 @@ def save_words(world: World, kind: str, folder: Path, **settings: Any) -> tuple[
     with strategy.accumulate(True):
         strategy.loss(part_of(words_batch(0), strategy.data_rank, strategy.data_ranks)).backward()  # type: ignore[no-untyped-call]
     strategy.optimizer.step()
-    shards = {"model": strategy.sharded_model_state(), "optimizer": strategy.sharded_optimizer_state()}
+    state = {"step": 1, "model": strategy.model_state(), "optimizer": strategy.optimizer_state()}
     part = world.subgroup(world.size)
     assert part is not None
-    Checkpointer(chosen, part).save(lambda: {"step": 1, **shards}, step=1, required=True)
-    return copied(strategy.model_state()), copied_optimizer(strategy.optimizer_state())
+    Checkpointer(chosen, part).save(lambda: state, step=1, need="required")
+    return whole_model(world, strategy), whole_optimizer(world, strategy)
 
 
 # --- state, parts and measuring ---------------------------------------------------------------------------------------
@@ -332,9 +344,9 @@ def straight_and_resumed(world: World, steps: int, more: int, **settings: Any) -
     """The model of a run that goes on after its state was taken, and of one that goes on from that state."""
     strategy = build(world, **settings)
     train(strategy, range(steps))
-    model, optimizer = copied(strategy.model_state()), copied_optimizer(strategy.optimizer_state())
+    model, optimizer = whole_model(world, strategy), whole_optimizer(world, strategy)
     train(strategy, range(steps, steps + more))
-    straight = copied(strategy.model_state())
+    straight = whole_model(world, strategy)
     model, optimizer = world.from_main((model, optimizer))
     return straight, go_on(world, model, optimizer, range(steps, steps + more), **settings)[1]
 
@@ -355,27 +367,25 @@ def optimizer_share(world: World, **settings: Any) -> tuple[int, int]:
     strategy = build(world, **settings)
     train(strategy, range(1))
     inner = strategy.optimizer.optim if isinstance(strategy.optimizer, ZeroRedundancyOptimizer) else strategy.optimizer
-    held = [collectives.local_shard(state["exp_avg"]).numel() for state in inner.state.values()]
+    held = [local_shard(state["exp_avg"]).numel() for state in inner.state.values()]
     return sum(held), sum(parameter.numel() for parameter in strategy.objective.model.parameters())
 
 
-def shares_and_back(world: World, **settings: Any) -> dict[str, Any]:
-    """Shares made whole and cut again; and tensors that know what they are parts of."""
+def averages(world: World, **settings: Any) -> tuple[State, State]:
+    """Averages after a few steps, and those of another model that takes them over; whole."""
     strategy = build(world, **settings)
-    shares = {name: 2 * tensor for name, tensor in strategy.local_parameters().items()}
-    whole = world.from_main(copied(strategy.gather(shares)))
-    again = strategy.shard(whole)
-    spread = strategy.as_sharded(shares)
-    train(strategy, range(1))
-    return {
-        "whole": whole,
-        "same": all(torch.equal(again[name], shares[name]) for name in shares) and again.keys() == shares.keys(),
-        "elements": sum(tensor.numel() for tensor in shares.values()),
-        "spread_shapes": {name: tuple(tensor.shape) for name, tensor in spread.items()},
-        "spread_model": {name: tuple(tensor.shape) for name, tensor in strategy.sharded_model_state().items()},
-        "spread_optimizer": {name: set(state) for name, state in strategy.sharded_optimizer_state().items()},
-        "model": set(strategy.model_state()),
-    }
+    average = Ema(named(strategy), 0.5)
+    for step in range(3):
+        train(strategy, range(step, step + 1))
+        average.update(step + 1)
+    found = _whole(world, average.state())
+    again = Ema(named(build(world, seed=7, **settings)), 0.5)
+    again.load(world.from_main(found))
+    return found, _whole(world, again.state())
+
+
+def named(strategy: Strategy) -> State:
+    return {name: parameter for parameter, name in strategy.names.items()}
 
 
 def draws(world: World, dropout: float) -> tuple[list[float], list[float]]:
@@ -399,7 +409,7 @@ def load_errors(world: World, **settings: Any) -> list[str]:
     """What is said about states that do not fit."""
     strategy = build(world, **settings)
     train(strategy, range(1))
-    model, optimizer = world.from_main((copied(strategy.model_state()), copied_optimizer(strategy.optimizer_state())))
+    model, optimizer = world.from_main((whole_model(world, strategy), whole_optimizer(world, strategy)))
     name = "enter.weight"
     moment = {**optimizer[name], "exp_avg": torch.zeros(3)}
     wrong: list[tuple[Callable[[Any], None], Any]] = [
@@ -423,7 +433,7 @@ def optimizer_kept_and_forgotten(world: World, **settings: Any) -> tuple[set[str
     """Names with optimizer state after a state that has it for one parameter only, and after an empty one."""
     strategy = build(world, **settings)
     train(strategy, range(1))
-    optimizer = world.from_main(copied_optimizer(strategy.optimizer_state()))
+    optimizer = world.from_main(whole_optimizer(world, strategy))
     strategy.load_optimizer_state({"enter.weight": optimizer["enter.weight"]})
     some = world.from_main(set(strategy.optimizer_state()))
     strategy.load_optimizer_state({})
@@ -451,7 +461,7 @@ def data_place(world: World, **settings: Any) -> tuple[int, int]:
 
 def first_weights(world: World, seed: int, **settings: Any) -> State:
     """The model before any step, where every rank began with weights of its own."""
-    return copied(build(world, seed=seed + world.rank, **settings).model_state())
+    return whole_model(world, build(world, seed=seed + world.rank, **settings))
 
 
 def statistics(world: World, **settings: Any) -> tuple[State, State]:

@@ -110,8 +110,9 @@ def test_whatever_happens_the_newest_valid_one_stays_and_not_too_many_do(
                 continue
             all_before = checkpoints.existing(folder)
             if operation == "branch":
-                moved = rotation.begin_branch(folder, number)
-                reachable = [path for path in all_before if (rotation.step_of(path) or 0) <= number]
+                source = folder / "elsewhere" if flag else folder
+                moved = rotation.begin_branch(folder, number, files.step_file(source.resolve(), number))
+                reachable = [path for path in all_before if (rotation.step_of(path) or 0) <= number - flag]
                 assert checkpoints.existing(folder) == reachable
                 assert all(path.exists() for path in moved)
                 continue

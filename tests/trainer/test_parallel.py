@@ -62,8 +62,7 @@ def assert_gradients(ranks: Ranks, accumulate: int) -> None:
     wrong = {}
     for way, settings in EXACT.items():
         found = ranks.run(checks.gradients, accumulate, **settings)
-        # With FSDP the whole is put together on rank 0 only.
-        is_same = all(not gradients or same(gradients, found[0]) for gradients in found)
+        is_same = all(same(gradients, found[0]) for gradients in found)
         wrong[way] = (is_same, difference(found[0], expected))
     assert {way: found for way, found in wrong.items() if not found[0] or found[1] >= 1e-7} == {}
 
@@ -72,7 +71,7 @@ def test_gradients_are_those_of_one_process_on_the_joined_batch(two_ranks: Ranks
     assert_gradients(two_ranks, accumulate=2)
     for way, (settings, tolerance) in ROUNDED.items():
         found = two_ranks.run(checks.gradients, 2, **settings)
-        assert all(not gradients or same(gradients, found[0]) for gradients in found), way
+        assert all(same(gradients, found[0]) for gradients in found), way
         assert 0 < difference(found[0], checks.gradients(ALONE)) < tolerance, way
 
 
@@ -156,19 +155,12 @@ def test_state_that_does_not_fit_is_refused(two_ranks: Ranks) -> None:
         assert two_ranks.run(checks.optimizer_kept_and_forgotten, **STATEFUL[way]) == [({"enter.weight"}, set())] * 2
 
 
-def test_shares_become_whole_and_shares_again(two_ranks: Ranks) -> None:
-    model = dict(checks.build(ALONE).objective.model.named_parameters())
-    parameters = {name: 2 * parameter.detach() for name, parameter in model.items()}
-    shapes = {name: tuple(tensor.shape) for name, tensor in parameters.items()}
-    whole = sum(tensor.numel() for tensor in parameters.values())
+def test_averages_are_those_of_one_process_and_can_be_taken_over(two_ranks: Ranks) -> None:
+    expected, _ = checks.averages(ALONE)
     for way in ("ddp", "fsdp"):
-        found = two_ranks.run(checks.shares_and_back, **STATEFUL[way])
-        assert sum(one["elements"] for one in found) == (whole if way == "fsdp" else 2 * whole)
-        for rank, one in enumerate(found):
-            assert one["same"] and same(one["whole"], parameters), way
-            assert one["spread_shapes"] == one["spread_model"] == shapes, way
-            assert one["spread_optimizer"] == {name: {"step", "exp_avg", "exp_avg_sq"} for name in shapes}, way
-            assert set(one["model"]) == (set() if way == "fsdp" and rank else set(shapes)), way
+        (found, again), *_ = two_ranks.run(checks.averages, **STATEFUL[way])
+        assert difference(found, expected) < TOLERANCE, way
+        assert same(again, found), way
 
 
 # --- the exchange -----------------------------------------------------------------------------------------------------
@@ -214,7 +206,7 @@ def test_for_cuda_graphs_gradients_lie_in_memory_of_their_own() -> None:
         addresses += [before, {name: gradient.data_ptr() for name, gradient in strategy.local_gradients().items()}]
         strategy.clear_gradients()
         assert all(not gradient.any() for gradient in strategy.local_gradients().values())
-    assert addresses[0].keys() == strategy.local_parameters().keys()
+    assert set(addresses[0]) == set(strategy.names.values())
     assert all(found == addresses[0] for found in addresses)
 
 

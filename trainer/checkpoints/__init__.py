@@ -15,11 +15,12 @@ from trainer.checkpoints.state import (
     seed_everything,
     shared_state,
 )
-from trainer.checkpoints.writer import Checkpointer, Outcome, still_writing
+from trainer.checkpoints.writer import Checkpointer, Need, Outcome, still_writing
 
 __all__ = [
     "FORMAT",
     "Checkpointer",
+    "Need",
     "Outcome",
     "Parts",
     "ResumeChoice",

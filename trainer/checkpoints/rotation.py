@@ -60,13 +60,16 @@ def choose(resume: str, directory: Path) -> ResumeChoice:
     return ResumeChoice(None, rejected)
 
 
-def begin_branch(directory: Path, step: int) -> list[Path]:
+def begin_branch(directory: Path, step: int, resumed_from: Path | None = None) -> list[Path]:
     """Make checkpoints after `step` stale, and remove what a killed process left unfinished. Returns their new names.
 
-    The best one becomes stale, too, if it is later: the new branch must not compete with it.
+    The best one becomes stale, too, if it is later: the new branch must not compete with it. So does one of `step`
+    itself if the run resumes from another folder.
     """
     files.remove_unfinished(directory)
-    later = [path for path in existing(directory) if (step_of(path) or 0) > step]
+    elsewhere = resumed_from is not None and resumed_from.parent != directory.resolve()
+    first = step if elsewhere else step + 1
+    later = [path for path in existing(directory) if (step_of(path) or 0) >= first]
     with contextlib.suppress(CheckpointError):
         best = files.best_file(directory)
         if read(best)["step"] > step:

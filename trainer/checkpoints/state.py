@@ -18,9 +18,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from trainer.checkpoints import files
 from trainer.checkpoints.files import State
+from trainer.collectives import full_tensor
 from trainer.errors import CheckpointError
 from trainer.world import World
 
@@ -105,8 +107,6 @@ def split(state: State) -> Parts:
 
     Of ranks with the same piece, only the first returns it. Nothing is copied or exchanged.
     """
-    from torch.distributed.tensor import DTensor
-
     pieces: Pieces = {}
 
     def change(value: Any, name: str) -> Any:
@@ -117,6 +117,19 @@ def split(state: State) -> Parts:
         return {_SHARDED: name}
 
     return _converted(state, change), pieces
+
+
+def whole(state: State, world: World) -> State:
+    """Gather the full tensors of DTensors on rank 0's CPU, one at a time; None elsewhere (collective)."""
+
+    def change(value: Any, _: str) -> Any:
+        if not isinstance(value, DTensor):
+            return value
+        full = full_tensor(value)
+        return full.cpu() if world.is_main else None
+
+    gathered: State = _converted(state, change)
+    return gathered
 
 
 def parts_on_host(state: State, world: World) -> Parts:

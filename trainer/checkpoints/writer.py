@@ -15,12 +15,16 @@ from typing import Any, Literal, TypeVar
 
 from trainer.checkpoints import files, rotation
 from trainer.checkpoints.files import FORMAT, State
-from trainer.checkpoints.state import HostBuffers, Pieces, split
+from trainer.checkpoints.state import HostBuffers, Pieces, split, whole
 from trainer.config import Settings
-from trainer.errors import RankError
+from trainer.errors import CheckpointError, RankError
 from trainer.world import World
 
 T = TypeVar("T")
+
+# Of the rotation for a step's checkpoint. One that is `due` recurs, and is skipped while another is being written; one
+# that is `required` is on disk when `save` returns.
+Need = Literal["none", "due", "asked", "required"]
 
 _THREAD = "checkpoint"
 _LOWER_IS_BETTER = ("loss", "perplexity")
@@ -61,8 +65,8 @@ class _Job:
 class Checkpointer:
     """Saves the state of a run. All ranks have one and call `begin`, `save` and `wait` alike (collective).
 
-    At most one checkpoint is written at a time. One that is due meanwhile is skipped, except those that do not recur
-    (an epoch's, the best, a required one), which wait. A full disk costs a checkpoint, never the run or another one.
+    At most one checkpoint is written at a time. One that is due meanwhile is skipped; those that do not recur (an
+    epoch's, the best, one that was asked for) wait. A full disk costs a checkpoint, never the run or another one.
     """
 
     def __init__(
@@ -97,7 +101,7 @@ class Checkpointer:
         self._resumed_from = resumed_from and resumed_from.resolve()
         if not self._world.is_main:
             return []
-        moved = rotation.begin_branch(directory, step)
+        moved = rotation.begin_branch(directory, step, self._resumed_from)
         if self._settings.best_checkpoint:
             self._best_value = rotation.best_value(directory, self._settings.best_metric)
         return moved
@@ -107,17 +111,17 @@ class Checkpointer:
         collect: Callable[[], State],
         *,
         step: int,
-        periodic: bool = True,
+        need: Need = "due",
         epoch: int | None = None,
         phase: str = "",
         score: float | None = None,
         required: bool = False,
     ) -> None:
-        """Save the state after `step` under all names that are due (collective).
+        """Save the state after `step` under all names that apply (collective).
 
-        `collect` returns it, with live tensors, and is called on all ranks if there is anything to save. `periodic` is
-        for the rotation, `epoch` of `phase` has just ended, `score` is the state's best_metric. One that is `required`
-        is on disk on return, or OSError is raised on all ranks.
+        `collect` returns it, with live tensors and DTensors, and is called on all ranks if there is anything to save.
+        `need` is that of the rotation, `epoch` of `phase` has just ended, `score` is the state's best_metric. Raises
+        CheckpointError on all ranks if one that is required was not written.
         """
         began = time.perf_counter()
         if not self.busy:
@@ -125,24 +129,26 @@ class Checkpointer:
         settings, directory = self._settings, self._settings.checkpoint_dir
         own = files.step_file(directory, step)
         busy, better = (bool(votes) for votes in self._world.vote(self.busy, self._beats_best(score)))
-        paths = [own] if (periodic or required) and own.resolve() != self._resumed_from else []
+        paths = [own] if need != "none" and own.resolve() != self._resumed_from else []
         if epoch is not None and settings.epoch_checkpoints:
             paths.append(files.epoch_file(directory, phase, epoch))
         if better:
             paths.append(files.best_file(directory))
         if not paths:
             return
-        if busy and paths == [own] and not required:
+        if busy and paths == [own] and need == "due":
             if self._world.is_main:
                 blocked, reason = time.perf_counter() - began, "an earlier checkpoint is still being written"
                 self._outcomes.append(Outcome(step, paths[0], (), "checkpoint_skipped", blocked, error=reason))
             return
         self.wait()
-        background = settings.async_checkpoints and not required
+        background = settings.async_checkpoints and need != "required"
         state: State = {**collect(), "format": FORMAT}
         pieces: Pieces | None = None
         if self._sharded:
             state, pieces = split(state)
+        else:
+            state = whole(state, self._world)
         state, pieces = self._buffers.take((state if self._world.is_main else {}, pieces), copy=background)
         outcome = Outcome(step, paths[0], tuple(paths[1:]))
         self._job = job = _Job(outcome, state, pieces, began, score if better else None)
@@ -156,8 +162,10 @@ class Checkpointer:
         if background:
             return
         self.wait()
-        if required and (error := self._world.from_main(job.error)):
-            raise error
+        if need == "required" and (error := self._world.from_main(job.error)):
+            raise CheckpointError(
+                f"checkpoint {outcome.path} was not written: {error}; mend the disk, then start again"
+            )
 
     def wait(self) -> None:
         """Wait until no rank is writing, however long that takes (collective).

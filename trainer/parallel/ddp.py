@@ -12,7 +12,7 @@ import gc
 import math
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
@@ -22,21 +22,14 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
+from trainer.collectives import broadcast_from_main
 from trainer.config import Settings
 from trainer.config.schema import CUDA_GRAPH_MODES
 from trainer.data.contract import Fields
 from trainer.errors import RankError
 from trainer.models.blocks import matrices_of_blocks
 from trainer.optim import build_optimizer, optimizer_options, parameter_groups
-from trainer.parallel.collectives import broadcast_from_main
-from trainer.parallel.strategy import (
-    OptimizerState,
-    Strategy,
-    load_state_by_name,
-    load_tensors,
-    names_by_parameter,
-    state_by_name,
-)
+from trainer.parallel.strategy import OptimizerState, Strategy, load_state_by_name, state_by_name
 from trainer.tasks.objective import Objective
 from trainer.world import World
 
@@ -44,7 +37,7 @@ _COMPRESSED = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class Plain(Strategy):
-    """The objective without a wrapper. `model_state` and `optimizer_state` are views of live tensors on every rank.
+    """The objective without a wrapper.
 
     With CUDA graphs, gradients are allocated once: otherwise torch puts them into the graphs' memory, which the next
     micro batch overwrites. With --oom-retries, buffers (batch statistics) are restored after a step that failed.
@@ -56,7 +49,7 @@ class Plain(Strategy):
         self.objective = objective
         self.world = world
         self.data_rank, self.data_ranks = world.rank, world.size
-        self._names = names_by_parameter(objective.model)
+        self.names = {parameter: name for name, parameter in objective.model.named_parameters()}
         self.optimizer = self._build_optimizer(settings)
         # Between steps, within a step, or in a step whose gradients are complete.
         self.stage: Literal["between", "within", "complete"] = "between"
@@ -67,10 +60,6 @@ class Plain(Strategy):
     def _build_optimizer(self, settings: Settings) -> torch.optim.Optimizer:
         model = self.objective.model
         return build_optimizer(model.named_parameters(), settings, matrices_of_blocks(model))
-
-    def loss(self, fields: Fields) -> Tensor:
-        loss: Tensor = self.objective(fields)
-        return loss
 
     @contextlib.contextmanager
     def accumulate(self, last: bool) -> Iterator[None]:
@@ -89,7 +78,7 @@ class Plain(Strategy):
         """Start a step: before the first micro batch, or in `settle` if this rank failed before it."""
         self.stage = "within"
         if self._keeps_gradients:
-            for parameter in self._names:
+            for parameter in self.names:
                 if parameter.requires_grad and parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
         if self._buffers:
@@ -109,19 +98,7 @@ class Plain(Strategy):
         self.stage = "between"
 
     def clip(self, max_norm: float) -> Tensor:
-        return clip_grad_norm_(self._names, max_norm or math.inf)
-
-    def model_state(self) -> dict[str, Tensor]:
-        return dict(self.objective.model.state_dict())
-
-    def optimizer_state(self) -> OptimizerState:
-        return state_by_name(self.optimizer, self._names)
-
-    def load_model_state(self, state: Mapping[str, Tensor]) -> None:
-        load_tensors(self.objective.model.state_dict(), state)
-
-    def load_optimizer_state(self, state: OptimizerState) -> None:
-        load_state_by_name(self.optimizer, self._names, state)
+        return clip_grad_norm_(self.names, max_norm or math.inf)
 
 
 class DataParallel(Plain):
@@ -232,7 +209,7 @@ class Ddp(Plain):
             if wrapped._check_sync_bufs_pre_fwd():  # type: ignore[no-untyped-call]
                 wrapped._sync_buffers()  # type: ignore[no-untyped-call]
         buckets = wrapped.reducer._get_zeros_like_grad_buckets()
-        expected = sum(parameter.numel() for parameter in self._names if parameter.requires_grad)
+        expected = sum(parameter.numel() for parameter in self.names if parameter.requires_grad)
         if sum(bucket.buffer().numel() for bucket in buckets) != expected:
             raise RankError("out of memory while the buckets of gradients were laid out: this step cannot be settled")
         missing = buckets[exchange.sent :]
@@ -367,7 +344,7 @@ class Zero1(Ddp):
 
     def optimizer_state(self) -> OptimizerState:
         """The full state on rank 0, on the CPU; tensors are sent one at a time."""
-        own = state_by_name(self.optimizer.optim, self._names)
+        own = state_by_name(self.optimizer.optim, self.names)
         # Tensors go by what a rank needs to receive them.
         layouts = self.world.gather(
             {
@@ -379,7 +356,7 @@ class Zero1(Ddp):
             }
         )
         result: OptimizerState = {}
-        for name in self._names.values():
+        for name in self.names.values():
             for owner, layout in enumerate(layouts):
                 for key, form in layout.get(name, {}).items():
                     value = self._send_to_main(own.get(name, {}).get(key), form, owner)
@@ -401,4 +378,4 @@ class Zero1(Ddp):
         return sent.cpu()
 
     def load_optimizer_state(self, state: OptimizerState) -> None:
-        load_state_by_name(self.optimizer.optim, self._names, state)
+        load_state_by_name(self.optimizer.optim, self.names, state)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,26 +16,18 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from trainer import collectives
 from trainer.config import Settings
-from trainer.data.contract import Fields
 from trainer.models.blocks import transformer_blocks
 from trainer.models.deferred import first_values
 from trainer.optim import build_optimizer
-from trainer.parallel import collectives
-from trainer.parallel.strategy import (
-    OptimizerState,
-    Strategy,
-    load_state_by_name,
-    load_tensors,
-    names_by_parameter,
-    state_by_name,
-)
+from trainer.parallel.strategy import Strategy
 from trainer.tasks.objective import Objective
 from trainer.world import World
 
 
 class Fsdp(Strategy):
-    """Shards with FSDP2. Full state is on rank 0's CPU only, gathered one tensor at a time."""
+    """Shards with FSDP2; its state is DTensors."""
 
     measures_alone = False
 
@@ -57,8 +49,7 @@ class Fsdp(Strategy):
         if deferred:
             self._initialise("cpu" if settings.cpu_offload else world.device)
         # Taken after sharding: FSDP replaces parameters, and these are the sharded ones.
-        self._names = names_by_parameter(objective.model)
-        self._parameters = {name: parameter for parameter, name in self._names.items()}
+        self.names = {parameter: name for name, parameter in objective.model.named_parameters()}
         self.optimizer = build_optimizer(objective.model.named_parameters(), settings)
 
     def _shard_model(self, settings: Settings) -> None:
@@ -86,10 +77,6 @@ class Fsdp(Strategy):
 
     # --- a step -------------------------------------------------------------------------------------------------------
 
-    def loss(self, fields: Fields) -> Tensor:
-        loss: Tensor = self.objective(fields)
-        return loss
-
     @contextlib.contextmanager
     def accumulate(self, last: bool) -> Iterator[None]:
         model = self.objective.model
@@ -108,78 +95,19 @@ class Fsdp(Strategy):
         self._free_gathered()
 
     def clip(self, max_norm: float) -> Tensor:
-        return collectives.clip_gradients(self._names, max_norm, self.world.device)
+        return collectives.clip_gradients(self.names, max_norm, self.world.device)
 
     # --- state --------------------------------------------------------------------------------------------------------
 
     def model_state(self) -> dict[str, Tensor]:
-        return self._on_main(self._live())
-
-    def optimizer_state(self) -> OptimizerState:
-        own = state_by_name(self.optimizer, self._names)
-        full = {name: {key: self._gathered(value) for key, value in own[name].items()} for name in own}
-        return full if self.world.is_main else {}
-
-    def load_model_state(self, state: Mapping[str, Tensor]) -> None:
-        targets = self._live()
-        load_tensors(targets, state, shard=lambda name, full: collectives.shard_like(full, targets[name]))
-
-    def load_optimizer_state(self, state: OptimizerState) -> None:
-        load_state_by_name(
-            self.optimizer,
-            self._names,
-            state,
-            shard=lambda name, full: collectives.shard_like(full, self._parameters[name]),
-        )
-
-    def local_parameters(self) -> dict[str, Tensor]:
         self._free_gathered()
-        parameters = self._parameters.items()
-        return {name: collectives.local_shard(parameter) for name, parameter in parameters if parameter.requires_grad}
-
-    def local_gradients(self) -> dict[str, Tensor]:
-        gradients = {name: parameter.grad for name, parameter in self._parameters.items()}
-        return {name: collectives.local_shard(grad) for name, grad in gradients.items() if grad is not None}
-
-    def gather(self, shards: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return self._on_main(self.as_sharded(shards))
-
-    def sharded_model_state(self) -> dict[str, Tensor]:
-        return self._live()
-
-    def sharded_optimizer_state(self) -> OptimizerState:
-        return state_by_name(self.optimizer, self._names)
-
-    def as_sharded(self, shards: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: collectives.from_local_shard(shard, self._parameters[name]) for name, shard in shards.items()}
-
-    def shard(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {
-            name: collectives.local_shard(collectives.shard_like(full, self._parameters[name])).clone()
-            for name, full in state.items()
-        }
-
-    def _live(self) -> dict[str, Tensor]:
-        """Parameters and buffers, sharded."""
-        self._free_gathered()
-        return dict(self.objective.model.state_dict())
+        return super().model_state()
 
     def _free_gathered(self) -> None:
         """Free gathered copies of weights, which are out of date once the shards are written to."""
         for module in self.objective.model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
-
-    def _on_main(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        full = {name: self._gathered(tensor) for name, tensor in tensors.items()}
-        return full if self.world.is_main else {}
-
-    def _gathered(self, value: Any) -> Any:
-        """The full tensor on rank 0's CPU; None elsewhere (collective)."""
-        if not isinstance(value, Tensor):
-            return value
-        gathered = collectives.full_tensor(value)
-        return gathered.cpu() if self.world.is_main else None
 
 
 def shard_model(model: nn.Module, mesh: DeviceMesh, settings: Settings) -> None:

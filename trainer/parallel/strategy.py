@@ -1,19 +1,21 @@
 """The interface of parallel strategies to the loop.
 
-A strategy owns the wrapped objective and the optimizer, because some shard the optimizer, too. State is exchanged in
-one form, full tensors by parameter name, so that a run can continue with another strategy or number of ranks.
+A strategy owns the wrapped objective and the optimizer, because some shard the optimizer, too. State comes as tensors
+by parameter name that know their full shape, and is loaded from full ones, so that a run can continue with another
+strategy or number of ranks.
 """
 
 from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from trainer.collectives import local_shard, shard_like
 from trainer.data.contract import Fields
 from trainer.optim import Muon
 from trainer.tasks.objective import Objective
@@ -28,12 +30,14 @@ class Strategy(ABC):
     Attributes:
         objective: the unwrapped objective, for measuring.
         optimizer: steps this rank's shard of the parameters.
+        names: of every parameter; of tied parameters the first name.
         data_rank: which of `data_ranks` shares of the data this rank takes. Ranks with shards of one layer take the
             same share.
     """
 
     objective: Objective
     optimizer: torch.optim.Optimizer
+    names: dict[Tensor, str]
     data_rank: int
     data_ranks: int
     devices = 1  # devices that this rank computes on
@@ -41,9 +45,10 @@ class Strategy(ABC):
 
     # --- a step -------------------------------------------------------------------------------------------------------
 
-    @abstractmethod
     def loss(self, fields: Fields) -> Tensor:
         """Forward through the wrapped objective: the mean loss of this rank's batch, ready for backward."""
+        loss: Tensor = self.objective(fields)
+        return loss
 
     def accumulate(self, last: bool) -> contextlib.AbstractContextManager[None]:
         """Inside, run one micro batch. All but the last accumulate gradients without an all-reduce.
@@ -92,57 +97,26 @@ class Strategy(ABC):
 
     # --- state --------------------------------------------------------------------------------------------------------
 
-    @abstractmethod
     def model_state(self) -> dict[str, Tensor]:
-        """Gather the model's full parameters and buffers; views of live tensors if possible (collective).
+        """The model's parameters and buffers, live; DTensors where they are sharded."""
+        return dict(self.objective.model.state_dict())
 
-        Ranks other than 0 may get an empty dictionary.
-        """
-
-    @abstractmethod
     def optimizer_state(self) -> OptimizerState:
-        """Gather the optimizer's full state by parameter name, like `model_state`."""
+        """The optimizer's state by parameter name, like `model_state` (collective)."""
+        return state_by_name(self.optimizer, self.names)
 
-    @abstractmethod
     def load_model_state(self, state: Mapping[str, Tensor]) -> None:
         """Load full tensors, the same on every rank. Raises KeyError or ValueError if they do not fit."""
+        load_tensors(self.model_state(), state)
 
-    @abstractmethod
     def load_optimizer_state(self, state: OptimizerState) -> None:
-        """Load the optimizer's full state. Parameters that it lacks start without one."""
-
-    def local_parameters(self) -> dict[str, Tensor]:
-        """This rank's shards of the trainable parameters by name, as plain, live, writable tensors."""
-        parameters = self.objective.model.named_parameters()
-        return {name: parameter.detach() for name, parameter in parameters if parameter.requires_grad}
+        """Load the optimizer's full state, as `load_model_state`. Parameters that it lacks start without one."""
+        load_state_by_name(self.optimizer, self.names, state)
 
     def local_gradients(self) -> dict[str, Tensor]:
         """This rank's shards of the gradients by name, as plain live tensors; only of parameters that have one."""
-        parameters = self.objective.model.named_parameters()
-        return {name: parameter.grad for name, parameter in parameters if parameter.grad is not None}
-
-    def gather(self, shards: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Gather full tensors from all ranks' shards with the shapes of `local_parameters` (collective, for EMA).
-
-        Ranks other than 0 may get an empty dictionary.
-        """
-        return dict(shards)
-
-    def shard(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """This rank's shards of full tensors that every rank has: the inverse of `gather`."""
-        return dict(state)
-
-    def sharded_model_state(self) -> dict[str, Tensor]:
-        """This rank's shards of `model_state`, live, without a collective (for sharded checkpoints)."""
-        return self.model_state()
-
-    def sharded_optimizer_state(self) -> OptimizerState:
-        """This rank's shards of `optimizer_state`, like `sharded_model_state`."""
-        return self.optimizer_state()
-
-    def as_sharded(self, shards: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Shards with the shapes of `local_parameters` as tensors that know their full shape (DTensor)."""
-        return dict(shards)
+        gradients = {name: parameter.grad for parameter, name in self.names.items()}
+        return {name: local_shard(gradient) for name, gradient in gradients.items() if gradient is not None}
 
     # --- measurements -------------------------------------------------------------------------------------------------
 
@@ -165,31 +139,13 @@ _NEEDED: dict[type[torch.optim.Optimizer], tuple[frozenset[str], ...]] = {
     torch.optim.SGD: (_MOMENTUM,),
 }
 
-Shard = Callable[[str, Tensor], Tensor]
-"""Returns this rank's shard of a full tensor, which has the shape of the parameter of that name."""
-
-
-def whole(name: str, full: Tensor) -> Tensor:
-    """The `Shard` of a rank with full parameters."""
-    return full
-
-
-def names_by_parameter(model: nn.Module) -> dict[Tensor, str]:
-    """The name of every parameter; of tied parameters the first name."""
-    return {parameter: name for name, parameter in model.named_parameters()}
-
 
 def state_by_name(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> OptimizerState:
     """The live state of the parameters that this optimizer steps, in the order of `names`."""
     return {name: dict(optimizer.state[parameter]) for parameter, name in names.items() if parameter in optimizer.state}
 
 
-def load_state_by_name(
-    optimizer: torch.optim.Optimizer,
-    names: Mapping[Tensor, str],
-    state: OptimizerState,
-    shard: Shard = whole,
-) -> None:
+def load_state_by_name(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str], state: OptimizerState) -> None:
     """Copy the state into an optimizer. Parameters that it lacks start without one.
 
     Raises KeyError for names that are not in `names`, ValueError for other shapes or the state of another kind of
@@ -202,19 +158,17 @@ def load_state_by_name(
         for parameter, index in zip(group["params"], packed["params"], strict=True):
             name = names[parameter]
             if state.get(name):
-                loaded[index] = {
-                    key: _own_copy(name, key, value, parameter, shard) for key, value in state[name].items()
-                }
+                loaded[index] = {key: _own_copy(key, value, parameter) for key, value in state[name].items()}
     optimizer.load_state_dict({"state": loaded, "param_groups": packed_state["param_groups"]})
 
 
 @torch.no_grad()
-def _own_copy(name: str, key: str, value: Any, parameter: Tensor, shard: Shard) -> Any:
+def _own_copy(key: str, value: Any, parameter: Tensor) -> Any:
     """Copy a value of a parameter's state. Tensors except the step count have the parameter's shape."""
     if not isinstance(value, Tensor) or key == "step":
         return value.clone() if isinstance(value, Tensor) else value
     # In the parameter's memory order, which torch's fused kernels take for granted.
-    own = shard(name, value)
+    own = shard_like(value, parameter)
     return torch.empty_like(parameter, dtype=own.dtype).copy_(own)
 
 
@@ -245,7 +199,7 @@ def _needed(optimizer: torch.optim.Optimizer) -> tuple[frozenset[str], ...]:
     raise TypeError(f"the state of {type(optimizer).__name__} is not known; add it to {__name__}")
 
 
-def load_tensors(targets: Mapping[str, Tensor], state: Mapping[str, Tensor], shard: Shard = whole) -> None:
+def load_tensors(targets: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
     """Copy this rank's shards of full tensors into the model, after checking all of them.
 
     Raises KeyError for a missing or an unknown name, and ValueError for another shape.
@@ -260,7 +214,7 @@ def load_tensors(targets: Mapping[str, Tensor], state: Mapping[str, Tensor], sha
             raise ValueError(f"{name} has shape {tuple(state[name].shape)}, the model's {tuple(target.shape)}")
     with torch.no_grad():
         for name, target in targets.items():
-            target.copy_(shard(name, state[name]))
+            target.copy_(shard_like(state[name], target))
 
 
 def _some(names: list[str]) -> str:

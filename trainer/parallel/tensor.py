@@ -27,7 +27,6 @@ from torch.distributed.tensor.parallel import (
 from trainer.config import Settings
 from trainer.errors import SettingsError
 from trainer.models.blocks import transformer_blocks
-from trainer.parallel import collectives
 from trainer.parallel.fsdp import Fsdp, shard_model
 from trainer.tasks.objective import Objective
 from trainer.world import World
@@ -168,7 +167,9 @@ def _split_groups(optimizer: torch.optim.Optimizer) -> None:
     for group in optimizer.param_groups:
         by_mesh: dict[DeviceMesh | None, list[tuple[str, Tensor]]] = {}
         for name, parameter in zip(group["param_names"], group["params"], strict=True):
-            by_mesh.setdefault(collectives.mesh_of(parameter), []).append((name, parameter))
+            by_mesh.setdefault(parameter.device_mesh if isinstance(parameter, DTensor) else None, []).append(
+                (name, parameter)
+            )
         for members in by_mesh.values():
             names, parameters = zip(*members, strict=True)
             groups.append({**group, "params": list(parameters), "param_names": list(names)})

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.nn.utils import get_total_norm
 
@@ -20,25 +20,9 @@ _EXCHANGE_BYTES = 64 * 2**20
 @torch.no_grad()
 def broadcast_from_main(tensors: Iterable[Tensor], world: World) -> None:
     """Broadcast rank 0's tensors to all ranks, in place."""
-    for pack in _packs(tensors):
-        packed = torch.cat([tensor.reshape(-1) for tensor in pack])
-        dist.broadcast(packed, src=0, group=world.group)
-        start = 0
-        for tensor in pack:
-            tensor.copy_(packed[start : start + tensor.numel()].view(tensor.shape))
-            start += tensor.numel()
-
-
-def _packs(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Groups of tensors of one type on one device, of about `_EXCHANGE_BYTES` each."""
-    kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-    for tensor in tensors:
-        kind = (tensor.dtype, tensor.device)
-        pack = kinds.setdefault(kind, [])
-        pack.append(tensor)
-        if sum(member.nbytes for member in pack) >= _EXCHANGE_BYTES:
-            yield kinds.pop(kind)
-    yield from kinds.values()
+    group: Any = world.group or dist.group.WORLD
+    if sent := list(tensors):
+        dist._broadcast_coalesced(group, sent, _EXCHANGE_BYTES, 0)  # type: ignore[attr-defined]
 
 
 def local_shard(tensor: Tensor) -> Tensor:
@@ -67,22 +51,10 @@ def shard_like(full: Tensor, like: Tensor) -> Tensor:
         return full
     (chunk,) = like.__create_chunk_list__()  # type: ignore[no-untyped-call]
     own = full[tuple(slice(start, start + size) for start, size in zip(chunk.offsets, chunk.sizes, strict=True))]
-    # DTensor.from_local moves a shard to the devices of the mesh, also one that belongs into host memory.
-    return from_local_shard(own, like).to(like.device)
-
-
-def from_local_shard(shard: Tensor, like: Tensor) -> Tensor:
-    """A sharded tensor laid out as `like`, of which this rank has `shard`."""
-    if not isinstance(like, DTensor):
-        return shard
-    return DTensor.from_local(
-        shard, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    sharded = DTensor.from_local(
+        own, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
     )
-
-
-def mesh_of(tensor: Tensor) -> DeviceMesh | None:
-    """The ranks that it is sharded over; None if every rank has all of it."""
-    return tensor.device_mesh if isinstance(tensor, DTensor) else None
+    return sharded.to(like.device)  # from_local moves it to the mesh's devices, also one that belongs into host memory
 
 
 def clip_gradients(parameters: Iterable[Tensor], max_norm: float, device: torch.device) -> Tensor:
