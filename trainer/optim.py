@@ -16,7 +16,7 @@ from trainer.errors import SettingsError
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, step: int, settings: Settings) -> float:
-    """Set the rate of a step of the phase, the first being 1, in all groups; returns it."""
+    """Set the rate of a step of the phase, the first being 1, in all groups, and return it."""
     rate = learning_rate(step, settings)
     for group in optimizer.param_groups:
         group["lr"] = rate * group["lr_share"]
@@ -35,15 +35,13 @@ def learning_rate(step: int, settings: Settings) -> float:
         return settings.lr * step / settings.warmup_steps
     span = max(1, settings.steps - settings.warmup_steps)
     progress = min(1.0, (step - settings.warmup_steps) / span)
-    if settings.schedule == "cosine":
-        height = 0.5 * (1 + math.cos(math.pi * progress))
-    elif settings.schedule == "linear":
-        height = 1 - progress
-    elif settings.schedule == "wsd":
-        decay = min(span, max(1, round(settings.decay_share * settings.steps)))
-        height = 1 - math.sqrt(min(1.0, max(0.0, step - settings.steps + decay) / decay))
-    else:
-        return settings.lr
+    decay = min(span, max(1, round(settings.decay_share * settings.steps)))
+    height = {
+        "cosine": 0.5 * (1 + math.cos(math.pi * progress)),
+        "linear": 1 - progress,
+        "wsd": 1 - math.sqrt(min(1.0, max(0.0, step - settings.steps + decay) / decay)),
+        "constant": 1.0,
+    }[settings.schedule]
     low = settings.final_lr_ratio
     return settings.lr * (low + (1 - low) * height)
 
@@ -60,10 +58,9 @@ def parameter_groups(
     muon, unused = settings.optimizer == "muon", set(settings.lr_shares)
     for name, parameter in named_parameters:
         if parameter.requires_grad:
-            part = next((part for part in settings.lr_shares if part in name), None)
-            unused.discard(part or "")
-            share = 1.0 if part is None else settings.lr_shares[part]
-            kind = (parameter.dim() < 2, muon and name in matrices, share)
+            part = next((part for part in settings.lr_shares if part in name), "")
+            unused.discard(part)
+            kind = (parameter.dim() < 2, muon and name in matrices, settings.lr_shares.get(part, 1.0))
             groups.setdefault(kind, []).append((name, parameter))
     if unused:
         raise SettingsError(f"--lr-shares: no parameter's name has {min(unused)} in it that has no share yet")
@@ -85,15 +82,11 @@ def optimizer_options(settings: Settings) -> tuple[type[torch.optim.Optimizer], 
     # torch's fused SGD takes no shards, and where fp16 skips its first update it leaves the momentum uninitialised.
     unfit = settings.optimizer == "sgd" and (settings.parallel == "fsdp" or settings.precision == "fp16")
     fused = None if settings.cpu_offload or unfit else True
+    common = {"lr": settings.lr, "fused": fused}
     if settings.optimizer == "sgd":
-        return torch.optim.SGD, {
-            "lr": settings.lr,
-            "momentum": settings.momentum,
-            "nesterov": settings.momentum > 0,
-            "fused": fused,
-        }
-    adamw = {"lr": settings.lr, "betas": (settings.beta1, settings.beta2), "fused": fused}
-    return (Muon if settings.optimizer == "muon" else torch.optim.AdamW), adamw
+        return torch.optim.SGD, {**common, "momentum": settings.momentum, "nesterov": settings.momentum > 0}
+    kind = Muon if settings.optimizer == "muon" else torch.optim.AdamW
+    return kind, {**common, "betas": (settings.beta1, settings.beta2)}
 
 
 def build_optimizer(

@@ -95,11 +95,10 @@ class Run:
         if not self.prepare():
             return
         choice = self.choose()
-        # A list, because `phase` must drop the last reference to the state, which else stays in memory while it trains.
-        former = [load(choice.path) if choice.path else None]
-        number, _, _ = phase_at(self.phases, former[0]["step"] + 1 if former[0] else 1)
-        if former[0] is not None and choice.path is not None:
-            check_fits(former[0], self.phases[number], choice.path)
+        self.former = load(choice.path) if choice.path else None
+        number, _, _ = phase_at(self.phases, self.former["step"] + 1 if self.former else 1)
+        if self.former is not None and choice.path is not None:
+            check_fits(self.former, self.phases[number], choice.path)
         while True:
             last = number == len(self.phases) - 1
             ranks = self.phases[number].ranks or self.world.size
@@ -108,12 +107,12 @@ class Run:
             key, notes = f"stop_in_phase_{number}", self.meeting if ranks < self.world.size else self.world
             read, write = functools.partial(notes.note, key), functools.partial(notes.leave_note, key)
             with self.signals.listening(read) if takes_part else self.signals.waiting(write):
-                own_ending, carried = self.phase(number, choice, former)
+                own_ending, carried = self.phase(number, choice)
                 ending = self.meeting.from_main(own_ending)
             assert ending is not None
             if ending.stopped or last:
                 break
-            former = [shared_state(carried, self.meeting, self.settings.checkpoint_dir)]
+            self.former = shared_state(carried, self.meeting, self.settings.checkpoint_dir)
             del carried
             number, choice = number + 1, ResumeChoice(None)
         self.signals.reached()
@@ -122,10 +121,10 @@ class Run:
             self.telemetry.say(f"stopped at step {self.step} after a checkpoint")
             return
         self.export()
-        means = {name.removeprefix("val/"): value for name, value in ending.validation.items()}
-        tested = {f"test_{name}": value for name, value in means.items()}
+        tested = {name.replace("val/", "test_"): value for name, value in sorted(ending.validation.items())}
         self.telemetry.event(self.step, "end", **tested, seconds=time.perf_counter() - began)
-        self.telemetry.say("done: " + ", ".join(f"test {name} {value:.4f}" for name, value in sorted(means.items())))
+        means = (f"{name.replace('_', ' ', 1)} {value:.4f}" for name, value in tested.items())
+        self.telemetry.say(f"done: {', '.join(means)}")
 
     # --- before and after ---------------------------------------------------------------------------------------------
 
@@ -148,17 +147,15 @@ class Run:
         )
         if not prepared.finished:
             self.signals.reached()
-            reason = self.signals.stop or "signal on another rank"
-            self.telemetry.event(0, "stop", reason=reason)
+            self.telemetry.event(0, "stop", reason=self.signals.stop or "signal on another rank")
             self.telemetry.say("stopped before all tokens were prepared; the next start goes on from here")
         return prepared.finished
 
     def export(self) -> None:
         """Export the result as a model of transformers for --export, on rank 0."""
-        settings = self.settings
+        settings, out = self.settings, self.settings.output_dir / "hf"
         if settings.export == "none" or not self.world.is_main:
             return
-        out = settings.output_dir / "hf"
         exported = export(settings.checkpoint_dir, out, settings.export)
         self.telemetry.event(self.step, "export", path=str(out), checkpoint=str(exported.checkpoint))
         self.telemetry.say(f"exported the weights of step {exported.step} to {out}")
@@ -166,13 +163,12 @@ class Run:
     # --- phases -------------------------------------------------------------------------------------------------------
 
     step = 0  # of the run, as far as this rank knows
+    former: State | None = None  # that the next phase starts from
 
-    def phase(self, number: int, choice: ResumeChoice, former: list[State | None]) -> tuple[PhaseEnd | None, Parts]:
-        """Train one phase. Returns its end, None on ranks that wait in it, and this rank's part of its last state.
-
-        `former` has the state to start from, or None, and is emptied.
-        """
-        settings, state = self.phases[number], former.pop()
+    def phase(self, number: int, choice: ResumeChoice) -> tuple[PhaseEnd | None, Parts]:
+        """Train one phase. Returns its end, None on ranks that wait in it, and this rank's part of its last state."""
+        settings, state = self.phases[number], self.former
+        self.former = None  # else it stays in memory
         first_step = sum(phase.steps for phase in self.phases[:number]) + 1
         world = self.worlds[settings.ranks or self.world.size]
         if world is None:
@@ -221,22 +217,23 @@ class Run:
     def announce(self, session: PhaseSession, number: int) -> None:
         """Log the start of the run or of a phase."""
         settings, step = session.settings, session.progress.step
-        facts: dict[str, Value] = {
-            "task": settings.task,
-            "model": session.built.name,
-            "total_steps": self.total_steps,
-            "world_size": session.world.size,
-            "parallel": settings.parallel,
-            "batch_size": session.batch_size or "auto",
-            "grad_accum": session.grad_accum,
-            "device": session.world.device.type,
-            "precision": settings.precision,
-            "parameters": session.parameters,
-        }
-        if settings.phase:
-            facts["phase"] = settings.phase
-        self.telemetry.event(step, "start" if not number or self.step == 0 else "phase", **facts)
-        if settings.phase:
+        phase: dict[str, Value] = {"phase": settings.phase} if settings.phase else {}
+        self.telemetry.event(
+            step,
+            "start" if not number or self.step == 0 else "phase",
+            task=settings.task,
+            model=session.built.name,
+            total_steps=self.total_steps,
+            world_size=session.world.size,
+            parallel=settings.parallel,
+            batch_size=session.batch_size or "auto",
+            grad_accum=session.grad_accum,
+            device=session.world.device.type,
+            precision=settings.precision,
+            parameters=session.parameters,
+            **phase,
+        )
+        if phase:
             self.telemetry.say(
                 f"phase {number + 1} of {len(self.phases)}, {settings.phase}: steps {session.first_step} to "
                 f"{session.first_step + settings.steps - 1}"
@@ -249,16 +246,12 @@ class Run:
             )
         if fresh := session.built.fresh:
             self.telemetry.say(f"not in {settings.weights}, so they start fresh: {', '.join(fresh)}")
-
         data, model = session.data, session.built.model
         if isinstance(data, Text) and data.marked and not getattr(model, "keeps_documents", False):
             self.telemetry.say(f"{session.built.name} takes no position_ids: attention reaches over documents' ends")
 
     def describe(self, session: PhaseSession) -> None:
-        """Write the model's description beside the checkpoints, so that they can be used without the data.
-
-        Raises SettingsError if --export is impossible for this model.
-        """
+        """Write the model's description beside the checkpoints. Raises SettingsError if --export is impossible."""
         wanted = self.settings.export != "none"
         if wanted:
             require_exportable(session.built.model)
@@ -273,13 +266,8 @@ class Run:
                 raise SettingsError(f"--export: {one_line(error)}") from None
             self.telemetry.say(f"checkpoints cannot be exported: {one_line(error)}", error=True)
 
-    # --- where to start -----------------------------------------------------------------------------------------------
-
     def choose(self) -> ResumeChoice:
-        """The checkpoint that rank 0 chooses, for all ranks.
-
-        Raises CheckpointError if a given one is not valid, and SettingsError where none could be written.
-        """
+        """The checkpoint that rank 0 chooses to start from, for all ranks. Raises CheckpointError and SettingsError."""
 
         def chosen() -> ResumeChoice:
             require_writable(self.settings.checkpoint_dir)

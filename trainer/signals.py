@@ -23,8 +23,7 @@ from typing import Any
 
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
 _STDERR = 2
-_POLL_SECONDS = 0.25
-_WAKE = b"\0"  # wakes the watcher without a signal
+_POLL_SECONDS = 0.1
 
 
 class Signals:
@@ -44,7 +43,8 @@ class Signals:
         self._pipe = (-1, -1)
         self._lock = threading.Lock()  # never taken by a signal handler
         self._polls: list[Callable[[], None]] = []
-        self._started = self._over = self._suspended = False
+        self._started = False
+        self._holds = 0  # reasons for which the timeout does not run
         self._watcher = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> Signals:
@@ -70,7 +70,7 @@ class Signals:
     def reached(self) -> None:
         """End the timeout for good: the state is saved, and what follows may take longer."""
         with self._lock:
-            self._over = True
+            self._holds += 1
             faulthandler.cancel_dump_traceback_later()
 
     @contextlib.contextmanager
@@ -80,8 +80,7 @@ class Signals:
 
         def poll() -> None:
             nonlocal last
-            current = sign_of_life()
-            if current != last:
+            if (current := sign_of_life()) != last:
                 last = current
                 self._restart()
 
@@ -92,59 +91,38 @@ class Signals:
 
     @contextlib.contextmanager
     def waiting(self, report: Callable[[str], None]) -> Iterator[None]:
-        """Inside, this rank waits for others: the timeout is suspended, and a stop is passed to `report` once."""
-        reported = False
-
-        def poll() -> None:
-            nonlocal reported
-            if self.stop and not reported:
-                reported = True
-                report(self.stop)
-
-        with self._lock:
-            self._suspended = True
-            faulthandler.cancel_dump_traceback_later()
+        """Inside, this rank waits for others: the timeout is suspended, and `report` gets a stop, repeatedly."""
+        self.reached()
         try:
-            with self._polled(poll):
+            with self._polled(lambda: report(self.stop) if self.stop else None):
                 yield
         finally:
             with self._lock:
-                self._suspended = False
+                self._holds -= 1
                 self._restart()
 
-    @contextlib.contextmanager
-    def listening(self, remote_stop: Callable[[], str]) -> Iterator[None]:
+    def listening(self, remote_stop: Callable[[], str]) -> contextlib.AbstractContextManager[None]:
         """Inside, a stop request on a waiting rank (`remote_stop`; empty: none) counts on this one, too."""
 
         def poll() -> None:
-            if not self.stop and (reason := remote_stop()):
-                self.stop = reason
-                self._start()
+            self.stop = self.stop or remote_stop()
 
-        with self._polled(poll):
-            yield
+        return self._polled(poll)
 
     @contextlib.contextmanager
     def _polled(self, poll: Callable[[], None]) -> Iterator[None]:
         """Inside, the watcher calls `poll` repeatedly. No call is in progress afterwards."""
         with self._lock:
             self._polls.append(poll)
-        os.write(self._pipe[1], _WAKE)
         try:
             yield
         finally:
             with self._lock:
                 self._polls.remove(poll)
 
-    def _start(self) -> None:
-        """Start the timeout, once. Needs the lock."""
-        if not self._started:
-            self._started = True
-            self._restart()
-
     def _restart(self) -> None:
         """Restart a running timeout. Needs the lock."""
-        if self._started and not self._over and not self._suspended:
+        if self._started and not self._holds:
             faulthandler.dump_traceback_later(self._stop_timeout, exit=True, file=_STDERR)
 
     def wait_for_stop(self, seconds: float) -> None:
@@ -165,29 +143,28 @@ class Signals:
         self.stop = signal.Signals(number).name
 
     def _watch(self) -> None:
-        """The watcher thread: starts the timeout at the first stop request, and polls."""
+        """Read signals and the launcher's death, poll, and start the timeout at the first stop request."""
         pipe, launcher = self._pipe[0], _watch_death(self._launcher)
         watched = [pipe] if launcher is None else [pipe, launcher]
         while True:
-            ready, _, _ = select.select(watched, [], [], _POLL_SECONDS if self._polls else None)
-            stopping = False
+            ready, _, _ = select.select(watched, [], [], _POLL_SECONDS)
             if pipe in ready:
                 if not (byte := os.read(pipe, 1)):
                     break
-                stopping = byte[0] in _STOPPING
-                if stopping:
+                if byte[0] in _STOPPING:
                     # Not left to the handler, which waits until the main thread returns from a collective.
                     self.stop = self.stop or signal.Signals(byte[0]).name
             elif ready:
                 self.stop = self.stop or "the launcher died"
-                watched, stopping = [pipe], True
+                watched = [pipe]
             with self._lock:
-                if stopping:
-                    self._start()
                 for poll in self._polls:
                     # The store that a poll reads may be gone while ranks leave.
                     with contextlib.suppress(RuntimeError):
                         poll()
+                if self.stop and not self._started:
+                    self._started = True
+                    self._restart()
         if launcher is not None:
             os.close(launcher)
 

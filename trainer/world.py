@@ -85,16 +85,16 @@ class World:
 
     def on_main(self, work: Callable[[], T]) -> T:
         """Do something on rank 0, whose result or TrainerError all ranks get (collective)."""
-        result: tuple[T | None, TrainerError | None] = None, None
+        result: Any = None
         if self.is_main:
             try:
-                result = work(), None
+                result = work()
             except TrainerError as error:
-                result = None, error
-        value, problem = self.from_main(result)
-        if problem is not None:
-            raise problem
-        return cast(T, value)
+                result = error
+        result = self.from_main(result)
+        if isinstance(result, TrainerError):
+            raise result
+        return cast(T, result)
 
     def leave_note(self, key: str, text: str) -> None:
         """Write what any rank of a world made by `patient` can read without a collective."""
@@ -123,10 +123,10 @@ class World:
             set_timeout(datetime.timedelta(seconds=seconds), self.group)
 
     def wait_for_all(self, work: threading.Thread | None, sign_of_life: Callable[[], object], patience: float) -> None:
-        """Wait until the threads of all ranks have ended; None where a rank has none (collective).
+        """Wait until the threads of all ranks have ended; a rank may have none (collective).
 
-        Ranks meet every second, so no timeout of theirs ends a long wait. Raises RankError on all ranks if a thread
-        shows the same `sign_of_life` for more than `patience` seconds.
+        Ranks meet every second, so none times out. Raises RankError on all ranks if a thread shows the same
+        `sign_of_life` for more than `patience` seconds.
         """
         last, changed = sign_of_life(), time.monotonic()
         while True:
@@ -144,8 +144,7 @@ class World:
     def subgroup(self, size: int) -> World | None:
         """A world of the first `size` ranks, with a group for `writers`; None on the other ranks.
 
-        Collective: all ranks must create all subgroups in the same order. torch names groups by a counter in each
-        process, so after a group of only some ranks the names differ, and later collectives time out.
+        All ranks must create all subgroups in the same order, because torch names groups by a counter.
         """
         ranks = list(range(size))
         group = self.group if size == self.size else dist.new_group(ranks, timeout=self.timeout)
@@ -202,10 +201,7 @@ def join(settings: Settings, environment: Mapping[str, str] = os.environ) -> Wor
 
 
 def record_collectives(folder: Path, environment: MutableMapping[str, str]) -> None:
-    """Let NCCL's flight recorder write the newest collectives of each rank to a folder when one times out.
-
-    Existing values are kept.
-    """
+    """Have NCCL's flight recorder write each rank's newest collectives to a folder on a timeout; keep other values."""
     environment.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
     environment.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(folder.absolute() / "nccl_trace_rank_"))
     environment.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")

