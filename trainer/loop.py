@@ -1,7 +1,6 @@
 """The training loop of one phase: steps, validation, checkpoints, and the end or stop.
 
-A step is the gradients of its micro batches, a vote of the ranks, and the update. Its results are published once the
-device has computed them.
+A step is the gradients of its micro batches, a vote of the ranks, and the update; it is published once it is computed.
 """
 
 from __future__ import annotations
@@ -101,14 +100,12 @@ class Loop:
 
     def steps(self, last_phase: bool) -> PhaseEnd:
         """Do the remaining steps of the phase, with what is due after each."""
-        settings, session = self.settings, self.session
-        first = True
+        settings, session, first = self.settings, self.session, self.progress.step + 1
         while session.phase_step < settings.steps:
             epoch = session.epoch
             stop, save = self.step()
-            if first:
+            if self.progress.step == first:
                 self.world.wait_for(settings.timeout)
-                first = False
             step, done = self.progress.step, session.phase_step == settings.steps
             score = None
             if not (done or stop) and settings.validate_every and step % settings.validate_every == 0:
@@ -179,13 +176,7 @@ class Loop:
         if factor is not None:
             loss = loss * factor
         telemetry.skipped(step, session.feed.skipped())
-        facts = StepFacts(
-            epoch=epoch,
-            rate=rate,
-            samples=self.progress.samples,
-            samples_in_step=session.samples_per_step,
-            times=self.clock.stop(),
-        )
+        facts = StepFacts(epoch, rate, self.progress.samples, session.samples_per_step, self.clock.stop())
         results = {"loss": loss, "norm": norm}
         if session.precision.scaler.is_enabled():
             # Of the next step; `get_scale` would wait for the device.
@@ -199,11 +190,9 @@ class Loop:
         return voted.stop > 0, voted.save > 0
 
     def gradients(self, step: int, *, survive: bool) -> tuple[Tensor | None, Callable[[], Votes]]:
-        """Run forward and backward of a step's micro batches. Returns their mean loss [], on the device, and the vote
-        that this has begun.
+        """Run forward and backward of a step's micro batches; returns their mean loss [], on the device, and the vote.
 
-        The loss is None if memory ran out and `survive` is set. This rank has then taken part in the all-reduces that
-        others wait for, so all ranks can go on to vote.
+        The loss is None if memory ran out and `survive` is set; the all-reduces that others wait for are done then.
         """
         session, strategy = self.session, self.session.strategy
         total = torch.zeros((), device=self.world.device)
@@ -241,10 +230,9 @@ class Loop:
         return lambda: Votes(*sums())
 
     def normalize_weights(self) -> Tensor:
-        """Divide gradients by the mean weight of the micro batches of all ranks (collective).
+        """Divide gradients by the mean weight of all ranks' micro batches, so that every learnt token counts equally.
 
-        So every learnt token counts equally, in whichever micro batch and on whichever rank it is. Returns the factor
-        [] for the loss.
+        Returns the factor [] for the loss (collective).
         """
         weight = self.sum_over_ranks(self.weight) / self.world.size
         factor = 1 / weight.clamp_min(torch.finfo(weight.dtype).tiny ** 0.5)  # weight 0: gradients are 0, too
@@ -356,10 +344,8 @@ class Loop:
         times = facts.times.read(session.strategy.exchange_seconds(), result.waited)
         scaled = session.precision.scaler.is_enabled()
         samples_per_s = facts.samples_in_step / times.step
-        tokens = session.objective.tokens_per_sample
-        flops = session.flops_per_sample
-        devices = self.world.size * session.strategy.devices
-        mfu = samples_per_s * flops / (self.peak_flops * devices) if flops and self.peak_flops else None
+        tokens, flops = session.objective.tokens_per_sample, session.flops_per_sample
+        peak = (self.peak_flops or 0) * self.world.size * session.strategy.devices
         self.progress.metrics |= {"loss": loss, "grad_norm": norm}
         self.telemetry.step(
             result.step,
@@ -371,7 +357,7 @@ class Loop:
                 "samples": facts.samples,
                 "samples_per_s": samples_per_s,
                 "tokens_per_s": samples_per_s * tokens if tokens else None,
-                "mfu": mfu,
+                "mfu": samples_per_s * flops / peak if flops and peak else None,
                 "step_time": times.step,
                 "data_time": times.data,
                 "comm_time": times.exchange,
@@ -385,8 +371,8 @@ class Loop:
             raise FloatingPointError(f"loss is {loss} and the gradient norm {norm} at step {result.step}")
         if scaled and not math.isfinite(norm) and result.values["loss_scale"] < SMALLEST_LOSS_SCALE:
             raise FloatingPointError(
-                f"gradients are not finite at step {result.step}, however small the scale of the loss: no update was"
-                " made for many steps; use --precision bf16 or fp32, or a lower --lr"
+                f"gradients are not finite at step {result.step} with any scale of the loss; use --precision bf16 or"
+                " fp32, or a lower --lr"
             )
 
     def drain(self) -> None:
@@ -410,9 +396,8 @@ class Loop:
         with self.signals.patient(lambda: batches):
             means, seconds = validate(self.session, stopping)
         if (batch := self.session.validation_batch) != before:
-            self.telemetry.event(
-                self.progress.step, "validation_batch_reduced", cause="out of memory", batch_size=batch
-            )
+            step, cause = self.progress.step, "out of memory"
+            self.telemetry.event(step, "validation_batch_reduced", cause=cause, batch_size=batch)
             self.telemetry.say(f"out of memory in validation: batches of {batch} from here on", error=True)
         if means is None:
             return None
@@ -448,14 +433,9 @@ class Loop:
     def report_checkpoints(self) -> None:
         """Log the checkpoints that were written, failed or skipped since the last call."""
         for outcome in self.checkpoints.poll():
-            values = {
-                "path": str(outcome.path),
-                "seconds": outcome.seconds,
-                "bytes": outcome.bytes,
-                "error": outcome.error,
-            }
+            values = {name: getattr(outcome, name) for name in ("blocked_seconds", "seconds", "bytes", "error")}
             present = {name: value for name, value in values.items() if value is not None}
-            self.telemetry.event(outcome.step, outcome.event, blocked_seconds=outcome.blocked_seconds, **present)
+            self.telemetry.event(outcome.step, outcome.event, path=str(outcome.path), **present)
             if outcome.event == "checkpoint_failed":
                 self.telemetry.say(f"checkpoint {outcome.path} was not written: {outcome.error}", error=True)
             for other in outcome.also:
@@ -464,10 +444,7 @@ class Loop:
 
 @contextlib.contextmanager
 def infrequent_gc() -> Iterator[None]:
-    """Disable automatic garbage collection, and exempt the objects that exist now from it.
-
-    Else ranks would collect in the middle of different steps, while all others wait.
-    """
+    """Disable automatic garbage collection, for which ranks would pause in different steps; exempt what exists now."""
     gc.collect()
     gc.freeze()
     gc.disable()

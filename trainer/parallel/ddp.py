@@ -13,7 +13,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -37,11 +37,7 @@ _COMPRESSED = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class Plain(Strategy):
-    """The objective without a wrapper.
-
-    With CUDA graphs, gradients are allocated once: otherwise torch puts them into the graphs' memory, which the next
-    micro batch overwrites. With --oom-retries, buffers (batch statistics) are restored after a step that failed.
-    """
+    """The objective without a wrapper. With --oom-retries, batch statistics are restored after a step that failed."""
 
     can_settle = True  # there is no other rank
 
@@ -49,6 +45,7 @@ class Plain(Strategy):
         super().__init__(settings, objective, world)
         # Between steps, within a step, or in a step whose gradients are complete.
         self.stage: Literal["between", "within", "complete"] = "between"
+        # Else torch has gradients in the memory of its CUDA graphs, which the next micro batch overwrites.
         self._keeps_gradients = settings.compile in CUDA_GRAPH_MODES
         self._buffers = list(objective.buffers()) if settings.oom_retries else []
         self._buffers_before = [buffer.clone() for buffer in self._buffers]
@@ -94,10 +91,7 @@ class Plain(Strategy):
 
 
 class DataParallel(Plain):
-    """One process drives all visible GPUs with a thread for each, and splits each batch over them.
-
-    DDP is faster, but needs a launcher.
-    """
+    """One process drives all visible GPUs with a thread for each. DDP is faster, but needs a launcher."""
 
     def __init__(self, settings: Settings, objective: Objective, world: World) -> None:
         super().__init__(settings, objective, world)
@@ -191,8 +185,6 @@ class Ddp(Plain):
         """
         if self.stage == "complete":
             return
-        if self.stage == "between":
-            self.begin()
         self.optimizer.zero_grad()
         wrapped, exchange = self._wrapped, self.exchange
         if not exchange.entered:
@@ -222,8 +214,8 @@ class Ddp(Plain):
 class Exchange:
     """DDP's communication hook: all-reduces buckets, and measures how long a step waits for other ranks.
 
-    It has no reference to the DDP module, so that one that is dropped is freed. `sent` counts the buckets of this step;
-    `entered`: its first forward is past DDP's own collectives, which began when the module was `called`.
+    `sent` counts the buckets of this step; `entered`: its first forward is past DDP's own collectives, which began when
+    the module was `called`.
     """
 
     def __init__(self, world: World, compressed: torch.dtype | None) -> None:
@@ -294,10 +286,7 @@ def _mark() -> torch.cuda.Event:
 
 
 class _Entered(nn.Module):
-    """The module that DDP wraps: notes that forward is reached, and calls the objective.
-
-    Not a hook of the objective, because hooks of a compiled module are compiled, too.
-    """
+    """Notes that forward is reached. Not a hook of the objective, because those of a compiled module are compiled."""
 
     def __init__(self, objective: Objective, exchange: Exchange) -> None:
         super().__init__()
@@ -314,7 +303,6 @@ class Zero1(Ddp):
     """DDP with the optimizer's state sharded: a rank steps a part of the parameters, and broadcasts the results.
 
     Rajbhandari et al. (2020), "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", arXiv:1910.02054.
-    `optimizer` has all parameters, and its inner optimizer those of this rank.
     """
 
     optimizer: ZeroRedundancyOptimizer
@@ -337,37 +325,23 @@ class Zero1(Ddp):
     def optimizer_state(self) -> OptimizerState:
         """The full state on rank 0, on the CPU; tensors are sent one at a time."""
         own = state_by_name(self.optimizer.optim, self.names)
-        # Tensors go by what a rank needs to receive them.
         layouts = self.world.gather(
             {
-                name: {
-                    key: (value.shape, value.dtype, value.device.type) if isinstance(value, Tensor) else value
-                    for key, value in values.items()
-                }
+                name: {key: (value.shape, value.dtype, value.device.type) for key, value in values.items()}
                 for name, values in own.items()
             }
         )
         result: OptimizerState = {}
         for name in self.names.values():
             for owner, layout in enumerate(layouts):
-                for key, form in layout.get(name, {}).items():
-                    value = self._send_to_main(own.get(name, {}).get(key), form, owner)
+                for key, (shape, dtype, device) in layout.get(name, {}).items():
+                    is_owner = self.world.rank == owner
+                    sent = own[name][key].contiguous() if is_owner else torch.empty(shape, dtype=dtype, device=device)
+                    if owner != 0:
+                        dist.broadcast(sent, src=owner, group=self.world.group)
                     if self.world.is_main:
-                        result.setdefault(name, {})[key] = value
+                        result.setdefault(name, {})[key] = sent.cpu()
         return result
-
-    def _send_to_main(self, value: Any, form: Any, owner: int) -> Any:
-        """The owner's value on rank 0; undefined on the others."""
-        if not isinstance(form, tuple):
-            return form
-        if owner == 0:
-            return value.detach().cpu() if self.world.is_main else None
-        shape, dtype, device = form
-        sent: Tensor = (
-            value.contiguous() if self.world.rank == owner else torch.empty(shape, dtype=dtype, device=device)
-        )
-        dist.broadcast(sent, src=owner, group=self.world.group)
-        return sent.cpu()
 
     def load_optimizer_state(self, state: OptimizerState) -> None:
         load_state_by_name(self.optimizer.optim, self.names, state)
