@@ -98,10 +98,10 @@ def verify(path: Path) -> None:
             return hashlib.file_digest(opened, "sha256").hexdigest()
 
     actual = sha256_of(path)
-    hashes = read_hashes(path)
-    if actual not in hashes:
+    shards = read_hashes(path).get(actual)
+    if shards is None:
         raise CheckpointError(f"checkpoint {path} is corrupt: sha256 mismatch")
-    for name, sha256 in hashes[actual].items():
+    for name, sha256 in shards.items():
         if sha256_of(shards_folder(path) / name) != sha256:
             raise CheckpointError(f"checkpoint {path} is corrupt: sha256 mismatch in {name}")
 

@@ -1,8 +1,7 @@
 """Choosing a checkpoint to resume from, reading it, and deleting those that are not needed any more.
 
-If a run resumes from a checkpoint, those of later steps belong to an abandoned branch. They become stale, and are
-deleted once the new branch has valid checkpoints of the same step. Checkpoints of epochs and the best one are not in
-rotation, and never deleted here.
+Checkpoints of steps after the one that a run resumes from become stale, and are deleted once the new branch has valid
+ones of the same step. Those of epochs and the best one are not in rotation, and never deleted here.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ def step_of(path: Path) -> int | None:
 
 def existing(directory: Path) -> list[Path]:
     """The checkpoints in rotation, valid or not, the latest step first."""
-    found = [(step, path) for path in directory.glob("step_*.pt") if (step := step_of(path)) is not None]
-    return [path for _, path in sorted(found, reverse=True)]
+    found = (path for path in directory.glob("step_*.pt") if step_of(path) is not None)
+    return sorted(found, key=lambda path: step_of(path) or 0, reverse=True)
 
 
 @dataclass(frozen=True)
@@ -113,16 +112,12 @@ def read(path: Path) -> State:
 
 
 def load(path: Path) -> State:
-    """The content of a verified checkpoint: full tensors on the CPU, read from disk when they are used.
-
-    Of a sharded checkpoint they are in mappings, which assemble a tensor at each access. Raises CheckpointError.
-    """
+    """A verified checkpoint's content: full tensors on the CPU, read when they are used. Raises CheckpointError."""
     state = read(path)
     if "shards" not in state:
         return state
-    return assembled(
-        state, [files.load_file(files.shards_folder(path) / name) for name in sorted(state["shards"])], path
-    )
+    folder = files.shards_folder(path)
+    return assembled(state, [files.load_file(folder / name) for name in sorted(state["shards"])], path)
 
 
 def check_fits(state: State, settings: Settings, path: Path) -> None:

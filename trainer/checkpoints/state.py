@@ -1,9 +1,7 @@
 """A state in host memory: copied so that training can continue, split by ranks, put together again; random states.
 
-Host buffers are reused, because allocating memory costs several times as much as filling it. In a sharded checkpoint
-the main file has a reference by name in place of each sharded tensor. A shard file maps such names to pieces:
-``{"offsets": …, "shape": …, "tensor": …}``, with the offsets and shape of the full tensor. Reading works with any
-number of ranks and any sharding, and needs no process group.
+The main file of a sharded checkpoint has a reference by name in place of each sharded tensor. A shard file maps names
+to pieces: ``{"offsets": …, "shape": …, "tensor": …}``, with the offsets and shape of the full tensor.
 """
 
 from __future__ import annotations
@@ -38,8 +36,7 @@ def _converted(value: Any, change: Callable[[Any, str], Any], name: str = "") ->
 
     Containers for which it returns the same object are converted in turn.
     """
-    changed = change(value, name)
-    if changed is not value:
+    if (changed := change(value, name)) is not value:
         return changed
     if isinstance(value, dict):
         return {key: _converted(item, change, f"{name}/{key}" if name else str(key)) for key, item in value.items()}
@@ -53,17 +50,17 @@ def _converted(value: Any, change: Callable[[Any, str], Any], name: str = "") ->
 
 
 class HostBuffers:
-    """The reusable host memory of one copy at a time."""
+    """The host memory of one copy at a time, reused: allocating it costs several times as much as filling it."""
 
     def __init__(self) -> None:
         self._buffers: list[Tensor] = []
         self._copied: torch.cuda.Event | None = None
 
     def take(self, state: Any, *, copy: bool) -> Any:
-        """Copy the tensors of nested dictionaries, lists and tuples to the CPU. Equal views share one copy.
+        """Copy the tensors of nested containers to the CPU; equal views share one copy. Valid after `wait`.
 
-        Without `copy`, CPU tensors that fill their storage stay the originals. GPU tensors are copied asynchronously on
-        the current stream, so before any later work on it: the copy is valid after `wait`, and until the next one.
+        Without `copy`, CPU tensors that fill their storage stay the originals. GPU tensors are copied before any later
+        work of the current stream.
         """
         former = iter(self._buffers)
         self._buffers, self._copied = [], None
@@ -103,9 +100,9 @@ class HostBuffers:
 
 
 def split(state: State) -> Parts:
-    """Split a state into one with references in place of DTensors, and this rank's pieces of these.
+    """Split a state into one with references in place of DTensors, and this rank's pieces of these; nothing is copied.
 
-    Of ranks with the same piece, only the first returns it. Nothing is copied or exchanged.
+    Of ranks with the same piece, only the first returns it.
     """
     pieces: Pieces = {}
 
@@ -142,9 +139,9 @@ def parts_on_host(state: State, world: World) -> Parts:
 
 
 def shared_state(parts: Parts, world: World, folder: Path) -> State:
-    """Copy the parts of all ranks to memory that all of them can read (collective). Returns a state like `assembled`.
+    """Copy the parts of all ranks to memory that all can read; returns a state like `assembled` (collective).
 
-    Ranks of several machines share no memory, and use files in `folder` until all have opened them. Raises OSError.
+    Ranks of several machines use files in `folder` until all have opened them. Raises OSError.
     """
     on_one_machine = len(set(world.gather(os.uname().nodename))) == 1
     path = folder / f".state_rank_{world.rank}.tmp"
@@ -163,16 +160,15 @@ def shared_state(parts: Parts, world: World, folder: Path) -> State:
 
 
 def assembled(state: State, shards: list[Pieces], path: Path) -> State:
-    """A state with full tensors in place of references. `path` is for errors.
-
-    Its dictionaries become read-only mappings, which assemble a tensor, or one parameter's optimizer state, at each
-    access: only that one needs memory. Raises CheckpointError then if a part is missing.
-    """
+    """A state with full tensors in place of references: its dictionaries become `Assembled`. `path` is for errors."""
     return {name: Assembled(value, shards, path) if isinstance(value, dict) else value for name, value in state.items()}
 
 
 class Assembled(Mapping[str, Any]):
-    """A mapping of a sharded checkpoint's state, which assembles sharded tensors at each access."""
+    """Assembles a tensor, or one parameter's optimizer state, at each access: only that one needs memory.
+
+    Raises CheckpointError then if a part is missing.
+    """
 
     def __init__(self, values: Mapping[str, Any], shards: list[Pieces], path: Path) -> None:
         self._values = values

@@ -72,7 +72,7 @@ class Checkpointer:
     def __init__(
         self, settings: Settings, world: World, *, before_write: Callable[[int, Path], None] | None = None
     ) -> None:
-        """`before_write` is called on rank 0 with step and path during each write; its OSErrors count as the disk's.
+        """`before_write` is called on rank 0 during each write; its OSErrors count as the disk's.
 
         Sharded checkpoints need a world with `writers`.
         """
@@ -93,10 +93,7 @@ class Checkpointer:
         return self._thread is not None and self._thread.is_alive()
 
     def begin(self, step: int, resumed_from: Path | None = None) -> list[Path]:
-        """Prepare the directory for a run that starts after `step`.
-
-        Returns the new names of stale checkpoints on rank 0; an empty list on the others.
-        """
+        """Prepare the directory for a run that starts after `step`. Returns the new names of stale checkpoints."""
         directory = self._settings.checkpoint_dir
         self._resumed_from = resumed_from and resumed_from.resolve()
         if not self._world.is_main:
@@ -139,7 +136,7 @@ class Checkpointer:
         if busy and paths == [own] and need == "due":
             if self._world.is_main:
                 blocked, reason = time.perf_counter() - began, "an earlier checkpoint is still being written"
-                self._outcomes.append(Outcome(step, paths[0], (), "checkpoint_skipped", blocked, error=reason))
+                self._outcomes.append(Outcome(step, own, (), "checkpoint_skipped", blocked, error=reason))
             return
         self.wait()
         background = settings.async_checkpoints and need != "required"
@@ -168,10 +165,7 @@ class Checkpointer:
             )
 
     def wait(self) -> None:
-        """Wait until no rank is writing, however long that takes (collective).
-
-        Raises RankError on all ranks if a writer makes no progress for --timeout seconds.
-        """
+        """Wait until no rank is writing (collective). Raises RankError if one is stuck for --timeout seconds."""
         try:
             self._world.wait_for_all(self._thread, files.sign_of_life, self._settings.timeout)
         except RankError:
@@ -302,16 +296,14 @@ def _agreed(world: World, work: Callable[[], T]) -> list[T]:
     Any error but the disk's is a bug: the rank raises it, and the others a RankError.
     """
     bug: Exception | None = None
-    result: Any
     try:
-        result = work()
+        result: Any = work()
     except OSError as error:
         result = error
     except Exception as error:
         bug = error
         result = RankError(f"rank {world.rank} could not write its checkpoint: {type(error).__name__}: {error}")
     results = world.gather(result)
-    for one in results:
-        if isinstance(one, Exception):
-            raise bug or one
+    if failed := [one for one in results if isinstance(one, Exception)]:
+        raise bug or failed[0]
     return results

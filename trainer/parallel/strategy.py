@@ -1,8 +1,7 @@
 """The interface of parallel strategies to the loop.
 
-A strategy owns the wrapped objective and the optimizer, because some shard the optimizer, too. State comes as tensors
-by parameter name that know their full shape, and is loaded from full ones, so that a run can continue with another
-strategy or number of ranks.
+A strategy owns the wrapped objective and the optimizer, because some shard the optimizer, too. Its state is loaded from
+full tensors, so that a run can continue with another strategy or number of ranks.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from trainer.collectives import clip_gradients, local_shard, shard_like
 from trainer.config import Settings
 from trainer.data.contract import Fields
 from trainer.models.blocks import matrices_of_blocks
-from trainer.optim import Muon, build_optimizer
+from trainer.optim import build_optimizer
 from trainer.tasks.objective import Objective
 from trainer.world import World
 
@@ -33,8 +32,7 @@ class Strategy:
         objective: the unwrapped objective, for measuring.
         optimizer: steps this rank's shard of the parameters.
         names: of every parameter; of tied parameters the first name.
-        data_rank: which of `data_ranks` shares of the data this rank takes. Ranks with shards of one layer take the
-            same share.
+        data_rank: which of `data_ranks` shares of the data this rank takes; ranks that share layers take the same.
     """
 
     devices = 1  # devices that this rank computes on
@@ -59,10 +57,7 @@ class Strategy:
         return loss
 
     def accumulate(self, last: bool) -> contextlib.AbstractContextManager[None]:
-        """Inside, run one micro batch. All but the last accumulate gradients without an all-reduce.
-
-        Everything that may run out of memory belongs inside: copying the batch to the device, forward and backward.
-        """
+        """Inside, run one micro batch, copying it to the device included; the last one all-reduces gradients."""
         return contextlib.nullcontext()
 
     def clip(self, max_norm: float) -> Tensor:
@@ -131,15 +126,6 @@ class Strategy:
 
 # --- state by parameter name ------------------------------------------------------------------------------------------
 
-_ADAM, _MOMENTUM = frozenset({"step", "exp_avg", "exp_avg_sq"}), frozenset({"momentum_buffer"})
-
-# The keys of a parameter's state: one of these sets must be complete.
-_NEEDED: dict[type[torch.optim.Optimizer], tuple[frozenset[str], ...]] = {
-    Muon: (_MOMENTUM, _ADAM),  # before AdamW, which it is one of
-    torch.optim.AdamW: (_ADAM,),
-    torch.optim.SGD: (_MOMENTUM,),
-}
-
 
 def state_by_name(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> OptimizerState:
     """The live state of the parameters that this optimizer steps, in the order of `names`."""
@@ -147,19 +133,16 @@ def state_by_name(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str])
 
 
 def load_state_by_name(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str], state: OptimizerState) -> None:
-    """Copy the state into an optimizer. Parameters that it lacks start without one.
-
-    Raises KeyError for names that are not in `names`, ValueError for other shapes or the state of another kind of
-    optimizer, and TypeError for an optimizer that `trainer.optim` does not make.
-    """
-    _check(optimizer, names, state)
+    """Copy full state into an optimizer; parameters that it lacks start without. Raises KeyError for unknown names."""
+    if unknown := sorted(set(state) - set(names.values())):
+        raise KeyError(f"the optimizer's state has parameters that the model does not have: {_some(unknown)}")
     packed_state = optimizer.state_dict()
     loaded: dict[int, dict[str, Any]] = {}
     for group, packed in zip(optimizer.param_groups, packed_state["param_groups"], strict=True):
         for parameter, index in zip(group["params"], packed["params"], strict=True):
-            name = names[parameter]
-            if state.get(name):
-                loaded[index] = {key: _own_copy(key, value, parameter) for key, value in state[name].items()}
+            values = state.get(names[parameter], {})
+            if values:
+                loaded[index] = {key: _own_copy(key, value, parameter) for key, value in values.items()}
     optimizer.load_state_dict({"state": loaded, "param_groups": packed_state["param_groups"]})
 
 
@@ -173,42 +156,14 @@ def _own_copy(key: str, value: Any, parameter: Tensor) -> Any:
     return torch.empty_like(parameter, dtype=own.dtype).copy_(own)
 
 
-def _check(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str], state: OptimizerState) -> None:
-    """Check the state of all parameters, also of other ranks', so that all ranks get the same result."""
-    unknown = sorted(set(state) - set(names.values()))
-    if unknown:
-        raise KeyError(f"the optimizer's state has parameters that the model does not have: {_some(unknown)}")
-    needed = _needed(optimizer)
-    for parameter, name in names.items():
-        values = state.get(name) or {}
-        if values and not any(keys <= set(values) for keys in needed):
-            raise ValueError(
-                f"the optimizer's state of {name} holds {', '.join(sorted(values))}: "
-                f"it is not that of {type(optimizer).__name__}"
-            )
-        for key, value in values.items():
-            if isinstance(value, Tensor) and key != "step" and value.shape != parameter.shape:
-                shapes = f"has shape {tuple(value.shape)}, the parameter {tuple(parameter.shape)}"
-                raise ValueError(f"the optimizer's {key} of {name} {shapes}")
-
-
-def _needed(optimizer: torch.optim.Optimizer) -> tuple[frozenset[str], ...]:
-    """The sets of keys of which a parameter's state must have one. Raises TypeError for an unknown optimizer."""
-    for kind, needed in _NEEDED.items():
-        if isinstance(optimizer, kind):
-            return needed
-    raise TypeError(f"the state of {type(optimizer).__name__} is not known; add it to {__name__}")
-
-
 def load_tensors(targets: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
     """Copy this rank's shards of full tensors into the model, after checking all of them.
 
     Raises KeyError for a missing or an unknown name, and ValueError for another shape.
     """
-    missing, unknown = sorted(set(targets) - set(state)), sorted(set(state) - set(targets))
-    if missing:
+    if missing := sorted(set(targets) - set(state)):
         raise KeyError(f"the model's state lacks {_some(missing)}")
-    if unknown:
+    if unknown := sorted(set(state) - set(targets)):
         raise KeyError(f"the model's state has tensors that the model does not have: {_some(unknown)}")
     for name, target in targets.items():
         if state[name].shape != target.shape:
