@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from tests.tables import table
 from tests.texts import mentions
-from tests.trainer.checkpoint_files import BadDisk, contents, flip_a_byte, in_a_child, listing, save, write
+from tests.trainer.checkpoint_files import contents, flip_a_byte, listing, save, write
 from trainer import checkpoints
 from trainer.checkpoints import files
 from trainer.checkpoints.state import HostBuffers
@@ -130,24 +130,6 @@ def test_the_hash_is_durable_before_the_file_gets_its_name(folder: Path, monkeyp
     write({"a": 2}, path)
     # Both hashes, the file, its own hash alone; each on disk before the next.
     assert log == ["best_model.pt.sha256", "folder", "best_model.pt", "folder", "best_model.pt.sha256", "folder"]
-
-
-def test_killed_anywhere_while_one_replaces_another_either_is_there(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = folder / "best_model.pt"
-    codes = set()
-    write({"format": 2, "step": 1}, path)
-    for operation in range(20):  # without a repair between them
-        former, new = checkpoints.load(path)["step"], operation + 2
-        with monkeypatch.context() as patch:
-            BadDisk(patch, operation, "killed")
-            codes.add(code := in_a_child(lambda new=new: write({"format": 2, "step": new}, path)))
-        files.verify(path)
-        step = checkpoints.load(path)["step"]
-        assert step == new or (code == 9 and step == former)
-    assert codes == {9, 0}
-    assert len(files.read_hashes(path)) == 1
 
 
 def test_random_state_round_trip(folder: Path) -> None:

@@ -13,8 +13,6 @@ from torch import Tensor
 from tests.trainer import parallel_checks as checks
 from tests.trainer.parallel_checks import ALONE
 from tests.trainer.ranks import Ranks
-from tests.trainer.tiny import tiny_objective, tiny_settings
-from trainer.parallel.build import build_strategy
 
 # In fp32 only the order of additions differs between the ways.
 TOLERANCE = 2e-6
@@ -278,19 +276,3 @@ def test_what_can_be_settled(two_ranks: Ranks) -> None:
         ({"parallel": "fsdp"}, False),
     ):
         assert two_ranks.run(checks.can_settle, **settings) == [can, can], settings
-
-
-def test_one_process_takes_its_batch_statistics_back() -> None:
-    objective = tiny_objective(batch_norm=True)
-    strategy = build_strategy(tiny_settings(oom_retries=1), objective, ALONE)
-    checks.train(strategy, range(2))
-    before = checks.copied(strategy.model_state())
-    assert strategy.can_settle
-    with strategy.accumulate(False):
-        strategy.loss(checks.micro_batches(strategy, 2, 1)[0])
-    assert not same(before, strategy.model_state())
-    strategy.settle()
-    strategy.renew()
-    assert same(before, strategy.model_state())
-    strategy.renew()
-    assert torch.equal(before["batch_norm.num_batches_tracked"], torch.tensor(2))
