@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim._muon import muon
 
 from trainer.collectives import local_shard, shard_like
 from trainer.config import Settings
@@ -98,11 +99,10 @@ def build_optimizer(
 
 
 class Muon(torch.optim.AdamW):
-    """Muon in groups of ``matrices``, AdamW in all others; one learning rate and weight decay for both.
+    """torch's Muon in groups of ``matrices``, AdamW in all others; one learning rate and weight decay for both.
 
-    Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024: the momentum of a matrix with all
-    its singular values made about one. Liu et al., "Muon is scalable for LLM training", 2025, section 2.2: times 0.2
-    and the root of its longer side, so that an update is about as large as one of AdamW.
+    Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024. Updates are as large as AdamW's: Liu
+    et al., "Muon is scalable for LLM training", 2025, section 2.2.
     """
 
     def __init__(self, groups: Iterable[Any], **options: Any) -> None:
@@ -116,34 +116,28 @@ class Muon(torch.optim.AdamW):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         groups = self.param_groups
         for group in groups:
-            for parameter in group["params"] if group["matrices"] else ():
-                if (gradient := parameter.grad) is not None:
-                    state = self.state[parameter]
-                    if not state:
-                        state["momentum_buffer"] = torch.zeros_like(gradient)
-                    state["momentum_buffer"].lerp_(gradient, 1 - group["momentum"])
-                    update = orthogonal(gradient.lerp(state["momentum_buffer"], group["momentum"]))
-                    parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                    parameter.add_(update, alpha=-0.2 * max(parameter.shape) ** 0.5 * group["lr"])
+            if group["matrices"]:
+                trained = [parameter for parameter in group["params"] if parameter.grad is not None]
+                for parameter in trained:
+                    if not self.state[parameter]:
+                        self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+                muon(
+                    trained,
+                    [parameter.grad for parameter in trained],
+                    [self.state[parameter]["momentum_buffer"] for parameter in trained],
+                    lr=group["lr"],
+                    weight_decay=group["weight_decay"],
+                    momentum=group["momentum"],
+                    nesterov=True,
+                    ns_coefficients=(3.4445, -4.7750, 2.0315),
+                    ns_steps=5,
+                    eps=1e-7,
+                    adjust_lr_fn="match_rms_adamw",
+                    has_complex=False,
+                )
         self.param_groups = [group for group in groups if not group["matrices"]]
         super().step()
         self.param_groups = groups
-
-
-def orthogonal(matrix: Tensor) -> Tensor:
-    """The matrix with its singular values brought to between 0.7 and 1.2: five Newton-Schulz steps in bf16.
-
-    The polynomial 3.4445 x - 4.7750 x³ + 2.0315 x⁵ of Jordan et al.
-    """
-    x = matrix.bfloat16()
-    tall = x.shape[0] > x.shape[1]
-    x = x.T if tall else x
-    x = x / (x.norm() + 1e-7)
-    for _ in range(5):
-        square = x @ x.T
-        x = torch.addmm(x, torch.addmm(square, square, square, beta=-4.7750, alpha=2.0315), x, beta=3.4445)
-    result: Tensor = (x.T if tall else x).to(matrix.dtype)
-    return result
 
 
 class Ema:
