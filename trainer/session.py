@@ -12,7 +12,7 @@ from trainer.batch import smaller
 from trainer.checkpoints import FORMAT, State, random_state, restore_random_state, seed_everything
 from trainer.config import Settings, as_plain
 from trainer.data import Data, load_data
-from trainer.data.feed import BatchFeed, HeldOut
+from trainer.data.feed import BatchFeed, HeldOut, Share
 from trainer.data.order import Deal
 from trainer.errors import SettingsError
 from trainer.models import build
@@ -63,7 +63,12 @@ class PhaseSession:
         self.strategy = build_strategy(settings, self.objective, world)
         trained = {name: parameter for parameter, name in self.strategy.names.items() if parameter.requires_grad}
         self.ema = Ema(trained, settings.ema) if settings.ema else None
-        self.feed, self.held_out = self._build_feeds()
+        share, transform = (
+            Share(self.strategy.data_rank, self.strategy.data_ranks, world.device),
+            self.objective.transform,
+        )
+        self.feed = BatchFeed(self.data.train, transform(training=True), settings, share)
+        self.held_out = HeldOut(self.data.held_out, transform(training=False), settings, share)
         self.batch_size = settings.batch_size if isinstance(settings.batch_size, int) else 0
         self.grad_accum = settings.grad_accum
         self.validation_batch = 0
@@ -183,14 +188,6 @@ class PhaseSession:
         if settings.compile != "off" and settings.compile_scope == "whole":
             # Held-out batches have two sizes; torch compiles the second for any size, without CUDA graphs.
             objective.measure = torch.compile(objective.measure)  # type: ignore[method-assign]
-
-    def _build_feeds(self) -> tuple[BatchFeed, HeldOut]:
-        settings, data, transform = self.settings, self.data, self.objective.transform
-        rank, ranks, device = self.strategy.data_rank, self.strategy.data_ranks, self.world.device
-        return (
-            BatchFeed(data.train, transform(training=True), settings, rank=rank, ranks=ranks, device=device),
-            HeldOut(data.held_out, transform(training=False), settings, rank=rank, ranks=ranks, device=device),
-        )
 
 
 def _load_data(settings: Settings, world: World) -> Data:

@@ -31,8 +31,7 @@ class Rows(Split):
     def read(self, indices: Indices) -> Fields:
         asked = indices.tolist()
         self.reads.append(asked)
-        assert asked, "nobody asks for nothing"
-        assert all(0 <= index < self._size for index in asked)
+        assert asked and all(0 <= index < self._size for index in asked)
         for index in asked:
             if index in self.broken:
                 raise BrokenSample(index, f"row {index}", "it is torn")
@@ -54,19 +53,16 @@ class Shaky(Rows):
         return super().read(indices)
 
 
-class Deadly(Rows):
-    """Rows of which one takes the reading process with it."""
-
-    def read(self, indices: Indices) -> Fields:
-        if 7 in indices:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().read(indices)
-
-
 class Faulty(Rows):
-    """Rows read by a program with a mistake."""
+    """Rows read by a program with a mistake; or `deadly`, of which one takes the reading process with it."""
+
+    def __init__(self, *, deadly: bool) -> None:
+        super().__init__(8)
+        self.deadly = deadly
 
     def read(self, indices: Indices) -> Fields:
+        if self.deadly:
+            os.kill(os.getpid(), signal.SIGKILL)
         raise RuntimeError("a mistake in the program")
 
 

@@ -1,7 +1,8 @@
-"""The stream of batches: the run's order from any position, whoever reads it; and the held-out samples, shared out."""
+"""Batches: what stands in for broken samples, the run's order from any position, and the held-out samples."""
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 import signal
@@ -16,30 +17,98 @@ from hypothesis import strategies as st
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from tests.conftest import wait_until
-from tests.trainer.splits import Deadly, Faulty, Rows, with_positions
+from tests.tables import table
+from tests.trainer.splits import Faulty, Rows, Shaky, with_positions
 from trainer.config import Settings
 from trainer.data.contract import Split
-from trainer.data.feed import BatchFeed, HeldOut
-from trainer.data.order import Order, micro_start
+from trainer.data.feed import BatchFeed, Fetched, HeldOut, Reader, Request, Share
+from trainer.data.order import Order, evenly
 from trainer.errors import TrainerError
 
 CPU = torch.device("cpu")
 
 
+# --- one reader -------------------------------------------------------------------------------------------------------
+
+
+def reader(split: Split, max_broken: int = 16, *, replaces: bool = True) -> Reader:
+    """Positions are samples."""
+    return Reader(split, functools.partial(evenly, len(split), len(split)), with_positions, max_broken, replaces)
+
+
+def numbers(fetched: Fetched) -> list[int]:
+    if not fetched.fields:
+        return []
+    found: list[int] = fetched.fields["number"].tolist()
+    assert fetched.fields["row"].tolist() == [[number] * 3 for number in found]
+    return found
+
+
+def test_an_error_of_the_disk_that_passes_costs_no_sample() -> None:
+    fetched = reader(Shaky(2), 0).read(Request(2, 3))
+    assert numbers(fetched) == [2, 3, 4] and not fetched.broken
+    assert numbers(reader(Shaky(3)).read(Request(2, 3))) == [2, 4, 4]
+
+
+def test_a_broken_sample_is_replaced_by_the_next_readable_one_and_tried_once() -> None:
+    split = Rows(20, broken=(7, 8, 19))
+    one = reader(split, 3)
+    taken = one.read(Request(6, 4))
+    assert numbers(taken) == [6, 9, 9, 9] and taken.fields["position"].tolist() == [6, 7, 8, 9]
+    assert sorted(taken.broken) == [7, 8] and "row 8" in taken.broken[8] and "it is torn" in taken.broken[8]
+    split.reads.clear()
+    again = one.read(Request(8, 2))
+    assert (numbers(again), sorted(again.broken), split.reads) == ([9, 9], [8], [[9, 9]])
+
+
+@table("replaces", [True, False])
+def test_more_broken_samples_than_allowed_are_an_error(replaces: bool) -> None:
+    one = reader(Rows(20, broken=(2, 5, 7)), 2, replaces=replaces)
+    one.read(Request(1, 5))
+    with pytest.raises(TrainerError, match=r"^sample 7 \(row 7\) cannot be read: .* more than 2: .*--max-broken-"):
+        one.read(Request(6, 2))
+    with pytest.raises(TrainerError, match="none of the 3 samples"):
+        reader(Rows(3, broken=(0, 1, 2))).read(Request(0, 1))
+
+
+@given(
+    broken=st.sets(st.integers(0, 15), max_size=12),
+    batches=st.lists(st.tuples(st.integers(0, 15), st.integers(0, 6)), max_size=6),
+    replaces=st.booleans(),
+)
+def test_what_is_read_depends_on_nothing_but_the_data(
+    broken: set[int], batches: list[tuple[int, int]], replaces: bool
+) -> None:
+    one = reader(Rows(16, tuple(broken)), replaces=replaces)
+
+    def stand_in(index: int) -> int:
+        while index in broken:
+            index = (index + 1) % 16
+        return index
+
+    for start, count in batches:
+        asked = range(start, min(16, start + count))
+        good = [index for index in asked if replaces or index not in broken]
+        assert numbers(one.read(Request(start, len(asked)))) == [stand_in(index) for index in good]
+
+
+def test_a_reader_follows_the_order_transforms_by_position_and_tells_what_comes_next() -> None:
+    split = Rows(12, blocks=(4, 8))
+    order = Order(split, 5)
+    fetched, resumed = (
+        Reader(split, order.indices, with_positions, 0).read(Request(7, 6, stride)) for stride in (0, 6)
+    )
+    assert numbers(fetched) == order.indices(7, 6).tolist()
+    assert fetched.fields["position"].tolist() == [7, 8, 9, 10, 11, 12]
+    assert torch.equal(resumed.fields["drawn"], fetched.fields["drawn"])
+    assert split.expected == [order.indices(13, 6).tolist()]
+
+
+# --- training batches -------------------------------------------------------------------------------------------------
+
+
 def feed(split: Split, rank: int = 0, ranks: int = 1, **settings: Any) -> closing[BatchFeed]:
-    return closing(BatchFeed(split, with_positions, Settings(**settings), rank=rank, ranks=ranks, device=CPU))
-
-
-def taken(stream: BatchFeed, batch: int, batches: int, at: int = 0) -> list[list[int]]:
-    """The samples of the next batches from a position on."""
-    stream.seek(at, batch)
-    return [stream.next()["number"].tolist() for _ in range(batches)]
-
-
-def ordered(split: Split, batch: int, batches: int, rank: int = 0, ranks: int = 1, at: int = 0) -> list[list[int]]:
-    """What the run's order has there for a rank."""
-    starts = (micro_start(at, micro, rank, ranks, batch) for micro in range(batches))
-    return [Order(split, 0).indices(start, batch).tolist() for start in starts]
+    return closing(BatchFeed(split, with_positions, Settings(**settings), Share(rank, ranks, CPU)))
 
 
 def pids(fields: dict[str, torch.Tensor]) -> set[int]:
@@ -51,34 +120,18 @@ def workers() -> list[str]:
     return [child.name for child in multiprocessing.active_children() if child.name.startswith("ForkServer")]
 
 
-# --- training batches -------------------------------------------------------------------------------------------------
-
-
-def test_two_ranks_take_turns_over_epochs() -> None:
-    for rank in range(2):
-        with feed(Rows(10), rank, 2) as stream:
-            assert taken(stream, 3, 5) == ordered(Rows(10), 3, 5, rank, 2)
-
-
-def test_seeking_goes_anywhere_with_any_batch_size() -> None:
-    split = Rows(100)
-    with feed(split) as stream:
-        assert taken(stream, 8, 2, at=40) == ordered(split, 8, 2, at=40)
-        assert taken(stream, 4, 4, at=40) == ordered(split, 4, 4, at=40)  # the batch did not fit: half of it
-        stream.seek(0, 4)
-        assert stream.next()["position"].tolist() == [0, 1, 2, 3]
-
-
-def test_broken_samples_are_told_once() -> None:
-    with feed(Rows(20, broken=(5, 6))) as stream:
-        stream.seek(0, 20)
-        stream.next()
-        assert {line.split(" cannot")[0] for line in stream.skipped()} == {"sample 5 (row 5)", "sample 6 (row 6)"}
-        stream.next()
-        assert stream.skipped() == []
-
-
-# --- reading processes ------------------------------------------------------------------------------------------------
+@table(
+    ("rank", "ranks", "at", "batch"),
+    [(0, 1, 0, 4), (0, 2, 0, 3), (1, 2, 0, 3), (0, 1, 40, 8), (2, 3, 46, 4)],
+)
+def test_ranks_take_turns_over_epochs_from_anywhere_with_any_batch(rank: int, ranks: int, at: int, batch: int) -> None:
+    split = Rows(10)
+    with feed(split, rank, ranks) as stream:
+        for begin in (at, at, 2 * at):  # the second goes back
+            stream.seek(begin, batch)
+            found = [stream.next()["number"].tolist() for _ in range(5)]
+            starts = [begin + (micro * ranks + rank) * batch for micro in range(5)]
+            assert found == [Order(split, 0).indices(start, batch).tolist() for start in starts]
 
 
 def test_workers_give_what_this_process_would_and_stay_for_another_position() -> None:
@@ -93,8 +146,8 @@ def test_workers_give_what_this_process_would_and_stay_for_another_position() ->
             seen |= set(other.pop("pid").tolist())
             assert all(torch.equal(one[name], values) for name, values in other.items())
         assert len(seen) == 2 and os.getpid() not in seen
-        # Both workers came upon both broken samples, in two epochs; that is still two samples.
-        assert len(there.skipped()) == 2
+        # Both workers came upon both broken samples, in two epochs; that is still two samples, told once.
+        assert len(there.skipped()) == 2 and there.skipped() == []
         there.seek(4, 3)
         again = [there.next() for _ in range(3)]
         assert [fields["position"].tolist() for fields in again] == [[4, 5, 6], [7, 8, 9], [10, 11, 12]]
@@ -123,9 +176,9 @@ def test_signals_to_the_whole_group_are_for_the_rank_which_still_needs_data() ->
 @pytest.mark.parametrize(
     ("split", "kind", "message"),
     [
-        (Deadly(8), TrainerError, r"reading process \(pid \d+\) was killed by SIGKILL: .*--num-workers"),
+        (Faulty(deadly=True), TrainerError, r"reading process \(pid \d+\) ended with exit code -9: .*--num-workers"),
         (Rows(8, broken=tuple(range(8))), TrainerError, r"^sample \d \(row \d\) cannot be read: .* more than 3"),
-        (Faulty(8), RuntimeError, "a mistake in the program"),
+        (Faulty(deadly=False), RuntimeError, "a mistake in the program"),
     ],
     ids=["killed", "broken data", "a mistake"],
 )
@@ -145,7 +198,7 @@ def test_what_goes_wrong_in_a_worker_is_said_here(
 
 
 def held_out(split: Split, rank: int = 0, ranks: int = 1, **settings: Any) -> HeldOut:
-    return HeldOut(split, with_positions, Settings(**settings), rank=rank, ranks=ranks, device=CPU)
+    return HeldOut(split, with_positions, Settings(**settings), Share(rank, ranks, CPU))
 
 
 @given(

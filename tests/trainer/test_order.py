@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.splits import Rows
-from trainer.data.order import Deal, Order, micro_start, redealt
+from trainer.data.order import Deal, Order, redealt
 
 seeds = st.integers(0, 2**70)
 lengths = st.lists(st.one_of(st.integers(0, 30), st.sampled_from([300, 8200])), min_size=1, max_size=12).filter(any)
@@ -49,15 +49,6 @@ def test_a_block_is_finished_before_the_next_one_begins(blocks: list[int], seed:
     taken = np.repeat(np.arange(len(blocks)), blocks)[order.indices(epoch * order.size, order.size)]
     visits = taken[np.flatnonzero(np.diff(taken, prepend=-1))].tolist()
     assert sorted(visits) == [number for number, length in enumerate(blocks) if length]
-
-
-@given(order=orders, ranks=st.integers(1, 6), batch=st.integers(1, 9), consumed=st.integers(0, 10_000))
-def test_a_step_is_the_same_samples_whatever_the_number_of_ranks(
-    order: Order, ranks: int, batch: int, consumed: int
-) -> None:
-    starts = [micro_start(consumed, micro, rank, ranks, batch) for micro in range(3) for rank in range(ranks)]
-    joined = np.concatenate([order.indices(start, batch) for start in starts])
-    assert joined.tolist() == order.indices(consumed, 3 * ranks * batch).tolist()
 
 
 layouts = st.tuples(st.integers(1, 12), st.integers(1, 40), st.integers(1, 30))  # lanes, turn, turns

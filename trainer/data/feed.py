@@ -1,41 +1,272 @@
-"""A rank's batches on its device: training batches from any position of the run, and held-out batches."""
+"""A rank's batches on its device: training batches from any position of the run, and held-out batches.
+
+Samples are read again after transient errors, replaced where broken, and transformed; in processes that read ahead.
+"""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import errno
 import functools
 import itertools
-from collections.abc import Iterator
+import multiprocessing
+import signal
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from multiprocessing import connection, forkserver, resource_tracker
+from multiprocessing.process import BaseProcess
 
+import numpy as np
 import torch
+from torch.utils.data import DataLoader, Dataset
 
 from trainer.config import Settings
-from trainer.data.contract import Fields, Split, Transform
-from trainer.data.order import Choice, Deal, Order, evenly, micro_start, redealt
-from trainer.data.reading import Fetched, Reader, Readers, Request, too_many_broken
-from trainer.errors import TrainerError
+from trainer.data.contract import BrokenSample, Fields, Indices, Split, Transform
+from trainer.data.order import Choice, Deal, Order, evenly, redealt
+from trainer.errors import RankError, TrainerError
+from trainer.preparing.prepare import end_with_parent
+
+_RETRY_SECONDS = (0.05, 0.5)
+# Errors of a disk or network that may be gone at the next attempt.
+_TRANSIENT_ERRNOS = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.ECONNRESET, errno.ENOTCONN)
+_CLOSE_SECONDS = 2.0  # that a worker which is no longer needed gets to finish what it reads
+
+
+@dataclass(frozen=True)
+class Share:
+    """Data rank `rank` of `ranks`, and its device."""
+
+    rank: int
+    ranks: int
+    device: torch.device
+
+
+@dataclass(frozen=True)
+class Request:
+    """Asks for the samples at positions start .. start + count - 1, dealt by `deals`.
+
+    This reader's next request starts `stride` positions later, so that it can prefetch; 0: it is not known.
+    """
+
+    start: int
+    count: int
+    stride: int = 0
+    deals: tuple[Deal, ...] = ()
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A batch, empty if no sample is left, and the reasons of the broken samples that were asked for, by number."""
+
+    fields: Fields
+    broken: dict[int, str]
+
+    def pin_memory(self) -> Fetched:
+        """A copy in page-locked host memory."""
+        return replace(self, fields={name: tensor.pin_memory() for name, tensor in self.fields.items()})
+
+
+@dataclass(eq=False)
+class Reader(Dataset[Fetched | str]):
+    """Reads the batches of one process and prefetches for the next one. Picklable.
+
+    A broken sample is replaced by the next readable one by number, so that a resumed run does the same; without
+    `replaces` it is left out. More than `max_broken` of them are an error.
+    """
+
+    split: Split
+    choice: Choice
+    transform: Transform
+    max_broken: int
+    replaces: bool = True
+    broken: dict[int, str] = field(default_factory=dict, init=False)
+
+    def read(self, request: Request) -> Fetched:
+        """Read a batch. Raises TrainerError if too many samples are broken."""
+        indices = chosen = self.choice(request.start, request.count, request.deals)
+        while True:
+            broken: dict[int, str] = {}
+            if self.broken:
+                chosen = np.array([self._replacement(index, broken) for index in indices.tolist()], dtype=np.int64)
+            rows = np.flatnonzero(chosen >= 0)
+            try:
+                samples = self._read_patiently(chosen[rows]) if len(rows) else {}
+                break
+            except BrokenSample as error:
+                self.broken[error.index] = str(error)
+                if len(self.broken) > self.max_broken:
+                    raise _too_many_broken(self.max_broken, str(error)) from None
+                if self.replaces and len(self.broken) == len(self.split):
+                    raise RankError(f"none of the {len(self.split)} samples can be read; the last: {error}") from None
+        fields = self.transform(samples, request.start + rows) if samples else {}
+        if request.stride:
+            self.split.expect(self.choice(request.start + request.stride, request.count, request.deals))
+        return Fetched(fields, broken)
+
+    def __getitem__(self, request: Request) -> Fetched | str:
+        """Read for torch's DataLoader; a TrainerError becomes its text, which torch would wrap in a traceback."""
+        try:
+            return self.read(request)
+        except TrainerError as error:
+            return str(error)
+
+    def _replacement(self, index: int, broken: dict[int, str]) -> int:
+        """The index, or if broken the next one not known to be; -1: leave it out. Adds to `broken`."""
+        while index in self.broken:
+            broken[index] = self.broken[index]
+            if not self.replaces:
+                return -1
+            index = (index + 1) % len(self.split)
+        return index
+
+    def _read_patiently(self, indices: Indices) -> Fields:
+        for delay in _RETRY_SECONDS:
+            try:
+                return self.split.read(indices)
+            except BrokenSample as error:
+                cause: BaseException | None = error
+                while cause is not None and not (isinstance(cause, OSError) and cause.errno in _TRANSIENT_ERRNOS):
+                    cause = cause.__cause__
+                if cause is None:
+                    raise
+            time.sleep(delay)
+        return self.split.read(indices)
+
+
+def _too_many_broken(limit: int, reason: str) -> RankError:
+    return RankError(f"{reason}; that is more than {limit}: repair the data or raise --max-broken-samples")
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+
+class Readers:
+    """Answers requests in order: in this process, or in `count` processes that read ahead and take turns.
+
+    Each of them gets every count-th request. They are forked from a fork server, never from this process. This process
+    has threads of CUDA, NCCL and gloo, locks, signal handlers, and sockets, which a forked worker would keep open after
+    the rank's death, hiding it from peers.
+    """
+
+    def __init__(self, reader: Reader, settings: Settings, device: torch.device) -> None:
+        self.count = max(1, settings.num_workers)
+        self._processes: list[BaseProcess] = []
+        self._requests: Iterable[Request] = ()
+        self._iterator: Iterator[Fetched | str] | None = None
+        self._reader = reader
+        self._pin = settings.pin_memory and device.type == "cuda"
+        self._loader: DataLoader[Fetched | str] | None = None
+        if settings.num_workers:
+            context = torch.multiprocessing.get_context("forkserver")
+            context.set_forkserver_preload([__name__])
+            resource_tracker.ensure_running()  # before signals are blocked: starting it unblocks them
+            # Blocked for the server, and so for its children: a signal to the process group is for the rank, which
+            # finishes its step, and would end a worker without handlers yet.
+            previous = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+            forkserver.ensure_running()  # early: its imports take about a second
+            signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+            self._loader = DataLoader(
+                reader,
+                batch_size=None,
+                sampler=self,  # iterated over anew for each `fetch`
+                num_workers=settings.num_workers,
+                prefetch_factor=settings.prefetch,
+                persistent_workers=True,
+                pin_memory=self._pin,
+                multiprocessing_context=context,
+                worker_init_fn=_start_worker,
+                generator=torch.Generator(),  # else the loader would draw from torch's global one, which --seed governs
+            )
+            atexit.register(self.close)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._requests)
+
+    def fetch(self, requests: Iterable[Request]) -> Iterator[Fetched]:
+        """Yield the batches of the requests. Ends the iterator of an earlier call.
+
+        Raises TrainerError if too many samples are broken, or a reading process died.
+        """
+        self._requests = requests
+        if self._loader is None:
+            batches = map(self._reader.read, requests)
+            return (batch.pin_memory() for batch in batches) if self._pin else batches
+        others = multiprocessing.active_children()
+        try:
+            self._iterator = iter(self._loader)
+        except (RuntimeError, OSError, EOFError) as error:
+            raise self._explain(error) from error
+        self._processes += [process for process in multiprocessing.active_children() if process not in others]
+        return self._fetched()
+
+    def _fetched(self) -> Iterator[Fetched]:
+        while self._iterator is not None:
+            try:
+                answer = next(self._iterator)
+            except StopIteration:
+                return
+            except (RuntimeError, OSError, EOFError) as error:
+                raise self._explain(error) from error
+            if isinstance(answer, str):
+                raise RankError(answer)
+            yield answer
+
+    def close(self) -> None:
+        """Let torch end the workers, which waits for their current batch; kill those that take too long."""
+        atexit.unregister(self.close)
+        killer = threading.Timer(_CLOSE_SECONDS, self._kill)
+        killer.start()
+        self._iterator = self._loader = None  # ends the workers, unless a traceback still refers to it
+        killer.cancel()
+        self._kill()
+
+    def _kill(self) -> None:
+        for process in self._processes:
+            process.kill()
+        while self._processes:
+            self._processes.pop().join()
+
+    def _explain(self, error: Exception) -> Exception:
+        """The error that names a dead worker; any other error unchanged."""
+        connection.wait([process.sentinel for process in self._processes], timeout=0.5)
+        for process in self._processes:
+            if process.exitcode is not None:
+                return RankError(
+                    f"a reading process (pid {process.pid}) ended with exit code {process.exitcode}: what it printed "
+                    "tells why, or if that is nothing, host memory or shared memory (/dev/shm) ran out; use fewer "
+                    "--num-workers or a smaller --prefetch"
+                )
+        return error
+
+
+def _start_worker(_: int) -> None:
+    """Set up a new worker: it ignores stop signals, and ends with its rank."""
+    # A stop signal reaches the whole process group, but the rank finishes its step first and may need data for that.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    threading.Thread(target=end_with_parent, daemon=True).start()
+
+
+# --- feeds ------------------------------------------------------------------------------------------------------------
 
 
 class _Feed:
-    """Batches of data rank `rank` of `ranks`, on the device."""
-
-    def __init__(
-        self, split: Split, transform: Transform, settings: Settings, *, rank: int, ranks: int, device: torch.device
-    ) -> None:
+    def __init__(self, split: Split, transform: Transform, settings: Settings, share: Share) -> None:
         self._split = split
         self._transform = transform
-        self._rank = rank
-        self._ranks = ranks
-        self._device = device
+        self._settings = settings
+        self._share = share
         self._stream: torch.cuda.Stream | None = None
-        if device.type == "cuda":
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._max_broken = settings.max_broken_samples
+        if share.device.type == "cuda":
+            self._stream = torch.cuda.Stream(share.device)  # type: ignore[no-untyped-call]
         self._broken: set[int] = set()
         self._skipped: list[str] = []
 
-    def _reader(self, choice: Choice, *, replace: bool) -> Reader:
-        return Reader(self._split, choice, self._transform, max_broken=self._max_broken, replace=replace)
+    def _reader(self, choice: Choice, *, replaces: bool) -> Reader:
+        return Reader(self._split, choice, self._transform, self._settings.max_broken_samples, replaces)
 
     def _receive(self, fetched: Fetched) -> Fields:
         """The batch on the device. Raises TrainerError above the limit of broken samples.
@@ -47,12 +278,13 @@ class _Feed:
             if index not in self._broken:
                 self._broken.add(index)
                 self._skipped.append(reason)
-                if len(self._broken) > self._max_broken:
-                    raise too_many_broken(self._max_broken, reason)
+                if len(self._broken) > self._settings.max_broken_samples:
+                    raise _too_many_broken(self._settings.max_broken_samples, reason)
+        device = self._share.device
         with contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
-            fields = {name: tensor.to(self._device, non_blocking=True) for name, tensor in fetched.fields.items()}
+            fields = {name: tensor.to(device, non_blocking=True) for name, tensor in fetched.fields.items()}
         if self._stream is not None:
-            compute_stream = torch.cuda.current_stream(self._device)
+            compute_stream = torch.cuda.current_stream(device)
             compute_stream.wait_stream(self._stream)
             for tensor in fields.values():
                 # Else the allocator may reuse this memory when the host releases it, before the device has read it.
@@ -72,11 +304,10 @@ class BatchFeed(_Feed):
     run's state: they divide the blocks among the reading processes of all ranks.
     """
 
-    def __init__(
-        self, split: Split, transform: Transform, settings: Settings, *, rank: int, ranks: int, device: torch.device
-    ) -> None:
-        super().__init__(split, transform, settings, rank=rank, ranks=ranks, device=device)
-        self._readers = Readers(self._reader(Order(split, settings.seed).indices, replace=True), settings, device)
+    def __init__(self, split: Split, transform: Transform, settings: Settings, share: Share) -> None:
+        super().__init__(split, transform, settings, share)
+        reader = self._reader(Order(split, settings.seed).indices, replaces=True)
+        self._readers = Readers(reader, settings, share.device)
         self._batches: Iterator[Fetched] = iter(())
         self._consumed = 0  # by all ranks together, where the next batch begins
         self._batch_size = 0
@@ -91,10 +322,14 @@ class BatchFeed(_Feed):
         if (consumed, batch_size) == (self._consumed, self._batch_size):
             return
         self._consumed, self._batch_size = consumed, batch_size
+        rank, ranks = self._share.rank, self._share.ranks
+        lanes = ranks * self._readers.count
         if self._split.blocks is not None:
-            lanes = self._ranks * self._readers.count
             self.deals = redealt(self.deals, len(self._split), consumed, lanes, batch_size)
-        self._batches = self._readers.fetch(self._requests(consumed, batch_size))
+        deals = self.deals
+        # Within a micro batch ranks follow one another: R ranks with batch B take the samples of one with R * B.
+        starts = itertools.count(consumed + rank * batch_size, ranks * batch_size)
+        self._batches = self._readers.fetch(Request(start, batch_size, lanes * batch_size, deals) for start in starts)
 
     def resume(self, deals: tuple[Deal, ...]) -> None:
         """Take over the deals of another feed of the run. Call `seek` next."""
@@ -108,16 +343,8 @@ class BatchFeed(_Feed):
         """
         assert self._batch_size, "call seek first"
         fields = self._receive(next(self._batches))
-        self._consumed += self._ranks * self._batch_size
+        self._consumed += self._share.ranks * self._batch_size
         return fields
-
-    def _requests(self, consumed: int, batch_size: int) -> Iterator[Request]:
-        for micro in itertools.count():
-            start, next_start = (
-                micro_start(consumed, number, self._rank, self._ranks, batch_size)
-                for number in (micro, micro + self._readers.count)
-            )
-            yield Request(start, batch_size, next_start, self.deals)
 
     def close(self) -> None:
         """End the reading processes."""
@@ -132,16 +359,13 @@ class HeldOut(_Feed):
     blocks.
     """
 
-    def __init__(
-        self, split: Split, transform: Transform, settings: Settings, *, rank: int, ranks: int, device: torch.device
-    ) -> None:
-        super().__init__(split, transform, settings, rank=rank, ranks=ranks, device=device)
+    def __init__(self, split: Split, transform: Transform, settings: Settings, share: Share) -> None:
+        super().__init__(split, transform, settings, share)
         if len(split) == 0:
             raise TrainerError("there are no held-out samples to validate on; check --data and --data-dir")
         self._samples = min(settings.validate_samples or len(split), len(split))
-        self._settings = settings
         choice = functools.partial(evenly, self._samples, len(split) if split.blocks is None else self._samples)
-        self._held_out_reader = self._reader(choice, replace=False)
+        self._held_out_reader = self._reader(choice, replaces=False)
 
     def batches(self, batch_size: int) -> Iterator[Fields]:
         """Yield this rank's batches: equally many on every rank, and of sizes that differ by at most one on a rank.
@@ -149,21 +373,21 @@ class HeldOut(_Feed):
         If there are fewer samples than that, some batches have fields of length 0. Raises TrainerError like
         `BatchFeed.next`.
         """
-        first, last = (rank * self._samples // self._ranks for rank in (self._rank, self._rank + 1))
-        batches = -(-self._samples // (self._ranks * batch_size))  # as many as the largest share needs
+        rank, ranks = self._share.rank, self._share.ranks
+        first, last = rank * self._samples // ranks, (rank + 1) * self._samples // ranks
+        batches = -(-self._samples // (ranks * batch_size))  # as many as the largest share needs
         cuts = [first + (last - first) * number // batches for number in range(batches + 1)]
         # Readers of their own: idle between validations, they would double the memory of the training readers.
-        with contextlib.closing(Readers(self._held_out_reader, self._settings, self._device)) as readers:
-            upcoming = [*cuts[readers.count : -1], *[None] * batches]
-            requests = [
-                Request(start, end - start, next_start)
-                for (start, end), next_start in zip(itertools.pairwise(cuts), upcoming, strict=False)
-            ]
+        with contextlib.closing(Readers(self._held_out_reader, self._settings, self._share.device)) as readers:
+            requests = []
+            for start, end in itertools.pairwise(cuts):
+                stride = (end - start) * readers.count
+                requests.append(Request(start, end - start, stride if start + stride < last else 0))
             for fetched in readers.fetch(requests):
                 fields = self._receive(fetched)
                 yield fields or {name: tensor[:0] for name, tensor in self.any_sample().items()}
 
     def any_sample(self) -> Fields:
         """A batch of one readable sample, for forward passes that must happen on every rank."""
-        reader = self._reader(functools.partial(evenly, 1, 1), replace=True)
+        reader = self._reader(functools.partial(evenly, 1, 1), replaces=True)
         return self._receive(Fetched(reader.read(Request(0, 1)).fields, {}))

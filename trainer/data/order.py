@@ -93,17 +93,9 @@ class Order:
         return samples
 
 
-def micro_start(consumed: int, micro: int, rank: int, ranks: int, batch_size: int) -> int:
-    """The position where a rank's micro batch starts. Within a micro batch, ranks follow one another.
-
-    So a step of R ranks with batch B takes the same samples as one process with batch R * B.
-    """
-    return consumed + (micro * ranks + rank) * batch_size
-
-
 def evenly(wanted: int, total: int, start: int, count: int, deals: Sequence[Deal]) -> Indices:
-    """Positions start .. start + count - 1 of an order of `wanted` out of `total` samples, evenly spread, ascending."""
-    return np.arange(start, start + count, dtype=np.int64) * total // wanted
+    """Positions start .. start + count - 1 of `wanted` out of `total` samples, evenly spread, ascending."""
+    return np.arange(start, min(start + count, wanted), dtype=np.int64) * total // wanted
 
 
 # --- deals ------------------------------------------------------------------------------------------------------------
