@@ -235,7 +235,7 @@ def is_alive(group: int) -> bool:
         (b'\n{"messages": []}\n', "a.jsonl", "a.jsonl:2: messages is not a list"),
         (b'{"messages": [{"role": "user"}]}\n', "a.jsonl", "a.jsonl:1: message 1 has no role and content"),
         (b"\xff\xfe\x00", "a.txt", "a.txt: this is not UTF-8"),
-        (b"PAR1", "a.parquet", "a.parquet is no Parquet file"),
+        (b"PAR1", "a.parquet", "a.parquet is damaged or no Parquet file"),
     ],
 )
 def test_what_cannot_be_used_is_named_in_one_line(content: bytes, name: str, says: str, tmp_path: Path) -> None:

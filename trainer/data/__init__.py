@@ -1,8 +1,8 @@
 """Data sets, the order of their samples, and reading them into batches.
 
 --data and --data-dir come in; batches on a rank's device go out, from any position of the run. `contract` says what a
-data set is; `images`, `text`, `parquet_sources` and `toy` are all there are; `order` is the order of samples, a
-function of seed and position; `reading` makes batches, in processes; `feed` is what the training loop uses.
+data set is; `images`, `text`, `parquet` and `toy` are all there are; `order` is the order of samples, a function of
+seed and position; `feed` makes batches, in processes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from trainer.config import Settings
 from trainer.data.contract import BrokenSample, Data, Images, Split, Text
 from trainer.data.images import cifar10, folder
-from trainer.data.parquet_sources import parquet_images, parquet_text
+from trainer.data.parquet import parquet_images, parquet_text
 from trainer.data.text import documents, stdlib, text_files, tokens
 from trainer.data.toy import digits, synthetic_images, synthetic_text
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer.config import Settings
-from trainer.data.contract import Indices
+from trainer.data.contract import BrokenSample, Indices
 from trainer.errors import SettingsError, TrainerError
 
 COUNTS_FILE = ".token_counts.json"
@@ -122,6 +122,19 @@ class Concatenation:
         for part in self.parts_of(indices):
             rows = np.flatnonzero(parts == part)
             yield part, rows, indices[rows] - self._starts[part]
+
+
+def grouped(
+    files: Sequence[MappedArray], parts: Concatenation, indices: Indices
+) -> Iterator[tuple[str, npt.NDArray[Any], npt.NDArray[np.intp], Indices]]:
+    """Group samples like `parts.group`, with the path and array of each part. Raises BrokenSample for a lost file."""
+    for part, rows, offsets in parts.group(indices):
+        path = str(files[part].path)
+        try:
+            array = files[part].array()
+        except OSError as error:
+            raise BrokenSample(int(indices[rows[0]]), path, reason_of(error)) from error
+        yield path, array, rows, offsets
 
 
 class TokenCount(NamedTuple):

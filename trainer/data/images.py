@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import io
-import itertools
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,8 +17,17 @@ from torch import Tensor
 
 from trainer.config import Settings
 from trainer.data.contract import BrokenSample, Fields, Images, Indices, Split
-from trainer.data.files import HELD_OUT_NAMES, Concatenation, MappedArray, name_hashes, reason_of, require_data_dir
+from trainer.data.files import (
+    HELD_OUT_NAMES,
+    Concatenation,
+    MappedArray,
+    grouped,
+    name_hashes,
+    reason_of,
+    require_data_dir,
+)
 from trainer.errors import TrainerError, one_line
+from trainer.preparing.documents import files_below
 
 _FORMATS = ("BMP", "JPEG", "PNG", "WEBP")
 _SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
@@ -56,7 +64,7 @@ def decode(content: bytes, size: int, shape: Shape | None = None) -> Tensor:
         image: Image.Image = Image.open(io.BytesIO(content), formats=_FORMATS)
         width, height = image.size
         if width * height > _MAX_PIXELS:
-            raise UndecodableError(f"{width} x {height} pixels are more than the {_MAX_PIXELS:,} that are allowed")
+            raise ValueError(f"{width} x {height} pixels are more than the {_MAX_PIXELS:,} that are allowed")
         if size:
             # A JPEG is decoded at 1/2, 1/4 or 1/8 of its size where that is still large enough.
             short = min(width, height)
@@ -68,8 +76,6 @@ def decode(content: bytes, size: int, shape: Shape | None = None) -> Tensor:
         image = image.convert("RGB")
         if size and image.size != (size, size):
             image = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
-    except UndecodableError:
-        raise
     except Exception as error:  # a decoder that is given damaged bytes may raise anything
         text = one_line(error)
         unknown = "cannot identify image file" in text
@@ -91,29 +97,34 @@ def resize(images: Tensor, size: int) -> Tensor:
     )
 
 
-def first_shape(contents: Iterable[Callable[[], bytes]], size: int, where: str) -> Shape:
-    """What all images have to be like: size x size, or where `size` is 0 the shape of the first that can be decoded.
+class EncodedImages(Split):
+    """Images that are decoded when they are read. Those of another `shape` are broken."""
+
+    shape: Shape | None = None
+
+
+def agree_on_shape(train: EncodedImages, held_out: EncodedImages, where: str) -> Shape:
+    """Set the shape of all images, which is that of the first one that can be read, and return it.
 
     Looks at a few only. Raises TrainerError if none of them is an image.
     """
-    if size:
-        return (3, size, size)
     reason = "there are none"
-    for content in itertools.islice(contents, _TRIED):
+    for index in range(min(_TRIED, len(train))):
         try:
-            pixels = decode(content(), 0)
-        except (OSError, UndecodableError) as error:
-            reason = str(error)
+            channels, height, width = train.read(np.array([index]))["image"].shape[1:]
+        except BrokenSample as error:
+            reason = error.reason
             continue
-        return (3, pixels.shape[1], pixels.shape[2])
+        train.shape = held_out.shape = (channels, height, width)
+        return channels, height, width
     raise TrainerError(f"none of the first images in {where} can be read: {reason}")
 
 
 # --- folders of images ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class ImageFiles(Split):
+@dataclass
+class ImageFiles(EncodedImages):
     """Image files below `root` and their classes. `size` is the side that images are resized to; 0: they are not.
 
     Names are in one array: a list of a million would take several times the memory in every reading process.
@@ -123,21 +134,20 @@ class ImageFiles(Split):
     names: npt.NDArray[np.bytes_]
     labels: npt.NDArray[np.int64]
     size: int
-    shape: Shape  # of every image, as it is read
 
     def __len__(self) -> int:
         return len(self.names)
 
     def read(self, indices: Indices) -> Fields:
-        images = torch.empty((len(indices), *self.shape), dtype=torch.uint8)
-        for row, index in enumerate(indices.tolist()):
+        images = []
+        for index in indices.tolist():
             path = self.root / os.fsdecode(self.names[index])
             try:
-                images[row] = decode(path.read_bytes(), self.size, self.shape)
+                images.append(decode(path.read_bytes(), self.size, self.shape))
             except (OSError, UndecodableError) as error:
                 reason = reason_of(error) if isinstance(error, OSError) else str(error)
                 raise BrokenSample(index, str(path), reason) from error
-        return {"image": images, "label": torch.from_numpy(self.labels[indices])}
+        return {"image": torch.stack(images), "label": torch.from_numpy(self.labels[indices])}
 
 
 def folder(settings: Settings) -> Images:
@@ -159,29 +169,25 @@ def folder(settings: Settings) -> Images:
         is_held_out = hashes % _HELD_OUT_ONE_IN == 0
         if len(names) > 1 and (is_held_out.all() or not is_held_out.any()):
             is_held_out = np.arange(len(names)) == hashes.argmin()
-        splits = [(names[~is_held_out], labels[~is_held_out]), (names[is_held_out], labels[is_held_out])]
+        lists = [(names[~is_held_out], labels[~is_held_out]), (names[is_held_out], labels[is_held_out])]
     else:
         unknown = sorted(set(_class_folders(root / held_out_name)) - set(classes))
         if unknown:
             raise TrainerError(f"{root / held_out_name / unknown[0]} is a class that {root / 'train'} does not have")
-        splits = [(names, labels), _list_images(root, held_out_name, classes)]
-    train, held_out = (len(names) for names, _ in splits)
-    if not train or not held_out:
+        lists = [(names, labels), _list_images(root, held_out_name, classes)]
+    train, held_out = (ImageFiles(root, names, labels, settings.image_size) for names, labels in lists)
+    if not len(train) or not len(held_out):
         raise TrainerError(
-            f"{root} has {train} images to train on and {held_out} to validate on ({', '.join(_SUFFIXES)})"
+            f"{root} has {len(train)} images to train on and {len(held_out)} to validate on ({', '.join(_SUFFIXES)})"
         )
-    size = settings.image_size
-    contents = ((root / os.fsdecode(name)).read_bytes for name in splits[0][0])
-    shape = first_shape(contents, size, str(root / "train"))
-    files = [ImageFiles(root, names, labels, size, shape) for names, labels in splits]
-    return Images(train=files[0], held_out=files[1], shape=shape, classes=tuple(classes))
+    return Images(train, held_out, agree_on_shape(train, held_out, str(root / "train")), tuple(classes))
 
 
 def _class_folders(parent: Path) -> list[str]:
-    names = [entry.name for entry in os.scandir(parent) if entry.is_dir() and not entry.name.startswith(".")]
+    names = sorted(path.name for path in parent.iterdir() if path.is_dir() and not path.name.startswith("."))
     if not names:
         raise TrainerError(f"{parent} has no folders: one for each class is expected, with its images")
-    return sorted(names)
+    return names
 
 
 def _list_images(
@@ -190,14 +196,10 @@ def _list_images(
     """Image paths relative to `root`, sorted within each class, and their class numbers."""
     names: list[bytes] = []
     counts = []
-    for class_name in classes:
-        paths = []
-        for parent, folders, files in os.walk(root / split / class_name):
-            folders[:] = [name for name in folders if not name.startswith(".")]
-            relative = os.path.relpath(parent, root)
-            paths += [f"{relative}/{file}" for file in files if file.lower().endswith(_SUFFIXES) and file[0] != "."]
-        names += [os.fsencode(path) for path in sorted(paths)]
-        counts.append(len(paths))
+    for place in (f"{split}/{name}" for name in classes):
+        files = [name for name in files_below(root / place) if name.lower().endswith(_SUFFIXES)]
+        names += [os.fsencode(f"{place}/{name}") for name in sorted(files)]
+        counts.append(len(files))
     return np.array(names, dtype=np.bytes_), np.repeat(np.arange(len(classes), dtype=np.int64), counts)
 
 
@@ -209,11 +211,10 @@ _CLASSES = 10
 
 
 class Records(Split):
-    """The records of some batch files of CIFAR-10, mapped into memory."""
+    """The records of batch files of CIFAR-10, mapped into memory; images are resized to `size` (0: they are not)."""
 
     def __init__(self, files: Sequence[MappedArray], size: int) -> None:
-        """`size` is the side that images are resized to; 0 leaves them at 32."""
-        self._files = tuple(files)
+        self._files = files
         self._parts = Concatenation([len(file) // _RECORD_BYTES for file in files])
         self._size = size
 
@@ -222,16 +223,12 @@ class Records(Split):
 
     def read(self, indices: Indices) -> Fields:
         records = np.empty((len(indices), _RECORD_BYTES), dtype=np.uint8)
-        for part, rows, offsets in self._parts.group(indices):
-            file = self._files[part]
-            try:
-                records[rows] = file.array().reshape(-1, _RECORD_BYTES)[offsets]
-            except OSError as error:
-                raise BrokenSample(int(indices[rows[0]]), str(file.path), reason_of(error)) from error
-            for row, offset in zip(rows.tolist(), offsets.tolist(), strict=True):
-                if records[row, 0] >= _CLASSES:
-                    where = f"{file.path}, record {offset}"
-                    raise BrokenSample(int(indices[row]), where, f"its class is {records[row, 0]}, not 0 .. 9")
+        for _, array, rows, offsets in grouped(self._files, self._parts, indices):
+            records[rows] = array.reshape(-1, _RECORD_BYTES)[offsets]
+        for row in np.flatnonzero(records[:, 0] >= _CLASSES).tolist():
+            part, offset = self._parts.locate(int(indices[row]))
+            where, problem = f"{self._files[part].path}, record {offset}", f"its class is {records[row, 0]}, not 0 .. 9"
+            raise BrokenSample(int(indices[row]), where, problem)
         images = torch.from_numpy(records[:, 1:].reshape(-1, 3, _SIDE, _SIDE))
         return {"image": resize(images, self._size), "label": torch.from_numpy(records[:, 0].astype(np.int64))}
 
@@ -253,9 +250,5 @@ def cifar10(settings: Settings) -> Images:
     classes = folder / "batches.meta.txt"  # a file of the archive
     names = classes.read_text(encoding="utf-8", errors="replace").split() if classes.is_file() else range(_CLASSES)
     side = settings.image_size or _SIDE
-    return Images(
-        train=Records(files[:-1], settings.image_size),
-        held_out=Records(files[-1:], settings.image_size),
-        shape=(3, side, side),
-        classes=tuple(map(str, names)),
-    )
+    train, held_out = Records(files[:-1], settings.image_size), Records(files[-1:], settings.image_size)
+    return Images(train, held_out, shape=(3, side, side), classes=tuple(map(str, names)))

@@ -1,32 +1,35 @@
-"""Rows of Parquet files: finding them, splitting off held-out ones, and decoding row groups ahead in a thread."""
+"""Rows of Parquet files: encoded images and their classes, text, or tokens; decoded ahead in threads."""
 
 from __future__ import annotations
 
-import importlib.util
+import contextlib
+import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from trainer.config import Settings
-from trainer.data.contract import BrokenSample, Indices, Split
-from trainer.data.files import HELD_OUT_NAMES, Concatenation, require_data_dir
+from trainer.data.contract import BrokenSample, Fields, Images, Indices, Split, Text
+from trainer.data.files import HELD_OUT_NAMES, Concatenation, TokenCount, cached_token_counts, require_data_dir
+from trainer.data.images import EncodedImages, UndecodableError, agree_on_shape, decode, require_pillow
+from trainer.data.text import BYTES, read_windows, window_count
 from trainer.errors import SettingsError, TrainerError, one_line
+from trainer.preparing.documents import open_parquet
 
 _HELD_OUT_ONE_IN = 10
 _CACHED = 4  # decoded row groups
 _PREFETCHED = 2  # less than _CACHED, so that prefetching never evicts the group in use
+_MAX_CLASSES = 1_000_000
 
 T = TypeVar("T")
-
-
-class DamagedError(Exception):
-    """A row group cannot be read; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -42,57 +45,31 @@ class RowSpan:
         return f"{self.path}, row group {self.group}"
 
     def read(self, *columns: str) -> Any:
-        """These columns as a pyarrow table. Raises DamagedError."""
-        import pyarrow
+        """These columns as a pyarrow table. Raises OSError, ValueError and ArrowException."""
         from pyarrow import parquet
 
-        try:
-            # No pyarrow object is shared between calls or processes, and nothing is memory-mapped: a file that is
-            # truncated while it is read raises an error instead of SIGBUS.
-            with parquet.ParquetFile(self.path, page_checksum_verification=True) as file:
-                table = file.read_row_group(self.group, columns=list(columns), use_threads=False)
-        except (OSError, ValueError, pyarrow.ArrowException) as error:
-            raise DamagedError(one_line(error)) from error
+        # No pyarrow object is shared between calls or processes, and nothing is memory-mapped: a file that is truncated
+        # while it is read raises an error instead of SIGBUS.
+        with parquet.ParquetFile(self.path, page_checksum_verification=True) as file:
+            table = file.read_row_group(self.group, columns=list(columns), use_threads=False)
         if table.num_columns < len(columns) or table.num_rows < self.stop:
-            raise DamagedError(f"it has no longer {self.stop} rows of the columns {', '.join(columns)}")
+            raise ValueError(f"it has no longer {self.stop} rows of the columns {', '.join(columns)}")
         return table.slice(self.start, self.stop - self.start)
-
-
-def required(read: Callable[[RowSpan], T], span: RowSpan) -> T:
-    """Read a row group that must be readable before training starts. Raises TrainerError."""
-    try:
-        return read(span)
-    except DamagedError as error:
-        raise TrainerError(f"{span} cannot be read: {error}; remove the file or fetch it again") from error
-
-
-@dataclass(frozen=True)
-class ParquetFooter:
-    """A Parquet file's footer: pyarrow's metadata and schema."""
-
-    path: Path
-    footer: Any
-    schema: Any
-
-    def spans(self) -> list[RowSpan]:
-        """One span for each row group that is not empty."""
-        rows = [self.footer.row_group(group).num_rows for group in range(self.footer.num_row_groups)]
-        return [RowSpan(self.path, group, 0, count) for group, count in enumerate(rows) if count]
 
 
 @dataclass(frozen=True)
 class ParquetLayout:
-    """The rows to train on, the held-out rows, and the files with them."""
+    """The rows to train on, the held-out rows, and the pyarrow schema of each file."""
 
     folder: Path
     train: tuple[RowSpan, ...]
     held_out: tuple[RowSpan, ...]
-    files: tuple[ParquetFooter, ...]
+    schemas: dict[Path, Any]
 
     @property
     def schema(self) -> Any:
         """The schema of the first file; the others need only have the columns in use."""
-        return self.files[0].schema
+        return next(iter(self.schemas.values()))
 
     def column(self, name: str, description: str, fits: Callable[[Any], bool]) -> str:
         """Choose a column that all files have: the one called `name`, or if that is empty the only one that fits.
@@ -113,10 +90,10 @@ class ParquetLayout:
             )
         name = name or fitting[0]
         kind = self.schema.field(name).type
-        for file in self.files:
-            own = file.schema.field(name).type if name in file.schema.names else None
+        for path, schema in self.schemas.items():
+            own = schema.field(name).type if name in schema.names else None
             if own is None or not fits(own) or types.is_nested(own) != types.is_nested(kind):
-                raise TrainerError(f"{file.path} has no column {name} of type {kind}, as {self.files[0].path} has")
+                raise TrainerError(f"{path} has no column {name} of type {kind}, as {next(iter(self.schemas))} has")
         return name
 
 
@@ -127,21 +104,23 @@ def layout(settings: Settings) -> ParquetLayout:
     Face writes them, or any *.parquet. If no file is named as held out, every tenth row group is held out, or with
     fewer than ten of them the last tenth of the rows of each. Raises TrainerError for damaged or missing files.
     """
-    if importlib.util.find_spec("pyarrow") is None:
-        raise TrainerError("--data parquet is read with pyarrow: pip install 'gputui[train]'")
     folder = require_data_dir(settings, "*.parquet files")
     pattern = "{}/*.parquet" if (folder / "train").is_dir() else "{}*.parquet"
-    held_out: list[Path] = []
-    if train := sorted(folder.glob(pattern.format("train"))):
-        named = (sorted(folder.glob(pattern.format(name))) for name in HELD_OUT_NAMES)
-        held_out = next(filter(None, named), [])
-    else:
-        train = sorted(folder.glob("*.parquet"))
+    named = (sorted(folder.glob(pattern.format(name))) for name in HELD_OUT_NAMES)
+    train, held_out = sorted(folder.glob(pattern.format("train"))), next(filter(None, named), [])
+    if not train:
+        train, held_out = sorted(folder.glob("*.parquet")), []
     if not train:
         raise TrainerError(f"no *.parquet files in {folder} or {folder / 'train'}")
-    files = tuple(map(_footer, (*train, *held_out)))
-    train_spans = [span for file in files[: len(train)] for span in file.spans()]
-    held_out_spans = [span for file in files[len(train) :] for span in file.spans()]
+    schemas: dict[Path, Any] = {}
+    spans: dict[Path, list[RowSpan]] = {}
+    for path in (*train, *held_out):
+        with open_parquet(path) as file:
+            rows = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+            schemas[path] = file.schema_arrow
+        spans[path] = [RowSpan(path, group, 0, count) for group, count in enumerate(rows) if count]
+    train_spans = [span for path in train for span in spans[path]]
+    held_out_spans = [span for path in held_out for span in spans[path]]
     if not held_out and len(train_spans) >= _HELD_OUT_ONE_IN:
         held_out_spans = train_spans[_HELD_OUT_ONE_IN - 1 :: _HELD_OUT_ONE_IN]
         del train_spans[_HELD_OUT_ONE_IN - 1 :: _HELD_OUT_ONE_IN]
@@ -151,19 +130,17 @@ def layout(settings: Settings) -> ParquetLayout:
         held_out_spans = [RowSpan(span.path, span.group, cut, span.stop) for span, cut in cuts]
     if not train_spans or not held_out_spans:
         raise TrainerError(f"the Parquet files in {folder} have too few rows to train on some and validate on others")
-    return ParquetLayout(folder, tuple(train_spans), tuple(held_out_spans), files)
+    return ParquetLayout(folder, tuple(train_spans), tuple(held_out_spans), schemas)
 
 
-def _footer(path: Path) -> ParquetFooter:
-    import pyarrow
-    from pyarrow import parquet
+def _required(load: Callable[[RowSpan], T], span: RowSpan) -> T:
+    """Read a row group that must be readable before training starts. Raises TrainerError."""
+    from pyarrow import ArrowException
 
     try:
-        footer = parquet.read_metadata(path)
-        return ParquetFooter(path, footer, footer.schema.to_arrow_schema())
-    except (OSError, ValueError, pyarrow.ArrowException) as error:
-        problem = one_line(error)
-        raise TrainerError(f"{path} is damaged or no Parquet file; remove it or fetch it again: {problem}") from error
+        return load(span)
+    except (OSError, ValueError, ArrowException) as error:
+        raise TrainerError(f"{span} cannot be read: {one_line(error)}; remove the file or fetch it again") from error
 
 
 class RowGroups(Split, Generic[T]):
@@ -200,14 +177,16 @@ class RowGroups(Split, Generic[T]):
 
         Raises BrokenSample for a row group that is damaged.
         """
+        from pyarrow import ArrowException
+
         upcoming = self._parts.parts_of(indices)
         for number, (part, rows, offsets) in enumerate(self._parts.group(indices)):
             self._start(upcoming[number : number + 2])
             try:
                 content = self._decoded[part].result()
-            except DamagedError as error:
+            except (OSError, ValueError, ArrowException) as error:
                 del self._decoded[part]  # so that the next call tries again
-                raise BrokenSample(int(indices[rows[0]]), str(self._spans[part]), str(error)) from error
+                raise BrokenSample(int(indices[rows[0]]), str(self._spans[part]), one_line(error)) from error
             yield self._spans[part], content, rows, offsets
 
     def _start(self, parts: Sequence[int]) -> None:
@@ -217,3 +196,173 @@ class RowGroups(Split, Generic[T]):
             self._decoded.move_to_end(part)
         while len(self._decoded) > _CACHED:
             self._decoded.popitem(last=False)[1].cancel()
+
+
+# --- images -----------------------------------------------------------------------------------------------------------
+
+_Encoded = tuple[Any, npt.NDArray[np.int64]]  # images, as a pyarrow column, and their classes
+
+
+class ImageRows(RowGroups[_Encoded], EncodedImages):
+    """One sample per row. `size` is the side that images are resized to; 0: they are not."""
+
+    def __init__(self, spans: Sequence[RowSpan], load: Callable[[RowSpan], _Encoded], size: int, classes: int) -> None:
+        super().__init__(spans, [span.stop - span.start for span in spans], load)
+        self._size = size
+        self._classes = classes
+
+    def read(self, indices: Indices) -> Fields:
+        images = [torch.empty(0)] * len(indices)
+        labels = np.empty(len(indices), dtype=np.int64)
+        for span, (contents, classes), rows, offsets in self.groups(indices):
+            labels[rows] = classes[offsets]
+            for row, offset in zip(rows.tolist(), offsets.tolist(), strict=True):
+                try:
+                    if not 0 <= labels[row] < self._classes:
+                        raise UndecodableError(f"its class is none of 0 .. {self._classes - 1}")
+                    images[row] = decode(contents[offset].as_py() or b"", self._size, self.shape)
+                except UndecodableError as error:
+                    where = f"{span}, row {span.start + offset}"
+                    raise BrokenSample(int(indices[row]), where, str(error)) from error
+        return {"image": torch.stack(images), "label": torch.from_numpy(labels)}
+
+
+def parquet_images(settings: Settings) -> Images:
+    """The rows of --data-dir's Parquet files: an image (bytes of a file, or a struct with them) and a whole number.
+
+    Names of the classes are those that Hugging Face's `datasets` left in the files; without them the classes are
+    numbered up to the largest that occurs. Raises TrainerError if there is no such column or no image can be read.
+    """
+    from pyarrow import types
+
+    require_pillow("parquet")
+    files = layout(settings)
+    image = files.column(settings.data_column, "images (binary, or a struct with bytes)", _holds_images)
+    label = files.column(settings.label_column, "classes as whole numbers", types.is_integer)
+    load = partial(_load_images, image, types.is_struct(files.schema.field(image).type), label)
+    try:
+        features = json.loads((files.schema.metadata or {})[b"huggingface"])["info"]["features"]
+        classes = tuple(map(str, features[label]["names"]))
+    except (KeyError, TypeError, ValueError):  # not written by `datasets`, or not as a class
+        largest = max(_largest(label, span) for span in files.train + files.held_out)
+        if largest >= _MAX_CLASSES:
+            raise TrainerError(
+                f"{files.folder} has {largest} in column {label}: that is no class; name one with --label-column"
+            ) from None
+        classes = tuple(map(str, range(largest + 1)))
+    train, held_out = (
+        ImageRows(spans, load, settings.image_size, len(classes)) for spans in (files.train, files.held_out)
+    )
+    return Images(train, held_out, agree_on_shape(train, held_out, str(files.train[0])), classes)
+
+
+def _largest(label: str, span: RowSpan) -> int:
+    """The largest class of a row group; 0 if it is damaged, so that its samples are broken when they are read."""
+    from pyarrow import ArrowException, compute
+
+    with contextlib.suppress(OSError, ValueError, ArrowException):
+        return int(compute.max(span.read(label)[label]).as_py() or 0)
+    return 0
+
+
+def _load_images(image: str, in_struct: bool, label: str, span: RowSpan) -> _Encoded:
+    import pyarrow
+    from pyarrow import compute
+
+    table = span.read(f"{image}.bytes" if in_struct else image, label)
+    images = compute.struct_field(table.column(image), "bytes") if in_struct else table.column(image)
+    labels = compute.fill_null(compute.cast(table.column(label), pyarrow.int64()), -1)
+    return images, labels.to_numpy()
+
+
+def _holds_images(kind: Any) -> bool:
+    from pyarrow import types
+
+    if types.is_struct(kind):
+        field = kind.get_field_index("bytes")
+        return field >= 0 and _holds_images(kind.field(field).type)
+    return bool(types.is_binary(kind) or types.is_large_binary(kind))
+
+
+# --- text -------------------------------------------------------------------------------------------------------------
+
+
+class TokenRows(RowGroups[npt.NDArray[Any]]):
+    """Windows of the tokens in each span, of which `counts` has the numbers; no window crosses the end of its span."""
+
+    def __init__(
+        self, spans: Sequence[RowSpan], counts: Sequence[TokenCount], load: Any, context: int, vocabulary: int
+    ) -> None:
+        super().__init__(spans, [window_count(count.tokens, context) for count in counts], load)
+        self._context = context
+        self._vocabulary = vocabulary
+
+    def read(self, indices: Indices) -> Fields:
+        streams = (
+            (str(span), stream, rows, offsets * self._context) for span, stream, rows, offsets in self.groups(indices)
+        )
+        return {"tokens": read_windows(indices, streams, self._context, self._vocabulary)}
+
+
+def parquet_text(settings: Settings) -> Text:
+    """A column of --data-dir's Parquet files: lists of tokens, else strings, whose UTF-8 bytes are the tokens.
+
+    How many tokens each row group has is not in the files, so all are read once, and the counts are cached.
+    """
+    files, context = layout(settings), settings.context
+    description, fits = "lists of tokens", _holds_tokens
+    if not any(_holds_tokens(field.type) for field in files.schema if settings.data_column in ("", field.name)):
+        description, fits = "text or lists of tokens", _holds_text
+    name = files.column(settings.data_column, description, fits)
+    load = partial(_load_text if fits is _holds_text else _load_tokens, name)
+    spans, cut = files.train + files.held_out, len(files.train)
+
+    def count(number: int) -> TokenCount:
+        tokens = _required(load, spans[number])
+        return TokenCount(len(tokens), int(tokens.max(initial=0)))
+
+    sources = [(span.path, f"{name}:{span.group}:{span.start}:{span.stop}") for span in spans]
+    counts = cached_token_counts(files.folder, sources, count)
+    vocabulary = BYTES if fits is _holds_text else 1 + max(count.largest for count in counts)
+    train = TokenRows(files.train, counts[:cut], load, context, vocabulary)
+    held_out = TokenRows(files.held_out, counts[cut:], load, context, vocabulary)
+    if not len(train) or not len(held_out):
+        raise TrainerError(
+            f"{files.folder}: its row groups have at most {max(count.tokens for count in counts)} tokens in column "
+            f"{name}, too few for --context {context} in both training and validation"
+        )
+    return Text(train=train, held_out=held_out, context=context, vocabulary=vocabulary)
+
+
+def _load_tokens(column: str, span: RowSpan) -> npt.NDArray[Any]:
+    """The lists of a span, concatenated; null rows are skipped."""
+    from pyarrow import compute
+
+    tokens = compute.list_flatten(span.read(column).column(column))
+    if tokens.null_count:
+        raise ValueError(f"{tokens.null_count} tokens have no value")
+    return np.asarray(tokens.to_numpy())
+
+
+def _load_text(column: str, span: RowSpan) -> npt.NDArray[Any]:
+    """The strings of a span, joined by newlines, as uint8; null rows are skipped."""
+    import pyarrow
+    from pyarrow import compute
+
+    texts = span.read(column).column(column).drop_null().cast(pyarrow.large_binary()).combine_chunks()
+    one_list = pyarrow.LargeListArray.from_arrays(pyarrow.array([0, len(texts)], pyarrow.int64()), texts)
+    joined = compute.binary_join(one_list, pyarrow.scalar(b"\n", pyarrow.large_binary()))
+    return np.frombuffer(joined[0].as_buffer(), dtype=np.uint8)
+
+
+def _holds_tokens(kind: Any) -> bool:
+    from pyarrow import types
+
+    lists = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    return bool(lists and types.is_integer(kind.value_type))
+
+
+def _holds_text(kind: Any) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_string(kind) or types.is_large_string(kind))

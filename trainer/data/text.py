@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sysconfig
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,11 +22,13 @@ from trainer.data.files import (
     MappedArray,
     TokenCount,
     cached_token_counts,
+    grouped,
     name_hashes,
     reason_of,
     require_data_dir,
 )
 from trainer.errors import SettingsError, TrainerError
+from trainer.preparing.documents import files_below
 from trainer.preparing.packing import BEGIN, LEARN
 from trainer.preparing.prepare import JOURNAL, META
 
@@ -115,10 +117,8 @@ def text_files(settings: Settings) -> Text:
     file, the last tenth of the whole text is.
     """
     source = require_data_dir(settings, "text files", allow_file=True)
-    paths = [source] if source.is_file() else []
-    for parent, folders, names in os.walk(source):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        paths += [path for name in names if not name.startswith(".") and (path := Path(parent, name)).is_file()]
+    found = [source] if source.is_file() else map(source.joinpath, files_below(source))
+    paths = [path for path in found if path.is_file()]
     return _split_text(sorted(paths), source, settings.context, "add text, or lower --context")
 
 
@@ -182,16 +182,11 @@ class TokenFiles(Split):
         return fields
 
     def _windows(self, files: Sequence[MappedArray], indices: Indices, vocabulary: int) -> Tensor:
-        def streams() -> Iterator[Stream]:
-            for part, rows, offsets in self._parts.group(indices):
-                path = str(files[part].path)
-                try:
-                    stream = files[part].array()
-                except OSError as error:
-                    raise BrokenSample(int(indices[rows[0]]), path, reason_of(error)) from error
-                yield path, stream, rows, offsets * self._stride
-
-        return read_windows(indices, streams(), self._context, vocabulary)
+        streams = (
+            (path, stream, rows, offsets * self._stride)
+            for path, stream, rows, offsets in grouped(files, self._parts, indices)
+        )
+        return read_windows(indices, streams, self._context, vocabulary)
 
 
 def tokens(settings: Settings) -> Text:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -42,6 +43,14 @@ class TextDocument:
     where: Callable[[], str]  # called for error messages only, because it counts lines
 
 
+def files_below(folder: Path) -> Iterator[str]:
+    """The paths of all files below a folder, relative to it, without names that begin with a dot."""
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        inside = f"{parent}/".removeprefix(f"{folder}/")
+        yield from (inside + name for name in names if not name.startswith("."))
+
+
 def list_files(inputs: Sequence[Path]) -> list[tuple[Path, bool]]:
     """All files of the inputs, sorted within each folder, and whether each one's name says that it is held out.
 
@@ -52,8 +61,8 @@ def list_files(inputs: Sequence[Path]) -> list[tuple[Path, bool]]:
         if path.is_file():
             files.append((path, Path(path.name)))
         elif path.is_dir():
-            names = [(file, file.relative_to(path)) for file in sorted(path.rglob("*")) if file.is_file()]
-            files += [(file, name) for file, name in names if not any(part.startswith(".") for part in name.parts)]
+            inside = ((path / name, Path(name)) for name in files_below(path))
+            files += sorted((file, name) for file, name in inside if file.is_file())
         else:
             raise TrainerError(f"{path} does not exist; give text, JSON lines or Parquet files, or folders of them")
     if not files:
@@ -67,7 +76,7 @@ def cut_into_slices(path: Path, *, held_out: bool | None) -> list[Slice]:
         size = path.stat().st_size
         return [Slice(path, start, min(start + SLICE_BYTES, size), held_out) for start in range(0, size, SLICE_BYTES)]
     slices, first, total_bytes = [], 0, 0
-    metadata = _open_parquet(path).metadata
+    metadata = open_parquet(path).metadata
     for group in range(metadata.num_row_groups):
         total_bytes += metadata.row_group(group).total_byte_size
         if total_bytes >= SLICE_BYTES or group == metadata.num_row_groups - 1:
@@ -133,7 +142,7 @@ def _line_number(path: Path, offset: int) -> str:
 
 
 def _read_parquet(part: Slice, column: str) -> Iterator[TextDocument]:
-    file = _open_parquet(part.path)
+    file = open_parquet(part.path)
     columns = [name for name in ("messages", column) if name in file.schema_arrow.names]
     if not columns:
         raise TrainerError(f"{part.path} has no column messages or {column}, but {', '.join(file.schema_arrow.names)}")
@@ -167,7 +176,8 @@ def _content(row: Any, column: str, where: Callable[[], str]) -> str | Messages:
     return [{"role": message["role"], "content": message["content"]} for message in messages]
 
 
-def _open_parquet(path: Path) -> Any:
+def open_parquet(path: Path) -> Any:
+    """A pyarrow ParquetFile. Raises TrainerError for a damaged one."""
     try:
         import pyarrow
         from pyarrow import parquet
@@ -175,5 +185,6 @@ def _open_parquet(path: Path) -> Any:
         raise TrainerError("Parquet files need pyarrow: pip install 'gputui[train]'") from None
     try:
         return parquet.ParquetFile(path)
-    except (OSError, pyarrow.ArrowInvalid) as error:
-        raise TrainerError(f"{path} is no Parquet file: {one_line(error)}") from None
+    except (OSError, pyarrow.ArrowException) as error:
+        problem = one_line(error)
+        raise TrainerError(f"{path} is damaged or no Parquet file; remove it or fetch it again: {problem}") from None
