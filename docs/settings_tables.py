@@ -13,8 +13,7 @@ from typing import Any, get_args
 from pydantic.fields import FieldInfo
 
 from trainer.config.phases import RUN_WIDE
-from trainer.config.problems import flag
-from trainer.config.schema import GROUPS, TASK_DEFAULTS, Settings
+from trainer.config.schema import GROUPS, TASK_DEFAULTS, Settings, flag
 
 PAGE = Path(__file__).resolve().parent / "trainer.md"
 WIDTH = 130

@@ -17,7 +17,7 @@ from collections.abc import MutableMapping, Sequence
 from typing import NoReturn
 
 from trainer import commands, config
-from trainer.config import RunMode, Settings
+from trainer.config import Settings
 from trainer.errors import RankError, SettingsError, TrainerError, show
 
 # torch reads the first; newer ones call it by the second name as well.
@@ -52,14 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # On every rank: whichever ends first has the launcher end the others, which then say nothing more.
         show(f"trainer: {error}", error=True)
         return error.exit_code
-    if action is not RunMode.TRAIN:
+    if action != "train":
         if _is_main():
-            shown = (
-                config.as_json(settings)
-                if action is RunMode.PRINT_CONFIG
-                else json.dumps(config.json_schema(), indent=2)
-            )
-            print(shown)
+            schema = action == "json_schema"
+            print(json.dumps(config.json_schema(), indent=2) if schema else settings.model_dump_json(indent=2))
         return 0
     prepare_environment(settings)
 

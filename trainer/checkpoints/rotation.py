@@ -16,8 +16,7 @@ from trainer.checkpoints import files
 from trainer.checkpoints.files import FORMAT, State
 from trainer.checkpoints.state import assembled
 from trainer.config import Settings
-from trainer.config.problems import flag
-from trainer.config.schema import SHAPE_SETTINGS
+from trainer.config.schema import SHAPE_SETTINGS, flag
 from trainer.errors import CheckpointError
 
 

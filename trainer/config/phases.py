@@ -1,15 +1,6 @@
-"""A run's phases, each with its own complete settings.
+"""A run's phases: a name, steps and what differs from the run's settings, unfolded into complete settings.
 
-A phase is written as a name, its steps, and the settings that differ from the run's::
-
-    batch_size: 64
-    steps: 1000
-    phases:
-      - {name: cold, steps: x0.2, lr: x0.1}
-      - {name: hard, steps: x0.8, hard_negatives: 16, batch_size: x0.5, grad_accum: 2}
-
-A number may be a share of the run's own, written ``x0.5`` (whole numbers are rounded, to no less than their limit), so
-that a change of the run's batch size carries into the phases. Steps are either all numbers or all shares that make 1.
+A number may be a share of the run's own, written ``x0.5``, so that a change to the run carries into its phases.
 """
 
 from __future__ import annotations
@@ -23,8 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from trainer.config.problems import did_you_mean, first
-from trainer.config.schema import SHAPE_SETTINGS, Settings
+from trainer.config.schema import SHAPE_SETTINGS, Settings, did_you_mean, first
 from trainer.errors import SettingsError
 
 # What cannot change in the middle of a run: what the weights and the order of the data depend on, and what is set up
@@ -96,16 +86,14 @@ def phase_at(phases: Sequence[Settings], step: int) -> tuple[int, int, int]:
 
 def _lengths(settings: Settings, wrong: Callable[[int, str, str], SettingsError]) -> list[int]:
     """The steps of each phase; of shares, whole numbers whose sum is exactly the run's."""
-    given = [phase.get("steps") for phase in settings.phases]
+    given: list[Any] = [phase.get("steps") for phase in settings.phases]
     shares = [share for share in map(_share, given) if share is not None]
     if len(shares) < len(given):
         for index, steps in enumerate(given):
-            if not isinstance(steps, int) or steps < 1:
-                text = (
-                    f"steps must be a whole number of at least 1, or a share such as x0.5 in every phase; got {steps!r}"
-                )
+            if type(steps) is not int or steps < 1:
+                text = f"steps must be a number of at least 1, or a share such as x0.5 in every phase; got {steps!r}"
                 raise wrong(index, "steps", text)
-        return [int(steps or 0) for steps in given]
+        return given
     total = math.fsum(shares)
     if abs(total - 1) > 1e-3:
         raise wrong(0, "steps", f"the shares of the steps of all phases must add up to 1, got {total:g}")

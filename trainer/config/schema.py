@@ -1,18 +1,17 @@
-"""Every setting of the trainer: its type, default, limits and meaning, declared once.
+"""Every setting of the trainer: its type, default, limits and meaning, declared once, and words for a wrong one.
 
-The settings are flat, so that a flag, a key of a YAML file, an override of a phase and a name in a checkpoint are all
-the same word; the classes only group them for help texts and documentation. This module imports no torch: a wrong
-setting is answered at once.
+Classes only group settings for help and documentation: flags, keys of files, phases and checkpoints use the same names.
 """
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from trainer import faults
@@ -26,10 +25,20 @@ Recompute = Literal["none", "selective", "operations", "full"]
 BatchSize = Annotated[int, Field(ge=1)] | Literal["auto"]
 
 _LATER = Path()  # a path that depends on the task and the environment
+_TEXTS: dict[str, Any] = {"type": ["string", "array"]}
 
 
 class _Group(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _truth_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+        numeric = cls.model_fields[info.field_name or ""].annotation in (int, float, BatchSize, dict[str, float])
+        given = value.values() if isinstance(value, dict) else [value]
+        if numeric and any(isinstance(one, bool) for one in given):
+            raise PydanticCustomError("number", "Input should be a number, not true or false")
+        return value
 
 
 class RunSettings(_Group):
@@ -47,11 +56,7 @@ class RunSettings(_Group):
     # Just less than torchrun waits before it kills.
     stop_timeout: float = Field(25.0, gt=0, description="seconds a step may take after a stop (5/6 of $GPUTUI_GRACE)")
     output_dir: Path = Field(_LATER, description="default: $GPUTUI_RUN_DIR, else runs/TASK")
-    inject: tuple[str, ...] = Field(
-        (),
-        description="faults on purpose, such as oom@step=40; see docs/trainer.md",
-        json_schema_extra={"type": ["string", "array"]},
-    )
+    inject: tuple[str, ...] = Field((), description="faults on purpose, such as oom@step=40", json_schema_extra=_TEXTS)
 
     @field_validator("inject", mode="before")
     @classmethod
@@ -67,8 +72,7 @@ class ModelSettings(_Group):
 
     model: str = Field(
         "auto",
-        description="a name such as resnet50 or gpt2, a Hugging Face config.json, or package.module:function; auto is"
-        " cnn for images, bytes for lm, bert-tiny for mlm",
+        description="a name, config.json, or package.module:function; auto: cnn (images), bytes (lm), bert-tiny (mlm)",
     )
     model_options: dict[str, Any] = Field({}, description="changes to its configuration, or arguments of the function")
     weights: Path | None = Field(None, description="fine-tuning: folder with model.safetensors to start from")
@@ -97,9 +101,7 @@ class DataSettings(_Group):
     num_workers: int = Field(0, ge=0, description="processes per rank that read ahead; 0: the training process reads")
     prefetch: int = Field(2, ge=1, description="batches that each worker reads ahead")
     pin_memory: bool = Field(True, description="with CUDA: batches wait in page-locked host memory")
-    max_broken_samples: int = Field(
-        100, ge=0, description="unreadable samples per rank that are skipped before the run fails"
-    )
+    max_broken_samples: int = Field(100, ge=0, description="unreadable samples per rank before the run fails")
 
 
 class ParallelSettings(_Group):
@@ -107,9 +109,7 @@ class ParallelSettings(_Group):
 
     parallel: Parallel = Field("ddp", description="how model and optimizer are spread over the ranks")
     tensor_parallel: int = Field(1, ge=1, description="lm, mlm with fsdp: ranks that every layer is split over")
-    shard_ranks: int = Field(
-        0, ge=0, description="fsdp: ranks that share one copy of the weights: fewer gather less, and hold more; 0: all"
-    )
+    shard_ranks: int = Field(0, ge=0, description="fsdp: ranks that share a copy of the weights (HSDP); 0: all")
     ranks: int = Field(0, ge=0, description="ranks (GPUs) that take part; 0: all")
     bucket_cap_mb: float = Field(25.0, gt=0, description="ddp, zero1: MiB of gradients in one all-reduce")
     static_graph: bool = Field(False, description="ddp, zero1: every step uses the same parameters")
@@ -117,9 +117,7 @@ class ParallelSettings(_Group):
     find_unused_parameters: bool = Field(False, description="ddp, zero1: some parameters may get no gradient")
     broadcast_buffers: bool = Field(True, description="ddp, zero1: all ranks train with rank 0's batch statistics")
     sync_batchnorm: bool = Field(False, description="batch statistics over all ranks (GPUs only)")
-    compress_gradients: Literal["none", "fp16", "bf16"] = Field(
-        "none", description="ddp, zero1: exchange gradients in half precision"
-    )
+    compress_gradients: Literal["none", "fp16", "bf16"] = Field("none", description="ddp, zero1: dtype of the exchange")
     reshard_after_forward: bool = Field(True, description="fsdp: free gathered weights between forward and backward")
     cpu_offload: bool = Field(False, description="fsdp: weights and optimizer state live in host memory")
 
@@ -151,25 +149,21 @@ class PrecisionSettings(_Group):
     channels_last: bool = Field(False, description="images in the memory order that convolutions on GPUs prefer")
     gradient_checkpointing: Recompute = Field(
         "none",
-        description="recompute activations in backward to save memory: operations (all but matrix products and"
-        " attention: little time), selective (every other block), or full or true (a third more computing)",
+        description="recompute in backward to save memory: operations (all but matrix products and attention),"
+        " selective (every other block), full or true (everything)",
         json_schema_extra=_with_truth,
     )
     loss_chunk: int = Field(0, ge=0, description="lm: tokens whose loss is computed at once, to save memory; 0: all")
     memory_snapshot: bool = Field(
-        False,
-        description="CUDA: if memory runs out, write the origin of each allocation to OUTPUT_DIR/evidence; costs some"
-        " 100 MB of host memory and a microsecond or two per allocation",
+        False, description="CUDA: if memory runs out, write the origin of each allocation to OUTPUT_DIR/evidence"
     )
     memory_fraction: float = Field(1.0, gt=0, le=1, description="share of the GPU's memory this process may take")
     expandable_segments: bool = Field(False, description="CUDA's allocator grows its segments, against fragmentation")
     compile: Literal["off", "default", "reduce-overhead", "max-autotune"] = Field(
-        "off",
-        description="torch.compile and its mode; reduce-overhead and max-autotune use CUDA graphs",
-        json_schema_extra=_with_truth,
+        "off", description="torch.compile's mode; the last two use CUDA graphs", json_schema_extra=_with_truth
     )
     compile_scope: Literal["whole", "blocks"] = Field(
-        "whole", description="compile the whole model, or each repeated block by itself, which starts sooner"
+        "whole", description="blocks: each of them alone, which starts sooner"
     )
 
     @field_validator(*SWITCHES, mode="before")
@@ -187,9 +181,7 @@ class OptimizerSettings(_Group):
     oom_retries: int = Field(0, ge=0, description="how often to retry with smaller micro batches if memory runs out")
     grad_accum: int = Field(3, ge=1, description="micro batches per optimizer step")
     optimizer: Literal["adamw", "sgd", "muon"] = Field(
-        "adamw",
-        description="sgd is with Nesterov momentum; muon is for the matrices of repeated blocks, with adamw for all"
-        " else: 5 more products of each matrix a step, and half of adamw's state",
+        "adamw", description="sgd with Nesterov momentum; muon for matrices of repeated blocks, adamw for all else"
     )
     lr: float = Field(2e-3, gt=0, description="peak learning rate")
     lr_shares: dict[str, float] = Field({}, description="share of lr by part of a parameter's name: head=0.5,bias=2")
@@ -202,15 +194,8 @@ class OptimizerSettings(_Group):
     beta2: float = Field(0.999, ge=0, lt=1, description="adamw, muon: decay of the mean squared gradient")
     momentum: float = Field(0.9, ge=0, lt=1, description="sgd, muon: momentum")
     grad_clip: float = Field(1.0, ge=0, description="largest gradient norm; 0 measures without clipping")
-    gc_every: int = Field(
-        0,
-        ge=0,
-        description="collect garbage only every this many steps, on all ranks at once, and never objects from before"
-        " the first step; 0: Python's default. Costs the memory of cycles until then",
-    )
-    reset_optimizer: bool = Field(
-        False, description="forget the optimizer's state when this phase begins, or continues with another optimizer"
-    )
+    gc_every: int = Field(0, ge=0, description="steps between garbage collections on all ranks; 0: Python's default")
+    reset_optimizer: bool = Field(False, description="forget the optimizer's state at a phase's start or a change")
     ema: float = Field(0.0, ge=0, lt=1, description="decay of the averaged weights that are validated; 0: none")
 
 
@@ -225,9 +210,7 @@ class CheckpointSettings(_Group):
     keep: int = Field(3, ge=1, description="newest checkpoints of checkpoint_every to keep")
     async_checkpoints: bool = Field(False, description="write checkpoints in the background")
     sharded_checkpoints: bool = Field(False, description="fsdp: every rank writes its own part")
-    export: Literal["none", "last", "ema", "best"] = Field(
-        "none", description="at the end write these weights to OUTPUT_DIR/hf, as a folder that transformers loads"
-    )
+    export: Literal["none", "last", "ema", "best"] = Field("none", description="weights for OUTPUT_DIR/hf at the end")
     resume: str = Field("", description="checkpoint, auto (newest valid) or none; default: $GPUTUI_CHECKPOINT, none")
 
 
@@ -251,19 +234,12 @@ class TelemetrySettings(_Group):
 
 
 # Where a task wants something other than the defaults above, which suit images of digits.
+_TEXT_DEFAULTS = {"steps": 200, "batch_size": 8, "weight_decay": 0.1, "validate_every": 100}
 TASK_DEFAULTS: dict[str, dict[str, Any]] = {
     "classify": {},
     "contrastive": {"augment": True},
-    "lm": {
-        "steps": 200,
-        "batch_size": 8,
-        "lr": 3e-3,
-        "weight_decay": 0.1,
-        "width": 128,
-        "dropout": 0.0,
-        "validate_every": 100,
-    },
-    "mlm": {"steps": 200, "batch_size": 8, "lr": 5e-4, "weight_decay": 0.1, "validate_every": 100},
+    "lm": _TEXT_DEFAULTS | {"lr": 3e-3, "width": 128, "dropout": 0.0},
+    "mlm": _TEXT_DEFAULTS | {"lr": 5e-4},
 }
 
 
@@ -349,16 +325,35 @@ class Settings(
 
 
 # In the order in which people read them.
-GROUPS: tuple[type[_Group], ...] = (
-    RunSettings,
-    ModelSettings,
-    DataSettings,
-    ParallelSettings,
-    PrecisionSettings,
-    OptimizerSettings,
-    CheckpointSettings,
-    TelemetrySettings,
-)
+GROUPS: tuple[type[BaseModel], ...] = Settings.__bases__[::-1]
 
 # Settings that a checkpoint's weights depend on: another value cannot load them.
 SHAPE_SETTINGS = ("task", "model", "model_options", "width", "depth", "context", "embedding_size")
+
+# Words for kinds of values that pydantic names otherwise.
+_KINDS = {
+    "dict_type": "should be pairs, name: value",
+    "tuple_type": "should be a list",
+    "path_type": "should be a path",
+}
+
+
+def flag(name: str) -> str:
+    """The command-line flag of a setting."""
+    return "--" + name.replace("_", "-")
+
+
+def did_you_mean(name: str, known: Iterable[str] | None = None) -> str:
+    """A hint at the known name, by default a setting's, most like this one; empty if none is."""
+    near = difflib.get_close_matches(name, list(Settings.model_fields if known is None else known), n=1, cutoff=0.5)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def first(error: ValidationError) -> tuple[str, str]:
+    """The name of the first setting that is wrong, and what is wrong, such as `` should be greater than 0, got -1``."""
+    errors = error.errors(include_url=False)
+    place = errors[0]["loc"]
+    if not place:  # it does not fit the others
+        return errors[0]["ctx"]["name"], errors[0]["msg"]
+    same = [_KINDS.get(one["type"], one["msg"].removeprefix("Input ")) for one in errors if one["loc"][0] == place[0]]
+    return str(place[0]), f" {', or '.join(same)}, got {errors[0]['input']!r}"

@@ -6,38 +6,43 @@ The weakest source first: the task's defaults, files in YAML or JSON, variables 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import enum
-import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, get_args
+from typing import Any, Literal, NoReturn, get_args
 
 import yaml
 from pydantic import ValidationError
 
 from trainer.config.phases import RUN_WIDE, unfold
-from trainer.config.problems import did_you_mean, first, flag
-from trainer.config.schema import GROUPS, SWITCHES, BatchSize, Settings
+from trainer.config.schema import GROUPS, SWITCHES, BatchSize, Settings, did_you_mean, first, flag
 from trainer.errors import SettingsError
 
 # Environment variables that set anything; the GPUTUI_ ones of a supervisor only fill in what nothing else gives.
 PREFIX = "TRAINER_"
 
-# Settings whose text is JSON or YAML; the last two also key=value,key=value.
+# Settings whose text is YAML, and so JSON; the last two also key=value,key=value.
 _STRUCTURED = ("phases", "model_options", "lr_shares")
 # Words for types in the help text.
 _WORDS: Mapping[Any, str] = {int: "N", float: "X", str: "TEXT", Path: "PATH", Path | None: "PATH", BatchSize: "N|auto"}
+Action = Literal["train", "print_config", "json_schema"]
 _SHARE = {"type": "string", "pattern": "^x[0-9.]+$", "description": "a share of the run's own value, such as x0.5"}
 
 
-class RunMode(enum.Enum):
-    """What a command line asks for."""
+class _Yaml(yaml.SafeLoader):
+    """YAML 1.1, but 010 is ten, 1e-3 a number, and 1:30 and 2024-11-20 are text."""
 
-    TRAIN = "train"
-    PRINT_CONFIG = "print every setting as JSON and leave"
-    JSON_SCHEMA = "print the JSON schema of settings files, for editors, and leave"
+
+_Yaml.yaml_implicit_resolvers = {
+    first: [(tag, form) for tag, form in forms if tag.rpartition(":")[2] not in ("int", "float", "timestamp")]
+    for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Yaml.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[-+]?\d+$"), [*"+-0123456789"])
+_Yaml.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$"), [*"+-.0123456789"]
+)
+_Yaml.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(node.value))
 
 
 class _Given:
@@ -65,7 +70,7 @@ class _Given:
     def add_file(self, path: Path) -> None:
         """Add a YAML or JSON file. Raises SettingsError, naming file and line, if it is not made of ``name: value``."""
         try:
-            loader = yaml.SafeLoader(path.read_bytes())
+            loader = _Yaml(path.read_bytes())
             node = loader.get_single_node()
             values = loader.construct_document(node) if node else {}
             lines = {keys: f"{path}:{line}" for keys, line in _lines(node, path)}
@@ -74,7 +79,7 @@ class _Given:
         except yaml.YAMLError as error:
             mark = getattr(error, "problem_mark", None)
             raise SettingsError(f"{path}:{mark.line + 1 if mark else 1}: {_not_yaml(error)}") from None
-        except (ValueError, RecursionError) as error:  # such as a date that does not exist, or a value inside itself
+        except (ValueError, RecursionError) as error:  # such as a value inside itself
             raise SettingsError(f"{path}: a value cannot be read: {error}") from None
         if not isinstance(values, dict):
             raise SettingsError(f"{path}:1: expected settings as name: value, one per line")
@@ -93,21 +98,19 @@ class _Given:
         return self._places[keys]
 
 
-def from_arguments(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[Settings, RunMode]:
+def from_arguments(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[Settings, Action]:
     """The settings that a command line, the files it names and an environment describe, and what to do with them.
 
     Raises SettingsError with one line saying where which setting is wrong.
     """
     parser = _parser()
     parsed, rest = parser.parse_known_args([_dashed(argument) for argument in arguments])
-    if rest and rest[0].startswith("-"):
-        name = rest[0].partition("=")[0]
-        hint = did_you_mean(name, parser._option_string_actions) or "; --help lists them"
-        raise SettingsError(f"unknown setting {name}{hint}")
     if rest:
-        raise SettingsError(f"unexpected argument {rest[0]!r}: every setting is given as --name value")
+        name = rest[0].partition("=")[0]
+        hint = did_you_mean(name, parser._option_string_actions) if name.startswith("-") else ""
+        raise SettingsError(f"unknown argument {name}{hint or ': settings are --name value, and --help lists them'}")
     flags = vars(parsed)
-    mode: RunMode = flags.pop("mode", RunMode.TRAIN)
+    action: Action = flags.pop("action", "train")
 
     given = _Given()
     for path in flags.pop("config", []):
@@ -122,7 +125,7 @@ def from_arguments(arguments: Sequence[str], environment: Mapping[str, str]) -> 
         given.add_text(name, text, flag(name))
     if given.values.get("phase"):
         raise SettingsError(f"{given.place('phase')} is set by the trainer; name the phase in phases")
-    return _complete(given, environment), mode
+    return _complete(given, environment), action
 
 
 def _complete(given: _Given, environment: Mapping[str, str]) -> Settings:
@@ -137,10 +140,13 @@ def _complete(given: _Given, environment: Mapping[str, str]) -> Settings:
         if values.get(name) in (None, ""):
             given.add(name, value, flag(name))
     if "stop_timeout" not in values and (grace := environment.get("GPUTUI_GRACE")):
-        try:  # a sixth of a supervisor's grace is left for stacks to be written
-            given.add("stop_timeout", float(grace) * 5 / 6, "GPUTUI_GRACE")
+        try:
+            seconds = float(grace)
         except ValueError:
-            raise SettingsError(f"GPUTUI_GRACE is {grace!r}, not a number of seconds") from None
+            seconds = math.nan
+        if not 0 < seconds < math.inf:
+            raise SettingsError(f"GPUTUI_GRACE must be seconds, a number above 0, got {grace!r}")
+        given.add("stop_timeout", seconds * 5 / 6, "GPUTUI_GRACE")  # the rest is for stacks to be written
     try:
         settings = Settings(**values)
     except ValidationError as error:
@@ -156,23 +162,19 @@ def _complete(given: _Given, environment: Mapping[str, str]) -> Settings:
 
 
 def _structured(name: str, text: str) -> Any:
-    """A value from JSON, YAML, or ``key=value,key=value``. Raises ValueError if it is none of them."""
+    """A value from YAML or ``key=value,key=value``. Raises ValueError if it is neither."""
     if name != "phases" and "=" in text and not text.lstrip().startswith("{"):
         pairs = [part.partition("=") for part in text.split(",")]
         if not all(equals for _, equals, _ in pairs):
             raise ValueError(f"expected key=value,key=value or a JSON object, got {text!r}")
-        return {key.strip(): _structured("phases", value.strip()) for key, _, value in pairs}
-    with contextlib.suppress(ValueError, RecursionError):
-        return json.loads(text)  # which takes 1e-3 for a number
+        return {key.strip(): _structured("phases", value) for key, _, value in pairs}
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        return _Yaml(text).get_single_data()
+    except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(_not_yaml(error)) from None
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
 
 
-def _not_yaml(error: yaml.YAMLError) -> str:
+def _not_yaml(error: Exception) -> str:
     return f"this is not YAML: {getattr(error, 'problem', None) or str(error).splitlines()[0]}"
 
 
@@ -210,8 +212,11 @@ def _parser() -> _Parser:
         allow_abbrev=False,
     )
     parser.add_argument("--config", action="append", metavar="FILE", help="settings in YAML; of several the last wins")
-    for mode in (RunMode.PRINT_CONFIG, RunMode.JSON_SCHEMA):
-        parser.add_argument(flag(mode.name.lower()), action="store_const", const=mode, dest="mode", help=mode.value)
+    for name, meaning in (
+        ("print_config", "every setting as JSON"),
+        ("json_schema", "the JSON schema of settings files"),
+    ):
+        parser.add_argument(flag(name), action="store_const", const=name, dest="action", help=f"print {meaning}")
     for group in GROUPS:
         section = parser.add_argument_group(group.__doc__)
         for name in group.model_fields:
@@ -254,11 +259,6 @@ def as_plain(settings: Settings) -> dict[str, Any]:
 def without_login(uri: str) -> str:
     """A URI without ``name:password@``."""
     return re.sub(r"(?<=://)[^/]*@", "", uri)
-
-
-def as_json(settings: Settings) -> str:
-    """All settings as indented JSON, which ``--config`` reads back."""
-    return settings.model_dump_json(indent=2)
 
 
 def json_schema() -> dict[str, Any]:

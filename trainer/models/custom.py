@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from trainer.config import Settings
-from trainer.config.problems import did_you_mean
+from trainer.config.schema import did_you_mean
 from trainer.data.contract import Data, Images, Text
 from trainer.errors import SettingsError, TrainerError, one_line
 from trainer.models.own import Logits

@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from trainer.config import Settings
-from trainer.config.problems import nearest
+from trainer.config.schema import did_you_mean
 from trainer.data.contract import Data, Images, Text
 from trainer.errors import SettingsError
 from trainer.models import custom
@@ -187,11 +187,8 @@ def _check_name(name: str, task: str) -> None:
         return
     if any(name in others for others in NAMES.values()):
         raise SettingsError(f"model: {name} cannot do {task}; use {', '.join(names)}")
-    near = nearest(name, names)
-    raise SettingsError(
-        f"model: unknown model {name!r}; "
-        + (f"did you mean {near}?" if near else f"use {', '.join(names)}, a config.json or package.module:function")
-    )
+    hint = did_you_mean(name, names) or f"; use {', '.join(names)}, a config.json or package.module:function"
+    raise SettingsError(f"model: unknown model {name!r}{hint}")
 
 
 def _bytes(settings: Settings, data: Text) -> nn.Module:
