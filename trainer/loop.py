@@ -25,9 +25,8 @@ from trainer.optim import set_learning_rate
 from trainer.precision import forget_compiled, release_memory
 from trainer.session import PhaseSession
 from trainer.signals import Signals
-from trainer.telemetry.speed import peak_of
+from trainer.telemetry.speed import Lagged, Pending, Result, StepTimer, peak_of
 from trainer.telemetry.telemetry import Telemetry
-from trainer.telemetry.timing import Lagged, Pending, Result, StepTimer
 from trainer.validation import validate
 
 # Below this scale an fp16 loss underflows, so gradients that are still infinite come from the model.

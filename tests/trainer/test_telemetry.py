@@ -18,8 +18,8 @@ from tests.texts import mentions
 from tests.trainer.ranks import Ranks
 from trainer.config import Settings
 from trainer.errors import SettingsError
+from trainer.telemetry.speed import StepDurations
 from trainer.telemetry.telemetry import MetricsWriter, Telemetry, TextLog
-from trainer.telemetry.timing import StepDurations
 from trainer.world import World
 
 ALONE = World(rank=0, size=1, device=torch.device("cpu"), backend="")

@@ -23,7 +23,7 @@ def test_every_value_is_counted_once_in_the_bin_that_encloses_it(lists: list[lis
     result = count("x", "gradient", [torch.tensor(values, dtype=torch.float32) for values in lists])
     values = [value for one in lists for value in one]
     finite = [value for value in values if math.isfinite(value)]
-    assert (result.total, result.not_finite) == (len(finite), len(values) - len(finite))
+    assert (sum(result.counts), result.not_finite) == (len(finite), len(values) - len(finite))
     assert result.zeros == finite.count(0.0)
     if not finite:
         assert (result.edges, result.mean, result.max) == ((), None, None)
@@ -66,7 +66,7 @@ def test_gradients_per_block_with_their_norm() -> None:
     found = {one.name: one for one in gradients(gradients_of(model))}
     assert set(found) == {"blocks.0", "blocks.1", "blocks.2", "head"}
     expected = torch.cat([p.grad.flatten() for p in model.blocks[1].parameters() if p.grad is not None])
-    assert (found["blocks.1"].kind, found["blocks.1"].total) == ("gradient", expected.numel())
+    assert (found["blocks.1"].kind, sum(found["blocks.1"].counts)) == ("gradient", expected.numel())
     assert found["blocks.1"].norm == pytest.approx(float(expected.norm()), rel=1e-5)
 
 
@@ -75,5 +75,7 @@ def test_activations_are_those_of_the_first_micro_batch_and_no_hook_stays() -> N
     with watch_activations(model) as found:
         for size in (5, 50):
             model(torch.randn(size, 4))
-    assert [(one.name, one.kind, one.total) for one in found] == [(f"blocks.{n}", "activation", 20) for n in range(3)]
+    assert [(one.name, one.kind, sum(one.counts)) for one in found] == [
+        (f"blocks.{n}", "activation", 20) for n in range(3)
+    ]
     assert not any(module._forward_hooks for module in model.modules())

@@ -1,8 +1,7 @@
-"""Histograms of gradients and activations, one per block of the model, taken only in the steps that are asked for.
+"""Histograms of gradients and activations, one per block of the model, in the steps that are asked for.
 
-The bins are the same for all tensors and steps, so that histograms can be laid side by side: four per decade of the
-absolute value, for each sign, and one around zero. Counted is this rank's own share: of a tensor that is spread over
-ranks the local part, of the activations its first micro batch.
+Counted is this rank's own share: of a tensor that is spread over ranks the local part, of activations the first micro
+batch.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 Kind = Literal["gradient", "activation"]
 
+# The same for all tensors and steps: four bins per decade of the absolute value, for each sign, and one around zero.
 # From 1e-10: smaller values make no difference to any optimizer here. To 1e4.
 _MAGNITUDES = tuple(float(f"{10 ** (exponent / 4):.6g}") for exponent in range(-40, 17))
 EDGES: tuple[float, ...] = (*(-edge for edge in reversed(_MAGNITUDES)), *_MAGNITUDES)
@@ -36,19 +37,15 @@ class Histogram:
 
     name: str
     kind: Kind
-    edges: tuple[float, ...]
-    counts: tuple[int, ...]
-    mean: float | None
-    std: float | None
-    min: float | None
-    max: float | None
-    norm: float | None
-    zeros: int
     not_finite: int
-
-    @property
-    def total(self) -> int:
-        return sum(self.counts)
+    edges: tuple[float, ...] = ()
+    counts: tuple[int, ...] = ()
+    mean: float | None = None
+    std: float | None = None
+    min: float | None = None
+    max: float | None = None
+    norm: float | None = None
+    zeros: int = 0
 
 
 @torch.no_grad()
@@ -69,15 +66,15 @@ def count(name: str, kind: Kind, tensors: Iterable[Tensor]) -> Histogram:
                 found = [values.sum(dtype=torch.float64), norm.square(), *values.aminmax(), (values == 0).sum()]
                 numbers.append(torch.stack([number.double() for number in found]).tolist())
     if not numbers:
-        return Histogram(name, kind, (), (), None, None, None, None, None, 0, not_finite)
+        return Histogram(name, kind, not_finite)
     sums, squares, least, most, zeros = zip(*numbers, strict=True)
     total, square = int(counts.sum()), math.fsum(squares)
     mean = math.fsum(sums) / total
-    filled = counts.nonzero().flatten().tolist()
-    first, last = filled[0], filled[-1]
+    first, last = counts.nonzero().flatten()[[0, -1]].tolist()
     return Histogram(
         name=name,
         kind=kind,
+        not_finite=not_finite,
         edges=EDGES[first : last + 2],
         counts=tuple(counts[first : last + 1].tolist()),
         mean=mean,
@@ -86,15 +83,14 @@ def count(name: str, kind: Kind, tensors: Iterable[Tensor]) -> Histogram:
         max=max(most),
         norm=math.sqrt(square),
         zeros=int(sum(zeros)),
-        not_finite=not_finite,
     )
 
 
 def gradients(found: Mapping[str, Tensor]) -> list[Histogram]:
     """One histogram per part of the model, of gradients by parameter name."""
-    parts: dict[str, list[Tensor]] = {}
+    parts: dict[str, list[Tensor]] = defaultdict(list)
     for name, gradient in found.items():
-        parts.setdefault(part_of(name), []).append(gradient)
+        parts[part_of(name)].append(gradient)
     return [count(part, "gradient", tensors) for part, tensors in parts.items()]
 
 
@@ -112,7 +108,7 @@ def watch_activations(model: nn.Module) -> Iterator[list[Histogram]]:
     """
     histograms: list[Histogram] = []
     blocks = {module: name for name, module in model.named_modules() if name and name == _block(name)}
-    names = {module: name for module, name in blocks.items() if any(True for _ in module.parameters())}
+    names = {module: name for module, name in blocks.items() if list(module.parameters())}
 
     def hook(module: nn.Module, inputs: Any, output: Any) -> None:
         name = names.pop(module, None)

@@ -1,17 +1,208 @@
-"""The speed of a run: the peak rates of GPUs, of which it reports its share (MFU), and what limits it."""
+"""The speed of a run: times of steps, traces of single ones, the peak rates of GPUs, and what limits it.
+
+On CUDA the host runs ahead of the device. Reading a loss at once would synchronize them, so results are copied to
+pinned host memory and read after the next step was launched, as are times, which come from events.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+import contextlib
+import os
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import torch
-
-from trainer.telemetry.timing import StepDurations, mean_known
+from torch import Tensor
+from torch.autograd.profiler_util import FunctionEvent
+from torch.profiler import ProfilerActivity, profile, record_function
 
 if TYPE_CHECKING:  # the benchmark asks for peaks where there is torch and nothing else
     from trainer.config import Settings
+
+T = TypeVar("T")
+
+# --- times of steps ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StepDurations:
+    """Seconds of a rank's step, or means over several; None: unknown.
+
+    `data`: waiting for data. `exchange`: waiting for other ranks after the own gradients were ready.
+    `device_wait`: the host waiting for the device's results.
+    """
+
+    step: float
+    data: float
+    exchange: float | None = None
+    device_wait: float | None = None
+
+
+def means(steps: Sequence[StepDurations]) -> StepDurations:
+    """Means, each over the steps for which it is known."""
+    columns = ([value for value in column if value is not None] for column in zip(*map(astuple, steps), strict=True))
+    each: list[Any] = [fmean(known) if known else None for known in columns]
+    return StepDurations(*each)
+
+
+@dataclass(frozen=True)
+class Pending:
+    """The times of a step that the device may still compute."""
+
+    host: float
+    data: float
+    events: tuple[torch.cuda.Event, torch.cuda.Event] | None
+
+    def read(self, exchange: float | None = None, device_wait: float | None = None) -> StepDurations:
+        """Return the times, with those that the caller measured. On CUDA call it after the step's results were read."""
+        if self.events is None:
+            return StepDurations(self.host, self.data, exchange)
+        began, ended = self.events
+        return StepDurations(began.elapsed_time(ended) / 1e3, self.data, exchange, device_wait)
+
+
+class StepTimer:
+    """Times steps: ``start()``, ``with data():`` around every wait for a batch, ``stop()``; none of them waits."""
+
+    def __init__(self, device: torch.device, now: Callable[[], float] = time.perf_counter) -> None:
+        self._cuda = device.type == "cuda"
+        self._now = now
+        self._began = self._data = 0.0
+        self._began_on_device: torch.cuda.Event | None = None
+
+    def start(self) -> None:
+        self._began, self._data = self._now(), 0.0
+        self._began_on_device = _mark(timing=True) if self._cuda else None
+
+    @contextlib.contextmanager
+    def data(self) -> Iterator[None]:
+        before = self._now()
+        try:
+            yield
+        finally:
+            self._data += self._now() - before
+
+    def stop(self) -> Pending:
+        events = (self._began_on_device, _mark(timing=True)) if self._began_on_device else None
+        return Pending(self._now() - self._began, self._data, events)
+
+
+@dataclass(frozen=True)
+class Result(Generic[T]):
+    """The results of a step. `waited` is how long reading them waited for the device, in seconds."""
+
+    step: int
+    values: dict[str, float]
+    note: T
+    waited: float
+
+
+class Lagged(Generic[T]):
+    """A queue of scalars on the device, which are read once `lag` more steps were pushed: 1 on CUDA, else 0."""
+
+    def __init__(self, device: torch.device, lag: int | None = None) -> None:
+        self.lag = lag if lag is not None else int(device.type == "cuda")
+        self._held: deque[tuple[int, tuple[str, ...], Tensor, torch.cuda.Event | None, T]] = deque()
+
+    def push(self, step: int, scalars: Mapping[str, Tensor], note: T) -> None:
+        """Add scalars [] of one device, which may change afterwards. `note` is returned with them."""
+        packed = torch.stack([scalar.detach().double() for scalar in scalars.values()])
+        arrived = None
+        if packed.is_cuda:  # one transfer for all of them
+            host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
+            packed = host.copy_(packed, non_blocking=True)
+            arrived = _mark()
+        self._held.append((step, tuple(scalars), packed, arrived, note))
+
+    def pop_ready(self, force: bool = False) -> list[Result[T]]:
+        """The steps that are `lag` pushes old, or with `force` all of them, oldest first."""
+        ready: list[Result[T]] = []
+        while len(self._held) > (0 if force else self.lag):
+            step, names, packed, arrived, note = self._held.popleft()
+            before = time.perf_counter()
+            if arrived is not None:
+                arrived.synchronize()
+            values = dict(zip(names, packed.tolist(), strict=True))
+            ready.append(Result(step, values, note, time.perf_counter() - before))
+        return ready
+
+
+def _mark(*, timing: bool = False) -> torch.cuda.Event:
+    """An event after all work that was launched so far."""
+    event = torch.cuda.Event(enable_timing=timing)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+# --- Chrome traces, for chrome://tracing and https://ui.perfetto.dev --------------------------------------------------
+
+KEPT_TRACES = 5
+_TOP = 3
+
+
+@dataclass
+class Trace:
+    """A traced step: its wall time, the share of it in which the device was busy (None without a GPU), and `top`, the
+    seconds of the costliest kernels, without a GPU operations. `error`: why the file could not be written.
+    """
+
+    path: Path
+    seconds: float = 0.0
+    device_busy: float | None = None
+    top: Sequence[tuple[str, float]] = ()
+    error: str = ""
+
+
+@contextlib.contextmanager
+def record(path: Path, device: torch.device) -> Iterator[Trace]:
+    """Inside, record a step. The result is filled in when the step has ended without an exception."""
+    # Kineto marks each recording with two lines on stderr, at a level above its errors.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+    trace, cuda = Trace(path), device.type == "cuda"
+    if cuda:  # its work belongs to the step in which it was launched
+        torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]) as profiler:
+        began = time.perf_counter()
+        with record_function("trainer step"):
+            yield trace
+            if cuda:
+                torch.cuda.synchronize()
+        trace.seconds = time.perf_counter() - began
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = path.with_name(f".{path.name}")
+        profiler.export_chrome_trace(str(scratch))
+        scratch.replace(path)
+        newest_last = sorted(path.parent.glob("step_*.json.gz"), key=lambda file: (file.stat().st_mtime_ns, file.name))
+        for old in newest_last[:-KEPT_TRACES]:
+            old.unlink(missing_ok=True)
+    except (OSError, RuntimeError) as error:
+        trace.error = f"{path} was not written: {error}"
+    trace.device_busy, trace.top = summarise(profiler.events() or (), trace.seconds)
+
+
+def summarise(events: Iterable[FunctionEvent], seconds: float) -> tuple[float | None, list[tuple[str, float]]]:
+    """From a step's events and length: the device's busy share, None if it did nothing, and the costliest work."""
+    work = [event for event in events if not event.is_user_annotation]
+    on_device = [event for event in work if event.device_type.name != "CPU"]
+    costs: dict[str, float] = defaultdict(float)
+    for event in on_device or work:
+        own = event.time_range.end - event.time_range.start if on_device else event.self_cpu_time_total
+        costs[event.name] += own / 1e6
+    top = sorted(costs.items(), key=lambda cost: -cost[1])[:_TOP]
+    busy, reached = 0.0, float("-inf")
+    for begin, end in sorted((event.time_range.start, event.time_range.end) for event in on_device):
+        busy += max(end - max(begin, reached), 0.0)
+        reached = max(reached, end)
+    return min(busy / 1e6 / seconds, 1.0) if on_device else None, top
+
+
+# --- peaks and verdicts -----------------------------------------------------------------------------------------------
 
 Arithmetic = Literal["half", "tf32", "fp32"]
 Kind = Literal["data", "compute", "communication", "idle", "unknown"]
@@ -34,16 +225,16 @@ _PEAKS: tuple[tuple[str, float, float, float], ...] = (
     ("V100", 125e12, 15.7e12, 15.7e12),
 )
 
-# The share of a step that is worth acting on. Below it, noise would change the verdict.
-NOTABLE_SHARE = 0.15
+# Shares of a step. Worth acting on: below it, noise would change the verdict.
+NOTABLE = 0.15
 # Ranks of equal hardware differ by a few per cent; a larger difference has a cause.
 STRAGGLER_EXCESS = 0.15
-# Above it, the host can save at most a tenth of the step.
-BUSY_SHARE = 0.90
-# Below it, gaps between kernels cost more than a quarter of the device's time.
-IDLE_SHARE = 0.75
+# A device busier than this would gain at most a tenth of the step from a faster host.
+BUSY = 0.90
+# One that is less busy loses more than a quarter of its time in gaps between kernels.
+IDLE = 0.75
 # A host that waits longer for its device is ahead of it; else the device waits for the host.
-HOST_AHEAD_SHARE = 0.05
+HOST_AHEAD = 0.05
 
 
 def peak_flops(device_name: str, arithmetic: Arithmetic) -> float | None:
@@ -58,10 +249,8 @@ def peak_of(settings: Settings, device: torch.device) -> float | None:
     """Peak operations per second of the device in the arithmetic that the settings ask for; None where unknown."""
     if device.type != "cuda":
         return None
-    arithmetic: Arithmetic = "half"
-    if settings.precision == "fp32":
-        arithmetic = "tf32" if settings.tf32 and not settings.deterministic else "fp32"
-    return peak_flops(torch.cuda.get_device_name(device), arithmetic)
+    full: Arithmetic = "tf32" if settings.tf32 and not settings.deterministic else "fp32"
+    return peak_flops(torch.cuda.get_device_name(device), full if settings.precision == "fp32" else "half")
 
 
 @dataclass(frozen=True)
@@ -70,41 +259,36 @@ class Bottleneck:
 
     kind: Kind
     sentence: str
-    figures: dict[str, float] = field(default_factory=dict)
+    figures: dict[str, float]
     straggler: int | None = None
 
 
 def verdict(ranks: Sequence[StepDurations], *, on_gpu: bool, device_busy: float | None = None) -> Bottleneck:
     """Find the bottleneck from each rank's mean times, by rank, and a trace's share of device time, if any."""
-    if not ranks or min(times.step for times in ranks) <= 0:
-        return Bottleneck("unknown", "No steps have been measured yet.")
-    step = sum(times.step for times in ranks) / len(ranks)
-    data = max(times.data for times in ranks) / step  # the rank that waits longest for data delays all others
+    mean = means(ranks)
+    data = max(times.data for times in ranks) / mean.step  # the rank that waits longest for data delays all others
     waits = [times.exchange for times in ranks if times.exchange is not None]
     # Of the collectives themselves: what even the last rank to arrive waits for.
-    exchange = min(waits) / step if len(ranks) > 1 and len(waits) == len(ranks) else None
-    device_wait = mean_known([times.device_wait for times in ranks])
-    ahead = None if device_wait is None else device_wait / step
+    exchange = min(waits) / mean.step if len(ranks) > 1 and len(waits) == len(ranks) else None
+    ahead = None if mean.device_wait is None else mean.device_wait / mean.step
     shares = {"data_share": data, "comm_share": exchange, "device_wait_share": ahead, "device_busy": device_busy}
-    figures = {"step_time": step, **{name: share for name, share in shares.items() if share is not None}}
+    figures = {"step_time": mean.step, **{name: share for name, share in shares.items() if share is not None}}
 
     if exchange is not None and (blamed := _straggler(ranks, figures)):
         return blamed
-    busy, wait = device_busy or 0.0, ahead or 0.0
     feed = "the host cannot feed it; larger micro batches (--batch-size) or --compile."
-    if data >= NOTABLE_SHARE and busy < BUSY_SHARE and wait < HOST_AHEAD_SHARE and data >= (exchange or 0.0):
-        return Bottleneck(
-            "data", f"Waiting for data takes {data:.0%} of a step: more workers (--num-workers).", figures
-        )
-    if exchange is not None and exchange >= NOTABLE_SHARE:
+    if data >= max(NOTABLE, exchange or 0.0) and (device_busy or 0.0) < BUSY and (ahead or 0.0) < HOST_AHEAD:
+        sentence = f"Waiting for data takes {data:.0%} of a step: more workers (--num-workers)."
+        return Bottleneck("data", sentence, figures)
+    if exchange is not None and exchange >= NOTABLE:
         sentence = f"Waiting for the exchange between ranks takes {exchange:.0%} of a step: exchange less often "
         return Bottleneck("communication", f"{sentence}(--grad-accum) or less (--compress-gradients).", figures)
-    if on_gpu and device_busy is not None and device_busy < IDLE_SHARE:
+    if on_gpu and device_busy is not None and device_busy < IDLE:
         return Bottleneck("idle", f"The device is busy for only {device_busy:.0%} of a step: {feed}", figures)
     if on_gpu and device_busy is None and ahead is None:
         sentence = "Neither data nor the exchange takes long; a trace (--trace-every) tells whether the device is busy."
         return Bottleneck("unknown", sentence, figures)
-    if on_gpu and device_busy is None and wait < HOST_AHEAD_SHARE:
+    if on_gpu and device_busy is None and (ahead or 0.0) < HOST_AHEAD:
         return Bottleneck("idle", f"The device never keeps the host waiting: {feed}", figures)
     share = "" if device_busy is None else f", the device is busy for {device_busy:.0%} of it"
     return Bottleneck("compute", f"The arithmetic sets the pace: data takes {data:.0%} of a step{share}.", figures)

@@ -21,10 +21,9 @@ from torch import Tensor, nn
 
 from trainer.config import Settings, unfold
 from trainer.errors import SettingsError, show
-from trainer.telemetry import histograms, traces
+from trainer.telemetry import histograms
 from trainer.telemetry.histograms import Histogram
-from trainer.telemetry.speed import verdict
-from trainer.telemetry.timing import StepDurations, means
+from trainer.telemetry.speed import StepDurations, Trace, means, record, verdict
 from trainer.telemetry.trackers import close_all, start_trackers
 from trainer.world import World
 
@@ -105,8 +104,8 @@ class Telemetry:
         if self._main or not settings.rank_metrics_every:
             return
         self._since_line.append(times)
-        if _due(step, settings.rank_metrics_every) and (mean := means(self._since_line)):
-            self._since_line = []
+        if _due(step, settings.rank_metrics_every):
+            mean, self._since_line = means(self._since_line), []
             exchange = {} if mean.exchange is None else {"comm_time": mean.exchange}
             self._metrics.write(step, rank=self._world.rank, step_time=mean.step, data_time=mean.data, **exchange)
 
@@ -114,7 +113,7 @@ class Telemetry:
         """Every --bottleneck-every steps, log on rank 0 what limits the speed (collective)."""
         if not _due(step, self._settings.bottleneck_every):
             return
-        own, self._since_verdict = means(self._since_verdict), []
+        own, self._since_verdict = means(self._since_verdict) if self._since_verdict else None, []
         all_times = [times for times in self._world.gather(own) if times is not None]
         if self._main and all_times:
             found = verdict(all_times, on_gpu=self._world.device.type == "cuda", device_busy=self._device_busy)
@@ -136,7 +135,7 @@ class Telemetry:
         with contextlib.ExitStack() as stack:
             if trace_due:
                 path = settings.output_dir / "traces" / f"step_{step:08d}.json.gz"
-                trace = stack.enter_context(traces.record(path, self._world.device))
+                trace = stack.enter_context(record(path, self._world.device))
             if histogram_due and settings.compile == "off":  # a compiled module ignores hooks that are added later
                 activations = stack.enter_context(histograms.watch_activations(model))
             yield
@@ -199,11 +198,11 @@ class Telemetry:
         for histogram in new:
             if self._histograms:
                 self._histograms.write(step, **vars(histogram))
-            if histogram.total:
+            if histogram.counts:
                 for tracker in self._trackers:
                     tracker.send(functools.partial(tracker.histogram, step, time.time(), histogram))
 
-    def _log_trace(self, step: int, trace: traces.Trace) -> None:
+    def _log_trace(self, step: int, trace: Trace) -> None:
         self._device_busy = trace.device_busy
         if trace.error:
             self.say(trace.error, error=True)

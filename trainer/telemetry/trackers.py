@@ -1,7 +1,6 @@
-"""TensorBoard, MLflow and Weights & Biases, each fed by a thread. Their packages are imported when a run uses them.
+"""TensorBoard, MLflow and Weights & Biases, each fed through a queue by a thread, so that none delays a step.
 
-A tracker may be slow, or hang on a network, so the training step only puts calls into a queue. One that fails is
-reported once on stderr, and gets no more values.
+One that fails is reported once on stderr, and gets no more values. Packages are imported when a run uses them.
 """
 
 from __future__ import annotations
@@ -17,6 +16,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from trainer.config import Settings, as_plain, without_login
 from trainer.errors import TrainerError, show
@@ -36,6 +37,7 @@ class Tracker:
 
     def __init__(self, settings: Settings, *, flush_seconds: float = FLUSH_SECONDS, length: int = QUEUE_LENGTH) -> None:
         self.output_dir = settings.output_dir
+        self.uri = settings.mlflow  # with its password, which `as_plain` leaves out
         self.settings = as_plain(settings)
         self.failed = False
         self.closing = threading.Event()
@@ -50,10 +52,10 @@ class Tracker:
         """Connect, go on with the run of an earlier attempt if there is one, and record the settings."""
 
     def scalars(self, step: int, moment: float, values: Mapping[str, float]) -> None:
-        """Take numbers of a step; `moment` is UTC unix seconds. A step may come again after a resume."""
+        """Add numbers of a step; `moment` is UTC unix seconds. A step may come again after a resume."""
 
     def histogram(self, step: int, moment: float, histogram: Histogram) -> None:
-        """Take a histogram that counts something. Trackers without histograms do nothing."""
+        """Add a histogram that counts something."""
 
     def flush(self) -> None:
         """Make all values so far visible."""
@@ -73,8 +75,8 @@ class Tracker:
         """Leave this tracker out from now on, and say so once."""
         if not self.failed:
             self.failed = True
-            words = problem if isinstance(problem, str) else f"{type(problem).__name__}: {problem}"
-            text = " ".join(words.split())[:300]
+            text = problem if isinstance(problem, str) else f"{type(problem).__name__}: {problem}"
+            text = " ".join(text.split())[:300]
             show(f"trainer: {self.name} is left out from now on: {text}; the metrics file has all values", error=True)
 
     def recall(self) -> dict[str, str]:
@@ -126,7 +128,7 @@ class TensorBoard(Tracker):
         self._writer.file_writer.add_summary(summary, step, walltime=moment)
 
     def histogram(self, step: int, moment: float, histogram: Histogram) -> None:
-        counted, mean, norm = histogram.total, histogram.mean or 0.0, histogram.norm or 0.0
+        counted, mean, norm = sum(histogram.counts), histogram.mean or 0.0, histogram.norm or 0.0
         numbers = (histogram.min, histogram.max, counted, mean * counted, norm**2)
         tag, limits = f"{histogram.kind}/{histogram.name}", histogram.edges[1:]
         self._writer.add_histogram_raw(tag, *numbers, limits, histogram.counts, global_step=step, walltime=moment)
@@ -144,27 +146,28 @@ class MLflow(Tracker):
     name = "mlflow"
     packages = ("mlflow", "sqlalchemy", "alembic")
 
-    def __init__(self, settings: Settings, **limits: Any) -> None:
-        self._uri = settings.mlflow  # `as_plain` leaves out its password
-        super().__init__(settings, **limits)
-
     def open(self) -> None:
         # Without it MLflow reports its use to its makers over the network; a person who wants that sets it to false.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         from mlflow.entities import Param, RunTag
+        from mlflow.exceptions import MlflowException
         from mlflow.tracking import MlflowClient
 
         for chatty in ("mlflow", "alembic"):
             logging.getLogger(chatty).setLevel(logging.WARNING)
-        self._client = MlflowClient(tracking_uri=self._uri)
+        self._client = MlflowClient(tracking_uri=self.uri)
         self._metrics: list[Any] = []
-        self._run_id = self._earlier_run()
+        self._run_id, store, remembered = "", without_login(self.uri), self.recall()
+        if remembered.get("uri") == store:
+            with contextlib.suppress(MlflowException):  # deleted; a store out of reach fails again for the new run
+                self._client.update_run(remembered["run_id"], status="RUNNING")
+                self._run_id = remembered["run_id"]
         if not self._run_id:
             found = self._client.get_experiment_by_name(EXPERIMENT)
             experiment = found.experiment_id if found else self._client.create_experiment(EXPERIMENT)
             run = self._client.create_run(experiment, run_name=self.output_dir.resolve().name)
             self._run_id = run.info.run_id
-            self.remember(uri=without_login(self._uri), run_id=self._run_id)
+            self.remember(uri=store, run_id=self._run_id)
         texts = {name: str(value)[:5000] for name, value in self.settings.items()}  # its limit
         earlier: dict[str, str] = self._client.get_run(self._run_id).data.params
         # Parameters of a run never change there; tags record what a resumed attempt changes.
@@ -183,16 +186,6 @@ class MLflow(Tracker):
 
     def close(self, good: bool) -> None:
         self._client.set_terminated(self._run_id, status="FINISHED" if good else "FAILED")
-
-    def _earlier_run(self) -> str:
-        from mlflow.exceptions import MlflowException
-
-        remembered = self.recall()
-        if remembered.get("uri") == without_login(self._uri):
-            with contextlib.suppress(MlflowException):  # deleted; a store out of reach fails again for the new run
-                self._client.update_run(remembered["run_id"], status="RUNNING")
-                return remembered["run_id"]
-        return ""
 
 
 class WeightsAndBiases(Tracker):
@@ -227,7 +220,6 @@ class WeightsAndBiases(Tracker):
         self._run.log({**values, "step": step})
 
     def histogram(self, step: int, moment: float, histogram: Histogram) -> None:
-        import numpy as np
         import wandb
 
         drawn = wandb.Histogram(np_histogram=(np.array(histogram.counts), np.array(histogram.edges)))
