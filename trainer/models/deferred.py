@@ -1,78 +1,56 @@
-"""Models without memory for their parameters, and their first values block by block.
+"""Models without memory for their parameters, and initial values for these, one block after another.
 
-No rank ever has a sharded model whole: it is built with parameters on the meta device, and once each rank has memory
-for its shards, one block after the other gets first values as its modules make them.
+So no rank ever has a sharded model whole: it is built on the meta device, and its shards are filled block by block.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from typing import Any
+import itertools
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.utils.hooks import RemovableHandle
 
 from trainer.errors import TrainerError
 from trainer.models.blocks import transformer_blocks
 
 
-@contextlib.contextmanager
-def without_memory() -> Iterator[None]:
-    """Inside, modules register their parameters on the meta device; buffers, which are small, are as always."""
-    register = nn.Module.register_parameter
+def without_memory() -> RemovableHandle:
+    """A context in which modules put their parameters on the meta device; buffers, which are small, are as always."""
+    return register_module_parameter_registration_hook(_on_meta)  # type: ignore[arg-type]
 
-    def register_on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        if parameter is not None and not parameter.is_meta:  # one that is stays the same object: it may be tied
-            parameter = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
-        register(module, name, parameter)
 
-    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]
+def _on_meta(module: nn.Module, name: str, parameter: nn.Parameter) -> nn.Parameter:
+    if parameter.is_meta:  # it stays the same object, because it may be tied
+        return parameter
+    return nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
 
 
 def give_first_values(model: nn.Module) -> None:
-    """Give the parameters of a whole model memory and first values: those that its shards would have."""
-    real = {one: nn.Parameter(values, one.requires_grad) for one, values in first_values(model)}
+    """Give the parameters of a whole model memory and initial values: those that its shards would have."""
+    real = {parameter: nn.Parameter(values, parameter.requires_grad) for parameter, values in first_values(model)}
     for module in model.modules():
         for name, parameter in module._parameters.items():
-            if parameter is not None:
-                module._parameters[name] = real[parameter]
+            module._parameters[name] = None if parameter is None else real[parameter]
 
 
 def first_values(model: nn.Module) -> Iterator[tuple[nn.Parameter, Tensor]]:
-    """Each parameter with first values of its full shape, on the CPU; those of one block are there at a time.
+    """Yield each parameter with initial values of its full shape, on the CPU; those of one block exist at a time.
 
-    They come from torch's random state by `reset_parameters` of each module and `_init_weights` of what contains it,
-    which must leave modules of other blocks alone: their parameters are not there, or are shards.
+    `reset_parameters` of each module and `_init_weights` of the model around it draw them from torch's random state.
+    Neither may touch other blocks, whose parameters are on the meta device or are shards.
     Raises TrainerError for a parameter that neither sets.
     """
-    owners: dict[nn.Module, Any] = {}
-    _find_owners(model, None, owners)
     blocks = [list(block.modules()) for block in transformer_blocks(model)]
-    inside = {module for block in blocks for module in block}
-    done: set[nn.Parameter] = set()
-    for modules in (*blocks, *([module] for module in model.modules() if module not in inside)):
-        own = {module: dict(module._parameters) for module in modules}
-        fresh: dict[nn.Parameter, nn.Parameter] = {}
-        for module in modules:
-            for name, parameter in own[module].items():
-                if parameter is not None:
-                    blank = nn.Parameter(torch.full(parameter.shape, torch.nan, dtype=parameter.dtype))
-                    module._parameters[name] = fresh.setdefault(parameter, blank)
-        try:
-            for module in reversed(modules):  # a module after those inside of it
-                if fresh and callable(reset := getattr(module, "reset_parameters", None)):
-                    reset()
-                if fresh and module in owners:
-                    owners[module]._init_weights(module)
-        finally:
-            for module in modules:
-                module._parameters.update(own[module])
-        for parameter, values in fresh.items():
+    in_blocks = set(itertools.chain(*blocks))
+    outside = [[module] for module in model.modules() if module not in in_blocks]
+    # By module the innermost model around it, which comes last.
+    owners = {inner: owner for owner in model.modules() if hasattr(owner, "_init_weights") for inner in owner.modules()}
+    done: set[nn.Parameter] = set()  # a tied one occurs several times, and has the values of the first
+    for modules in (*blocks, *outside):
+        for parameter, values in _initialised(modules, owners).items():
             if parameter in done:
                 continue
             if values.isnan().any():
@@ -84,10 +62,22 @@ def first_values(model: nn.Module) -> Iterator[tuple[nn.Parameter, Tensor]]:
             yield parameter, values.detach()
 
 
-def _find_owners(module: nn.Module, owner: Any, owners: dict[nn.Module, Any]) -> None:
-    """The nearest module with `_init_weights` for each module inside of it, itself included."""
-    owner = module if hasattr(module, "_init_weights") else owner
-    if owner is not None:
-        owners[module] = owner
-    for child in module.children():
-        _find_owners(child, owner, owners)
+def _initialised(modules: Sequence[nn.Module], owners: dict[nn.Module, nn.Module]) -> dict[nn.Parameter, nn.Parameter]:
+    """The modules' parameters with initial values, NaN where nothing sets them; the modules stay as they are."""
+    values: dict[nn.Parameter, nn.Parameter] = {}
+    originals = [dict(module._parameters) for module in modules]
+    for module in modules:
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                if parameter not in values:
+                    values[parameter] = nn.Parameter(torch.full(parameter.shape, torch.nan, dtype=parameter.dtype))
+                module._parameters[name] = values[parameter]
+    if values:
+        for module in reversed(modules):  # inner modules first
+            if callable(reset := getattr(module, "reset_parameters", None)):
+                reset()
+            if module in owners:
+                owners[module]._init_weights(module)  # type: ignore[operator]
+    for module, parameters in zip(modules, originals, strict=True):
+        module._parameters.update(parameters)
+    return values
