@@ -73,9 +73,8 @@ def test_a_function_that_takes_anything_gets_all(task: str, data: Data, facts: d
         (own("by_fact"), "has no function 'by_fact'; did you mean by_facts?"),
         (own("not_callable"), "has no function 'not_callable'"),
         (Settings(model="tests.no_such_module:make"), "no module named tests.no_such_module"),
-        (Settings(model=".models:make"), "'.models' is no module's name (for .models:make)"),
         (own("by_facts", model_options={"hiden": 6}), "has no hiden; did you mean hidden?"),
-        (own("with_needs"), "with_needs needs layers; give it in model_options"),
+        (own("with_needs"), "with_needs: missing a required argument: 'layers'; give it in model_options"),
         (own("no_module"), "returned str, not a torch.nn.Module"),
     ],
 )
@@ -118,14 +117,15 @@ def test_a_file_for_text(tmp_path: Path, config: Any, task: str) -> None:
 @table(
     ("config", "task", "changes", "words"),
     [
-        ("{", "lm", {}, "is no JSON"),
+        ("{", "lm", {}, "is no configuration: Expecting property name"),
+        ("[]", "lm", {}, "is no configuration"),
         ({"model_type": "lama"}, "lm", {}, "unknown model_type 'lama'; did you mean llama?"),
         (LLAMA, "mlm", {}, "describes llama, which cannot do mlm"),
         (LLAMA, "lm", {"context": 8192}, "max_position_embeddings is 2048, but the data needs at least 8192"),
         (BERT, "mlm", {"model_options": {"hiden_size": 8}}, "bert has no hiden_size; did you mean hidden_size?"),
-        ({**BERT, "hidden_size": 33}, "mlm", {}, "config.json: The hidden size (33) is not a multiple"),
+        ({**BERT, "hidden_size": 33}, "mlm", {}, "The hidden size (33) is not a multiple"),
         (VIT, "classify", {"model_options": {"image_size": 8}}, "image_size cannot be set, it follows from the data"),
-        (MOBILE, "contrastive", {}, "does not tell the size of its features; use package.module:function"),
+        (MOBILE, "contrastive", {}, "does not tell the size of its features"),
     ],
 )
 def test_files_that_cannot_be_used_are_refused(

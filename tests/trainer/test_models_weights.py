@@ -107,7 +107,7 @@ def test_a_shorter_context_takes_the_first_positions(tmp_path: Path, name: str) 
     loaded = inner(built)
     [table] = (key for key, tensor in loaded.items() if tensor.shape != source[key].shape)
     assert built.fresh == () and torch.equal(loaded[table], source[table][:16])
-    with pytest.raises(TrainerError, match="24x32, the model's 48x32"):
+    with pytest.raises(TrainerError, match=r"\(24, 32\), the model's \(48, 32\)"):
         tuned(tmp_path, name, text(vocabulary, 48))
 
 
@@ -146,5 +146,5 @@ def test_damaged_files_are_refused_in_one_line(tmp_path: Path, name: str) -> Non
 
 def test_only_safetensors_are_read(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"pickle")
-    with pytest.raises(TrainerError, match=r"has neither model\.safetensors nor .* no other format is read"):
+    with pytest.raises(TrainerError, match=r"cannot be read: .*model\.safetensors"):
         build(Settings(weights=tmp_path), images())

@@ -1,9 +1,4 @@
-"""The row of blocks in which a network repeats itself, for sharding and for recomputation.
-
-`apply_recompute` is activation checkpointing (Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016).
-Blocks change their class and not their place, so that parameters keep their names, and hooks, such as those of
-sharding, stay outside of what is recomputed.
-"""
+"""The row of blocks in which a network repeats itself, for sharding and for activation checkpointing."""
 
 from __future__ import annotations
 
@@ -29,21 +24,19 @@ def transformer_blocks(model: nn.Module) -> list[nn.Module]:
     """
     # Of nested rows with equally many parameters the outer one comes first.
     row = max((module for module in model.modules() if _is_row(module)), key=_parameters, default=None)
-    return _spread(row) if row is not None else []
+    return [] if row is None else [block for child in row.children() for block in _spread(child)]
 
 
-def _spread(row: nn.Module) -> list[nn.Module]:
-    spread: list[nn.Module] = []
-    for block in row.children():
-        inside = list(block.children())
-        spread += _spread(inside[0]) if len(inside) == 1 and _is_row(inside[0]) else [block]
-    return spread
+def _spread(block: nn.Module) -> list[nn.Module]:
+    inside = list(block.children())
+    if len(inside) == 1 and _is_row(inside[0]):
+        return [inner for child in inside[0].children() for inner in _spread(child)]
+    return [block]
 
 
 def _is_row(module: nn.Module) -> bool:
-    if not isinstance(module, nn.ModuleList | nn.Sequential):
-        return False
-    return len({type(child) for child in module.children()}) == 1 and _parameters(module) > 0
+    is_list = isinstance(module, nn.ModuleList | nn.Sequential)
+    return is_list and len({type(child) for child in module.children()}) == 1 and _parameters(module) > 0
 
 
 def _parameters(module: nn.Module) -> int:
@@ -58,11 +51,10 @@ def matrices_of_blocks(model: nn.Module) -> frozenset[str]:
 
 
 def apply_recompute(model: nn.Module, mode: Recompute) -> None:
-    """Set which blocks recompute in training: none, every other one or all; can be called again with another mode.
+    """Set which blocks recompute in training: none, every other one or all; with ``operations`` all but `_KEPT`.
 
-    With ``operations`` all do, except for the results of `_KEPT`. Random numbers in the blocks (dropout) and batch
-    statistics are those of the first pass, so gradients stay the same. Raises SettingsError for a model without
-    repeated blocks.
+    Blocks change their class, so that parameters keep their names, and hooks such as those of FSDP stay outside.
+    Dropout and batch statistics are those of the first pass. Raises SettingsError for a model without repeated blocks.
     """
     blocks = transformer_blocks(model)
     if mode != "none" and not blocks:
@@ -77,7 +69,7 @@ def apply_recompute(model: nn.Module, mode: Recompute) -> None:
 
 
 class _Recomputing(nn.Module):
-    """In front of a block's class: forward keeps the block's inputs only, and backward calls it again."""
+    """Mixin in front of a block's class: forward keeps the block's inputs only, and backward calls it again."""
 
     recompute: bool
     keeps_products: bool
@@ -95,13 +87,9 @@ class _Recomputing(nn.Module):
         return checkpoint(inner, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
 
-_Context = contextlib.AbstractContextManager[Any]
-
-
-def _contexts(norms: list[_BatchNorm], keeps_products: bool) -> tuple[_Context, _Context]:
-    """Around the first pass through a block and the second one."""
-    first: _Context = contextlib.nullcontext()
-    second: _Context = contextlib.nullcontext()
+def _contexts(norms: list[_BatchNorm], keeps_products: bool) -> tuple[Any, Any]:
+    """Contexts of the first pass through a block and of the second one."""
+    first, second = contextlib.nullcontext(), contextlib.nullcontext()
     if keeps_products:
         first, second = create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]
     return first, _statistics_kept(norms, second) if norms else second
@@ -121,8 +109,8 @@ def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> Checkpoi
 
 
 @contextlib.contextmanager
-def _statistics_kept(norms: list[_BatchNorm], inner: _Context) -> Iterator[None]:
-    """Inside, and in `inner`, norms update copies of their running statistics, so that a batch is not counted twice."""
+def _statistics_kept(norms: list[_BatchNorm], inner: Any) -> Iterator[None]:
+    """Let norms update copies of their running statistics inside, so that a batch is not counted twice."""
     originals = [dict(norm._buffers) for norm in norms]
     for norm in norms:
         norm._buffers.update({name: buffer.clone() for name, buffer in norm._buffers.items() if buffer is not None})

@@ -23,41 +23,37 @@ T = TypeVar("T")
 _FROM_DATA = ("num_labels", "id2label", "label2id", "num_channels", "image_size")
 
 
-def imported(name: str) -> Any:
-    """A module of a library that only some models need. Raises TrainerError if it is not installed."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise TrainerError(f"this model needs {name} ({error}); pip install 'gputui[train]'") from None
-
-
 def library() -> Any:
     """The transformers package, set to log nothing but errors. Raises TrainerError if it is not installed."""
-    transformers = imported("transformers")
+    try:
+        transformers: Any = importlib.import_module("transformers")
+    except ImportError as error:
+        raise TrainerError(f"this model needs transformers ({error}); pip install 'gputui[train]'") from None
     transformers.utils.logging.set_verbosity_error()
     return transformers
 
 
-def fitting(make: Callable[[], T], where: str = "model_options") -> T:
-    """The result of `make`. Raises SettingsError if the values given at `where` contradict each other."""
+def fitting(make: Callable[[], T]) -> T:
+    """The result of `make`. Raises SettingsError if the values that were given contradict each other."""
     from huggingface_hub.errors import StrictDataclassError
 
     try:
         return make()
     except (ValueError, TypeError, StrictDataclassError) as error:
-        raise SettingsError(f"{where}: {one_line(error)}") from None
+        raise SettingsError(f"model or model_options: {one_line(error)}") from None
 
 
-def configuration(
-    kind: Any, values: Mapping[str, Any], options: Mapping[str, Any], where: str = "model_options"
-) -> Any:
+def configuration(kind: Any, values: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
     """A configuration of class `kind` with `values`, of which `options` change some or add others.
 
     Raises SettingsError for values that do not fit, and for an option that is no key or that the data decides.
     """
     aliases: Mapping[str, str] = kind.attribute_map
-    known = {key for key in fitting(lambda: kind(**values), where).to_dict() if not key.startswith("_")} | set(aliases)
-    _check_options(options, known, getattr(kind, "model_type", kind.__name__), decided=_FROM_DATA)
+    known = {key for key in fitting(lambda: kind(**values)).to_dict() if not key.startswith("_")} | set(aliases)
+    for key in options:
+        if key in _FROM_DATA:
+            raise SettingsError(f"model_options: {key} cannot be set, it follows from the data")
+    _check_options(options, known.difference(_FROM_DATA), kind.model_type)
     chosen = {aliases.get(key, key): value for key, value in {**values, **options}.items()}
     return fitting(lambda: kind(**chosen))
 
@@ -83,16 +79,14 @@ def from_config_file(settings: Settings, data: Data) -> tuple[nn.Module, int | N
     hf, where = library(), f"model: {settings.model}"
     try:
         values = json.loads(Path(settings.model).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SettingsError(f"{where}: {error.strerror}") from None
-    except ValueError as error:
-        raise SettingsError(f"{where} is no JSON: {error}") from None
-    kind = values.get("model_type") if isinstance(values, dict) else None
-    if not isinstance(kind, str) or kind not in hf.CONFIG_MAPPING:
-        raise SettingsError(f"{where}: unknown model_type {kind!r}{did_you_mean(str(kind), hf.CONFIG_MAPPING.keys())}")
+        kind = str(values.get("model_type"))
+    except (OSError, ValueError, AttributeError) as error:
+        raise SettingsError(f"{where} is no configuration: {one_line(error)}") from None
+    if kind not in hf.CONFIG_MAPPING:
+        raise SettingsError(f"{where}: unknown model_type {kind!r}{did_you_mean(kind, hf.CONFIG_MAPPING.keys())}")
     # Weights stay in fp32, and attention as transformers chooses it: precision is a separate setting.
     values |= {"dtype": "float32", "torch_dtype": None, "attn_implementation": None}
-    config = configuration(hf.CONFIG_MAPPING[kind], values, settings.model_options, where)
+    config = configuration(hf.CONFIG_MAPPING[kind], values, settings.model_options)
     if isinstance(data, Images):
         channels, height, width = data.shape
         config.num_labels = 0 if settings.task == "contrastive" else len(data.classes)
@@ -108,7 +102,7 @@ def from_config_file(settings: Settings, data: Data) -> tuple[nn.Module, int | N
         raise SettingsError(f"{where} describes {config.model_type}, which cannot do {settings.task}")
     if settings.task == "lm" and getattr(config, "is_decoder", None) is False:
         config.is_decoder = True  # else models such as BERT would see the tokens that they are to predict
-    model = fitting(lambda: family.from_config(config, trust_remote_code=False), where)
+    model = fitting(lambda: family.from_config(config, trust_remote_code=False))
     sizes = getattr(config, "hidden_sizes", None) or [getattr(config, "hidden_size", None)]
     return Logits(model), sizes[-1]
 
@@ -116,8 +110,7 @@ def from_config_file(settings: Settings, data: Data) -> tuple[nn.Module, int | N
 def from_function(settings: Settings, data: Data) -> nn.Module:
     """Call ``package.module:function`` with those of the data's facts that it takes, and with model_options.
 
-    The module it returns maps one tensor to a tensor or to a Hugging Face output. Raises SettingsError if the function
-    cannot be found or called; its own errors pass.
+    Raises SettingsError if the function cannot be found or called; its own errors pass.
     """
     facts: dict[str, Any] = {"task": settings.task}
     if isinstance(data, Images):
@@ -127,15 +120,16 @@ def from_function(settings: Settings, data: Data) -> nn.Module:
     if settings.task == "contrastive":
         facts["embedding_size"] = settings.embedding_size
     function, options = _function(settings.model), settings.model_options
-    parameters = inspect.signature(function).parameters.values()
-    named = {each.name: each for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
-    if not any(each.kind is each.VAR_KEYWORD for each in parameters):
-        _check_options(options, named, settings.model)
-        facts = {key: value for key, value in facts.items() if key in named}
-    for name, parameter in named.items():
-        if parameter.default is parameter.empty and name not in facts and name not in options:
-            raise SettingsError(f"model: {settings.model} needs {name}; give it in model_options")
-    model = function(**{**facts, **options})
+    signature = inspect.signature(function)
+    if not any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values()):
+        _check_options(options, signature.parameters, settings.model)
+        facts = {key: value for key, value in facts.items() if key in signature.parameters}
+    given = {**facts, **options}
+    try:
+        signature.bind(**given)
+    except TypeError as error:
+        raise SettingsError(f"model: {settings.model}: {error}; give it in model_options") from None
+    model = function(**given)
     if not isinstance(model, nn.Module):
         raise SettingsError(f"model: {settings.model} returned {type(model).__name__}, not a torch.nn.Module")
     return Logits(model)
@@ -143,8 +137,6 @@ def from_function(settings: Settings, data: Data) -> nn.Module:
 
 def _function(name: str) -> Callable[..., Any]:
     module_name, _, attribute = name.partition(":")
-    if not all(part.isidentifier() for part in module_name.split(".")):
-        raise SettingsError(f"model: {module_name!r} is no module's name (for {name})")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -159,11 +151,7 @@ def _function(name: str) -> Callable[..., Any]:
     return function
 
 
-def _check_options(
-    options: Mapping[str, Any], known: Collection[str], whose: str, decided: Collection[str] = ()
-) -> None:
+def _check_options(options: Mapping[str, Any], known: Collection[str], whose: str) -> None:
     for key in options:
-        if key in decided:
-            raise SettingsError(f"model_options: {key} cannot be set, it follows from the data")
         if key not in known:
-            raise SettingsError(f"model_options: {whose} has no {key}{did_you_mean(key, set(known) - set(decided))}")
+            raise SettingsError(f"model_options: {whose} has no {key}{did_you_mean(key, known)}")

@@ -1,9 +1,6 @@
 """From settings and data to a network: by name, from a configuration file or from the user's own function.
 
-Networks of `transformers` are a table of families and sizes, with fresh weights. Radford et al., "Language Models are
-Unsupervised Multitask Learners", 2019; Hugging Face's SmolLM-135M; Devlin et al., "BERT", 2018; bert-tiny: Turc et al.,
-"Well-Read Students Learn Better", 2019; He et al., "Deep Residual Learning for Image Recognition", 2015; Dosovitskiy et
-al., "An Image is Worth 16x16 Words", 2020.
+Names are those of `transformers` and its hub; weights are fresh.
 """
 
 from __future__ import annotations
@@ -11,11 +8,11 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from torch import Tensor, nn
+from torch import nn
 
 from trainer.config import Settings
 from trainer.config.schema import did_you_mean
@@ -29,61 +26,44 @@ from trainer.models.own import SMALLEST_IMAGE, ByteTransformer, Embedder, Logits
 from trainer.models.weights import load_weights
 
 
-@dataclass(frozen=True)
-class _Family:
-    """Class names of transformers; the configuration's keys that take the dropout, and the values of all sizes."""
+class _Family(NamedTuple):
+    """Class names of transformers, the configuration's keys that take the dropout, and the values of all sizes."""
 
     config: str
     model: str
-    dropout: tuple[str, ...] = ()
-    values: Mapping[str, Any] = field(default_factory=dict)
+    dropout: tuple[str, ...]
+    values: Mapping[str, Any]
 
 
-_GPT2 = _Family(
-    "GPT2Config",
-    "GPT2LMHeadModel",
-    ("resid_pdrop", "embd_pdrop", "attn_pdrop"),
-    {"activation_function": "gelu_pytorch_tanh"},  # GPT-2's own approximation of GELU, in one kernel
-)
-_LLAMA = _Family(
-    "LlamaConfig",
-    "LlamaForCausalLM",
-    ("attention_dropout",),
-    {
-        "tie_word_embeddings": True,
-        "rms_norm_eps": 1e-5,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-    },
-)
+# GPT-2's own approximation of GELU, in one kernel.
+_GELU = {"activation_function": "gelu_pytorch_tanh"}
+_ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
 _HIDDEN_DROPOUT = ("hidden_dropout_prob", "attention_probs_dropout_prob")
-_BERT = _Family("BertConfig", "BertForMaskedLM", _HIDDEN_DROPOUT)
-_RESNET = _Family("ResNetConfig", "ResNetForImageClassification")
+_GPT2 = _Family("GPT2Config", "GPT2LMHeadModel", ("resid_pdrop", "embd_pdrop", "attn_pdrop"), _GELU)
+_LLAMA = _Family("LlamaConfig", "LlamaForCausalLM", ("attention_dropout",), {"tie_word_embeddings": True, **_ROPE})
+_BERT = _Family("BertConfig", "BertForMaskedLM", _HIDDEN_DROPOUT, {})
+_RESNET = _Family("ResNetConfig", "ResNetForImageClassification", (), {})
 _VIT = _Family("ViTConfig", "ViTForImageClassification", _HIDDEN_DROPOUT, {"attn_implementation": "sdpa"})
 
+
+def _sizes(width: int, layers: int, heads: int) -> dict[str, Any]:
+    sizes = {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads}
+    return {**sizes, "intermediate_size": 4 * width}
+
+
+_SMOLLM = {"intermediate_size": 1536, "num_key_value_heads": 3, "rms_norm_eps": 1e-5}
 _CAUSAL: dict[str, tuple[_Family, dict[str, Any]]] = {
     "gpt2": (_GPT2, {"n_embd": 768, "n_layer": 12, "n_head": 12}),
     "gpt2-medium": (_GPT2, {"n_embd": 1024, "n_layer": 24, "n_head": 16}),
     "gpt2-large": (_GPT2, {"n_embd": 1280, "n_layer": 36, "n_head": 20}),
     "gpt2-xl": (_GPT2, {"n_embd": 1600, "n_layer": 48, "n_head": 25}),
-    "smollm-135m": (
-        _LLAMA,
-        {
-            "hidden_size": 576,
-            "intermediate_size": 1536,
-            "num_hidden_layers": 30,
-            "num_attention_heads": 9,
-            "num_key_value_heads": 3,
-        },
-    ),
+    "smollm-135m": (_LLAMA, {**_sizes(576, 30, 9), **_SMOLLM}),
 }
-
-
-def _bert(hidden_size: int, layers: int, heads: int) -> tuple[_Family, dict[str, Any]]:
-    sizes = {"hidden_size": hidden_size, "num_hidden_layers": layers, "num_attention_heads": heads}
-    return _BERT, {**sizes, "intermediate_size": 4 * hidden_size}
-
-
-_MASKED = {"bert-tiny": _bert(128, 2, 2), "bert-base": _bert(768, 12, 12), "bert-large": _bert(1024, 24, 16)}
+_MASKED = {
+    "bert-tiny": (_BERT, _sizes(128, 2, 2)),
+    "bert-base": (_BERT, _sizes(768, 12, 12)),
+    "bert-large": (_BERT, _sizes(1024, 24, 16)),
+}
 _BOTTLENECK = {"layer_type": "bottleneck", "hidden_sizes": [256, 512, 1024, 2048]}
 _VISION: dict[str, tuple[_Family, dict[str, Any]]] = {
     "resnet18": (_RESNET, {"layer_type": "basic", "hidden_sizes": [64, 128, 256, 512], "depths": [2, 2, 2, 2]}),
@@ -131,18 +111,12 @@ def build(settings: Settings, data: Data, *, sharded: bool = False) -> Built:
     Float images [n, channels, height, width] give logits [n, classes], or for contrastive learning vectors
     [n, embedding_size] that are not normalised. Tokens [n, time], time up to the data's context, give logits
     [n, time, tokens], where tokens are the data's vocabulary or more. Fresh weights come from torch's global random
-    state, so ranks with the same seed have the same ones; if it will be `sharded`, parameters stay on the meta device
-    where that is possible, and its shards get the same values.
+    state; if it will be `sharded`, parameters stay on the meta device where that is possible.
 
-    Raises SettingsError for a model that is unknown or does not suit task and data, and TrainerError where weights do
-    not fit.
+    Raises SettingsError for a model that is unknown or does not suit task and data.
     """
-    needed = "images" if settings.task in ("classify", "contrastive") else "text"
-    given = "images" if isinstance(data, Images) else "text"
-    if given != needed:
-        raise SettingsError(
-            f"--task {settings.task} needs {needed}, but --data {settings.data} gives {given}; change one of the two"
-        )
+    if isinstance(data, Images) != (settings.task in ("classify", "contrastive")):
+        raise SettingsError(f"--task {settings.task} cannot learn from --data {settings.data}; change one of the two")
     if settings.model == "auto":
         settings = settings.model_copy(update={"model": _AUTO[settings.task]})
     # Your own function may do anything with its parameters; a configuration's model may have some that it does not set.
@@ -152,9 +126,7 @@ def build(settings: Settings, data: Data, *, sharded: bool = False) -> Built:
         model, feature_size = _network(settings, data)
         if settings.task == "contrastive" and ":" not in settings.model:
             if feature_size is None:
-                raise SettingsError(
-                    f"model: {settings.model} does not tell the size of its features; use package.module:function"
-                )
+                raise SettingsError(f"model: {settings.model} does not tell the size of its features; write a function")
             model = Embedder(model, feature_size, settings.embedding_size)
     if deferred and not stays_empty:
         give_first_values(model)
@@ -173,36 +145,20 @@ def _network(settings: Settings, data: Data) -> tuple[nn.Module, int | None]:
         return custom.from_config_file(settings, data)
     if ":" in name:
         return custom.from_function(settings, data), None
-    _check_name(name, settings.task)
-    if name in ("bytes", "cnn") and settings.model_options:
+    names = NAMES[settings.task]
+    if name not in names:
+        near = did_you_mean(name, names) or f"; use {', '.join(names)}, a config.json or package.module:function"
+        raise SettingsError(f"model: {name} is no model for {settings.task}{near}")
+    if name not in ("bytes", "cnn"):
+        return (_language(settings, data), None) if isinstance(data, Text) else _vision(settings, data)
+    if settings.model_options:
         raise SettingsError(f"model_options: {name} has none; set width, depth and dropout")
+    sizes: dict[str, Any] = {"width": settings.width, "depth": settings.depth, "dropout": settings.dropout}
     if isinstance(data, Text):
-        return (_bytes if name == "bytes" else _language)(settings, data), None
-    return (_cnn if name == "cnn" else _vision)(settings, data)
-
-
-def _check_name(name: str, task: str) -> None:
-    names = NAMES[task]
-    if name in names:
-        return
-    if any(name in others for others in NAMES.values()):
-        raise SettingsError(f"model: {name} cannot do {task}; use {', '.join(names)}")
-    hint = did_you_mean(name, names) or f"; use {', '.join(names)}, a config.json or package.module:function"
-    raise SettingsError(f"model: unknown model {name!r}{hint}")
-
-
-def _bytes(settings: Settings, data: Text) -> nn.Module:
-    return ByteTransformer(
-        data.vocabulary, data.context, width=settings.width, depth=settings.depth, dropout=settings.dropout
-    )
-
-
-def _cnn(settings: Settings, data: Images) -> tuple[nn.Module, int]:
-    _, height, width = data.shape
-    if min(height, width) < SMALLEST_IMAGE:
-        raise SettingsError(f"model: cnn needs images of 8x8 pixels or more, not {height}x{width}; set image_size")
-    classes = 0 if settings.task == "contrastive" else len(data.classes)
-    cnn = SmallCnn(data.shape, classes, width=settings.width, depth=settings.depth, dropout=settings.dropout)
+        return ByteTransformer(data.vocabulary, data.context, **sizes), None
+    if min(data.shape[1:]) < SMALLEST_IMAGE:
+        raise SettingsError(f"model: cnn needs images of 8x8 pixels or more, not {data.shape[1:]}; set image_size")
+    cnn = SmallCnn(data.shape, 0 if settings.task == "contrastive" else len(data.classes), **sizes)
     return cnn, cnn.feature_size
 
 
@@ -218,59 +174,42 @@ def _language(settings: Settings, data: Text) -> nn.Module:
     hf, tokens = library(), vocabulary(settings, data)
     # For an attention without a function for masks, none are made.
     hf.AttentionInterface.register(_ATTENTION, functools.partial(_attention, hf.AttentionInterface()["sdpa"]))
-    config = _configured(
-        settings,
-        {
-            "vocab_size": -(-tokens // _VOCABULARY_UNIT) * _VOCABULARY_UNIT,
-            "max_position_embeddings": data.context,
-            "use_cache": False,
-            "bos_token_id": None,
-            "eos_token_id": None,
-            "pad_token_id": None,
-            "attn_implementation": _ATTENTION,
-        },
-    )
+    facts: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    facts |= {"vocab_size": -(-tokens // _VOCABULARY_UNIT) * _VOCABULARY_UNIT, "max_position_embeddings": data.context}
+    config = _configured(settings, {**facts, "use_cache": False, "attn_implementation": _ATTENTION})
     check_room(config, tokens, data.context)
     family, _ = _SIZES[settings.model]
     return Logits(fitting(lambda: getattr(hf, family.model)(config)), takes_lengths=settings.task == "lm")
 
 
 def _attention(
-    sdpa: Callable[..., tuple[Tensor, None]],
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    documents: tuple[int, ...] | None = None,
-    **others: Any,
-) -> tuple[Tensor, None]:
+    sdpa: Callable[..., Any], module: Any, *inputs: Any, documents: tuple[int, ...] | None = None, **options: Any
+) -> Any:
     """Attention without a mask, as a function of transformers; returns [batch, time, heads, head size].
 
     Windows are never padded, so whole and causal attention need none. "sdpa" of transformers makes one all the same
     where it is compiled, and torch's flash kernel takes none.
     """
     if documents is None:
-        return sdpa(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others)
+        return sdpa(module, *inputs, **options)
+    query, key, value, _ = inputs
     groups = query.shape[1] // key.shape[1]
     key, value = (tensor.repeat_interleave(groups, dim=1) for tensor in (key, value))
-    return attend(query, key, value, documents, dropout=dropout, scale=scaling).transpose(1, 2).contiguous(), None
+    mixed = attend(query, key, value, documents, dropout_p=options["dropout"], scale=options["scaling"])
+    return mixed.transpose(1, 2).contiguous(), None
 
 
 def _vision(settings: Settings, data: Images) -> tuple[nn.Module, int]:
     channels, height, width = data.shape
-    facts: dict[str, Any] = {"num_channels": channels}
-    facts["num_labels"] = 0 if settings.task == "contrastive" else len(data.classes)
+    classes = 0 if settings.task == "contrastive" else len(data.classes)
+    facts: dict[str, Any] = {"num_channels": channels, "num_labels": classes}
     family, _ = _SIZES[settings.model]
     if family is _VIT:
         given = settings.model_options.get("patch_size")
         patch = given if isinstance(given, int) and given > 0 else _patch_size(height, width)
         if height % patch or width % patch or (height // patch) * (width // patch) > _MOST_PATCHES:
             raise SettingsError(
-                f"vit-b16: patches of {patch}x{patch} pixels do not suit images of {height}x{width}; "
-                "set image_size to a multiple of 16"
+                f"vit-b16: patches of {patch} do not suit {height}x{width}; set image_size to 16, 32, …"
             )
         facts |= {"image_size": height if height == width else [height, width], "patch_size": patch}
     config = _configured(settings, facts)

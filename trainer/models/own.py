@@ -1,7 +1,4 @@
-"""The two small networks that need no further library: a residual CNN for small images and a transformer over bytes.
-
-Both are a stack of residual blocks of one shape. Neither holds buffers or batch statistics: what a rank computes
-depends on its samples only.
+"""Two small networks without further libraries: a residual CNN for small images and a transformer over bytes.
 
 `Logits` and `Embedder` wrap other models, so that every model maps one tensor to one tensor.
 """
@@ -11,6 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,14 +33,13 @@ class BlockStack(nn.Module):
         self.blocks = nn.ModuleList(blocks)
 
     def forward(self, x: Tensor, *others: Any) -> Tensor:
-        """`others` go to every block."""
         for block in self.blocks:
             x = block(x, *others)
         return x
 
 
 class ConvBlock(nn.Module):
-    """Two 3x3 convolutions with a skip around them; [batch, width, height, width of the image] stays as it is."""
+    """Two 3x3 convolutions with a skip around them."""
 
     def __init__(self, width: int, dropout: float) -> None:
         super().__init__()
@@ -53,7 +50,7 @@ class ConvBlock(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        inner: Tensor = self.first(functional.gelu(self.first_norm(x)))
+        inner = self.first(functional.gelu(self.first_norm(x)))
         inner = self.second(functional.gelu(self.second_norm(inner)))
         out: Tensor = x + self.dropout(inner)
         return out
@@ -97,14 +94,12 @@ class TransformerBlock(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, documents: Documents | None = None) -> Tensor:
-        """Without `documents`, all tokens of a row are of one."""
         batch, time, width = x.shape
         qkv = self.qkv(self.attention_norm(x)).view(batch, time, 3, self.heads, HEAD_SIZE)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
         mixed = attend(query, key, value, documents)
         x = x + self.dropout(self.merge(mixed.transpose(1, 2).reshape(batch, time, width)))
-        inner = self.contract(functional.gelu(self.expand(self.mlp_norm(x))))
-        out: Tensor = x + self.dropout(inner)
+        out: Tensor = x + self.dropout(self.contract(functional.gelu(self.expand(self.mlp_norm(x)))))
         return out
 
 
@@ -140,10 +135,8 @@ class ByteTransformer(nn.Module):
 
 
 def documents_of(positions: Tensor, *, compiled: bool) -> Documents:
-    """What `attend` needs to know of documents, from positions [batch, time] that begin at 0 in each.
-
-    Compiled code needs one shape for all batches, so for it that is a mask.
-    """
+    """Documents from positions [batch, time] that begin at 0 in each: a mask for compiled code, which needs one shape
+    for all batches, else lengths."""
     starts = positions == 0
     if compiled:
         document = starts.cumsum(dim=1)
@@ -152,40 +145,28 @@ def documents_of(positions: Tensor, *, compiled: bool) -> Documents:
     return tuple(end - start for start, end in itertools.pairwise(bounds))
 
 
-def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    documents: Documents | None,
-    *,
-    dropout: float = 0.0,
-    scale: float | None = None,
-) -> Tensor:
+def attend(query: Tensor, key: Tensor, value: Tensor, documents: Documents | None, **options: Any) -> Tensor:
     """Causal attention within documents: [batch, heads, time, head size], as all arguments.
 
     By lengths, each document is attended to by itself, in time and memory that grow with documents and not with rows.
     """
-    attention = functools.partial(functional.scaled_dot_product_attention, dropout_p=dropout, scale=scale)
+    attention: Callable[..., Tensor] = functools.partial(functional.scaled_dot_product_attention, **options)
     if documents is None or isinstance(documents, Tensor):
         return attention(query, key, value, attn_mask=documents, is_causal=documents is None)
     batch, heads, time, size = query.shape
-    # [batch * time, heads, head size]: a document is a slice of it.
-    parts = (
-        torch.split(tensor.transpose(1, 2).reshape(-1, heads, size), list(documents)) for tensor in (query, key, value)
-    )
-    mixed = [
-        attention(*(part.transpose(0, 1).unsqueeze(0) for part in document), is_causal=True).squeeze(0).transpose(0, 1)
-        for document in zip(*parts, strict=True)
-    ]
-    return torch.cat(mixed).view(batch, time, heads, size).transpose(1, 2)
+    # All rows as one, [1, heads, batch * time, head size]: a document is a slice of it.
+    joined = (tensor.transpose(0, 1).reshape(1, heads, -1, size) for tensor in (query, key, value))
+    parts = (torch.split(tensor, list(documents), dim=2) for tensor in joined)
+    mixed = [attention(*document, is_causal=True).transpose(1, 2) for document in zip(*parts, strict=True)]
+    return torch.cat(mixed, dim=1).view(batch, time, heads, size).transpose(1, 2)
 
 
 class Logits(nn.Module):
     """`inner` with a tensor as its output: of a Hugging Face output the logits, of a tuple the first tensor.
 
-    `takes_lengths`: its attention is `attend`, with the keyword `documents`. `keeps_documents` is whether `inner` can
-    be given positions in documents, and then looks at no other document. Where its attention has a window,
-    transformers makes the masks from them: one in their place would be without the window.
+    `takes_lengths`: its attention is `attend`, with the keyword `documents`. `keeps_documents`: `inner` can be given
+    positions in documents, and then looks at no other document. Where its attention has a window, transformers makes
+    the masks from them: ours would be without the window.
     """
 
     compiled = False
@@ -226,11 +207,7 @@ class Embedder(nn.Module):
 
 
 def _only_tensor(output: Any) -> Tensor:
-    if isinstance(output, Tensor):
-        return output
-    logits = getattr(output, "logits", None)
-    if isinstance(logits, Tensor):
-        return logits
-    if isinstance(output, tuple) and output and isinstance(output[0], Tensor):
-        return output[0]
-    raise TrainerError(f"the model returns {type(output).__name__}, not a tensor or an output with logits")
+    found = getattr(output, "logits", output[0] if isinstance(output, tuple) else output)
+    if not isinstance(found, Tensor):
+        raise TrainerError(f"the model returns {type(output).__name__}, not a tensor or an output with logits")
+    return found
