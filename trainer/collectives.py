@@ -66,7 +66,11 @@ def clip_gradients(parameters: Iterable[Tensor], max_norm: float, device: torch.
     # Squares add up over the ranks that a gradient is sharded over; ranks with copies of it count it once.
     by_groups: dict[tuple[dist.ProcessGroup, ...], list[Tensor]] = {}
     for gradient in gradients:
-        by_groups.setdefault(_shard_groups(gradient), []).append(local_shard(gradient))
+        groups: tuple[dist.ProcessGroup, ...] = ()
+        if isinstance(gradient, DTensor):
+            mesh, placements = gradient.device_mesh, enumerate(gradient.placements)
+            groups = tuple(mesh.get_group(axis) for axis, placement in placements if not placement.is_replicate())
+        by_groups.setdefault(groups, []).append(local_shard(gradient))
     square = torch.zeros((), device=device)
     for groups, shards in by_groups.items():
         own = get_total_norm(shards).to(device) ** 2
@@ -78,13 +82,3 @@ def clip_gradients(parameters: Iterable[Tensor], max_norm: float, device: torch.
     if gradients:
         torch._foreach_mul_([local_shard(gradient) for gradient in gradients], factor.to(gradients[0].device))
     return norm
-
-
-def _shard_groups(tensor: Tensor) -> tuple[dist.ProcessGroup, ...]:
-    """The groups of ranks that have different shards of it."""
-    if not isinstance(tensor, DTensor):
-        return ()
-    placements = enumerate(tensor.placements)
-    return tuple(
-        tensor.device_mesh.get_group(dimension) for dimension, placement in placements if not placement.is_replicate()
-    )

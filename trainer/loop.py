@@ -338,7 +338,7 @@ class Loop:
 
     def publish(self, result: Result[StepFacts]) -> None:
         """Write a step's metrics. Raises FloatingPointError if its loss or gradients are not finite."""
-        session, facts = self.session, result.note
+        session, facts, device = self.session, result.note, self.world.device
         loss, norm = result.values["loss"] / self.world.size, result.values["norm"]
         times = facts.times.read(session.strategy.exchange_seconds(), result.waited)
         scaled = session.precision.scaler.is_enabled()
@@ -360,7 +360,7 @@ class Loop:
                 "step_time": times.step,
                 "data_time": times.data,
                 "comm_time": times.exchange,
-                "gpu_mem_peak": _peak_memory(self.world.device),
+                "gpu_mem_peak": torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
                 "loss_scale": result.values.get("loss_scale"),
             },
         )
@@ -452,11 +452,6 @@ def infrequent_gc() -> Iterator[None]:
     finally:
         gc.enable()
         gc.unfreeze()
-
-
-def _peak_memory(device: torch.device) -> int | None:
-    """Peak bytes of tensors since `_reset_peak_memory`; None without CUDA."""
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
 def _reset_peak_memory(device: torch.device) -> None:

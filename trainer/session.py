@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -131,7 +129,7 @@ class PhaseSession:
         settings, former = self.settings, state["config"]
         self.progress.step, self.progress.samples = state["step"], state["samples"]
         self.progress.metrics = dict(state["metrics"])
-        self.feed.resume(tuple(Deal(*deal) for deal in state.get("deals", ())))
+        self.feed.resume(tuple(Deal(*deal) for deal in state["deals"]))
         self.strategy.load_model_state(state["model"])
         is_reset = settings.reset_optimizer and self.phase_step == 0
         if not is_reset and former["optimizer"] == settings.optimizer:
@@ -152,13 +150,10 @@ class PhaseSession:
         elif is_same_batch:
             # The settings are the same, so a batch size that was found or reduced still fits.
             self.batch_size, self.grad_accum = batch["batch_size"], batch["grad_accum"]
-        self._restore_random(state["random"])
-
-    def _restore_random(self, by_rank: Sequence[Any]) -> None:
-        """Restore the random state, also of another number of ranks. Ranks that share layers draw the same numbers."""
+        # Ranks that share layers draw the same numbers.
         source = self.strategy.data_rank * (self.world.size // self.strategy.data_ranks)
-        if source < len(by_rank):
-            restore_random_state(by_rank[source], self.world.device)
+        if source < len(state["random"]):
+            restore_random_state(state["random"][source], self.world.device)
         else:
             seed_everything(self._rank_seed())  # the state was saved by fewer ranks
 

@@ -110,7 +110,9 @@ def split(state: State) -> Parts:
         if not isinstance(value, DTensor):
             return value
         if _is_first_replica(value):
-            pieces[name] = _piece(value, name)
+            (chunk,) = value.__create_chunk_list__()  # type: ignore[no-untyped-call]  # one block per rank
+            local = value.to_local().detach()
+            pieces[name] = {"offsets": list(chunk.offsets), "shape": list(value.shape), "tensor": local}
         return {_SHARDED: name}
 
     return _converted(state, change), pieces
@@ -213,14 +215,6 @@ def _is_first_replica(tensor: Any) -> bool:
             return False
     placements = zip(tensor.placements, coordinates, strict=True)
     return all(coordinate == 0 for placement, coordinate in placements if placement.is_replicate())
-
-
-def _piece(tensor: Any, name: str) -> dict[str, Any]:
-    chunks = tensor.__create_chunk_list__()
-    local = tensor.to_local()
-    if len(chunks) != 1 or tuple(chunks[0].sizes) != tuple(local.shape):
-        raise ValueError(f"{name} is not sharded in one block per rank: {tensor.placements}")
-    return {"offsets": list(chunks[0].offsets), "shape": list(tensor.shape), "tensor": local.detach()}
 
 
 # --- random states ----------------------------------------------------------------------------------------------------
