@@ -19,7 +19,6 @@ from torch import Tensor
 from trainer.answering import Prompts
 from trainer.batch import Probe, find_batch, is_out_of_memory, smaller
 from trainer.checkpoints import Checkpointer, Need, parts_on_host, shared_state, sign_of_life
-from trainer.errors import SettingsError
 from trainer.faults import Injector
 from trainer.optim import set_learning_rate
 from trainer.precision import forget_compiled, release_memory
@@ -400,9 +399,6 @@ class Loop:
             self.telemetry.say(f"out of memory in validation: batches of {batch} from here on", error=True)
         if means is None:
             return None
-        metric = self.settings.best_metric
-        if self.settings.best_checkpoint and metric not in means:
-            raise SettingsError(f"--best-metric {metric} is not measured; it can be {', '.join(sorted(means))}")
         self.telemetry.skipped(self.progress.step, self.session.held_out.skipped())
         self.progress.metrics |= means
         self.telemetry.validation(self.progress.step, means, seconds)

@@ -90,6 +90,8 @@ def test_model_options_are_pairs_or_an_object(text: str, expected: dict[str, Any
         (["--task", "lm", "--data", "cifar10"], ["--data cifar10", "--task lm"]),
         (["--hard-negatives", "4"], ["--hard-negatives", "--task contrastive", "classify"]),
         (["--tensor-parallel", "2", "--parallel", "fsdp"], ["--tensor-parallel", "language model", "classify"]),
+        (["--task", "contrastive", "--augment", "false"], ["--augment", "--task contrastive"]),
+        (["--task", "contrastive", "--parallel", "data_parallel"], ["--parallel data_parallel", "use ddp"]),
         (["--cpu-offload"], ["--cpu-offload", "--parallel fsdp", "ddp"]),
         (["--compile", "--parallel", "data_parallel"], ["--compile", "data_parallel"]),
         (["--compile", "--bucket-cap-mb", "0.5"], ["--bucket-cap-mb", "at least 1", "--compile", "0.5"]),

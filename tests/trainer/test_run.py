@@ -177,10 +177,12 @@ def test_what_cannot_work_in_a_later_phase_is_said_before_the_first(
     assert step_lines(tmp_path) == []
 
 
-def test_a_best_metric_that_is_not_measured_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ("--best-checkpoint", "--best-metric", "val/acuracy", "--steps", "4", "--validate-every", "2")
-    assert train(tmp_path, *flags) == 2
+def test_a_best_metric_that_is_not_measured_is_refused_at_the_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(tmp_path, "--best-checkpoint", "--best-metric", "val/acuracy", "--steps", "4") == 2
     assert mentions(capsys.readouterr().err, "--best-metric val/acuracy", "val/accuracy, val/loss")
+    assert step_lines(tmp_path) == []
 
 
 def test_a_checkpoint_of_another_optimizer_goes_on_only_with_a_fresh_state(

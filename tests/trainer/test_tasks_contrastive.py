@@ -13,13 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.tables import table
 from tests.trainer.no_split import NoSplit
 from tests.trainer.ranks import Ranks
 from trainer.config import Settings
 from trainer.data.contract import Fields, Images
 from trainer.errors import SettingsError
-from trainer.tasks import build_objective
 from trainer.tasks.contrastive import Contrastive, info_nce
 from trainer.world import World
 
@@ -80,7 +78,7 @@ def test_the_loss_is_its_definition(count: int, further: int, first: int, temper
     candidates = functional.normalize(torch.randn(count + further, 2, 5, generator=random), dim=-1)
     first = min(first, further)
     own = candidates[first : first + count]
-    loss = info_nce(own, candidates, first=first, temperature=temperature, hard_negatives=hard)
+    loss = info_nce(own, candidates, first, temperature, hardest=hard)
     assert float(loss) == pytest.approx(by_hand(own, candidates, first, temperature, hard), rel=1e-4, abs=1e-5)
 
 
@@ -99,7 +97,7 @@ OTHERS = {0: (1, 2, 4), 1: (0, 2, 3, 4), 2: (0, 1, 3, 4), 3: (1, 2, 4), 4: (0, 1
 def test_only_the_hardest_others_get_a_gradient() -> None:
     own = functional.normalize(torch.randn(6, 2, 4, generator=torch.Generator().manual_seed(0)), dim=-1)
     candidates = own.clone().requires_grad_()
-    info_nce(own, candidates, first=0, temperature=0.1, hard_negatives=1).backward()
+    info_nce(own, candidates, 0, 0.1, hardest=1).backward()
     similarities = (own[:, 0] @ own[:, 1].T).fill_diagonal_(-2)
     compared = set(range(6)) | set(similarities.argmax(1).tolist())
     assert candidates.grad is not None
@@ -170,18 +168,9 @@ def test_accuracy_is_how_often_the_partner_is_the_most_similar() -> None:
     means = task.summary(sums)
     assert means["accuracy"] == pytest.approx(right / 18)
     assert means["loss"] == pytest.approx(by_hand(own, own, 0, 0.1, 0), rel=1e-4)
-    assert set(means) == {"loss", "accuracy"}
+    assert set(means) == set(task.metrics) == {"loss", "accuracy"}
 
 
-@table(
-    ("settings", "message"),
-    [
-        ({"augment": False}, "use --augment true"),
-        ({"parallel": "data_parallel"}, "use --parallel ddp"),
-        ({"batch_size": 1}, "--batch-size of 2 or more"),
-    ],
-)
-def test_what_cannot_be_learnt_is_refused(settings: dict[str, Any], message: str) -> None:
-    given = Settings.model_validate({"task": "contrastive", **settings})
-    with pytest.raises(SettingsError, match=message):
-        build_objective(given, IMAGES, tiny(), ALONE)
+def test_one_image_has_nothing_to_be_compared_with() -> None:
+    with pytest.raises(SettingsError, match="use a larger --batch-size"):
+        objective(batch_size=1)

@@ -41,9 +41,9 @@ def text(context: int) -> Text:
     return Text(NoSplit(), NoSplit(), context, VOCABULARY)
 
 
-def next_token(context: int = 6) -> NextToken:
+def next_token(context: int = 6, chunk: int = 0) -> NextToken:
     torch.manual_seed(0)
-    return NextToken(text(context), Tiny())
+    return NextToken(Settings(task="lm", loss_chunk=chunk), text(context), Tiny())
 
 
 def masked(context: int = 40, **settings: Any) -> MaskedTokens:
@@ -77,6 +77,7 @@ def test_the_loss_is_that_of_every_token_and_perplexity_its_exponential() -> Non
     sums = {name: float(value) for name, value in task.measure(fields).items()}
     assert sums["count"] == 3 * 6
     assert task.summary(sums) == pytest.approx({"loss": expected, "perplexity": math.exp(expected)}, rel=1e-5)
+    assert set(task.metrics) == set(task.summary(sums))
 
 
 @table("kind", [next_token, masked])
@@ -106,8 +107,7 @@ def test_a_loss_in_chunks_is_the_same_and_keeps_no_copy_of_the_logits(chunk: int
         return loss.detach(), gradients, sum(kept.values())
 
     whole, gradients, kept = measured(next_token())
-    torch.manual_seed(0)
-    loss, others, kept_in_chunks = measured(NextToken(text(6), Tiny(), chunk=chunk))
+    loss, others, kept_in_chunks = measured(next_token(chunk=chunk))
     assert torch.allclose(loss, whole, rtol=1e-6)
     assert len(others) == len(gradients) == 3
     assert all(torch.allclose(one, other, rtol=1e-2, atol=1e-4) for one, other in zip(others, gradients, strict=True))
@@ -174,7 +174,6 @@ def test_only_hidden_places_count() -> None:
     expected = functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
     assert torch.allclose(task(fields), expected)
     means = task.summary({name: float(value) for name, value in task.measure(fields).items()})
-    right = (logits.argmax(-1) == labels)[labels >= 0].float().mean()
-    assert means == pytest.approx(
-        {"loss": float(expected.detach()), "accuracy": float(right), "perplexity": math.exp(float(expected.detach()))}
-    )
+    loss, right = float(expected.detach()), float((logits.argmax(-1) == labels)[labels >= 0].float().mean())
+    assert means == pytest.approx({"loss": loss, "accuracy": right, "perplexity": math.exp(loss)})
+    assert set(task.metrics) == set(means)

@@ -284,6 +284,10 @@ class Settings(
             yield "width", f" must be a multiple of 32 for --task lm, got {self.width}"
         if not text and self.model in ("auto", "cnn") and self.width % 8:
             yield "width", f" must be a multiple of 8 for --task {task}, got {self.width}"
+        if task == "contrastive" and not self.augment:
+            yield "augment", " is needed with --task contrastive, which compares two different views of each image"
+        if task == "contrastive" and parallel == "data_parallel":
+            yield "parallel", " data_parallel cannot compare images across devices for --task contrastive: use ddp"
         if self.data == "documents" and self.tokenizer is None:
             yield "tokenizer", " is needed with --data documents: the folder of a Hugging Face tokenizer"
         if self.data == "documents" and task != "lm":

@@ -1,8 +1,4 @@
-"""The tasks: each is an `Objective`, from raw samples to a loss and to what is measured.
-
-`language` has next-token and masked prediction, `vision` classification, `contrastive` InfoNCE over all ranks;
-`augment` changes images. Read `objective` first.
-"""
+"""The tasks: each is an `Objective`, from raw samples to a loss and to what is measured. Read `objective` first."""
 
 from __future__ import annotations
 
@@ -22,18 +18,14 @@ __all__ = ["Objective", "build_objective"]
 
 def build_objective(settings: Settings, data: Data, model: nn.Module, world: World) -> Objective:
     """The task's objective for a model built for the same data. Raises SettingsError if nothing could be learnt."""
+    objective: Objective
     if isinstance(data, Text):
-        if settings.task == "lm":
-            return NextToken(data, model, chunk=settings.loss_chunk)
-        if data.marked:
-            raise SettingsError(f"{settings.data_dir} has rows of documents, which are for --task lm, not mlm")
-        return MaskedTokens(settings, data, model)
-    if settings.task == "classify":
-        return Classification(settings, data, model)
-    if not settings.augment:
-        raise SettingsError("--task contrastive compares two different views of each image: use --augment true")
-    if settings.parallel == "data_parallel":
-        raise SettingsError("--task contrastive compares images across devices; use --parallel ddp, not data_parallel")
-    if settings.batch_size == 1 and world.size == 1:
-        raise SettingsError("--task contrastive needs other images to compare with; use a --batch-size of 2 or more")
-    return Contrastive(settings, data, model, world)
+        objective = (NextToken if settings.task == "lm" else MaskedTokens)(settings, data, model)
+    elif settings.task == "classify":
+        objective = Classification(settings, data, model)
+    else:
+        objective = Contrastive(settings, data, model, world)
+    measured = [f"val/{name}" for name in objective.metrics]
+    if settings.best_checkpoint and settings.best_metric not in measured:
+        raise SettingsError(f"--best-metric {settings.best_metric} is not measured; it can be {', '.join(measured)}")
+    return objective

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import zlib
 from typing import Any
@@ -14,9 +13,8 @@ from torch.nn import functional
 
 from trainer.config import Settings
 from trainer.data.contract import Fields, Images, Indices, Transform
-from trainer.tasks import augment
-from trainer.tasks.augment import Augmentation
-from trainer.tasks.vision import VisionObjective
+from trainer.errors import SettingsError
+from trainer.tasks.vision import Augmentation, VisionObjective, are_digits
 from trainer.world import World
 
 CANDIDATES = 64
@@ -26,37 +24,36 @@ class Contrastive(VisionObjective):
     """InfoNCE in both directions over the embeddings [2n, size] of two views, with those of all ranks as candidates.
 
     Oord et al., "Representation learning with contrastive predictive coding" (2018), equation 4, with the cosine over a
-    temperature as similarity. Every rank brings batches of one size.
+    temperature as similarity. Every rank brings batches of one size. Views are as in Chen et al., "A simple framework
+    for contrastive learning of visual representations" (2020), with milder crops of the digits.
 
-    Measures ``loss`` and ``accuracy``: how often the other view is the most similar of a group of `CANDIDATES` held-out
-    images. Groups and views are always the same, whatever the batch and the number of ranks.
+    Accuracy is how often the other view is the most similar of a group of `CANDIDATES` held-out images. Groups and
+    views are always the same, whatever the batch and the number of ranks.
     """
 
     views = 2
+    metrics = ("accuracy", "loss")
 
     def __init__(self, settings: Settings, data: Images, model: nn.Module, world: World) -> None:
         super().__init__(settings, data, model)
+        if settings.batch_size == 1 and world.size == 1:
+            raise SettingsError("--task contrastive needs other images to compare with: use a larger --batch-size")
         self.exchanges = world.size > 1
         self._settings = settings
         self._world = world
-        self._view = augment.for_view(settings, data.shape, "view")
+        _, height, width = data.shape
+        natural = not are_digits(settings)
+        area = 0.2 if natural else 0.5
+        self._view = Augmentation(settings.seed, height, width, smallest_area=area, flip=natural, light=0.4)
 
     def forward(self, fields: Fields) -> Tensor:
-        own = self._embeddings(fields)
-        images = fields["identity"]
-        candidates, others = own, images
+        settings, own, images = self._settings, self._embeddings(fields), fields["identity"]
+        candidates, others, first = own, images, self._world.rank * len(own)
         if self.exchanges:
-            candidates = _AllGather.apply(own, self._world)  # type: ignore[no-untyped-call]
-            others = images.new_empty(self._world.size * len(images))
-            dist.all_gather(list(others.chunk(self._world.size)), images.contiguous(), group=self._world.group)
-        return info_nce(
-            own,
-            candidates,
-            first=self._world.rank * len(own),
-            temperature=self._settings.temperature,
-            hard_negatives=self._settings.hard_negatives,
-            same=images.unsqueeze(1) == others,
-        )
+            gather: Any = _AllGather.apply
+            candidates, others = gather(own, self._world), gather(images, self._world)
+        same = images.unsqueeze(1) == others
+        return info_nce(own, candidates, first, settings.temperature, hardest=settings.hard_negatives, same=same)
 
     @torch.no_grad()
     def measure(self, fields: Fields) -> dict[str, Tensor]:
@@ -70,46 +67,38 @@ class Contrastive(VisionObjective):
             truth = torch.arange(len(group))
             similarities = _similarities(group[:, 0], group[:, 1])
             right = sum(int((similarities.argmax(dim) == truth).sum()) for dim in (0, 1))
-            loss = info_nce(group, group, first=0, temperature=self._settings.temperature)
+            loss = info_nce(group, group, 0, self._settings.temperature)
             sums += torch.tensor([len(group) * float(loss), right / 2, len(group)], dtype=torch.float64)
         return dict(zip(("loss", "accuracy", "count"), sums, strict=True))
 
     def _embeddings(self, fields: Fields) -> Tensor:
         """Embeddings of both views of each image, fp32 [n, 2, size], of length 1; one pass of the model."""
         images, changes = fields["image"], fields["changes"].flatten(0, 1)
-        views = augment.relit(self._view.placed(images.repeat_interleave(2, dim=0), changes), changes)
+        views = self._view.apply(images.repeat_interleave(2, dim=0), changes)
         embeddings: Tensor = self.model(self.pixels(views))
         return functional.normalize(embeddings.float(), dim=-1).view(len(images), 2, -1)
 
     def transform(self, *, training: bool) -> Transform:
-        place = "training" if training else "held-out"
-        views = tuple(dataclasses.replace(self._view, purpose=f"{place} view {number}") for number in (1, 2))
-        return functools.partial(_with_two_views, views)
+        return functools.partial(_with_two_views, self._view, "training" if training else "held-out")
 
 
-def _with_two_views(views: tuple[Augmentation, ...], raw: Fields, positions: Indices) -> Fields:
+def _with_two_views(view: Augmentation, place: str, raw: Fields, positions: Indices) -> Fields:
     """Images, the random changes [n, 2, 6] that make two views of each, and checksums [n].
 
     A batch over the end of an epoch, or equal files, may hold an image twice.
     """
     identity = torch.tensor([zlib.crc32(image.numpy().tobytes()) for image in raw["image"]])
-    changes = torch.stack([view.draw(positions) for view in views], dim=1)
+    changes = torch.stack([view.draw(f"{place} view {number}", positions) for number in (1, 2)], dim=1)
     return {"image": raw["image"], "changes": changes, "identity": identity}
 
 
 def info_nce(
-    own: Tensor,
-    candidates: Tensor,
-    *,
-    first: int,
-    temperature: float,
-    hard_negatives: int = 0,
-    same: Tensor | None = None,
+    own: Tensor, candidates: Tensor, first: int, temperature: float, *, hardest: int = 0, same: Tensor | None = None
 ) -> Tensor:
     """The mean over `own` [n, 2, size] of the loss to find each view's partner among the other views of `candidates`.
 
-    `candidates` [m, 2, size] holds `own` from row `first` on. With `hard_negatives`, each view is compared with its
-    partner and only so many of the others, the most similar ones. Candidates of the `same` image [n, m] are no others.
+    `candidates` [m, 2, size] holds `own` from row `first` on. With `hardest`, each view is compared with its partner
+    and only so many of the others, the most similar ones. Candidates of the `same` image [n, m] are no others.
     """
     truth = torch.arange(first, first + len(own), device=own.device)
     partner = torch.arange(len(candidates), device=own.device) == truth.unsqueeze(1)
@@ -119,8 +108,8 @@ def info_nce(
         if same is not None:
             logits = logits.masked_fill(same & ~partner, -torch.inf)
         target = truth
-        if hard_negatives:
-            others = logits.masked_fill(partner, -torch.inf).topk(min(hard_negatives, len(candidates) - 1)).values
+        if hardest:
+            others = logits.masked_fill(partner, -torch.inf).topk(min(hardest, len(candidates) - 1)).values
             logits, target = torch.cat([logits.gather(1, truth.unsqueeze(1)), others], dim=1), torch.zeros_like(truth)
         losses.append(functional.cross_entropy(logits, target))
     return (losses[0] + losses[1]) / 2
@@ -141,9 +130,9 @@ class _AllGather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, own: Tensor, world: World) -> Tensor:
         ctx.world = world
-        gathered = [torch.empty_like(own) for _ in range(world.size)]
-        dist.all_gather(gathered, own.contiguous(), group=world.group)
-        return torch.cat(gathered)
+        joined = own.new_empty(world.size * len(own), *own.shape[1:])
+        dist.all_gather_into_tensor(joined, own.contiguous(), group=world.group)
+        return joined
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from trainer.config import Settings
 from trainer.data.contract import Fields, Indices, Text, Transform
+from trainer.errors import SettingsError
 from trainer.models import flops_per_token
 from trainer.tasks.objective import Objective, uniform
 
@@ -23,6 +24,8 @@ class LanguageObjective(Objective):
 
     All samples have the same number of predicted tokens, so a mean over tokens is a mean over samples.
     """
+
+    metrics: tuple[str, ...] = ("loss", "perplexity")
 
     def __init__(self, data: Text, model: nn.Module) -> None:
         super().__init__(model)
@@ -42,8 +45,7 @@ _MEASURED_CHUNK = 2048  # tokens; of 50 000 possible ones their logits in fp32 a
 
 
 class NextToken(LanguageObjective):
-    """Cross-entropy of logits [n, context, at least vocabulary] and the tokens that follow; measures ``loss`` and
-    ``perplexity``.
+    """Cross-entropy of logits [n, context, at least vocabulary] and the tokens that follow.
 
     Where the text is marked, only what is to be learnt counts, each token as much as any other of the step, and the
     model is given each token's position in its document, so that attention stays within it.
@@ -52,10 +54,10 @@ class NextToken(LanguageObjective):
     model's own output is stored, neither a copy in fp32 nor their log-softmax. Measuring always goes by chunks.
     """
 
-    def __init__(self, data: Text, model: nn.Module, *, chunk: int = 0) -> None:
+    def __init__(self, settings: Settings, data: Text, model: nn.Module) -> None:
         super().__init__(data, model)
         self.weighed = data.marked
-        self._chunk = chunk
+        self._chunk = settings.loss_chunk
 
     def forward(self, fields: Fields) -> Tensor:
         return self._summed(fields, self._chunk) / fields["targets"].numel()
@@ -104,12 +106,16 @@ class MaskedTokens(LanguageObjective):
     """Cross-entropy of logits [n, context, more than vocabulary] at the chosen places and the tokens that were there.
 
     Of each sample's tokens the same share is chosen, rounded to a whole number. Devlin et al., "BERT" (2019), section
-    3.1: 80 % of the chosen become the mask, whose number is the data's vocabulary, 10 % any token, 10 % stay. Measures
-    ``loss``, ``perplexity`` and ``accuracy`` at the chosen places; on held-out data these are always the same places.
+    3.1: 80 % of the chosen become the mask, whose number is the data's vocabulary, 10 % any token, 10 % stay. On
+    held-out data the places are always the same.
     """
+
+    metrics = ("accuracy", "loss", "perplexity")
 
     def __init__(self, settings: Settings, data: Text, model: nn.Module) -> None:
         super().__init__(data, model)
+        if data.marked:
+            raise SettingsError(f"{settings.data_dir} has rows of documents, which are for --task lm, not mlm")
         self._seed = settings.seed
         self._vocabulary = data.vocabulary
         self._chosen = max(1, round(settings.mask_probability * data.context))

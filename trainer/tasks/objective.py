@@ -31,6 +31,9 @@ class Objective(nn.Module):
     # Tokens that the model reads in a sample; 0 where samples are not made of tokens.
     tokens_per_sample = 0
 
+    # Names of the means in `summary`.
+    metrics: tuple[str, ...] = ("loss",)
+
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model

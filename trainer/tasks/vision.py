@@ -1,9 +1,12 @@
-"""Learning from images: from their bytes to what networks take, and classification."""
+"""Learning from images: their bytes as networks take them, random changes in training, and classification."""
 
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -11,15 +14,22 @@ from torch.nn import functional
 from trainer.config import Settings
 from trainer.data.contract import Fields, Images, Indices, Transform
 from trainer.models import flops_per_sample
-from trainer.tasks import augment
-from trainer.tasks.augment import Augmentation
-from trainer.tasks.objective import Objective
+from trainer.tasks.objective import Objective, uniform
 
-_Constants = tuple[tuple[float, ...], tuple[float, ...]]  # mean and standard deviation per channel, of values in 0..1
+_Constants = tuple[tuple[float, ...], tuple[float, ...]]  # mean and deviation per channel or of all, of values in 0..1
 
-# Of the training images. The digits stay as they are: their black is 0.
+_DIGITS: _Constants = ((0.0,), (1.0,))
 _CIFAR10: _Constants = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 _IMAGENET: _Constants = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+_GREY: _Constants = ((0.449,), (0.226,))  # the means of ImageNet's
+
+_SMALL_SIDE = 64  # pixels; below that a crop that is enlarged again loses too much
+_TOP_5_FROM = 11  # classes; with fewer it says little
+
+
+def are_digits(settings: Settings) -> bool:
+    """Their black stays 0, little of them is left by a crop, and a mirrored one is another sign, or none."""
+    return settings.data in ("auto", "digits")
 
 
 class Pixels(nn.Module):
@@ -31,7 +41,12 @@ class Pixels(nn.Module):
 
     def __init__(self, settings: Settings, channels: int) -> None:
         super().__init__()
-        mean, deviation = (torch.tensor(values).view(1, -1, 1, 1) for values in _constants(settings, channels))
+        constants = _CIFAR10 if settings.data == "cifar10" else _IMAGENET
+        if are_digits(settings):
+            constants = _DIGITS
+        elif channels != 3:
+            constants = _GREY
+        mean, deviation = (torch.tensor(values).view(1, -1, 1, 1) for values in constants)
         self.register_buffer("scale", 1 / (255 * deviation), persistent=False)
         self.register_buffer("shift", -mean / deviation, persistent=False)
         self.memory_format = torch.channels_last if settings.channels_last else torch.contiguous_format
@@ -41,12 +56,58 @@ class Pixels(nn.Module):
         return images.contiguous(memory_format=self.memory_format) * self.scale + self.shift
 
 
-def _constants(settings: Settings, channels: int) -> _Constants:
-    if settings.data in ("auto", "digits"):
-        return (0.0,) * channels, (1.0,) * channels
-    if channels != 3:
-        return (0.449,) * channels, (0.226,) * channels  # the means of ImageNet's constants
-    return _CIFAR10 if settings.data == "cifar10" else _IMAGENET
+@dataclass(frozen=True)
+class Augmentation:
+    """Random changes of images of `height` x `width` pixels, drawn on the CPU and made on the device. Picklable.
+
+    With `smallest_area`, a part of at least that share of the image is enlarged to all of it; otherwise the image is
+    moved by up to `padding` whole pixels each way, with black coming in. `flip` mirrors half of the images. `light`
+    changes contrast and brightness by factors between 1 - light and 1 + light.
+    """
+
+    seed: int
+    height: int
+    width: int
+    smallest_area: float | None = None
+    padding: int = 0
+    flip: bool = False
+    light: float = 0.0
+
+    def draw(self, purpose: str, positions: Indices) -> Tensor:
+        """The changes of the images at these positions, fp32 [n, 6].
+
+        Horizontal factor and shift, vertical factor and shift (a point at x of the new image, from -1 to 1, is at
+        factor * x + shift of the old one), contrast, brightness.
+        """
+        area, ratio, across, down, side, contrast, brightness = uniform(self.seed, purpose, positions, 7).T
+        if self.smallest_area is None:
+            wide = high = np.ones_like(area)
+            left = np.floor(across * (2 * self.padding + 1) - self.padding) * 2 / self.width
+            top = np.floor(down * (2 * self.padding + 1) - self.padding) * 2 / self.height
+        else:
+            share = self.smallest_area + (1 - self.smallest_area) * area
+            shape = np.exp(np.log(4 / 3) * (2 * ratio - 1))
+            wide, high = (np.minimum(1, np.sqrt(share * factor)) for factor in (shape, 1 / shape))
+            left, top = (1 - wide) * (2 * across - 1), (1 - high) * (2 * down - 1)
+        if self.flip:
+            wide = np.where(side < 0.5, -wide, wide)
+        contrast, brightness = (1 + self.light * (2 * factor - 1) for factor in (contrast, brightness))
+        return torch.from_numpy(np.stack([wide, left, high, top, contrast, brightness], axis=1).astype(np.float32))
+
+    def apply(self, images: Tensor, changes: Tensor) -> Tensor:
+        """Images [n, channels, height, width] cropped, moved and mirrored, bilinear, then relit; fp32 in 0 .. 255."""
+        # Not affine_grid: it multiplies matrices, which autocast and TF32 do with too few digits for a coordinate.
+        across, down = (torch.arange(1, 2 * n, 2, device=images.device) / n - 1 for n in (self.width, self.height))
+        x = changes[:, 0:1] * across + changes[:, 1:2]
+        y = changes[:, 2:3] * down + changes[:, 3:4]
+        grid = torch.stack([x[:, None, :].expand(-1, len(down), -1), y[:, :, None].expand(-1, -1, len(across))], dim=-1)
+        outside = "zeros" if self.smallest_area is None else "border"
+        placed = functional.grid_sample(images.float(), grid, padding_mode=outside, align_corners=False)
+        if not self.light:
+            return placed
+        contrast, brightness = changes[:, 4].view(-1, 1, 1, 1), changes[:, 5].view(-1, 1, 1, 1)
+        mean = placed.mean(dim=(1, 2, 3), keepdim=True)
+        return (((placed - mean) * contrast + mean) * brightness).clamp(0, 255)
 
 
 class VisionObjective(Objective):
@@ -66,25 +127,27 @@ class VisionObjective(Objective):
             return None
 
 
-_TOP_5_FROM = 11  # classes; with fewer it says little
-
-
 class Classification(VisionObjective):
     """Cross-entropy of logits [n, classes] and labels; label smoothing counts in training only.
 
-    Measures ``loss``, ``accuracy`` and, where there are more than ten classes, ``top5_accuracy``.
+    `augment` is a random resized crop as in Szegedy et al., "Going deeper with convolutions" (2015), section 6, or a
+    small move where images are small.
     """
 
     def __init__(self, settings: Settings, data: Images, model: nn.Module) -> None:
         super().__init__(settings, data, model)
         self._label_smoothing = settings.label_smoothing
-        self._augmentation = augment.for_training(settings, data.shape)
-        self._top_5 = len(data.classes) >= _TOP_5_FROM
+        _, height, width = data.shape
+        shorter = min(height, width)
+        crop: dict[str, Any] = {"smallest_area": 0.08} if shorter >= _SMALL_SIDE else {"padding": max(1, shorter // 8)}
+        augmentation = Augmentation(settings.seed, height, width, flip=not are_digits(settings), **crop)
+        self._augmentation = augmentation if settings.augment else None
+        self.metrics = ("accuracy", "loss", *(["top5_accuracy"] if len(data.classes) >= _TOP_5_FROM else []))
 
     def forward(self, fields: Fields) -> Tensor:
         images = fields["image"]
         if self._augmentation is not None and "changes" in fields:
-            images = self._augmentation.placed(images, fields["changes"])
+            images = self._augmentation.apply(images, fields["changes"])
         logits: Tensor = self.model(self.pixels(images))
         return functional.cross_entropy(logits.float(), fields["label"], label_smoothing=self._label_smoothing)
 
@@ -97,7 +160,7 @@ class Classification(VisionObjective):
             "accuracy": (logits.argmax(-1) == labels).sum(),
             "count": torch.full_like(labels[0], len(labels)),
         }
-        if self._top_5:
+        if "top5_accuracy" in self.metrics:
             sums["top5_accuracy"] = (logits.topk(5).indices == labels.unsqueeze(-1)).sum()
         return sums
 
@@ -107,4 +170,4 @@ class Classification(VisionObjective):
 
 def _with_changes(augmentation: Augmentation | None, raw: Fields, positions: Indices) -> Fields:
     """Images and labels as they are, and with augmentation the random changes [n, 6] of the images."""
-    return raw if augmentation is None else {**raw, "changes": augmentation.draw(positions)}
+    return {**raw, "changes": augmentation.draw("training", positions)} if augmentation else raw
