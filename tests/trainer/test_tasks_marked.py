@@ -180,7 +180,7 @@ def test_what_prepare_has_not_finished_is_refused(tokens: Path, tmp_path: Path) 
             (tmp_path / path.name).write_bytes(path.read_bytes())
     cut = tmp_path / "train-00000.marks"
     cut.write_bytes(cut.read_bytes()[:-1])
-    with pytest.raises(TrainerError, match=r"train-00000\.marks has \d+ marks for \d+ tokens"):
+    with pytest.raises(TrainerError, match="not one mark for each token"):
         load_data(settings(*flags(tmp_path, "bytes")))
     cut.unlink()
     with pytest.raises(TrainerError, match=r"train-00000\.marks cannot be used"):

@@ -1,8 +1,6 @@
 """Data sets, the order of their samples, and reading them into batches.
 
---data and --data-dir come in; batches on a rank's device go out, from any position of the run. `contract` says what a
-data set is; `images`, `text`, `parquet` and `toy` are all there are; `order` is the order of samples, a function of
-seed and position; `feed` makes batches, in processes.
+`contract` says what a data set is, `order` is a function of seed and position, `feed` makes batches on the device.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ from trainer.config import Settings
 from trainer.data.contract import BrokenSample, Data, Images, Split, Text
 from trainer.data.images import cifar10, folder
 from trainer.data.parquet import parquet_images, parquet_text
-from trainer.data.text import documents, stdlib, text_files, tokens
+from trainer.data.text import stdlib, text_files, tokens
 from trainer.data.toy import digits, synthetic_images, synthetic_text
 
 __all__ = ["BrokenSample", "Data", "Images", "Split", "Text", "load_data"]
@@ -31,17 +29,16 @@ _TEXT: Mapping[str, Callable[[Settings], Text]] = {
     "stdlib": stdlib,
     "text": text_files,
     "tokens": tokens,
-    "documents": documents,
+    "documents": tokens,
     "parquet": parquet_text,
     "synthetic": synthetic_text,
 }
 
 
 def load_data(settings: Settings) -> Data:
-    """The data that --data names: images for classify and contrastive, text for lm and mlm. Needs no network.
+    """The data that --data names: images for classify and contrastive, text for lm and mlm.
 
-    Raises SettingsError if --data-dir or a column is missing or wrong, and TrainerError where files are missing,
-    damaged or laid out otherwise; each message says what was looked for, and where.
+    Raises SettingsError for a setting, and TrainerError for files, that are missing or wrong.
     """
     of_images = settings.task in ("classify", "contrastive")
     return _IMAGES[settings.data](settings) if of_images else _TEXT[settings.data](settings)

@@ -1,7 +1,4 @@
-"""Contract between data sources and the trainer: splits return samples by number.
-
-Nothing here depends on an order: which samples a rank takes, and when, is `trainer.data.order`.
-"""
+"""Contract between data sources and the trainer: splits return samples by number, in whatever order."""
 
 from __future__ import annotations
 
@@ -21,8 +18,8 @@ Indices = npt.NDArray[np.int64]
 # A batch: named tensors that all have the samples along their first dimension.
 Fields = dict[str, Tensor]
 
-# Turns raw fields and the positions of their samples into the task's inputs. Runs on the CPU, possibly in a reading
-# process. Its random draws are a function of (seed, position), so that a resumed run draws the same.
+# Turns raw fields and the positions of their samples into the task's inputs, on the CPU. Its random draws depend on
+# seed and position alone, so that a resumed run draws the same.
 Transform = Callable[[Fields, Indices], Fields]
 
 
@@ -62,11 +59,11 @@ class Split(ABC):
 
 @dataclass(frozen=True)
 class Images:
-    """Training and held-out images. `shape` is (channels, height, width) of every one."""
+    """Training and held-out images, all of the same shape."""
 
     train: Split
     held_out: Split
-    shape: tuple[int, int, int]
+    shape: tuple[int, int, int]  # channels, height, width
     classes: tuple[str, ...]
 
 
@@ -74,11 +71,9 @@ class Images:
 class Text:
     """Training and held-out windows of `context` + 1 tokens each, numbered 0 .. vocabulary - 1.
 
-    Attributes:
-        marked: windows are packed documents; splits also return, for each token, whether the loss covers it ("learn")
-            and whether a document begins there ("begin").
-        tokenizer: the folder of the tokenizer that made the tokens; None if it is unknown.
-        prompts: the first tokens of held-out documents, for sampling answers.
+    Those of packed documents are `marked`: splits also return, for each token, whether the loss covers it ("learn") and
+    whether a document begins there ("begin"). `tokenizer` is the folder of the one that made the tokens, if known, and
+    `prompts` are the first tokens of held-out documents, for sampling answers.
     """
 
     train: Split

@@ -34,10 +34,9 @@ def require_data_dir(settings: Settings, expected: str, *, allow_file: bool = Fa
     path = settings.data_dir
     if path is None:
         raise SettingsError(f"--data {settings.data} needs --data-dir, a folder with {expected}")
-    if not path.exists():
-        raise TrainerError(f"--data-dir {path} does not exist; --data {settings.data} looks there for {expected}")
-    if not path.is_dir() and not allow_file:
-        raise TrainerError(f"--data-dir {path} is not a folder; --data {settings.data} needs a folder with {expected}")
+    if not path.is_dir() and not (allow_file and path.exists()):
+        problem = "is not a folder" if path.exists() else "does not exist"
+        raise TrainerError(f"--data-dir {path} {problem}; --data {settings.data} looks there for {expected}")
     return path
 
 
@@ -55,13 +54,16 @@ class MappedArray:
     """A one-dimensional array in a raw file of `dtype`, or in an .npy file, which has its own type.
 
     Pickles as the path; each process maps the file at its first access. The file must not be truncated while it is
-    mapped: the kernel answers an access with SIGBUS. Raises OSError if the file holds no such array.
+    mapped: the kernel answers an access with SIGBUS. Raises TrainerError if the file holds no such array.
     """
 
     def __init__(self, path: Path, dtype: str) -> None:
         self.path = path
         self._dtype = dtype
-        self._array: npt.NDArray[Any] | None = self._map()
+        try:
+            self._array: npt.NDArray[Any] | None = self._map()
+        except OSError as error:
+            raise TrainerError(f"{path} cannot be used: {reason_of(error)}") from error
         self._size = len(self._array)
 
     def __len__(self) -> int:

@@ -298,10 +298,8 @@ class TokenRows(RowGroups[npt.NDArray[Any]]):
         self._vocabulary = vocabulary
 
     def read(self, indices: Indices) -> Fields:
-        streams = (
-            (str(span), stream, rows, offsets * self._context) for span, stream, rows, offsets in self.groups(indices)
-        )
-        return {"tokens": read_windows(indices, streams, self._context, self._vocabulary)}
+        windows = read_windows(self.groups(indices), indices, self._context, self._context, self._vocabulary)
+        return {"tokens": windows}
 
 
 def parquet_text(settings: Settings) -> Text:

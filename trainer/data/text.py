@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sysconfig
 from collections.abc import Iterable, Sequence
@@ -27,7 +26,7 @@ from trainer.data.files import (
     reason_of,
     require_data_dir,
 )
-from trainer.errors import SettingsError, TrainerError
+from trainer.errors import SettingsError, TrainerError, one_line
 from trainer.preparing.documents import files_below
 from trainer.preparing.packing import BEGIN, LEARN
 from trainer.preparing.prepare import JOURNAL, META
@@ -35,8 +34,6 @@ from trainer.preparing.prepare import JOURNAL, META
 BYTES = 256  # the vocabulary of text as bytes
 
 _HELD_OUT_ONE_IN = 25
-_DTYPES = {"uint8": "u1", "uint16": "<u2", "uint32": "<u4", "int32": "<i4", "int64": "<i8"}
-_CHUNK = 1 << 24  # tokens whose maximum is taken at once: bounds the resident pages
 
 
 def window_count(tokens: int, context: int) -> int:
@@ -44,24 +41,29 @@ def window_count(tokens: int, context: int) -> int:
     return max(0, (tokens - 1) // context)
 
 
-# Where a stream of tokens is from, the stream, the samples in it (by number of row), and where their windows start.
-Stream = tuple[str, npt.NDArray[Any], npt.NDArray[np.intp], Indices]
+def read_windows(
+    streams: Iterable[tuple[object, npt.NDArray[Any], npt.NDArray[np.intp], Indices]],
+    indices: Indices,
+    stride: int,
+    context: int,
+    vocabulary: int,
+) -> Tensor:
+    """Copy windows from streams of tokens: where each is from, its tokens, the rows of windows, and their offsets.
 
-
-def read_windows(indices: Indices, streams: Iterable[Stream], context: int, vocabulary: int) -> Tensor:
-    """Copy windows from streams. Raises BrokenSample for a token outside 0 .. vocabulary - 1."""
+    Raises BrokenSample for a token outside 0 .. vocabulary - 1.
+    """
     windows = np.empty((len(indices), context + 1), dtype=np.int64)
-    for where, stream, rows, starts in streams:
-        for row, start in zip(rows.tolist(), starts.tolist(), strict=True):
-            window = stream[start : start + context + 1]
+    for where, stream, rows, offsets in streams:
+        for row, offset in zip(rows.tolist(), offsets.tolist(), strict=True):
+            window = stream[offset * stride : offset * stride + context + 1]
             if len(window) <= context:
-                raise BrokenSample(int(indices[row]), where, "it has fewer tokens than it had at first")
+                raise BrokenSample(int(indices[row]), str(where), "it has fewer tokens than it had at first")
             windows[row] = window
         taken = windows[rows]
-        if taken.max(initial=0) >= vocabulary or taken.min(initial=0) < 0:
+        if taken.max() >= vocabulary or taken.min() < 0:
             bad = int(np.flatnonzero(((taken >= vocabulary) | (taken < 0)).any(axis=1))[0])
-            where = f"{where}, from token {starts[bad]}"
-            raise BrokenSample(int(indices[rows[bad]]), where, f"a token is not 0 .. {vocabulary - 1}")
+            place = f"{where}, from token {offsets[bad] * stride}"
+            raise BrokenSample(int(indices[rows[bad]]), place, f"a token is not 0 .. {vocabulary - 1}")
     return torch.from_numpy(windows)
 
 
@@ -86,25 +88,24 @@ class ByteWindows(Split):
     def read(self, indices: Indices) -> Fields:
         tokens = np.empty((len(indices), self._context + 1), dtype=np.int64)
         for row, index in enumerate(indices.tolist()):
-            try:
-                content = self._read(self._start + index * self._context, self._context + 1)
-            except OSError as error:
-                raise BrokenSample(index, str(error.filename), reason_of(error)) from error
+            content = self._read(index, self._start + index * self._context, self._context + 1)
             tokens[row] = np.frombuffer(content, dtype=np.uint8)
         return {"tokens": torch.from_numpy(tokens)}
 
-    def _read(self, start: int, count: int) -> bytes:
+    def _read(self, index: int, start: int, count: int) -> bytes:
         content = b""
         part, offset = self._parts.locate(start)
         while len(content) < count:
-            size = self._parts.lengths[part] - 1
+            path, size = self._paths[part], self._parts.lengths[part] - 1
             wanted = min(size - offset, count - len(content))
-            with open(self._paths[part], "rb", buffering=0) as file:  # noqa: PTH123
-                file.seek(offset)
-                piece = file.read(wanted)
+            try:
+                with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+                    file.seek(offset)
+                    piece = file.read(wanted)
+            except OSError as error:
+                raise BrokenSample(index, path, reason_of(error)) from error
             if len(piece) < wanted:
-                problem = f"it is shorter than the {size} bytes that it had at first"
-                raise OSError(errno.EINVAL, problem, self._paths[part])
+                raise BrokenSample(index, path, f"it is shorter than the {size} bytes that it had at first")
             content += piece + b"\n"
             part, offset = part + 1, 0
         return content[:count]
@@ -119,21 +120,17 @@ def text_files(settings: Settings) -> Text:
     source = require_data_dir(settings, "text files", allow_file=True)
     found = [source] if source.is_file() else map(source.joinpath, files_below(source))
     paths = [path for path in found if path.is_file()]
-    return _split_text(sorted(paths), source, settings.context, "add text, or lower --context")
+    return _split_text(sorted(paths), source, settings.context)
 
 
 def stdlib(settings: Settings) -> Text:
     """The modules at the top of the running interpreter's standard library; about one file in 25 is held out."""
     folder = Path(sysconfig.get_path("stdlib"))
-    remedy = "use a Python that ships its library, or --data text"
-    return _split_text(sorted(folder.glob("*.py")), folder, settings.context, remedy)
+    return _split_text(sorted(folder.glob("*.py")), folder, settings.context)
 
 
-def _split_text(paths: Sequence[Path], source: Path, context: int, remedy: str) -> Text:
-    """Hold out files by their names relative to `source`, or else the last tenth of the joined text.
-
-    Raises TrainerError with `remedy` if either split has no window.
-    """
+def _split_text(paths: Sequence[Path], source: Path, context: int) -> Text:
+    """Hold out files by their names relative to `source`, or else the last tenth of the joined text."""
     is_held_out = name_hashes(os.fsencode(path.relative_to(source)) for path in paths) % _HELD_OUT_ONE_IN == 0
     train, held_out = (
         ByteWindows([path for path, held in zip(paths, is_held_out, strict=True) if held == wanted], context)
@@ -145,7 +142,8 @@ def _split_text(paths: Sequence[Path], source: Path, context: int, remedy: str) 
         train, held_out = ByteWindows(paths, context, 0, cut), ByteWindows(paths, context, cut)
         if not len(train) or not len(held_out):
             raise TrainerError(
-                f"{source} has {size} bytes of text in {len(paths)} files, too few for --context {context}: {remedy}"
+                f"{source} has {size} bytes of text in {len(paths)} files, too few for --context {context}: "
+                "add text, or lower it"
             )
     return Text(train=train, held_out=held_out, context=context, vocabulary=BYTES)
 
@@ -156,17 +154,17 @@ def _split_text(paths: Sequence[Path], source: Path, context: int, remedy: str) 
 class TokenFiles(Split):
     """Windows of the tokens in some files; no window reaches over the end of a file.
 
-    With `marks`, a file of bytes for each, windows are the rows of context + 1 tokens that `trainer.preparing` wrote.
+    If they are `marked`, there is a file of bytes for each, and windows are the rows that `trainer.preparing` wrote.
     """
 
-    def __init__(
-        self, files: Sequence[MappedArray], context: int, vocabulary: int, marks: Sequence[MappedArray] = ()
-    ) -> None:
-        self._files = tuple(files)
-        self._marks = tuple(marks)
-        self._stride = context + 1 if marks else context
+    def __init__(self, files: Sequence[MappedArray], context: int, vocabulary: int, *, marked: bool) -> None:
+        self._files = files
+        self._marks = [MappedArray(file.path.with_suffix(".marks"), "uint8") for file in files] if marked else []
+        if marked and [len(marks) for marks in self._marks] != [len(file) for file in files]:
+            raise TrainerError(f"{files[0].path.parent} has not one mark for each token; prepare the tokens again")
+        self._stride = context + 1 if marked else context
         self._parts = Concatenation(
-            [len(file) // (context + 1) if marks else window_count(len(file), context) for file in files]
+            [len(file) // (context + 1) if marked else window_count(len(file), context) for file in files]
         )
         self._context = context
         self._vocabulary = vocabulary
@@ -182,26 +180,7 @@ class TokenFiles(Split):
         return fields
 
     def _windows(self, files: Sequence[MappedArray], indices: Indices, vocabulary: int) -> Tensor:
-        streams = (
-            (path, stream, rows, offsets * self._stride)
-            for path, stream, rows, offsets in grouped(files, self._parts, indices)
-        )
-        return read_windows(indices, streams, self._context, vocabulary)
-
-
-def tokens(settings: Settings) -> Text:
-    """The files of --data-dir with train in their names, and, held out, those with val, as .bin or .npy.
-
-    Numbers in .bin files (the layout of nanoGPT) are uint16 unless meta.json says otherwise. Without a vocabulary
-    there, all files are read once to find their largest token, which is cached. Where meta.json has a ``row``, the
-    files were written by `trainer.preparing`.
-    """
-    return _load_tokens(require_data_dir(settings, "train.bin and val.bin (or .npy)"), settings)
-
-
-def documents(settings: Settings) -> Text:
-    """The documents of --data-dir as the tokens that the run has prepared in `prepared_folder`."""
-    return _load_tokens(prepared_folder(settings), settings)
+        return read_windows(grouped(files, self._parts, indices), indices, self._stride, self._context, vocabulary)
 
 
 def prepared_folder(settings: Settings) -> Path:
@@ -219,16 +198,22 @@ class _Meta(BaseModel):
     prompts: tuple[tuple[int, ...], ...] = ()
 
 
-def _load_tokens(folder: Path, settings: Settings) -> Text:
+def tokens(settings: Settings) -> Text:
+    """The files of --data-dir with train in their names, and, held out, those with val, as .bin or .npy.
+
+    Numbers in .bin files (the layout of nanoGPT) are uint16 unless meta.json says otherwise. Without a vocabulary
+    there, all files are read once to find their largest token, which is cached. Where meta.json has a ``row``, the
+    files were written by `trainer.preparing`; those of --data documents are in `prepared_folder`.
+    """
+    of_run = settings.data == "documents"
+    folder = prepared_folder(settings) if of_run else require_data_dir(settings, "train.bin and val.bin (or .npy)")
     context = settings.context
     if (folder / JOURNAL).is_file() and not (folder / META).is_file():
         raise TrainerError(f"{folder} is not finished; run python -m trainer prepare with it again")
     try:
         meta = _Meta.model_validate_json((folder / META).read_bytes()) if (folder / META).is_file() else _Meta()
     except ValueError as error:
-        expected = f'{{"dtype": one of {", ".join(_DTYPES)}, "vocabulary": a whole number}}'
-        problem = " ".join(str(error).split())[:200]
-        raise TrainerError(f"{folder / META} is not {expected}: {problem}") from error
+        raise TrainerError(f"{folder / META} does not describe tokens: {one_line(error)[:200]}") from error
     if meta.row is not None and meta.row != context + 1:
         raise SettingsError(f"{folder} was prepared for --context {meta.row - 1}, not {context}")
     files: dict[str, list[MappedArray]] = {}
@@ -236,49 +221,27 @@ def _load_tokens(folder: Path, settings: Settings) -> Text:
         paths = sorted(path for suffix in ("bin", "npy") for path in folder.glob(f"*{name}*.{suffix}"))
         if not paths:
             raise TrainerError(f"no {name}.bin or {name}.npy in {folder}; write the tokens there as {meta.dtype}")
-        files[name] = [_mapped(path, _DTYPES[meta.dtype]) for path in paths]
+        files[name] = [MappedArray(path, meta.dtype) for path in paths]
         longest = max(map(len, files[name]))
         if not window_count(longest, context):
             raise TrainerError(
                 f"{folder}: the longest *{name}* file has {longest} tokens, too few for --context {context}"
             )
-    vocabulary = meta.vocabulary or 1 + _largest_token(folder, [*files["train"], *files["val"]])
-    train, held_out = (
-        TokenFiles(split, context, vocabulary, [] if meta.row is None else [_marks(file) for file in split])
-        for split in files.values()
-    )
+    vocabulary = meta.vocabulary
+    if vocabulary is None:
+        every = files["train"] + files["val"]
+        sources = [(file.path, str(file.array().dtype)) for file in every]
+        counts = cached_token_counts(
+            folder, sources, lambda number: TokenCount(len(every[number]), int(every[number].array().max()))
+        )
+        vocabulary = 1 + max(count.largest for count in counts)
+    marked = meta.row is not None
     return Text(
-        train=train,
-        held_out=held_out,
+        train=TokenFiles(files["train"], context, vocabulary, marked=marked),
+        held_out=TokenFiles(files["val"], context, vocabulary, marked=marked),
         context=context,
         vocabulary=vocabulary,
-        marked=meta.row is not None,
+        marked=marked,
         tokenizer=None if meta.tokenizer is None else folder / meta.tokenizer,
         prompts=meta.prompts,
     )
-
-
-def _mapped(path: Path, dtype: str) -> MappedArray:
-    try:
-        return MappedArray(path, dtype)
-    except OSError as error:
-        raise TrainerError(f"{path} cannot be used: {reason_of(error)}") from error
-
-
-def _marks(file: MappedArray) -> MappedArray:
-    marks = _mapped(file.path.with_suffix(".marks"), "u1")
-    if len(marks) != len(file):
-        raise TrainerError(f"{marks.path} has {len(marks)} marks for {len(file)} tokens; prepare the tokens again")
-    return marks
-
-
-def _largest_token(folder: Path, files: Sequence[MappedArray]) -> int:
-    """The largest token of all files. Unchanged files are read only once, at the first start."""
-
-    def count(number: int) -> TokenCount:
-        array = files[number].array()
-        largest = max(int(array[start : start + _CHUNK].max()) for start in range(0, len(array), _CHUNK))
-        return TokenCount(len(array), largest)
-
-    sources = [(file.path, str(file.array().dtype)) for file in files]
-    return max(found.largest for found in cached_token_counts(folder, sources, count))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,18 +35,15 @@ class ImageTable(Split):
 def digits(settings: Settings) -> Images:
     """1797 images of 8 x 8 pixels, one channel; every fifth one is held out, for any seed.
 
-    The table's grey values 0 .. 16 become 0 .. 255: value v is 255 v / 16, halves rounded up. It is read from the
-    installed package without importing it: that would take most of a second on every rank.
+    The table's grey values 0 .. 16 become 0 .. 255: value v is 255 v / 16, halves rounded up.
     """
-    package = importlib.util.find_spec("sklearn")
-    folders = (package and package.submodule_search_locations) or []
-    tables = [path for folder in folders if (path := Path(folder) / "datasets" / "data" / "digits.csv.gz").is_file()]
-    if not tables:
+    package = importlib.util.find_spec("sklearn")  # not imported: that would take most of a second on every rank
+    if package is None or package.origin is None:
         raise TrainerError("--data digits needs the digits that come with scikit-learn: pip install scikit-learn")
-    with gzip.open(tables[0], "rt", encoding="ascii") as lines:  # 64 pixels of 0..16, then the class
-        table = torch.from_numpy(np.loadtxt(lines, delimiter=",", dtype=np.int64))
-    pixels = (table[:, :-1] * 255 + 8).div(16, rounding_mode="floor").to(torch.uint8)
-    images, labels = resize(pixels.view(-1, 1, 8, 8), settings.image_size), table[:, -1].clone()
+    # 64 pixels of 0 .. 16, then the class
+    table = np.loadtxt(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",", dtype=int)
+    pixels, labels = torch.from_numpy((table[:, :-1] * 255 + 8) // 16).to(torch.uint8), torch.from_numpy(table[:, -1])
+    images = resize(pixels.view(-1, 1, 8, 8), settings.image_size)
     held_out = torch.arange(len(labels)) % 5 == 0
     return Images(
         train=ImageTable(images[~held_out], labels[~held_out]),
@@ -57,7 +53,7 @@ def digits(settings: Settings) -> Images:
     )
 
 
-CLASSES = 10
+_CLASSES = 10
 _SIDE = 32
 _NOISE_BYTES = 1 << 22  # random bytes that the noise of every image is cut from
 _PATCHES = 4  # a class is a pattern of 4 x 4 patches
@@ -70,7 +66,7 @@ class SyntheticImages(Split):
 
     def __init__(self, samples: int, first: int, side: int) -> None:
         random = np.random.Generator(np.random.Philox(0))
-        patches = torch.from_numpy(random.integers(0, 128, (CLASSES, 3, _PATCHES, _PATCHES), dtype=np.uint8))
+        patches = torch.from_numpy(random.integers(0, 128, (_CLASSES, 3, _PATCHES, _PATCHES), dtype=np.uint8))
         self._patterns = torch.nn.functional.interpolate(patches, size=(side, side), mode="nearest").numpy()
         pixels = 3 * side * side
         self._noise = random.integers(0, 128, _NOISE_BYTES + pixels, dtype=np.uint8)
@@ -82,7 +78,7 @@ class SyntheticImages(Split):
 
     def read(self, indices: Indices) -> Fields:
         hashes = hashed((indices + self._first).astype(np.uint64))
-        labels = (hashes % np.uint64(CLASSES)).astype(np.int64)
+        labels = (hashes % np.uint64(_CLASSES)).astype(np.int64)
         images = self._patterns[labels]
         starts = ((hashes >> np.uint64(20)) % np.uint64(_NOISE_BYTES)).tolist()
         for image, start in zip(images, starts, strict=True):
@@ -117,22 +113,15 @@ def synthetic_images(settings: Settings) -> Images:
         train=SyntheticImages(samples, 0, side),
         held_out=SyntheticImages(max(2, samples // 10), _HELD_OUT, side),
         shape=(3, side, side),
-        classes=tuple(map(str, range(CLASSES))),
+        classes=tuple(map(str, range(_CLASSES))),
     )
 
 
 def synthetic_text(settings: Settings) -> Text:
-    """--synthetic-samples windows, with as many different tokens as the models have that are known for the task.
-
-    That is 50257 for lm (GPT-2), 30522 for mlm (BERT), and 256 for the model that reads bytes. A tenth as many windows
-    are held out.
-    """
-    small = settings.model in ("auto", "bytes")
-    vocabulary = 256 if small else {"lm": 50257, "mlm": 30522}[settings.task]
+    """--synthetic-samples windows of as many tokens as the task's models know, and a tenth as many held out."""
+    of_gpt2, of_bert = 50257, 30522
+    vocabulary = 256 if settings.model in ("auto", "bytes") else of_gpt2 if settings.task == "lm" else of_bert
     samples, context = settings.synthetic_samples, settings.context
-    return Text(
-        train=SyntheticTokens(samples, 0, context, vocabulary),
-        held_out=SyntheticTokens(max(2, samples // 10), _HELD_OUT, context, vocabulary),
-        context=context,
-        vocabulary=vocabulary,
-    )
+    train = SyntheticTokens(samples, 0, context, vocabulary)
+    held_out = SyntheticTokens(max(2, samples // 10), _HELD_OUT, context, vocabulary)
+    return Text(train, held_out, context, vocabulary)
