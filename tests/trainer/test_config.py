@@ -52,16 +52,16 @@ def test_yaml_says_what_flags_say(tmp_path: Path) -> None:
     assert parse(write(tmp_path / "empty.yaml", "")) == parse()
 
 
+NUMBERS = {"a": 10, "b": 1e-5, "c": -3, "d": 0.5, "e": "1:30", "f": "2024-11-20", "g": True}
+
+
 @table(
     ("text", "expected"),
     [
         ("a=1e-3, b=true,c=gelu", {"a": 0.001, "b": True, "c": "gelu"}),
         ('{"a": [1, 2]}', {"a": [1, 2]}),
         ("{a: [1, 2], b: x=y}", {"a": [1, 2], "b": "x=y"}),
-        (
-            "{a: 010, b: 1e-5, c: -3, d: .5, e: 1:30, f: 2024-11-20}",
-            {"a": 10, "b": 1e-5, "c": -3, "d": 0.5, "e": "1:30", "f": "2024-11-20"},
-        ),
+        ("{a: 010, b: 1e-5, c: -3, d: .5, e: 1:30, f: 2024-11-20, g: yes}", NUMBERS),
         ("", {}),
     ],
 )
@@ -71,88 +71,70 @@ def test_model_options_are_pairs_or_an_object(text: str, expected: dict[str, Any
         assert parse(write(tmp_path / "run.yaml", f"model_options: {text}")).model_options == expected
 
 
-@table(
-    ("flags", "said"),
-    [
-        (["--batch-sise", "3"], ["--batch-sise", "did you mean --batch-size?"]),
-        (["digits"], ["digits", "--name value"]),
-        (["--batch-size", "0"], ["--batch-size", "equal to 1", "'auto'", "'0'"]),
-        (["--steps", "4.5"], ["--steps", "integer", "'4.5'"]),
-        (["--lr", "0"], ["--lr", "greater than 0", "'0'"]),
-        (["--lr"], ["--lr", "expected one argument"]),
-        (["--task", "clasify"], ["--task", "'classify', 'lm', 'mlm' or 'contrastive'", "'clasify'"]),
-        (["--model-options", "a,b=1"], ["--model-options", "key=value", "'a,b=1'"]),
-        (["--phases", "{"], ["--phases", "not YAML"]),
-        (["--model-options", "[" * 3000], ["--model-options", "not YAML", "recursion"]),
-        (["--model-options", "3"], ["--model-options should be pairs, name: value, got 3"]),
-        (["--config", "/nowhere.yaml"], ["/nowhere.yaml", "No such file"]),
-        (["--task", "lm", "--width", "40"], ["--width", "32", "--task lm", "40"]),
-        (["--task", "lm", "--data", "cifar10"], ["--data cifar10", "--task lm"]),
-        (["--hard-negatives", "4"], ["--hard-negatives", "--task contrastive", "classify"]),
-        (["--tensor-parallel", "2", "--parallel", "fsdp"], ["--tensor-parallel", "language model", "classify"]),
-        (["--task", "contrastive", "--augment", "false"], ["--augment", "--task contrastive"]),
-        (["--task", "contrastive", "--parallel", "data_parallel"], ["--parallel data_parallel", "use ddp"]),
-        (["--cpu-offload"], ["--cpu-offload", "--parallel fsdp", "ddp"]),
-        (["--compile", "--parallel", "data_parallel"], ["--compile", "data_parallel"]),
-        (["--compile", "--bucket-cap-mb", "0.5"], ["--bucket-cap-mb", "at least 1", "--compile", "0.5"]),
-        (["--sync-batchnorm", "--device", "cpu"], ["--sync-batchnorm", "GPUs", "--device cpu"]),
-    ],
-)
-def test_a_wrong_setting_is_one_line(flags: list[str], said: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    capsys.readouterr()
-    assert main(flags) == 2
-    shown = capsys.readouterr().err
-    assert shown.count("\n") == 1 and mentions(shown, "trainer: ", *said)
+WRONG: list[tuple[list[str] | str | dict[str, str], list[str]]] = [
+    # Flags.
+    (["--batch-sise", "3"], ["--batch-sise", "did you mean --batch-size?"]),
+    (["digits"], ["digits", "--name value"]),
+    (["--batch-size", "0"], ["--batch-size", "equal to 1", "'auto'", "'0'"]),
+    (["--steps", "4.5"], ["--steps", "integer", "'4.5'"]),
+    (["--lr", "0"], ["--lr", "greater than 0", "'0'"]),
+    (["--lr"], ["--lr", "expected one argument"]),
+    (["--task", "clasify"], ["--task", "'classify', 'lm', 'mlm' or 'contrastive'", "'clasify'"]),
+    (["--model-options", "a,b=1"], ["--model-options", "key=value", "'a,b=1'"]),
+    (["--phases", "{"], ["--phases", "not YAML"]),
+    (["--model-options", "[" * 3000], ["--model-options", "not YAML", "recursion"]),
+    (["--model-options", "3"], ["--model-options should be pairs, name: value, got 3"]),
+    (["--config", "/nowhere.yaml"], ["/nowhere.yaml", "No such file"]),
+    (["--task", "lm", "--width", "40"], ["--width", "32", "--task lm", "40"]),
+    (["--task", "lm", "--data", "cifar10"], ["--data cifar10", "--task lm"]),
+    (["--hard-negatives", "4"], ["--hard-negatives", "--task contrastive", "classify"]),
+    (["--tensor-parallel", "2", "--parallel", "fsdp"], ["--tensor-parallel", "language model", "classify"]),
+    (["--task", "contrastive", "--augment", "false"], ["--augment", "--task contrastive"]),
+    (["--task", "contrastive", "--parallel", "data_parallel"], ["--parallel data_parallel", "use ddp"]),
+    (["--cpu-offload"], ["--cpu-offload", "--parallel fsdp", "ddp"]),
+    (["--compile", "--parallel", "data_parallel"], ["--compile", "data_parallel"]),
+    (["--compile", "--bucket-cap-mb", "0.5"], ["--bucket-cap-mb", "at least 1", "--compile", "0.5"]),
+    (["--sync-batchnorm", "--device", "cpu"], ["--sync-batchnorm", "GPUs", "--device cpu"]),
+    # Lines of run.yaml.
+    ("steps: 3\nbatch_sise: 3", ["run.yaml:2: ", "batch_sise", "did you mean batch_size?"]),
+    ("\nbatch_size: 0", ["run.yaml:2: batch_size", "1", "got 0"]),
+    ("resume: no", ["run.yaml:1: resume", "string", "False"]),
+    ("steps: yes", ["run.yaml:1: steps", "number", "True"]),
+    ("lr_shares: {head: on}", ["run.yaml:1: lr_shares", "number", "True"]),
+    ("phases: [{name: a, steps: yes}]", ["run.yaml:1: phase a: steps", "number", "True"]),
+    ("phases: [{name: a, steps: 1, lr: on}]", ["run.yaml:1: phase a: lr", "number", "True"]),
+    ("phases: [3]", ["run.yaml:1: phases should be pairs, name: value", "3"]),
+    ("data_dir: 3", ["run.yaml:1: data_dir should be a path, got 3"]),
+    ("steps: 0x10", ["run.yaml:1: steps", "integer", "'0x10'"]),
+    ("phase: hot", ["run.yaml:1: phase", "name the phase in phases"]),
+    ("steps: 3\nseed: 1\nsteps: 4", ["run.yaml:3: steps is there twice"]),
+    ("phases: &a [*a]", ["run.yaml:1: ", "not YAML", "recursion"]),
+    ("steps: 3\n  lr: 4", ["run.yaml:2: ", "not YAML", "mapping values"]),
+    ("- steps", ["run.yaml:1: ", "name: value"]),
+    ("seed: 1\nphases:\n  - name: a\n    steps: 5\n    lr: 0", ["run.yaml:5: phase a: lr", "greater than 0", "got 0"]),
+    ("steps: 4\nphases: [{name: a, steps: 5}]", ["run.yaml:1: steps is 4", "add up to 5"]),
+    # Variables.
+    ({"TRAINER_BATCH_SISE": "3"}, ["TRAINER_BATCH_SISE", "did you mean TRAINER_BATCH_SIZE?"]),
+    ({"TRAINER_GRAD_ACCUM": "0"}, ["TRAINER_GRAD_ACCUM", "1", "'0'"]),
+    ({"TRAINER_PHASES": "[{name: a}]"}, ["TRAINER_PHASES: phase a: steps"]),
+    *(({"GPUTUI_GRACE": grace}, ["GPUTUI_GRACE", "seconds", f"'{grace}'"]) for grace in ("soon", "-5", "inf", "nan")),
+]
 
 
-@table(
-    ("text", "said"),
-    [
-        ("steps: 3\nbatch_sise: 3", ["2: ", "batch_sise", "did you mean batch_size?"]),
-        ("\nbatch_size: 0", ["2: batch_size", "1", "got 0"]),
-        ("resume: no", ["1: resume", "string", "False"]),
-        ("steps: yes", ["1: steps", "number", "True"]),
-        ("lr_shares: {head: on}", ["1: lr_shares", "number", "True"]),
-        ("phases: [{name: a, steps: yes}]", ["1: phase a: steps", "number", "True"]),
-        ("phases: [{name: a, steps: 1, lr: on}]", ["1: phase a: lr", "number", "True"]),
-        ("phases: [3]", ["1: phases should be pairs, name: value", "3"]),
-        ("data_dir: 3", ["1: data_dir should be a path, got 3"]),
-        ("steps: 0x10", ["1: steps", "integer", "'0x10'"]),
-        ("phase: hot", ["1: phase", "name the phase in phases"]),
-        ("steps: 3\nseed: 1\nsteps: 4", ["3: steps is there twice"]),
-        ("phases: &a [*a]", [" a value cannot be read"]),
-        ("steps: 3\n  lr: 4", ["2: ", "not YAML", "mapping values"]),
-        ("- steps", ["1: ", "name: value"]),
-        ("seed: 1\nphases:\n  - name: a\n    steps: 5\n    lr: 0", ["5: phase a: lr", "greater than 0", "got 0"]),
-        ("steps: 4\nphases: [{name: a, steps: 5}]", ["1: steps is 4", "add up to 5"]),
-    ],
-)
-def test_a_wrong_line_of_yaml_is_named(text: str, said: list[str], tmp_path: Path) -> None:
+@table(("given", "said"), WRONG)
+def test_a_wrong_setting_is_one_line_with_its_place(
+    given: list[str] | str | dict[str, str], said: list[str], tmp_path: Path
+) -> None:
+    flags = [write(tmp_path / "run.yaml", given)] if isinstance(given, str) else given
     with pytest.raises(SettingsError) as raised:
-        parse(write(tmp_path / "run.yaml", text))
-    message = str(raised.value)
-    assert mentions(message, f"{tmp_path}/run.yaml:{said[0]}", *said[1:]) and "\n" not in message
-
-
-@table(
-    ("variable", "value", "said"),
-    [
-        ("TRAINER_BATCH_SISE", "3", ["TRAINER_BATCH_SISE", "did you mean TRAINER_BATCH_SIZE?"]),
-        ("TRAINER_GRAD_ACCUM", "0", ["TRAINER_GRAD_ACCUM", "1", "'0'"]),
-        ("TRAINER_PHASES", "[{name: a}]", ["TRAINER_PHASES: phase a: steps"]),
-        *(("GPUTUI_GRACE", grace, ["GPUTUI_GRACE", "seconds", f"'{grace}'"]) for grace in ("soon", "-5", "inf", "nan")),
-    ],
-)
-def test_a_wrong_variable_is_named(variable: str, value: str, said: list[str]) -> None:
-    with pytest.raises(SettingsError) as raised:
-        parse(**{variable: value})
-    assert mentions(str(raised.value), *said)
+        parse(*flags) if isinstance(flags, list) else parse(**flags)
+    assert mentions(str(raised.value), *said) and "\n" not in str(raised.value)
 
 
 def test_a_wrong_flag_is_answered_without_loading_torch() -> None:
     code = "import sys; from trainer.__main__ import main; print(main(['--nope']), 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == "2 False\n"
+    assert done.stdout == "2 False\n" and done.stderr.startswith("trainer: unknown argument --nope")
 
 
 def test_what_a_supervisor_asks_for_gives_way_to_settings() -> None:
@@ -180,17 +162,11 @@ def test_print_config_shows_every_setting_and_trains_nothing(
     assert parse(write(tmp_path / "shown.json", text)) == parse(*flags)
 
 
-@table(
-    ("given", "stored"),
-    [
-        ("https://me:p@ss@host/mlflow", "https://host/mlflow"),
-        ("sqlite:////home/me@work/mlflow.db", "sqlite:////home/me@work/mlflow.db"),
-    ],
-)
-def test_what_others_are_given_has_no_password(given: str, stored: str) -> None:
-    settings = parse("--mlflow", given)
-    assert as_plain(settings)["mlflow"] == stored
-    assert json.loads(settings.model_dump_json())["mlflow"] == given
+@table("uri", ["https://me:p@ss@host/mlflow", "sqlite:////home/me@work/mlflow.db"])
+def test_what_others_are_given_has_no_password(uri: str) -> None:
+    settings = parse("--mlflow", uri)
+    assert as_plain(settings)["mlflow"] == uri.replace("me:p@ss@", "")
+    assert json.loads(settings.model_dump_json())["mlflow"] == uri
 
 
 def test_help_and_json_schema_have_every_setting(capsys: pytest.CaptureFixture[str]) -> None:

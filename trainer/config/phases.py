@@ -17,8 +17,7 @@ from pydantic import ValidationError
 from trainer.config.schema import SHAPE_SETTINGS, Settings, did_you_mean, first
 from trainer.errors import SettingsError
 
-# What cannot change in the middle of a run: what the weights and the order of the data depend on, and what is set up
-# once for all.
+# What the weights and the order of the data depend on, and what is set up once for all phases.
 RUN_WIDE = frozenset(
     (
         *SHAPE_SETTINGS,
@@ -32,15 +31,11 @@ RUN_WIDE = frozenset(
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")  # file names have it
 _SHARE = re.compile(r"x(\d+\.?\d*|\.\d+)")
 
-# From a phase's index and key to the beginning of a message, such as "run.yaml:7: ".
-Where = Callable[[int, str], str]
 
+def unfold(settings: Settings, where: Callable[[int, str], str] = lambda index, key: "") -> tuple[Settings, ...]:
+    """The settings of each phase in order, with its name and steps; the settings themselves if there are no phases.
 
-def unfold(settings: Settings, where: Where = lambda index, key: "") -> tuple[Settings, ...]:
-    """The settings of each phase in order, with `phase` as its name; the settings themselves if there are no phases.
-
-    `steps` is then the length of the phase, and the run's length is their sum. Raises SettingsError naming the phase;
-    `where` adds the place.
+    Raises SettingsError naming the phase, after the place that `where` knows by its index and a key.
     """
     if not settings.phases:
         return (settings,)
@@ -75,10 +70,7 @@ def unfold(settings: Settings, where: Where = lambda index, key: "") -> tuple[Se
 
 
 def phase_at(phases: Sequence[Settings], step: int) -> tuple[int, int, int]:
-    """The index of the phase that a step of the run belongs to, and that phase's first and last step.
-
-    Steps count from 1; a step before the first or after the last belongs to the first or the last phase.
-    """
+    """The index of the phase that a step belongs to, the nearest one if none, and that phase's first and last step."""
     ends = list(itertools.accumulate(phase.steps for phase in phases))
     index = min(bisect.bisect_left(ends, step), len(ends) - 1)
     return index, ends[index] - phases[index].steps + 1, ends[index]
@@ -97,9 +89,9 @@ def _lengths(settings: Settings, wrong: Callable[[int, str, str], SettingsError]
     total = math.fsum(shares)
     if abs(total - 1) > 1e-3:
         raise wrong(0, "steps", f"the shares of the steps of all phases must add up to 1, got {total:g}")
-    ends = [round(settings.steps * part / total) for part in itertools.accumulate(shares)]
+    ends = [0, *(round(settings.steps * part / total) for part in itertools.accumulate(shares))]
     ends[-1] = settings.steps
-    lengths = [end - begin for begin, end in itertools.pairwise([0, *ends])]
+    lengths = [end - begin for begin, end in itertools.pairwise(ends)]
     if min(lengths) < 1:
         text = f"there are too few steps for its share, {settings.steps} in all"
         raise wrong(lengths.index(min(lengths)), "steps", text)

@@ -46,10 +46,7 @@ _Yaml.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(node.val
 
 
 class _Given:
-    """The values that were given, and the words for where: a flag, a variable, or a file's line and key.
-
-    The places of a file's nested values are known by the keys and indices that lead to them.
-    """
+    """The values that were given, and where, by the keys and indices that lead to them: a flag, a variable, a line."""
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
@@ -76,19 +73,16 @@ class _Given:
             lines = {keys: f"{path}:{line}" for keys, line in _lines(node, path)}
         except OSError as error:
             raise SettingsError(f"--config {path}: {error.strerror}") from None
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
             mark = getattr(error, "problem_mark", None)
             raise SettingsError(f"{path}:{mark.line + 1 if mark else 1}: {_not_yaml(error)}") from None
-        except (ValueError, RecursionError) as error:  # such as a value inside itself
-            raise SettingsError(f"{path}: a value cannot be read: {error}") from None
         if not isinstance(values, dict):
             raise SettingsError(f"{path}:1: expected settings as name: value, one per line")
         for key, value in values.items():
-            name = str(key)
-            place = lines.get((name,), f"{path}:1")
-            if name not in Settings.model_fields:
-                raise SettingsError(f"{place}: unknown setting {name}{did_you_mean(name)}")
-            self.add(name, value, f"{place}: {name}")
+            place = lines.get((str(key),), f"{path}:1")
+            if key not in Settings.model_fields:
+                raise SettingsError(f"{place}: unknown setting {key}{did_you_mean(str(key))}")
+            self.add(key, value, f"{place}: {key}")
         self._places |= {keys: words for keys, words in lines.items() if len(keys) > 1}
 
     def place(self, *keys: str | int) -> str:
@@ -99,12 +93,10 @@ class _Given:
 
 
 def from_arguments(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[Settings, Action]:
-    """The settings that a command line, the files it names and an environment describe, and what to do with them.
-
-    Raises SettingsError with one line saying where which setting is wrong.
-    """
+    """The settings and the action that are asked for. Raises SettingsError, which names the wrong setting's place."""
     parser = _parser()
-    parsed, rest = parser.parse_known_args([_dashed(argument) for argument in arguments])
+    dashed = [re.sub(r"^--[^=]+", lambda name: name[0].replace("_", "-"), argument) for argument in arguments]
+    parsed, rest = parser.parse_known_args(dashed)
     if rest:
         name = rest[0].partition("=")[0]
         hint = did_you_mean(name, parser._option_string_actions) if name.startswith("-") else ""
@@ -212,11 +204,8 @@ def _parser() -> _Parser:
         allow_abbrev=False,
     )
     parser.add_argument("--config", action="append", metavar="FILE", help="settings in YAML; of several the last wins")
-    for name, meaning in (
-        ("print_config", "every setting as JSON"),
-        ("json_schema", "the JSON schema of settings files"),
-    ):
-        parser.add_argument(flag(name), action="store_const", const=name, dest="action", help=f"print {meaning}")
+    for name, shown in {"print_config": "every setting as JSON", "json_schema": "a JSON schema of the files"}.items():
+        parser.add_argument(flag(name), action="store_const", const=name, dest="action", help=f"print {shown}")
     for group in GROUPS:
         section = parser.add_argument_group(group.__doc__)
         for name in group.model_fields:
@@ -239,20 +228,11 @@ def _options(name: str) -> dict[str, Any]:
     return options | {"metavar": choices or _WORDS.get(setting.annotation, "YAML")}
 
 
-def _dashed(argument: str) -> str:
-    """``--batch_size=3`` as ``--batch-size=3``; anything that is not a flag stays as it is."""
-    name, equals, value = argument.partition("=")
-    return name.replace("_", "-") + equals + value if name.startswith("--") else argument
-
-
 # --- for others -------------------------------------------------------------------------------------------------------
 
 
 def as_plain(settings: Settings) -> dict[str, Any]:
-    """All settings as numbers, text, lists and dictionaries, for checkpoints and trackers. `Settings` takes it back.
-
-    Without the name and password that a tracking URI may hold: checkpoints are passed on to others.
-    """
+    """All settings as plain data, for checkpoints and trackers, without the login of a tracking URI."""
     return settings.model_dump(mode="json") | {"mlflow": without_login(settings.mlflow)}
 
 
@@ -262,7 +242,7 @@ def without_login(uri: str) -> str:
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON schema of a settings file, with descriptions, for editors that complete and check YAML."""
+    """The JSON schema of a settings file, for editors that complete and check YAML."""
     schema = Settings.model_json_schema()
     settings: dict[str, Any] = schema["properties"]
     del settings["phase"]
