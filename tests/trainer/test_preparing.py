@@ -130,12 +130,12 @@ def test_slices_have_every_line_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     path = tmp_path / "rows.jsonl"
     texts = ["x" * (number % 40) for number in range(90)]
     path.write_text("\n".join(json.dumps({"text": text}) + "\n" * (len(text) % 3 == 0) for text in texts))
-    parts = documents.cut_into_slices(path, held_out=None)
+    parts = documents.list_slices((path,))
     assert [part.stop for part in parts[:-1]] == [part.start for part in parts[1:]]
     found = [document for part in parts for document in documents.read_documents(part, "text")]
-    assert [document.content for document in found] == texts
+    assert [content for content, _ in found] == texts
     lines = path.read_text().splitlines()
-    numbers = [int(document.where().rpartition(":")[2]) for document in found]
+    numbers = [int(where().rpartition(":")[2]) for _, where in found]
     assert [json.loads(lines[number - 1])["text"] for number in numbers] == texts
 
 
@@ -230,10 +230,10 @@ def is_alive(group: int) -> bool:
     "content, name, says",
     [
         (b'{"text": "a"}\n{"text": \n', "a.jsonl", "a.jsonl:2: this is not JSON"),
-        (b'{"text": "a"}\n[1]\n', "a.jsonl", "a.jsonl:2: a list"),
-        (b'{"words": "a"}\n', "a.jsonl", "a.jsonl:1: neither messages nor a text in text; it has words"),
+        (b'{"text": "a"}\n[1]\n', "a.jsonl", "a.jsonl:2: neither messages nor a text in text, but list"),
+        (b'{"words": "a"}\n', "a.jsonl", "a.jsonl:1: neither messages nor a text in text, but words"),
         (b'\n{"messages": []}\n', "a.jsonl", "a.jsonl:2: messages is not a list"),
-        (b'{"messages": [{"role": "user"}]}\n', "a.jsonl", "a.jsonl:1: message 1 has no role and content"),
+        (b'{"messages": [{"role": "user"}]}\n', "a.jsonl", "a.jsonl:1: messages is not a list of messages"),
         (b"\xff\xfe\x00", "a.txt", "a.txt: this is not UTF-8"),
         (b"PAR1", "a.parquet", "a.parquet is damaged or no Parquet file"),
     ],
@@ -241,7 +241,7 @@ def is_alive(group: int) -> bool:
 def test_what_cannot_be_used_is_named_in_one_line(content: bytes, name: str, says: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(TrainerError) as raised:
-        for part in documents.cut_into_slices(tmp_path / name, held_out=None):
+        for part in documents.list_slices((tmp_path / name,)):
             list(documents.read_documents(part, "text"))
     assert says in str(raised.value) and "\n" not in str(raised.value)
 
@@ -251,7 +251,7 @@ def test_too_few_documents_are_refused(tmp_path: Path, folder: Path, capfd: pyte
     given = ["prepare", str(tmp_path / "a.txt"), "--tokenizer", str(folder), "--out", str(tmp_path / "out")]
     assert main([*given, "--context", "32"]) == 1
     (line,) = [line for line in capfd.readouterr().err.splitlines() if not line.startswith("prepare:")]
-    assert line.startswith("trainer: ") and "documents is " in line
+    assert line.startswith("trainer: ") and "documents are too few" in line
     assert not (tmp_path / "out" / "meta.json").exists()
 
 

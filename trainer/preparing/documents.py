@@ -21,26 +21,18 @@ _JSON_LINES = (".jsonl", ".ndjson", ".json")
 _PARQUET = ".parquet"
 _HELD_OUT = re.compile(r"(^|[^a-z])(val|valid|validation|test)([^a-z]|$)")
 
+# The place of a document as ``file:line`` or ``file, row``; called for errors only, because it counts lines.
+Where = Callable[[], str]
+
 
 @dataclass(frozen=True)
 class Slice:
-    """The lines of a file that begin at bytes start .. stop - 1, or those row groups of a Parquet file.
-
-    `held_out` says whether its documents are held out; None: their content decides.
-    """
+    """The lines of a file that begin at bytes start .. stop - 1, or those row groups of a Parquet file."""
 
     path: Path
     start: int
     stop: int
-    held_out: bool | None
-
-
-@dataclass(frozen=True)
-class TextDocument:
-    """A text or a conversation; `where` returns its place as ``file:line`` or ``file, row``."""
-
-    content: str | Messages
-    where: Callable[[], str]  # called for error messages only, because it counts lines
+    held_out: bool | None  # None: the content of each document decides
 
 
 def files_below(folder: Path) -> Iterator[str]:
@@ -51,74 +43,71 @@ def files_below(folder: Path) -> Iterator[str]:
         yield from (inside + name for name in names if not name.startswith("."))
 
 
-def list_files(inputs: Sequence[Path]) -> list[tuple[Path, bool]]:
-    """All files of the inputs, sorted within each folder, and whether each one's name says that it is held out.
+def list_slices(inputs: Sequence[Path]) -> list[Slice]:
+    """Cut the files, and files in folders, into slices of about SLICE_BYTES.
 
-    Names in folders that begin with a dot are skipped. Raises TrainerError if an input does not exist, or has no files.
+    If the name of any file says that it is held out, names decide for all. Raises TrainerError for an input that does
+    not exist and for a damaged Parquet file, and OSError.
     """
-    files: list[tuple[Path, Path]] = []  # and the names relative to the input
-    for path in inputs:
-        if path.is_file():
-            files.append((path, Path(path.name)))
-        elif path.is_dir():
-            inside = ((path / name, Path(name)) for name in files_below(path))
-            files += sorted((file, name) for file, name in inside if file.is_file())
+    files: dict[Path, bool] = {}
+    for place in inputs:
+        if not place.exists():
+            raise TrainerError(f"{place} does not exist; give text, JSON lines or Parquet files, or folders of them")
+        root, names = (place, sorted(map(Path, files_below(place)))) if place.is_dir() else (place.parent, [place.name])
+        found = ((root / name, _HELD_OUT.search(str(name).lower()) is not None) for name in names)
+        files |= {path: held_out for path, held_out in found if path.is_file()}
+    by_name = any(files.values())
+    slices: list[Slice] = []
+    for path, held_out in files.items():
+        if path.suffix.lower() == _PARQUET:
+            ranges = _group_ranges(path)
         else:
-            raise TrainerError(f"{path} does not exist; give text, JSON lines or Parquet files, or folders of them")
-    if not files:
-        raise TrainerError(f"no files in {', '.join(map(str, inputs))}")
-    return [(file, _HELD_OUT.search(str(name).lower()) is not None) for file, name in files]
-
-
-def cut_into_slices(path: Path, *, held_out: bool | None) -> list[Slice]:
-    """Cut a file into slices of about SLICE_BYTES. Raises TrainerError for a damaged Parquet file, and OSError."""
-    if path.suffix.lower() != _PARQUET:
-        size = path.stat().st_size
-        return [Slice(path, start, min(start + SLICE_BYTES, size), held_out) for start in range(0, size, SLICE_BYTES)]
-    slices, first, total_bytes = [], 0, 0
-    metadata = open_parquet(path).metadata
-    for group in range(metadata.num_row_groups):
-        total_bytes += metadata.row_group(group).total_byte_size
-        if total_bytes >= SLICE_BYTES or group == metadata.num_row_groups - 1:
-            slices.append(Slice(path, first, group + 1, held_out))
-            first, total_bytes = group + 1, 0
+            size = path.stat().st_size
+            ranges = [(start, min(start + SLICE_BYTES, size)) for start in range(0, size, SLICE_BYTES)]
+        slices += [Slice(path, start, stop, held_out if by_name else None) for start, stop in ranges]
+    if not slices:
+        raise TrainerError(f"no documents in {', '.join(map(str, inputs))}")
     return slices
 
 
-def read_documents(part: Slice, column: str) -> Iterator[TextDocument]:
+def _group_ranges(path: Path) -> list[tuple[int, int]]:
+    """Cut a Parquet file into ranges of row groups."""
+    ranges, first, total_bytes = [], 0, 0
+    with open_parquet(path) as file:
+        for group in range(file.num_row_groups):
+            total_bytes += file.metadata.row_group(group).total_byte_size
+            if total_bytes >= SLICE_BYTES or group == file.num_row_groups - 1:
+                ranges.append((first, group + 1))
+                first, total_bytes = group + 1, 0
+    return ranges
+
+
+def read_documents(part: Slice, column: str) -> Iterator[tuple[str | Messages, Where]]:
     """The documents of a slice. A row is a conversation (``messages``) or a text (in `column`).
 
     Raises TrainerError naming file and line of the first row that is neither, and OSError.
     """
-    if part.path.suffix.lower() == _PARQUET:
-        yield from _read_parquet(part, column)
-    elif part.path.suffix.lower() in _JSON_LINES:
-        yield from _read_json_lines(part, column)
-    else:
-        yield from _read_text(part)
-
-
-def _read_json_lines(part: Slice, column: str) -> Iterator[TextDocument]:
-    for offset, content in _lines(part):
-        if not content.strip():
-            continue
-        where = functools.partial(_line_number, part.path, offset)
-        try:
-            row = json.loads(content)
-        except ValueError as error:
-            raise TrainerError(f"{where()}: this is not JSON: {error}") from None
-        yield TextDocument(_content(row, column, where), where)
-
-
-def _read_text(part: Slice) -> Iterator[TextDocument]:
-    """The lines of the slice as one document; none if they are blank."""
-    content = b"".join(content for _, content in _lines(part))
+    suffix = part.path.suffix.lower()
+    if suffix == _PARQUET or suffix in _JSON_LINES:
+        rows = _parquet_rows(part, column) if suffix == _PARQUET else _json_rows(part)
+        yield from ((_content(row, column, where), where) for row, where in rows)
+        return
     try:
-        text = content.decode("utf-8")
+        text = b"".join(content for _, content in _lines(part)).decode("utf-8")
     except UnicodeDecodeError as error:
         raise TrainerError(f"{part.path}: this is not UTF-8 text: {error.reason}") from None
     if text.strip():
-        yield TextDocument(text, lambda: str(part.path))
+        yield text, lambda: str(part.path)
+
+
+def _json_rows(part: Slice) -> Iterator[tuple[Any, Where]]:
+    for offset, content in _lines(part):
+        where = functools.partial(_line_number, part.path, offset)
+        if content.strip():
+            try:
+                yield json.loads(content), where
+            except ValueError as error:
+                raise TrainerError(f"{where()}: this is not JSON: {error}") from None
 
 
 def _lines(part: Slice) -> Iterator[tuple[int, bytes]]:
@@ -133,47 +122,46 @@ def _lines(part: Slice) -> Iterator[tuple[int, bytes]]:
 
 def _line_number(path: Path, offset: int) -> str:
     """The line at a byte offset as ``file:line``."""
+    number = 1
     with path.open("rb") as file:
-        lines = 1
-        while offset > 0 and (block := file.read(min(offset, 1 << 22))):
-            lines += block.count(b"\n")
-            offset -= len(block)
-    return f"{path}:{lines}"
-
-
-def _read_parquet(part: Slice, column: str) -> Iterator[TextDocument]:
-    file = open_parquet(part.path)
-    columns = [name for name in ("messages", column) if name in file.schema_arrow.names]
-    if not columns:
-        raise TrainerError(f"{part.path} has no column messages or {column}, but {', '.join(file.schema_arrow.names)}")
-    number = sum(file.metadata.row_group(group).num_rows for group in range(part.start))
-    for group in range(part.start, part.stop):
-        try:
-            rows = file.read_row_group(group, columns=columns).to_pylist()
-        except (OSError, ValueError) as error:
-            raise TrainerError(f"{part.path}: row group {group} cannot be read: {error}") from None
-        for row in rows:
+        while file.tell() < offset and file.readline():
             number += 1
-            where = functools.partial("{}, row {}".format, part.path, number)
-            yield TextDocument(_content(row, column, where), where)
+    return f"{path}:{number}"
 
 
-def _content(row: Any, column: str, where: Callable[[], str]) -> str | Messages:
+def _parquet_rows(part: Slice, column: str) -> Iterator[tuple[Any, Where]]:
+    with open_parquet(part.path) as file:
+        names = file.schema_arrow.names
+        columns = [name for name in ("messages", column) if name in names]
+        if not columns:
+            raise TrainerError(f"{part.path} has no column messages or {column}, but {', '.join(names)}")
+        number = sum(file.metadata.row_group(group).num_rows for group in range(part.start))
+        for group in range(part.start, part.stop):
+            try:
+                rows = file.read_row_group(group, columns=columns).to_pylist()
+            except (OSError, ValueError) as error:
+                raise TrainerError(f"{part.path}: row group {group} cannot be read: {one_line(error)}") from None
+            for row in rows:
+                number += 1
+                yield row, functools.partial("{}, row {}".format, part.path, number)
+
+
+def _content(row: Any, column: str, where: Where) -> str | Messages:
     """The conversation or text of a row. Raises TrainerError, with `where`, if it has neither."""
-    if not isinstance(row, dict):
-        raise TrainerError(f"{where()}: a {type(row).__name__}, where an object with messages or {column} was expected")
-    messages = row.get("messages")
-    if messages is None:
-        text = row.get(column)
-        if not isinstance(text, str):
-            raise TrainerError(f"{where()}: neither messages nor a text in {column}; it has {', '.join(map(str, row))}")
+    fields = row if isinstance(row, dict) else {}
+    messages, text = fields.get("messages"), fields.get(column)
+    if messages is None and isinstance(text, str):
         return text
-    if not isinstance(messages, list) or not messages:
-        raise TrainerError(f"{where()}: messages is not a list of messages")
-    for number, message in enumerate(messages, 1):
-        if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
-            raise TrainerError(f"{where()}: message {number} has no role and content in words")
-    return [{"role": message["role"], "content": message["content"]} for message in messages]
+    if messages is None:
+        found = ", ".join(map(str, fields)) or type(row).__name__
+        raise TrainerError(f"{where()}: neither messages nor a text in {column}, but {found}")
+    try:
+        turns = [{"role": message["role"], "content": message["content"]} for message in messages]
+    except (TypeError, KeyError):
+        turns = []
+    if not turns or not all(isinstance(words, str) for message in turns for words in message.values()):
+        raise TrainerError(f"{where()}: messages is not a list of messages with role and content in words")
+    return turns
 
 
 def open_parquet(path: Path) -> Any:
@@ -181,10 +169,10 @@ def open_parquet(path: Path) -> Any:
     try:
         import pyarrow
         from pyarrow import parquet
+
+        return parquet.ParquetFile(path)
     except ImportError:
         raise TrainerError("Parquet files need pyarrow: pip install 'gputui[train]'") from None
-    try:
-        return parquet.ParquetFile(path)
     except (OSError, pyarrow.ArrowException) as error:
         problem = one_line(error)
         raise TrainerError(f"{path} is damaged or no Parquet file; remove it or fetch it again: {problem}") from None

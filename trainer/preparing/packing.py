@@ -5,6 +5,7 @@ Ding et al., "Fewer Truncations Improve Language Modeling" (2024), section 3.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 
 import numpy as np
@@ -22,12 +23,9 @@ def split_document(document: Encoded, row: int) -> list[Encoded]:
 
     So every token is predicted once. Pieces without a token to learn are dropped.
     """
-    pieces = []
-    for start in range(0, max(1, len(document.tokens) - 1), row - 1):
-        piece = Encoded(document.tokens[start : start + row], document.learn[start : start + row])
-        if piece.learn[1:].any():
-            pieces.append(piece)
-    return pieces
+    starts = range(0, max(1, len(document.tokens) - 1), row - 1)
+    pieces = (Encoded(document.tokens[at : at + row], document.learn[at : at + row]) for at in starts)
+    return [piece for piece in pieces if piece.learn[1:].any()]
 
 
 def best_fit(lengths: Sequence[int], row: int) -> list[list[int]]:
@@ -36,22 +34,16 @@ def best_fit(lengths: Sequence[int], row: int) -> list[list[int]]:
     The longest piece comes first; each goes into the row where it leaves the least room.
     """
     rows: list[list[int]] = []
-    rows_by_room: list[list[int]] = [[] for _ in range(row + 1)]  # numbers of rows by tokens of room left
-    rooms = 0  # bit n is set if rows_by_room[n] is not empty
+    rooms: list[tuple[int, int]] = []  # tokens of room left, and the row, sorted
     for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
-        length = lengths[number]
-        fitting = rooms >> length
-        if fitting:
-            room = length + (fitting & -fitting).bit_length() - 1
-            target = rows_by_room[room].pop()
-            if not rows_by_room[room]:
-                rooms ^= 1 << room
-        else:
-            room, target = row, len(rows)
+        at = bisect_left(rooms, (lengths[number], 0))
+        if at == len(rooms):
+            rooms.append((row, len(rows)))
             rows.append([])
+        room, target = rooms.pop(at)
         rows[target].append(number)
-        rows_by_room[room - length].append(target)
-        rooms |= 1 << (room - length)
+        if room > lengths[number]:
+            insort(rooms, (room - lengths[number], target))
     return rows
 
 
@@ -62,8 +54,7 @@ def pack(pieces: Sequence[Encoded], row: int, pad: int) -> tuple[npt.NDArray[np.
     marks = np.zeros((len(rows), row), dtype=np.uint8)
     for number, members in enumerate(rows):
         start = 0
-        for member in members:
-            piece = pieces[member]
+        for piece in (pieces[member] for member in members):
             end = start + len(piece.tokens)
             tokens[number, start:end] = piece.tokens
             marks[number, start + 1 : end] = piece.learn[1:] * LEARN

@@ -1,15 +1,9 @@
 """Token files from documents: written by several processes, and resumable after a kill.
 
-::
-
-    train-00003.bin     rows of tokens of the 4th slice of the inputs; val-00003.bin: those held out
-    train-00003.marks   a byte per token: whether the loss covers it, and whether a document begins there
-    journal.jsonl       the inputs and settings (first line), and a line per finished slice
-    tokenizer/          the tokenizer, with the chat template that was used
-    meta.json           written last; without it the folder is not usable
-
-A slice is finished when its line is in the journal, which is written after its files. The files depend on the inputs
-and the plan alone, not on the number of processes or interruptions.
+A slice of the inputs becomes train-00003.bin with rows of tokens and train-00003.marks with a byte per token (is it
+learnt, does a document begin there); val-… are held out. A slice is finished when its line is in journal.jsonl, whose
+first line has the inputs and settings. The tokenizer is copied to tokenizer/, and meta.json is written last. The files
+depend on the inputs and the plan alone, not on the number of processes or interruptions.
 """
 
 from __future__ import annotations
@@ -36,14 +30,13 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer.errors import SettingsError, TrainerError, show
-from trainer.preparing.documents import Slice, cut_into_slices, list_files, read_documents
+from trainer.preparing.documents import Slice, list_slices, read_documents
 from trainer.preparing.packing import pack, split_document
 from trainer.tokenizer import Encoded, Tokenizer
 
 JOURNAL = "journal.jsonl"
 META = "meta.json"
 
-_FORMAT = 1
 _PROMPTS = 4  # held-out prompts in meta.json, for --answer-every
 _PROMPT_TOKENS = 32  # length of a prompt from a text
 _PROGRESS_EVERY = 5.0  # seconds
@@ -54,12 +47,8 @@ _COUNTS = ("documents", "rows", "held_out_rows", "tokens", "learnt", "padding", 
 class PreparationPlan:
     """What to prepare. The token files depend on nothing else.
 
-    Attributes:
-        inputs: files, and folders of files.
-        tokenizer: the folder of the tokenizer.
-        context: rows have one token more.
-        held_out: one document in so many is held out, chosen by its content, unless names of files say it.
-        column: the text of rows that are no conversations.
+    One document in `held_out` is held out, chosen by its content, unless names of files say it. `column` has the text
+    of rows that are no conversations. Rows have one token more than `context`.
     """
 
     inputs: tuple[Path, ...]
@@ -71,10 +60,7 @@ class PreparationPlan:
 
 @dataclass(frozen=True)
 class Prepared:
-    """The result of `prepare`: documents, and tokens without padding, in the folder.
-
-    `finished` is False if it was stopped.
-    """
+    """Documents, and tokens without padding, in the folder; `finished` is False if preparing was stopped."""
 
     finished: bool
     documents: int
@@ -94,14 +80,8 @@ def prepare(
     tokenizer = Tokenizer(plan.tokenizer)
     if plan.context < 8 or plan.held_out < 2:
         raise SettingsError("--context must be 8 or more, and --held-out 2 or more")
-    files = list_files(plan.inputs)
-    by_name = any(held_out for _, held_out in files)
-    slices = [
-        part for path, held_out in files for part in cut_into_slices(path, held_out=held_out if by_name else None)
-    ]
-    if not slices:
-        raise TrainerError(f"{plan.inputs[0]} is empty")
     try:
+        slices = list_slices(plan.inputs)
         folder.mkdir(parents=True, exist_ok=True)
         with _journal(folder, _identity(plan, tokenizer, slices)) as (journal, finished):
             complete = (folder / META).is_file()
@@ -111,9 +91,8 @@ def prepare(
                 for line in _prepared(plan, folder, missing, processes or len(os.sched_getaffinity(0)), stopping):
                     finished[line["slice"]] = line
                     _append(journal, line)
-                complete = len(finished) == len(slices)
-            if complete and not (folder / META).is_file():
-                _write_meta(folder, plan, tokenizer, finished)
+                if complete := len(finished) == len(slices):
+                    _write_meta(folder, plan, tokenizer, [finished[number] for number in sorted(finished)])
     except OSError as error:
         raise TrainerError(f"{error.filename or folder}: {error.strerror}") from None
     documents, tokens = (sum(line[key] for line in finished.values()) for key in ("documents", "tokens"))
@@ -127,13 +106,9 @@ def _identity(plan: PreparationPlan, tokenizer: Tokenizer, slices: list[Slice]) 
     """The first line of the journal: all that the token files depend on."""
     files = {str(part.path): part.path.stat() for part in slices}
     return {
-        "format": _FORMAT,
-        "context": plan.context,
-        "held_out": plan.held_out,
-        "column": plan.column,
-        "tokenizer": tokenizer.digest(),
         "files": [[path, stat.st_size, stat.st_mtime_ns] for path, stat in files.items()],
-        "slices": len(slices),
+        "tokenizer": tokenizer.digest(),
+        "plan": [plan.context, plan.held_out, plan.column],
     }
 
 
@@ -165,14 +140,13 @@ def _append(file: TextIO, line: dict[str, Any]) -> None:
     os.fsync(file.fileno())
 
 
-def _write_meta(folder: Path, plan: PreparationPlan, tokenizer: Tokenizer, finished: dict[int, dict[str, Any]]) -> None:
-    parts = [finished[number] for number in sorted(finished)]
+def _write_meta(folder: Path, plan: PreparationPlan, tokenizer: Tokenizer, parts: list[dict[str, Any]]) -> None:
     totals = {key: sum(part[key] for part in parts) for key in _COUNTS}
-    for key, purpose in (("rows", "to train on"), ("held_out_rows", "held out")):
-        if not totals[key]:
-            raise TrainerError(
-                f"none of {totals['documents']} documents is {purpose}; add documents, or name files train… and val…"
-            )
+    if not totals["rows"] or not totals["held_out_rows"]:
+        raise TrainerError(
+            f"{totals['documents']} documents are too few to train on some and hold others out; add documents, or name "
+            "files train… and val…"
+        )
     meta = {
         "dtype": _dtype(tokenizer),
         "vocabulary": tokenizer.size,
@@ -206,20 +180,15 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def _prepared(
-    plan: PreparationPlan,
-    folder: Path,
-    slices: list[tuple[int, Slice]],
-    processes: int,
-    stopping: Callable[[], bool],
+    plan: PreparationPlan, folder: Path, slices: list[tuple[int, Slice]], processes: int, stopping: Callable[[], bool]
 ) -> Iterator[dict[str, Any]]:
-    """Prepare slices in processes, until all are finished or `stopping` returns True. Yields a line for the journal."""
+    """Prepare slices in processes, until all are finished or `stopping` returns True. Yields lines for the journal."""
     began = shown_at = time.monotonic()
     tokens = done = 0
-    waiting, running = list(reversed(slices)), set[Future[dict[str, Any]]]()
+    waiting, running = slices[::-1], set[Future[dict[str, Any]]]()
     processes = max(1, min(processes, len(slices)))
     unrelated = set(multiprocessing.active_children())
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, context, _start_process) as pool:
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _start_process) as pool:
         try:
             while (waiting or running) and not stopping():
                 while waiting and len(running) < 2 * processes:
@@ -231,12 +200,9 @@ def _prepared(
                     done += 1
                 now = time.monotonic()
                 if now - shown_at >= _PROGRESS_EVERY or not (waiting or running):
-                    shown_at = now
-                    show(
-                        f"prepare: {done / len(slices):4.0%}  {done} of {len(slices)} slices  {tokens:,} tokens"
-                        f"  {tokens / (now - began):,.0f} tokens/s  {processes} processes",
-                        error=True,
-                    )
+                    shown_at, speed = now, tokens / (now - began)
+                    progress = f"{done / len(slices):4.0%}  {done} of {len(slices)} slices  {tokens:,} tokens"
+                    show(f"prepare: {progress}  {speed:,.0f} tokens/s  {processes} processes", error=True)
         except BrokenProcessPool:
             if not stopping():
                 raise TrainerError("a process that prepares tokens died; was there too little memory?") from None
@@ -273,27 +239,25 @@ def _prepare_slice(plan: PreparationPlan, folder: Path, number: int, part: Slice
     counts = dict.fromkeys(_COUNTS, 0)
     pieces: dict[str, list[Encoded]] = {"train": [], "val": []}
     prompts: list[list[int]] = []
-    for document in read_documents(part, plan.column):
+    for content, where in read_documents(part, plan.column):
         counts["documents"] += 1
-        is_text = isinstance(document.content, str)
+        is_text = isinstance(content, str)
         try:
-            encoded = tokenizer.document(document.content)
+            encoded = tokenizer.document(content)
         except ValueError as error:
-            raise TrainerError(f"{document.where()}: {error}") from None
+            raise TrainerError(f"{where()}: {error}") from None
         if not is_text and len(encoded.tokens) > row:
             # The rest of a conversation is dropped: it means little without the beginning.
             counts["shortened"] += 1
             encoded = Encoded(encoded.tokens[:row], encoded.learn[:row])
         split = split_document(encoded, row)
-        if not split:
-            counts["left_out"] += 1
-            continue
+        counts["left_out"] += not split
         # By content: duplicates are all in one split, and stay there when documents are added.
-        by_content = zlib.crc32(json.dumps(document.content).encode()) % plan.held_out == 0
+        by_content = zlib.crc32(json.dumps(content).encode()) % plan.held_out == 0
         held_out = by_content if part.held_out is None else part.held_out
         pieces["val" if held_out else "train"] += split
-        if held_out:
-            first = int(np.argmax(encoded.learn)) if not is_text else min(_PROMPT_TOKENS, len(encoded.tokens) // 2)
+        if split and held_out:
+            first = min(_PROMPT_TOKENS, len(encoded.tokens) // 2) if is_text else int(np.argmax(encoded.learn))
             if 0 < first < plan.context:
                 prompts.append(encoded.tokens[:first].tolist())
     for name, rows in (("train", "rows"), ("val", "held_out_rows")):
