@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -13,24 +10,6 @@ from trainer.errors import SettingsError
 from trainer.exporting import Restored
 from trainer.session import PhaseSession
 from trainer.tokenizer import Tokenizer
-
-
-def generate(
-    prompt: Sequence[int],
-    scores: Callable[[list[int]], Tensor],
-    pick: Callable[[Tensor], int],
-    *,
-    most: int,
-    stops: Collection[int],
-) -> list[int]:
-    """Continue a prompt, up to `most` tokens in all or one of `stops`. Returns the new tokens.
-
-    `scores` maps the tokens so far to the logits [size] of the next one, of which `pick` chooses it.
-    """
-    tokens = list(prompt)
-    while len(tokens) < most and (token := pick(scores(tokens))) not in stops:
-        tokens.append(token)
-    return tokens[len(prompt) :]
 
 
 class Prompts:
@@ -52,31 +31,24 @@ class Prompts:
 
     def answers(self) -> list[tuple[str, str]]:
         """Answer each prompt greedily with the current weights; pairs of prompt and answer (collective)."""
-        session, tokenizer = self._session, self._tokenizer
-
-        def pick(logits: Tensor) -> int:
-            return session.world.from_main(int(logits.argmax()))  # rank 0's, because GPUs may round differently
-
+        session, text = self._session, self._tokenizer.text
         session.objective.eval()
         try:
             # Each token makes another length, for which compiled blocks would be compiled again.
             with torch.no_grad(), torch.compiler.set_stance("force_eager"), session.precision.autocast():
-                answers = [
-                    generate(
-                        prompt,
-                        self._scores,
-                        pick,
-                        most=min(len(prompt) + session.settings.answer_tokens, self._context),
-                        stops=tokenizer.stops,
-                    )
-                    for prompt in self._prompts
-                ]
+                return [(text(prompt), text(self._answer(prompt))) for prompt in self._prompts]
         finally:
             session.objective.train()
-        return [
-            (tokenizer.text(prompt), tokenizer.text(answer))
-            for prompt, answer in zip(self._prompts, answers, strict=True)
-        ]
+
+    def _answer(self, prompt: tuple[int, ...]) -> list[int]:
+        session, tokens = self._session, list(prompt)
+        while len(tokens) < min(len(prompt) + session.settings.answer_tokens, self._context):
+            # Rank 0's choice, because GPUs may round differently.
+            token = session.world.from_main(int(self._scores(tokens).argmax()))
+            if token in self._tokenizer.stops:
+                break
+            tokens.append(token)
+        return tokens[len(prompt) :]
 
     def _scores(self, tokens: list[int]) -> Tensor:
         # Ranks that share layers take lengths that they divide; no token sees what comes after it.
@@ -86,7 +58,6 @@ class Prompts:
         return logits[0, len(tokens) - 1, : self._tokenizer.size]
 
 
-@torch.no_grad()
 def answer(restored: Restored, prompt: str, *, tokens: int, temperature: float, plain: bool) -> str:
     """Generate an answer to a prompt, or with `plain` its continuation, of at most `tokens` tokens.
 
@@ -98,21 +69,13 @@ def answer(restored: Restored, prompt: str, *, tokens: int, temperature: float, 
     context = getattr(network.config, "max_position_embeddings", None) or len(ids) + tokens
     if len(ids) >= context:
         raise SettingsError(f"--prompt has {len(ids)} tokens, and the model sees {context} at once: shorten it")
-    cache: Any = None
-    seen = 0
-
-    def scores(so_far: list[int]) -> Tensor:
-        nonlocal cache, seen
-        output = network(torch.tensor([so_far[seen:]]), **({} if cache is None else {"past_key_values": cache}))
-        cache = getattr(output, "past_key_values", None)
-        seen = 0 if cache is None else len(so_far)
-        logits: Tensor = output.logits[0, -1, : tokenizer.size]
-        return logits
-
-    def pick(logits: Tensor) -> int:
-        if temperature:
-            return int(torch.multinomial(torch.softmax(logits / temperature, dim=-1), 1))
-        return int(logits.argmax())
-
-    new = generate(ids, scores, pick, most=min(len(ids) + tokens, context), stops=tokenizer.stops)
-    return tokenizer.text(new)
+    inputs = torch.tensor([ids])
+    new = network.generate(
+        inputs,
+        attention_mask=torch.ones_like(inputs),
+        max_new_tokens=min(tokens, context - len(ids)),
+        eos_token_id=list(tokenizer.stops) or None,
+        pad_token_id=tokenizer.pad,
+        **({"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}),
+    )
+    return tokenizer.text([token for token in new[0, len(ids) :].tolist() if token not in tokenizer.stops])

@@ -20,7 +20,6 @@ from trainer.errors import TrainerError, one_line
 
 Messages = Sequence[Mapping[str, str]]
 
-# The files of a tokenizer.
 _FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("chat_template.jinja", "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model"),
@@ -54,15 +53,11 @@ class Tokenizer:
 
     def __init__(self, folder: Path) -> None:
         if not (folder / "tokenizer.json").is_file():
-            raise TrainerError(
-                f"{folder} has no tokenizer.json; give the folder of a Hugging Face tokenizer, saved as a fast one"
-            )
+            raise TrainerError(f"{folder} has no tokenizer.json; give the folder of a (fast) Hugging Face tokenizer")
         try:
             from transformers import PreTrainedTokenizerFast
 
             loaded: Any = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
-        except ImportError:
-            raise TrainerError("tokenizers need transformers: pip install 'gputui[train]'") from None
         except Exception as error:  # the libraries raise many types for a damaged file; all mean the same
             raise TrainerError(f"{folder} is no tokenizer: {one_line(error)[:300]}") from None
         self.folder = folder
@@ -70,48 +65,48 @@ class Tokenizer:
         self.eos: int | None = loaded.eos_token_id
         self.bos: int | None = self.eos if loaded.bos_token_id is None else loaded.bos_token_id
         self.pad = next((token for token in (loaded.pad_token_id, self.eos, self.bos) if token is not None), 0)
-        self.has_template = loaded.chat_template is not None
-        if not self.has_template:
+        self._has_template = loaded.chat_template is not None
+        if not self._has_template:
             if self.eos is None:
                 raise TrainerError(f"{folder} has neither a chat template nor an end-of-sequence token")
             loaded.bos_token = loaded.bos_token or loaded.eos_token
             loaded.chat_template = SIMPLE_TEMPLATE
         self._loaded = loaded
-        self._specials = [token.content for token in loaded.added_tokens_decoder.values() if token.special]
-        self._special_ids = {*loaded.all_special_ids, *loaded.added_tokens_decoder}
+        self._added = loaded.added_tokens_decoder
+        self._specials = [token.content for token in self._added.values() if token.special]
         self._fast = loaded.backend_tokenizer
         self._fast.no_truncation()
         self._fast.no_padding()
 
     def document(self, content: str | Messages) -> Encoded:
-        """Tokenize a conversation, or a text between `bos` and `eos`, whose loss covers all tokens but the first."""
-        if not isinstance(content, str):
-            return self.conversation(content)
-        ids = self._fast.encode(content, add_special_tokens=False).ids
-        after = [] if self.eos is None else [self.eos]
-        tokens = np.array([*([] if self.bos is None else [self.bos]), *ids, *after], dtype=np.uint32)
-        return Encoded(tokens, np.arange(len(tokens)) > 0)
+        """Tokenize a text between `bos` and `eos`, whose loss covers all tokens but the first, or a conversation.
 
-    def conversation(self, messages: Messages) -> Encoded:
-        """Tokenize a conversation. The loss covers the assistant's words and the end of its turn.
-
-        A token belongs to the message with its first character. An answer that the template renders otherwise once
-        more follows, such as without its thoughts, is not learnt. Raises ValueError if the template refuses the
-        messages, or if what it renders before the last one, an answer, is not the prompt for it.
+        In that the loss covers the assistant's words and the end of its turn; a token belongs to the message with its
+        first character. An answer that the template renders otherwise once more follows, such as without its thoughts,
+        is not learnt. Raises ValueError if the template refuses the messages, or if what it renders before the last
+        one, an answer, is not the prompt for it.
         """
-        text = self.rendered(messages)
+        if isinstance(content, str):
+            ids = [*self.beginning(content), *([] if self.eos is None else [self.eos])]
+            return Encoded(np.array(ids, dtype=np.uint32), np.arange(len(ids)) > 0)
+        text = self.rendered(content)
         ids, offsets = self._encode(text)
         starts = np.array(offsets, dtype=np.int64)
         learn = np.zeros(len(starts), dtype=np.bool_)
-        for number, message in enumerate(messages):
+        for number, message in enumerate(content):
             if message["role"] == "assistant":
-                before = self.rendered(messages[:number], answer=True)
-                until = self.rendered(messages[: number + 1])
+                before = self.rendered(content[:number], answer=True)
+                until = self.rendered(content[: number + 1])
                 if until.startswith(before) and text.startswith(until):
                     learn |= (starts >= len(before)) & (starts < len(until.rstrip()))
-                elif number == len(messages) - 1:
+                elif number == len(content) - 1:
                     raise ValueError("the chat template renders an answer otherwise than what asks for it")
         return Encoded(np.array(ids, dtype=np.uint32), learn)
+
+    def beginning(self, text: str) -> list[int]:
+        """The tokens of a plain text for the model to continue."""
+        ids: list[int] = self._fast.encode(text, add_special_tokens=False).ids
+        return ids if self.bos is None else [self.bos, *ids]
 
     def prompt(self, messages: Messages) -> list[int]:
         """The tokens of a prompt, which the model continues with an answer. Raises ValueError like `rendered`."""
@@ -129,11 +124,6 @@ class Tokenizer:
             offset += len(piece) + 1
         return ids, starts
 
-    def beginning(self, text: str) -> list[int]:
-        """The tokens of a plain text for the model to continue."""
-        tokens: list[int] = self.document(text).tokens.tolist()
-        return tokens if self.eos is None else tokens[:-1]
-
     def rendered(self, messages: Messages, *, answer: bool = False) -> str:
         """Render a conversation as text; with `answer`, end with the start of the assistant's turn.
 
@@ -147,37 +137,35 @@ class Tokenizer:
             for special in self._specials if message["role"] != "assistant" else ():
                 message["content"] = message["content"].replace(special, special[0] + _BREAK + special[1:])
         try:
-            text: str = self._loaded.apply_chat_template(broken, tokenize=False, add_generation_prompt=answer)
+            return str(self._loaded.apply_chat_template(broken, tokenize=False, add_generation_prompt=answer))
         except (TemplateError, TypeError, KeyError) as error:
             raise ValueError(f"the chat template refuses it: {error}") from None
-        return text
 
     def text(self, tokens: Sequence[int]) -> str:
         """Decode tokens. Special and unknown tokens are skipped."""
-        text: str = self._fast.decode([token for token in tokens if token < self.size], skip_special_tokens=True)
-        return text
+        return str(self._fast.decode(list(tokens), skip_special_tokens=True))
 
     @functools.cached_property
     def stops(self) -> tuple[int, ...]:
         """Tokens that end an answer: `eos`, and the one that the template puts after the assistant's words."""
-        answered = self.conversation([{"role": "user", "content": "a"}, {"role": "assistant", "content": "a"}])
-        ends = [] if self.eos is None else [self.eos]
-        ends += [token for token in answered.tokens[answered.learn].tolist()[-1:] if token in self._special_ids]
-        return tuple(dict.fromkeys(ends))
+        answered = self.document([{"role": "user", "content": "a"}, {"role": "assistant", "content": "a"}])
+        last = [token for token in answered.tokens[answered.learn].tolist()[-1:] if token in self._added]
+        return tuple(dict.fromkeys([*([] if self.eos is None else [self.eos]), *last]))
+
+    def _files(self) -> list[Path]:
+        return [path for name in _FILES if (path := self.folder / name).is_file()]
 
     def digest(self) -> str:
         """SHA-256 over the tokenizer's files, hexadecimal."""
         state = hashlib.sha256()
-        for name in _FILES:
-            path = self.folder / name
-            state.update(name.encode() + b"\0" + (path.read_bytes() if path.is_file() else b"") + b"\0")
+        for path in self._files():
+            state.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
         return state.hexdigest()
 
     def copy_to(self, folder: Path) -> None:
         """Copy the tokenizer's files, and the template in use, into another folder. Raises OSError."""
         folder.mkdir(parents=True, exist_ok=True)
-        for name in _FILES:
-            if (self.folder / name).is_file() and self.folder.resolve() != folder.resolve():
-                shutil.copyfile(self.folder / name, folder / name)
-        if not self.has_template:
+        for path in self._files() if self.folder.resolve() != folder.resolve() else ():
+            shutil.copyfile(path, folder / path.name)
+        if not self._has_template:
             (folder / "chat_template.jinja").write_text(SIMPLE_TEMPLATE, encoding="utf-8")
