@@ -29,15 +29,14 @@ from trainer.world import World
 
 Value = float | int | str | None
 
-# The values of a step on the console, and their formats.
-_CONSOLE_FORMATS = (
-    ("loss", "loss {:.4f}"),
-    ("lr", "lr {:.2e}"),
-    ("grad_norm", "grad_norm {:.3f}"),
-    ("samples_per_s", "samples/s {:.0f}"),
-    ("tokens_per_s", "tokens/s {:.0f}"),
-    ("mfu", "mfu {:.1%}"),
-)
+_ON_CONSOLE = {
+    "loss": ".4f",
+    "lr": ".2e",
+    "grad_norm": ".3f",
+    "samples_per_s": ".0f",
+    "tokens_per_s": ".0f",
+    "mfu": ".1%",
+}
 
 
 class Telemetry:
@@ -81,7 +80,7 @@ class Telemetry:
         self._device_busy: float | None = None
 
     def step(self, step: int, values: Mapping[str, Value]) -> None:
-        """Write a step's metrics, on rank 0, named as in docs/trainer.md. What is None is unknown, and left out."""
+        """Write a step's metrics, on rank 0, named as in docs/trainer.md. None: unknown, and left out."""
         if not self._main:
             return
         present = {name: value for name, value in values.items() if value is not None}
@@ -89,17 +88,16 @@ class Telemetry:
         self._metrics.write(step, rank=0, **phase, **present)
         self._track(step, present)
         if step % self._settings.log_every == 0 or step == self._total_steps:
-            parts = [form.format(values[name]) for name, form in _CONSOLE_FORMATS if name in present]
-            self.say("  ".join([f"step {step}/{self._total_steps}", *parts]))
+            parts = [f"{name} {present[name]:{form}}" for name, form in _ON_CONSOLE.items() if name in present]
+            self.say("  ".join([f"step {step}/{self._total_steps}", *parts]).replace("_per_s", "/s"))
 
     def rank_timings(self, step: int, times: StepDurations) -> None:
         """Add a rank's times of a step to its means; ranks other than 0 write them every --rank-metrics-every steps."""
         settings = self._settings
         # Not the first step of a phase, which starts workers and compiles, nor those that recording slows down.
-        if settings.bottleneck_every and self._warm:
-            traced = _due(step, settings.trace_every) or _due(step - 1, settings.trace_every)
-            if not traced and not self._histogram_due(step):
-                self._since_verdict.append(times)
+        recorded = any(_due(step - late, settings.trace_every) for late in (0, 1)) or self._histogram_due(step)
+        if settings.bottleneck_every and self._warm and not recorded:
+            self._since_verdict.append(times)
         self._warm = True
         if self._main or not settings.rank_metrics_every:
             return
@@ -117,26 +115,21 @@ class Telemetry:
         all_times = [times for times in self._world.gather(own) if times is not None]
         if self._main and all_times:
             found = verdict(all_times, on_gpu=self._world.device.type == "cuda", device_busy=self._device_busy)
-            slow: dict[str, Value] = {} if found.straggler is None else {"straggler": found.straggler}
-            self.event(step, "bottleneck", kind=found.kind, sentence=found.sentence, **found.figures, **slow)
+            figures = {**found.figures, "straggler": found.straggler}
+            self.event(step, "bottleneck", kind=found.kind, sentence=found.sentence, **figures)
             if self._last_verdict != (found.kind, found.straggler):
                 self._last_verdict = (found.kind, found.straggler)
                 self.say(f"bottleneck at step {step}: {found.sentence}")
 
     @contextlib.contextmanager
     def observe(self, step: int, model: nn.Module) -> Iterator[None]:
-        """Inside, which is a whole step, record a trace and activations of the unwrapped model on rank 0 if due."""
-        settings = self._settings
-        trace_due, histogram_due = self._main and _due(step, settings.trace_every), self.wants_histograms(step)
-        if not trace_due and not histogram_due:
-            yield
-            return
-        trace, activations = None, []
+        """Inside, which is a whole step, record a trace or activations of the unwrapped model on rank 0 if due."""
+        settings, trace, activations = self._settings, None, []
         with contextlib.ExitStack() as stack:
-            if trace_due:
+            if self._main and _due(step, settings.trace_every):
                 path = settings.output_dir / "traces" / f"step_{step:08d}.json.gz"
                 trace = stack.enter_context(record(path, self._world.device))
-            if histogram_due and settings.compile == "off":  # a compiled module ignores hooks that are added later
+            if self.wants_histograms(step) and settings.compile == "off":  # a compiled module ignores later hooks
                 activations = stack.enter_context(histograms.watch_activations(model))
             yield
         self._write_histograms(step, activations)
@@ -144,7 +137,6 @@ class Telemetry:
             self._log_trace(step, trace)
 
     def wants_histograms(self, step: int) -> bool:
-        """Whether rank 0 wants to be given this step's gradients."""
         return self._main and self._histogram_due(step)
 
     def gradients(self, step: int, gradients: Mapping[str, Tensor]) -> None:
@@ -157,13 +149,13 @@ class Telemetry:
         self._track(step, values)
 
     def event(self, step: int, name: str, /, **values: Value) -> None:
-        """Write an event of the run, on rank 0."""
+        """Write an event of the run, on rank 0. None: unknown, and left out."""
         if not self._main:
             return
-        self._metrics.write(step, event=name, **values)
+        present = {key: value for key, value in values.items() if value is not None}
+        self._metrics.write(step, event=name, **present)
         if self._text:
-            details = " ".join(f"{key}={value}" for key, value in values.items())
-            self._text.line(f"step {step} {name} {details}".rstrip())
+            self._text.line(" ".join([f"step {step} {name}", *(f"{key}={value}" for key, value in present.items())]))
 
     def say(self, text: str, *, error: bool = False) -> None:
         """Print a line, on rank 0."""
@@ -181,7 +173,7 @@ class Telemetry:
             self.warn(reason)
 
     def close(self, *, good: bool = True) -> None:
-        """End the trackers' runs and close the files. `good`: the run succeeded."""
+        """End the trackers' runs, as those of a `good` run or a failed one, and close the files."""
         close_all(self._trackers, good)
         for file in (self._metrics, self._histograms, self._text):
             if file is not None:
@@ -210,8 +202,8 @@ class Telemetry:
         if self._world.device.type == "cuda" and trace.device_busy is None:
             self.say(f"{trace.path} shows no work of the GPU: the profiler could not see it", error=True)
         top = "; ".join(f"{name} {seconds:.3g} s" for name, seconds in trace.top)
-        busy: dict[str, Value] = {} if trace.device_busy is None else {"device_busy": trace.device_busy}
-        self.event(step, "trace", path=str(trace.path), seconds=trace.seconds, top=top, **busy)
+        busy = trace.device_busy
+        self.event(step, "trace", path=str(trace.path), seconds=trace.seconds, top=top, device_busy=busy)
 
     def _track(self, step: int, values: Mapping[str, Value]) -> None:
         if self._trackers:
@@ -226,10 +218,9 @@ class Telemetry:
 
 
 class MetricsWriter:
-    """A file of JSON lines. The time of a line is UTC unix seconds.
+    """A file of JSON lines, each a single appending write, so that those of several ranks never mix.
 
-    A line is a single write to a file opened for appending, so lines of several ranks never mix, and readers see whole
-    lines. A failed write (a full disk, a removed folder) is reported once and never stops training.
+    A failed write (a full disk, a removed folder) is reported once and never stops training.
     """
 
     def __init__(self, path: Path, *, repair: bool = True) -> None:
@@ -242,7 +233,7 @@ class MetricsWriter:
             self._half_line = os.pread(self._file.fileno(), 1, self._file.tell() - 1) != b"\n"
 
     def write(self, step: int, /, **values: Value | Sequence[float]) -> None:
-        """Append one line. NaN is written as NaN."""
+        """Append one line, with the time in UTC unix seconds. NaN is written as NaN."""
         try:
             line = json.dumps({"step": step, "time": round(time.time(), 6), **values}).encode() + b"\n"
             if self._half_line:
@@ -261,14 +252,13 @@ class MetricsWriter:
 
 
 class TextLog(TimedRotatingFileHandler):
-    """OUTPUT_DIR/logs/trainer.log; yesterday's is ``trainer.log.2026-11-20``.
+    """OUTPUT_DIR/logs/trainer.log of rank 0; yesterday's is ``trainer.log.2026-11-20``.
 
-    Rank 0 writes everything there. Another rank has a file such as ``trainer.rank3.log``, created with its first line.
-    A failed write is reported once on stderr, and never stops training.
+    Another rank has a file such as ``trainer.rank3.log``, created with its first line. A failed write is reported once
+    on stderr, and never stops training.
     """
 
     def __init__(self, folder: Path, rank: int = 0) -> None:
-        """Raises OSError if the folder cannot be made or, on rank 0, the file not be opened."""
         self._failed = False
         folder.mkdir(parents=True, exist_ok=True)
         name = "trainer.log" if rank == 0 else f"trainer.rank{rank}.log"

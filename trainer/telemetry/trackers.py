@@ -52,16 +52,15 @@ class Tracker:
         """Connect, go on with the run of an earlier attempt if there is one, and record the settings."""
 
     def scalars(self, step: int, moment: float, values: Mapping[str, float]) -> None:
-        """Add numbers of a step; `moment` is UTC unix seconds. A step may come again after a resume."""
+        """Add numbers of a step, which may come again after a resume; `moment` is UTC unix seconds."""
 
-    def histogram(self, step: int, moment: float, histogram: Histogram) -> None:
-        """Add a histogram that counts something."""
+    def histogram(self, step: int, moment: float, histogram: Histogram) -> None: ...
 
     def flush(self) -> None:
         """Make all values so far visible."""
 
     def close(self, good: bool) -> None:
-        """End the run. `good`: it succeeded."""
+        """End the run, which succeeded or failed."""
 
     def send(self, call: Callable[[], None]) -> None:
         """Let the thread make a call; never waits or raises. Dropped after a failure or the end."""
@@ -80,7 +79,7 @@ class Tracker:
             show(f"trainer: {self.name} is left out from now on: {text}; the metrics file has all values", error=True)
 
     def recall(self) -> dict[str, str]:
-        """What an earlier attempt in this output directory remembered."""
+        """Read what an earlier attempt in this output directory remembered."""
         with contextlib.suppress(OSError, ValueError):
             return dict(json.loads(self._memory.read_text()))
         return {}
@@ -198,6 +197,7 @@ class WeightsAndBiases(Tracker):
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # else it reports its own errors over the network
         import wandb
 
+        private: Any = {"x_disable_meta": True, "x_disable_stats": True}
         run_id = self.recall().get("id") or secrets.token_hex(4)
         self.remember(id=run_id)  # which also makes the folder: given none, wandb takes another one
         self._run = wandb.init(
@@ -208,9 +208,7 @@ class WeightsAndBiases(Tracker):
             dir=str(self.output_dir),
             config=self.settings,
             reinit="create_new",
-            settings=wandb.Settings(
-                silent=True, console="off", disable_git=True, save_code=False, x_disable_meta=True, x_disable_stats=True
-            ),
+            settings=wandb.Settings(silent=True, console="off", disable_git=True, save_code=False, **private),
         )
         # Its own step only ever grows, while a resumed run repeats steps.
         self._run.define_metric("step", hidden=True)
