@@ -20,16 +20,17 @@ from trainer.tasks.objective import Objective, uniform
 
 
 class LanguageObjective(Objective):
-    """An objective over windows of `context` tokens, whose mean loss is in nats per predicted token.
-
-    All samples have the same number of predicted tokens, so a mean over tokens is a mean over samples.
-    """
+    """An objective over windows of `context` tokens, whose mean loss is in nats per predicted token."""
 
     metrics: tuple[str, ...] = ("loss", "perplexity")
 
-    def __init__(self, data: Text, model: nn.Module) -> None:
+    def __init__(self, settings: Settings, data: Text, model: nn.Module) -> None:
         super().__init__(model)
+        if data.marked and settings.task != "lm":
+            raise SettingsError(f"{settings.data_dir} has rows of documents, which are for --task lm, not mlm")
+        self.settings, self.vocabulary = settings, data.vocabulary
         self.context = self.tokens_per_sample = data.context
+        self.weighed = data.marked
 
     def summary(self, sums: Mapping[str, float]) -> dict[str, float]:
         means = super().summary(sums)
@@ -50,17 +51,12 @@ class NextToken(LanguageObjective):
     Where the text is marked, only what is to be learnt counts, each token as much as any other of the step, and the
     model is given each token's position in its document, so that attention stays within it.
 
-    With a `chunk`, the losses of so many tokens are computed at a time and again in backward: of all logits only the
+    With `loss_chunk`, the losses of so many tokens are computed at a time and again in backward: of all logits only the
     model's own output is stored, neither a copy in fp32 nor their log-softmax. Measuring always goes by chunks.
     """
 
-    def __init__(self, settings: Settings, data: Text, model: nn.Module) -> None:
-        super().__init__(data, model)
-        self.weighed = data.marked
-        self._chunk = settings.loss_chunk
-
     def forward(self, fields: Fields) -> Tensor:
-        return self._summed(fields, self._chunk) / fields["targets"].numel()
+        return self._summed(fields, self.settings.loss_chunk) / fields["targets"].numel()
 
     def _summed(self, fields: Fields, chunk: int) -> Tensor:
         positions = (fields["positions"],) if self.weighed else ()
@@ -77,7 +73,8 @@ class NextToken(LanguageObjective):
     @torch.no_grad()
     def measure(self, fields: Fields) -> dict[str, Tensor]:
         # Compiled, no copy in fp32 is ever stored.
-        loss = self._summed(fields, 0 if torch.compiler.is_compiling() else self._chunk or _MEASURED_CHUNK)
+        chunk = 0 if torch.compiler.is_compiling() else self.settings.loss_chunk or _MEASURED_CHUNK
+        loss = self._summed(fields, chunk)
         return {"loss": loss, "count": (fields["targets"] != _NOT_LEARNT).sum()}
 
     def transform(self, *, training: bool) -> Transform:
@@ -89,10 +86,7 @@ def _summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def _shifted(raw: Fields, positions: Indices) -> Fields:
-    """Tokens [n, context + 1] to inputs and targets [n, context]: each input's target is the token after it.
-
-    Of marked text, targets that are not to be learnt are taken out, and inputs have positions in their documents.
-    """
+    """Tokens [n, context + 1] to inputs and targets [n, context], of marked text also positions in documents."""
     inputs, targets = raw["tokens"][:, :-1].contiguous(), raw["tokens"][:, 1:].contiguous()
     if "learn" not in raw:
         return {"inputs": inputs, "targets": targets}
@@ -111,14 +105,6 @@ class MaskedTokens(LanguageObjective):
     """
 
     metrics = ("accuracy", "loss", "perplexity")
-
-    def __init__(self, settings: Settings, data: Text, model: nn.Module) -> None:
-        super().__init__(data, model)
-        if data.marked:
-            raise SettingsError(f"{settings.data_dir} has rows of documents, which are for --task lm, not mlm")
-        self._seed = settings.seed
-        self._vocabulary = data.vocabulary
-        self._chosen = max(1, round(settings.mask_probability * data.context))
 
     def forward(self, fields: Fields) -> Tensor:
         return functional.cross_entropy(self._logits(fields), fields["targets"].flatten())
@@ -140,7 +126,8 @@ class MaskedTokens(LanguageObjective):
 
     def transform(self, *, training: bool) -> Transform:
         purpose = "mask" if training else "held-out mask"
-        return functools.partial(_masked, self._seed, purpose, self._chosen, self._vocabulary)
+        chosen = max(1, round(self.settings.mask_probability * self.context))
+        return functools.partial(_masked, self.settings.seed, purpose, chosen, self.vocabulary)
 
 
 def _masked(seed: int, purpose: str, chosen: int, vocabulary: int, raw: Fields, positions: Indices) -> Fields:

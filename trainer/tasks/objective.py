@@ -1,4 +1,4 @@
-"""What every task is to the loop: a module from a batch to a loss, and draws that depend on a sample's position."""
+"""An interface of all tasks to the loop, and random draws that depend on a sample's position."""
 
 from __future__ import annotations
 
@@ -19,19 +19,18 @@ class Objective(nn.Module):
 
     `forward` takes a transformed batch on the model's device and returns the mean loss [] over its samples. The mean of
     several ranks' losses must be the loss of their joined batch.
+
+    Attributes:
+        exchanges: forward itself talks to other ranks, so it ends on no rank without all.
+        weighed: the parts of a sample that count differ in number. Forward's loss takes what does not count as zero,
+            and a step's loss and gradients are divided by the mean `weight` of its micro batches on all ranks.
+        tokens_per_sample: tokens that the model reads in a sample; 0 where samples are not made of tokens.
+        metrics: names of the means in `summary`.
     """
 
-    # Whether forward itself talks to other ranks, as contrastive learning does: then it ends on no rank without all.
     exchanges = False
-
-    # Whether the parts of a sample that count differ in number: then forward's loss takes what does not count as zero,
-    # and a step's loss and gradients are divided by the mean `weight` of all its micro batches, on all ranks.
     weighed = False
-
-    # Tokens that the model reads in a sample; 0 where samples are not made of tokens.
     tokens_per_sample = 0
-
-    # Names of the means in `summary`.
     metrics: tuple[str, ...] = ("loss",)
 
     def __init__(self, model: nn.Module) -> None:
@@ -47,8 +46,7 @@ class Objective(nn.Module):
 
     @abstractmethod
     def measure(self, fields: Fields) -> dict[str, Tensor]:
-        """Sums [] over the samples of a held-out batch, among them ``loss`` and ``count``; or rows, one per sample, for
-        `joined`. No gradients, no exchanges."""
+        """Sums [] of a held-out batch, with ``loss`` and ``count``, or rows for `joined`. No gradient or exchange."""
 
     def joined(self, measured: dict[str, Tensor]) -> dict[str, Tensor]:
         """This rank's sums from `measure`'s of all its batches: sums added up, rows in order (collective)."""
@@ -64,10 +62,7 @@ class Objective(nn.Module):
         """From raw samples to the fields that `forward` and `measure` take; picklable."""
 
     def flops_per_sample(self) -> float | None:
-        """Floating-point operations of forward and backward for one sample, without recomputation; None: unknown.
-
-        To be asked before a strategy spreads the model over ranks. May take a second.
-        """
+        """Operations of forward and backward for a sample; None: unknown. Ask before the model is spread over ranks."""
         return None
 
 
@@ -78,9 +73,8 @@ _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 def uniform(seed: int, purpose: str, positions: Indices, count: int) -> npt.NDArray[np.float64]:
     """`count` numbers from [0, 1) for each sample's position in the run: [positions, count].
 
-    They depend on nothing else, so they are the same after a resume, on any number of ranks and in any batch. Each
-    position has its own splitmix64 generator (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
-    2014) whose start is a mix of the three arguments.
+    They are the same after a resume, on any number of ranks and in any batch: each position has its own splitmix64
+    generator (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
     """
     name = f"{seed}/{purpose}".encode()
     key = np.frombuffer(hashlib.blake2b(name, digest_size=8).digest(), dtype="<u8").astype(np.uint64)
