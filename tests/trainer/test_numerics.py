@@ -85,6 +85,7 @@ CHATS += ("--model", "smollm-135m", "--model-options", CHATS_MODEL, "--steps", s
 CHATS += ("--optimizer", "sgd", "--momentum", "0.9", "--weight-decay", "0", "--lr", "0.2")
 WAYS: dict[str, tuple[str, ...]] = {
     "ddp": ("--batch-size", "1", "--grad-accum", "3"),
+    "fsdp": ("--batch-size", "1", "--grad-accum", "3", "--parallel", "fsdp"),
     "shared layers": ("--batch-size", "3", "--grad-accum", "2", "--parallel", "fsdp", "--tensor-parallel", "2"),
     "zero1, loss in chunks, recomputed": (
         *("--batch-size", "3", "--grad-accum", "1", "--parallel", "zero1"),
