@@ -22,27 +22,20 @@ _OUT_OF_MEMORY = re.compile(
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error is one of torch's forms of out of memory, on GPU or CPU."""
-    if isinstance(error, torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None
+    said = isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None
+    return said or isinstance(error, torch.OutOfMemoryError)
 
 
 def smaller(batch_size: int, grad_accum: int) -> tuple[int, int] | None:
-    """The next smaller micro batch and its accumulation with exactly the same product; None for a batch of 1.
-
-    It is the largest divisor of the product that is at most three quarters of the batch.
-    """
-    if batch_size <= 1:
-        return None
+    """The largest micro batch of at most three quarters, and the accumulation that keeps the product; None for 1."""
     samples = batch_size * grad_accum
-    size = next(size for size in range(batch_size * 3 // 4, 0, -1) if samples % size == 0)
-    return size, samples // size
+    sizes = (size for size in range(batch_size * 3 // 4, 0, -1) if samples % size == 0)
+    return next(((size, samples // size) for size in sizes), None)
 
 
 @dataclass(frozen=True)
 class Probe:
-    """Memory of training with one batch size: the peak that was reserved, what of it any batch needs (weights,
-    gradients, optimizer state; 0 if unknown), and the usable memory of the device."""
+    """Memory of training with a batch size: the peak, the device's, and what any batch needs (0: unknown)."""
 
     peak_bytes: int
     total_bytes: int
@@ -52,21 +45,17 @@ class Probe:
 def find_batch(probe: Callable[[int], Probe | None], limit: int, world: World) -> int:
     """The largest micro batch that fits on every rank, to within an eighth, up to `limit` (collective).
 
-    `probe` trains at least one complete step with a batch size, so that the optimizer's state exists, and returns its
-    memory; None if it ran out. Raises TrainerError if not even one sample fits.
-
-    The size doubles from 1; then the gap is halved. A size is not tried if linear extrapolation of the last two
-    predicts a peak above `USABLE`, because a rank that runs out of memory inside a collective of FSDP leaves the others
-    waiting.
+    `probe` trains a step with a batch size and returns its memory; None if it ran out. The size doubles from 1; then
+    the gap is halved. A size is not tried if linear extrapolation of the last two predicts a peak above `USABLE`,
+    because a rank that runs out of memory inside a collective of FSDP leaves the others waiting.
+    Raises TrainerError if not even one sample fits.
     """
     best, too_large = 0, limit + 1
     points: list[tuple[int, float]] = []  # batch size and share of memory of the last two that fit
     while too_large - best > max(1, best // 8):
         size = min(max(1, 2 * best), limit) if too_large > limit else (best + too_large) // 2
-        if _forecast(points, size) > USABLE:
-            too_large = size
-            continue
-        probes = [each for each in world.gather(probe(size)) if each is not None]
+        is_likely = _forecast(points, size) <= USABLE
+        probes = [each for each in world.gather(probe(size)) if each is not None] if is_likely else []
         if len(probes) < world.size:
             too_large = size
             continue

@@ -13,8 +13,6 @@ from torch import nn
 from trainer.config import Settings
 from trainer.errors import SettingsError
 
-_HISTORY = 100_000  # newest allocations
-
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -24,7 +22,7 @@ class Precision:
     def __init__(self, settings: Settings, device: torch.device) -> None:
         if settings.precision == "fp16" and device.type != "cuda" and settings.device != "cpu":
             raise SettingsError("--precision fp16 needs a CUDA GPU; use bf16 or fp32 here")
-        self._device = device
+        self._device, self._channels_last = device, settings.channels_last
         self._dtype = _AUTOCAST.get(settings.precision)
         self.scaler = torch.amp.GradScaler(
             device.type,
@@ -34,7 +32,6 @@ class Precision:
             growth_interval=settings.loss_scale_interval,
             enabled=settings.precision == "fp16",
         )
-        self._channels_last = settings.channels_last
         switch_backends(settings, device)
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
@@ -67,12 +64,9 @@ def switch_backends(settings: Settings, device: torch.device) -> None:
 def snapshot_at_out_of_memory(path: Path) -> None:
     """Let CUDA's allocator write its history, for https://pytorch.org/memory_viz, whenever it runs out of memory."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    torch.cuda.memory._record_memory_history(max_entries=_HISTORY)
-
-    def write(device: int, asked: int, allocated: int, free: int) -> None:
-        torch.cuda.memory._dump_snapshot(str(path))  # type: ignore[no-untyped-call]
-
-    torch._C._cuda_attach_out_of_memory_observer(write)  # type: ignore[attr-defined]
+    torch.cuda.memory._record_memory_history(max_entries=100_000)
+    write = torch.cuda.memory._dump_snapshot
+    torch._C._cuda_attach_out_of_memory_observer(lambda *_: write(str(path)))  # type: ignore[attr-defined,no-untyped-call]
 
 
 def release_memory(device: torch.device) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import time
+from collections import defaultdict
 from collections.abc import Callable
-from typing import Literal
 
 import torch
+from torch import Tensor
 
 from trainer.batch import is_out_of_memory
+from trainer.data.contract import Fields
+from trainer.precision import release_memory
 from trainer.session import PhaseSession
 
 # Without gradients, larger batches fit than in training. For text, the logits [tokens, vocabulary] are the limit.
@@ -24,64 +26,65 @@ def validate(
     """Measure the averaged weights, or the current ones, on the held-out data (collective).
 
     Returns the means as ``val/…``, None if `stopping` was True on any rank, and the seconds it took.
-
-    If memory runs out on a rank, all start again with half the batch, kept in `session.validation_batch`. This needs
-    settings that allow smaller batches in training, too, and a forward pass without collectives.
     """
     began = time.perf_counter()
-    settings = session.settings
-    survive = bool(settings.oom_retries or settings.batch_size == "auto") and session.strategy.measures_alone
     session.objective.eval()
     with session.ema.swapped() if session.ema else contextlib.nullcontext(), torch.no_grad():
         session.strategy.before_measuring()
-        size = session.validation_batch or _batch_size(session)
-        while (outcome := _sums(session, size, stopping, survive=survive and size > 1)) == "out of memory":
-            session.validation_batch = size = size // 2
-            if session.world.device.type == "cuda":
-                torch.cuda.empty_cache()
+        measured = _measure_all(session, stopping)
     session.strategy.after_measuring()
     session.objective.train()
-    if isinstance(outcome, str):
+    if measured is None:
         return None, time.perf_counter() - began
-    outcome = session.objective.joined(outcome)
-    names = sorted(outcome)
+    sums = sorted(session.objective.joined(measured).items())
     # Ranks that share their samples count them equally often, which means do not change.
-    totals = dict(zip(names, session.world.sum(*(outcome[name] for name in names)), strict=True))
-    means = {f"val/{name}": value for name, value in session.objective.summary(totals).items()}
-    return means, time.perf_counter() - began
+    totals = session.world.sum(*(value for _, value in sums))
+    means = session.objective.summary({name: total for (name, _), total in zip(sums, totals, strict=True)})
+    return {f"val/{name}": value for name, value in means.items()}, time.perf_counter() - began
 
 
-def _sums(
-    session: PhaseSession, batch_size: int, stopping: Callable[[], bool], *, survive: bool
-) -> dict[str, torch.Tensor] | Literal["stopped", "out of memory"]:
-    """What `measure` returns for this rank's share, or why any rank gave up; all agree on that each time."""
-    parts: dict[str, list[torch.Tensor]] = {}
-    failed = False
-    for fields in itertools.chain(session.held_out.batches(batch_size), [None]):
-        stopped, out_of_memory = session.world.vote(stopping(), failed)
-        if stopped or out_of_memory:
-            return "stopped" if stopped else "out of memory"
-        if fields is None:
-            break
-        is_empty = not len(next(iter(fields.values())))
-        try:
-            with session.precision.autocast():
-                # An empty batch still needs a forward pass, which may be collective; few networks accept 0 samples.
-                measured = session.objective.measure(session.held_out.any_sample() if is_empty else fields)
-        except Exception as error:
-            if not survive or not is_out_of_memory(error):
-                raise
-            failed = True
+def _measure_all(session: PhaseSession, stopping: Callable[[], bool]) -> dict[str, Tensor] | None:
+    """This rank's measures of all its batches, rows joined and numbers added up; None if any rank is to stop.
+
+    If memory runs out on a rank, all begin again with half the batch, kept in `session.validation_batch`. This needs
+    settings that allow smaller batches in training, too, and a forward pass without collectives.
+    """
+    settings, tokens = session.settings, session.objective.tokens_per_sample
+    may_halve = bool(settings.oom_retries or settings.batch_size == "auto") and session.strategy.measures_alone
+    least = min(_MIN_SAMPLES, max(1, _MIN_TOKENS // tokens)) if tokens else _MIN_SAMPLES
+    size = session.validation_batch or max(min(least, settings.max_batch_size), session.batch_size)
+    parts: dict[str, list[Tensor]] = defaultdict(list)
+    batches = session.held_out.batches(size)
+    while (fields := next(batches, None)) is not None:
+        measured = _measure(session, fields, survive=may_halve and size > 1)
+        stopped, out_of_memory = session.world.vote(stopping(), measured is None)
+        if stopped:
+            return None
+        if measured is None or out_of_memory:
+            session.validation_batch = size = size // 2
+            parts.clear()
+            batches = session.held_out.batches(size)
+            release_memory(session.world.device)
             continue
         for name, value in measured.items():
-            value = value if value.dim() else value.double()
-            if is_empty:
-                value = value[:0] if value.dim() else torch.zeros_like(value)
-            parts.setdefault(name, []).append(value)
-    return {name: torch.cat(values) if values[0].dim() else torch.stack(values).sum() for name, values in parts.items()}
+            parts[name].append(value)
+    return {
+        name: torch.cat(values) if values[0].dim() else torch.stack(values).sum(dtype=torch.float64)
+        for name, values in parts.items()
+    }
 
 
-def _batch_size(session: PhaseSession) -> int:
-    tokens = session.objective.tokens_per_sample
-    minimum = min(_MIN_SAMPLES, max(1, _MIN_TOKENS // tokens)) if tokens else _MIN_SAMPLES
-    return max(min(minimum, session.settings.max_batch_size), session.batch_size)
+def _measure(session: PhaseSession, fields: Fields, *, survive: bool) -> dict[str, Tensor] | None:
+    """The objective's measures of a batch; None if memory ran out and `survive` is set."""
+    empty = not len(next(iter(fields.values())))
+    try:
+        with session.precision.autocast():
+            # An empty batch still needs a forward pass, which may be collective; few networks accept 0 samples.
+            measured = session.objective.measure(session.held_out.any_sample() if empty else fields)
+    except Exception as error:
+        if survive and is_out_of_memory(error):
+            return None
+        raise
+    if not empty:
+        return measured
+    return {name: value[:0] if value.dim() else torch.zeros_like(value) for name, value in measured.items()}
