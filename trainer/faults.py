@@ -26,30 +26,23 @@ from pydantic import BaseModel, Field, ValidationError
 
 from trainer.errors import SettingsError, show
 
-# Kinds, with their options besides step, rank and times, and their effect at the start of the step.
+# Kinds, with their options besides step and times, and their effect at the start of the step.
 KINDS: dict[str, tuple[str, ...]] = {
-    "oom": ("above",),  # raises torch.OutOfMemoryError with CUDA's text, where the micro batch is above a size
-    "crash": (),  # raises RuntimeError
-    "exit": ("code",),  # ends the process with an exit code
-    "kill": (),  # SIGKILL to itself
-    "hang": (),  # never comes back
-    "slow": ("seconds",),  # sleeps, from that step on, as many steps as `times` allows
-    "nan": (),  # makes the loss of that step NaN
+    "oom": ("rank", "above"),  # raises torch.OutOfMemoryError with CUDA's text, where the micro batch is above a size
+    "crash": ("rank",),  # raises RuntimeError
+    "exit": ("rank", "code"),  # ends the process with an exit code
+    "kill": ("rank",),  # SIGKILL to itself
+    "hang": ("rank",),  # never comes back
+    "slow": ("rank", "seconds"),  # sleeps, from that step on, as many steps as `times` allows
+    "nan": ("rank",),  # makes the loss of that step NaN
     "disk_full": (),  # ENOSPC from the first checkpoint at or after that step
 }
 
-OOM_TEXT = (
-    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU {gpu} has a total capacity of 79.15 GiB of which 1.21 GiB is"
-    " free. Including non-PyTorch memory, this process has 77.93 GiB memory in use. Of the allocated memory 76.84 GiB"
-    " is allocated by PyTorch, and 412.50 MiB is reserved by PyTorch but unallocated. If reserved but unallocated"
-    " memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation."
-    "  See documentation for Memory Management  (https://docs.pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
-)
-
 
 class PlannedFault(BaseModel, frozen=True):
-    """One fault. `times` is how often it may fire in an output directory."""
+    """One fault, as it was written. `times` is how often it may fire in an output directory."""
 
+    text: str
     kind: str
     step: int = Field(ge=1)
     rank: int = Field(0, ge=0)
@@ -57,12 +50,6 @@ class PlannedFault(BaseModel, frozen=True):
     code: int = Field(1, ge=0)
     seconds: float = Field(1.0, ge=0, lt=1e9)
     above: int = Field(0, ge=0)
-
-    def __str__(self) -> str:
-        """The description with all options, which `parse` accepts."""
-        names = ["step", "rank", *KINDS[self.kind], *(["times"] if self.times != 1 else [])]
-        values = [f"{name}={getattr(self, name)}" for name in names if name != "above" or self.above]
-        return f"{self.kind}@{','.join(values)}"
 
     def due(self, step: int, batch_size: int) -> bool:
         """Whether it fires in this step with micro batches of this size."""
@@ -72,24 +59,20 @@ class PlannedFault(BaseModel, frozen=True):
 
 def parse(text: str) -> list[PlannedFault]:
     """Parse faults; an empty text or ``none`` is no fault. Raises SettingsError naming fault and problem."""
-    parts = [part.strip() for part in text.split(";")]
-    return [_parse_one(part) for part in parts if part and part.lower() != "none"]
+    parts = "".join(text.split()).split(";")
+    return [_parse_one(part) for part in parts if part not in ("", "none")]
 
 
 def _parse_one(text: str) -> PlannedFault:
     kind, _, rest = text.partition("@")
     if kind not in KINDS:
         raise SettingsError(f"--inject {text}: unknown fault {kind!r}; one of {', '.join(KINDS)}, as in oom@step=40")
-    allowed = ("step", "rank", "times", *KINDS[kind])
-    parts = [part.strip().partition("=") for part in rest.split(",") if part]
-    options = {name: value for name, _, value in parts if name in allowed}
-    if len(options) < len(parts):
-        wanted = ", ".join(f"{one}=" for one in allowed)
-        raise SettingsError(f"--inject {text}: expected each of {wanted} at most once, got {rest!r}")
-    if kind == "disk_full" and options.get("rank", "0") != "0":
-        raise SettingsError(f"--inject {text}: checkpoints are written by rank 0, so rank= must be 0 here")
+    allowed = ("step", "times", *KINDS[kind])
+    options = {name: value for name, _, value in (part.partition("=") for part in rest.split(",") if part)}
+    if not options.keys() <= set(allowed):
+        raise SettingsError(f"--inject {text}: {kind} takes {', '.join(f'{name}=' for name in allowed)}")
     try:
-        return PlannedFault.model_validate({"kind": kind, **options})
+        return PlannedFault.model_validate({"text": text, "kind": kind, **options})
     except ValidationError as error:
         first = error.errors()[0]
         problem = f"{first['loc'][0]}= {first['msg'].removeprefix('Input ').lower()}"
@@ -123,7 +106,7 @@ class Injector:
         if fault.times == "always":
             return True
         self._directory.mkdir(parents=True, exist_ok=True)
-        with (self._directory / str(fault)).open("a+", encoding="ascii") as marker:
+        with (self._directory / fault.text).open("a+", encoding="ascii") as marker:
             marker.seek(0)
             if len(marker.readlines()) >= fault.times:
                 return False
@@ -135,11 +118,12 @@ class Injector:
 
 def _fire(fault: PlannedFault) -> None:
     """Cause the fault. Returns only for kinds after which the step continues."""
-    show(f"trainer: injecting {fault}", error=True)
+    show(f"trainer: injecting {fault.text}", error=True)
     if fault.kind == "oom":
         from torch import OutOfMemoryError
 
-        raise OutOfMemoryError(OOM_TEXT.format(gpu=os.environ.get("LOCAL_RANK", "0")))
+        gpu = os.environ.get("LOCAL_RANK", "0")
+        raise OutOfMemoryError(f"CUDA out of memory. Tried to allocate 2.00 GiB. GPU {gpu} has 1.21 GiB free.")
     if fault.kind == "crash":
         raise RuntimeError(f"injected crash at step {fault.step} on rank {fault.rank}")
     if fault.kind == "exit":

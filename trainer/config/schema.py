@@ -64,7 +64,7 @@ class RunSettings(_Group):
         texts = [value] if isinstance(value, str) else value
         if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
             return value
-        return tuple(str(fault) for text in texts for fault in faults.parse(text))
+        return tuple(fault.text for text in texts for fault in faults.parse(text))
 
 
 class ModelSettings(_Group):
