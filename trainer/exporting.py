@@ -6,11 +6,10 @@ checkpoint can be used without the data and the settings of its run.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,33 +23,26 @@ from trainer.models.custom import library
 from trainer.models.weights import network_of
 from trainer.tokenizer import Tokenizer
 
-# Which weights of a run: the newest checkpoint's, the averaged ones in it, or the best checkpoint's.
+# The newest checkpoint's, the averaged ones in it, or the best checkpoint's, which are averaged where any are.
 Weights = Literal["last", "ema", "best"]
 
 _CONFIG = "config.json"
-_WEIGHTS = "model.safetensors"
-
-
-def description_of(checkpoint_dir: Path) -> Path:
-    """The folder of the description that belongs to the checkpoints in a folder."""
-    return checkpoint_dir / "model"
 
 
 def require_exportable(model: nn.Module) -> None:
     """Raise SettingsError if transformers cannot rebuild the network from its description. Needs no memory."""
     network: Any = network_of(model)[0]
-    kind = type(network).__name__
-    if not _is_known(network):
-        raise SettingsError(f"{kind} is not a transformers model; choose another one or drop --export")
     try:
+        if not _is_known(network):
+            raise ValueError("it is not a transformers model")
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             rebuilt = type(network)(_configuration(network))
+        ours, theirs = ({name: tensor.shape for name, tensor in one.state_dict().items()} for one in (network, rebuilt))
+        if ours != theirs:
+            raise ValueError("it has other weights than in transformers")
     except Exception as error:  # networks raise many types here
-        reason = one_line(error)
-        raise SettingsError(f"{kind} cannot be rebuilt: {reason}; choose another one or drop --export") from None
-    ours, theirs = ({name: tensor.shape for name, tensor in one.state_dict().items()} for one in (network, rebuilt))
-    if ours != theirs:
-        raise SettingsError(f"{kind} has other weights than in transformers; choose another one or drop --export")
+        kind, reason = type(network).__name__, one_line(error)
+        raise SettingsError(f"{kind} cannot be exported: {reason}; choose another model or drop --export") from None
 
 
 def describe(model: nn.Module, tokenizer: Path | None, checkpoint_dir: Path) -> None:
@@ -61,16 +53,16 @@ def describe(model: nn.Module, tokenizer: Path | None, checkpoint_dir: Path) -> 
     network = network_of(model)[0]
     if not _is_known(network):
         return
-    folder = description_of(checkpoint_dir)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = checkpoint_dir / "model"
     config = _configuration(network)
     if tokenizer is not None:
         loaded = Tokenizer(tokenizer)
         loaded.copy_to(folder)
-        config.bos_token_id, config.eos_token_id, config.pad_token_id = loaded.bos, loaded.eos, loaded.pad
-        generation = {"bos_token_id": loaded.bos, "eos_token_id": list(loaded.stops), "pad_token_id": loaded.pad}
-        _write_json(folder / "generation_config.json", generation)
-    _write_json(folder / _CONFIG, json.loads(config.to_json_string()))
+        special: dict[str, Any] = {"bos_token_id": loaded.bos, "pad_token_id": loaded.pad}
+        config.update({**special, "eos_token_id": loaded.eos})
+        generation = json.dumps({**special, "eos_token_id": list(loaded.stops)}, indent=2)
+        files.replace(folder / "generation_config.json", generation.encode())
+    files.replace(folder / _CONFIG, config.to_json_string().encode())
 
 
 def _is_known(network: nn.Module) -> bool:
@@ -98,10 +90,7 @@ class Restored:
     def tokenizer(self) -> Tokenizer:
         """Load the model's tokenizer. Raises TrainerError if there is none in the description."""
         if not (self.folder / "tokenizer.json").is_file():
-            raise TrainerError(
-                f"{self.checkpoint} was trained on tokens without their tokenizer; prepare them with"
-                " python -m trainer prepare"
-            )
+            raise TrainerError(f"{self.checkpoint} has no tokenizer; prepare tokens with python -m trainer prepare")
         return Tokenizer(self.folder)
 
 
@@ -112,33 +101,44 @@ def restore(source: Path, weights: Weights = "last") -> Restored:
     checkpoint with such weights, and TrainerError if transformers cannot build the model.
     """
     path = _find_checkpoint(source, weights)
-    candidates = (description_of(folder) for folder in (path.parent, path.parent.parent))  # epochs lie one deeper
+    candidates = (parent / "model" for parent in (path.parent, path.parent.parent))  # epochs lie one deeper
     folder = next((candidate for candidate in candidates if (candidate / _CONFIG).is_file()), None)
     if folder is None:
         raise TrainerError(f"{path} has no model/{_CONFIG} beside it: only transformers models can be used")
     state = load(path)
     if weights == "ema" and not state["ema"]:
         raise CheckpointError(f"{path} has no averaged weights; train with --ema 0.999, or use --weights last")
-    averaged: Mapping[str, Tensor] = state["ema"] if weights != "last" else {}
+    prefix = "backbone.inner." if any(name.startswith("backbone.") for name in state["model"]) else "inner."
+
+    def of_network(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
     hf = library()
     try:
         config = hf.AutoConfig.from_pretrained(folder, local_files_only=True)
-        network = getattr(hf, config.architectures[0])(config)
+        network = getattr(hf, config.architectures[0])(config).eval()
+        network.load_state_dict(of_network(state["model"]))
+        if weights != "last":  # of tied parameters one name is averaged
+            network.load_state_dict(of_network(state["ema"]), strict=False)
     except Exception as error:  # networks raise many types here
-        raise TrainerError(f"{folder} describes no model: {one_line(error)}") from None
-    stored: Mapping[str, Tensor] = state["model"]
-    prefix = next((prefix for prefix in ("backbone.inner.", "inner.") if any(n.startswith(prefix) for n in stored)), "")
-    try:
-        network.load_state_dict({n.removeprefix(prefix): t for n, t in stored.items() if n.startswith(prefix)})
-    except RuntimeError:
-        raise TrainerError(f"{path} is not of the model that {folder} describes") from None
-    with torch.no_grad():
-        # By parameter: tied ones have two names and one average.
-        for name, parameter in network.named_parameters():
-            if f"{prefix}{name}" in averaged:
-                parameter.copy_(averaged[f"{prefix}{name}"])
-    network.eval()
+        raise TrainerError(f"{path} is not of the model that {folder} describes: {one_line(error)[:200]}") from None
     return Restored(network, folder, path, state["step"])
+
+
+def _find_checkpoint(source: Path, weights: Weights) -> Path:
+    """The verified checkpoint of `source` with such weights. Raises CheckpointError."""
+    folder = source / "checkpoints" if (source / "checkpoints").is_dir() else source
+    named = "auto"
+    if source.is_file():
+        named = str(source)
+    elif weights == "best":
+        named = str(files.best_file(folder))
+    choice = choose(named, folder)
+    for reason in choice.rejected:
+        show(f"trainer: {reason}; trying the one before", error=True)
+    if choice.path is None:
+        raise CheckpointError(f"{source} has no valid checkpoint; give a run's folder or a checkpoint")
+    return choice.path
 
 
 def export(source: Path, out: Path, weights: Weights = "last") -> Restored:
@@ -150,12 +150,20 @@ def export(source: Path, out: Path, weights: Weights = "last") -> Restored:
     require_replaceable(out)
     restored = restore(source, weights)
     library().utils.logging.disable_progress_bar()
+    fresh, former = (out.with_name(f".{out.name}.{kind}") for kind in ("new", "former"))
     try:
-        with _replaced(out) as folder:
-            restored.network.save_pretrained(folder)
-            for path in restored.folder.iterdir():
-                if path.name != _CONFIG:
-                    shutil.copyfile(path, folder / path.name)
+        for leftover in (fresh, former):  # of a killed process
+            shutil.rmtree(leftover, ignore_errors=True)
+        restored.network.save_pretrained(fresh)
+        shutil.copytree(restored.folder, fresh, ignore=shutil.ignore_patterns(_CONFIG), dirs_exist_ok=True)
+        for path in fresh.iterdir():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        if out.exists():
+            out.replace(former)
+        fresh.replace(out)
+        files.sync_folder(out.parent)
+        shutil.rmtree(former, ignore_errors=True)
     except OSError as error:
         raise TrainerError(f"{out} cannot be written: {error.strerror or error}") from None
     return restored
@@ -165,47 +173,3 @@ def require_replaceable(out: Path) -> None:
     """Raise SettingsError if an export to `out` would replace anything but an earlier export."""
     if out.exists() and not (out.is_dir() and (not any(out.iterdir()) or (out / _CONFIG).is_file())):
         raise SettingsError(f"{out} is there and is no earlier export; move it away, or name another folder")
-
-
-def _find_checkpoint(source: Path, weights: Weights) -> Path:
-    """The verified checkpoint of `source` with such weights. Raises CheckpointError."""
-    if source.is_file():
-        files.verify(source)
-        return source
-    folder = source / "checkpoints" if (source / "checkpoints").is_dir() else source
-    if weights == "best":
-        path = files.best_file(folder)
-        if path.is_file():
-            files.verify(path)
-            return path
-        raise CheckpointError(f"{folder} has no best checkpoint; train with --best-checkpoint, or use --weights last")
-    choice = choose("auto", folder)
-    for reason in choice.rejected:
-        show(f"trainer: {reason}; trying the one before", error=True)
-    if choice.path is None:
-        raise CheckpointError(f"{source} has no valid checkpoint; give a run's folder or a checkpoint")
-    return choice.path
-
-
-@contextlib.contextmanager
-def _replaced(out: Path) -> Iterator[Path]:
-    """A new folder, which replaces `out` when the block ends without an error."""
-    fresh, former = (out.with_name(f".{out.name}.{kind}") for kind in ("new", "former"))
-    for leftover in (fresh, former):  # of a killed process
-        shutil.rmtree(leftover, ignore_errors=True)
-    fresh.mkdir(parents=True)
-    yield fresh
-    for path in fresh.iterdir():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-    if out.exists():
-        out.replace(former)
-    fresh.replace(out)
-    files.sync_folder(out.parent)
-    shutil.rmtree(former, ignore_errors=True)
-
-
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    temporary.replace(path)
