@@ -1,9 +1,9 @@
-"""What the trainer does besides training: ``python -m trainer prepare …``."""
+"""Commands beside training, ``python -m trainer prepare …``. Each imports what it needs when it runs."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -17,35 +17,31 @@ class _Parser(argparse.ArgumentParser):
 
 def parser_of(name: str) -> argparse.ArgumentParser:
     """The command line of a command, for its --help and for checking what others write down."""
-    add, description = _ADD[name]
-    parser = _Parser(prog=f"python -m trainer {name}", description=description, allow_abbrev=False)
-    add(parser)
+    parser = _Parser(prog=f"python -m trainer {name}", allow_abbrev=False)
+    _COMMANDS[name](parser)
     return parser
 
 
 def run(name: str, arguments: Sequence[str]) -> int:
-    """Runs a command; its exit code. Raises TrainerError for what a person can mend."""
-    return _RUN[name](parser_of(name).parse_args(arguments))
-
-
-# --- prepare ----------------------------------------------------------------------------------------------------------
+    """Run a command; its exit code. Raises TrainerError for what a person can mend."""
+    given = parser_of(name).parse_args(arguments)
+    code: int = given.command(given)
+    return code
 
 
 def _add_prepare(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Turn text, JSON lines and Parquet files into token files; of conversations answers are learnt."
+    )
+    parser.set_defaults(command=_prepare)
     parser.add_argument("inputs", nargs="+", type=Path, metavar="INPUT", help="files, or folders of files")
     parser.add_argument("--tokenizer", type=Path, required=True, metavar="FOLDER", help="a Hugging Face tokenizer")
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where the token files go")
     parser.add_argument("--context", type=int, required=True, metavar="N", help="the --context to train with")
-    parser.add_argument(
-        "--column", default="text", metavar="NAME", help="the text of rows that have no messages (default: text)"
-    )
-    parser.add_argument(
-        "--held-out",
-        type=int,
-        default=25,
-        metavar="N",
-        help="one document in N is held out, unless files are named val, validation or test (default: 25)",
-    )
+    column = "the text of rows that have no messages (default: text)"
+    parser.add_argument("--column", default="text", metavar="NAME", help=column)
+    held_out = "one document in N is held out, unless files are named val, validation or test (default: 25)"
+    parser.add_argument("--held-out", type=int, default=25, metavar="N", help=held_out)
     parser.add_argument("--processes", type=int, metavar="N", help="default: as many as there are cores")
 
 
@@ -64,37 +60,37 @@ def _prepare(given: argparse.Namespace) -> int:
     return 0
 
 
-# --- export and sample ------------------------------------------------------------------------------------------------
-
-_WEIGHTS = ("last", "ema", "best")
-_WEIGHTS_HELP = "those of the newest checkpoint (default), the averaged ones in it, or those that measured best"
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, metavar="RUN", help="a run's folder, or a checkpoint")
+    weights = "those of the newest checkpoint (default), the averaged ones in it, or those that measured best"
+    parser.add_argument("--weights", choices=("last", "ema", "best"), default="last", help=weights)
 
 
 def _add_export(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", type=Path, metavar="RUN", help="a run's folder, or a checkpoint")
+    parser.description = "Write the weights of a run as a model of transformers."
+    parser.set_defaults(command=_export)
+    _add_run(parser)
     parser.add_argument("--to", choices=("hf",), required=True, help="hf: a folder that transformers loads")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="default: hf in the run's folder")
-    parser.add_argument("--weights", choices=_WEIGHTS, default="last", help=_WEIGHTS_HELP)
 
 
 def _export(given: argparse.Namespace) -> int:
     from trainer.exporting import export
 
-    beside = given.run if given.run.is_dir() else given.run.parent
-    out = given.out or beside / "hf"
+    out = given.out or (given.run if given.run.is_dir() else given.run.parent) / "hf"
     done = export(given.run, out, given.weights)
     show(f"{out}: {type(done.network).__name__} of step {done.step}, from {done.checkpoint}")
     return 0
 
 
 def _add_sample(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", type=Path, metavar="CHECKPOINT", help="a checkpoint, or a run's folder")
+    parser.description = "Answer prompts with the weights of a run."
+    parser.set_defaults(command=_sample)
+    _add_run(parser)
     parser.add_argument("--prompt", action="append", required=True, metavar="TEXT", help="may be given several times")
-    parser.add_argument("--weights", choices=_WEIGHTS, default="last", help=_WEIGHTS_HELP)
     parser.add_argument("--tokens", type=int, default=128, metavar="N", help="the most in an answer (default: 128)")
-    parser.add_argument(
-        "--temperature", type=float, default=0.0, metavar="X", help="0 (default): the most likely token each time"
-    )
+    temperature = "0 (default): the most likely token each time"
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="X", help=temperature)
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="with a temperature (default: 0)")
     parser.add_argument("--plain", action="store_true", help="continue the text, instead of answering it in a chat")
 
@@ -114,17 +110,6 @@ def _sample(given: argparse.Namespace) -> int:
     return 0
 
 
-# --- all of them ------------------------------------------------------------------------------------------------------
+_COMMANDS = {"prepare": _add_prepare, "export": _add_export, "sample": _add_sample}
 
-_ADD: Mapping[str, tuple[Callable[[argparse.ArgumentParser], None], str]] = {
-    "prepare": (
-        _add_prepare,
-        "Turns text, JSON lines and Parquet files into token files for --data tokens. Rows with messages are"
-        " conversations, of which only the assistant's words are learnt.",
-    ),
-    "export": (_add_export, "Writes the weights of a run as a model of transformers, with config and tokenizer."),
-    "sample": (_add_sample, "Answers prompts with the weights of a run."),
-}
-_RUN: Mapping[str, Callable[[argparse.Namespace], int]] = {"prepare": _prepare, "export": _export, "sample": _sample}
-
-NAMES = tuple(_ADD)
+NAMES = tuple(_COMMANDS)

@@ -113,7 +113,7 @@ ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
         ({"expandable_segments": True}, {}, {ALLOCATOR: "expandable_segments:True"}),
         (
             {"expandable_segments": True},
-            {ALLOCATOR: "expandable_segments:False, backend:native"},
+            {ALLOCATOR: "backend:native"},
             {ALLOCATOR: "backend:native,expandable_segments:True"},
         ),
         ({}, {}, {}),
