@@ -1,7 +1,8 @@
-"""The shipped profiles: their parameters are settings of the trainer, and some of them train, in a size for tests."""
+"""The shipped profiles: their parameters are settings of the trainer, and each trains, in a size for tests."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import signal
@@ -12,13 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import yaml
 from PIL import Image
+from pyarrow import parquet
 
 from tests.conftest import wait_until
 from tests.trainer.instructions import write_chats, write_tokenizer
-from tests.trainer.running import PATIENCE_SECONDS, ROOT, events, step_lines
+from tests.trainer.ranks import Ranks
+from tests.trainer.running import PATIENCE_SECONDS, ROOT, events, step_lines, train_on
 from tests.trainer.test_preparing import is_alive
 from trainer.__main__ import main
 from trainer.checkpoints import load
@@ -28,7 +32,9 @@ from trainer.models import build
 
 PROFILES = ROOT / "profiles"
 
+RESNET = {"hidden_sizes": [16, 16, 16, 16], "embedding_size": 16, "depths": [1, 1, 1, 1]}
 ENCODER = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+LLAMA = ENCODER | {"num_key_value_heads": 1}
 
 
 def read(name: str) -> dict[str, Any]:
@@ -55,14 +61,33 @@ def flags(values: dict[str, Any]) -> list[str]:
 # --- small data of each kind ------------------------------------------------------------------------------------------
 
 
+def cifar(folder: Path) -> None:
+    for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
+        records = np.random.default_rng(0).integers(0, 256, (6, 3073), dtype=np.uint8)
+        records[:, 0] = np.arange(6)
+        (folder / f"{name}.bin").write_bytes(records.tobytes())
+
+
 def pictures(folder: Path) -> None:
     random = np.random.default_rng(0)
-    for part, count in (("train", 6), ("val", 2)):
-        for kind in ("cat", "dog"):
-            (folder / part / kind).mkdir(parents=True)
-            for number in range(count):
-                pixels = random.integers(0, 256, (40, 48, 3), dtype=np.uint8)
-                Image.fromarray(pixels).save(folder / part / kind / f"{number}.png")
+    for part, kind, number in itertools.product(("train", "val"), ("cat", "dog"), range(6)):
+        (folder / part / kind).mkdir(parents=True, exist_ok=True)
+        pixels = random.integers(0, 256, (40, 48, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / part / kind / f"{number}.png")
+
+
+def token_files(folder: Path) -> None:
+    for part, count in (("train", 600), ("val", 200)):
+        (np.arange(count) % 61).astype("<u2").tofile(folder / f"{part}.bin")
+
+
+def texts(folder: Path) -> None:
+    (folder / "fox.txt").write_text("The quick brown fox jumps. " * 100)
+
+
+def rows(folder: Path) -> None:
+    table = pa.table({"url": ["a"] * 20, "text": ["A row of words to fill in. " * 5] * 20})
+    parquet.write_table(table, folder / "rows.parquet", compression="zstd", row_group_size=10)
 
 
 def chats(folder: Path) -> None:
@@ -70,21 +95,26 @@ def chats(folder: Path) -> None:
     write_tokenizer(folder.parent / "tokenizer")
 
 
-# What makes each profile small, besides its data.
+# What makes each profile small: data of its kind, and sizes.
 SMALL: dict[str, tuple[Callable[[Path], None] | None, dict[str, Any]]] = {
-    "vit-finetune": (pictures, {"image_size": 32, "model_options": ENCODER}),
-    "smollm-chat": (
-        chats,
-        {"context": 64, "model_options": ENCODER | {"num_key_value_heads": 1}, "answer_every": 2, "answer_tokens": 4},
-    ),
+    "bert-mlm": (rows, {"context": 16, "model_options": ENCODER}),
+    "cifar10-resnet18": (cifar, {"model_options": RESNET}),
+    "contrastive-phases": (None, {"width": 8, "depth": 1, "steps": 20, "batch_size": 8, "grad_accum": 1}),
+    "digits-ddp": (None, {"width": 8}),
+    "gpt2-tokens": (token_files, {"context": 16, "model_options": {"n_embd": 32, "n_layer": 2, "n_head": 2}}),
+    "imagenet-resnet50": (pictures, {"image_size": 32, "model_options": RESNET}),
+    "smollm-chat": (chats, {"context": 64, "model_options": LLAMA, "answer_every": 2, "answer_tokens": 4}),
+    "smollm-fsdp": (texts, {"context": 16, "model_options": LLAMA}),
+    "stdlib-lm": (None, {"width": 32, "context": 16, "validate_samples": 8}),
+    "vit-finetune": (pictures, {"image_size": 32, "model_options": ENCODER, "weights": ""}),
 }
 
 
-def small(name: str, tmp_path: Path) -> list[str]:
+def small(name: str, tmp_path: Path, **changes: Any) -> list[str]:
     """The flags of a profile for three small steps on the CPU, with data of its kind."""
     make, sizes = SMALL[name]
     values = params(name) | {"device": "cpu", "steps": 3, "batch_size": 2, "grad_accum": 2, "checkpoint_every": 2}
-    values |= {"num_workers": 0, **sizes}
+    values |= {"num_workers": 0, "compile": "off", **sizes, **changes}
     if make is not None:
         values["data_dir"] = tmp_path / "data"
         values["data_dir"].mkdir()
@@ -94,20 +124,31 @@ def small(name: str, tmp_path: Path) -> list[str]:
     return flags(values)
 
 
-def assert_trained(name: str, output: Path) -> dict[str, Any]:
-    """Three steps with their losses, and a checkpoint where the profile says that they are; its content."""
-    lines = step_lines(output)
-    assert [line["step"] for line in lines] == [1, 2, 3]
-    assert all(math.isfinite(line["loss"]) and line["samples_per_s"] > 0 for line in lines)
-    assert events(output, "end") and math.isfinite(events(output, "end")[0]["test_loss"])
-    found = sorted((output / "checkpoints").glob(read(name)["checkpoints"]["pattern"]))
-    assert [path.name for path in found] == ["step_00000002.pt", "step_00000003.pt"]
-    state = load(found[-1])
-    assert state["step"] == 3 and state["config"]["model"] == params(name).get("model", "auto")
-    return state
-
-
 # --- they train -------------------------------------------------------------------------------------------------------
+
+
+def test_there_is_a_small_size_of_every_profile_of_the_trainer() -> None:
+    profiles = [path.stem for path in PROFILES.glob("*.yaml") if read(path.stem).get("module") == "trainer"]
+    assert sorted(SMALL) == sorted(profiles)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_every_profile_trains_on_two_ranks(name: str, two_ranks: Ranks, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    two_ranks.run(train_on, output, *small(name, tmp_path))
+    steps = 20 if name == "contrastive-phases" else 3
+    lines = [line for line in step_lines(output) if not line["rank"]]
+    assert [line["step"] for line in lines] == list(range(1, steps + 1))
+    assert all(math.isfinite(line["loss"]) and line["samples_per_s"] > 0 for line in lines)
+    assert math.isfinite(events(output, "end")[0]["test_loss"])
+    # A checkpoint where the profile says that they are.
+    last = max((output / "checkpoints").glob(read(name)["checkpoints"]["pattern"]))
+    state = load(last)
+    assert state["step"] == steps and state["config"]["model"] == params(name).get("model", "auto")
+    assert bool(state["ema"]) == (params(name).get("ema", 0.0) > 0 or name == "contrastive-phases")
+    assert (output / "checkpoints" / "best_model.pt").exists() == params(name).get("best_checkpoint", False)
+    assert last.with_suffix(".shards").exists() == params(name).get("sharded_checkpoints", False)
+    assert (output / "hf").exists() == ("export" in params(name))
 
 
 def test_the_chat_profile_shows_answers_and_ends_in_a_model_that_answers(
@@ -178,12 +219,12 @@ def test_the_chat_profile_killed_in_preparing_and_in_training_ends_in_the_same_m
 
 def test_fine_tuning_begins_with_the_weights_in_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = small("vit-finetune", tmp_path)
-    settings, _ = from_arguments([*words, "--weights", ""], {})
+    settings, _ = from_arguments(words, {})
     before: Any = build(settings.model_copy(update={"seed": 1}), load_data(settings)).model
     before.inner.save_pretrained(tmp_path / "weights")
     slow = ("--lr", "1e-9", "--weight-decay", "0", "--ema", "0", "--weights", str(tmp_path / "weights"))
     assert main(["--output-dir", str(tmp_path / "out"), *words, *slow]) == 0
-    after = assert_trained("vit-finetune", tmp_path / "out")["model"]
+    after = load(tmp_path / "out" / "checkpoints" / "step_00000003.pt")["model"]
     stored = before.state_dict()
     assert set(after) == set(stored)
     for name, tensor in stored.items():
