@@ -429,8 +429,7 @@ class Loop:
         """Log the checkpoints that were written, failed or skipped since the last call."""
         for outcome in self.checkpoints.poll():
             values = {name: getattr(outcome, name) for name in ("blocked_seconds", "seconds", "bytes", "error")}
-            present = {name: value for name, value in values.items() if value is not None}
-            self.telemetry.event(outcome.step, outcome.event, path=str(outcome.path), **present)
+            self.telemetry.event(outcome.step, outcome.event, path=str(outcome.path), **values)
             if outcome.event == "checkpoint_failed":
                 self.telemetry.say(f"checkpoint {outcome.path} was not written: {outcome.error}", error=True)
             for other in outcome.also:

@@ -35,7 +35,7 @@ from trainer.precision import release_memory, snapshot_at_out_of_memory
 from trainer.preparing import PreparationPlan, Prepared, prepare
 from trainer.session import PhaseSession, TrainingProgress
 from trainer.signals import Signals
-from trainer.telemetry.telemetry import Telemetry, Value
+from trainer.telemetry.telemetry import Telemetry
 from trainer.world import World, join, lost_a_peer
 
 # Seconds that a rank which lost a peer gives the launcher to notice that peer's end first.
@@ -217,7 +217,6 @@ class Run:
     def announce(self, session: PhaseSession, number: int) -> None:
         """Log the start of the run or of a phase."""
         settings, step = session.settings, session.progress.step
-        phase: dict[str, Value] = {"phase": settings.phase} if settings.phase else {}
         self.telemetry.event(
             step,
             "start" if not number or self.step == 0 else "phase",
@@ -231,9 +230,9 @@ class Run:
             device=session.world.device.type,
             precision=settings.precision,
             parameters=session.parameters,
-            **phase,
+            phase=settings.phase or None,
         )
-        if phase:
+        if settings.phase:
             self.telemetry.say(
                 f"phase {number + 1} of {len(self.phases)}, {settings.phase}: steps {session.first_step} to "
                 f"{session.first_step + settings.steps - 1}"

@@ -29,10 +29,9 @@ def validate(
     """
     began = time.perf_counter()
     session.objective.eval()
-    with session.ema.swapped() if session.ema else contextlib.nullcontext(), torch.no_grad():
-        session.strategy.before_measuring()
+    averaged = session.ema.swapped() if session.ema else contextlib.nullcontext()
+    with session.strategy.measuring(), averaged, torch.no_grad():
         measured = _measure_all(session, stopping)
-    session.strategy.after_measuring()
     session.objective.train()
     if measured is None:
         return None, time.perf_counter() - began

@@ -466,5 +466,5 @@ def statistics(world: World, **settings: Any) -> tuple[State, State]:
     strategy = build(world, model={"batch_norm": True}, **settings)
     train(strategy, range(2))
     before = copied(dict(strategy.objective.model.named_buffers()))
-    strategy.before_measuring()
-    return before, copied(dict(strategy.objective.model.named_buffers()))
+    with strategy.measuring():
+        return before, copied(dict(strategy.objective.model.named_buffers()))

@@ -171,9 +171,10 @@ class Ddp(Plain):
         super().begin()
         self.exchange.begin()
 
-    def before_measuring(self) -> None:
+    def measuring(self) -> contextlib.AbstractContextManager[None]:
         # Until here every rank has the batch statistics of its own batches.
         broadcast_from_main(self.objective.model.buffers(), self.world)
+        return contextlib.nullcontext()
 
     def exchange_seconds(self) -> float | None:
         return self.exchange.seconds()

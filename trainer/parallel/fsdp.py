@@ -82,12 +82,12 @@ class Fsdp(Strategy):
             model.set_is_last_backward(last)
         yield
 
-    def before_measuring(self) -> None:
+    @contextlib.contextmanager
+    def measuring(self) -> Iterator[None]:
         self._free_gathered()
         # Buffers, such as batch statistics, are not sharded: until here every rank has those of its own batches.
         collectives.broadcast_from_main(self.objective.model.buffers(), self.world)
-
-    def after_measuring(self) -> None:
+        yield
         self._free_gathered()
 
     # --- state --------------------------------------------------------------------------------------------------------

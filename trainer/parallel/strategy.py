@@ -67,11 +67,9 @@ class Strategy:
     def after_update(self) -> None:
         """Called at the end of every step, even if the fp16 scaler skipped the update."""
 
-    def before_measuring(self) -> None:
-        """Called on all ranks once the model has the weights to validate; makes their models equal (collective)."""
-
-    def after_measuring(self) -> None:
-        """Called on all ranks when the model has its own weights again."""
+    def measuring(self) -> contextlib.AbstractContextManager[None]:
+        """Around validation, with the same model on all ranks inside; other weights may be swapped in (collective)."""
+        return contextlib.nullcontext()
 
     def clear_gradients(self) -> None:
         """Called after the update."""
