@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from trainer.errors import TrainerError
+from trainer.errors import TrainerError, one_line
 
 Indices = npt.NDArray[np.int64]
 
@@ -26,10 +26,11 @@ Transform = Callable[[Fields, Indices], Fields]
 class BrokenSample(TrainerError):  # noqa: N818  (it names what is broken; the run may continue)
     """A sample cannot be read; training may continue with another one."""
 
-    def __init__(self, index: int, where: str, reason: str) -> None:
+    def __init__(self, index: int, where: str, reason: str | Exception) -> None:
         # All arguments: unpickling calls the constructor with them.
         super().__init__(index, where, reason)
-        self.index, self.where, self.reason = index, where, reason
+        self.index, self.where = index, where
+        self.reason = reason if isinstance(reason, str) else getattr(reason, "strerror", None) or one_line(reason)
 
     def __str__(self) -> str:
         return f"sample {self.index} ({self.where}) cannot be read: {self.reason}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import zlib
@@ -17,7 +16,7 @@ import numpy.typing as npt
 
 from trainer.config import Settings
 from trainer.data.contract import BrokenSample, Indices
-from trainer.errors import SettingsError, TrainerError
+from trainer.errors import SettingsError, TrainerError, one_line
 
 COUNTS_FILE = ".token_counts.json"
 _COUNTING_THREADS = 4
@@ -45,11 +44,6 @@ def name_hashes(names: Iterable[bytes]) -> npt.NDArray[np.int64]:
     return np.fromiter((zlib.crc32(name) for name in names), dtype=np.int64)
 
 
-def reason_of(error: OSError) -> str:
-    """The message of an error without its number and path, for sentences that name the path themselves."""
-    return error.strerror or str(error)
-
-
 class MappedArray:
     """A one-dimensional array in a raw file of `dtype`, or in an .npy file, which has its own type.
 
@@ -62,32 +56,27 @@ class MappedArray:
         self._dtype = dtype
         try:
             self._array: npt.NDArray[Any] | None = self._map()
-        except OSError as error:
-            raise TrainerError(f"{path} cannot be used: {reason_of(error)}") from error
+        except (OSError, ValueError, EOFError) as error:
+            raise TrainerError(f"{path} cannot be used as a row of {dtype}: {one_line(error)}") from error
         self._size = len(self._array)
 
     def __len__(self) -> int:
         return self._size
 
     def array(self) -> npt.NDArray[Any]:
-        """The array. Raises OSError if the file is gone or its size has changed."""
+        """The array. Raises OSError if the file is gone, and ValueError if its size has changed."""
         if self._array is None:
-            array = self._map()
-            if len(array) != self._size:
-                raise OSError(errno.EINVAL, f"holds {len(array)} values and held {self._size} at first")
-            self._array = array
+            self._array = self._map()
+            if len(self._array) != self._size:
+                raise ValueError(f"it holds {len(self._array)} values and held {self._size} at first")
         return self._array
 
     def _map(self) -> npt.NDArray[Any]:
-        try:
-            if self.path.suffix != ".npy":
-                return np.asarray(np.memmap(self.path, dtype=self._dtype, mode="r"))
-            array = np.load(self.path, mmap_mode="r", allow_pickle=False)
-        except (ValueError, EOFError) as error:
-            size = self.path.stat().st_size
-            raise OSError(errno.EINVAL, f"its {size} bytes are no array of {self._dtype}: {error}") from error
+        if self.path.suffix != ".npy":
+            return np.asarray(np.memmap(self.path, dtype=self._dtype, mode="r"))
+        array = np.load(self.path, mmap_mode="r", allow_pickle=False)
         if array.ndim != 1 or not array.size or array.dtype.kind not in "iu":
-            raise OSError(errno.EINVAL, f"holds {array.dtype} of shape {array.shape}, not one row of whole numbers")
+            raise ValueError(f"it holds {array.dtype} of shape {array.shape}, not one row of whole numbers")
         return np.asarray(array)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -134,8 +123,8 @@ def grouped(
         path = str(files[part].path)
         try:
             array = files[part].array()
-        except OSError as error:
-            raise BrokenSample(int(indices[rows[0]]), path, reason_of(error)) from error
+        except (OSError, ValueError) as error:
+            raise BrokenSample(int(indices[rows[0]]), path, error) from error
         yield path, array, rows, offsets
 
 

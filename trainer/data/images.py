@@ -23,7 +23,6 @@ from trainer.data.files import (
     MappedArray,
     grouped,
     name_hashes,
-    reason_of,
     require_data_dir,
 )
 from trainer.errors import TrainerError, one_line
@@ -145,8 +144,7 @@ class ImageFiles(EncodedImages):
             try:
                 images.append(decode(path.read_bytes(), self.size, self.shape))
             except (OSError, UndecodableError) as error:
-                reason = reason_of(error) if isinstance(error, OSError) else str(error)
-                raise BrokenSample(index, str(path), reason) from error
+                raise BrokenSample(index, str(path), error) from error
         return {"image": torch.stack(images), "label": torch.from_numpy(self.labels[indices])}
 
 

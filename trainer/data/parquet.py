@@ -186,7 +186,7 @@ class RowGroups(Split, Generic[T]):
                 content = self._decoded[part].result()
             except (OSError, ValueError, ArrowException) as error:
                 del self._decoded[part]  # so that the next call tries again
-                raise BrokenSample(int(indices[rows[0]]), str(self._spans[part]), one_line(error)) from error
+                raise BrokenSample(int(indices[rows[0]]), str(self._spans[part]), error) from error
             yield self._spans[part], content, rows, offsets
 
     def _start(self, parts: Sequence[int]) -> None:
@@ -222,8 +222,7 @@ class ImageRows(RowGroups[_Encoded], EncodedImages):
                         raise UndecodableError(f"its class is none of 0 .. {self._classes - 1}")
                     images[row] = decode(contents[offset].as_py() or b"", self._size, self.shape)
                 except UndecodableError as error:
-                    where = f"{span}, row {span.start + offset}"
-                    raise BrokenSample(int(indices[row]), where, str(error)) from error
+                    raise BrokenSample(int(indices[row]), f"{span}, row {span.start + offset}", error) from error
         return {"image": torch.stack(images), "label": torch.from_numpy(labels)}
 
 

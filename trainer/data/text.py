@@ -23,7 +23,6 @@ from trainer.data.files import (
     cached_token_counts,
     grouped,
     name_hashes,
-    reason_of,
     require_data_dir,
 )
 from trainer.errors import SettingsError, TrainerError, one_line
@@ -103,7 +102,7 @@ class ByteWindows(Split):
                     file.seek(offset)
                     piece = file.read(wanted)
             except OSError as error:
-                raise BrokenSample(index, path, reason_of(error)) from error
+                raise BrokenSample(index, path, error) from error
             if len(piece) < wanted:
                 raise BrokenSample(index, path, f"it is shorter than the {size} bytes that it had at first")
             content += piece + b"\n"
