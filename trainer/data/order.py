@@ -18,7 +18,6 @@ from trainer.data.contract import Indices, Split
 from trainer.errors import TrainerError
 
 _ROUNDS = 6
-_MASK = 2**64 - 1
 _CHUNK = 8192  # positions that are computed, and cached, together
 
 
@@ -68,26 +67,30 @@ class Order:
 
         `deals` are the result of `redealt` for a position up to `start`; they concern splits in blocks only.
         """
-        if self._lengths is None:
-            return _shuffled(self.size, self._seed, start, count)
         parts = [np.empty(0, dtype=np.int64)]
         while count > 0:
             epoch, position = divmod(start, self.size)
-            positions = np.arange(start, start + min(count, self.size - position))
-            offsets = _epoch_offsets(positions, epoch * self.size, self.size, deals)
-            parts.append(self._in_blocks(self._lengths, epoch, offsets))
-            start, count = start + len(positions), count - len(positions)
+            if self._lengths is None:
+                first = position - position % _CHUNK
+                chunk = _permuted(self.size, (self._seed, epoch), first, min(self.size, first + _CHUNK))
+                part = chunk[position - first : position - first + count]
+            else:
+                positions = np.arange(start, start + min(count, self.size - position))
+                offsets = _epoch_offsets(positions, epoch * self.size, self.size, deals)
+                part = self._in_blocks(self._lengths, epoch, offsets)
+            parts.append(part)
+            start, count = start + len(part), count - len(part)
         return np.concatenate(parts)
 
     def _in_blocks(self, lengths: Indices, epoch: int, offsets: Indices) -> Indices:
         """The samples at these offsets in an epoch's sequence of blocks."""
-        blocks = _permuted(len(lengths), self._seed, epoch, 0, len(lengths))
+        blocks = _permuted(len(lengths), (self._seed, epoch), 0, len(lengths))
         ends = np.cumsum(lengths[blocks])
         numbers = np.searchsorted(ends, offsets, side="right")
         samples = np.empty_like(offsets)
         for number in np.unique(numbers).tolist():
             block, length = int(blocks[number]), int(lengths[blocks[number]])
-            within = _permuted(length, _mix(_mix(self._seed) + block + 1), epoch, 0, length)
+            within = _permuted(length, (self._seed, epoch, block), 0, length)
             at = numbers == number
             samples[at] = lengths[:block].sum() + within[offsets[at] - (ends[number] - length)]
         return samples
@@ -149,36 +152,24 @@ def _epoch_offsets(positions: Indices, begin: int, size: int, deals: Sequence[De
     return offsets
 
 
-# --- a keyed permutation, any part of which can be computed alone -----------------------------------------------------
-
-
-def _shuffled(size: int, seed: int, start: int, count: int) -> Indices:
-    """The samples at positions start .. start + count - 1, where each epoch is a permutation of 0 .. size - 1."""
-    parts = [np.empty(0, dtype=np.int64)]
-    while count > 0:
-        epoch, position = divmod(start, size)
-        first = position - position % _CHUNK
-        chunk = _permuted(size, seed, epoch, first, min(size, first + _CHUNK))
-        parts.append(chunk[position - first : position - first + count])
-        start, count = start + len(parts[-1]), count - len(parts[-1])
-    return np.concatenate(parts)
+# --- numbers that look random -----------------------------------------------------------------------------------------
 
 
 @functools.lru_cache(maxsize=16)
-def _permuted(size: int, seed: int, epoch: int, start: int, stop: int) -> Indices:
-    """Part of an epoch's permutation of 0 .. size - 1.
+def _permuted(size: int, key: tuple[int, ...], start: int, stop: int) -> Indices:
+    """Part of a permutation of 0 .. size - 1 that the key chooses; any part can be computed alone.
 
     It is a Feistel network over the smallest power of four that fits, repeated for values outside (cycle walking).
     """
     half_bits = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))
     mask = (np.uint64(1) << half_bits) - np.uint64(1)
-    keys = [np.uint64(_mix(_mix(seed) ^ _mix(epoch * _ROUNDS + number + 1))) for number in range(_ROUNDS)]
+    rounds = np.random.SeedSequence(key).generate_state(_ROUNDS, np.uint64)
     values = np.arange(start, stop, dtype=np.uint64)
     outside = np.arange(len(values))
     while len(outside):
         left, right = values[outside] >> half_bits, values[outside] & mask
-        for key in keys:
-            mixed = (right ^ key) * np.uint64(0x9E3779B97F4A7C15)
+        for secret in rounds:
+            mixed = (right ^ secret) * np.uint64(0x9E3779B97F4A7C15)
             mixed ^= mixed >> np.uint64(29)
             mixed *= np.uint64(0xBF58476D1CE4E5B9)
             left, right = right, left ^ ((mixed >> np.uint64(32)) & mask)
@@ -193,11 +184,3 @@ def hashed(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
-
-
-def _mix(value: int) -> int:
-    """The same for a whole number of any size; numpy takes long for a single one."""
-    value = (value + 0x9E3779B97F4A7C15) & _MASK
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
-    return value ^ (value >> 31)
