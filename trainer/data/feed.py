@@ -146,9 +146,8 @@ def _too_many_broken(limit: int, reason: str) -> RankError:
 class Readers:
     """Answers requests in order: in this process, or in `count` processes that read ahead and take turns.
 
-    Each of them gets every count-th request. They are forked from a fork server, never from this process. This process
-    has threads of CUDA, NCCL and gloo, locks, signal handlers, and sockets, which a forked worker would keep open after
-    the rank's death, hiding it from peers.
+    They are forked from a fork server: this process has threads of CUDA, NCCL and gloo, locks, signal handlers, and
+    sockets, which a forked worker would keep open after the rank's death, hiding it from peers.
     """
 
     def __init__(self, reader: Reader, settings: Settings, device: torch.device) -> None:
@@ -195,24 +194,36 @@ class Readers:
             batches = map(self._reader.read, requests)
             return (batch.pin_memory() for batch in batches) if self._pin else batches
         others = multiprocessing.active_children()
-        try:
+        with self._explained():
             self._iterator = iter(self._loader)
-        except (RuntimeError, OSError, EOFError) as error:
-            raise self._explain(error) from error
         self._processes += [process for process in multiprocessing.active_children() if process not in others]
         return self._fetched()
 
     def _fetched(self) -> Iterator[Fetched]:
         while self._iterator is not None:
-            try:
-                answer = next(self._iterator)
-            except StopIteration:
+            with self._explained():
+                answer = next(self._iterator, None)
+            if answer is None:
                 return
-            except (RuntimeError, OSError, EOFError) as error:
-                raise self._explain(error) from error
             if isinstance(answer, str):
                 raise RankError(answer)
             yield answer
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Name a dead worker in place of what torch says."""
+        try:
+            yield
+        except (RuntimeError, OSError, EOFError) as error:
+            connection.wait([process.sentinel for process in self._processes], timeout=0.5)
+            dead = [process for process in self._processes if process.exitcode is not None]
+            if not dead:
+                raise
+            raise RankError(
+                f"a reading process (pid {dead[0].pid}) ended with exit code {dead[0].exitcode}: what it printed tells "
+                "why, or if that is nothing, host memory or shared memory (/dev/shm) ran out; use fewer --num-workers "
+                "or a smaller --prefetch"
+            ) from error
 
     def close(self) -> None:
         """Let torch end the workers, which waits for their current batch; kill those that take too long."""
@@ -229,21 +240,8 @@ class Readers:
         while self._processes:
             self._processes.pop().join()
 
-    def _explain(self, error: Exception) -> Exception:
-        """The error that names a dead worker; any other error unchanged."""
-        connection.wait([process.sentinel for process in self._processes], timeout=0.5)
-        for process in self._processes:
-            if process.exitcode is not None:
-                return RankError(
-                    f"a reading process (pid {process.pid}) ended with exit code {process.exitcode}: what it printed "
-                    "tells why, or if that is nothing, host memory or shared memory (/dev/shm) ran out; use fewer "
-                    "--num-workers or a smaller --prefetch"
-                )
-        return error
-
 
 def _start_worker(_: int) -> None:
-    """Set up a new worker: it ignores stop signals, and ends with its rank."""
     # A stop signal reaches the whole process group, but the rank finishes its step first and may need data for that.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -352,11 +350,10 @@ class BatchFeed(_Feed):
 
 
 class HeldOut(_Feed):
-    """A rank's share of the held-out samples.
+    """A rank's share of the held-out samples, each of which is taken once, in the split's order, or left out if broken.
 
-    All ranks together take every sample once, in the split's order; broken ones are left out. With `validate_samples`
-    only so many are taken: evenly spread over the split (it may be sorted by class), or the first ones of a split in
-    blocks.
+    With `validate_samples` only so many are taken: evenly spread over the split (it may be sorted by class), or the
+    first ones of a split in blocks.
     """
 
     def __init__(self, split: Split, transform: Transform, settings: Settings, share: Share) -> None:
