@@ -33,16 +33,7 @@ FACTORS: dict[str, tuple[str, ...]] = {
     "end": ("done", "stopped"),
 }
 PHASES = {"one": [2], "two": [2, 2], "fewer ranks first": [1, 2], "fewer ranks between": [2, 1, 2]}
-SMALL_GPT2 = (
-    "--task",
-    "lm",
-    "--context",
-    "16",
-    "--model",
-    "gpt2",
-    "--model-options",
-    '{"n_embd": 32, "n_head": 2, "n_layer": 2}',
-)
+SMALL_GPT2 = ["--task=lm", "--context=16", "--model=gpt2", "--model-options=n_embd=32,n_head=2,n_layer=2"]
 
 Case = dict[str, str]
 

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from tests.tables import table
 from tests.trainer.test_telemetry import gradients_of
 from trainer.telemetry.histograms import EDGES, count, gradients, part_of, watch_activations
 
@@ -39,43 +38,33 @@ def test_every_value_is_counted_once_in_the_bin_that_encloses_it(lists: list[lis
         assert counted == sum((below or low <= value) and (above or value < high) for value in finite)
 
 
-@table(
-    ("parameter", "part"),
-    [
-        ("transformer.h.3.attn.c_attn.weight", "transformer.h.3"),
-        ("resnet.encoder.stages.0.layers.1.layer.0.convolution.weight", "resnet.encoder.stages.0"),
-        ("transformer.wte.weight", "transformer.wte"),
-        ("model.decoder.norm.bias", "model.decoder"),
-        ("conv2d.weight", "conv2d"),
-        ("scale", "scale"),
-    ],
-)
-def test_parts(parameter: str, part: str) -> None:
-    assert part_of(parameter) == part
+PARTS = {
+    "transformer.h.3.attn.c_attn.weight": "transformer.h.3",
+    "resnet.encoder.stages.0.layers.1.layer.0.convolution.weight": "resnet.encoder.stages.0",
+    "transformer.wte.weight": "transformer.wte",
+    "model.decoder.norm.bias": "model.decoder",
+    "conv2d.weight": "conv2d",
+    "scale": "scale",
+}
 
 
-def network() -> nn.Sequential:
+def test_parts_are_blocks_or_two_levels() -> None:
+    assert {name: part_of(name) for name in PARTS} == PARTS
+
+
+def test_histograms_per_block_with_gradients_norm_and_the_first_activations() -> None:
     parts = {"embed": nn.Linear(4, 4), "blocks": nn.Sequential(*(nn.Sequential(nn.Linear(4, 4)) for _ in range(3)))}
-    return nn.Sequential(OrderedDict(parts, head=nn.Linear(4, 2)))
-
-
-def test_gradients_per_block_with_their_norm() -> None:
-    model = network()
+    model = nn.Sequential(OrderedDict(parts, head=nn.Linear(4, 2)))
     model.embed.requires_grad_(False)
-    model(torch.randn(5, 4)).sum().backward()
-    found = {one.name: one for one in gradients(gradients_of(model))}
-    assert set(found) == {"blocks.0", "blocks.1", "blocks.2", "head"}
-    expected = torch.cat([p.grad.flatten() for p in model.blocks[1].parameters() if p.grad is not None])
-    assert (found["blocks.1"].kind, sum(found["blocks.1"].counts)) == ("gradient", expected.numel())
-    assert found["blocks.1"].norm == pytest.approx(float(expected.norm()), rel=1e-5)
-
-
-def test_activations_are_those_of_the_first_micro_batch_and_no_hook_stays() -> None:
-    model = network()
-    with watch_activations(model) as found:
+    with watch_activations(model) as activations:
         for size in (5, 50):
-            model(torch.randn(size, 4))
-    assert [(one.name, one.kind, sum(one.counts)) for one in found] == [
+            model(torch.randn(size, 4)).sum().backward()
+    assert [(one.name, one.kind, sum(one.counts)) for one in activations] == [
         (f"blocks.{n}", "activation", 20) for n in range(3)
     ]
     assert not any(module._forward_hooks for module in model.modules())
+    found = {one.name: one for one in gradients(gradients_of(model))}
+    assert set(found) == {"blocks.0", "blocks.1", "blocks.2", "head"}
+    expected = torch.cat([gradient.flatten() for gradient in gradients_of(model.blocks[1]).values()])
+    assert (found["blocks.1"].kind, sum(found["blocks.1"].counts)) == ("gradient", expected.numel())
+    assert found["blocks.1"].norm == pytest.approx(float(expected.norm()), rel=1e-5)
