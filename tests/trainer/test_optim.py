@@ -172,7 +172,7 @@ def test_muon_goes_on_bit_for_bit(tmp_path: Path) -> None:
         ({"optimizer": "muon"}, "--optimizer muon: the model has no row of equal blocks"),
         ({"optimizer": "muon", "parallel": "fsdp"}, "not with --parallel fsdp"),
         ({"lr_shares": {"bias": 2.0, "embedding": 0.1}}, "--lr-shares: no parameter's name has embedding in it"),
-        ({"lr_shares": {"bias": 0.0}}, "must be numbers above 0"),
+        ({"lr_shares": {"bias": 0.0}}, "greater than 0"),
     ],
 )
 def test_what_is_refused(settings: dict[str, Any], words: str) -> None:
