@@ -47,9 +47,6 @@ def show(text: str, *, error: bool = False) -> None:
             print(text, file=stream, flush=True)
             return
         stream.flush()
-        _write(descriptor, f"{text}\n".encode(stream.encoding, errors="backslashreplace"))
-
-
-def _write(descriptor: int, line: bytes) -> None:
-    while line:
-        line = line[os.write(descriptor, line) :]
+        line = f"{text}\n".encode(stream.encoding, errors="backslashreplace")
+        while line:
+            line = line[os.write(descriptor, line) :]

@@ -339,7 +339,7 @@ class Loop:
         """Write a step's metrics. Raises FloatingPointError if its loss or gradients are not finite."""
         session, facts, device = self.session, result.note, self.world.device
         loss, norm = result.values["loss"] / self.world.size, result.values["norm"]
-        times = facts.times.read(session.strategy.exchange_seconds(), result.waited)
+        times = facts.times(session.strategy.exchange_seconds(), result.waited)
         scaled = session.precision.scaler.is_enabled()
         samples_per_s = facts.samples_in_step / times.step
         tokens, flops = session.objective.tokens_per_sample, session.flops_per_sample

@@ -40,7 +40,7 @@ def test_a_step_and_its_waits_for_data_are_timed() -> None:
     for _ in range(2):
         with clock.data():
             pass
-    assert clock.stop().read(exchange=0.5) == StepDurations(step=4.0, data=0.75, exchange=0.5)
+    assert clock.stop()(0.5, 0.1) == StepDurations(step=4.0, data=0.75, exchange=0.5)
 
 
 @table(("lag", "seen"), [(None, [[1], [2], [3], []]), (1, [[], [1], [2], [3]])])

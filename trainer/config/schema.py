@@ -128,11 +128,6 @@ SWITCHES: Mapping[str, tuple[str, str]] = {"gradient_checkpointing": ("none", "f
 _TRUTH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
-def _with_truth(schema: dict[str, Any]) -> None:
-    schema["type"] = ["string", "boolean"]
-    schema["enum"] += [True, False]
-
-
 # Modes of torch.compile in which it records CUDA graphs.
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 
@@ -151,14 +146,13 @@ class PrecisionSettings(_Group):
         "none",
         description="recompute in backward to save memory: operations (all but matrix products and attention),"
         " selective (every other block), full or true (everything)",
-        json_schema_extra=_with_truth,
     )
     loss_chunk: int = Field(0, ge=0, description="lm: tokens whose loss is computed at once, to save memory; 0: all")
     memory_snapshot: bool = Field(False, description="CUDA: if memory runs out, allocations go to OUTPUT_DIR/evidence")
     memory_fraction: float = Field(1.0, gt=0, le=1, description="share of the GPU's memory this process may take")
     expandable_segments: bool = Field(False, description="CUDA's allocator grows its segments, against fragmentation")
     compile: Literal["off", "default", "reduce-overhead", "max-autotune"] = Field(
-        "off", description="torch.compile's mode; the last two use CUDA graphs", json_schema_extra=_with_truth
+        "off", description="torch.compile's mode; the last two use CUDA graphs"
     )
     compile_scope: Literal["whole", "blocks"] = Field(
         "whole", description="blocks: each one alone, which starts sooner"

@@ -246,6 +246,8 @@ def json_schema() -> dict[str, Any]:
     schema = Settings.model_json_schema()
     settings: dict[str, Any] = schema["properties"]
     del settings["phase"]
+    for name in SWITCHES:
+        settings[name] |= {"type": ["string", "boolean"], "enum": [*settings[name]["enum"], True, False]}
     overrides = {name: _or_share(setting) for name, setting in settings.items() if name not in RUN_WIDE}
     settings["phases"]["items"] = {
         "type": "object",

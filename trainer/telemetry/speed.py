@@ -31,10 +31,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class StepDurations:
-    """Seconds of a rank's step, or means over several; None: unknown.
-
-    `data`: waiting for data. `exchange`: waiting for other ranks after the own gradients were ready.
-    `device_wait`: the host waiting for the device's results.
+    """Seconds of a rank's step, or means over several: all of it, the waits for data, for other ranks after the own
+    gradients were ready, and of the host for the device's results. None: unknown.
     """
 
     step: float
@@ -50,20 +48,8 @@ def means(steps: Sequence[StepDurations]) -> StepDurations:
     return StepDurations(*each)
 
 
-@dataclass(frozen=True)
-class Pending:
-    """The times of a step that the device may still compute."""
-
-    host: float
-    data: float
-    events: tuple[torch.cuda.Event, torch.cuda.Event] | None
-
-    def read(self, exchange: float | None = None, device_wait: float | None = None) -> StepDurations:
-        """Return the times, with those that the caller measured. On CUDA call it after the step's results were read."""
-        if self.events is None:
-            return StepDurations(self.host, self.data, exchange)
-        began, ended = self.events
-        return StepDurations(began.elapsed_time(ended) / 1e3, self.data, exchange, device_wait)
+# From `exchange` and `device_wait`, as the caller measured them, to all times of a step whose results were read.
+Pending = Callable[[float | None, float | None], StepDurations]
 
 
 class StepTimer:
@@ -88,8 +74,11 @@ class StepTimer:
             self._data += self._now() - before
 
     def stop(self) -> Pending:
-        events = (self._began_on_device, _mark(timing=True)) if self._began_on_device else None
-        return Pending(self._now() - self._began, self._data, events)
+        host, data, began = self._now() - self._began, self._data, self._began_on_device
+        if began is None:
+            return lambda exchange, device_wait: StepDurations(host, data, exchange)
+        ended = _mark(timing=True)
+        return lambda exchange, device_wait: StepDurations(began.elapsed_time(ended) / 1e3, data, exchange, device_wait)
 
 
 @dataclass(frozen=True)
@@ -164,14 +153,13 @@ def record(path: Path, device: torch.device) -> Iterator[Trace]:
     # Kineto marks each recording with two lines on stderr, at a level above its errors.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     trace, cuda = Trace(path), device.type == "cuda"
-    if cuda:  # its work belongs to the step in which it was launched
-        torch.cuda.synchronize()
+    wait: Callable[[], object] = torch.cuda.synchronize if cuda else lambda: None
+    wait()  # work belongs to the step in which it was launched
     with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]) as profiler:
         began = time.perf_counter()
         with record_function("trainer step"):
             yield trace
-            if cuda:
-                torch.cuda.synchronize()
+            wait()
         trace.seconds = time.perf_counter() - began
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
