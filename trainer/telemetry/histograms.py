@@ -32,7 +32,7 @@ class Histogram:
     """`counts[i]` finite values lie in [`edges[i]`, `edges[i + 1]`); empty bins at both ends are left out.
 
     Values beyond EDGES are in the outermost bin. `zeros` are exact zeros, which are in `counts` too; `not_finite` are
-    in none. `norm` is the root of the sum of squares. The numbers are None if there are no finite values.
+    in none. `norm` is the root of the sum of squares. The numbers are None, and not written, without finite values.
     """
 
     name: str

@@ -23,7 +23,7 @@ from trainer.config import Settings, unfold
 from trainer.errors import SettingsError, show
 from trainer.telemetry import histograms
 from trainer.telemetry.histograms import Histogram
-from trainer.telemetry.speed import StepDurations, Trace, means, record, verdict
+from trainer.telemetry.speed import StepDurations, means, record, verdict
 from trainer.telemetry.trackers import close_all, start_trackers
 from trainer.world import World
 
@@ -80,15 +80,14 @@ class Telemetry:
         self._device_busy: float | None = None
 
     def step(self, step: int, values: Mapping[str, Value]) -> None:
-        """Write a step's metrics, on rank 0, named as in docs/trainer.md. None: unknown, and left out."""
+        """Write a step's metrics, on rank 0, named as in docs/trainer.md."""
         if not self._main:
             return
-        present = {name: value for name, value in values.items() if value is not None}
-        phase = {"phase": self._settings.phase} if self._settings.phase else {}
-        self._metrics.write(step, rank=0, **phase, **present)
-        self._track(step, present)
+        self._metrics.write(step, rank=0, phase=self._settings.phase or None, **values)
+        self._track(step, values)
         if step % self._settings.log_every == 0 or step == self._total_steps:
-            parts = [f"{name} {present[name]:{form}}" for name, form in _ON_CONSOLE.items() if name in present]
+            shown = [(name, values.get(name), form) for name, form in _ON_CONSOLE.items()]
+            parts = [f"{name} {value:{form}}" for name, value, form in shown if value is not None]
             self.say("  ".join([f"step {step}/{self._total_steps}", *parts]).replace("_per_s", "/s"))
 
     def rank_timings(self, step: int, times: StepDurations) -> None:
@@ -104,8 +103,8 @@ class Telemetry:
         self._since_line.append(times)
         if _due(step, settings.rank_metrics_every):
             mean, self._since_line = means(self._since_line), []
-            exchange = {} if mean.exchange is None else {"comm_time": mean.exchange}
-            self._metrics.write(step, rank=self._world.rank, step_time=mean.step, data_time=mean.data, **exchange)
+            times_of_rank = {"step_time": mean.step, "data_time": mean.data, "comm_time": mean.exchange}
+            self._metrics.write(step, rank=self._world.rank, **times_of_rank)
 
     def bottleneck(self, step: int) -> None:
         """Every --bottleneck-every steps, log on rank 0 what limits the speed (collective)."""
@@ -133,8 +132,16 @@ class Telemetry:
                 activations = stack.enter_context(histograms.watch_activations(model))
             yield
         self._write_histograms(step, activations)
-        if trace:
-            self._log_trace(step, trace)
+        if not trace:
+            return
+        self._device_busy = busy = trace.device_busy
+        if trace.error:
+            self.say(trace.error, error=True)
+            return
+        if self._world.device.type == "cuda" and busy is None:
+            self.say(f"{trace.path} shows no work of the GPU: the profiler could not see it", error=True)
+        top = "; ".join(f"{name} {seconds:.3g} s" for name, seconds in trace.top)
+        self.event(step, "trace", path=str(trace.path), seconds=trace.seconds, top=top, device_busy=busy)
 
     def wants_histograms(self, step: int) -> bool:
         return self._main and self._histogram_due(step)
@@ -149,13 +156,12 @@ class Telemetry:
         self._track(step, values)
 
     def event(self, step: int, name: str, /, **values: Value) -> None:
-        """Write an event of the run, on rank 0. None: unknown, and left out."""
-        if not self._main:
-            return
-        present = {key: value for key, value in values.items() if value is not None}
-        self._metrics.write(step, event=name, **present)
-        if self._text:
-            self._text.line(" ".join([f"step {step} {name}", *(f"{key}={value}" for key, value in present.items())]))
+        """Write an event of the run, on rank 0."""
+        if self._main:
+            self._metrics.write(step, event=name, **values)
+            if self._text:
+                details = [f"{key}={value}" for key, value in values.items() if value is not None]
+                self._text.line(" ".join([f"step {step} {name}", *details]))
 
     def say(self, text: str, *, error: bool = False) -> None:
         """Print a line, on rank 0."""
@@ -194,17 +200,6 @@ class Telemetry:
                 for tracker in self._trackers:
                     tracker.send(functools.partial(tracker.histogram, step, time.time(), histogram))
 
-    def _log_trace(self, step: int, trace: Trace) -> None:
-        self._device_busy = trace.device_busy
-        if trace.error:
-            self.say(trace.error, error=True)
-            return
-        if self._world.device.type == "cuda" and trace.device_busy is None:
-            self.say(f"{trace.path} shows no work of the GPU: the profiler could not see it", error=True)
-        top = "; ".join(f"{name} {seconds:.3g} s" for name, seconds in trace.top)
-        busy = trace.device_busy
-        self.event(step, "trace", path=str(trace.path), seconds=trace.seconds, top=top, device_busy=busy)
-
     def _track(self, step: int, values: Mapping[str, Value]) -> None:
         if self._trackers:
             numbers = {name: float(value) for name, value in values.items() if isinstance(value, float | int)}
@@ -233,9 +228,10 @@ class MetricsWriter:
             self._half_line = os.pread(self._file.fileno(), 1, self._file.tell() - 1) != b"\n"
 
     def write(self, step: int, /, **values: Value | Sequence[float]) -> None:
-        """Append one line, with the time in UTC unix seconds. NaN is written as NaN."""
+        """Append a line, with its UTC unix time. None is unknown, and left out; NaN is written as NaN."""
+        present = {name: value for name, value in values.items() if value is not None}
         try:
-            line = json.dumps({"step": step, "time": round(time.time(), 6), **values}).encode() + b"\n"
+            line = json.dumps({"step": step, "time": round(time.time(), 6), **present}).encode() + b"\n"
             if self._half_line:
                 line = b"\n" + line
             written = self._file.write(line)
