@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -45,16 +46,10 @@ def batch(task: Contrastive, start: int, count: int, training: bool = True) -> F
     return task.transform(training=training)({"image": torch.stack(pictures).to(torch.uint8)}, positions)
 
 
-def gradients(module: nn.Module) -> list[Tensor]:
-    return [parameter.grad.clone() for parameter in module.parameters() if parameter.grad is not None]
-
-
 # --- the loss ---------------------------------------------------------------------------------------------------------
 
 
-def by_hand(
-    own: Tensor, candidates: Tensor, first: int, temperature: float, hard: int, terms: int | None = None
-) -> float:
+def by_hand(own: Tensor, candidates: Tensor, first: int, temperature: float, hard: int, terms: int = 0) -> float:
     """The definition, term by term; or its mean over the first `terms` of `own`."""
     losses = []
     for view in (0, 1):
@@ -96,53 +91,35 @@ OTHERS = {0: (1, 2, 4), 1: (0, 2, 3, 4), 2: (0, 1, 3, 4), 3: (1, 2, 4), 4: (0, 1
 
 # --- over ranks -------------------------------------------------------------------------------------------------------
 
-Answer = tuple[float, list[Tensor], list[Tensor], bool]
 
-
-def one_step(world: World, share: int, settings: dict[str, Any]) -> Answer:
-    """This rank's loss, DDP's gradients, those of two accumulated micro batches, and whether ranks exchange."""
+def two_micro_batches(world: World, share: int, settings: dict[str, Any]) -> tuple[float, list[Tensor]]:
+    """The mean of the losses, and the gradients as DDP exchanges them."""
     task = objective(world, **settings)
-    wrapped = DistributedDataParallel(task)
-    loss = wrapped(batch(task, world.rank * share, share))
-    loss.backward()
-    once = gradients(task)
-    wrapped.zero_grad()
-    with wrapped.no_sync():
-        (wrapped(batch(task, world.rank * share, share)) / 2).backward()
-    (wrapped(batch(task, (world.size + world.rank) * share, share)) / 2).backward()
-    return float(loss.detach()), once, gradients(task), task.exchanges
+    assert task.exchanges == (world.size > 1)
+    wrapped = DistributedDataParallel(task) if task.exchanges else task
+    total = 0.0
+    for micro in (0, 1):
+        waits = task.exchanges and micro == 0
+        with wrapped.no_sync() if waits else contextlib.nullcontext():
+            loss = wrapped(batch(task, (micro * world.size + world.rank) * share, share)) / 2
+            loss.backward()
+        total += float(loss.detach())
+    return total, [parameter.grad.clone() for parameter in task.parameters() if parameter.grad is not None]
 
 
-def alone(start: int, count: int, settings: dict[str, Any]) -> tuple[float, list[Tensor]]:
-    task = objective(**settings)
-    loss = task(batch(task, start, count))
-    loss.backward()
-    return float(loss.detach()), gradients(task)
-
-
-def assert_joined(ranks: Ranks, *hardest: int) -> None:
-    share = 12 // ranks.size
-    for hard_negatives in hardest:
-        settings = {"hard_negatives": hard_negatives, "temperature": 0.2}
-        answers = ranks.run(one_step, share, settings)
-        loss, expected = alone(0, 12, settings)
-        _, further = alone(12, 12, settings)
-        assert all(exchanges for *_, exchanges in answers) and len(expected) == 4
-        assert len({loss for loss, *_ in answers}) == ranks.size
-        assert sum(loss for loss, *_ in answers) / ranks.size == pytest.approx(loss, rel=1e-5)
-        for _, once, accumulated, _ in answers:
-            for got, both, first, second in zip(once, accumulated, expected, further, strict=True):
-                assert torch.allclose(got, first, rtol=1e-4, atol=1e-6)
-                assert torch.allclose(both, (first + second) / 2, rtol=1e-4, atol=1e-6)
-
-
-def test_ranks_together_are_one_process_with_the_joined_batch(two_ranks: Ranks) -> None:
-    assert_joined(two_ranks, 0, 1, 3, 50)
-
-
-@pytest.mark.long
-def test_so_are_four_ranks(four_ranks: Ranks) -> None:
-    assert_joined(four_ranks, 0, 3)
+@pytest.mark.parametrize("ranks", ["two_ranks", pytest.param("four_ranks", marks=pytest.mark.long)])
+@pytest.mark.parametrize("hardest", [0, 1, 3, 50])
+def test_ranks_together_are_one_process_with_the_joined_batch(
+    ranks: str, hardest: int, request: pytest.FixtureRequest
+) -> None:
+    several: Ranks = request.getfixturevalue(ranks)
+    settings = {"hard_negatives": hardest, "temperature": 0.2}
+    loss, expected = two_micro_batches(ALONE, 12, settings)
+    answers = several.run(two_micro_batches, 12 // several.size, settings)
+    assert len({own for own, _ in answers}) == several.size and len(expected) == 4
+    assert sum(own for own, _ in answers) / several.size == pytest.approx(loss, rel=1e-5)
+    for _, found in answers:
+        assert all(torch.allclose(*pair, rtol=1e-4, atol=1e-6) for pair in zip(found, expected, strict=True))
 
 
 # --- alone ------------------------------------------------------------------------------------------------------------
