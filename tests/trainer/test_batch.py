@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -19,34 +18,14 @@ GIB = 2**30
 ALONE = World(rank=0, size=1, device=torch.device("cpu"), backend="")
 
 
-@table(
-    ("batch", "accum", "expected"),
-    [(16, 3, (12, 4)), (12, 4, (8, 6)), (8, 6, (6, 8)), (7, 1, (1, 7)), (2, 1, (1, 2)), (64, 1, (32, 2)), (1, 9, None)],
-)
-def test_smaller(batch: int, accum: int, expected: tuple[int, int] | None) -> None:
-    assert smaller(batch, accum) == expected
-
-
 @given(st.integers(1, 3000), st.integers(1, 100))
 def test_steps_down_keep_the_product_and_end_at_one(batch: int, accum: int) -> None:
+    assert smaller(16, 3) == (12, 4) and smaller(64, 1) == (32, 2) and smaller(7, 1) == (1, 7)
     product, steps = batch * accum, 0
     while (pair := smaller(batch, accum)) is not None:
         assert pair[0] * pair[1] == product and 1 <= pair[0] <= 0.75 * batch
         (batch, accum), steps = pair, steps + 1
     assert batch == 1 and accum == product and steps <= 30
-
-
-def linear(
-    base: int, per_sample: int, total: int, tried: list[int], base_known: bool = True
-) -> Callable[[int], Probe | None]:
-    """Memory as a straight line; whatever does not fit runs out."""
-
-    def probe(size: int) -> Probe | None:
-        tried.append(size)
-        peak = base + size * per_sample
-        return Probe(peak, total, base if base_known else 0) if peak <= total else None
-
-    return probe
 
 
 @given(
@@ -55,10 +34,17 @@ def linear(
 def test_the_search_is_within_an_eighth_and_never_runs_out(
     base: int, per_sample: int, gigabytes: int, limit: int, base_known: bool
 ) -> None:
+    """Memory is a straight line; what does not fit runs out."""
     total, tried = gigabytes * GIB, list[int]()
+
+    def probe(size: int) -> Probe | None:
+        tried.append(size)
+        peak = base + size * per_sample
+        return Probe(peak, total, base if base_known else 0) if peak <= total else None
+
     found = 0
     with contextlib.suppress(TrainerError):
-        found = find_batch(linear(base, per_sample, total, tried, base_known), limit, ALONE)
+        found = find_batch(probe, limit, ALONE)
     best = min(limit, int((USABLE * total - base) // per_sample))
     # The first sample, and without a base the second, have to be tried before anything is known.
     blind = 1 if base_known and base else 2
@@ -77,11 +63,8 @@ def test_running_out_halves_the_gap() -> None:
 
     assert find_batch(probe, 64, ALONE) == 20
     assert tried == [1, 2, 4, 8, 16, 32, 24, 20, 22]
-
-
-def test_not_even_one_sample() -> None:
     with pytest.raises(TrainerError, match=r"^--batch-size auto: not even one sample fits into memory; try "):
-        find_batch(linear(90 * GIB, GIB, 80 * GIB, []), 64, ALONE)
+        find_batch(lambda size: None, 64, ALONE)
 
 
 @table(

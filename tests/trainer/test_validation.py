@@ -21,11 +21,8 @@ SMALL: dict[str, Any] = {"device": "cpu", "data": "synthetic", "synthetic_sample
 
 
 def means(world: World, **changes: Any) -> dict[str, float]:
-    settings = Settings(**{**SMALL, **changes})
-    with PhaseSession(settings, world, 1, TrainingProgress()) as session:
-        found, _ = validate(session)
-    assert found is not None
-    return found
+    with PhaseSession(Settings(**{**SMALL, **changes}), world, 1, TrainingProgress()) as session:
+        return validate(session)[0] or {}
 
 
 def around_a_validation(world: World, **changes: Any) -> list[float]:
@@ -35,16 +32,12 @@ def around_a_validation(world: World, **changes: Any) -> list[float]:
         assert session.ema is not None
         for average in session.ema.state().values():
             average.mul_(3)
-        session.objective.eval()
-        fields = session.held_out.any_sample()
         losses = []
         for _ in range(2):
-            with torch.no_grad():
-                losses.append(float(session.objective.measure(fields)["loss"]))
-            found, _ = validate(session)
-            assert found is not None
-            losses.append(found["val/loss"])
             session.objective.eval()
+            with torch.no_grad():
+                losses.append(float(session.objective.measure(session.held_out.any_sample())["loss"]))
+            losses.append((validate(session)[0] or {})["val/loss"])
         return losses
 
 
@@ -78,9 +71,8 @@ def test_images_are_compared_with_the_same_others_whatever_the_batch_and_the_ran
 
 def short_of_memory(world: World, rank: int, most: int, **changes: Any) -> tuple[dict[str, float], int, list[int]]:
     """Measured where a rank can take so many samples at once: the means, the batch it came to, and all it tried."""
-    with PhaseSession(
-        Settings(**{**SMALL, "validate_samples": 40, **changes}), world, 1, TrainingProgress()
-    ) as session:
+    settings = Settings(**{**SMALL, "validate_samples": 40, **changes})
+    with PhaseSession(settings, world, 1, TrainingProgress()) as session:
         measure, tried = session.objective.measure, []
 
         def limited(fields: Fields) -> dict[str, torch.Tensor]:
@@ -90,8 +82,7 @@ def short_of_memory(world: World, rank: int, most: int, **changes: Any) -> tuple
             return measure(fields)
 
         session.objective.measure = limited  # type: ignore[method-assign]
-        found, _ = validate(session)
-        again, _ = validate(session)
+        (found, _), (again, _) = validate(session), validate(session)
         assert found is not None and found == again
         return found, session.validation_batch, tried
 
