@@ -17,11 +17,11 @@ from trainer.models.deferred import first_values, without_memory
 from trainer.models.named import _network
 
 MODELS: dict[str, dict[str, Any]] = {
-    "bytes": {"task": "lm"},
+    "bytes": {"task": "lm", "model": "bytes"},
     "gpt2": {"task": "lm", "model": "gpt2", "model_options": {"n_layer": 2}},
     "llama": {"task": "lm", "model": "smollm-135m", "model_options": {"num_hidden_layers": 2}},
-    "bert": {"task": "mlm"},
-    "cnn": {"task": "classify"},
+    "bert": {"task": "mlm", "model": "bert-tiny"},
+    "cnn": {"task": "classify", "model": "cnn"},
     "resnet18": {"task": "classify", "model": "resnet18"},
     "vit": {"task": "classify", "model": "vit-b16", "model_options": {"num_hidden_layers": 1}},
 }
@@ -29,37 +29,26 @@ MODELS: dict[str, dict[str, Any]] = {
 
 @table("name", MODELS)
 def test_first_values_are_distributed_as_those_of_an_ordinary_model(name: str) -> None:
-    settings = Settings(data="synthetic", synthetic_samples=16, **MODELS[name])
+    settings = Settings(**{"data": "synthetic", "synthetic_samples": 16, **MODELS[name]})
     data = load_data(settings)
-    chosen = settings.model_copy(update={"model": {"lm": "bytes", "mlm": "bert-tiny"}.get(settings.task, "cnn")})
-    ordinary = _network(chosen if settings.model == "auto" else settings, data)[0]
+    ordinary = _network(settings, data)[0]
+    torch.manual_seed(3)
     model = build(settings, data, sharded=True).model
     assert all(parameter.is_meta for parameter in model.parameters())
     assert all(torch.equal(one, two) for one, two in zip(ordinary.buffers(), model.buffers(), strict=True))
-    assert not nn.Linear(2, 2).weight.is_meta  # outside nothing is deferred
     names = {parameter: key for key, parameter in model.named_parameters()}
     found = {names[parameter]: values for parameter, values in first_values(model)}
+    torch.manual_seed(3)
+    whole = dict(build(settings, data).model.named_parameters())
     expected = dict(ordinary.named_parameters())
     assert found.keys() == expected.keys()
     for key, values in found.items():
         other = expected[key].detach()
-        assert values.shape == other.shape and values.dtype == other.dtype
+        assert values.shape == other.shape and values.dtype == other.dtype and torch.equal(values, whole[key])
         if other.numel() >= 1000:
             assert values.std().item() == pytest.approx(other.std().item(), rel=0.2), key
         if other.numel() > 1 and other.std() == 0:  # such as norms and biases
             assert torch.equal(values, other), key
-
-
-def test_shards_get_the_values_of_the_whole_model() -> None:
-    settings = Settings(data="synthetic", synthetic_samples=16, **MODELS["llama"])
-    data = load_data(settings)
-    model = build(settings, data, sharded=True).model
-    names = {parameter: key for key, parameter in model.named_parameters()}
-    torch.manual_seed(3)
-    shards = {names[parameter]: values for parameter, values in first_values(model)}
-    torch.manual_seed(3)
-    whole = dict(build(settings, data).model.named_parameters())
-    assert all(torch.equal(whole[name], values) for name, values in shards.items())
 
 
 def test_a_parameter_that_nothing_sets_is_refused() -> None:
@@ -70,5 +59,6 @@ def test_a_parameter_that_nothing_sets_is_refused() -> None:
 
     with without_memory():
         model = nn.Sequential(nn.Linear(2, 2), Odd())
+    assert model[0].weight.is_meta and not nn.Linear(2, 2).weight.is_meta
     with pytest.raises(TrainerError, match="Odd does not set the first values"):
         list(first_values(model))
