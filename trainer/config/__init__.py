@@ -7,13 +7,4 @@ from trainer.config.phases import phase_at, unfold
 from trainer.config.schema import Settings, flag
 from trainer.config.sources import as_plain, from_arguments, json_schema, without_login
 
-__all__ = [
-    "Settings",
-    "as_plain",
-    "flag",
-    "from_arguments",
-    "json_schema",
-    "phase_at",
-    "unfold",
-    "without_login",
-]
+__all__ = ["Settings", "as_plain", "flag", "from_arguments", "json_schema", "phase_at", "unfold", "without_login"]

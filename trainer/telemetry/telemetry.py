@@ -1,7 +1,6 @@
 """All output of a run: metrics, console, text log, trackers, histograms, traces.
 
-All ranks make the same calls. Rank 0 writes the lines of the run and feeds the trackers; the others write their own
-timings. After the start, no failure here stops training.
+All ranks make the same calls. Rank 0 writes the lines of the run and feeds the trackers; others write their timings.
 """
 
 from __future__ import annotations

@@ -17,8 +17,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from trainer.config import Settings, as_plain, without_login
 from trainer.errors import TrainerError, show
 from trainer.telemetry.histograms import Histogram
@@ -64,11 +62,11 @@ class Tracker:
 
     def send(self, call: Callable[[], None]) -> None:
         """Let the thread make a call; never waits or raises. Dropped after a failure or the end."""
-        if not (self.failed or self.closing.is_set()):
-            try:
+        try:
+            if not (self.failed or self.closing.is_set()):
                 self._queue.put_nowait(call)
-            except queue.Full:
-                self.fail("it takes values too slowly")
+        except queue.Full:
+            self.fail("it takes values too slowly")
 
     def fail(self, problem: str | BaseException) -> None:
         """Leave this tracker out from now on, and say so once."""
@@ -197,6 +195,7 @@ class WeightsAndBiases(Tracker):
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # else it reports its own errors over the network
         import wandb
 
+        self._wandb: Any = wandb
         private: Any = {"x_disable_meta": True, "x_disable_stats": True}
         run_id = self.recall().get("id") or secrets.token_hex(4)
         self.remember(id=run_id)  # which also makes the folder: given none, wandb takes another one
@@ -218,16 +217,12 @@ class WeightsAndBiases(Tracker):
         self._run.log({**values, "step": step})
 
     def histogram(self, step: int, moment: float, histogram: Histogram) -> None:
-        import wandb
-
-        drawn = wandb.Histogram(np_histogram=(np.array(histogram.counts), np.array(histogram.edges)))
+        drawn = self._wandb.Histogram(np_histogram=(list(histogram.counts), list(histogram.edges)))
         self._run.log({f"{histogram.kind}/{histogram.name}": drawn, "step": step})
 
     def close(self, good: bool) -> None:
-        import wandb
-
         self._run.finish(exit_code=0 if good else 1)
-        wandb.teardown()  # its process has ended then, with everything written
+        self._wandb.teardown()  # its process has ended then, with everything written
 
 
 def start_trackers(settings: Settings) -> list[Tracker]:
