@@ -1,8 +1,8 @@
 """Several gloo ranks that stay alive over many tests: starting them costs seconds, a check on them a fraction of one.
 
 `Ranks.run(function, …)` calls a module-level function as ``function(world, …)`` on every rank at once and returns what
-they returned, by rank. What a rank raises is raised here, with its traceback as text. After an error the ranks are
-replaced, because some of them may still wait inside a collective.
+they returned, by rank. What a rank raises is an AssertionError here, with its traceback as text. After an error the
+ranks are replaced, because some of them may still wait inside a collective.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -35,14 +34,6 @@ START_SECONDS = 400.0
 EXCHANGE_SECONDS = 120
 
 
-class RankError(AssertionError):
-    """One or more ranks raised; `by_rank` maps rank to (type name, message)."""
-
-    def __init__(self, tracebacks: dict[int, str], by_rank: dict[int, tuple[str, str]]) -> None:
-        super().__init__("\n".join(f"rank {rank}:\n{text}" for rank, text in sorted(tracebacks.items())))
-        self.by_rank = by_rank
-
-
 class Ranks:
     """A fixed number of rank processes, started when first needed. Use as a context manager or call `close`."""
 
@@ -59,33 +50,28 @@ class Ranks:
         for pipe in self._pipes:
             pipe.send((function, args, kwargs))
         results: dict[int, R] = {}
-        tracebacks: dict[int, str] = {}
-        by_rank: dict[int, tuple[str, str]] = {}
-        waiting = dict(enumerate(self._pipes))
+        failures: dict[int, str] = {}
+        waiting = {pipe: rank for rank, pipe in enumerate(self._pipes)}
         deadline = time.monotonic() + START_SECONDS
         while waiting:
-            ready = wait(list(waiting.values()), timeout=5.0 if by_rank else max(0.0, deadline - time.monotonic()))
+            ready = wait(list(waiting), timeout=5.0 if failures else max(0.0, deadline - time.monotonic()))
             if not ready:
-                tracebacks |= dict.fromkeys(waiting, "did not answer\n")
+                failures |= dict.fromkeys(waiting.values(), "did not answer\n")
                 break
-            for rank, pipe in list(waiting.items()):
-                if pipe not in ready:
-                    continue
+            for pipe in [pipe for pipe in waiting if pipe in ready]:
                 try:
-                    good, answer = pipe.recv()
+                    kind, answer = pipe.recv()
                 except EOFError:
-                    good, answer = False, ("EOFError", "the process ended", "the process ended\n")
-                if good is None:
+                    kind, answer = "failed", "the process ended\n"
+                if kind == "taken":
                     deadline = time.monotonic() + PATIENCE_SECONDS
-                    continue
-                del waiting[rank]
-                if good:
-                    results[rank] = answer
+                elif kind == "done":
+                    results[waiting.pop(pipe)] = answer
                 else:
-                    by_rank[rank], tracebacks[rank] = answer[:2], answer[2]
-        if tracebacks:
+                    failures[waiting.pop(pipe)] = answer
+        if failures:
             self.close()
-            raise RankError(tracebacks, by_rank)
+            raise AssertionError("\n".join(f"rank {rank}:\n{text}" for rank, text in sorted(failures.items())))
         return [results[rank] for rank in range(self.size)]
 
     def close(self) -> None:
@@ -136,7 +122,7 @@ def _serve(rank: int, size: int, store: str, pipe: Connection) -> None:
 
     current_process().authkey = pipe.recv_bytes()
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback())
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
@@ -151,26 +137,16 @@ def _serve(rank: int, size: int, store: str, pipe: Connection) -> None:
             function, args, kwargs = pipe.recv()
         except EOFError:
             return
-        pipe.send((None, None))
+        pipe.send(("taken", None))
         try:
-            answer = (True, function(world, *args, **kwargs))
-        except BaseException as error:
-            answer = (False, (type(error).__name__, str(error), traceback.format_exc()))
+            answer = ("done", function(world, *args, **kwargs))
+        except BaseException:
+            answer = ("failed", traceback.format_exc())
         pipe.send(answer)
 
 
-def _pipe() -> Connection:
-    """What came as standard input; what a rank prints goes where its errors go."""
-    pipe = Connection(os.dup(0))
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)
-    return pipe
-
-
-def _loopback() -> str:
-    names = [name for _, name in socket.if_nameindex()]
-    return "lo" if "lo" in names else names[0]
-
-
 if __name__ == "__main__":
-    _serve(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], _pipe())
+    standard_input = Connection(os.dup(0))
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)  # what a rank prints goes where its errors go
+    _serve(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], standard_input)

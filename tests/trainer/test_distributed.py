@@ -26,18 +26,10 @@ from tests.trainer.running import (
     train_on,
 )
 from tests.trainer.test_loop import same
+from tests.trainer.test_run import train_and_crash
 from trainer.checkpoints import existing, load
 from trainer.errors import SettingsError
 from trainer.world import World, join, lost_a_peer
-
-
-def train_and_fail(world: World, output: Path, *flags: str) -> str:
-    """Trains until an injected crash; what it said."""
-    try:
-        train_on(world, output, *flags)
-    except RuntimeError as error:
-        return str(error)
-    return ""
 
 
 def random_state_after(world: World, output: Path, *flags: str) -> list[int]:
@@ -49,10 +41,8 @@ def random_state_after(world: World, output: Path, *flags: str) -> list[int]:
 def test_two_resumed_halves_are_one_straight_run_bit_for_bit(two_ranks: Ranks, tmp_path: Path) -> None:
     flags = ("--steps", "20", "--dropout", "0.3", "--validate-every", "0", "--checkpoint-every", "10")
     states = two_ranks.run(random_state_after, tmp_path / "straight", *flags)
-    crash = ("--inject", "crash@step=11,rank=0;crash@step=11,rank=1")
-    said = two_ranks.run(train_and_fail, tmp_path / "halves", *flags, *crash)
-    assert [text.split(" at ")[1] for text in said] == ["step 11 on rank 0", "step 11 on rank 1"]
-    again = two_ranks.run(random_state_after, tmp_path / "halves", *flags, *crash, "--resume", "auto")
+    two_ranks.run(train_and_crash, tmp_path / "halves", 11, *flags)
+    again = two_ranks.run(random_state_after, tmp_path / "halves", *flags, "--resume", "auto")
     straight, halves = (load(existing(tmp_path / name / "checkpoints")[0]) for name in ("straight", "halves"))
     assert straight["step"] == halves["step"] == 20
     for part in ("model", "optimizer", "random", "samples", "metrics"):
@@ -71,20 +61,16 @@ def test_all_ranks_step_down_together_where_one_runs_out_of_memory(
     reduced = [(one["step"], one["batch_size"], one["grad_accum"]) for one in events(tmp_path, "batch_reduced")]
     assert reduced == [(1, 12, 4), (5, 8, 6)]
     steps = step_lines(tmp_path)
-    assert [line["step"] for line in steps] == list(range(1, 9))
-    assert [line["samples"] for line in steps] == [step * 16 * 3 * 2 for step in range(1, 9)]
-    plain = tmp_path / "plain"
+    assert [(line["step"], line["samples"]) for line in steps] == [(step, step * 16 * 3 * 2) for step in range(1, 9)]
+    # The same samples in smaller parts: only dropout is drawn anew.
+    two_ranks.run(train_on, tmp_path / "plain", *flags)
+    assert steps[-1]["loss"] == pytest.approx(step_lines(tmp_path / "plain")[-1]["loss"], rel=0.05)
     # A later phase begins with what fitted.
     phases = json.dumps([{"name": "a", "steps": 4}, {"name": "b", "steps": 4, "batch_size": 32, "grad_accum": 3}])
-    only_first = "oom@step=1,above=12,rank=1,times=always"
-    two_ranks.run(
-        train_on, tmp_path / "phases", *flags, "--oom-retries", "1", "--inject", only_first, f"--phases={phases}"
-    )
+    phased = (f"--phases={phases}", "--oom-retries", "1", "--inject", fault.partition(";")[0])
+    two_ranks.run(train_on, tmp_path / "phases", *flags, *phased)
     [begun] = events(tmp_path / "phases", "phase")
     assert (begun["batch_size"], begun["grad_accum"]) == (12, 8)
-    two_ranks.run(train_on, plain, *flags)
-    # The same samples in smaller parts: only dropout is drawn anew.
-    assert steps[-1]["loss"] == pytest.approx(step_lines(plain)[-1]["loss"], rel=0.05)
 
 
 @pytest.mark.long
