@@ -401,7 +401,7 @@ class Loop:
             return None
         self.telemetry.skipped(self.progress.step, self.session.held_out.skipped())
         self.progress.metrics |= means
-        self.telemetry.validation(self.progress.step, means, seconds)
+        self.telemetry.event(self.progress.step, "validation", **means, seconds=seconds)
         return means
 
     def answer(self) -> None:

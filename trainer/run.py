@@ -46,20 +46,18 @@ def run(settings: Settings) -> None:
     """Train to the end, or to the checkpoint after a stop signal. Raises any error."""
     world = join(settings)
     telemetry = Telemetry(settings, world)
-    good = False
     try:
         launched = "TORCHELASTIC_RUN_ID" in os.environ
         with Signals(settings.stop_timeout, launcher=os.getppid() if launched else None) as signals:
             try:
                 Run(settings, world, telemetry, signals).train()
-                good = True
             except Exception as error:
                 # The launcher blames the rank that fails first, so one that only lost a peer waits for that peer's end.
                 if lost_a_peer(error) and launched:
                     signals.wait_for_stop(PEER_GRACE)
                 raise
     finally:
-        telemetry.close(good=good)
+        telemetry.close()
 
 
 class Run:

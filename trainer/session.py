@@ -8,7 +8,7 @@ import torch
 
 from trainer.batch import smaller
 from trainer.checkpoints import FORMAT, State, random_state, restore_random_state, seed_everything
-from trainer.config import Settings, as_plain
+from trainer.config import Settings
 from trainer.data import Data, load_data
 from trainer.data.feed import BatchFeed, HeldOut, Share
 from trainer.data.order import Deal
@@ -104,7 +104,7 @@ class PhaseSession:
         progress = self.progress
         return {
             "format": FORMAT,
-            "config": as_plain(self.settings),
+            "config": self.settings.model_dump(mode="json"),
             "step": progress.step,
             "samples": progress.samples,
             "epoch": self.epoch,

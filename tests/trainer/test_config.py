@@ -15,7 +15,7 @@ from tests.texts import mentions
 from tests.trainer.running import ROOT
 from trainer import config
 from trainer.__main__ import main
-from trainer.config import Settings, as_plain, from_arguments
+from trainer.config import Settings, from_arguments
 from trainer.config.phases import RUN_WIDE
 from trainer.config.schema import GROUPS, TASK_DEFAULTS
 from trainer.errors import SettingsError
@@ -162,13 +162,6 @@ def test_print_config_shows_every_setting_and_trains_nothing(
     assert shown["inject"] == ["nan@step=2"] and shown["data_dir"] is None
     assert not output.exists()
     assert parse(write(tmp_path / "shown.json", text)) == parse(*flags)
-
-
-@table("uri", ["https://me:p@ss@host/mlflow", "sqlite:////home/me@work/mlflow.db"])
-def test_what_others_are_given_has_no_password(uri: str) -> None:
-    settings = parse("--mlflow", uri)
-    assert as_plain(settings)["mlflow"] == uri.replace("me:p@ss@", "")
-    assert json.loads(settings.model_dump_json())["mlflow"] == uri
 
 
 def test_help_and_json_schema_have_every_setting(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,9 +15,8 @@ from torch import Tensor, nn
 from tests.texts import mentions
 from tests.trainer.ranks import Ranks
 from trainer.config import Settings
-from trainer.errors import SettingsError
 from trainer.telemetry.speed import StepDurations
-from trainer.telemetry.telemetry import MetricsWriter, Telemetry, TextLog
+from trainer.telemetry.telemetry import MetricsWriter, Telemetry
 from trainer.world import World
 
 ALONE = World(rank=0, size=1, device=torch.device("cpu"), backend="")
@@ -40,15 +37,14 @@ def gradients_of(model: nn.Module) -> dict[str, Tensor]:
     return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
-def test_lines_of_steps_and_events_in_the_metrics_the_console_and_the_log(
+def test_lines_of_steps_and_events_in_the_metrics_and_on_the_console(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    telemetry = Telemetry(make(folder, steps=12, log_every=5, text_log=True), ALONE)
+    telemetry = Telemetry(make(folder, steps=12, log_every=5), ALONE)
     telemetry.event(0, "start", task="classify", name="x", step_="y")
     for step in range(1, 13):
         telemetry.step(step, {"epoch": 0, "loss": 1 / step, "lr": 0.002, "comm_time": None})
-    telemetry.validation(12, {"val/loss": math.nan}, seconds=0.1)
-    telemetry.say("disk full:\n  really", error=True)
+    telemetry.event(12, "validation", **{"val/loss": math.nan}, seconds=0.1)
     telemetry.close()
     found = lines(folder / "metrics.jsonl")
     assert found[:2] == [
@@ -59,20 +55,6 @@ def test_lines_of_steps_and_events_in_the_metrics_the_console_and_the_log(
     assert found[-1] == {"step": 12, "event": "validation", "seconds": 0.1}
     said = [f"step {step}/12  loss {1 / step:.4f}  lr 2.00e-03" for step in (5, 10, 12)]
     assert capsys.readouterr().out.splitlines() == said
-    log = (folder / "logs" / "trainer.log").read_text().splitlines()
-    assert all(re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ ", line) for line in log)
-    assert [line.split("Z ", 1)[1] for line in log] == [
-        "INFO step 0 start task=classify name=x step_=y",
-        *(f"INFO {line}" for line in said),
-        "INFO step 12 validation val/loss=nan seconds=0.1",
-        "ERROR trainer: disk full:   really",
-    ]
-
-
-def test_a_file_that_cannot_be_opened_ends_the_run_at_its_start(folder: Path) -> None:
-    (folder / "logs").touch()
-    with pytest.raises(SettingsError, match=re.escape(f"{folder / 'logs'} cannot be written: File exists")):
-        Telemetry(make(folder, text_log=True), ALONE)
 
 
 def test_histograms_and_traces_come_at_their_intervals_and_not_in_the_same_step(folder: Path) -> None:
@@ -119,7 +101,7 @@ def test_verdicts_are_written_at_their_interval_and_said_when_they_change(
 
 
 def on_two_ranks(world: World, folder: Path) -> None:
-    telemetry = Telemetry(make(folder, rank_metrics_every=2, bottleneck_every=4, text_log=True), world)
+    telemetry = Telemetry(make(folder, rank_metrics_every=2, bottleneck_every=4), world)
     for step in range(1, 5):
         telemetry.step(step, {"loss": 0.5})
         telemetry.event(step, "only of rank 0")
@@ -146,9 +128,6 @@ def test_ranks_write_their_own_timings_and_rank_0_names_the_slow_one(two_ranks: 
     [verdict] = [line for line in found if line.get("event") == "bottleneck"]
     assert (verdict["kind"], verdict["straggler"]) == ("compute", 1)
     assert mentions(verdict["sentence"], "Rank 1", "1 s a step", "0.5 s")
-    own = (folder / "logs" / "trainer.rank1.log").read_text().splitlines()
-    written = [line.split("Z ERROR trainer: rank 1: ")[1] for line in own]
-    assert written == ["the disk is slow", "cannot read a sample"]
 
 
 # --- the files --------------------------------------------------------------------------------------------------------
@@ -173,15 +152,12 @@ def test_lines_of_several_writers_never_mix_and_end_a_half_line_of_a_killed_one(
         assert [line["step"] for line in seen if line["rank"] == rank] == list(range(min(rank, 1), 200))
 
 
-def test_a_full_disk_is_reported_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "trainer.log").symlink_to("/dev/full")
-    writer, log = MetricsWriter(Path("/dev/full")), TextLog(tmp_path)
+def test_a_full_disk_is_reported_once(capsys: pytest.CaptureFixture[str]) -> None:
+    writer = MetricsWriter(Path("/dev/full"))
     for step in range(3):
         writer.write(step)
-        log.line("step")
-    metrics, text = capsys.readouterr().err.splitlines()
-    assert mentions(metrics, "metrics", "No space left on device")
-    assert mentions(text, "text log", "No space left on device")
+    [said] = capsys.readouterr().err.splitlines()
+    assert mentions(said, "metrics", "No space left on device")
 
 
 def test_after_a_cut_line_the_next_one_starts_afresh(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -199,14 +175,3 @@ def test_after_a_cut_line_the_next_one_starts_afresh(tmp_path: Path, capsys: pyt
     writer.close()
     assert "only 9 of" in capsys.readouterr().err
     assert json.loads(path.read_text().splitlines()[1])["step"] == 2
-
-
-def test_a_new_day_begins_a_new_file_and_keeps_the_old_one(tmp_path: Path) -> None:
-    path = tmp_path / "trainer.log"
-    path.write_text("of an earlier day\n")
-    os.utime(path, (1_700_000_000, 1_700_000_000))  # 2023-11-14
-    log = TextLog(tmp_path)
-    log.line("today")
-    log.close()
-    assert (tmp_path / "trainer.log.2023-11-14").read_text() == "of an earlier day\n"
-    assert path.read_text().endswith("INFO today\n")

@@ -24,7 +24,7 @@ RUN_WIDE = frozenset(
         *("weights", "data", "data_dir", "tokenizer", "data_column", "label_column", "image_size", "synthetic_samples"),
         *("phases", "phase", "seed", "deterministic", "device", "timeout", "start_timeout", "stop_timeout"),
         *("expandable_segments", "memory_snapshot", "output_dir", "checkpoint_dir", "resume", "keep", "export"),
-        *("best_checkpoint", "best_metric", "inject", "metrics", "text_log", "tensorboard", "mlflow", "wandb"),
+        *("best_checkpoint", "best_metric", "inject", "metrics"),
     )
 )
 

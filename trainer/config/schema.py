@@ -219,10 +219,6 @@ class TelemetrySettings(_Group):
     histograms_every: int = Field(0, ge=0, description="steps between histograms of gradients and activations; 0: none")
     trace_every: int = Field(0, ge=0, description="steps between Chrome traces, in OUTPUT_DIR/traces; 0: none")
     bottleneck_every: int = Field(100, ge=0, description="steps between verdicts on what limits the speed; 0: none")
-    text_log: bool = Field(False, description="OUTPUT_DIR/logs/trainer.log, a new file every day")
-    tensorboard: bool = Field(False, description="also write to OUTPUT_DIR/tensorboard")
-    mlflow: str = Field("", description="also write to this MLflow tracking URI, such as sqlite:///mlflow.db")
-    wandb: bool = Field(False, description="also write an offline Weights & Biases run to OUTPUT_DIR/wandb")
 
 
 # Where a task wants something other than the defaults above, which suit images of digits.

@@ -231,16 +231,6 @@ def _options(name: str) -> dict[str, Any]:
 # --- for others -------------------------------------------------------------------------------------------------------
 
 
-def as_plain(settings: Settings) -> dict[str, Any]:
-    """All settings as plain data, for checkpoints and trackers, without the login of a tracking URI."""
-    return settings.model_dump(mode="json") | {"mlflow": without_login(settings.mlflow)}
-
-
-def without_login(uri: str) -> str:
-    """A URI without ``name:password@``."""
-    return re.sub(r"(?<=://)[^/]*@", "", uri)
-
-
 def json_schema() -> dict[str, Any]:
     """The JSON schema of a settings file, for editors that complete and check YAML."""
     schema = Settings.model_json_schema()

@@ -1,19 +1,15 @@
-"""All output of a run: metrics, console, text log, trackers, histograms, traces.
+"""All output of a run: metrics, console, histograms, traces.
 
-All ranks make the same calls. Rank 0 writes the lines of the run and feeds the trackers; others write their timings.
+All ranks make the same calls. Rank 0 writes the lines of the run; others write their timings.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
-import logging
 import os
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from logging.handlers import TimedRotatingFileHandler
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -23,7 +19,6 @@ from trainer.errors import SettingsError, show
 from trainer.telemetry import histograms
 from trainer.telemetry.histograms import Histogram
 from trainer.telemetry.speed import StepDurations, means, record, verdict
-from trainer.telemetry.trackers import close_all, start_trackers
 from trainer.world import World
 
 Value = float | int | str | None
@@ -41,12 +36,11 @@ _ON_CONSOLE = {
 class Telemetry:
     """The output of one run. All ranks construct it together (collective).
 
-    Raises TrainerError if a file cannot be written or a tracker's package is missing: on all ranks if it is rank 0's.
+    Raises SettingsError if a file cannot be written: on all ranks if it is rank 0's.
     """
 
     def __init__(self, settings: Settings, world: World) -> None:
         self._main = world.is_main
-        self._text: TextLog | None = None
         self._histograms: MetricsWriter | None = None
         self._last_verdict: tuple[str, int | None] | None = None
         self.enter(settings, world, settings.steps)
@@ -59,19 +53,15 @@ class Telemetry:
         path = settings.metrics
         try:
             self._metrics = MetricsWriter(path, repair=self._main)
-            path = settings.output_dir / "logs"
-            if settings.text_log:
-                self._text = TextLog(path, self._world.rank)
             path = settings.output_dir / "histograms.jsonl"
             if self._main and any(phase.histograms_every for phase in unfold(settings)):
                 self._histograms = MetricsWriter(path)
-            self._trackers = start_trackers(settings) if self._main else []
         except OSError as error:
             flag = "--metrics " if path == settings.metrics else ""
             raise SettingsError(f"{flag}{path} cannot be written: {error.strerror}") from None
 
     def enter(self, settings: Settings, world: World, total_steps: int) -> None:
-        """Start a phase with its settings and ranks; files and trackers stay. `total_steps` counts the whole run."""
+        """Start a phase with its settings and ranks; files stay. `total_steps` counts the whole run."""
         self._settings, self._world, self._total_steps = settings, world, total_steps
         self._since_line: list[StepDurations] = []
         self._since_verdict: list[StepDurations] = []
@@ -83,7 +73,6 @@ class Telemetry:
         if not self._main:
             return
         self._metrics.write(step, rank=0, phase=self._settings.phase or None, **values)
-        self._track(step, values)
         if step % self._settings.log_every == 0 or step == self._total_steps:
             shown = [(name, values.get(name), form) for name, form in _ON_CONSOLE.items()]
             parts = [f"{name} {value:{form}}" for name, value, form in shown if value is not None]
@@ -149,27 +138,19 @@ class Telemetry:
         """Write histograms of this rank's gradients. Call it between unscaling and clipping."""
         self._write_histograms(step, histograms.gradients(gradients))
 
-    def validation(self, step: int, values: Mapping[str, float], seconds: float) -> None:
-        """Write the results of a validation: ``val/loss``, ``val/accuracy``, …"""
-        self.event(step, "validation", **values, seconds=seconds)
-        self._track(step, values)
-
     def event(self, step: int, name: str, /, **values: Value) -> None:
         """Write an event of the run, on rank 0."""
         if self._main:
             self._metrics.write(step, event=name, **values)
-            if self._text:
-                details = [f"{key}={value}" for key, value in values.items() if value is not None]
-                self._text.line(" ".join([f"step {step} {name}", *details]))
 
     def say(self, text: str, *, error: bool = False) -> None:
         """Print a line, on rank 0."""
         if self._main:
-            self._print(f"trainer: {text}" if error else text, error)
+            show(f"trainer: {text}" if error else text, error=error)
 
     def warn(self, text: str) -> None:
         """Print a problem of this rank, on any rank."""
-        self._print(f"trainer: {text}" if self._main else f"trainer: rank {self._world.rank}: {text}", error=True)
+        show(f"trainer: {text}" if self._main else f"trainer: rank {self._world.rank}: {text}", error=True)
 
     def skipped(self, step: int, reasons: Sequence[str]) -> None:
         """Write an event for each sample that this rank could not read."""
@@ -177,10 +158,8 @@ class Telemetry:
             self._metrics.write(step, event="sample_skipped", rank=self._world.rank, reason=reason)
             self.warn(reason)
 
-    def close(self, *, good: bool = True) -> None:
-        """End the trackers' runs, as those of a `good` run or a failed one, and close the files."""
-        close_all(self._trackers, good)
-        for file in (self._metrics, self._histograms, self._text):
+    def close(self) -> None:
+        for file in (self._metrics, self._histograms):
             if file is not None:
                 file.close()
 
@@ -195,20 +174,6 @@ class Telemetry:
         for histogram in new:
             if self._histograms:
                 self._histograms.write(step, **vars(histogram))
-            if histogram.counts:
-                for tracker in self._trackers:
-                    tracker.send(functools.partial(tracker.histogram, step, time.time(), histogram))
-
-    def _track(self, step: int, values: Mapping[str, Value]) -> None:
-        if self._trackers:
-            numbers = {name: float(value) for name, value in values.items() if isinstance(value, float | int)}
-            for tracker in self._trackers:
-                tracker.send(functools.partial(tracker.scalars, step, time.time(), numbers))
-
-    def _print(self, text: str, error: bool) -> None:
-        show(text, error=error)
-        if self._text:
-            self._text.line(text, error=error)
 
 
 class MetricsWriter:
@@ -244,33 +209,6 @@ class MetricsWriter:
 
     def close(self) -> None:
         self._file.close()
-
-
-class TextLog(TimedRotatingFileHandler):
-    """OUTPUT_DIR/logs/trainer.log of rank 0; yesterday's is ``trainer.log.2026-11-20``.
-
-    Another rank has a file such as ``trainer.rank3.log``, created with its first line. A failed write is reported once
-    on stderr, and never stops training.
-    """
-
-    def __init__(self, folder: Path, rank: int = 0) -> None:
-        self._failed = False
-        folder.mkdir(parents=True, exist_ok=True)
-        name = "trainer.log" if rank == 0 else f"trainer.rank{rank}.log"
-        super().__init__(folder / name, when="midnight", utc=True, encoding="utf-8", delay=rank != 0)
-        self.formatter = logging.Formatter("%(asctime)sZ %(levelname)s %(message)s", datefmt="%Y-%m-%dT%H:%M:%S")
-        self.formatter.converter = time.gmtime
-
-    def line(self, text: str, *, error: bool = False) -> None:
-        """Append one line; line breaks in `text` become spaces."""
-        level = logging.ERROR if error else logging.INFO
-        self.handle(logging.LogRecord("trainer", level, "", 0, " ".join(text.splitlines()), None, None))
-
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
-        if not self._failed:
-            error = sys.exc_info()[1]
-            show(f"trainer: cannot write the text log {self.baseFilename}: {error}; training goes on", error=True)
-        self._failed = True
 
 
 def _due(step: int, every: int) -> bool:
