@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import math
 import os
@@ -45,21 +44,15 @@ class UndecodableError(ValueError):
 # --- decoding ---------------------------------------------------------------------------------------------------------
 
 
-def require_pillow(source: str) -> None:
-    """Raises TrainerError if Pillow is not installed."""
-    if importlib.util.find_spec("PIL") is None:
-        raise TrainerError(f"--data {source} decodes images with Pillow: pip install 'gputui[train]'")
-
-
 def decode(content: bytes, size: int, shape: Shape | None = None) -> Tensor:
     """An image as uint8 [3, height, width], RGB; grey becomes three equal channels, transparency is dropped.
 
     With a `size` the shorter side is resized to it and the longer one cropped evenly; 0 leaves the image as it is.
     Orientation tags are ignored. Raises UndecodableError, also if the result has not this `shape`.
     """
-    from PIL import Image, ImageOps
-
     try:
+        from PIL import Image, ImageOps
+
         image: Image.Image = Image.open(io.BytesIO(content), formats=_FORMATS)
         width, height = image.size
         if width * height > _MAX_PIXELS:
@@ -75,6 +68,8 @@ def decode(content: bytes, size: int, shape: Shape | None = None) -> Tensor:
         image = image.convert("RGB")
         if size and image.size != (size, size):
             image = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
+    except ImportError:
+        raise TrainerError("images are decoded with Pillow: pip install 'gputui[train]'") from None
     except Exception as error:  # a decoder that is given damaged bytes may raise anything
         text = one_line(error)
         unknown = "cannot identify image file" in text
@@ -124,13 +119,10 @@ def agree_on_shape(train: EncodedImages, held_out: EncodedImages, where: str) ->
 
 @dataclass
 class ImageFiles(EncodedImages):
-    """Image files below `root` and their classes. `size` is the side that images are resized to; 0: they are not.
-
-    Names are in one array: a list of a million would take several times the memory in every reading process.
-    """
+    """Image files below `root` and their classes. `size` is the side that images are resized to; 0: they are not."""
 
     root: Path
-    names: npt.NDArray[np.bytes_]
+    names: npt.NDArray[np.bytes_]  # a list of a million would take several times the memory in every reading process
     labels: npt.NDArray[np.int64]
     size: int
 
@@ -154,7 +146,6 @@ def folder(settings: Settings) -> Images:
     The held-out folder may be called val, validation or test. Without one, about one file in ten is held out, chosen by
     its path. Raises TrainerError for another layout, or where no image can be read.
     """
-    require_pillow("images")
     root = require_data_dir(settings, "train/CLASS/*.png (or jpg, webp, bmp)")
     if not (root / "train").is_dir():
         raise TrainerError(f"{root} has no folder train with a folder of images for each class")
@@ -182,10 +173,7 @@ def folder(settings: Settings) -> Images:
 
 
 def _class_folders(parent: Path) -> list[str]:
-    names = sorted(path.name for path in parent.iterdir() if path.is_dir() and not path.name.startswith("."))
-    if not names:
-        raise TrainerError(f"{parent} has no folders: one for each class is expected, with its images")
-    return names
+    return sorted(path.name for path in parent.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
 def _list_images(

@@ -19,7 +19,7 @@ import torch
 from trainer.config import Settings
 from trainer.data.contract import BrokenSample, Fields, Images, Indices, Split, Text
 from trainer.data.files import HELD_OUT_NAMES, Concatenation, TokenCount, cached_token_counts, require_data_dir
-from trainer.data.images import EncodedImages, UndecodableError, agree_on_shape, decode, require_pillow
+from trainer.data.images import EncodedImages, UndecodableError, agree_on_shape, decode
 from trainer.data.text import BYTES, read_windows, window_count
 from trainer.errors import SettingsError, TrainerError, one_line
 from trainer.preparing.documents import open_parquet
@@ -234,7 +234,6 @@ def parquet_images(settings: Settings) -> Images:
     """
     from pyarrow import types
 
-    require_pillow("parquet")
     files = layout(settings)
     image = files.column(settings.data_column, "images (binary, or a struct with bytes)", _holds_images)
     label = files.column(settings.label_column, "classes as whole numbers", types.is_integer)

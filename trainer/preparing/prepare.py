@@ -18,7 +18,7 @@ import signal
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
-import numpy.typing as npt
 
 from trainer.errors import SettingsError, TrainerError, show
 from trainer.preparing.documents import Slice, list_slices, read_documents
@@ -153,14 +152,9 @@ def _write_meta(folder: Path, plan: PreparationPlan, tokenizer: Tokenizer, parts
         "row": plan.context + 1,
         "tokenizer": "tokenizer",
         **totals,
-        "prompts": _first_prompts(prompt for part in parts for prompt in part["prompts"]),
+        "prompts": list(dict.fromkeys(tuple(prompt) for part in parts for prompt in part["prompts"]))[:_PROMPTS],
     }
     _replace(folder / META, json.dumps(meta).encode() + b"\n")
-
-
-def _first_prompts(prompts: Iterable[list[int]]) -> list[list[int]]:
-    """The first few distinct prompts."""
-    return [list(prompt) for prompt in dict.fromkeys(map(tuple, prompts))][:_PROMPTS]
 
 
 def _dtype(tokenizer: Tokenizer) -> str:
@@ -238,7 +232,7 @@ def _prepare_slice(plan: PreparationPlan, folder: Path, number: int, part: Slice
     row = plan.context + 1
     counts = dict.fromkeys(_COUNTS, 0)
     pieces: dict[str, list[Encoded]] = {"train": [], "val": []}
-    prompts: list[list[int]] = []
+    prompts: dict[tuple[int, ...], None] = {}  # distinct ones, in their order
     for content, where in read_documents(part, plan.column):
         counts["documents"] += 1
         is_text = isinstance(content, str)
@@ -258,8 +252,8 @@ def _prepare_slice(plan: PreparationPlan, folder: Path, number: int, part: Slice
         pieces["val" if held_out else "train"] += split
         if split and held_out:
             first = min(_PROMPT_TOKENS, len(encoded.tokens) // 2) if is_text else int(np.argmax(encoded.learn))
-            if 0 < first < plan.context:
-                prompts.append(encoded.tokens[:first].tolist())
+            if 0 < first < plan.context and len(prompts) < _PROMPTS:
+                prompts[tuple(encoded.tokens[:first].tolist())] = None
     for name, rows in (("train", "rows"), ("val", "held_out_rows")):
         tokens, marks = pack(pieces[name], row, tokenizer.pad)
         counts[rows] = len(tokens)
@@ -269,6 +263,5 @@ def _prepare_slice(plan: PreparationPlan, folder: Path, number: int, part: Slice
         counts["padding"] += tokens.size - used
         if len(tokens):
             _replace(folder / f"{name}-{number:05d}.marks", marks.tobytes())
-            values: npt.NDArray[Any] = tokens.astype("<u2" if _dtype(tokenizer) == "uint16" else "<u4")
-            _replace(folder / f"{name}-{number:05d}.bin", values.tobytes())
-    return {"slice": number, **counts, "prompts": _first_prompts(prompts)}
+            _replace(folder / f"{name}-{number:05d}.bin", tokens.astype(_dtype(tokenizer)).tobytes())
+    return {"slice": number, **counts, "prompts": list(prompts)}
