@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -28,6 +29,12 @@ _HELD_OUT_ONE_IN = 10
 _CACHED = 4  # decoded row groups
 _PREFETCHED = 2  # less than _CACHED, so that prefetching never evicts the group in use
 _MAX_CLASSES = 1_000_000
+
+# Columns that can be used, by pyarrow's names of their types.
+_INTEGERS = r"u?int\d+"
+_IMAGES = r"(large_)?binary|struct<(.*, )?bytes: (large_)?binary[, >].*"
+_TOKENS = rf"(large_|fixed_size_)?list<[^<>]*: {_INTEGERS}( not null)?>(\[\d+\])?"
+_TEXT = r"(large_)?string"
 
 T = TypeVar("T")
 
@@ -71,28 +78,26 @@ class ParquetLayout:
         """The schema of the first file; the others need only have the columns in use."""
         return next(iter(self.schemas.values()))
 
-    def column(self, name: str, description: str, fits: Callable[[Any], bool]) -> str:
+    def column(self, name: str, description: str, fitting: str) -> str:
         """Choose a column that all files have: the one called `name`, or if that is empty the only one that fits.
 
-        `fits` tests a pyarrow type, and `description` says in words what fits. Raises SettingsError if no column or
+        `fitting` is a pattern of types, and `description` says in words what fits. Raises SettingsError if no column or
         several fit, and TrainerError if a file lacks the column.
         """
-        from pyarrow import types
-
-        fitting = [field.name for field in self.schema if fits(field.type)]
+        names = [field.name for field in self.schema if re.fullmatch(fitting, str(field.type))]
         available = " ".join(", ".join(f"{field.name} ({field.type})" for field in self.schema).split())
-        if name and name not in fitting:
+        if name and name not in names:
             raise SettingsError(f"{self.folder} has no column {name} with {description}; its columns are {available}")
-        if not name and len(fitting) != 1:
+        if not name and len(names) != 1:
             raise SettingsError(
-                f"{self.folder} has {len(fitting) or 'no'} columns with {description}; "
+                f"{self.folder} has {len(names) or 'no'} columns with {description}; "
                 f"name one with --data-column out of {available}"
             )
-        name = name or fitting[0]
-        kind = self.schema.field(name).type
+        name = name or names[0]
+        kind = str(self.schema.field(name).type)
         for path, schema in self.schemas.items():
-            own = schema.field(name).type if name in schema.names else None
-            if own is None or not fits(own) or types.is_nested(own) != types.is_nested(kind):
+            own = str(schema.field(name).type) if name in schema.names else ""
+            if not re.fullmatch(fitting, own) or own.startswith("struct") != kind.startswith("struct"):
                 raise TrainerError(f"{path} has no column {name} of type {kind}, as {next(iter(self.schemas))} has")
         return name
 
@@ -232,12 +237,10 @@ def parquet_images(settings: Settings) -> Images:
     Names of the classes are those that Hugging Face's `datasets` left in the files; without them the classes are
     numbered up to the largest that occurs. Raises TrainerError if there is no such column or no image can be read.
     """
-    from pyarrow import types
-
     files = layout(settings)
-    image = files.column(settings.data_column, "images (binary, or a struct with bytes)", _holds_images)
-    label = files.column(settings.label_column, "classes as whole numbers", types.is_integer)
-    load = partial(_load_images, image, types.is_struct(files.schema.field(image).type), label)
+    image = files.column(settings.data_column, "images (binary, or a struct with bytes)", _IMAGES)
+    label = files.column(settings.label_column, "classes as whole numbers", _INTEGERS)
+    load = partial(_load_images, image, str(files.schema.field(image).type).startswith("struct"), label)
     try:
         features = json.loads((files.schema.metadata or {})[b"huggingface"])["info"]["features"]
         classes = tuple(map(str, features[label]["names"]))
@@ -273,15 +276,6 @@ def _load_images(image: str, in_struct: bool, label: str, span: RowSpan) -> _Enc
     return images, labels.to_numpy()
 
 
-def _holds_images(kind: Any) -> bool:
-    from pyarrow import types
-
-    if types.is_struct(kind):
-        field = kind.get_field_index("bytes")
-        return field >= 0 and _holds_images(kind.field(field).type)
-    return bool(types.is_binary(kind) or types.is_large_binary(kind))
-
-
 # --- text -------------------------------------------------------------------------------------------------------------
 
 
@@ -306,11 +300,11 @@ def parquet_text(settings: Settings) -> Text:
     How many tokens each row group has is not in the files, so all are read once, and the counts are cached.
     """
     files, context = layout(settings), settings.context
-    description, fits = "lists of tokens", _holds_tokens
-    if not any(_holds_tokens(field.type) for field in files.schema if settings.data_column in ("", field.name)):
-        description, fits = "text or lists of tokens", _holds_text
-    name = files.column(settings.data_column, description, fits)
-    load = partial(_load_text if fits is _holds_text else _load_tokens, name)
+    candidates = [field for field in files.schema if settings.data_column in ("", field.name)]
+    has_tokens = any(re.fullmatch(_TOKENS, str(field.type)) for field in candidates)
+    description = "lists of tokens" if has_tokens else "text or lists of tokens"
+    name = files.column(settings.data_column, description, _TOKENS if has_tokens else _TEXT)
+    load = partial(_load_tokens if has_tokens else _load_text, name)
     spans, cut = files.train + files.held_out, len(files.train)
 
     def count(number: int) -> TokenCount:
@@ -319,7 +313,7 @@ def parquet_text(settings: Settings) -> Text:
 
     sources = [(span.path, f"{name}:{span.group}:{span.start}:{span.stop}") for span in spans]
     counts = cached_token_counts(files.folder, sources, count)
-    vocabulary = BYTES if fits is _holds_text else 1 + max(count.largest for count in counts)
+    vocabulary = 1 + max(count.largest for count in counts) if has_tokens else BYTES
     train = TokenRows(files.train, counts[:cut], load, context, vocabulary)
     held_out = TokenRows(files.held_out, counts[cut:], load, context, vocabulary)
     if not len(train) or not len(held_out):
@@ -349,16 +343,3 @@ def _load_text(column: str, span: RowSpan) -> npt.NDArray[Any]:
     one_list = pyarrow.LargeListArray.from_arrays(pyarrow.array([0, len(texts)], pyarrow.int64()), texts)
     joined = compute.binary_join(one_list, pyarrow.scalar(b"\n", pyarrow.large_binary()))
     return np.frombuffer(joined[0].as_buffer(), dtype=np.uint8)
-
-
-def _holds_tokens(kind: Any) -> bool:
-    from pyarrow import types
-
-    lists = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-    return bool(lists and types.is_integer(kind.value_type))
-
-
-def _holds_text(kind: Any) -> bool:
-    from pyarrow import types
-
-    return bool(types.is_string(kind) or types.is_large_string(kind))
