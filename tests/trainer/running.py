@@ -36,11 +36,7 @@ def settings(*flags: str) -> config.Settings:
 
 def train_on(world: World, output: Path, *flags: str) -> None:
     """A small run on the ranks of a world; all of them call it."""
-    run_on(world, settings("--output-dir", str(output), *flags))
-
-
-def run_on(world: World, chosen: config.Settings) -> None:
-    """A run on the ranks of a world; all of them call it."""
+    chosen = settings("--output-dir", str(output), *flags)
     telemetry = Telemetry(chosen, world)
     try:
         with Signals(chosen.stop_timeout) as signals:
@@ -63,11 +59,11 @@ def start_torchrun(*arguments: str, error_file: Path | None = None) -> subproces
 
 def torchrun(*arguments: str, error_file: Path | None = None) -> tuple[int, str]:
     """Exit code and output of two ranks that end by themselves."""
-    process = start_torchrun(*arguments, error_file=error_file)
-    try:
-        output, _ = process.communicate(timeout=PATIENCE_SECONDS)
-    finally:
-        process.kill()
+    with start_torchrun(*arguments, error_file=error_file) as process:
+        try:
+            output, _ = process.communicate(timeout=PATIENCE_SECONDS)
+        finally:
+            process.kill()
     return process.returncode, output
 
 

@@ -45,11 +45,9 @@ def expected_logits(state: dict[str, Any], tokens: Path, inputs: torch.Tensor, *
     chosen = settings(*flags(tokens))
     model = build_model(chosen, load_data(chosen)).eval()
     model.load_state_dict(state["model"])
-    if averaged:
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                parameter.copy_(state["ema"][name])
     with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(state["ema"][name] if averaged else state["model"][name])
         logits: torch.Tensor = model(inputs)
     return logits
 
@@ -82,13 +80,11 @@ def test_transformers_reads_the_same_logits_from_an_export(
     assert read.returncode == 0, read.stderr
     assert mentions(read.stdout, "[0, 2] <|im_start|>user\n", "Count from 2.<|im_end|>\n<|im_start|>assistant")
     checkpoint = finished / "checkpoints" / ("best_model.pt" if weights == "best" else "step_00000004.pt")
-    state = load(checkpoint)
-    assert torch.equal(
-        torch.load(tmp_path / "logits.pt"), expected_logits(state, tokens, inputs, averaged=weights != "last")
+    last, averaged = (
+        expected_logits(load(checkpoint), tokens, inputs, averaged=averaged) for averaged in (False, True)
     )
-    last = expected_logits(state, tokens, inputs, averaged=False)
-    averaged = expected_logits(state, tokens, inputs, averaged=True)
     assert not torch.equal(last, averaged), "all weights are the same, so this shows nothing"
+    assert torch.equal(torch.load(tmp_path / "logits.pt"), last if weights == "last" else averaged)
 
 
 def test_what_cannot_be_exported_is_refused_before_the_first_step(
@@ -99,16 +95,17 @@ def test_what_cannot_be_exported_is_refused_before_the_first_step(
     for model in (small, ["--model", "cnn", "--width", "8"]):
         assert main([*model, *out, "--data", "digits"]) == 2
         assert "--export" in capfd.readouterr().err
-    contrastive = ["--task", "contrastive", "--data", "synthetic", "--image-size", "72", "--synthetic-samples", "64"]
+    flags = ["--task", "contrastive", "--data", "synthetic", "--image-size", "72", "--synthetic-samples", "64"]
+    contrastive = [*small, *out, *flags]
     (tmp_path / "hf").mkdir()
     (tmp_path / "hf" / "thesis.txt").touch()
-    assert main([*small, *out, *contrastive]) == 2
+    assert main(contrastive) == 2
     (tmp_path / "hf" / "thesis.txt").unlink()
     with patch.object(torch.random, "fork_rng", side_effect=ImportError):  # as some networks do when they are rebuilt
-        assert main([*small, *out, *contrastive]) == 2
+        assert main(contrastive) == 2
         assert step_lines(tmp_path) == []
-        assert main([*small, *out, *contrastive, "--export", "none"]) == 0
-    assert main([*small, *out, *contrastive]) == 0
+        assert main([*contrastive, "--export", "none"]) == 0
+    assert main(contrastive) == 0
     exported = transformers.AutoModelForImageClassification.from_pretrained(tmp_path / "hf").state_dict()
     trained = load(tmp_path / "checkpoints" / "step_00000001.pt")["model"]
     assert all(torch.equal(tensor, trained[f"backbone.inner.{name}"]) for name, tensor in exported.items())
@@ -117,32 +114,28 @@ def test_what_cannot_be_exported_is_refused_before_the_first_step(
 def test_an_export_is_replaced_and_nothing_else_is(
     finished: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["export", str(finished), "--to", "hf", "--out", str(tmp_path / "hf")]
-    assert main(command) == 0
-    first = (tmp_path / "hf" / "model.safetensors").read_bytes()
-    (tmp_path / "hf" / "left over").touch()
-    assert main(command) == 0
-    assert (tmp_path / "hf" / "model.safetensors").read_bytes() == first
-    assert not (tmp_path / "hf" / "left over").exists()
-    assert not list(tmp_path.glob(".hf*"))
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.txt").touch()
-    assert main([*command[:-1], str(tmp_path / "mine")]) == 2
-    assert (tmp_path / "mine" / "thesis.txt").exists() and "no earlier export" in capfd.readouterr().err
+    command = ["export", str(finished), "--to", "hf", "--out"]
+    out, mine = tmp_path / "hf", tmp_path / "mine" / "thesis.txt"
+    assert main([*command, str(out)]) == 0
+    first = (out / "model.safetensors").read_bytes()
+    (out / "left over").touch()
+    assert main([*command, str(out)]) == 0
+    assert (out / "model.safetensors").read_bytes() == first
+    assert not (out / "left over").exists() and not list(tmp_path.glob(".hf*"))
+    mine.parent.mkdir()
+    mine.touch()
+    assert main([*command, str(mine.parent)]) == 2
+    assert mine.exists() and "no earlier export" in capfd.readouterr().err
 
 
 def test_a_checkpoint_answers_prompts(finished: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def answers(source: Path, *flags: str) -> str:
+        assert main(["sample", str(source), "--prompt", "Count from 2.", "--tokens", "8", *flags]) == 0
+        return capfd.readouterr().out
+
     checkpoint = finished / "checkpoints" / "step_00000004.pt"
-    asked = ["sample", str(checkpoint), "--prompt", "Count from 2.", "--tokens", "8"]
-    assert main([*asked, "--prompt", "Go on."]) == 0
-    answers = capfd.readouterr().out
-    assert main(["sample", str(finished), *asked[2:], "--prompt", "Go on."]) == 0
-    assert capfd.readouterr().out == answers
-    warm = [*asked, "--temperature", "1.5", "--plain"]
-    drawn = []
-    for seed in ("1", "1", "2"):
-        assert main([*warm, "--seed", seed]) == 0
-        drawn.append(capfd.readouterr().out)
+    assert answers(checkpoint, "--prompt", "Go on.") == answers(finished, "--prompt", "Go on.")
+    drawn = [answers(checkpoint, "--temperature", "1.5", "--plain", "--seed", seed) for seed in ("1", "1", "2")]
     assert drawn[0] == drawn[1] != drawn[2]
-    assert main([*asked[:2], "--prompt", "word " * 90]) == 2
+    assert main(["sample", str(checkpoint), "--prompt", "word " * 90]) == 2
     assert "sees 64 at once" in capfd.readouterr().err

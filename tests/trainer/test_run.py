@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -14,9 +15,10 @@ import torch
 from torch import nn
 
 from tests.conftest import wait_until
+from tests.tables import table
 from tests.texts import mentions
 from tests.trainer.ranks import Ranks
-from tests.trainer.running import checkpoints, events, lines, settings, step_lines, train, train_on
+from tests.trainer.running import checkpoints, events, settings, step_lines, train, train_on
 from tests.trainer.test_loop import same
 from trainer.checkpoints import load
 from trainer.world import World
@@ -78,16 +80,10 @@ def test_phases_follow_each_other_with_settings_of_their_own(phased: Path) -> No
     assert [line["step"] for line in steps] == list(range(1, 17))
     assert [line["phase"] for line in steps] == ["cold"] * 4 + ["warm"] * 6 + ["alone"] * 3 + ["spread"] * 3
     # 8 x 2 of two ranks, 4 x 4 of two, 8 x 2 of one, and of two again.
-    samples = [line["samples"] for line in steps]
-    assert [after - before for before, after in zip([0, *samples], samples, strict=False)] == [32] * 10 + [16] * 3 + [
-        32
-    ] * 3
-    warm_up = settings(*PHASED).warmup_steps
-    assert steps[0]["lr"] == pytest.approx(0.1 * settings().lr / warm_up)
-    assert steps[4]["lr"] == pytest.approx(settings().lr / warm_up)  # each phase has a warm-up of its own
-    assert [line["event"] for line in lines(phased) if line.get("event") in ("start", "phase", "end")] == [
-        *("start", "phase", "phase", "phase", "end")
-    ]
+    samples = [0, *(line["samples"] for line in steps)]
+    assert [after - before for before, after in itertools.pairwise(samples)] == [32] * 10 + [16] * 3 + [32] * 3
+    first_rate = settings().lr / settings(*PHASED).warmup_steps  # each phase has a warm-up of its own
+    assert [steps[0]["lr"], steps[4]["lr"]] == pytest.approx([0.1 * first_rate, first_rate])
     assert [one["world_size"] for one in events(phased, "phase")] == [2, 1, 2]
     assert [one["step"] for one in events(phased, "validation")] == [2, 4, 10, 13, 16]
     state = load(phased / "checkpoints" / "step_00000016.pt")
@@ -117,17 +113,7 @@ def test_a_stop_in_a_phase_that_leaves_ranks_out_ends_all_of_them(
     assert checkpoints(tmp_path)[-1] == f"step_{stop['step']:08d}.pt"
 
 
-def test_more_ranks_than_there_are_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    phases = json.dumps([{"name": "a", "steps": 2, "ranks": 3}])
-    assert train(tmp_path, "--phases", phases) == 2
-    assert mentions(capsys.readouterr().err, "--ranks 3", "the 1 ")
-
-
-LONG = (
-    ("--parallel", "zero1"),
-    ("--parallel", "fsdp"),
-    ("--async-checkpoints",),
-)
+LONG = (("--parallel", "zero1"), ("--parallel", "fsdp"), ("--async-checkpoints",))
 
 
 @pytest.mark.parametrize(
@@ -154,35 +140,38 @@ def test_epochs_and_the_best_have_checkpoints_of_their_own(tmp_path: Path) -> No
     flags = ("--steps", "8", "--batch-size", "120", "--grad-accum", "6", "--validate-every", "2", "--best-checkpoint")
     assert train(tmp_path, *flags, "--epoch-checkpoints", "--checkpoint-every", "0") == 0
     folder = tmp_path / "checkpoints"
-    assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*.pt")) == [
-        "best_model.pt",
-        "phase_main/epoch_0.pt",
-        "phase_main/epoch_1.pt",
-        "phase_main/epoch_2.pt",
-        "phase_main/epoch_3.pt",
-        "step_00000008.pt",
-    ]
+    epochs = [f"phase_main/epoch_{number}.pt" for number in range(4)]
+    found = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.pt"))
+    assert found == ["best_model.pt", *epochs, "step_00000008.pt"]
     best = json.loads((folder / "best_model.json").read_text())
     measured = {one["step"]: one["val/loss"] for one in events(tmp_path, "validation")}
     assert best["value"] == min(measured.values()) == measured[best["step"]]
     assert best["settings"]["batch_size"] == 120 and load(folder / "best_model.pt")["step"] == best["step"]
 
 
-def test_what_cannot_work_in_a_later_phase_is_said_before_the_first(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@table(
+    ("flags", "words"),
+    [
+        (["--phases", '[{"name": "a", "steps": 2, "ranks": 3}]'], ["--ranks 3", "the 1 "]),
+        (
+            [
+                "--phases",
+                '[{"name": "a", "steps": 2}, {"name": "b", "steps": 2, "parallel": "fsdp", "cpu_offload": true}]',
+            ],
+            ["--cpu-offload", "torchrun --nproc-per-node 1"],
+        ),
+        (
+            ["--best-checkpoint", "--best-metric", "val/acuracy", "--steps", "4"],
+            ["--best-metric val/acuracy", "val/accuracy, val/loss"],
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused(
+    flags: list[str], words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    phases = json.dumps([{"name": "a", "steps": 2}, {"name": "b", "steps": 2, "parallel": "fsdp", "cpu_offload": True}])
-    assert train(tmp_path, "--phases", phases) == 2
-    assert mentions(capsys.readouterr().err, "--cpu-offload", "torchrun --nproc-per-node 1")
-    assert step_lines(tmp_path) == []
-
-
-def test_a_best_metric_that_is_not_measured_is_refused_at_the_start(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert train(tmp_path, "--best-checkpoint", "--best-metric", "val/acuracy", "--steps", "4") == 2
-    assert mentions(capsys.readouterr().err, "--best-metric val/acuracy", "val/accuracy, val/loss")
-    assert step_lines(tmp_path) == []
+    assert train(tmp_path, *flags) == 2
+    assert mentions(capsys.readouterr().err, *words)
+    assert step_lines(tmp_path) == []  # also where it is of a later phase
 
 
 def test_a_checkpoint_of_another_optimizer_goes_on_only_with_a_fresh_state(
@@ -198,24 +187,21 @@ def test_a_checkpoint_of_another_optimizer_goes_on_only_with_a_fresh_state(
     assert [line["step"] for line in step_lines(tmp_path)] == [1, 2, 3, 4]
 
 
-def endless_gradients(image_shape: tuple[int, int, int], classes: int) -> nn.Module:
+class EndlessGradients(nn.Module):
     """A model whose loss is finite, and whose gradients are not."""
 
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.head = nn.Linear(math.prod(image_shape), classes)
-            self.zero = nn.Parameter(torch.zeros(()))
+    def __init__(self, image_shape: tuple[int, int, int], classes: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(math.prod(image_shape), classes)
+        self.zero = nn.Parameter(torch.zeros(()))
 
-        def forward(self, images: torch.Tensor) -> torch.Tensor:
-            logits: torch.Tensor = self.head(images.flatten(1)) + self.zero.sqrt()
-            return logits
-
-    return Model()
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(images.flatten(1)) + self.zero.sqrt()
+        return logits
 
 
 def test_a_scale_that_is_never_found_ends_the_run(tmp_path: Path) -> None:
-    flags = ("--model", f"{__name__}:endless_gradients", "--precision", "fp16", "--device", "cpu")
+    flags = ("--model", f"{__name__}:EndlessGradients", "--precision", "fp16", "--device", "cpu")
     with pytest.raises(FloatingPointError, match="with any scale of the loss"):
         train(tmp_path, *flags, "--steps", "100", "--validate-every", "0")
     # 65536 is halved until the loss itself would vanish.
