@@ -131,7 +131,7 @@ class _AllGather(torch.autograd.Function):
     def forward(ctx: Any, own: Tensor, world: World) -> Tensor:
         ctx.world = world
         joined = own.new_empty(world.size * len(own), *own.shape[1:])
-        dist.all_gather_into_tensor(joined, own.contiguous(), group=world.group)
+        dist.all_gather(list(joined.chunk(world.size)), own.contiguous(), group=world.group)
         return joined
 
     @staticmethod
