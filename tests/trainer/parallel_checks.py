@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +15,7 @@ from tests.trainer.tiny import part_of, tiny_batch, tiny_objective, tiny_setting
 from trainer.checkpoints import Checkpointer
 from trainer.checkpoints.state import whole
 from trainer.collectives import full_tensor, local_shard
+from trainer.config import Settings
 from trainer.config.schema import Recompute
 from trainer.data.contract import Fields, Transform
 from trainer.models.blocks import apply_recompute, transformer_blocks
@@ -31,10 +31,81 @@ ALONE = World(rank=0, size=1, device=torch.device("cpu"), backend="")
 
 State = dict[str, Tensor]
 
+# --- language models --------------------------------------------------------------------------------------------------
 
-def micro_batches(strategy: Strategy, step: int, accumulate: int, size: int = 16) -> list[Fields]:
+VOCABULARY, CONTEXT = 32, 6
+
+
+class Words(Objective):
+    """Cross entropy of the next token (any token for BERT) under a model from tokens to logits."""
+
+    def forward(self, fields: Fields) -> Tensor:
+        logits = self.model(fields["tokens"])
+        return nn.functional.cross_entropy(logits.float().flatten(0, 1), fields["target"].flatten())
+
+    def measure(self, fields: Fields) -> dict[str, Tensor]:
+        return {}
+
+    def transform(self, *, training: bool) -> Transform:
+        return lambda fields, indices: fields
+
+
+class Logits(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.inner(input_ids=tokens).logits
+        return logits
+
+
+def words_objective(kind: str, seed: int = 0) -> Words:
+    import transformers
+
+    torch.manual_seed(seed)
+    common = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": VOCABULARY}
+    ends = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None, "use_cache": False}
+    size = {"intermediate_size": 24, "max_position_embeddings": CONTEXT}
+    inner: Any
+    if kind == "llama":
+        heads = {"num_key_value_heads": 2, "tie_word_embeddings": True}
+        inner = transformers.LlamaForCausalLM(transformers.LlamaConfig(**common, **size, **heads, **ends))
+    elif kind == "bert":
+        none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+        inner = transformers.BertForMaskedLM(transformers.BertConfig(**common, **size, **none))
+    else:
+        none = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
+        config = transformers.GPT2Config(**common, **none, **ends, n_inner=24, n_positions=CONTEXT)
+        inner = transformers.GPT2LMHeadModel(config)
+    return Words(Logits(inner))
+
+
+def words_batch(step: int, size: int = 8) -> Fields:
+    generator = torch.Generator().manual_seed(step)
+    tokens = torch.randint(VOCABULARY, (size, CONTEXT), generator=generator)
+    return {"tokens": tokens, "target": (tokens * 3 + 1) % VOCABULARY}
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+
+def build(
+    world: World, kind: str = "tiny", seed: int = 0, model: dict[str, Any] | None = None, **given: Any
+) -> Strategy:
+    """A strategy for the tiny model, or for a language model of that kind, in two blocks."""
+    if kind == "tiny":
+        return build_strategy(tiny_settings(**given), tiny_objective(seed, **(model or {})), world)
+    return build_strategy(words_settings(**given), words_objective(kind, seed), world)
+
+
+def words_settings(**given: Any) -> Settings:
+    return tiny_settings(task="lm", width=32, **given)
+
+
+def micro_batches(strategy: Strategy, step: int, accumulate: int = 1) -> list[Fields]:
     """This rank's part of a batch that is the same however many ranks there are."""
-    batch = tiny_batch(step, size)
+    batch = words_batch(step) if isinstance(strategy.objective, Words) else tiny_batch(step)
     parts = [part_of(batch, number, accumulate) for number in range(accumulate)]
     return [part_of(part, strategy.data_rank, strategy.data_ranks) for part in parts]
 
@@ -51,19 +122,15 @@ def backward(strategy: Strategy, step: int, accumulate: int = 1) -> float:
     return total
 
 
-def train(strategy: Strategy, steps: range, accumulate: int = 1) -> list[float]:
-    """Losses of this rank by step."""
-    losses = []
+def train(strategy: Strategy, steps: range, accumulate: int = 1) -> list[tuple[float, float]]:
+    """The loss of this rank and the norm of gradients by step."""
+    results = []
     for step in steps:
-        losses.append(backward(strategy, step, accumulate))
-        strategy.clip(1.0)
+        loss = backward(strategy, step, accumulate)
+        results.append((loss, strategy.clip(1.0).item()))
         strategy.optimizer.step()
         strategy.after_update()
-    return losses
-
-
-def build(world: World, seed: int = 0, model: dict[str, Any] | None = None, **settings: Any) -> Strategy:
-    return build_strategy(tiny_settings(**settings), tiny_objective(seed, **(model or {})), world)
+    return results
 
 
 def copied(state: State) -> State:
@@ -79,52 +146,54 @@ def whole_optimizer(world: World, strategy: Strategy) -> OptimizerState:
     return {name: _whole(world, values) for name, values in strategy.optimizer_state().items()}
 
 
-def whole_gradients(strategy: Strategy) -> State:
-    """A copy of the full gradients, on every rank."""
-    gradients = {name: parameter.grad for parameter, name in strategy.names.items()}
-    return {name: full_tensor(gradient).clone() for name, gradient in gradients.items() if gradient is not None}
-
-
 def _whole(world: World, state: dict[str, Any]) -> dict[str, Any]:
     full = whole(state, world).items()
     return {name: value.clone() if isinstance(value, Tensor) else value for name, value in full if value is not None}
 
 
-# --- gradients --------------------------------------------------------------------------------------------------------
+class Trained(NamedTuple):
+    """The means of losses over ranks, the model, the optimizer, and the norms of gradients."""
+
+    losses: list[float]
+    model: State
+    optimizer: OptimizerState
+    norms: list[float]
 
 
-def gradients(world: World, accumulate: int = 1, **settings: Any) -> State:
-    """This rank's gradients of one step, whole."""
-    strategy = build(world, **settings)
-    backward(strategy, 0, accumulate)
-    return whole_gradients(strategy)
-
-
-def train_and_state(
-    world: World, steps: int, accumulate: int = 1, **settings: Any
-) -> tuple[list[float], State, OptimizerState]:
-    """Losses averaged over ranks, the model and the optimizer after a few steps."""
-    strategy = build(world, **settings)
-    losses = train(strategy, range(steps), accumulate)
-    mean = [total / world.size for total in world.sum(*losses)]
-    return mean, whole_model(world, strategy), whole_optimizer(world, strategy)
-
-
-def go_on(
+def train_some(
     world: World,
-    model: State,
-    moments: OptimizerState,
     steps: range,
-    seed: int = 5,
+    accumulate: int = 1,
+    state: tuple[State, OptimizerState] | None = None,
     **settings: Any,
-) -> tuple[list[float], State]:
-    """Another strategy, with other first weights, takes over the state and trains on."""
-    strategy = build(world, seed=seed, **settings)
-    strategy.load_model_state(model)
-    strategy.load_optimizer_state(moments)
-    losses = train(strategy, steps)
+) -> Trained:
+    """Train from the beginning, or with other first weights that a state replaces."""
+    strategy = build(world, seed=5 if state else 0, **settings)
+    if state:
+        strategy.load_model_state(state[0])
+        strategy.load_optimizer_state(state[1])
+    losses, norms = zip(*train(strategy, steps, accumulate), strict=True)
     mean = [total / world.size for total in world.sum(*losses)]
-    return mean, whole_model(world, strategy)
+    return Trained(mean, whole_model(world, strategy), whole_optimizer(world, strategy), list(norms))
+
+
+def gradients(
+    world: World, accumulate: int = 1, kind: str = "tiny", recompute: Recompute = "none", **settings: Any
+) -> tuple[float, State]:
+    """Of one step, the mean loss and full gradients, which every rank gets; language models may be compiled."""
+    if kind == "tiny":
+        strategy = build(world, **settings)
+    else:
+        objective, chosen = words_objective(kind), words_settings(**settings)
+        apply_recompute(objective.model, recompute)
+        blocks = transformer_blocks(objective.model) if chosen.compile_scope == "blocks" else [objective]
+        compile_modules(blocks, chosen)
+        strategy = build_strategy(chosen, objective, world)
+    torch.manual_seed(7)
+    loss = backward(strategy, 0, accumulate)
+    found = {name: parameter.grad for parameter, name in strategy.names.items()}
+    full = {name: full_tensor(gradient).clone() for name, gradient in found.items() if gradient is not None}
+    return world.sum(loss)[0] / world.size, full
 
 
 # --- running out of memory --------------------------------------------------------------------------------------------
@@ -210,130 +279,18 @@ def survive(
     return {"losses": losses, "model": whole_model(world, strategy)}
 
 
-# --- language models --------------------------------------------------------------------------------------------------
-
-VOCABULARY, CONTEXT = 32, 6
+# --- checkpoints -----------------------------------------------------------------------------------------------------
 
 
-class Words(Objective):
-    """Cross entropy of the next token (any token for BERT) under a model from tokens to logits."""
-
-    def forward(self, fields: Fields) -> Tensor:
-        logits = self.model(fields["tokens"])
-        return nn.functional.cross_entropy(logits.float().flatten(0, 1), fields["target"].flatten())
-
-    def measure(self, fields: Fields) -> dict[str, Tensor]:
-        return {}
-
-    def transform(self, *, training: bool) -> Transform:
-        return lambda fields, indices: fields
-
-
-class Logits(nn.Module):
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        logits: Tensor = self.inner(input_ids=tokens).logits
-        return logits
-
-
-def words_objective(kind: str, seed: int = 0) -> Words:
-    import transformers
-
-    torch.manual_seed(seed)
-    common = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": VOCABULARY}
-    ends = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None, "use_cache": False}
-    size = {"intermediate_size": 24, "max_position_embeddings": CONTEXT}
-    inner: Any
-    if kind == "llama":
-        heads = {"num_key_value_heads": 2, "tie_word_embeddings": True}
-        inner = transformers.LlamaForCausalLM(transformers.LlamaConfig(**common, **size, **heads, **ends))
-    elif kind == "bert":
-        none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-        inner = transformers.BertForMaskedLM(transformers.BertConfig(**common, **size, **none))
-    else:
-        none = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
-        config = transformers.GPT2Config(**common, **none, **ends, n_inner=24, n_positions=CONTEXT)
-        inner = transformers.GPT2LMHeadModel(config)
-    return Words(Logits(inner))
-
-
-def words_batch(step: int, size: int = 8) -> Fields:
-    generator = torch.Generator().manual_seed(step)
-    tokens = torch.randint(VOCABULARY, (size, CONTEXT), generator=generator)
-    return {"tokens": tokens, "target": (tokens * 3 + 1) % VOCABULARY}
-
-
-def train_words(
-    world: World,
-    kind: str,
-    steps: int,
-    clip: float = 1.0,
-    state: tuple[State, OptimizerState] | None = None,
-    **settings: Any,
-) -> tuple[list[float], State, OptimizerState, list[float]]:
-    """Losses, the model, the optimizer and the norms of gradients after a few steps."""
-    chosen = tiny_settings(task="lm", width=32, **{"lr": 1e-2, **settings})
-    strategy = build_strategy(chosen, words_objective(kind, seed=5 if state else 0), world)
-    if state:
-        strategy.load_model_state(state[0])
-        strategy.load_optimizer_state(state[1])
-    losses, norms = [], []
-    for step in range(steps):
-        strategy.optimizer.zero_grad()
-        fields = part_of(words_batch(step + (100 if state else 0)), strategy.data_rank, strategy.data_ranks)
-        with strategy.accumulate(True):
-            loss = strategy.loss(fields)
-            loss.backward()
-        norms.append(strategy.clip(clip).item())
-        strategy.optimizer.step()
-        strategy.after_update()
-        losses.append(loss.item())
-    mean = [total / world.size for total in world.sum(*losses)]
-    return mean, whole_model(world, strategy), whole_optimizer(world, strategy), norms
-
-
-@dataclass(frozen=True)
-class WordsStep:
-    """Of one step: the mean loss and whole gradients."""
-
-    loss: float
-    gradients: State
-
-
-def words_step(
-    world: World,
-    kind: str,
-    *,
-    recompute: Recompute = "none",
-    **settings: Any,
-) -> WordsStep:
-    objective = words_objective(kind)
-    apply_recompute(objective.model, recompute)
-    chosen = tiny_settings(task="lm", width=32, **settings)
-    compile_modules(transformer_blocks(objective.model) if chosen.compile_scope == "blocks" else [objective], chosen)
-    strategy = build_strategy(chosen, objective, world)
-    batch = words_batch(0)
-    torch.manual_seed(7)
-    with strategy.accumulate(True):
-        loss = strategy.loss(part_of(batch, strategy.data_rank, strategy.data_ranks))
-        loss.backward()
-    return WordsStep(world.sum(loss.item())[0] / world.size, whole_gradients(strategy))
-
-
-def save_words(world: World, kind: str, folder: Path, **settings: Any) -> tuple[State, OptimizerState]:
+def save_words(world: World, folder: Path, **settings: Any) -> tuple[State, OptimizerState]:
     """The model and the optimizer after a step, of which all ranks have written a sharded checkpoint."""
-    chosen = tiny_settings(task="lm", width=32, checkpoint_dir=folder, sharded_checkpoints=True, **settings)
-    strategy = build_strategy(chosen, words_objective(kind), world)
-    with strategy.accumulate(True):
-        strategy.loss(part_of(words_batch(0), strategy.data_rank, strategy.data_ranks)).backward()  # type: ignore[no-untyped-call]
-    strategy.optimizer.step()
+    where = {"checkpoint_dir": folder, "sharded_checkpoints": True, **settings}
+    strategy = build(world, "llama", **where)
+    train(strategy, range(1))
     state = {"step": 1, "model": strategy.model_state(), "optimizer": strategy.optimizer_state()}
     part = world.subgroup(world.size)
     assert part is not None
-    Checkpointer(chosen, part).save(lambda: state, step=1, need="required")
+    Checkpointer(words_settings(**where), part).save(lambda: state, step=1, need="required")
     return whole_model(world, strategy), whole_optimizer(world, strategy)
 
 
@@ -344,11 +301,10 @@ def straight_and_resumed(world: World, steps: int, more: int, **settings: Any) -
     """The model of a run that goes on after its state was taken, and of one that goes on from that state."""
     strategy = build(world, **settings)
     train(strategy, range(steps))
-    model, optimizer = whole_model(world, strategy), whole_optimizer(world, strategy)
+    state = world.from_main((whole_model(world, strategy), whole_optimizer(world, strategy)))
     train(strategy, range(steps, steps + more))
     straight = whole_model(world, strategy)
-    model, optimizer = world.from_main((model, optimizer))
-    return straight, go_on(world, model, optimizer, range(steps, steps + more), **settings)[1]
+    return straight, train_some(world, range(steps, steps + more), state=state, **settings).model
 
 
 def rounds_per_step(world: World, steps: int, accumulate: int, **settings: Any) -> list[int]:
@@ -390,8 +346,7 @@ def named(strategy: Strategy) -> State:
 
 def draws(world: World, dropout: float) -> tuple[list[float], list[float]]:
     """Random numbers that a rank draws inside of the shared blocks of a Llama, and outside of them."""
-    fields = tiny_settings(task="lm", width=32, parallel="fsdp", tensor_parallel=2, dropout=dropout)
-    strategy = build_strategy(fields, words_objective("llama"), world)
+    strategy = build(world, "llama", parallel="fsdp", tensor_parallel=2, dropout=dropout)
     inside: list[float] = []
     outside: list[float] = []
     torch.manual_seed(7)
@@ -449,11 +404,6 @@ def can_settle(world: World, exchanges: bool = False, **settings: Any) -> bool:
 def kind_and_place(world: World, **settings: Any) -> tuple[str, int, int]:
     strategy = build(world, **settings)
     return type(strategy).__name__, strategy.data_rank, strategy.data_ranks
-
-
-def data_place(world: World, **settings: Any) -> tuple[int, int]:
-    strategy = build_strategy(tiny_settings(task="lm", width=32, **settings), words_objective("llama"), world)
-    return strategy.data_rank, strategy.data_ranks
 
 
 def first_weights(world: World, seed: int, **settings: Any) -> State:

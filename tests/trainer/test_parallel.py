@@ -56,10 +56,10 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 def assert_gradients(ranks: Ranks, accumulate: int) -> None:
     """Of every exact way: those of one process on the joined batch, the same on all ranks."""
-    expected = checks.gradients(ALONE)
+    expected = checks.gradients(ALONE)[1]
     wrong = {}
     for way, settings in EXACT.items():
-        found = ranks.run(checks.gradients, accumulate, **settings)
+        found = [gradients for _, gradients in ranks.run(checks.gradients, accumulate, **settings)]
         is_same = all(same(gradients, found[0]) for gradients in found)
         wrong[way] = (is_same, difference(found[0], expected))
     assert {way: found for way, found in wrong.items() if not found[0] or found[1] >= 1e-7} == {}
@@ -68,9 +68,9 @@ def assert_gradients(ranks: Ranks, accumulate: int) -> None:
 def test_gradients_are_those_of_one_process_on_the_joined_batch(two_ranks: Ranks) -> None:
     assert_gradients(two_ranks, accumulate=2)
     for way, (settings, tolerance) in ROUNDED.items():
-        found = two_ranks.run(checks.gradients, 2, **settings)
+        found = [gradients for _, gradients in two_ranks.run(checks.gradients, 2, **settings)]
         assert all(same(gradients, found[0]) for gradients in found), way
-        assert 0 < difference(found[0], checks.gradients(ALONE)) < tolerance, way
+        assert 0 < difference(found[0], checks.gradients(ALONE)[1]) < tolerance, way
 
 
 @pytest.mark.long
@@ -81,17 +81,17 @@ def test_gradients_of_four_ranks(accumulate: int, four_ranks: Ranks) -> None:
 
 def test_data_parallel_has_the_gradients_of_one_process() -> None:
     # Without GPUs it is one part; the weights of the parts are what is tested.
-    assert difference(checks.gradients(ALONE, parallel="data_parallel"), checks.gradients(ALONE)) < 1e-7
+    assert difference(checks.gradients(ALONE, parallel="data_parallel")[1], checks.gradients(ALONE)[1]) < 1e-7
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
 def test_all_ways_reach_the_same_loss(two_ranks: Ranks) -> None:
-    losses, model, optimizer = checks.train_and_state(ALONE, 10)
+    losses, model, optimizer, _ = checks.train_some(ALONE, range(10))
     assert losses[-1] < 0.9 * losses[0]
     for way, settings in EXACT.items():
-        found, found_model, found_optimizer = two_ranks.run(checks.train_and_state, 10, 2, **settings)[0]
+        found, found_model, found_optimizer, _ = two_ranks.run(checks.train_some, range(10), 2, **settings)[0]
         assert found == pytest.approx(losses, abs=TOLERANCE), way
         assert difference(found_model, model) < TOLERANCE, way
         assert found_optimizer.keys() == optimizer.keys(), way
@@ -119,14 +119,14 @@ def test_state_goes_on_with_any_other_way_and_number_of_ranks(source: str, two_r
     settings = STATEFUL.get(source, {})
     kind = {"optimizer": settings["optimizer"]} if "optimizer" in settings else {}
     if source == "one process":
-        _, model, optimizer = checks.train_and_state(ALONE, 4)
+        trained = checks.train_some(ALONE, range(4))
     else:
-        _, model, optimizer = four_ranks.run(checks.train_and_state, 4, **settings)[0]
-    more = range(4, 8)
-    losses, expected = checks.go_on(ALONE, model, optimizer, more, **kind)
+        trained = four_ranks.run(checks.train_some, range(4), **settings)[0]
+    state, more = trained[1:3], range(4, 8)
+    losses, expected, *_ = checks.train_some(ALONE, more, state=state, **kind)
     for target in ("ddp", "zero1", "fsdp"):
         for group in (two_ranks, four_ranks):
-            found, result = group.run(checks.go_on, model, optimizer, more, **{**STATEFUL[target], **kind})[0]
+            found, result, *_ = group.run(checks.train_some, more, state=state, **{**STATEFUL[target], **kind})[0]
             assert found == pytest.approx(losses, abs=TOLERANCE), target
             assert difference(result, expected) < TOLERANCE, target
 
@@ -186,8 +186,8 @@ def test_data_parallel_computes_in_the_chosen_type_on_all_gpus(monkeypatch: pyte
     monkeypatch.setattr(strategy, "_wrapped", in_a_thread)
     for half in (torch.float16, torch.bfloat16):
         with torch.autocast("cpu", dtype=half):
-            strategy.loss(checks.micro_batches(strategy, 0, 1)[0])
-    strategy.loss(checks.micro_batches(strategy, 0, 1)[0])
+            strategy.loss(checks.micro_batches(strategy, 0)[0])
+    strategy.loss(checks.micro_batches(strategy, 0)[0])
     assert seen == [torch.float16, torch.bfloat16, torch.float32]
 
 
@@ -198,7 +198,7 @@ def test_for_cuda_graphs_gradients_lie_in_memory_of_their_own() -> None:
     for step in range(2):
         with strategy.accumulate(last=True):
             before = {name: gradient.data_ptr() for name, gradient in strategy.local_gradients().items()}
-            strategy.loss(checks.micro_batches(strategy, step, 1)[0]).backward()
+            strategy.loss(checks.micro_batches(strategy, step)[0]).backward()
         addresses += [before, {name: gradient.data_ptr() for name, gradient in strategy.local_gradients().items()}]
         strategy.clear_gradients()
         assert all(not gradient.any() for gradient in strategy.local_gradients().values())

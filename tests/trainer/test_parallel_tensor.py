@@ -25,35 +25,37 @@ RECOMPUTE = ("full", "operations", "selective")
 
 def test_sharing_layers_changes_neither_losses_nor_weights(two_ranks: Ranks) -> None:
     for kind in ("llama", "bert"):
-        losses, model, optimizer, norms = checks.train_words(ALONE, kind, 10)
-        main, other = two_ranks.run(checks.train_words, kind, 10, **SHARED)
-        assert losses[-1] < 0.9 * losses[0], kind
-        assert main[0] == pytest.approx(losses, abs=LOSS_TOLERANCE), kind
-        assert main[3] == other[3] == pytest.approx(norms, abs=LOSS_TOLERANCE), kind
-        assert difference(main[1], model) < WEIGHT_TOLERANCE, kind
-        assert main[2].keys() == optimizer.keys(), kind
-        for name, state in optimizer.items():
-            assert difference(main[2][name], state) < LOSS_TOLERANCE, (kind, name)
+        expected = checks.train_some(ALONE, range(10), kind=kind)
+        main, other = two_ranks.run(checks.train_some, range(10), kind=kind, **SHARED)
+        assert expected.losses[-1] < 0.9 * expected.losses[0], kind
+        assert main.losses == pytest.approx(expected.losses, abs=LOSS_TOLERANCE), kind
+        assert main.norms == other.norms == pytest.approx(expected.norms, abs=LOSS_TOLERANCE), kind
+        assert difference(main.model, expected.model) < WEIGHT_TOLERANCE, kind
+        assert main.optimizer.keys() == expected.optimizer.keys(), kind
+        for name, state in expected.optimizer.items():
+            assert difference(main.optimizer[name], state) < LOSS_TOLERANCE, (kind, name)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["llama", "bert"])
 def test_state_goes_on_with_and_without_shared_layers(kind: str, two_ranks: Ranks, four_ranks: Ranks) -> None:
-    _, model, optimizer, _ = checks.train_words(ALONE, kind, 10)
-    losses, expected, _, _ = checks.train_words(ALONE, kind, 3, state=(model, optimizer))
+    more = range(100, 103)
+    state = checks.train_some(ALONE, range(10), kind=kind)[1:3]
+    expected = checks.train_some(ALONE, more, state=state, kind=kind)
     for group in (two_ranks, four_ranks):
-        found, _, _, _ = group.run(checks.train_words, kind, 3, state=(model, optimizer), **SHARED)[0]
-        assert found == pytest.approx(losses, abs=LOSS_TOLERANCE)
-    shared = two_ranks.run(checks.train_words, kind, 10, **SHARED)[0]
-    found, result, _, _ = two_ranks.run(checks.train_words, kind, 3, state=shared[1:3], parallel="zero1")[0]
-    assert found == pytest.approx(losses, abs=1e-4)
-    assert difference(result, expected) < 1e-3
+        found = group.run(checks.train_some, more, state=state, kind=kind, **SHARED)[0]
+        assert found.losses == pytest.approx(expected.losses, abs=LOSS_TOLERANCE)
+    shared = two_ranks.run(checks.train_some, range(10), kind=kind, **SHARED)[0]
+    found = two_ranks.run(checks.train_some, more, state=shared[1:3], kind=kind, parallel="zero1")[0]
+    assert found.losses == pytest.approx(expected.losses, abs=1e-4)
+    assert difference(found.model, expected.model) < 1e-3
 
 
 def test_every_part_of_a_sharded_checkpoint_is_written_once(four_ranks: Ranks, tmp_path: Path) -> None:
     """Also of what ranks that share layers, and take the same data, have alike, such as norms and embeddings."""
-    assert four_ranks.run(checks.data_place, **SHARED) == [(0, 2), (0, 2), (1, 2), (1, 2)]
-    main = four_ranks.run(checks.save_words, "llama", tmp_path, **SHARED)[0]
+    places = four_ranks.run(checks.kind_and_place, kind="llama", **SHARED)
+    assert [place[1:] for place in places] == [(0, 2), (0, 2), (1, 2), (1, 2)]
+    main = four_ranks.run(checks.save_words, tmp_path, **SHARED)[0]
     state = load(files.step_file(tmp_path, 1))
     assert same(dict(state["model"]), main[0])
     moments = {name: value["exp_avg"] for name, value in state["optimizer"].items()}
@@ -75,11 +77,11 @@ def test_ranks_drop_different_activations_of_their_own_parts_and_the_same_of_all
 
 def assert_gradients(kind: str, ways: list[dict[str, Any]], ranks: Ranks) -> None:
     """Those of one rank, of norms and biases too, on every rank."""
-    expected = checks.words_step(ALONE, kind)
+    expected_loss, expected = checks.gradients(ALONE, kind=kind)
     for way in ways:
-        for step in ranks.run(checks.words_step, kind, **way, **SHARED):
-            assert step.loss == pytest.approx(expected.loss, abs=LOSS_TOLERANCE), (kind, way)
-            assert difference(step.gradients, expected.gradients) < LOSS_TOLERANCE, (kind, way)
+        for loss, gradients in ranks.run(checks.gradients, kind=kind, **way, **SHARED):
+            assert loss == pytest.approx(expected_loss, abs=LOSS_TOLERANCE), (kind, way)
+            assert difference(gradients, expected) < LOSS_TOLERANCE, (kind, way)
 
 
 def test_parts_of_sequences_give_the_gradients_of_one_rank(two_ranks: Ranks) -> None:
