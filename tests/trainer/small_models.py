@@ -6,26 +6,17 @@ from typing import Any
 
 import torch
 
+from tests.trainer.splits import Rows
 from trainer.config import Settings
-from trainer.data.contract import Data, Fields, Images, Indices, Split, Text
-
-
-class Nothing(Split):
-    """A split without samples: networks are built from the shape of the data alone."""
-
-    def __len__(self) -> int:
-        return 0
-
-    def read(self, indices: Indices) -> Fields:
-        raise AssertionError("a network needs no samples")
+from trainer.data.contract import Data, Images, Text
 
 
 def images(channels: int = 1, height: int = 8, width: int = 8, classes: int = 10) -> Images:
-    return Images(Nothing(), Nothing(), (channels, height, width), tuple(f"class {n}" for n in range(classes)))
+    return Images(Rows(0), Rows(0), (channels, height, width), tuple(f"class {n}" for n in range(classes)))
 
 
 def text(vocabulary: int = 256, context: int = 16) -> Text:
-    return Text(Nothing(), Nothing(), context, vocabulary)
+    return Text(Rows(0), Rows(0), context, vocabulary)
 
 
 _ENCODER = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 64}

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.trainer.no_split import NoSplit
 from tests.trainer.ranks import Ranks
+from tests.trainer.splits import Rows
 from trainer.config import Settings
 from trainer.data.contract import Fields, Images
 from trainer.errors import SettingsError
@@ -24,7 +24,7 @@ from trainer.world import World
 
 ALONE = World(rank=0, size=1, device=torch.device("cpu"), backend="")
 SHAPE = (1, 8, 8)
-IMAGES = Images(NoSplit(), NoSplit(), SHAPE, ())
+IMAGES = Images(Rows(0), Rows(0), SHAPE, ())
 
 
 def tiny() -> nn.Module:

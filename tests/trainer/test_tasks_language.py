@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.tables import table
-from tests.trainer.no_split import NoSplit
+from tests.trainer.splits import Rows
 from trainer.config import Settings
 from trainer.data.contract import Fields, Text
 from trainer.tasks.language import LanguageObjective, MaskedTokens, NextToken
@@ -38,7 +38,7 @@ class Tiny(nn.Module):
 
 
 def text(context: int) -> Text:
-    return Text(NoSplit(), NoSplit(), context, VOCABULARY)
+    return Text(Rows(0), Rows(0), context, VOCABULARY)
 
 
 def next_token(context: int = 6, chunk: int = 0) -> NextToken:

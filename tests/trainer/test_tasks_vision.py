@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.tables import table
-from tests.trainer.no_split import NoSplit
+from tests.trainer.splits import Rows
 from trainer.config import Settings
 from trainer.data.contract import Fields, Images
 from trainer.tasks.objective import uniform
@@ -104,7 +104,7 @@ class Tiny(nn.Module):
 
 def objective(classes: int = 10, side: int = 4, **settings: Any) -> Classification:
     torch.manual_seed(0)
-    images = Images(NoSplit(), NoSplit(), (1, side, side), tuple(str(number) for number in range(classes)))
+    images = Images(Rows(0), Rows(0), (1, side, side), tuple(str(number) for number in range(classes)))
     return Classification(Settings.model_validate(settings), images, Tiny(side * side, classes))
 
 
