@@ -32,8 +32,7 @@ SIMPLE_TEMPLATE = (
     "{% if add_generation_prompt %}Assistant:\n{% endif %}"
 )
 
-# A noncharacter of Unicode, which no text holds.
-_BREAK = "\ufdd0"
+_BREAK = "\ufdd0"  # a noncharacter of Unicode, which no text holds
 
 
 @dataclass(frozen=True)
@@ -61,6 +60,7 @@ class Tokenizer:
         except Exception as error:  # the libraries raise many types for a damaged file; all mean the same
             raise TrainerError(f"{folder} is no tokenizer: {one_line(error)[:300]}") from None
         self.folder = folder
+        self._files = [path for name in _FILES if (path := folder / name).is_file()]
         self.size = len(loaded)
         self.eos: int | None = loaded.eos_token_id
         self.bos: int | None = self.eos if loaded.bos_token_id is None else loaded.bos_token_id
@@ -79,12 +79,11 @@ class Tokenizer:
         self._fast.no_padding()
 
     def document(self, content: str | Messages) -> Encoded:
-        """Tokenize a text between `bos` and `eos`, whose loss covers all tokens but the first, or a conversation.
+        """Tokenize a text between `bos` and `eos`, or a conversation, of which the assistant's turns are learnt.
 
-        In that the loss covers the assistant's words and the end of its turn; a token belongs to the message with its
-        first character. An answer that the template renders otherwise once more follows, such as without its thoughts,
-        is not learnt. Raises ValueError if the template refuses the messages, or if what it renders before the last
-        one, an answer, is not the prompt for it.
+        A token belongs to the message with its first character. An answer that the template renders otherwise once more
+        follows, such as without its thoughts, is not learnt. Raises ValueError if the template refuses the messages, or
+        if what it renders before the last one, an answer, is not the prompt for it.
         """
         if isinstance(content, str):
             ids = [*self.beginning(content), *([] if self.eos is None else [self.eos])]
@@ -109,14 +108,12 @@ class Tokenizer:
         return ids if self.bos is None else [self.bos, *ids]
 
     def prompt(self, messages: Messages) -> list[int]:
-        """The tokens of a prompt, which the model continues with an answer. Raises ValueError like `rendered`."""
+        """The tokens of a prompt, which the model continues with an answer."""
         return self._encode(self.rendered(messages, answer=True))[0]
 
     def _encode(self, text: str) -> tuple[list[int], list[int]]:
         """Tokens of a rendered text, and where each begins in it. What `_BREAK` separates is tokenized apart."""
-        ids: list[int] = []
-        starts: list[int] = []
-        offset = 0
+        ids, starts, offset = list[int](), list[int](), 0
         for piece in text.split(_BREAK):
             encoding = self._fast.encode(piece, add_special_tokens=False)
             ids += encoding.ids
@@ -127,8 +124,7 @@ class Tokenizer:
     def rendered(self, messages: Messages, *, answer: bool = False) -> str:
         """Render a conversation as text; with `answer`, end with the start of the assistant's turn.
 
-        Special tokens written in what others than the assistant say are text: `_BREAK` is inside of them. Raises
-        ValueError if the template refuses the messages.
+        Special tokens written in what others than the assistant say are text: `_BREAK` is inside of them.
         """
         from jinja2 import TemplateError
 
@@ -152,20 +148,15 @@ class Tokenizer:
         last = [token for token in answered.tokens[answered.learn].tolist()[-1:] if token in self._added]
         return tuple(dict.fromkeys([*([] if self.eos is None else [self.eos]), *last]))
 
-    def _files(self) -> list[Path]:
-        return [path for name in _FILES if (path := self.folder / name).is_file()]
-
     def digest(self) -> str:
         """SHA-256 over the tokenizer's files, hexadecimal."""
-        state = hashlib.sha256()
-        for path in self._files():
-            state.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-        return state.hexdigest()
+        contents = (part for path in self._files for part in (path.name.encode(), path.read_bytes()))
+        return hashlib.sha256(b"\0".join(contents)).hexdigest()
 
     def copy_to(self, folder: Path) -> None:
         """Copy the tokenizer's files, and the template in use, into another folder. Raises OSError."""
         folder.mkdir(parents=True, exist_ok=True)
-        for path in self._files() if self.folder.resolve() != folder.resolve() else ():
+        for path in self._files if self.folder.resolve() != folder.resolve() else ():
             shutil.copyfile(path, folder / path.name)
         if not self._has_template:
             (folder / "chat_template.jinja").write_text(SIMPLE_TEMPLATE, encoding="utf-8")

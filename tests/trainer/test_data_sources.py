@@ -1,7 +1,9 @@
-"""Data that is always there: digits, the standard library's text, synthetic samples; and what all sources promise."""
+"""Data that is always there, token files and text, real small ones and damaged ones; and what all sources promise."""
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,8 @@ from hypothesis import strategies as st
 
 from tests.tables import table
 from trainer.config import Settings
-from trainer.data import Images, Split, Text, load_data
-from trainer.data.files import Concatenation
+from trainer.data import BrokenSample, Images, Split, Text, load_data
+from trainer.data.files import Concatenation, name_hashes
 from trainer.data.text import window_count
 from trainer.errors import SettingsError, TrainerError
 
@@ -101,3 +103,104 @@ def test_parts_number_samples_through(lengths: list[int], data: st.DataObject) -
 def test_windows_use_all_tokens_but_a_rest_that_is_shorter_than_one(tokens: int, context: int) -> None:
     windows = window_count(tokens, context)
     assert (windows + 1) * context + 1 > tokens and (not windows or 0 < windows * context + 1 <= tokens)
+
+
+# --- tokens -----------------------------------------------------------------------------------------------------------
+
+CONTEXT = 8
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """200 training tokens and 50 held-out ones, as nanoGPT writes them."""
+    np.arange(200, dtype="<u2").tofile(tmp_path / "train.bin")
+    np.arange(100, 150, dtype="<u2").tofile(tmp_path / "val.bin")
+    return tmp_path
+
+
+def tokens(folder: Path) -> Any:
+    return text(data="tokens", data_dir=folder, context=CONTEXT)
+
+
+def test_token_files_are_cut_into_windows_that_share_one_token(corpus: Path) -> None:
+    data = tokens(corpus)
+    assert (len(data.train), len(data.held_out), data.vocabulary) == (24, 6, 200)
+    window = data.train.read(np.array([3, 0]))["tokens"]
+    assert window.dtype == torch.int64 and window.tolist() == [list(range(24, 33)), list(range(9))]
+    assert stream(data.held_out) == list(range(100, 148))
+
+
+def test_meta_json_says_how_wide_tokens_are_and_spares_the_search_for_the_largest(tmp_path: Path) -> None:
+    for name in ("train.bin", "val.bin"):
+        np.arange(70_000, 70_020, dtype="<u4").tofile(tmp_path / name)
+    (tmp_path / "meta.json").write_text(json.dumps({"dtype": "uint32", "vocabulary": 128_256}))
+    data = tokens(tmp_path)
+    assert data.vocabulary == 128_256 and stream(data.train) == list(range(70_000, 70_016))
+
+
+@table(
+    ("name", "content", "says"),
+    [
+        ("meta.json", b'{"dtype": "float32"}', r"meta\.json does not describe tokens: .*'uint8', "),
+        ("val.bin", b"abc", r"val\.bin cannot be used as a row of uint16: "),
+        ("val.bin", b"\0" * 10, r"the longest \*val\* file has 5 tokens, too few for --context 8"),
+        ("train_2.npy", b"\x93NUMPY\x01\x00v\x00{'descr'", r"train_2\.npy cannot be used"),
+    ],
+)
+def test_damaged_token_files_are_refused(corpus: Path, name: str, content: bytes, says: str) -> None:
+    (corpus / name).write_bytes(content)
+    with pytest.raises(TrainerError, match=says):
+        tokens(corpus)
+
+
+def test_a_token_beyond_the_vocabulary_breaks_its_window_alone(corpus: Path) -> None:
+    (corpus / "meta.json").write_text('{"vocabulary": 150}')
+    split = tokens(corpus).train
+    assert split.read(np.array([0, 17]))["tokens"].max() == 144
+    with pytest.raises(BrokenSample, match=r"sample 20 \(.*train\.bin, from token 160\) .*not 0 \.\. 149") as caught:
+        split.read(np.array([0, 20, 19]))
+    assert caught.value.index == 20
+
+
+# --- text -------------------------------------------------------------------------------------------------------------
+
+
+def read_text(place: Path, files: dict[str, bytes]) -> Any:
+    for name, content in files.items():
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_bytes(content)
+    return text(data="text", data_dir=place, context=CONTEXT)
+
+
+def test_files_are_joined_by_newlines_and_one_in_25_is_held_out_whatever_lies_beside_it(tmp_path: Path) -> None:
+    content = {f"{number % 3}/{number}.txt": f"<{number}|{'x' * (9 + number)}>".encode() for number in range(60)}
+    data = read_text(tmp_path, content)
+    hashes = name_hashes(name.encode() for name in content)
+    out = {name for name, number in zip(content, hashes, strict=True) if number % 25 == 0}
+    assert 0 < len(out) < 10 and data.vocabulary == 256
+    # A rest shorter than a window falls off the end.
+    for split, members in ((data.train, content.keys() - out), (data.held_out, out)):
+        expected = b"\n".join(content[name] for name in sorted(members, key=lambda name: tmp_path / name))
+        got = bytes(stream(split))
+        assert expected.startswith(got) and len(expected) - len(got) <= CONTEXT
+    again = bytes(stream(read_text(tmp_path, {f"more/{number}.md": b"more" for number in range(10)}).held_out))
+    assert all(content[name][:4] in again for name in out)
+
+
+@table("as_folder", [True, False])
+def test_the_last_tenth_of_a_single_file_is_held_out(tmp_path: Path, as_folder: bool) -> None:
+    content = bytes(range(200)) * 2
+    (tmp_path / "novel.txt").write_bytes(content)
+    data = read_text(tmp_path if as_folder else tmp_path / "novel.txt", {})
+    assert bytes(stream(data.train)) == content[:352]  # 360 without the rest
+    assert bytes(stream(data.held_out)) == content[360:392]
+
+
+@table("change", ["No such file", "shorter than the 90 bytes"])
+def test_a_text_file_that_changes_during_the_run_breaks_samples(tmp_path: Path, change: str) -> None:
+    split = read_text(tmp_path, {"a": b"x" * 90, "b": b"y" * 90}).train
+    path = tmp_path / "b"
+    path.unlink() if change == "No such file" else os.truncate(path, 5)
+    assert split.read(np.array([0]))["tokens"].unique().tolist() == [ord("x")]
+    with pytest.raises(BrokenSample, match=rf"sample 12 \({path}\) cannot be read: .*{change}"):
+        split.read(np.array([0, 12]))
