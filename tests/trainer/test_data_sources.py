@@ -17,7 +17,6 @@ from tests.tables import table
 from trainer.config import Settings
 from trainer.data import BrokenSample, Images, Split, Text, load_data
 from trainer.data.files import Concatenation, name_hashes
-from trainer.data.text import window_count
 from trainer.errors import SettingsError, TrainerError
 
 
@@ -97,12 +96,6 @@ def test_parts_number_samples_through(lengths: list[int], data: st.DataObject) -
     assert [found[row] for row in range(len(asked))] == [everyone[index] for index in asked]
     assert [part for part, _, _ in groups] == list(dict.fromkeys(everyone[index][0] for index in asked))
     assert [parts.locate(index) for index in asked] == [everyone[index] for index in asked]
-
-
-@given(st.integers(0, 200), st.integers(1, 20))
-def test_windows_use_all_tokens_but_a_rest_that_is_shorter_than_one(tokens: int, context: int) -> None:
-    windows = window_count(tokens, context)
-    assert (windows + 1) * context + 1 > tokens and (not windows or 0 < windows * context + 1 <= tokens)
 
 
 # --- tokens -----------------------------------------------------------------------------------------------------------

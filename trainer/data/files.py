@@ -115,9 +115,11 @@ class Concatenation:
             yield part, rows, indices[rows] - self._starts[part]
 
 
-def grouped(
-    files: Sequence[MappedArray], parts: Concatenation, indices: Indices
-) -> Iterator[tuple[str, npt.NDArray[Any], npt.NDArray[np.intp], Indices]]:
+# For each part: where it is from, its content, the rows of the samples that lie in it, and their offsets in it.
+Grouped = Iterator[tuple[object, npt.NDArray[Any], npt.NDArray[np.intp], Indices]]
+
+
+def grouped(files: Sequence[MappedArray], parts: Concatenation, indices: Indices) -> Grouped:
     """Group samples like `parts.group`, with the path and array of each part. Raises BrokenSample for a lost file."""
     for part, rows, offsets in parts.group(indices):
         path = str(files[part].path)

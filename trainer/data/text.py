@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import sysconfig
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from pydantic import BaseModel, Field
 from torch import Tensor
@@ -18,6 +17,7 @@ from trainer.config import Settings
 from trainer.data.contract import BrokenSample, Fields, Indices, Split, Text
 from trainer.data.files import (
     Concatenation,
+    Grouped,
     MappedArray,
     TokenCount,
     cached_token_counts,
@@ -40,17 +40,8 @@ def window_count(tokens: int, context: int) -> int:
     return max(0, (tokens - 1) // context)
 
 
-def read_windows(
-    streams: Iterable[tuple[object, npt.NDArray[Any], npt.NDArray[np.intp], Indices]],
-    indices: Indices,
-    stride: int,
-    context: int,
-    vocabulary: int,
-) -> Tensor:
-    """Copy windows from streams of tokens: where each is from, its tokens, the rows of windows, and their offsets.
-
-    Raises BrokenSample for a token outside 0 .. vocabulary - 1.
-    """
+def read_windows(streams: Grouped, indices: Indices, stride: int, context: int, vocabulary: int) -> Tensor:
+    """Copy windows from streams of tokens. Raises BrokenSample for a token outside 0 .. vocabulary - 1."""
     windows = np.empty((len(indices), context + 1), dtype=np.int64)
     for where, stream, rows, offsets in streams:
         for row, offset in zip(rows.tolist(), offsets.tolist(), strict=True):
