@@ -51,11 +51,6 @@ class PlannedFault(BaseModel, frozen=True):
     seconds: float = Field(1.0, ge=0, lt=1e9)
     above: int = Field(0, ge=0)
 
-    def due(self, step: int, batch_size: int) -> bool:
-        """Whether it fires in this step with micro batches of this size."""
-        from_then_on = self.kind in ("slow", "disk_full")
-        return (step >= self.step if from_then_on else step == self.step) and batch_size > self.above
-
 
 def parse(text: str) -> list[PlannedFault]:
     """Parse faults; an empty text or ``none`` is no fault. Raises SettingsError naming fault and problem."""
@@ -90,7 +85,7 @@ class Injector:
         """Fire the due faults at the start of a step. Returns whether its loss must become NaN."""
         poison = False
         for fault in self._faults:
-            if fault.kind != "disk_full" and fault.due(step, batch_size) and self._count(fault):
+            if fault.kind != "disk_full" and batch_size > fault.above and self._is_due(fault, step):
                 poison |= fault.kind == "nan"
                 _fire(fault)
         return poison
@@ -98,11 +93,14 @@ class Injector:
     def before_checkpoint(self, step: int, path: Path) -> None:
         """Raise OSError (ENOSPC) if a disk_full fault is due."""
         for fault in self._faults:
-            if fault.kind == "disk_full" and fault.due(step, 1) and self._count(fault):
+            if fault.kind == "disk_full" and self._is_due(fault, step):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
-    def _count(self, fault: PlannedFault) -> bool:
-        """Count a firing, on disk before it kills the process. Returns False if it has fired often enough."""
+    def _is_due(self, fault: PlannedFault, step: int) -> bool:
+        """Whether it fires now, which is counted on disk before it can kill the process."""
+        from_then_on = fault.kind in ("slow", "disk_full")
+        if step < fault.step or (step > fault.step and not from_then_on):
+            return False
         if fault.times == "always":
             return True
         self._directory.mkdir(parents=True, exist_ok=True)

@@ -31,7 +31,7 @@ MODELS: dict[str, dict[str, Any]] = {
 def test_first_values_are_distributed_as_those_of_an_ordinary_model(name: str) -> None:
     settings = Settings(**{"data": "synthetic", "synthetic_samples": 16, **MODELS[name]})
     data = load_data(settings)
-    ordinary = _network(settings, data)[0]
+    ordinary = _network(settings, data)
     torch.manual_seed(3)
     model = build(settings, data, sharded=True).model
     assert all(parameter.is_meta for parameter in model.parameters())

@@ -1,6 +1,5 @@
-"""The networks: small own ones, those of `transformers`, and your own.
+"""The networks: from settings and the data's shape to a module from one tensor to one tensor.
 
-In come settings and the data's shape, out comes a module from one tensor to one tensor with fresh or given weights.
 `named` chooses; `own` and `custom` build; `weights` loads; `deferred` builds without memory for FSDP; `blocks` finds
 the repeated part, for recomputation and sharding. Read `named` first.
 """

@@ -71,8 +71,8 @@ def check_room(config: Any, tokens: int, context: int) -> None:
             raise SettingsError(f"model: {key} is {room}, but the data needs at least {needed}")
 
 
-def from_config_file(settings: Settings, data: Data) -> tuple[nn.Module, int | None]:
-    """The network that a config.json describes, with fresh weights, and the size of its features if it is known.
+def from_config_file(settings: Settings, data: Data) -> nn.Module:
+    """The network that a config.json describes, with fresh weights.
 
     Number of classes, channels and image size are the data's. Code that a configuration names is never run.
     """
@@ -102,9 +102,7 @@ def from_config_file(settings: Settings, data: Data) -> tuple[nn.Module, int | N
         raise SettingsError(f"{where} describes {config.model_type}, which cannot do {settings.task}")
     if settings.task == "lm" and getattr(config, "is_decoder", None) is False:
         config.is_decoder = True  # else models such as BERT would see the tokens that they are to predict
-    model = fitting(lambda: family.from_config(config, trust_remote_code=False))
-    sizes = getattr(config, "hidden_sizes", None) or [getattr(config, "hidden_size", None)]
-    return Logits(model), sizes[-1]
+    return Logits(fitting(lambda: family.from_config(config, trust_remote_code=False)))
 
 
 def from_function(settings: Settings, data: Data) -> nn.Module:

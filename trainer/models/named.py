@@ -23,7 +23,7 @@ from trainer.models.blocks import apply_recompute
 from trainer.models.custom import check_room, configuration, fitting, library, vocabulary
 from trainer.models.deferred import give_first_values, without_memory
 from trainer.models.own import SMALLEST_IMAGE, ByteTransformer, Embedder, Logits, SmallCnn, attend
-from trainer.models.weights import load_weights
+from trainer.models.weights import load_weights, network_of
 
 
 class _Family(NamedTuple):
@@ -123,11 +123,9 @@ def build(settings: Settings, data: Data, *, sharded: bool = False) -> Built:
     stays_empty = sharded and settings.weights is None
     deferred = ":" not in settings.model and (stays_empty or not settings.model.endswith(".json"))
     with without_memory() if deferred else contextlib.nullcontext():
-        model, feature_size = _network(settings, data)
+        model = _network(settings, data)
         if settings.task == "contrastive" and ":" not in settings.model:
-            if feature_size is None:
-                raise SettingsError(f"model: {settings.model} does not tell the size of its features; write a function")
-            model = Embedder(model, feature_size, settings.embedding_size)
+            model = Embedder(model, _feature_size(model, settings), settings.embedding_size)
     if deferred and not stays_empty:
         give_first_values(model)
     model.train()
@@ -138,28 +136,36 @@ def build(settings: Settings, data: Data, *, sharded: bool = False) -> Built:
     return Built(settings.model, model, fresh)
 
 
-def _network(settings: Settings, data: Data) -> tuple[nn.Module, int | None]:
-    """The network, and the size of its features where it is known. With no classes its output is the features."""
+def _feature_size(model: nn.Module, settings: Settings) -> int:
+    """The size of the output of a network without classes."""
+    config: Any = getattr(network_of(model)[0], "config", model)
+    for name in ("hidden_sizes", "hidden_size", "feature_size"):
+        if size := getattr(config, name, None):
+            return int(size[-1] if name == "hidden_sizes" else size)
+    raise SettingsError(f"model: {settings.model} does not tell the size of its features; write a function")
+
+
+def _network(settings: Settings, data: Data) -> nn.Module:
+    """The network by itself. With no classes its output is the features."""
     name = settings.model
     if Path(name).suffix == ".json":
         return custom.from_config_file(settings, data)
     if ":" in name:
-        return custom.from_function(settings, data), None
+        return custom.from_function(settings, data)
     names = NAMES[settings.task]
     if name not in names:
         near = did_you_mean(name, names) or f"; use {', '.join(names)}, a config.json or package.module:function"
         raise SettingsError(f"model: {name} is no model for {settings.task}{near}")
     if name not in ("bytes", "cnn"):
-        return (_language(settings, data), None) if isinstance(data, Text) else _vision(settings, data)
+        return _language(settings, data) if isinstance(data, Text) else _vision(settings, data)
     if settings.model_options:
         raise SettingsError(f"model_options: {name} has none; set width, depth and dropout")
     sizes: dict[str, Any] = {"width": settings.width, "depth": settings.depth, "dropout": settings.dropout}
     if isinstance(data, Text):
-        return ByteTransformer(data.vocabulary, data.context, **sizes), None
+        return ByteTransformer(data.vocabulary, data.context, **sizes)
     if min(data.shape[1:]) < SMALLEST_IMAGE:
         raise SettingsError(f"model: cnn needs images of 8x8 pixels or more, not {data.shape[1:]}; set image_size")
-    cnn = SmallCnn(data.shape, 0 if settings.task == "contrastive" else len(data.classes), **sizes)
-    return cnn, cnn.feature_size
+    return SmallCnn(data.shape, 0 if settings.task == "contrastive" else len(data.classes), **sizes)
 
 
 def _configured(settings: Settings, further: Mapping[str, Any]) -> Any:
@@ -199,7 +205,7 @@ def _attention(
     return mixed.transpose(1, 2).contiguous(), None
 
 
-def _vision(settings: Settings, data: Images) -> tuple[nn.Module, int]:
+def _vision(settings: Settings, data: Images) -> nn.Module:
     channels, height, width = data.shape
     classes = 0 if settings.task == "contrastive" else len(data.classes)
     facts: dict[str, Any] = {"num_channels": channels, "num_labels": classes}
@@ -208,22 +214,17 @@ def _vision(settings: Settings, data: Images) -> tuple[nn.Module, int]:
         given = settings.model_options.get("patch_size")
         patch = given if isinstance(given, int) and given > 0 else _patch_size(height, width)
         if height % patch or width % patch or (height // patch) * (width // patch) > _MOST_PATCHES:
-            raise SettingsError(
-                f"vit-b16: patches of {patch} do not suit {height}x{width}; set image_size to 16, 32, …"
-            )
+            raise SettingsError(f"vit-b16: patches of {patch} do not suit {height}x{width}; set another image_size")
         facts |= {"image_size": height if height == width else [height, width], "patch_size": patch}
     config = _configured(settings, facts)
     small = family is _RESNET and max(height, width) <= _SMALL_IMAGE
     kind = _small_image_resnet() if small else getattr(library(), family.model)
-    return Logits(fitting(lambda: kind(config))), config.hidden_size if family is _VIT else config.hidden_sizes[-1]
+    return Logits(fitting(lambda: kind(config)))
 
 
 @functools.cache
 def _small_image_resnet() -> Any:
-    """A class of ResNets whose stem keeps the resolution: a 3x3 convolution with stride 1, and no pooling.
-
-    The stem of He et al. for CIFAR (2015, section 4.2); the stages stay those of the configuration.
-    """
+    """A class of ResNets with the stem of He et al. for CIFAR (2015, section 4.2), which keeps the resolution."""
 
     class SmallImageResNet(library().ResNetForImageClassification):  # type: ignore[misc]
         def __init__(self, config: Any) -> None:
