@@ -41,23 +41,6 @@ def test_autocast_computes_in_the_chosen_type(name: str, expected: torch.dtype) 
     assert precision.scaler.is_enabled() == (name == "fp16")
 
 
-def test_the_scale_backs_off_and_grows_as_told() -> None:
-    scaling = {"loss_scale": 64, "loss_scale_growth": 4, "loss_scale_backoff": 0.25, "loss_scale_interval": 2}
-    scaler = Precision(Settings(**{"precision": "fp16", "device": "cpu", **scaling}), CPU).scaler
-    weight = nn.Parameter(torch.ones(2, 2))
-    optimizer = torch.optim.SGD([weight], lr=0.1)
-    scales = []
-    for poison in (float("inf"), 1.0, 1.0):
-        optimizer.zero_grad()
-        scaler.scale(weight.sum() * poison).backward()
-        before = weight.detach().clone()
-        scaler.step(optimizer)
-        scaler.update()
-        assert torch.equal(weight, before) == (poison != 1.0)
-        scales.append(scaler.get_scale())
-    assert scales == [16.0, 16.0, 64.0]
-
-
 @table(("deterministic", "asked", "tf32"), [(False, True, True), (False, False, False), (True, True, False)])
 def test_tf32_is_on_unless_asked_or_deterministic(
     deterministic: bool, asked: bool, tf32: bool, monkeypatch: pytest.MonkeyPatch

@@ -21,7 +21,7 @@ def flops_per_token(model: nn.Module, context: int) -> float | None:
     config: Any = getattr(network_of(model)[0], "config", None)
     layers, heads = getattr(config, "num_hidden_layers", None), getattr(config, "num_attention_heads", None)
     if isinstance(model, ByteTransformer):
-        attention = len(model.stack.blocks) * model.bytes.embedding_dim
+        attention = len(model.blocks) * model.bytes.embedding_dim
     elif isinstance(layers, int) and isinstance(heads, int):
         attention = layers * heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
     else:

@@ -25,34 +25,16 @@ Documents = tuple[int, ...] | Tensor
 _WINDOWS = {"sliding_attention", "chunked_attention"}  # kinds of layers in configurations of transformers
 
 
-class BlockStack(nn.Module):
-    """Residual blocks in a row."""
-
-    def __init__(self, blocks: list[nn.Module]) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(blocks)
-
-    def forward(self, x: Tensor, *others: Any) -> Tensor:
-        for block in self.blocks:
-            x = block(x, *others)
-        return x
-
-
 class ConvBlock(nn.Module):
     """Two 3x3 convolutions with a skip around them."""
 
     def __init__(self, width: int, dropout: float) -> None:
         super().__init__()
-        self.first_norm = nn.GroupNorm(width // 8, width)
-        self.first = nn.Conv2d(width, width, 3, padding=1)
-        self.second_norm = nn.GroupNorm(width // 8, width)
-        self.second = nn.Conv2d(width, width, 3, padding=1)
-        self.dropout = nn.Dropout(dropout)
+        layers = ((nn.GroupNorm(width // 8, width), nn.GELU(), nn.Conv2d(width, width, 3, padding=1)) for _ in range(2))
+        self.inner = nn.Sequential(*itertools.chain(*layers), nn.Dropout(dropout))
 
     def forward(self, x: Tensor) -> Tensor:
-        inner = self.first(functional.gelu(self.first_norm(x)))
-        inner = self.second(functional.gelu(self.second_norm(inner)))
-        out: Tensor = x + self.dropout(inner)
+        out: Tensor = x + self.inner(x)
         return out
 
 
@@ -67,14 +49,14 @@ class SmallCnn(nn.Module):
         super().__init__()
         channels, *sides = shape
         self.stem = nn.Conv2d(channels, width, 3, padding=1)
-        self.stack = BlockStack([ConvBlock(width, dropout) for _ in range(depth)])
+        self.blocks = nn.Sequential(*(ConvBlock(width, dropout) for _ in range(depth)))
         # Not adaptive pooling, whose backward has no deterministic form on GPUs.
         self.cell = (sides[0] // 4, sides[1] // 4)
         self.feature_size = width * (sides[0] // self.cell[0]) * (sides[1] // self.cell[1])
         self.head: nn.Module = nn.Linear(self.feature_size, classes) if classes else nn.Identity()
 
     def forward(self, images: Tensor) -> Tensor:
-        features = functional.avg_pool2d(self.stack(self.stem(images)), self.cell)
+        features = functional.avg_pool2d(self.blocks(self.stem(images)), self.cell)
         logits: Tensor = self.head(functional.gelu(features.flatten(1)))
         return logits
 
@@ -88,9 +70,8 @@ class TransformerBlock(nn.Module):
         self.attention_norm = nn.LayerNorm(width)
         self.qkv = nn.Linear(width, 3 * width)
         self.merge = nn.Linear(width, width)
-        self.mlp_norm = nn.LayerNorm(width)
-        self.expand = nn.Linear(width, 4 * width)
-        self.contract = nn.Linear(4 * width, width)
+        layers = (nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.mlp = nn.Sequential(*layers, nn.Dropout(dropout))
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, documents: Documents | None = None) -> Tensor:
@@ -99,7 +80,7 @@ class TransformerBlock(nn.Module):
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
         mixed = attend(query, key, value, documents)
         x = x + self.dropout(self.merge(mixed.transpose(1, 2).reshape(batch, time, width)))
-        out: Tensor = x + self.dropout(self.contract(functional.gelu(self.expand(self.mlp_norm(x)))))
+        out: Tensor = x + self.mlp(x)
         return out
 
 
@@ -116,7 +97,7 @@ class ByteTransformer(nn.Module):
         super().__init__()
         self.bytes = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(context, width)
-        self.stack = BlockStack([TransformerBlock(width, dropout) for _ in range(depth)])
+        self.blocks = nn.ModuleList(TransformerBlock(width, dropout) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
         self.apply(self._init_weights)
@@ -124,7 +105,10 @@ class ByteTransformer(nn.Module):
     def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
         places = torch.arange(tokens.shape[1], device=tokens.device) if positions is None else positions
         documents = None if positions is None else documents_of(positions, compiled=self.compiled)
-        logits: Tensor = self.head(self.norm(self.stack(self.bytes(tokens) + self.positions(places), documents)))
+        x = self.bytes(tokens) + self.positions(places)
+        for block in self.blocks:
+            x = block(x, documents)
+        logits: Tensor = self.head(self.norm(x))
         return logits
 
     @torch.no_grad()
