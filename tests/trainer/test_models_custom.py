@@ -65,9 +65,9 @@ def test_a_function_gets_the_facts_that_it_takes(task: str, data: Data, facts: d
 @table(
     ("settings", "words"),
     [
-        (own("by_fact"), "has no function 'by_fact'; did you mean by_facts?"),
-        (own("not_callable"), "has no function 'not_callable'"),
-        (Settings(model="tests.no_such_module:make"), "no module named tests.no_such_module"),
+        (own("by_fact"), "has no attribute 'by_fact'"),
+        (own("not_callable"), "3 is not a callable object"),
+        (Settings(model="tests.no_such_module:make"), "No module named 'tests.no_such_module'"),
         (own("by_facts", model_options={"hiden": 6}), "has no hiden; did you mean hidden?"),
         (own("with_needs"), "with_needs: missing a required argument: 'layers'; give it in model_options"),
         (own("no_module"), "returned str, not a torch.nn.Module"),

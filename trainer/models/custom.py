@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import pkgutil
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -108,7 +109,7 @@ def from_config_file(settings: Settings, data: Data) -> nn.Module:
 def from_function(settings: Settings, data: Data) -> nn.Module:
     """Call ``package.module:function`` with those of the data's facts that it takes, and with model_options.
 
-    Raises SettingsError if the function cannot be found or called; its own errors pass.
+    Raises SettingsError if the function cannot be found or does not take them; its own errors pass.
     """
     facts: dict[str, Any] = {"task": settings.task}
     if isinstance(data, Images):
@@ -117,8 +118,12 @@ def from_function(settings: Settings, data: Data) -> nn.Module:
         facts |= {"vocabulary": vocabulary(settings, data), "context": data.context}
     if settings.task == "contrastive":
         facts["embedding_size"] = settings.embedding_size
-    function, options = _function(settings.model), settings.model_options
-    signature = inspect.signature(function)
+    options = settings.model_options
+    try:
+        function = pkgutil.resolve_name(settings.model)
+        signature = inspect.signature(function)
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        raise SettingsError(f"model: {settings.model} cannot be used: {one_line(error)}") from None
     if not any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values()):
         _check_options(options, signature.parameters, settings.model)
         facts = {key: value for key, value in facts.items() if key in signature.parameters}
@@ -131,22 +136,6 @@ def from_function(settings: Settings, data: Data) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise SettingsError(f"model: {settings.model} returned {type(model).__name__}, not a torch.nn.Module")
     return Logits(model)
-
-
-def _function(name: str) -> Callable[..., Any]:
-    module_name, _, attribute = name.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        # A missing import inside the user's module is that module's error, not a wrong name.
-        if error.name is None or not (module_name + ".").startswith(error.name + "."):
-            raise
-        raise SettingsError(f"model: no module named {error.name} (for {name})") from None
-    function: Callable[..., Any] | None = getattr(module, attribute, None)
-    if not callable(function):
-        functions = [key for key, other in vars(module).items() if callable(other)]
-        raise SettingsError(f"model: {module_name} has no function {attribute!r}{did_you_mean(attribute, functions)}")
-    return function
 
 
 def _check_options(options: Mapping[str, Any], known: Collection[str], whose: str) -> None:
