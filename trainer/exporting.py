@@ -144,8 +144,7 @@ def _find_checkpoint(source: Path, weights: Weights) -> Path:
 def export(source: Path, out: Path, weights: Weights = "last") -> Restored:
     """Write a folder that transformers loads: safetensors, config.json and the tokenizer. Returns the exported network.
 
-    Replaces an earlier export at `out` atomically. Raises SettingsError if something else is there, TrainerError if it
-    cannot be written, and the errors of `restore`.
+    Replaces an earlier export at `out` atomically. Raises SettingsError if something else is there, or TrainerError.
     """
     require_replaceable(out)
     restored = restore(source, weights)

@@ -1,14 +1,7 @@
-"""Injected faults, to test a supervisor.
+"""Injected faults, to test a supervisor: ``crash@step=25,rank=1; oom@step=40,above=8,times=always``.
 
-A fault is ``kind@step=N`` with further options after commas. Several are separated by semicolons::
-
-    oom@step=40                       a CUDA out-of-memory error on rank 0 as step 40 begins
-    crash@step=25,rank=1              a RuntimeError on rank 1
-    slow@step=10,seconds=0.5,times=always
-    oom@step=40,above=8,times=always  out of memory until micro batches are of 8 samples or fewer
-
-It fires once per output directory, however often the run is resumed there: a marker file is on disk before it fires.
-``times=N`` lets it fire N times, ``times=always`` every time.
+A fault fires once per output directory, or as often as ``times`` says, however often the run is resumed there: a marker
+file is on disk before it fires.
 """
 
 from __future__ import annotations

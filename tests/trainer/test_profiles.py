@@ -183,11 +183,10 @@ def answer_of(folder: Path, prompt: str) -> str:
 
 @pytest.mark.long
 def test_the_chat_profile_killed_in_preparing_and_in_training_ends_in_the_same_model(tmp_path: Path) -> None:
-    words = small("smollm-chat", tmp_path)
+    # Written in the foreground, so that a checkpoint is there at the second kill, however slow the disk is.
+    words = small("smollm-chat", tmp_path, steps=9, validate_every=3, resume="auto", async_checkpoints=False)
     for number in range(40):  # so many slices that the kill leaves some of them
         write_chats(tmp_path / "data" / f"{number:02d}.jsonl", 30 + number)
-    # In the foreground, so that a checkpoint is there at the second kill, however slow the disk is.
-    words += ["--steps", "9", "--validate-every", "3", "--resume", "auto", "--async-checkpoints", "false"]
 
     def start(output: Path, inject: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "trainer", "--output-dir", str(output), *words, "--inject", inject]

@@ -17,7 +17,7 @@ from trainer.errors import SettingsError
 
 
 def transformer_blocks(model: nn.Module) -> list[nn.Module]:
-    """The repeated blocks of a network in order, from any library; empty if there are none.
+    """The repeated blocks of a network in order; empty if there are none.
 
     They are the children of the list or sequence that holds the most parameters, of those whose children all have one
     class. A block that is nothing but such a row itself, like a stage of a ResNet, counts as its children.

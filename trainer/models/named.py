@@ -73,21 +73,15 @@ _VISION: dict[str, tuple[_Family, dict[str, Any]]] = {
 }
 _SIZES = {**_CAUSAL, **_MASKED, **_VISION}
 
-NAMES = {
-    "classify": ("cnn", *_VISION),
-    "contrastive": ("cnn", *_VISION),
-    "lm": ("bytes", *_CAUSAL),
-    "mlm": tuple(_MASKED),
-}
-_AUTO = {"classify": "cnn", "contrastive": "cnn", "lm": "bytes", "mlm": "bert-tiny"}
+_IMAGES = ("cnn", *_VISION)
+# By task; the first is that of --model auto.
+NAMES = {"classify": _IMAGES, "contrastive": _IMAGES, "lm": ("bytes", *_CAUSAL), "mlm": tuple(_MASKED)}
 
 _ATTENTION = "unmasked_sdpa"
 _VOCABULARY_UNIT = 64  # matrix products on GPUs are fast with such sizes; the further tokens never occur
 
 # Images up to this side get a stem that keeps their resolution; the usual one would leave 1/16 of their pixels.
 _SMALL_IMAGE = 64
-_LARGEST_PATCH = 16
-_FEWEST_PATCHES = 7  # along the shorter side
 _MOST_PATCHES = 4096
 
 
@@ -118,7 +112,7 @@ def build(settings: Settings, data: Data, *, sharded: bool = False) -> Built:
     if isinstance(data, Images) != (settings.task in ("classify", "contrastive")):
         raise SettingsError(f"--task {settings.task} cannot learn from --data {settings.data}; change one of the two")
     if settings.model == "auto":
-        settings = settings.model_copy(update={"model": _AUTO[settings.task]})
+        settings = settings.model_copy(update={"model": NAMES[settings.task][0]})
     # Your own function may do anything with its parameters; a configuration's model may have some that it does not set.
     stays_empty = sharded and settings.weights is None
     deferred = ":" not in settings.model and (stays_empty or not settings.model.endswith(".json"))
@@ -239,5 +233,5 @@ def _small_image_resnet() -> Any:
 
 def _patch_size(height: int, width: int) -> int:
     """The largest patch up to 16 pixels that divides both sides and leaves 7 along the shorter one; at least 1."""
-    largest = max(1, min(_LARGEST_PATCH, min(height, width) // _FEWEST_PATCHES))
-    return next(size for size in range(largest, 0, -1) if height % size == 0 and width % size == 0)
+    sizes = (size for size in range(min(16, height // 7, width // 7), 1, -1) if not (height % size or width % size))
+    return next(sizes, 1)
