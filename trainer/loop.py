@@ -109,10 +109,10 @@ class Loop:
             if not (done or stop) and settings.validate_every and step % settings.validate_every == 0:
                 means = self.validate()
                 stop = means is None
-                score = means.get(settings.best_metric) if means else None
+                score = means.get(settings.best_metric) if means and settings.best_checkpoint else None
             if not stop and self.prompts and step % settings.answer_every == 0:
                 self.answer()
-            ended_epoch = epoch if session.epoch > epoch else None
+            ended_epoch = epoch if settings.epoch_checkpoints and session.epoch > epoch else None
             if stop:
                 return self.stop(ended_epoch)
             due = bool(settings.checkpoint_every and step % settings.checkpoint_every == 0)
@@ -129,7 +129,7 @@ class Loop:
         means = self.validate()
         if means is None:
             return self.stop(epoch)
-        self.save("required" if last_phase else "due", epoch=epoch, score=means.get(self.settings.best_metric))
+        self.save("required" if last_phase else "asked", epoch=epoch, score=means.get(self.settings.best_metric))
         with self.signals.patient(sign_of_life):
             self.checkpoints.wait()
         self.report_checkpoints()
@@ -430,8 +430,9 @@ class Loop:
         for outcome in self.checkpoints.poll():
             values = {name: getattr(outcome, name) for name in ("blocked_seconds", "seconds", "bytes", "error")}
             self.telemetry.event(outcome.step, outcome.event, path=str(outcome.path), **values)
-            if outcome.event == "checkpoint_failed":
-                self.telemetry.say(f"checkpoint {outcome.path} was not written: {outcome.error}", error=True)
+            if outcome.error and outcome.event != "checkpoint_skipped":
+                negation = "not " if outcome.event == "checkpoint_failed" else ""
+                self.telemetry.say(f"checkpoint {outcome.path} was {negation}written: {outcome.error}", error=True)
             for other in outcome.also:
                 self.telemetry.event(outcome.step, "checkpoint", path=str(other))
 

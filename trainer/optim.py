@@ -146,11 +146,12 @@ class Ema:
     Averages are sharded as their parameters are. Buffers, such as the statistics of batch normalisation, have none.
     """
 
+    @torch.no_grad()
     def __init__(self, parameters: Mapping[str, Tensor], decay: float) -> None:
-        self._parameters = {name: parameter.detach() for name, parameter in parameters.items()}
+        self._parameters = parameters  # live: FSDP may replace the memory of their shards in the first forward
         self._averages = {
             name: parameter.to(torch.promote_types(parameter.dtype, torch.float32), copy=True)
-            for name, parameter in self._parameters.items()
+            for name, parameter in parameters.items()
         }
         self._decay = decay
 

@@ -42,7 +42,7 @@ def test_a_branch_that_is_left_is_set_aside_until_the_new_one_has_passed_it(fold
 
     for step in (10, 20, 30):
         save(step)
-    write({"format": 2, "step": 20}, files.best_file(folder))
+    write({"format": files.FORMAT, "step": 20}, files.best_file(folder))
     for _ in range(2):  # the second time it replaces what was set aside before
         moved = rotation.begin_branch(folder, 10)
         assert {path.name for path in moved} >= {"step_00000020.pt.stale", "step_00000030.pt.stale"}
@@ -110,7 +110,7 @@ def test_whatever_happens_the_newest_valid_one_stays_and_not_too_many_do(
                 continue
             all_before = checkpoints.existing(folder)
             if operation == "branch":
-                source = folder / "elsewhere" if flag else folder
+                source = folder.parent / "elsewhere" if flag else folder / "phase_main"
                 moved = rotation.begin_branch(folder, number, files.step_file(source.resolve(), number))
                 reachable = [path for path in all_before if (rotation.step_of(path) or 0) <= number - flag]
                 assert checkpoints.existing(folder) == reachable
@@ -132,7 +132,7 @@ def test_whatever_happens_the_newest_valid_one_stays_and_not_too_many_do(
 def test_the_value_to_beat_is_that_of_the_best_valid_one(folder: Path) -> None:
     path = files.best_file(folder)
     assert rotation.best_value(folder, "val/loss") is None
-    write({"format": 2, "step": 10, "metrics": {"loss": 0.5, "val/loss": 0.25}}, path)
+    write({"format": files.FORMAT, "step": 10, "metrics": {"loss": 0.5, "val/loss": 0.25}}, path)
     assert rotation.best_value(folder, "val/loss") == 0.25
     assert rotation.best_value(folder, "val/accuracy") is None
     flip_a_byte(path)

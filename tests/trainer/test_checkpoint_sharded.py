@@ -140,7 +140,7 @@ def test_a_shard_that_is_damaged_or_missing_makes_it_no_checkpoint(folder: Path,
 
 def test_a_part_that_is_missing_is_noticed_when_it_is_wanted(folder: Path) -> None:
     path = files.step_file(folder, 1)
-    write({"format": 2, "model": {"a": {"__spread__": "model/a"}}, "shards": {"one.pt": ""}}, path)
+    write({"format": files.FORMAT, "model": {"a": {"__spread__": "model/a"}}, "shards": {"one.pt": ""}}, path)
     piece = {"offsets": [0], "shape": [4], "tensor": torch.zeros(2)}
     for pieces in ({}, {"model/a": piece}):
         write(pieces, files.shards_folder(path) / "one.pt")

@@ -32,7 +32,7 @@ import torch
 
 from trainer.errors import CheckpointError, SettingsError
 
-FORMAT = 2
+FORMAT = 3
 
 State = dict[str, Any]
 # The SHA-256 of a checkpoint's file, with those of its shards by their names; two where the name is used again.

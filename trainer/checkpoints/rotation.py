@@ -65,7 +65,7 @@ def begin_branch(directory: Path, step: int, resumed_from: Path | None = None) -
     itself if the run resumes from another folder.
     """
     files.remove_unfinished(directory)
-    elsewhere = resumed_from is not None and resumed_from.parent != directory.resolve()
+    elsewhere = resumed_from is not None and not resumed_from.is_relative_to(directory.resolve())
     first = step if elsewhere else step + 1
     later = [path for path in existing(directory) if (step_of(path) or 0) >= first]
     with contextlib.suppress(CheckpointError):

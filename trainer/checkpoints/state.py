@@ -112,6 +112,7 @@ def split(state: State) -> Parts:
         if _is_first_replica(value):
             (chunk,) = value.__create_chunk_list__()  # type: ignore[no-untyped-call]  # one block per rank
             local = value.to_local().detach()
+            assert tuple(chunk.sizes) == tuple(local.shape), name
             pieces[name] = {"offsets": list(chunk.offsets), "shape": list(value.shape), "tensor": local}
         return {_SHARDED: name}
 

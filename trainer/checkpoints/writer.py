@@ -46,7 +46,7 @@ class Outcome:
     blocked_seconds: float = 0.0  # while training waited
     seconds: float | None = None  # until it was on disk
     bytes: int | None = None  # on disk, shards included
-    error: str | None = None  # why it was not written, or why older ones could not be deleted
+    error: str | None = None  # why it or a further name was not written, or why older ones could not be deleted
 
 
 @dataclass
@@ -112,7 +112,6 @@ class Checkpointer:
         epoch: int | None = None,
         phase: str = "",
         score: float | None = None,
-        required: bool = False,
     ) -> None:
         """Save the state after `step` under all names that apply (collective).
 
@@ -159,7 +158,7 @@ class Checkpointer:
         if background:
             return
         self.wait()
-        if need == "required" and (error := self._world.from_main(job.error)):
+        if need == "required" and (error := self._world.from_main(None if job.published else job.error)):
             raise CheckpointError(
                 f"checkpoint {outcome.path} was not written: {error}; mend the disk, then start again"
             )
@@ -220,9 +219,11 @@ class Checkpointer:
             else:
                 self._write_sharded(job)
         except Exception as error:
-            job.error = error
-            outcome.event, outcome.bytes = "checkpoint_failed", None
-            outcome.error = getattr(error, "strerror", None) or str(error)
+            job.error, outcome.error = error, getattr(error, "strerror", None) or str(error)
+            if job.published:
+                outcome.error = f"not all of its further names: {outcome.error}"
+            else:
+                outcome.event, outcome.bytes = "checkpoint_failed", None
         outcome.seconds = time.perf_counter() - job.began
         outcome.blocked_seconds = outcome.blocked_seconds or outcome.seconds
 
@@ -268,8 +269,10 @@ class Checkpointer:
                 files.publish(temporary, outcome.path, sha256, shards)
             job.published = True
             outcome.bytes = size + (outcome.bytes or 0)
-            for other in outcome.also:
+            also, outcome.also = outcome.also, ()
+            for other in also:
                 files.publish_link(outcome.path, other, sha256, shards)
+                outcome.also += (other,)
             if job.best_value is not None:
                 record = {
                     "metric": settings.best_metric,

@@ -90,7 +90,7 @@ class Order:
         samples = np.empty_like(offsets)
         for number in np.unique(numbers).tolist():
             block, length = int(blocks[number]), int(lengths[blocks[number]])
-            within = _permuted(length, (self._seed, epoch, block), 0, length)
+            within = _permuted(length, (self._seed, epoch, block + 1), 0, length)
             at = numbers == number
             samples[at] = lengths[:block].sum() + within[offsets[at] - (ends[number] - length)]
         return samples

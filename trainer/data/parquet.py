@@ -32,7 +32,7 @@ _MAX_CLASSES = 1_000_000
 
 # Columns that can be used, by pyarrow's names of their types.
 _INTEGERS = r"u?int\d+"
-_IMAGES = r"(large_)?binary|struct<(.*, )?bytes: (large_)?binary[, >].*"
+_IMAGES = r"(large_)?binary|struct<([^<>]*, )?bytes: (large_)?binary[, >].*"
 _TOKENS = rf"(large_|fixed_size_)?list<[^<>]*: {_INTEGERS}( not null)?>(\[\d+\])?"
 _TEXT = r"(large_)?string"
 

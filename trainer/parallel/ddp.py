@@ -64,7 +64,7 @@ class Plain(Strategy):
         return contextlib.nullcontext()
 
     def begin(self) -> None:
-        """Start a step: before the first micro batch, or in `settle` if this rank failed before it."""
+        """Start a step, before the first micro batch."""
         self.stage = "within"
         if self._keeps_gradients:
             for parameter in self.names:
