@@ -44,7 +44,7 @@ def learning_rate(step: int, settings: Settings) -> float:
         "constant": 1.0,
     }[settings.schedule]
     low = settings.final_lr_ratio
-    return settings.lr * (low + (1 - low) * height)
+    return settings.lr * (1 - (1 - low) * (1 - height))
 
 
 def parameter_groups(

@@ -22,7 +22,7 @@ from pyarrow import parquet
 from tests.conftest import wait_until
 from tests.trainer.instructions import write_chats, write_tokenizer
 from tests.trainer.ranks import Ranks
-from tests.trainer.running import PATIENCE_SECONDS, ROOT, events, step_lines, train_on
+from tests.trainer.running import PATIENCE_SECONDS, ROOT, events, step_lines, torchrun, train_on
 from tests.trainer.test_preparing import is_alive
 from trainer.__main__ import main
 from trainer.checkpoints import load
@@ -134,8 +134,22 @@ def test_there_is_a_small_size_of_every_profile_of_the_trainer() -> None:
 
 @pytest.mark.parametrize("name", SMALL)
 def test_every_profile_trains_on_two_ranks(name: str, two_ranks: Ranks, tmp_path: Path) -> None:
-    output = tmp_path / "out"
-    two_ranks.run(train_on, output, *small(name, tmp_path))
+    two_ranks.run(train_on, tmp_path / "out", *small(name, tmp_path))
+    assert is_trained(name, tmp_path / "out")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", SMALL)
+def test_every_profile_trains_under_torchrun(name: str, tmp_path: Path) -> None:
+    """Compiled where the profile says so, and with a process that reads ahead."""
+    words = small(name, tmp_path, num_workers=1, compile=params(name).get("compile", "off"))
+    code, shown = torchrun("-m", "trainer", "--output-dir", str(tmp_path / "out"), *words)
+    assert code == 0, shown
+    assert is_trained(name, tmp_path / "out")
+
+
+def is_trained(name: str, output: Path) -> bool:
+    """Check what a run of the profile has left."""
     steps = 20 if name == "contrastive-phases" else 3
     lines = [line for line in step_lines(output) if not line["rank"]]
     assert [line["step"] for line in lines] == list(range(1, steps + 1))
@@ -148,7 +162,7 @@ def test_every_profile_trains_on_two_ranks(name: str, two_ranks: Ranks, tmp_path
     assert bool(state["ema"]) == (params(name).get("ema", 0.0) > 0 or name == "contrastive-phases")
     assert (output / "checkpoints" / "best_model.pt").exists() == params(name).get("best_checkpoint", False)
     assert last.with_suffix(".shards").exists() == params(name).get("sharded_checkpoints", False)
-    assert (output / "hf").exists() == ("export" in params(name))
+    return (output / "hf").exists() == ("export" in params(name))
 
 
 def test_the_chat_profile_shows_answers_and_ends_in_a_model_that_answers(

@@ -19,6 +19,9 @@ from trainer.errors import TrainerError
 
 _ROUNDS = 6
 _CHUNK = 8192  # positions that are computed, and cached, together
+GAMMA = np.uint64(0x9E3779B97F4A7C15)  # by which splitmix64 moves on
+
+Words = npt.NDArray[np.uint64]
 
 
 class Deal(NamedTuple):
@@ -169,7 +172,7 @@ def _permuted(size: int, key: tuple[int, ...], start: int, stop: int) -> Indices
     while len(outside):
         left, right = values[outside] >> half_bits, values[outside] & mask
         for secret in rounds:
-            mixed = (right ^ secret) * np.uint64(0x9E3779B97F4A7C15)
+            mixed = (right ^ secret) * GAMMA
             mixed ^= mixed >> np.uint64(29)
             mixed *= np.uint64(0xBF58476D1CE4E5B9)
             left, right = right, left ^ ((mixed >> np.uint64(32)) & mask)
@@ -178,9 +181,13 @@ def _permuted(size: int, key: tuple[int, ...], start: int, stop: int) -> Indices
     return values.astype(np.int64)
 
 
-def hashed(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """The finaliser of splitmix64: neighbouring numbers become unrelated ones."""
-    values = (numbers + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
+def hashed(numbers: Words) -> Words:
+    """Unrelated numbers for neighbouring ones, by splitmix64."""
+    return finalised((numbers + np.uint64(1)) * GAMMA)
+
+
+def finalised(words: Words) -> Words:
+    """The finaliser of splitmix64: neighbouring words become unrelated ones."""
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from torch import Tensor, nn
 
 from trainer.data.contract import Fields, Indices, Transform
+from trainer.data.order import GAMMA, finalised
 
 
 class Objective(nn.Module):
@@ -66,10 +67,6 @@ class Objective(nn.Module):
         return None
 
 
-_Words = npt.NDArray[np.uint64]
-_GAMMA = np.uint64(0x9E3779B97F4A7C15)
-
-
 def uniform(seed: int, purpose: str, positions: Indices, count: int) -> npt.NDArray[np.float64]:
     """`count` numbers from [0, 1) for each sample's position in the run: [positions, count].
 
@@ -78,14 +75,7 @@ def uniform(seed: int, purpose: str, positions: Indices, count: int) -> npt.NDAr
     """
     name = f"{seed}/{purpose}".encode()
     key = np.frombuffer(hashlib.blake2b(name, digest_size=8).digest(), dtype="<u8").astype(np.uint64)
-    starts = _mix(key + positions.astype(np.uint64) * _GAMMA)
-    steps = np.arange(1, count + 1, dtype=np.uint64) * _GAMMA
-    words = _mix(starts[:, None] + steps)
+    starts = finalised(key + positions.astype(np.uint64) * GAMMA)
+    steps = np.arange(1, count + 1, dtype=np.uint64) * GAMMA
+    words = finalised(starts[:, None] + steps)
     return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
-
-
-def _mix(words: _Words) -> _Words:
-    """The finaliser of splitmix64: neighbouring words become unrelated ones."""
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return words ^ (words >> np.uint64(31))
