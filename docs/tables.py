@@ -1,0 +1,263 @@
+"""Write what the program says of itself into the pages of docs/: ``python -m docs.tables``.
+
+``--check`` only says whether they have it. Between ``<!-- table: NAME -->`` and ``<!-- end -->`` a page has the table
+of `TABLES` with that name; the rest is written by hand.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+from typing import Any, cast, get_args, get_type_hints
+
+from pydantic import BaseModel
+
+from gputui.core.units import duration
+from gputui.profiles.recovery_form import BackoffForm, RecoveryForm
+from gputui.profiles.schema import Checkpoints, Metrics, ParameterForm, ProfileForm, Requires
+from gputui.recovery.actions import ACTIONS as RECOVERY_ACTIONS
+from gputui.recovery.kinds import KINDS
+from gputui.recovery.policies import POLICIES, PolicyAction
+from gputui.recovery.watch.engine import in_unit
+from gputui.recovery.watch.rules import RULES, Rule
+from gputui.runs.executors.options import OPTIONS, TargetOptions
+from gputui.studies import spec as study
+from gputui.studies.keys import Section
+from gputui.ui.cli.main import SECTIONS
+from gputui.ui.tui.actions.keys import key_word
+from gputui.ui.tui.actions.table import ACTIONS as KEYS
+from trainer.config.phases import RUN_WIDE
+from trainer.config.schema import GROUPS, TASK_DEFAULTS, Settings, flag
+
+PAGES = Path(__file__).resolve().parent
+Row = tuple[str, ...]
+
+_MARKED = re.compile(r"(?P<begin><!-- table: (?P<name>[\w -]+?) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
+
+
+def updated(page: str) -> str:
+    """The page with its tables as they should be. Raises KeyError for the name of no table."""
+    return _MARKED.sub(lambda found: f"{found['begin']}\n{TABLES[found['name']]()}\n{found['end']}", page)
+
+
+def _table(head: Row, rows: Iterable[Row]) -> str:
+    """A Markdown table without outer pipes."""
+    lines = [head, ("---",) * len(head), *(tuple(cell.replace("|", r"\|") for cell in row) for row in rows)]
+    return "".join(f"{' | '.join(line).rstrip()}\n" for line in lines)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if not isinstance(value, str | int | float) or value == "":
+        return ""
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _meaning(description: str, annotation: Any) -> str:
+    """A description, with the choices where the type has some."""
+    choices = ", ".join(f"`{one}`" for one in get_args(annotation) if isinstance(one, str))
+    return f"{description}; one of {choices}" if choices else description
+
+
+# --- keys of files ----------------------------------------------------------------------------------------------------
+
+
+def _model_rows(model: type[BaseModel], prefix: str = "") -> Iterator[Row]:
+    for name, each in model.model_fields.items():
+        meaning = _meaning(each.description or "", each.annotation)
+        yield f"`{prefix}{each.alias or name}`", _shown(each.default), meaning
+
+
+def _model_table(model: type[BaseModel], prefix: str = "") -> str:
+    return _table(("key", "default", "meaning"), _model_rows(model, prefix))
+
+
+def _recovery_keys() -> str:
+    rows = [*_model_rows(RecoveryForm), *_model_rows(BackoffForm, "backoff.")]
+    # What a policy sets when the profile leaves it out is in the table of policies.
+    return _table(("key", "meaning"), ((key, meaning) for key, _, meaning in rows if meaning))
+
+
+def _section_rows(section: type[Section], prefix: str = "") -> Iterator[Row]:
+    types = get_type_hints(section)
+    for each in fields(cast(Any, section)):  # every section is a dataclass
+        name = each.metadata.get("alias", each.name)
+        if name != study.NAME_KEY:
+            meaning = _meaning(each.metadata["description"], types[each.name])
+            yield f"`{prefix}{name}`", _shown(each.default), meaning
+
+
+def _study_keys() -> str:
+    rows = list(_section_rows(study.StudySpec))
+    for prefix, section in (  # as the file nests them
+        ("space.NAME.", study.Dimension), ("objective.", study.Objective), ("sampler.", study.SamplerSpec),
+        ("pruner.", study.PrunerSpec), ("constraints.", study.Constraints), ("budget.", study.Budget),
+        ("pbt.", study.PbtSpec),
+    ):  # fmt: skip
+        rows += _section_rows(section, prefix)
+    return _table(("key", "default", "meaning"), rows)
+
+
+def _target_keys() -> str:
+    shared = [row for row in _model_rows(TargetOptions) if row[0] not in ("`kind`", "`poll`")]
+    rows = [("all", *row) for row in shared]
+    for kind, options in OPTIONS.items():
+        rows += [(kind, *row) for row in _model_rows(options) if row not in shared and row[0] != "`kind`"]
+    return _table(("kind", "key", "default", "meaning"), rows)
+
+
+# --- recovery and alerts ----------------------------------------------------------------------------------------------
+
+
+def _rung(rung: tuple[PolicyAction, ...]) -> str:
+    return " + ".join(each.name + (f" {each.argument:g}" if each.argument is not None else "") for each in rung)
+
+
+def _incident_kinds() -> str:
+    standard = POLICIES["standard"]
+    return _table(
+        ("kind", "what it means", "standard ladder"),
+        (
+            (
+                f"`{kind.name}`",
+                kind.help,
+                "never retried" if kind.deterministic else " → ".join(map(_rung, standard.ladder(kind.name))),
+            )
+            for kind in KINDS.values()
+        ),
+    )
+
+
+def _actions() -> str:
+    def number(name: str) -> str:
+        action = RECOVERY_ACTIONS[name]
+        return f"{action.argument}, {action.default:g} if left out" if action.argument else ""
+
+    rows = ((f"`{name}`", action.help, number(name)) for name, action in RECOVERY_ACTIONS.items())
+    return _table(("action", "what it does", "its number"), rows)
+
+
+def _policies() -> str:
+    rows = []
+    for name, policy in POLICIES.items():
+        used = {action.name for ladder in policy.ladders.values() for rung in ladder for action in rung}
+        limits = (str(policy.max_attempts), str(policy.max_without_progress)) if policy.enabled else ("1", "")
+        rows.append((f"`{name}`", ", ".join(each for each in RECOVERY_ACTIONS if each in used), *limits,
+                     ", ".join(sorted(policy.ends_on))))  # fmt: skip
+    return _table(("policy", "actions", "attempts", "without progress", "ends a live attempt for"), rows)
+
+
+def _alert_rules(subject: str) -> str:
+    return _table(("rule", "severity", "raised", "for", "cleared after"), map(_rule, _rules_of(subject)))
+
+
+def _rules_of(subject: str) -> Iterator[Rule]:
+    return (rule for rule in RULES.values() if rule.subject == subject)
+
+
+def _rule(rule: Rule) -> Row:
+    raised = "; ".join(
+        f"`{each.name}: {each.default:g}`{f' {each.unit}' if each.unit else ''}: {each.help}"
+        for each in rule.thresholds
+    )
+    back = f"{in_unit(rule.hysteresis, rule.unit)} back, " if rule.hysteresis else ""
+    wait, cleared = (duration(seconds) if seconds else "at once" for seconds in (rule.for_seconds, rule.clear_seconds))
+    return f"`{rule.id}`: {rule.title}", rule.severity, raised or "when reported", wait, back + cleared
+
+
+# --- screen and commands ----------------------------------------------------------------------------------------------
+
+
+def _keys() -> str:
+    """A row for each set of pages that have keys in common; moving in tables and texts is left out."""
+    keys: dict[tuple[Row, str], list[str]] = {}
+    for action in KEYS:
+        if action.heading != "Move":
+            keys.setdefault((action.scopes, action.help), []).extend(key_word(key) for key in action.keys[:1])
+    rows: dict[Row, list[str]] = {}
+    for (pages, phrase), names in keys.items():
+        if names:
+            rows.setdefault(pages, []).append(f"`{' '.join(dict.fromkeys(names))}` {phrase[0].lower()}{phrase[1:]}")
+    return _table(("pages", "keys"), ((_pages(pages), "; ".join(does)) for pages, does in rows.items()))
+
+
+def _pages(pages: Row) -> str:
+    forms = {"launch", "profiles", "study_files"}
+    is_everywhere = {*pages, *forms} >= {scope for action in KEYS for scope in action.scopes}
+    return "all" if is_everywhere else ", ".join(each.replace("_", " ") for each in pages)
+
+
+def _commands() -> str:
+    rows = ((f"`{name}`", text) for verbs in SECTIONS.values() for name, (_, text) in verbs.items())
+    return _table(("command", "what it does"), rows)
+
+
+# --- the trainer ------------------------------------------------------------------------------------------------------
+
+
+def _settings(names: Collection[str]) -> str:
+    rows = (
+        (f"`{flag(name)}`", _defaults(name), _meaning(each.description or "", each.annotation))
+        for name, each in Settings.model_fields.items()
+        if name in names and name != "phase"  # the trainer sets it
+    )
+    return _table(("setting", "default", "meaning"), rows)
+
+
+def _defaults(name: str) -> str:
+    """The default, and those of tasks that have another one: ``16 (lm, mlm: 8)``."""
+    default = Settings.model_fields[name].default
+    tasks: dict[str, list[str]] = {}
+    for task, own in TASK_DEFAULTS.items():
+        if own.get(name, default) != default:
+            tasks.setdefault(_shown(own[name]), []).append(task)
+    others = "; ".join(f"{', '.join(names)}: {value}" for value, names in tasks.items())
+    return f"{_shown(default)} ({others})" if others else _shown(default)
+
+
+def _run_wide() -> str:
+    names = (name for name in Settings.model_fields if name in RUN_WIDE and name not in ("phase", "phases"))
+    return ", ".join(f"`{name}`" for name in names) + ".\n"
+
+
+TABLES: Mapping[str, Callable[[], str]] = {
+    "profile-keys profile": partial(_model_table, ProfileForm),
+    "profile-keys requires": partial(_model_table, Requires, "requires."),
+    "profile-keys metrics": partial(_model_table, Metrics, "metrics."),
+    "profile-keys checkpoints": partial(_model_table, Checkpoints, "checkpoints."),
+    "profile-keys params": partial(_model_table, ParameterForm, "params.NAME."),
+    "recovery-keys": _recovery_keys,
+    "study-keys": _study_keys,
+    "target-keys": _target_keys,
+    "incident-kinds": _incident_kinds,
+    "actions": _actions,
+    "policies": _policies,
+    **{f"alert-rules {subject}": partial(_alert_rules, subject) for subject in ("gpu", "host", "run")},
+    "keys": _keys,
+    "commands": _commands,
+    **{f"trainer-settings {each.__name__}": partial(_settings, tuple(each.model_fields)) for each in GROUPS},
+    "run-wide": _run_wide,
+}
+
+
+def main(arguments: list[str]) -> int:
+    stale = []
+    for path in sorted(PAGES.glob("*.md")):
+        text = path.read_text("utf-8")
+        if (fresh := updated(text)) != text:
+            stale.append(path.name)
+            if "--check" not in arguments:
+                path.write_text(fresh, "utf-8")
+    if stale and "--check" in arguments:
+        print(f"{', '.join(stale)}: not what the program says; python -m docs.tables", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
