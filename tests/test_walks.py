@@ -13,7 +13,7 @@ import gputui
 
 ROOT = Path(gputui.__file__).parent
 PAGE = ROOT.parent / "docs" / "architecture.md"
-MOST_FILES = {"The walk from a rank's death to the next first step": 27, "The walk of a sample to its cell": 29}
+MOST_FILES = {"From a rank's death to the next first step": 27, "From a sample to its cell": 29}
 
 
 class Step(NamedTuple):

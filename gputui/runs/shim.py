@@ -7,7 +7,7 @@ command, and writes ``exit.json``. It never restarts anything and never opens th
 outlives the agent and loses no exit.
 
 Usage: shim.py ATTEMPT_DIR [DESCRIPTOR ...], where attempt.json says what to start
-(docs/attempts.md). The descriptors are its GPUs' locks, if the agent holds them already.
+(docs/architecture.md). The descriptors are its GPUs' locks, if the agent holds them already.
 
 SIGTERM, SIGINT and SIGQUIT ask for a graceful stop, SIGUSR2 kills at once, and other signals are
 ignored.

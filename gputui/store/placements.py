@@ -1,5 +1,5 @@
 """Placements of remote attempts: one row per attempt, as its executor last reported in
-placement.json of the attempt's folder (docs/attempts.md)."""
+placement.json of the attempt's folder (docs/architecture.md)."""
 
 from __future__ import annotations
 

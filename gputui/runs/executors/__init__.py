@@ -1,4 +1,4 @@
-"""Executors: programs that run an attempt on a target, by the attempt contract (docs/attempts.md).
+"""Executors: programs that run an attempt on a target, by the attempt contract (docs/architecture.md).
 
 The agent starts the program, signals it and, where possible, replaces it; it knows nothing else
 of it. Read first: base.py, then process.py. The registry below names the kinds.
